@@ -1,0 +1,58 @@
+"""tf.distribute's replica model for any numpy program, on MPI.
+
+Each MPI rank hosts one or more replicas of a step function; collectives combine their values; a
+mistake is an error on every rank. ``import mpi_replica as mr`` starts no MPI.
+"""
+
+from . import data, errors, experimental
+from .context import (
+    ReplicaContext,
+    experimental_set_strategy,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from .data import DistributedDataset, DistributedIterator, InputContext, ValueContext
+from .options import (
+    CommunicationImplementation,
+    CommunicationOptions,
+    InputOptions,
+    InputReplicationMode,
+    ReduceOp,
+    VariableAggregation,
+    VariableSynchronization,
+)
+from .strategy import MPIStrategy, Strategy
+from .values import DistributedValues, IndexedSlices, Mirrored, PerReplica
+from .variables import Variable
+
+__all__ = [
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "DistributedDataset",
+    "DistributedIterator",
+    "DistributedValues",
+    "IndexedSlices",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
+    "MPIStrategy",
+    "Mirrored",
+    "PerReplica",
+    "ReduceOp",
+    "ReplicaContext",
+    "Strategy",
+    "ValueContext",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "data",
+    "errors",
+    "experimental",
+    "experimental_set_strategy",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+]

@@ -1,0 +1,1 @@
+"""Agreement, and the collectives that rest on it."""

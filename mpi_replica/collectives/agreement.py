@@ -1,0 +1,337 @@
+"""All ranks are at the same call, or all of them raise.
+
+Before data moves, the ranks exchange one small header each: a fingerprint of the call, the chain
+of notes (what must have been the same since the last header), and whether this rank's replicas
+agree among themselves. Where all headers are equal the data may move. Otherwise the ranks
+exchange reports and judge them, each for itself and all alike.
+
+The headers travel on a communicator of the strategy's own, in the order in which they are sent,
+so that the n-th header of one rank always meets the n-th of the others: ordinals of calls need
+not travel.
+
+Up to `_ALLGATHER_RANKS` ranks every rank sees all headers, and small payloads travel in them.
+Above, one small reduction finds out whether they are equal, at a cost that grows with the
+logarithm of the ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NoReturn, Protocol
+
+import numpy as np
+
+from ..errors import CollectiveTimeoutError, ContextError, RankLostError, ReplicaStopped
+from ..interrupts import gate
+from ..layout import Layout
+from ..transport import HEADER_BYTES, Transport, TransportTimeoutError
+from . import travel
+from .call import Call
+from .judgement import Verdict, judge
+from .standing import Note, Report, Stand
+
+__all__ = ["INLINE_BYTES", "Agreement", "Combination", "Promotion"]
+
+# fingerprint, chain of notes, state; then the length of the payload
+_COMPARED = struct.Struct("<QQB")
+_LENGTH = struct.Struct("<H")
+_START = _COMPARED.size + _LENGTH.size
+
+#: The largest payload that travels in a header.
+INLINE_BYTES = HEADER_BYTES - _START
+
+_ALLGATHER_RANKS = 32
+
+_AGREES, _REPORTS = 0, 1
+
+
+class Promotion(Exception):  # noqa: N818 - no error: the call is made again
+    """Some replicas passed a Python int where others passed a float: make the leaves float64."""
+
+    def __init__(self, leaves: Sequence[int]) -> None:
+        self.leaves = leaves
+
+
+class Combination(Exception):  # noqa: N818 - no error: the run ends well
+    """Replicas returned ``None`` in some places and values in others: what each leaf is."""
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self.kinds = kinds
+
+
+class _Run(Protocol):
+    ordinal: int
+    doom: BaseException | None
+    a_replica_failed: bool
+
+
+class Agreement:
+    """The state of agreement of one strategy on this rank."""
+
+    def __init__(self, transport: Transport, layout: Layout) -> None:
+        self._transport = transport
+        self._layout = layout
+        self._notes: list[Note] = []
+        self._chain = 0
+        self._wide = transport.size > _ALLGATHER_RANKS
+        #: Runs that this rank is in, the innermost last.
+        self.runs: list[_Run] = []
+        self._last_ordinal = 0
+        #: The exception that was raised last because all ranks agreed to.
+        self.raised: BaseException | None = None
+        #: Why the strategy can't be used any more.
+        self.final: BaseException | None = None
+        # A header was sent whose answer will not be read, or the others will send none.
+        self._is_out_of_step = False
+        # The last agreed error, which every rank holds: where it comes back uncaught from the
+        # step function, it need not travel again.
+        self._last_error: BaseException | None = None
+        self._serial = 0
+
+    @property
+    def carries_payload(self) -> bool:
+        """Whether small payloads travel in the header at no extra cost."""
+        return not self._wide
+
+    @property
+    def run_ordinal(self) -> int:
+        """Ordinal of the innermost run that this rank is in; 0 outside."""
+        return self.runs[-1].ordinal if self.runs else 0
+
+    def enter_run(self, run: _Run) -> None:
+        """Begin a run: it gets the next ordinal."""
+        self._last_ordinal += 1
+        run.ordinal = self._last_ordinal
+        self.runs.append(run)
+
+    def leave_run(self) -> None:
+        """End the innermost run."""
+        self.runs.pop()
+
+    def note(self, note: Note) -> None:
+        """Have `note` compared between the ranks, with the next header."""
+        self._notes.append(note)
+        self._chain = note.chained(self._chain)
+
+    def agree(self, calls: Sequence[Call], payload: bytes = b"") -> list[bytes]:
+        """Return the payloads of all ranks; all of them are at the call. Collective.
+
+        `calls` are those of the local replicas, which agree among themselves. `payload` has
+        `INLINE_BYTES` at most, and is there on all ranks or on none.
+
+        Raises
+        ------
+        BaseException
+            What all ranks agreed to raise.
+        """
+        first = calls[0]
+        if self.final is not None:
+            raise self.final
+        if gate.take():
+            self.fail(calls, KeyboardInterrupt())
+        compared = _COMPARED.pack(first.fingerprint, self._chain, _AGREES)
+        seconds = first.options.timeout_seconds
+        payloads = self._compare(compared, payload, first, seconds)
+        if payloads is None:
+            self._settle([self.stand(call) for call in calls], {}, first, seconds)
+        self._forget()
+        return payloads
+
+    def fail(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
+        """Tell the other ranks that `error` came up here, inside the call; raise what is agreed."""
+        stands = [self.stand(call) for call in calls]
+        stands[0] = self.failed_stand(calls[0], error)
+        self.report(stands, {calls[0].replica_ids[0]: error}, calls[0])
+
+    @contextmanager
+    def preparing(self, calls: Sequence[Call]) -> Iterator[None]:
+        """Turn an error on this rank, before the header, into one on every rank."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(calls, error)
+
+    def report(
+        self, stands: Sequence[Stand], originals: Mapping[int, BaseException], first: Call
+    ) -> None:
+        """Tell the other ranks where the local replicas stand, which is not at one same call.
+
+        `originals` are the exceptions of this rank by replica id: they are raised here as they
+        are. Returns only where all ranks leave.
+        """
+        if self.final is not None:
+            raise self.final
+        compared = _COMPARED.pack(first.fingerprint, self._chain, _REPORTS)
+        seconds = first.options.timeout_seconds
+        self._compare(compared, b"", first, seconds)
+        self._settle(stands, originals, first, seconds)
+
+    def leave(self) -> None:
+        """Tell the others that this rank's program ends, and wait until they know. Collective."""
+        if self._is_out_of_step:
+            return
+        ids = self._layout.local_replica_ids
+        stand = Stand(ids, "leaves", None, None, self.run_ordinal)
+        self.final = RankLostError(
+            f"the program has ended on {self._layout.describe(ids)}: the strategy can't be used"
+            " any more."
+        )
+        try:
+            self._compare(_COMPARED.pack(0, 0, _REPORTS), b"", None, None)
+            self._settle([stand], {}, None, None)
+        except RankLostError:
+            pass  # the others tell it, in the calls that this rank did not make
+
+    def close(self) -> None:
+        """Refuse every further call on this rank, without telling the others."""
+        if self.final is None:
+            self.final = ContextError(
+                "the strategy is closed. Make a new one, or close it at the end of the program."
+            )
+
+    def failed_stand(self, call: Call, error: BaseException, status: str = "failed") -> Stand:
+        """Return the stand of replicas in which `error` came up."""
+        who = self._layout.describe(call.replica_ids)
+        serial = self._serial if error is self._last_error else -1
+        packed = travel.pack(error, who, serial)
+        return Stand(call.replica_ids, status, call.describe(), packed, self.run_ordinal)
+
+    def stand(self, call: Call) -> Stand:
+        """Return where the replicas of `call` stand."""
+        if call.error is not None:
+            return self.failed_stand(call, call.error)
+        return Stand(call.replica_ids, call.status, call.describe(), None, self.run_ordinal)
+
+    def is_agreed(self, error: BaseException) -> bool:
+        """Return whether all ranks raise `error`, or its counterparts, in this moment."""
+        return error is self.raised or error is self.final
+
+    def _forget(self) -> None:
+        self._last_error = self.raised = None
+        if self._notes:
+            self._notes.clear()
+            self._chain = 0
+
+    def _compare(
+        self, compared: bytes, payload: bytes, first: Call | None, seconds: float | None
+    ) -> list[bytes] | None:
+        """Exchange headers; return the payloads, or None where the headers differ."""
+        header = (compared + _LENGTH.pack(len(payload)) + payload).ljust(HEADER_BYTES, b"\0")
+        try:
+            if self._wide:
+                word = int.from_bytes(hashlib.blake2b(compared, digest_size=8).digest(), "little")
+                words = np.array([word, ~np.uint64(word), compared[-1]], np.uint64)
+                greatest, inverse, state = self._transport.maximum(words, seconds)
+                if greatest != word or inverse != words[1] or state != _AGREES:
+                    return None
+                if not payload:
+                    return []
+            headers = self._transport.exchange(header, seconds)
+        except TransportTimeoutError:
+            self._time_out(first, seconds)
+        size = len(compared)
+        if compared[-1] != _AGREES:
+            return None
+        payloads = []
+        for start in range(0, len(headers), HEADER_BYTES):
+            if headers[start : start + size] != compared:
+                return None
+            (length,) = _LENGTH.unpack_from(headers, start + size)
+            payloads.append(bytes(headers[start + _START : start + _START + length]))
+        return payloads
+
+    def _time_out(self, call: Call | None, seconds: float | None) -> NoReturn:
+        if call is None:
+            raise RuntimeError("an exchange without a limit timed out")
+        description = call.describe()
+        self._is_out_of_step = True
+        self.final = CollectiveTimeoutError(
+            f"{description.what} at {description.where} has waited {seconds:g} s for the other"
+            f" ranks ({self._layout.describe(call.replica_ids)} waits). The strategy can't be used"
+            " any more, since the others may still come. End the program, or make a new strategy"
+            " on all ranks."
+        )
+        raise self.final from None
+
+    def _settle(
+        self,
+        stands: Sequence[Stand],
+        originals: Mapping[int, BaseException],
+        first: Call | None,
+        seconds: float | None,
+    ) -> None:
+        """Exchange reports and do what follows: raise, or return where there is no error."""
+        report = Report(tuple(stands), tuple(self._notes), self._last_ordinal)
+        try:
+            texts = self._transport.all_gather_bytes(pickle.dumps(report, 5), seconds)
+            reports: list[Report] = [pickle.loads(text) for text in texts]
+            verdict = judge(reports, self._layout)
+            self._last_ordinal = max(report.run_ordinal for report in reports) + 1
+            if verdict.action == "promote":
+                raise Promotion(verdict.leaves)
+            if verdict.action == "combine":
+                self._forget()
+                raise Combination(verdict.kinds)
+            if verdict.action == "left":
+                return
+            self._notes.clear()
+            self._chain = 0
+            error = self._agreed_error(verdict, originals, seconds)
+        except TransportTimeoutError:
+            self._time_out(first, seconds)
+        self._raise(error, verdict)
+
+    def _agreed_error(
+        self, verdict: Verdict, originals: Mapping[int, BaseException], seconds: float | None
+    ) -> BaseException:
+        """Return what this rank raises: the original, what travelled, or what stands for it."""
+        traveller = verdict.traveller
+        if traveller is None:
+            if verdict.error is None:
+                raise RuntimeError(f"a verdict without an error: {verdict!r}")
+            return verdict.error
+        if traveller.serial == self._serial and self._last_error is not None:
+            return self._last_error
+        mine = self._layout.rank == verdict.origin_rank
+        error = originals[verdict.origin_replica] if mine else travel.load(traveller)
+        flag = b"" if error is None else b"loaded"
+        if not mine and not all(self._transport.all_gather_bytes(flag, seconds)):
+            error = None
+        elif mine:
+            self._transport.all_gather_bytes(flag, seconds)
+        if error is None:
+            error = travel.stand_in(traveller)
+        elif mine and not any(
+            note.startswith("raised by ") for note in getattr(error, "__notes__", ())
+        ):
+            error.add_note(f"raised by {traveller.origin}")
+        for remark in verdict.remarks:
+            error.add_note(remark)
+        return error
+
+    def _raise(self, error: BaseException, verdict: Verdict) -> NoReturn:
+        self._serial += 1
+        self._last_error = error
+        # The one rank that prints it, should nobody catch it.
+        error.__dict__["_mpi_replica_rank_that_reports"] = (max(verdict.origin_rank, 0),)
+        if verdict.final:
+            self.final = error
+            self._is_out_of_step = True
+        if verdict.doomed_run is not None:
+            for run in self.runs:
+                if run.ordinal >= verdict.doomed_run:
+                    run.doom = error
+                    run.a_replica_failed = verdict.traveller is not None
+            if self.runs and verdict.traveller is not None:
+                stopped = ReplicaStopped(
+                    f"this replica stops at its call, because {verdict.traveller.origin} raised"
+                    f" {verdict.traveller.type_name}: {verdict.traveller.text}"
+                )
+                self.raised = stopped
+                raise stopped from error
+        self.raised = error
+        raise error

@@ -1,0 +1,103 @@
+"""Reducing along axes, before the ranks meet and after: pure arithmetic.
+
+``reduce(MEAN, value, axis)`` weighs by element count: it is the sum over all replicas, divided by
+the number of elements of all replicas along these axes.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import accumulation, as_plain_array
+from ..options import ReduceOp
+
+__all__ = ["Axes", "finished", "normalized", "partial"]
+
+Array = np.ndarray[Any, Any]
+Axes = tuple[int, ...] | None
+
+
+def normalized(axis: Any) -> Axes:
+    """Return `axis` as a tuple, or None.
+
+    Raises
+    ------
+    TypeError
+        It is no integer, and no tuple or list of integers.
+    """
+    if axis is None:
+        return None
+    entries = axis if isinstance(axis, (tuple, list)) else (axis,)
+    try:
+        if any(isinstance(entry, (bool, np.bool_)) for entry in entries):
+            raise TypeError
+        return tuple(operator.index(entry) for entry in entries)
+    except TypeError:
+        raise TypeError(
+            f"axis must be None, an integer or a tuple of integers, got {axis!r}."
+        ) from None
+
+
+def partial(op: ReduceOp, component: Any, axes: tuple[int, ...], path: str) -> tuple[Array, int]:
+    """Reduce one replica's component along `axes`, wide; return it and the number of elements.
+
+    Raises
+    ------
+    ValueError
+        An axis is out of range, or stands twice.
+    TypeError
+        `op` has no meaning for the dtype.
+    """
+    array = as_plain_array(component)
+    for axis in axes:
+        if not -array.ndim <= axis < array.ndim:
+            raise ValueError(
+                f"axis {axis} is out of range for value{path} of shape {array.shape}."
+                + (" Use axis=None for scalars." if array.ndim == 0 else "")
+            )
+    places = tuple(axis % array.ndim for axis in axes)
+    if len(set(places)) < len(places):
+        raise ValueError(f"axis {axes} names a dimension of value{path} twice.")
+    wide, _ = accumulation(array.dtype, op)
+    count = math.prod(array.shape[place] for place in places)
+    with np.errstate(all="ignore"):
+        if op in (ReduceOp.SUM, ReduceOp.MEAN):
+            result = np.add.reduce(array, axis=places, dtype=wide)
+        elif op is ReduceOp.PROD:
+            result = np.multiply.reduce(array, axis=places, dtype=wide)
+        else:
+            ufunc = np.minimum if op is ReduceOp.MIN else np.maximum
+            result = ufunc.reduce(
+                array.astype(wide, copy=False), axis=places, initial=_neutral(op, wide)
+            )
+    return np.asarray(result, dtype=wide), count
+
+
+def _neutral(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
+    """Return what MIN or MAX of nothing is, so that a replica without rows does not count."""
+    if dtype.kind == "b":
+        return op is ReduceOp.MIN
+    if dtype.kind == "f":
+        return np.inf if op is ReduceOp.MIN else -np.inf
+    bounds = np.iinfo(dtype)
+    return bounds.max if op is ReduceOp.MIN else bounds.min
+
+
+def finished(op: ReduceOp, total: Any, count: int, dtype: np.dtype[Any], path: str) -> Any:
+    """Return the result for components of `dtype`, from what all replicas have together.
+
+    Raises
+    ------
+    ValueError
+        MIN or MAX of nothing at all.
+    """
+    _, result = accumulation(dtype, op)
+    if op is ReduceOp.MEAN:
+        total = np.divide(total, count)  # 0 / 0 warns once and is nan, as numpy's mean of nothing
+    elif op in (ReduceOp.MIN, ReduceOp.MAX) and count == 0:
+        raise ValueError(f"{op.name} of value{path}: no replica has any element along the axis.")
+    return np.asarray(total).astype(result, copy=False)[()]

@@ -1,0 +1,166 @@
+"""One replica's value for all, and values that must be equal everywhere without travelling."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import nest
+from ..dtypes import as_plain_array, wire_name
+from ..options import CommunicationOptions
+from .agreement import INLINE_BYTES
+from .call import Call
+from .callsite import CallSite
+from .engine import Engine
+from .standing import CallDescription, LeafDescription, Note
+
+__all__ = ["Broadcast", "EqualEverywhere", "digest_of"]
+
+#: Values up to this size are hashed by blake2b; larger ones by sums of their words.
+_BLAKE_BYTES = 1 << 16
+
+
+class Broadcast(Call):
+    """A value of replica 0, given to all replicas.
+
+    Parameters
+    ----------
+    compared : bool
+        Whether the dtype and shape of the value must be the same on all ranks, although only
+        those of replica 0 count.
+    then : callable, optional
+        What is done with the value, once on each rank; its result is the result of the call.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        detail: str,
+        value: Any,
+        site: CallSite,
+        options: CommunicationOptions,
+        *,
+        compared: bool,
+        then: Callable[[Any], Any] | None = None,
+    ) -> None:
+        super().__init__(site, options)
+        self.kind = kind
+        self.detail = detail
+        self.value = value
+        self.then = then
+        self.leaf = LeafDescription("any value")
+        if compared:
+            array = np.asarray(value)
+            self.leaf = LeafDescription(wire_name(array.dtype), array.shape)
+        self.identify((detail, self.leaf), self.describe)
+
+    def describe(self, position: int = 0) -> CallDescription:
+        return CallDescription(
+            self.kind, self.detail, self.site, self.options.name, leaves=(self.leaf,)
+        )
+
+    def perform(self, engine: Engine, calls: Sequence[Broadcast]) -> list[Any]:
+        agreement, layout = engine.agreement, engine.layout
+        root = layout.rank_of(0)
+        with agreement.preparing(calls):
+            data = pickle.dumps(self.value, protocol=5) if layout.rank == root else b""
+            if layout.size == 1:
+                data = b""
+            fits = len(data) < INLINE_BYTES
+            payload = (b"\0" + data) if fits else b"\1"
+        payloads = agreement.agree(calls, payload)
+        if layout.size == 1:
+            value = self.value
+        elif payloads[root][:1] == b"\0":
+            value = self.value if layout.rank == root else pickle.loads(payloads[root][1:])
+        else:
+            everything = engine.transport.all_gather_bytes(data, self.options.timeout_seconds)
+            value = self.value if layout.rank == root else pickle.loads(everything[root])
+        result = value if self.then is None else self.then(value)
+        return [result for _ in calls]
+
+
+class EqualEverywhere(Call):
+    """A value that all replicas must pass alike: it does not travel, its hash does.
+
+    The local replicas meet; the ranks compare the hash with their next header.
+
+    Parameters
+    ----------
+    then : callable
+        What is done with the value, once on each rank; its result is the result of the call.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        detail: str,
+        value: Any,
+        advice: str,
+        then: Callable[[Any], Any],
+        site: CallSite,
+        options: CommunicationOptions,
+    ) -> None:
+        super().__init__(site, options)
+        self.kind = kind
+        self.detail = detail
+        self.value = value
+        self.then = then
+        self.note = Note(f"{kind}({detail})", site, digest_of(value), advice, "ValueError")
+        self.identify(detail, self.describe)
+
+    def describe(self, position: int = 0) -> CallDescription:
+        return CallDescription(self.kind, self.detail, self.site, self.options.name)
+
+    def perform(self, engine: Engine, calls: Sequence[EqualEverywhere]) -> list[Any]:
+        if engine.agreement.final is not None:
+            raise engine.agreement.final
+        for call in calls[1:]:
+            if call.note.digest != self.note.digest:
+                here = engine.layout.describe([*self.replica_ids, *call.replica_ids])
+                engine.agreement.fail(
+                    calls,
+                    ValueError(
+                        f"{self.note.what} at {self.site.line}: the values differ between {here}."
+                        f" {self.note.advice}"
+                    ),
+                )
+        engine.agreement.note(self.note)
+        result = self.then(self.value)
+        return [result for _ in calls]
+
+
+def digest_of(value: Any) -> int:
+    """Return 64 bits that differ where values differ, the same in every process.
+
+    Arrays and numbers by their bits, strings by their text, nests leaf by leaf. Of any other
+    object only the type counts, since nothing else about it is the same everywhere.
+    """
+    leaves, structure = nest.flatten(value)
+    digest = hashlib.blake2b(nest.structure_text(structure).encode(), digest_size=8)
+    for leaf in leaves:
+        if isinstance(leaf, (str, bytes, type(None))):
+            digest.update(repr(leaf).encode())
+            continue
+        if not isinstance(leaf, (np.ndarray, np.generic, int, float, complex)):
+            digest.update(type(leaf).__qualname__.encode())
+            continue
+        array = as_plain_array(leaf)
+        if array.dtype.hasobject:
+            digest.update(repr(leaf).encode())
+            continue
+        digest.update(f"{array.dtype.name}{array.shape}".encode())
+        data = array.reshape(-1).view(np.uint8)
+        digest.update(data if data.size <= _BLAKE_BYTES else _word_sums(data))
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _word_sums(data: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
+    whole = data.size // 8 * 8
+    words = data[:whole].view(np.uint64)
+    sums = np.array([np.bitwise_xor.reduce(words), np.add.reduce(words)], np.uint64)
+    return sums.tobytes() + data[whole:].tobytes()

@@ -1,0 +1,86 @@
+"""A collective call on its way: what every kind of call has in common."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..options import CommunicationOptions
+from .callsite import CallSite
+from .standing import CallDescription
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+__all__ = ["Call", "FailedCall"]
+
+# The same few calls come again and again; a program that makes new ones all the time (uneven
+# shapes) must not grow.
+_CACHE_SIZE = 4096
+_fingerprints: dict[Hashable, int] = {}
+
+
+class Call(abc.ABC):
+    """What one replica, or a rank in cross-replica context, asks for.
+
+    Making one does all that can fail without the others: checks and conversions.
+    """
+
+    #: "all_reduce"
+    kind: str
+    #: "calls", or "returned" for the end of a run
+    status: str = "calls"
+    #: Ids of the replicas that call: one, or all local ones in cross-replica context.
+    replica_ids: tuple[int, ...] = ()
+    #: What went wrong while it was made; such a call only tells the others.
+    error: BaseException | None = None
+    #: Whether the components agree that a cross-replica call has for each replica of this rank.
+    agrees: bool = True
+
+    def __init__(self, site: CallSite, options: CommunicationOptions) -> None:
+        self.site = site
+        self.options = options
+        self.fingerprint = 0
+
+    def identify(self, key: Hashable, describe: Callable[[], CallDescription]) -> None:
+        """Set the fingerprint; `key` and the site tell this call from every other one."""
+        whole = (self.kind, self.options.name or self.site.digest, key)
+        fingerprint = _fingerprints.get(whole)
+        if fingerprint is None:
+            if len(_fingerprints) >= _CACHE_SIZE:
+                _fingerprints.clear()
+            fingerprint = _fingerprints[whole] = describe().fingerprint()
+        self.fingerprint = fingerprint
+
+    @abc.abstractmethod
+    def describe(self, position: int = 0) -> CallDescription:
+        """Return the call in words, as the replica at `position` of `replica_ids` makes it."""
+
+    def promote(self, leaves: Sequence[int]) -> None:
+        """Make these leaves float64: some replicas hold a Python int there, others a float."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def perform(self, engine: Engine, calls: Sequence[Any]) -> list[Any]:
+        """Do the call for `calls`, which agree, one for each local replica; return their results.
+
+        Cross-replica calls come alone.
+        """
+
+
+class FailedCall(Call):
+    """A call that could not even be made on this replica."""
+
+    def __init__(
+        self, kind: str, error: BaseException, site: CallSite, options: CommunicationOptions
+    ) -> None:
+        super().__init__(site, options)
+        self.kind = kind
+        self.error = error
+
+    def describe(self, position: int = 0) -> CallDescription:
+        return CallDescription(self.kind, "", self.site, self.options.name)
+
+    def perform(self, engine: Engine, calls: Sequence[Any]) -> list[Any]:
+        raise NotImplementedError  # the agreement raises its error instead

@@ -1,0 +1,164 @@
+"""Names for places and functions of a program that are the same in every process.
+
+Ranks that are at the same call must find the same name for it, and ranks at different calls
+different ones. ``file:line`` alone misses two calls that are swapped through a helper function,
+or on one line: the whole chain of frames finds both.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+__all__ = ["CallSite", "FunctionIdentity", "boundary", "call_site", "function_identity"]
+
+_PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+class CallSite(NamedTuple):
+    """Where a program calls a collective."""
+
+    #: Names the chain of calls, the same in every process.
+    digest: bytes
+    #: "train.py:41" of each frame, the innermost first.
+    lines: tuple[str, ...]
+    #: Column of the innermost frame, for two calls on one line.
+    column: int
+
+    @property
+    def line(self) -> str:
+        """The innermost "file:line" outside of the package."""
+        return self.lines[0] if self.lines else "an unknown place"
+
+    @property
+    def whole(self) -> str:
+        """All of it, for two sites that share their innermost line."""
+        return f"{' called at '.join(self.lines)} (column {self.column})"
+
+
+# Keys hold ids of code objects, since hashing a code object hashes its bytes and constants each
+# time. The code objects are kept, so that an id never comes to mean another one.
+_user_code: dict[int, CodeType | None] = {}
+_kept: list[CodeType] = []
+_boundaries: set[int] = set()
+_sites: dict[tuple[int, ...], CallSite] = {}
+
+
+def boundary(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark the package function that calls a user's function: chains of frames end there."""
+    _boundaries.add(id(function.__code__))
+    return function
+
+
+def _is_user_code(code: CodeType) -> CodeType | None:
+    _kept.append(code)
+    inside = os.path.abspath(code.co_filename).startswith(_PACKAGE_FOLDER)
+    known = _user_code[id(code)] = None if inside else code
+    return known
+
+
+def call_site() -> CallSite:
+    """Return the site of the call that the program is in.
+
+    The chain has every frame from here to the function that was given to ``run`` or
+    ``merge_call``; outside of them, to the bottom of the stack. Frames of the package are left
+    out, and so is a code object that was seen already (recursion).
+    """
+    frame: FrameType | None = sys._getframe(1)
+    key: list[int] = []
+    while frame is not None:
+        code = frame.f_code
+        name = id(code)
+        try:
+            user_code = _user_code[name]
+        except KeyError:
+            user_code = _is_user_code(code)
+        if user_code is None:
+            if name in _boundaries:
+                break
+        elif name not in key:
+            key.append(name)
+            key.append(frame.f_lasti)
+        frame = frame.f_back
+    found = tuple(key)
+    site = _sites.get(found)
+    if site is None:
+        site = _sites[found] = _learn(found)
+    return site
+
+
+def _learn(key: tuple[int, ...]) -> CallSite:
+    digest = hashlib.blake2b(digest_size=8)
+    lines = []
+    column = 0
+    for index in range(0, len(key), 2):
+        code, instruction = _user_code[key[index]], key[index + 1]
+        if code is None:
+            continue
+        file = os.path.basename(code.co_filename)
+        digest.update(f"{file}\0{code.co_qualname}\0{instruction}\0".encode())
+        line, _, start, _ = list(code.co_positions())[instruction // 2]
+        lines.append(f"{file}:{line}")
+        if index == 0:
+            column = start or 0
+    return CallSite(digest.digest(), tuple(lines), column)
+
+
+class FunctionIdentity(NamedTuple):
+    """What a function is, whatever process and object it is in."""
+
+    digest: bytes
+    #: "train_step at train.py:12"
+    text: str
+
+
+def function_identity(function: Callable[..., Any]) -> FunctionIdentity:
+    """Return the identity of `function`: file base name, qualified name, first line and code.
+
+    `functools.partial` and bound methods are unwrapped: objects differ even inside one rank.
+    """
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__func__"):
+            function = function.__func__
+        elif hasattr(function, "__wrapped__") and not hasattr(function, "__code__"):
+            function = function.__wrapped__
+        else:
+            break
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        call = getattr(type(function), "__call__", None)
+        code = getattr(call, "__code__", None)
+    if isinstance(code, CodeType):
+        return _code_identity(id(code), code)
+    kind = type(function)
+    name = getattr(function, "__qualname__", kind.__qualname__)
+    module = getattr(function, "__module__", None) or kind.__module__
+    return FunctionIdentity(f"{module}.{name}".encode(), f"{module}.{name}")
+
+
+@functools.lru_cache(maxsize=4096)
+def _code_identity(_: int, code: CodeType) -> FunctionIdentity:
+    file = os.path.basename(code.co_filename)
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(f"{file}\0{code.co_qualname}\0{code.co_firstlineno}\0".encode())
+    _update_with_code(digest, code)
+    return FunctionIdentity(
+        digest.digest(), f"{code.co_qualname} at {file}:{code.co_firstlineno}"
+    )
+
+
+def _update_with_code(digest: Any, code: CodeType) -> None:
+    digest.update(code.co_code)
+    digest.update("\0".join((*code.co_names, *code.co_varnames)).encode())
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _update_with_code(digest, constant)
+        elif not isinstance(constant, frozenset):  # its order differs between processes
+            digest.update(repr(constant).encode())

@@ -1,0 +1,215 @@
+"""reduce and gather in cross-replica context: for values of replicas, on every rank.
+
+Where the components of all replicas are at hand (in a ``merge_fn``) no message is needed: the
+same code runs with an engine of one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import nest
+from ..layout import Layout
+from ..options import CommunicationOptions, ReduceOp
+from ..transport.single import SingleTransport
+from ..values import DistributedValues
+from .axes import finished, normalized, partial
+from .call import Call
+from .callsite import CallSite
+from .engine import Engine
+from .gathering import AllGather
+from .reduction import AllReduce
+
+__all__ = ["gather", "reduce"]
+
+
+def reduce(
+    engine: Engine,
+    kind: str,
+    reduce_op: ReduceOp | str,
+    value: Any,
+    axis: Any,
+    options: CommunicationOptions | None,
+    detail: str = "",
+    *,
+    plain_is_component: bool = False,
+) -> Any:
+    """Return the nest `value` with each leaf reduced over all replicas. Collective.
+
+    `plain_is_component`: a value that is not distributed is that of the only replica.
+    """
+    leaves = _Leaves(engine, value, plain_is_component)
+
+    def make(own: Engine, wanted: Sequence[int]) -> Call:
+        def made(site: CallSite, merged: CommunicationOptions) -> Call:
+            op = ReduceOp.of(reduce_op)
+            axes = normalized(axis)
+            rows = leaves.rows(own, wanted)
+            paths = [leaves.paths[index] for index in wanted]
+            words = ", ".join(filter(None, [f"axis={axes}" if axis is not None else "", detail]))
+            if axes is None:
+                return AllReduce(
+                    kind, op, rows, leaves.structure, site, merged, words, paths, list
+                )
+            return _along_axes(kind, op, rows, axes, paths, leaves.structure, site, merged, words)
+
+        return own.make(kind, options, made)
+
+    def of_shared(shared: Any, path: str) -> Any:
+        op = ReduceOp.of(reduce_op)
+        if op in (ReduceOp.SUM, ReduceOp.PROD):
+            raise ValueError(
+                f"{kind}({op.name}) of {shared!r} (value{path}), which is no value per replica: it is"
+                " the same on all of them, so it is not clear how often it counts. Pass what"
+                " strategy.run returned, or multiply by strategy.num_replicas_in_sync yourself."
+            )
+        axes = normalized(axis)
+        if axes is None:
+            return shared
+        total, count = partial(op, shared, axes, path)
+        return finished(op, total, count, np.asarray(shared).dtype, path)
+
+    return leaves.map(make, of_shared, lambda shared: _fails(engine, kind, options, shared))
+
+
+def gather(
+    engine: Engine,
+    value: Any,
+    axis: Any,
+    options: CommunicationOptions | None,
+    *,
+    plain_is_component: bool = False,
+) -> Any:
+    """Return the nest `value` with the components of each leaf concatenated. Collective."""
+    leaves = _Leaves(engine, value, plain_is_component)
+
+    def make(own: Engine, wanted: Sequence[int]) -> Call:
+        def made(site: CallSite, merged: CommunicationOptions) -> Call:
+            paths = [leaves.paths[index] for index in wanted]
+            rows = leaves.rows(own, wanted)
+            return AllGather("gather", axis, rows, leaves.structure, site, merged, None, paths)
+
+        return own.make("gather", options, made)
+
+    def of_shared(shared: Any, path: str) -> Any:
+        raise ValueError(
+            f"gather of {shared!r} (value{path}), which is no value per replica. Pass what"
+            " strategy.run returned, or np.concatenate what you have."
+        )
+
+    return leaves.map(make, of_shared, lambda shared: _fails(engine, "gather", options, shared))
+
+
+def _fails(
+    engine: Engine, kind: str, options: CommunicationOptions | None, compute: Callable[[], Any]
+) -> Any:
+    """Return what `compute` gives; what it raises is raised on every rank."""
+    try:
+        return compute()
+    except Exception as error:
+        failure = error
+
+    def raise_it(site: CallSite, merged: CommunicationOptions) -> Call:
+        raise failure
+
+    return engine.cross_replica(engine.make(kind, options, raise_it))
+
+
+class _Leaves:
+    """The leaves of a nest, by where their components are."""
+
+    def __init__(self, engine: Engine, value: Any, plain_is_component: bool) -> None:
+        self.engine = engine
+        self.leaves, self.structure = nest.flatten(value)
+        self.paths = nest.leaf_paths(self.structure)
+        self._plain_is_component = plain_is_component
+
+    def _is_shared(self, leaf: Any) -> bool:
+        if isinstance(leaf, DistributedValues):
+            return leaf.components(()) is None
+        return not self._plain_is_component
+
+    def rows(self, own: Engine, wanted: Sequence[int]) -> list[list[Any]]:
+        """Return the wanted leaves of each replica that is on `own`'s rank."""
+        ids = own.layout.local_replica_ids
+        columns = []
+        for index in wanted:
+            leaf = self.leaves[index]
+            components = leaf.components(ids) if isinstance(leaf, DistributedValues) else [leaf]
+            columns.append(components or [])
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    def map(
+        self,
+        make: Callable[[Engine, Sequence[int]], Call],
+        of_shared: Callable[[Any, str], Any],
+        everywhere: Callable[[Callable[[], Any]], Any],
+    ) -> Any:
+        """Return the nest with a result for each leaf; leaves that travel share one call."""
+        results: list[Any] = [None] * len(self.leaves)
+        here, elsewhere = [], []
+        for index, leaf in enumerate(self.leaves):
+            if self._is_shared(leaf):
+                value = leaf.shared_value() if isinstance(leaf, DistributedValues) else leaf
+                path = self.paths[index]
+                results[index] = everywhere(lambda v=value, p=path: of_shared(v, p))  # type: ignore[misc]
+            elif isinstance(leaf, DistributedValues) and leaf.holds_all:
+                here.append(index)
+            else:
+                elsewhere.append(index)
+        for wanted, own in ((here, _engine_at_hand(self.engine)), (elsewhere, self.engine)):
+            if wanted:
+                found = own.cross_replica(make(own, wanted))
+                for index, result in zip(wanted, found, strict=True):
+                    results[index] = result
+        return nest.unflatten(self.structure, results)
+
+
+def _engine_at_hand(engine: Engine) -> Engine:
+    """Return an engine for which all replicas are on one rank, so that nothing travels."""
+    told_as = engine.layout
+    layout = Layout((told_as.num_replicas,), 0, told_as)
+    return Engine(SingleTransport(), layout, engine.options)
+
+
+def _along_axes(
+    kind: str,
+    op: ReduceOp,
+    rows: Sequence[Sequence[Any]],
+    axes: tuple[int, ...],
+    paths: Sequence[str],
+    structure: nest.Structure,
+    site: CallSite,
+    options: CommunicationOptions,
+    detail: str,
+) -> Call:
+    """Return the call for what each replica has left along the axes.
+
+    Wide sums travel, and with them how many elements they are of.
+    """
+    number = len(paths)
+    contributions = []
+    for row in rows:
+        parts = [partial(op, leaf, axes, path) for leaf, path in zip(row, paths, strict=True)]
+        sign = -1 if op is ReduceOp.MIN else 1  # so that MIN, too, tells whether there was any
+        counts = [np.int64(sign * count) for _, count in parts]
+        contributions.append([total for total, _ in parts] + counts)
+    dtypes = [np.asarray(leaf).dtype for leaf in rows[0]]
+
+    def finish(results: list[Any]) -> list[Any]:
+        return [
+            finished(op, total, abs(int(count)), dtype, path)
+            for total, count, dtype, path in zip(
+                results[:number], results[number:], dtypes, paths, strict=True
+            )
+        ]
+
+    inner = ReduceOp.SUM if op is ReduceOp.MEAN else op
+    words = f"{op.name}, {detail}, {[str(dtype) for dtype in dtypes]}"
+    all_paths = [*paths, *(f"{path} (its number of elements)" for path in paths)]
+    return AllReduce(
+        kind, inner, contributions, structure, site, options, words, all_paths, finish
+    )

@@ -1,0 +1,314 @@
+"""merge_call: the arguments of all replicas, gathered to every rank.
+
+Small arguments travel with the call: arrays as their bytes, other objects pickled. Array leaves
+of `LAZY_BYTES` and more stay where they are until ``merge_fn`` looks at them, so that one that
+only reduces them costs an ``all_reduce``.
+"""
+
+from __future__ import annotations
+
+import marshal
+import math
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import nest
+from ..errors import ContextError
+from ..options import CommunicationOptions
+from ..values import DistributedValues, PerReplica, component_of
+from .agreement import INLINE_BYTES
+from .call import Call
+from .callsite import CallSite, call_site, function_identity
+from .engine import Engine
+from .gathering import gather_bytes
+from .standing import CallDescription, LeafDescription
+
+__all__ = ["LAZY_BYTES", "LazyPerReplica", "MergeCall", "MergeScope"]
+
+Array = np.ndarray[Any, Any]
+
+#: Array leaves of this size are gathered when somebody looks at them.
+LAZY_BYTES = 1 << 16
+
+_NONE, _OBJECT, _ARRAY, _LAZY, _DTYPE_PICKLED = "noald"
+
+
+class MergeScope:
+    """The time in which a ``merge_fn`` runs, and in which its arguments may be looked at."""
+
+    def __init__(self, engine: Engine, options: CommunicationOptions) -> None:
+        self.engine = engine
+        self.options = options
+        self.is_open = True
+
+
+class MergeCall(Call):
+    """One replica's call of ``merge_call``.
+
+    Parameters
+    ----------
+    is_shared : callable
+        Tells the leaves that are the same object on all replicas of a rank and stay themselves
+        (variables); it returns their name, or None.
+    travels : bool
+        Whether there are other ranks, to which the arguments go.
+    """
+
+    kind = "merge_call"
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        is_shared: Callable[[Any], str | None],
+        replica_id: int,
+        travels: bool,
+        site: CallSite,
+        options: CommunicationOptions,
+    ) -> None:
+        super().__init__(site, options)
+        self.function = function
+        identity = self.identity = function_identity(function)
+        leaves, self.structure = nest.flatten((tuple(args), dict(kwargs)))
+        self.leaves = [component_of(leaf, replica_id) for leaf in leaves]
+        self.shared = [is_shared(leaf) for leaf in self.leaves]
+        self.packed = _pack(self.leaves) if travels else ([], b"")
+        self.identify((identity.digest, self.structure, tuple(self.shared)), self.describe)
+
+    def describe(self, position: int = 0) -> CallDescription:
+        leaves = tuple(LeafDescription(name or "value") for name in self.shared)
+        return CallDescription(
+            self.kind,
+            self.identity.text,
+            self.site,
+            self.options.name,
+            nest.structure_text(self.structure),
+            nest.leaf_paths(self.structure),
+            leaves,
+        )
+
+    def perform(self, engine: Engine, calls: Sequence[MergeCall]) -> list[Any]:
+        """Gather the arguments; the caller runs the function outside of the interrupt gate."""
+        agreement, layout = engine.agreement, engine.layout
+        seconds = self.options.timeout_seconds
+        if layout.size == 1:
+            agreement.agree(calls)
+            rows = [[_Held(leaf) for leaf in call.leaves] for call in calls]
+        else:
+            with agreement.preparing(calls):
+                blob = marshal.dumps([call.packed for call in calls])
+                inline = len(blob) < INLINE_BYTES
+                payload = b"\0" + blob if inline else b"\1"
+            payloads = agreement.agree(calls, payload)
+            if all(data[:1] == b"\0" for data in payloads):
+                blobs = [data[1:] for data in payloads]
+            else:
+                blobs = engine.transport.all_gather_bytes(blob, seconds)
+            rows = []
+            for rank, data in enumerate(blobs):
+                if rank == layout.rank:  # its own objects, not copies of them
+                    rows += [[_Held(leaf) for leaf in call.leaves] for call in calls]
+                else:
+                    rows += [_unpack(table, bytes_) for table, bytes_ in marshal.loads(data)]
+        scope = MergeScope(engine, self.options)
+        merged = [
+            self._merge(index, [row[index] for row in rows], scope)
+            for index in range(len(self.leaves))
+        ]
+        args, kwargs = nest.unflatten(self.structure, merged)
+        return [(scope, args, kwargs)]
+
+    def _merge(self, index: int, column: Sequence[_Held | _Elsewhere], scope: MergeScope) -> Any:
+        if self.shared[index] is not None:
+            return self.leaves[index]
+        if all(isinstance(entry, _Held) for entry in column):
+            values = [entry.value for entry in column if isinstance(entry, _Held)]
+            if all(value is None for value in values):
+                return None
+            return PerReplica(values)
+        return LazyPerReplica(column, nest.leaf_paths(self.structure)[index], scope)
+
+
+class _Held:
+    """A component that is here."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _Elsewhere:
+    """An array that is still with its replica."""
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self.dtype = dtype
+        self.shape = shape
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def _pack(leaves: Sequence[Any]) -> tuple[list[tuple[Any, ...]], bytes]:
+    """Return the leaves of a replica as plain data: a table of what they are, then their bytes."""
+    table: list[tuple[Any, ...]] = []
+    data: list[bytes] = []
+    for leaf in leaves:
+        if leaf is None or isinstance(leaf, DistributedValues):
+            table.append((_NONE,))
+        elif type(leaf) is np.ndarray and not leaf.dtype.hasobject:
+            kind = _LAZY if leaf.nbytes >= LAZY_BYTES else _ARRAY
+            table.append((kind, *_dtype_on_wire(leaf.dtype), leaf.shape))
+            if kind == _ARRAY:
+                data.append(leaf.tobytes())
+        else:
+            table.append((_OBJECT, pickle.dumps(leaf, protocol=5)))
+    return table, b"".join(data)
+
+
+def _dtype_on_wire(dtype: np.dtype[Any]) -> tuple[str, bytes | str]:
+    if dtype.kind in "biufcSUmM":  # others, as ml_dtypes' bfloat16, have no name of their own
+        return _ARRAY, dtype.str
+    return _DTYPE_PICKLED, pickle.dumps(dtype, protocol=5)
+
+
+def _unpack(table: Sequence[tuple[Any, ...]], data: bytes) -> list[_Held | _Elsewhere]:
+    start = 0
+    entries: list[_Held | _Elsewhere] = []
+    for kind, *rest in table:
+        if kind == _NONE:
+            entries.append(_Held(None))
+        elif kind == _OBJECT:
+            entries.append(_Held(pickle.loads(rest[0])))
+        else:
+            coding, name, shape = rest
+            dtype = pickle.loads(name) if coding == _DTYPE_PICKLED else np.dtype(name)
+            if kind == _LAZY:
+                entries.append(_Elsewhere(dtype, shape))
+                continue
+            size = math.prod(shape)
+            # a copy: arrays of other replicas are as writable as one's own
+            array = np.frombuffer(data, dtype, size, start).reshape(shape).copy()
+            start += size * dtype.itemsize
+            entries.append(_Held(array))
+    return entries
+
+
+class LazyPerReplica(PerReplica):
+    """A `PerReplica` in a ``merge_fn`` whose large components are gathered when looked at."""
+
+    __slots__ = ("_column", "_path", "_scope")
+
+    def __init__(
+        self, column: Sequence[_Held | _Elsewhere], path: str, scope: MergeScope
+    ) -> None:
+        super().__init__([None] * len(column))
+        self._column = column
+        self._path = path
+        self._scope = scope
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the components of all replicas are here already."""
+        return all(isinstance(entry, _Held) for entry in self._column)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components of all replicas; looking at them is a collective call."""
+        if not self.holds_all:
+            self._gather()
+        return tuple(entry.value for entry in self._column if isinstance(entry, _Held))
+
+    def component(self, replica_id: int) -> Any:
+        entry = self._column[replica_id]
+        return entry.value if isinstance(entry, _Held) else self.values[replica_id]
+
+    def _texts(self) -> list[str]:
+        return [
+            repr(entry.value)
+            if isinstance(entry, _Held)
+            else f"<replica {i}: not gathered>"
+            for i, entry in enumerate(self._column)
+        ]
+
+    def _gather(self) -> None:
+        scope = self._scope
+        if not scope.is_open:
+            raise ContextError(
+                f"an argument of merge_fn (value{self._path}) was looked at after merge_fn had"
+                " returned; its large components are still with their replicas. Look at it inside"
+                " merge_fn: np.asarray of its values, or experimental_local_results."
+            )
+        scope.engine.check_thread()
+        look = _Look(self._path, self._column, call_site(), scope.options)
+        self._column = scope.engine.cross_replica(look)
+
+
+class _Look(Call):
+    """The gathering of an argument's large components, when ``merge_fn`` looks at them."""
+
+    kind = "look at an argument of merge_fn"
+
+    def __init__(
+        self,
+        path: str,
+        column: Sequence[_Held | _Elsewhere],
+        site: CallSite,
+        options: CommunicationOptions,
+    ) -> None:
+        super().__init__(site, options)
+        self.path = path
+        self.column = column
+        self.identify(path, self.describe)
+
+    def describe(self, position: int = 0) -> CallDescription:
+        return CallDescription(
+            self.kind,
+            f"value{self.path}: look at it on all ranks before branching on the rank",
+            self.site,
+            self.options.name,
+        )
+
+    def perform(self, engine: Engine, calls: Sequence[_Look]) -> list[Any]:
+        layout = engine.layout
+        with engine.agreement.preparing(calls):
+            sizes = [0] * layout.num_replicas
+            mine: list[Array] = []
+            for replica, entry in enumerate(self.column):
+                if isinstance(entry, _Elsewhere):
+                    sizes[replica] = entry.size_bytes
+                elif replica in layout.local_replica_ids and _is_lazy(entry.value):
+                    sizes[replica] = entry.value.nbytes
+                    mine.append(_bytes_of(entry.value))
+            rank_bytes = [sum(sizes[i] for i in layout.replica_ids(r)) for r in range(layout.size)]
+            receive = np.empty(sum(sizes), np.uint8)
+        engine.agreement.agree(calls)
+        if not mine:
+            mine = [np.empty(0, np.uint8)]
+        gather_bytes(engine, mine, receive, rank_bytes, self.options.timeout_seconds)
+        column: list[_Held | _Elsewhere] = []
+        start = 0
+        for entry, size in zip(self.column, sizes, strict=True):
+            if isinstance(entry, _Elsewhere):
+                block = receive[start : start + size].view(entry.dtype)
+                column.append(_Held(block.reshape(entry.shape)))
+            else:
+                column.append(entry)
+            start += size
+        return [column]
+
+
+def _is_lazy(value: Any) -> bool:
+    return type(value) is np.ndarray and not value.dtype.hasobject and value.nbytes >= LAZY_BYTES
+
+
+def _bytes_of(array: Array) -> Array:
+    """Return the bytes of `array` in C order, in its own byte order."""
+    return np.asarray(array, order="C").reshape(-1).view(np.uint8)

@@ -1,0 +1,104 @@
+"""Exceptions on their way to other ranks.
+
+An exception travels as bytes that its sender has loaded back and compared. Where a rank can't
+load them, all ranks but the one of origin raise a `RemoteReplicaError` with its text instead.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import traceback
+from typing import NamedTuple
+
+from ..errors import RemoteReplicaError
+
+__all__ = ["TravellingError", "load", "pack", "stand_in"]
+
+_PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+class TravellingError(NamedTuple):
+    """An exception as plain data."""
+
+    #: The pickled exception; empty when it can't be pickled.
+    data: bytes
+    type_name: str
+    text: str
+    #: "replica 3 (rank 1) at train.py:44"
+    origin: str
+    traceback: str
+    #: Serial number of the agreed error that this one is, or -1.
+    serial: int
+
+
+def pack(error: BaseException, who: str, serial: int = -1) -> TravellingError:
+    """Return `error`, raised by `who`, as plain data. Never raises."""
+    try:
+        text = str(error)
+    except Exception as broken:
+        text = f"<its str() raised {type(broken).__name__}>"
+    try:
+        lines = "".join(traceback.format_exception(error))
+    except Exception:
+        lines = "<no traceback: the exception can't be formatted>"
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else (
+        f"{kind.__module__}.{kind.__qualname__}"
+    )
+    origin = who + _place(error)
+    return TravellingError(_bytes_of(error), name, text, origin, lines, serial)
+
+
+def _place(error: BaseException) -> str:
+    """Return " at file:line" of the innermost frame outside of the package, or nothing."""
+    place = ""
+    step = error.__traceback__
+    while step is not None:
+        file = step.tb_frame.f_code.co_filename
+        if not os.path.abspath(file).startswith(_PACKAGE_FOLDER):
+            place = f" at {os.path.basename(file)}:{step.tb_lineno}"
+        step = step.tb_next
+    return place
+
+
+def _bytes_of(error: BaseException) -> bytes:
+    try:
+        data = pickle.dumps(error, protocol=5)
+        copy = pickle.loads(data)
+        if type(copy) is not type(error):
+            return b""
+        return data if _same(copy, error) else b""
+    except BaseException:  # user code: __reduce__ and __init__ may raise anything
+        return b""
+
+
+def _same(copy: BaseException, error: BaseException) -> bool:
+    try:
+        if bool(copy.args == error.args):
+            return True
+    except Exception:  # arrays in args have no single truth value
+        pass
+    return pickle.dumps(copy, protocol=5) == pickle.dumps(error, protocol=5)
+
+
+def load(packed: TravellingError) -> BaseException | None:
+    """Return the exception that travelled, with a note that tells its origin, or None."""
+    if not packed.data:
+        return None
+    try:
+        error = pickle.loads(packed.data)
+    except BaseException:
+        return None
+    if not isinstance(error, BaseException):
+        return None
+    error.add_note(f"raised by {packed.origin}:\n{packed.traceback}")
+    return error
+
+
+def stand_in(packed: TravellingError) -> RemoteReplicaError:
+    """Return what is raised for an exception that can't travel."""
+    return RemoteReplicaError(
+        f"{packed.type_name}: {packed.text}. It was raised by {packed.origin} and can't be pickled,"
+        f" so this error stands for it. Its traceback there:\n{packed.traceback}"
+    )

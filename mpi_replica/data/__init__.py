@@ -1,0 +1,16 @@
+"""Input: `Dataset` is the source of batches, `DistributedDataset` what the replicas get."""
+
+from .contexts import InputContext, ValueContext
+from .distributed import DistributedDataset, DistributedIterator
+from .source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, ArraySpec, Dataset
+
+__all__ = [
+    "INFINITE_CARDINALITY",
+    "UNKNOWN_CARDINALITY",
+    "ArraySpec",
+    "Dataset",
+    "DistributedDataset",
+    "DistributedIterator",
+    "InputContext",
+    "ValueContext",
+]

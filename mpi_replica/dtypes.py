@@ -1,0 +1,104 @@
+"""Which dtype a reduction accumulates in, and which it returns.
+
+The rules (they never depend on how many replicas there are):
+
+====================  ==================  ================
+leaf                  accumulates in      result
+====================  ==================  ================
+float16, bfloat16     float32             as the leaf
+float, complex        as the leaf         as the leaf
+int, MEAN             float64             float64
+bool, MEAN            float64             float64
+int, other ops        as the leaf         as the leaf
+bool, MIN and MAX     as the leaf         as the leaf
+====================  ==================  ================
+
+Everything else is a `TypeError`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from .options import ReduceOp
+
+__all__ = ["accumulation", "as_plain_array", "is_text", "wire_name"]
+
+_NARROW_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+@functools.lru_cache(maxsize=1024)
+def accumulation(dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.dtype[Any]]:
+    """Return the dtype that `op` accumulates `dtype` in, and the dtype of its result.
+
+    Raises
+    ------
+    TypeError
+        `op` has no meaning for `dtype`; the text says what to do.
+    """
+    if dtype.name in _NARROW_FLOATS:
+        return np.dtype(np.float32), dtype
+    if dtype.kind == "b":
+        if op is ReduceOp.MEAN:
+            return np.dtype(np.float64), np.dtype(np.float64)
+        if op in (ReduceOp.MIN, ReduceOp.MAX):
+            return dtype, dtype
+        raise TypeError(
+            f"{op.name} of bool has no meaning. Convert the leaf to an integer to count, or use"
+            " MIN (all) or MAX (any)."
+        )
+    if dtype.kind in "iu":
+        if op is ReduceOp.MEAN:
+            return np.dtype(np.float64), np.dtype(np.float64)
+        return dtype, dtype
+    if dtype.kind == "f":
+        if dtype.itemsize > 8 and op in (ReduceOp.MIN, ReduceOp.MAX):
+            raise TypeError(
+                f"{op.name} of {dtype.name} is not supported, since MPI does not say what becomes"
+                " of NaN there. Convert the leaf to float64."
+            )
+        return dtype, dtype
+    if dtype.kind == "c":
+        if op in (ReduceOp.MIN, ReduceOp.MAX):
+            raise TypeError(
+                f"{op.name} of {dtype.name} has no meaning: complex numbers have no order. Reduce"
+                " the absolute values, or real and imaginary parts apart."
+            )
+        return dtype, dtype
+    raise TypeError(
+        f"{op.name} of {dtype.name} has no meaning: only numbers can be reduced. Use all_gather or"
+        " merge_call for other values."
+    )
+
+
+def as_plain_array(value: Any) -> np.ndarray[Any, Any]:
+    """Return `value` as an array of native byte order, in C order, copied only where it must be.
+
+    Read-only, 0-d and empty arrays are kept as they are.
+    """
+    array = np.asarray(value)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if not array.flags.c_contiguous:
+        # not ascontiguousarray: it turns 0-d arrays into 1-d ones
+        array = array.copy(order="C")
+    return array
+
+
+def is_text(dtype: np.dtype[Any]) -> bool:
+    """Return whether arrays of `dtype` may differ in item size between replicas (strings)."""
+    return dtype.kind in "SU"
+
+
+@functools.lru_cache(maxsize=1024)
+def wire_name(dtype: np.dtype[Any]) -> str:
+    """Return a name that tells `dtype` from every other one, the same in every process.
+
+    ``dtype.str`` alone does not: ml_dtypes' bfloat16 and every void of two bytes are ``<V2``.
+    """
+    if dtype.kind == "V" and dtype.names is not None:
+        return repr(dtype.descr)
+    return dtype.name

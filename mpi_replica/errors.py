@@ -1,0 +1,77 @@
+"""Every exception of the package.
+
+An error says what is wrong, with the values; where: nest path, replica, rank, file:line; and
+what to do. Errors that the ranks have agreed on carry the same text on every rank.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "CollectiveMismatchError",
+    "CollectiveTimeoutError",
+    "ContextError",
+    "LaunchError",
+    "MPIReplicaError",
+    "RankLostError",
+    "RemoteReplicaError",
+    "ReplicaStopped",
+    "StructureMismatchError",
+]
+
+
+class MPIReplicaError(BaseException):
+    """Common base of all exceptions of the package.
+
+    Each subclass also derives from the builtin that fits, so that ``except ValueError`` works
+    too. The base itself is a `BaseException` because of `ReplicaStopped`.
+    """
+
+
+class ContextError(MPIReplicaError, RuntimeError):
+    """A call was made in a context, or from a thread, where it is not legal.
+
+    For example, ``strategy.run`` inside a replica, or ``ctx.all_reduce`` inside a ``merge_fn``.
+    """
+
+
+class StructureMismatchError(MPIReplicaError, ValueError):
+    """Replicas passed values that differ in structure, key names, shape or dtype.
+
+    They were at the same call: where they were not, `CollectiveMismatchError` is raised.
+    """
+
+
+class CollectiveMismatchError(MPIReplicaError, RuntimeError):
+    """Replicas are at different calls, in another order, or one of them has none left."""
+
+
+class RemoteReplicaError(MPIReplicaError, RuntimeError):
+    """A replica elsewhere raised an exception that could not travel between processes.
+
+    The text holds the type, the message and the traceback of the original.
+    """
+
+
+class CollectiveTimeoutError(MPIReplicaError, TimeoutError):
+    """The ``timeout_seconds`` of a collective passed; the strategy can't be used any more."""
+
+
+class RankLostError(MPIReplicaError, RuntimeError):
+    """A rank died, or its program ended, while others still call collectives."""
+
+
+class ReplicaStopped(MPIReplicaError):  # noqa: N818 - no error of this replica
+    """Raised at the collective call of a replica whose partners failed.
+
+    A `BaseException`, so that ``except Exception`` in a step function lets it pass. The failure
+    is in ``__cause__``, and ``strategy.run`` raises it.
+    """
+
+
+class LaunchError(MPIReplicaError, RuntimeError):
+    """The program was started by a launcher that does not fit the MPI library, or there is none."""
+
+
+class CheckpointError(MPIReplicaError, OSError, ValueError):
+    """A checkpoint is torn, corrupt, or of another program."""

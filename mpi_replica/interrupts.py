@@ -1,0 +1,68 @@
+"""Ctrl-C while the ranks agree: held, and told to all of them at the next call.
+
+An interrupt in the middle of an exchange would leave a message in flight that can't be taken
+back, and the other ranks waiting.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+__all__ = ["InterruptGate", "gate"]
+
+
+class InterruptGate:
+    """Holds SIGINT back while it is entered; nests. Only the main thread gets signals."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._pending = False
+        self._main = threading.main_thread().ident
+        self._installed = False
+        #: Called for a second interrupt while one is held.
+        self.abort: Callable[[int], Any] | None = None
+
+    def install(self, abort: Callable[[int], Any]) -> None:
+        """Put the gate before Python's own handler of SIGINT; a program's own handler stays."""
+        self.abort = abort
+        if self._installed or threading.get_ident() != self._main:
+            return
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._handle)
+            self._installed = True
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._depth == 0:
+            self._pending = False
+            raise KeyboardInterrupt
+        if self._pending and self.abort is not None:
+            self.abort(128 + number)
+        self._pending = True
+
+    def __enter__(self) -> None:
+        if threading.get_ident() == self._main:
+            self._depth += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if threading.get_ident() == self._main:
+            self._depth -= 1
+
+    def take(self) -> bool:
+        """Return whether an interrupt was held back, and forget it."""
+        if self._pending and threading.get_ident() == self._main:
+            self._pending = False
+            return True
+        return False
+
+
+#: The one gate of the process, since a process has one handler of SIGINT.
+gate = InterruptGate()

@@ -1,0 +1,121 @@
+"""Which replicas are on which rank: plain arithmetic over a plain value."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+
+__all__ = ["Layout", "compressed", "shares"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Replicas in contiguous blocks over ranks, seen from one of them.
+
+    Parameters
+    ----------
+    counts : tuple of int
+        How many replicas each rank hosts, in rank order.
+    rank : int
+        The rank that looks.
+    told_as : Layout, optional
+        The layout that `describe` tells of, where this one only holds what is at hand.
+
+    Examples
+    --------
+    >>> layout = Layout.even(num_replicas=5, size=3, rank=1)
+    >>> layout.counts, layout.local_replica_ids
+    ((2, 2, 1), (2, 3))
+    """
+
+    counts: tuple[int, ...]
+    rank: int
+    told_as: Layout | None = None
+
+    @classmethod
+    def even(cls, num_replicas: int, size: int, rank: int) -> Layout:
+        """Spread `num_replicas` over `size` ranks in blocks that differ by at most one."""
+        least, more = divmod(num_replicas, size)
+        return cls(tuple(least + (r < more) for r in range(size)), rank)
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self.counts)
+
+    @functools.cached_property
+    def num_replicas(self) -> int:
+        """How many replicas all ranks host together."""
+        return sum(self.counts)
+
+    @functools.cached_property
+    def local_replica_ids(self) -> tuple[int, ...]:
+        """Global ids of the replicas of this rank."""
+        return self.replica_ids(self.rank)
+
+    @functools.cached_property
+    def all_replica_ids(self) -> tuple[int, ...]:
+        """Global ids of the replicas of all ranks."""
+        return tuple(range(self.num_replicas))
+
+    def replica_ids(self, rank: int) -> tuple[int, ...]:
+        """Return the global ids of the replicas of `rank`."""
+        start = sum(self.counts[:rank])
+        return tuple(range(start, start + self.counts[rank]))
+
+    def rank_of(self, replica_id: int) -> int:
+        """Return the rank that hosts the replica."""
+        for rank, count in enumerate(self.counts):
+            if replica_id < count:
+                return rank
+            replica_id -= count
+        raise IndexError(f"There are {self.num_replicas} replicas, and no such id.")
+
+    def describe(self, replica_ids: Iterable[int]) -> str:
+        """Return the words for these replicas and their ranks.
+
+        Examples
+        --------
+        >>> Layout((2, 2), 0).describe([0, 1, 2])
+        'replicas 0-2 (ranks 0-1)'
+        """
+        ids = sorted(replica_ids)
+        ranks = sorted({(self.told_as or self).rank_of(i) for i in ids})
+        return (
+            f"replica{'s' * (len(ids) > 1)} {compressed(ids)}"
+            f" (rank{'s' * (len(ranks) > 1)} {compressed(ranks)})"
+        )
+
+
+def compressed(numbers: Iterable[int]) -> str:
+    """Return sorted numbers as text, runs written short.
+
+    Examples
+    --------
+    >>> compressed([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def shares(rows: int, num_replicas: int) -> list[slice]:
+    """Return the rows of a global batch that each replica gets: chunks of ``ceil(rows / R)``.
+
+    Trailing replicas may get none.
+
+    Examples
+    --------
+    >>> [share.stop - share.start for share in shares(10, 4)]
+    [3, 3, 3, 1]
+    """
+    chunk = -(-rows // num_replicas)
+    return [
+        slice(min(i * chunk, rows), min((i + 1) * chunk, rows)) for i in range(num_replicas)
+    ]

@@ -1,0 +1,211 @@
+"""Enums and options: plain data, no behaviour beyond checking itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+__all__ = [
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "InputOptions",
+    "InputReplicationMode",
+    "ReduceOp",
+    "VariableAggregation",
+    "VariableSynchronization",
+]
+
+
+class ReduceOp(enum.Enum):
+    """How the values of replicas are combined.
+
+    ``SUM`` and ``MEAN`` as in `tf.distribute.ReduceOp`; ``MIN``, ``MAX`` and ``PROD`` are
+    additions. Where an op is asked for, its name in any case is accepted as well.
+
+    Examples
+    --------
+    >>> ReduceOp.of("mean")
+    <ReduceOp.MEAN: 'MEAN'>
+    """
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+    MIN = "MIN"
+    MAX = "MAX"
+    PROD = "PROD"
+
+    @classmethod
+    def of(cls, op: ReduceOp | str) -> ReduceOp:
+        """Return the op that `op` names.
+
+        Raises
+        ------
+        ValueError
+            `op` is a string that names none.
+        TypeError
+            `op` is neither a string nor a `ReduceOp`.
+        """
+        if isinstance(op, ReduceOp):
+            return op
+        names = ", ".join(member.name for member in cls)
+        if isinstance(op, str):
+            try:
+                return cls[op.upper()]
+            except KeyError:
+                raise ValueError(
+                    f"{op!r} is not a reduce op. Use one of {names}, as mr.ReduceOp or as a string."
+                ) from None
+        raise TypeError(
+            f"A reduce op must be a mr.ReduceOp or a string, got {op!r}. Use one of {names}."
+        )
+
+    @staticmethod
+    def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
+        """Return the op that does what `aggregation` says.
+
+        Raises
+        ------
+        ValueError
+            `aggregation` is no reduction (``NONE`` and ``ONLY_FIRST_REPLICA`` are none).
+        """
+        if aggregation is VariableAggregation.SUM:
+            return ReduceOp.SUM
+        if aggregation is VariableAggregation.MEAN:
+            return ReduceOp.MEAN
+        raise ValueError(f"{aggregation!r} is not a reduction. Only SUM and MEAN are.")
+
+
+class VariableSynchronization(enum.Enum):
+    """When the copies of a variable are brought together (`tf.VariableSynchronization`)."""
+
+    AUTO = 0
+    NONE = 1
+    ON_WRITE = 2
+    ON_READ = 3
+
+
+class VariableAggregation(enum.Enum):
+    """How what replicas assign to a variable is combined (`tf.VariableAggregation`)."""
+
+    NONE = 0
+    SUM = 1
+    MEAN = 2
+    ONLY_FIRST_REPLICA = 3
+
+
+class CommunicationImplementation(enum.Enum):
+    """Which engine moves the data. ``AUTO`` lets the package choose."""
+
+    AUTO = "AUTO"
+
+
+@dataclasses.dataclass(frozen=True)
+class CommunicationOptions:
+    """Options of collective calls: per strategy, or per call.
+
+    Fields that are set in the call win over those of the strategy.
+
+    Parameters
+    ----------
+    bytes_per_pack : int, default 0
+        Bytes that travel in one message; 0 lets the package choose.
+    timeout_seconds : float, optional
+        Limit of the wait for the other ranks. None waits for ever. A timeout is final: the
+        strategy can't be used afterwards.
+    implementation : CommunicationImplementation or str, default AUTO
+        Which engine moves the data.
+    reproducible : bool, optional
+        Reserved: asking for True is a `NotImplementedError` until that engine exists.
+    name : str, optional
+        Replaces the call site in the comparison of calls: two lines that mean one call get the
+        same name.
+
+    Examples
+    --------
+    >>> CommunicationOptions(timeout_seconds=5).merge(CommunicationOptions(name="loss"))
+    CommunicationOptions(bytes_per_pack=0, timeout_seconds=5, \
+implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, name='loss')
+    """
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: CommunicationImplementation = CommunicationImplementation.AUTO
+    reproducible: bool | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bytes_per_pack, bool) or not isinstance(self.bytes_per_pack, int):
+            raise TypeError(f"bytes_per_pack must be an int of bytes, got {self.bytes_per_pack!r}.")
+        if self.bytes_per_pack < 0:
+            raise ValueError(f"bytes_per_pack must be 0 or more, got {self.bytes_per_pack!r}.")
+        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
+            raise ValueError(
+                f"timeout_seconds must be a positive number or None, got {self.timeout_seconds!r}."
+            )
+        if self.name is not None and not isinstance(self.name, str):
+            raise TypeError(f"name must be a string or None, got {self.name!r}.")
+        if not isinstance(self.implementation, CommunicationImplementation):
+            known = ", ".join(member.name for member in CommunicationImplementation)
+            try:
+                chosen = CommunicationImplementation[str(self.implementation).upper()]
+            except KeyError:
+                raise ValueError(
+                    f"{self.implementation!r} is not an implementation. Use one of {known}."
+                ) from None
+            object.__setattr__(self, "implementation", chosen)
+        if self.reproducible:
+            raise NotImplementedError(
+                "reproducible=True has no engine yet. Leave it out: sums then depend on the layout"
+                " in the last bits."
+            )
+
+    def merge(self, call: CommunicationOptions | None) -> CommunicationOptions:
+        """Return these options with the fields that are set in `call` put over them.
+
+        Raises
+        ------
+        TypeError
+            `call` is neither None nor `CommunicationOptions`.
+        """
+        if call is None:
+            return self
+        if not isinstance(call, CommunicationOptions):
+            raise TypeError(
+                f"options must be mr.CommunicationOptions or None, got {call!r}."
+                " Write options=mr.CommunicationOptions(name='x')."
+            )
+        given = {
+            field.name: getattr(call, field.name)
+            for field in dataclasses.fields(call)
+            if getattr(call, field.name) != field.default
+        }
+        return dataclasses.replace(self, **given)
+
+
+class InputReplicationMode(enum.Enum):
+    """For what a ``dataset_fn`` is called: once a rank, or once a replica."""
+
+    PER_WORKER = "PER_WORKER"
+    PER_REPLICA = "PER_REPLICA"
+
+
+@dataclasses.dataclass(frozen=True)
+class InputOptions:
+    """Options of distributed datasets (`tf.distribute.InputOptions`).
+
+    Parameters
+    ----------
+    experimental_fetch_to_device : bool, optional
+        Accepted for tf's sake; there are no devices to fetch to.
+    experimental_replication_mode : InputReplicationMode, default PER_WORKER
+        For what ``dataset_fn`` is called.
+    experimental_place_dataset_on_device : bool, default False
+        Accepted for tf's sake.
+    experimental_per_replica_buffer_size : int, default 1
+        Accepted for tf's sake; batches are made when they are asked for.
+    """
+
+    experimental_fetch_to_device: bool | None = None
+    experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER
+    experimental_place_dataset_on_device: bool = False
+    experimental_per_replica_buffer_size: int = 1

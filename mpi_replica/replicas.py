@@ -1,0 +1,394 @@
+"""Running a function on the replicas of this rank.
+
+Each replica runs in a greenlet. They run one at a time, in the order of their ids, and switch
+only at collectives: a replica posts its call and switches to the hub (the code that called
+``strategy.run``); when all local replicas have posted, the hub performs the call with the other
+ranks and resumes them. A rank with one replica works in the same way.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import greenlet
+
+from . import nest
+from .collectives.agreement import Combination
+from .collectives.broadcasting import digest_of
+from .collectives.call import Call
+from .collectives.callsite import CallSite, boundary, function_identity
+from .collectives.engine import Engine
+from .collectives.merging import MergeCall
+from .collectives.standing import CallDescription, LeafDescription, Note, Stand
+from .context import ReplicaContext, State, entered
+from .errors import ContextError, ReplicaStopped
+from .options import CommunicationOptions
+from .values import DistributedValues, Mirrored, PerReplica, component_of
+
+if TYPE_CHECKING:
+    from .strategy import Strategy
+
+__all__ = ["Run", "Seat", "Worker", "perform_alone"]
+
+#: A replica that swallows `ReplicaStopped` this often is abandoned.
+_MOST_REFUSALS = 100
+
+#: Leaves of a merge_fn's result above this size are not compared between ranks.
+_HASHED_BYTES = 1 << 16
+
+_abandoned: list[Seat] = []  # never resumed and never collected: that would run their code
+
+
+class Worker:
+    """A kept greenlet: making one costs more than all its switches in a step."""
+
+    def __init__(self) -> None:
+        self.greenlet = greenlet.greenlet(self._work)
+
+    def begin(self, seat: Seat) -> None:
+        """Run the replica of `seat` until it posts a call or ends."""
+        self.greenlet.gr_context = contextvars.copy_context()
+        self.greenlet.switch(seat)
+
+    def _work(self, seat: Seat) -> None:
+        while True:
+            seat.work()
+            seat = seat.run.hub.switch()
+
+
+class Seat:
+    """The place of one local replica in a run."""
+
+    def __init__(self, run: Run, replica_id: int, args: Sequence[Any], kwargs: Mapping[str, Any]):
+        self.run = run
+        self.replica_id = replica_id
+        self.args = args
+        self.kwargs = kwargs
+        #: "new", "waits" at a call, "returned", "raised" or "abandoned"
+        self.status = "new"
+        self.call: Call | None = None
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.worker: Worker | None = None
+        self._refusals = 0
+
+    def work(self) -> None:
+        """Run the step function to its end; called in the greenlet of the replica."""
+        strategy = self.run.strategy
+        context = ReplicaContext.of_seat(strategy, self)
+        try:
+            with entered(State(strategy, context, "replica")):
+                self.value = self.run.fn(*self.args, **self.kwargs)
+            self.status = "returned"
+        except greenlet.GreenletExit:
+            raise
+        except BaseException as error:
+            self.error = error
+            self.status = "raised"
+
+    def meet(self, call: Call) -> Any:
+        """Post `call` and wait until the hub has performed it; called by the replica."""
+        if self.worker is None or greenlet.getcurrent() is not self.worker.greenlet:
+            raise ContextError(
+                "a collective was called outside of the greenlet of its replica. Call it directly"
+                " from the function given to strategy.run."
+            )
+        run = self.run
+        if run.doom is not None:
+            self.refuse(run.doom)
+        call.replica_ids = (self.replica_id,)
+        self.call = call
+        self.status = "waits"
+        return run.hub.switch()
+
+    def refuse(self, doom: BaseException) -> None:
+        """Raise, since the run is over; give up on a replica that will not stop."""
+        self._refusals += 1
+        if self._refusals >= _MOST_REFUSALS:
+            self.status = "abandoned"
+            _abandoned.append(self)
+            self.run.hub.switch()
+        raise self.run.stop_error(doom)
+
+    def stop(self, error: BaseException) -> None:
+        """Raise `error` at the call at which the replica waits; called by the hub."""
+        self._refusals += 1
+        self._resume(lambda g: g.throw(error))
+
+    def go_on(self, answer: Any) -> None:
+        """Return `answer` from the call at which the replica waits; called by the hub."""
+        self._resume(lambda g: g.switch(answer))
+
+    def _resume(self, switch: Callable[[greenlet.greenlet], Any]) -> None:
+        if self.worker is None:
+            raise RuntimeError("a replica that never started can't go on")
+        self.call = None
+        self.status = "runs"
+        switch(self.worker.greenlet)
+
+
+class RunEnd(Call):
+    """The end of a run: what a replica returned, and from which function."""
+
+    kind = "run"
+    status = "returned"
+
+    def __init__(self, run: Run, value: Any) -> None:
+        super().__init__(run.site, run.options)
+        self.function = run.identity
+        self.leaves, self.structure = nest.flatten(value)
+        name = run.strategy.name_of_variable
+        self.kinds = tuple(
+            "none" if leaf is None else (name(leaf) or "value") for leaf in self.leaves
+        )
+        self.identify((self.function, self.structure, self.kinds), self.describe)
+
+    def describe(self, position: int = 0) -> CallDescription:
+        return CallDescription(
+            self.kind,
+            self.function.text,
+            self.site,
+            None,
+            nest.structure_text(self.structure),
+            nest.leaf_paths(self.structure),
+            tuple(LeafDescription(kind) for kind in self.kinds),
+        )
+
+    def perform(self, engine: Engine, calls: Sequence[RunEnd]) -> list[Any]:
+        engine.agreement.agree(calls)
+        return [self.kinds for _ in calls]
+
+
+class Run:
+    """One call of ``strategy.run`` on this rank."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        fn: Callable[..., Any],
+        seats: Sequence[tuple[int, Sequence[Any], Mapping[str, Any]]],
+        site: CallSite,
+        options: CommunicationOptions,
+    ) -> None:
+        self.strategy = strategy
+        self.fn = fn
+        self.identity = function_identity(fn)
+        self.site = site
+        self.options = options
+        self.engine = strategy.engine
+        self.seats = [Seat(self, *seat) for seat in seats]
+        self.hub = greenlet.getcurrent()
+        self.ordinal = 0
+        #: Why the run is over before its end; set by the agreement.
+        self.doom: BaseException | None = None
+        #: Whether that is an exception of a replica, and not a disagreement.
+        self.a_replica_failed = True
+
+    def execute(self, workers: list[Worker]) -> Any:
+        """Run the function on all local replicas; return what they returned, merged."""
+        agreement = self.engine.agreement
+        agreement.enter_run(self)
+        try:
+            self._start(workers)
+            while self.doom is None:
+                waiting = [seat for seat in self.seats if seat.status == "waits"]
+                try:
+                    if len(waiting) == len(self.seats):
+                        answers = self._perform([seat.call for seat in waiting if seat.call])
+                    elif all(seat.status == "returned" for seat in self.seats):
+                        return self._end()
+                    else:
+                        self._report()
+                        raise RuntimeError("the ranks agreed on nothing")
+                    for seat, answer in zip(waiting, answers, strict=True):
+                        seat.go_on(answer)
+                except BaseException as error:
+                    self._deal_with(error, waiting)
+            self._unwind()
+            raise self.doom
+        finally:
+            agreement.leave_run()
+            self._give_back(workers)
+
+    def stop_error(self, doom: BaseException) -> BaseException:
+        """Return what a replica gets at a call in a run that is over because of `doom`."""
+        if not self.a_replica_failed:
+            return doom.with_traceback(None)
+        stopped = ReplicaStopped(
+            f"this replica stops at its call, because another one raised {type(doom).__name__}:"
+            f" {doom}"
+        )
+        stopped.__cause__ = doom
+        return stopped
+
+    def _start(self, workers: list[Worker]) -> None:
+        for seat in self.seats:
+            seat.worker = workers.pop() if workers else Worker()
+            seat.status = "runs"
+            seat.worker.begin(seat)
+            if seat.status == "raised":
+                return  # a replica that has not started is not started
+
+    def _perform(self, calls: list[Call]) -> list[Any]:
+        failed = [call for call in calls if call.error is not None]
+        if failed:
+            agreement = self.engine.agreement
+            stands = [agreement.stand(call) for call in calls]
+            originals = {call.replica_ids[0]: call.error for call in failed if call.error}
+            agreement.report(stands, originals, calls[0])
+        results = self.engine.perform(calls)
+        if isinstance(calls[0], MergeCall):
+            return self._merge(calls[0], *results[0])
+        return results
+
+    def _merge(self, call: MergeCall, scope: Any, args: Any, kwargs: Any) -> list[Any]:
+        try:
+            with entered(State(self.strategy, None, "merge_fn")):
+                result = invoke_merge_fn(call.function, self.strategy, args, kwargs)
+        finally:
+            scope.is_open = False
+        if self.engine.layout.size > 1:
+            advice = (
+                "merge_fn must return the same on all ranks: pass what differs between replicas"
+                " through args instead of using it from outside."
+            )
+            what = f"the result of merge_fn {call.identity.text}"
+            digest = digest_of(_comparable(result))
+            self.engine.agreement.note(
+                Note(what, call.site, digest, advice, "CollectiveMismatchError")
+            )
+        return [unpacked(result, seat.replica_id) for seat in self.seats]
+
+    def _deal_with(self, error: BaseException, waiting: Sequence[Seat]) -> None:
+        """Pass an error on to the replicas, and to the other ranks where they don't know it."""
+        if self.doom is None and not self.engine.agreement.is_agreed(error):
+            error = self._tell(error)
+        if self.doom is None and not waiting:
+            self.doom = error
+        for seat in waiting:
+            if seat.status == "waits":
+                at_call = error if self.doom is None else self.stop_error(self.doom)
+                seat.stop(at_call.with_traceback(None) if at_call is not error else error)
+
+    def _tell(self, error: BaseException) -> BaseException:
+        """Tell the other ranks of an error that came up here, between collectives."""
+        agreement = self.engine.agreement
+        ids = self.engine.layout.local_replica_ids
+        end = RunEnd(self, None)
+        end.replica_ids = ids
+        try:
+            agreement.report([agreement.failed_stand(end, error, "raised")], {ids[0]: error}, end)
+        except BaseException as agreed:
+            if self.doom is None:
+                self.doom = error
+            return agreed
+        return error
+
+    def _report(self) -> None:
+        """Tell the other ranks that some local replicas have returned or raised."""
+        agreement = self.engine.agreement
+        stands: list[Stand] = []
+        originals: dict[int, BaseException] = {}
+        end = RunEnd(self, None)
+        for seat in self.seats:
+            ids = (seat.replica_id,)
+            if seat.call is not None and seat.status == "waits":
+                stands.append(agreement.stand(seat.call))
+            elif seat.error is not None:
+                end.replica_ids = ids
+                originals[seat.replica_id] = seat.error
+                stands.append(agreement.failed_stand(end, seat.error, "raised"))
+            elif seat.status == "returned":
+                stands.append(Stand(ids, "returned", end.describe(), None, self.ordinal))
+        agreement.report(stands, originals, end)
+
+    def _end(self) -> Any:
+        """Agree on the end of the run; return what the local replicas returned, wrapped."""
+        ends = [RunEnd(self, seat.value) for seat in self.seats]
+        for end, seat in zip(ends, self.seats, strict=True):
+            end.replica_ids = (seat.replica_id,)
+        try:
+            kinds = self.engine.perform(list(ends))[0]
+        except Combination as combination:
+            kinds = combination.kinds
+        layout = self.engine.layout
+        leaves = []
+        for index, kind in enumerate(kinds):
+            values = [end.leaves[index] for end in ends]
+            if kind == "none":
+                leaves.append(None)
+            elif kind == "value":
+                ids = layout.local_replica_ids
+                leaves.append(PerReplica(values, ids, layout.num_replicas))
+            else:
+                leaves.append(values[0])
+        return nest.unflatten(ends[0].structure, leaves)
+
+    def _unwind(self) -> None:
+        """Stop the replicas that still wait, and say which ones would not stop."""
+        for seat in self.seats:
+            if seat.status == "waits" and self.doom is not None:
+                seat.stop(self.stop_error(self.doom))
+        refused = [seat.replica_id for seat in self.seats if seat.status == "abandoned"]
+        if refused and self.doom is not None:
+            text = (
+                f"{self.engine.layout.describe(refused)} swallowed the error at its collective"
+                f" {_MOST_REFUSALS} times and was abandoned in the middle of {self.identity.text}."
+                " Let mr.errors.ReplicaStopped pass: catch Exception, not BaseException."
+            )
+            self.doom.add_note(text)
+            try:
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+            except RuntimeWarning:
+                pass  # where warnings are errors, the note tells it
+
+    def _give_back(self, workers: list[Worker]) -> None:
+        for seat in self.seats:
+            if seat.worker is not None and seat.status in ("returned", "raised"):
+                seat.worker.greenlet.gr_context = None
+                workers.append(seat.worker)
+
+
+def perform_alone(strategy: Strategy, call: Call) -> Any:
+    """Perform the call of a `ReplicaContext` that was made by hand: there is one replica."""
+    call.replica_ids = (0,)
+    if call.error is not None:
+        raise call.error
+    result = strategy.engine.perform([call])[0]
+    if not isinstance(call, MergeCall):
+        return result
+    scope, args, kwargs = result
+    try:
+        with entered(State(strategy, None, "merge_fn")):
+            return unpacked(invoke_merge_fn(call.function, strategy, args, kwargs), 0)
+    finally:
+        scope.is_open = False
+
+
+@boundary
+def invoke_merge_fn(
+    merge_fn: Callable[..., Any], strategy: Strategy, args: Any, kwargs: Any
+) -> Any:
+    """Call a ``merge_fn``; the chain of frames of a call site ends here."""
+    return merge_fn(strategy, *args, **kwargs)
+
+
+def unpacked(value: Any, replica_id: int) -> Any:
+    """Return the nest `value` with this replica's component for each PerReplica in it."""
+    return nest.map_structure(lambda leaf: component_of(leaf, replica_id), value)
+
+
+def _comparable(result: Any) -> Any:
+    """Return what of a merge_fn's result must be the same on all ranks."""
+
+    def comparable(leaf: Any) -> Any:
+        if isinstance(leaf, Mirrored):
+            leaf = leaf.value
+        if isinstance(leaf, DistributedValues) or getattr(leaf, "nbytes", 0) > _HASHED_BYTES:
+            return None
+        return leaf
+
+    return nest.map_structure(comparable, result)

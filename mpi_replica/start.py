@@ -1,0 +1,128 @@
+"""The start of a strategy: the ranks tell what they were given, and agree on one layout."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import sys
+from typing import NamedTuple
+
+from .errors import LaunchError
+from .layout import Layout, compressed
+from .options import CommunicationOptions
+from .transport import Transport
+
+__all__ = ["agreed_layout"]
+
+_NUM_REPLICAS = "MPI_REPLICA_NUM_REPLICAS"
+_log = logging.getLogger("mpi_replica")
+
+
+class _Facts(NamedTuple):
+    """What a rank tells the others."""
+
+    python: tuple[int, ...]
+    #: hash() of a string, which differs between processes unless PYTHONHASHSEED is set
+    string_hash: int
+    replicas_per_rank: int
+    num_replicas: int | None
+    #: What is wrong with the arguments on this rank.
+    problem: Exception | None
+
+
+def agreed_layout(
+    transport: Transport,
+    replicas_per_rank: int | None,
+    num_replicas: int | None,
+    options: CommunicationOptions | None,
+) -> tuple[Layout, CommunicationOptions]:
+    """Return the layout and this rank's options. Collective; raises on every rank or on none.
+
+    Raises
+    ------
+    ValueError, TypeError
+        The arguments of a rank are wrong, or do not fit together.
+    LaunchError
+        The ranks run different versions of Python.
+    """
+    merged = CommunicationOptions()
+    total: int | None = None
+    problem: Exception | None = None
+    try:
+        merged = merged.merge(options)
+        total = _checked(replicas_per_rank, num_replicas, transport.size)
+    except (TypeError, ValueError) as error:
+        problem = error
+    mine = _Facts(
+        tuple(sys.version_info[:3]),
+        hash("mpi_replica"),
+        1 if replicas_per_rank is None else replicas_per_rank,
+        total,
+        problem,
+    )
+    facts: list[_Facts] = [
+        pickle.loads(text) for text in transport.all_gather_bytes(pickle.dumps(mine, 5))
+    ]
+    layout = _layout(facts, transport.rank)
+    if transport.rank == 0 and len({fact.string_hash for fact in facts}) > 1:
+        _log.warning(
+            "hash() of strings differs between the ranks: a loop over a set of strings has another"
+            " order on each, and collectives in it would mix silently. Start the ranks with"
+            " PYTHONHASHSEED=0 in the environment, or sort what you loop over."
+        )
+    return layout, merged
+
+
+def _checked(replicas_per_rank: int | None, num_replicas: int | None, size: int) -> int | None:
+    """Return the number of replicas of all ranks, where it is given."""
+    if replicas_per_rank is not None and num_replicas is not None:
+        raise ValueError(
+            f"replicas_per_rank={replicas_per_rank!r} and num_replicas={num_replicas!r} are both"
+            " given. Give one of them."
+        )
+    name = "num_replicas"
+    if replicas_per_rank is None and num_replicas is None and _NUM_REPLICAS in os.environ:
+        name = _NUM_REPLICAS
+        try:
+            num_replicas = int(os.environ[name])
+        except ValueError:
+            raise ValueError(f"{name}={os.environ[name]!r} is not an integer.") from None
+    for label, value in (("replicas_per_rank", replicas_per_rank), (name, num_replicas)):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{label} must be an int, got {value!r}.")
+        if value < 1:
+            raise ValueError(f"{label} must be 1 or more, got {value!r}.")
+    if num_replicas is not None and num_replicas < size:
+        raise ValueError(
+            f"{name}={num_replicas} is less than the {size} ranks: each rank hosts one replica or"
+            f" more. Start {num_replicas} ranks, or ask for {size} replicas or more."
+        )
+    return num_replicas
+
+
+def _layout(facts: list[_Facts], rank: int) -> Layout:
+    pythons = {fact.python: None for fact in facts}
+    if len(pythons) > 1:
+        versions = " and ".join(".".join(map(str, version)) for version in pythons)
+        raise LaunchError(
+            f"the ranks run different versions of Python ({versions}): functions and call sites"
+            " can't be compared between them. Use the same environment on all hosts."
+        )
+    for sender, fact in enumerate(facts):
+        if fact.problem is not None:
+            if len(facts) > 1:
+                fact.problem.add_note(f"raised by rank {sender}")
+            raise fact.problem
+    totals: dict[int | None, list[int]] = {}
+    for sender, fact in enumerate(facts):
+        totals.setdefault(fact.num_replicas, []).append(sender)
+    if len(totals) > 1:
+        sides = ", ".join(f"{n!r} on ranks {compressed(ranks)}" for n, ranks in totals.items())
+        raise ValueError(f"num_replicas differs between ranks: {sides}. Give the same on all.")
+    total = facts[0].num_replicas
+    if total is not None:
+        return Layout.even(total, len(facts), rank)
+    return Layout(tuple(fact.replicas_per_rank for fact in facts), rank)

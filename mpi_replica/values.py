@@ -1,0 +1,356 @@
+"""Values of replicas: what a distributed computation takes and gives."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+__all__ = ["DistributedValues", "IndexedSlices", "Mirrored", "PerReplica", "component_of"]
+
+_WAYS_OUT = (
+    "Use strategy.reduce(op, value, axis=None) or strategy.gather(value, axis) for one value of"
+    " all replicas, or strategy.experimental_local_results(value) for a tuple of the values here."
+)
+
+
+class DistributedValues:
+    """Base of everything that holds a value per replica (`tf.distribute.DistributedValues`).
+
+    Never made directly: `PerReplica` and `Mirrored` are its kinds, and so are variables.
+    """
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        raise TypeError("DistributedValues is a base class. Make a PerReplica or use a Variable.")
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the components of all replicas are here."""
+        return False
+
+    def components(self, replica_ids: Sequence[int]) -> list[Any] | None:
+        """Return the components of these local replicas; None where all replicas share one value.
+
+        Never communicates.
+        """
+        raise NotImplementedError
+
+    def shared_value(self) -> Any:
+        """Return the one value of all replicas; only where `components` gives None."""
+        raise NotImplementedError
+
+
+class PerReplica(DistributedValues):
+    """A value per replica, in general different ones.
+
+    What ``strategy.run`` and distributed datasets give (components of this rank's replicas),
+    and what a ``merge_fn`` receives (components of all replicas).
+
+    Parameters
+    ----------
+    values : sequence
+        The components, in the order of the replica ids.
+    replica_ids : sequence of int, optional
+        Global ids of the replicas whose components these are. Default: 0, 1, ...
+    num_replicas : int, optional
+        How many replicas the strategy has. Default: the number of components.
+
+    Notes
+    -----
+    It converts (``float``, ``int``, ``bool``, ``np.asarray``, ``.item()``) only when the strategy
+    has one replica; a program that runs on four ranks with one replica each must run on two with
+    two. It has no arithmetic. Counterpart of ``tf.types.experimental.PerReplica``.
+
+    Examples
+    --------
+    >>> PerReplica([5.0, 6.0])
+    PerReplica:{
+      0: 5.0,
+      1: 6.0
+    }
+    """
+
+    __slots__ = ("__weakref__", "_num_replicas", "_replica_ids", "_values")
+
+    # numpy must not take it for an object array in `array + per_replica`
+    __array_ufunc__ = None
+
+    def __init__(
+        self,
+        values: Sequence[Any],
+        replica_ids: Sequence[int] | None = None,
+        num_replicas: int | None = None,
+    ) -> None:
+        self._values = tuple(values)
+        count = len(self._values)
+        self._replica_ids = tuple(range(count)) if replica_ids is None else tuple(replica_ids)
+        self._num_replicas = count if num_replicas is None else num_replicas
+        if len(self._replica_ids) != count:
+            raise ValueError(
+                f"PerReplica got {count} components for the {len(self._replica_ids)} replica ids"
+                f" {self._replica_ids!r}. Give one component for each."
+            )
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components that are here, in the order of `replica_ids`."""
+        return self._values
+
+    @property
+    def replica_ids(self) -> tuple[int, ...]:
+        """Global ids of the replicas whose components are here."""
+        return self._replica_ids
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas the strategy has."""
+        return self._num_replicas
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the components of all replicas are here."""
+        return len(self._replica_ids) == self._num_replicas
+
+    def component(self, replica_id: int) -> Any:
+        """Return the component of one replica, by its global id.
+
+        Raises
+        ------
+        ValueError
+            There is no component for it here.
+        """
+        if replica_id not in self._replica_ids:
+            raise ValueError(
+                f"a PerReplica with components for replicas {self._replica_ids!r} has none for"
+                f" replica {replica_id}. Give one for each replica, as strategy.run and"
+                " experimental_distribute_values_from_function do."
+            )
+        return self.values[self._replica_ids.index(replica_id)]
+
+    def components(self, replica_ids: Sequence[int]) -> list[Any]:
+        return [self.component(i) for i in replica_ids]
+
+    def _texts(self) -> list[str]:
+        return [repr(value) for value in self._values]
+
+    def __repr__(self) -> str:
+        rows = ",\n".join(
+            f"  {i}: {text}" for i, text in zip(self._replica_ids, self._texts(), strict=True)
+        )
+        return f"{type(self).__name__}:{{\n{rows}\n}}"
+
+    def __reduce__(self) -> Any:
+        return PerReplica, (self.values, self._replica_ids, self._num_replicas)
+
+    def _only(self, what: str) -> Any:
+        if self._num_replicas != 1:
+            raise TypeError(
+                f"{what} of a PerReplica: it holds a value per replica, and the strategy has"
+                f" {self._num_replicas}. {_WAYS_OUT}"
+            )
+        return self.values[0]
+
+    def __float__(self) -> float:
+        return float(self._only("float()"))
+
+    def __int__(self) -> int:
+        return int(self._only("int()"))
+
+    def __bool__(self) -> bool:
+        return bool(self._only("The truth value"))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self._only("np.asarray()"), dtype=dtype, copy=copy)
+
+    def item(self) -> Any:
+        """Return the only component as a Python scalar; the strategy must have one replica."""
+        return np.asarray(self._only("item()")).item()
+
+
+def _refuse(name: str) -> Callable[..., NoReturn]:
+    def method(self: PerReplica, *others: Any) -> NoReturn:
+        raise TypeError(
+            f"A PerReplica has no {name}: it holds a value per replica. Compute inside strategy.run,"
+            f" where each replica sees its own component. {_WAYS_OUT}"
+        )
+
+    method.__name__ = name
+    return method
+
+
+for _name in (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"),
+    *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rmatmul"),
+    *("rand", "ror", "rxor", "neg", "pos", "abs", "invert"),
+    *("lt", "le", "gt", "ge", "len", "iter", "getitem", "index"),
+):
+    setattr(PerReplica, f"__{_name}__", _refuse(f"__{_name}__"))
+
+
+class Mirrored(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
+    """One value that is the same on all replicas.
+
+    What ``strategy.extended.reduce_to``, ``batch_reduce_to`` and ``broadcast_to`` give. It acts
+    like the value in it: operators, numpy functions and attributes work.
+
+    Parameters
+    ----------
+    value : object
+        The value, the same on every rank.
+
+    Notes
+    -----
+    Counterpart of ``tf.types.experimental.Mirrored``.
+
+    Examples
+    --------
+    >>> float(Mirrored(2.0) + 1)
+    3.0
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    @property
+    def value(self) -> Any:
+        """The value in it."""
+        return self._value
+
+    def components(self, replica_ids: Sequence[int]) -> None:
+        return None
+
+    def shared_value(self) -> Any:
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"Mirrored:{self._value!r}"
+
+    def __reduce__(self) -> Any:
+        return Mirrored, (self._value,)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_value" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._value, name)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self._value, dtype=dtype, copy=copy)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        plain = [x.value if isinstance(x, Mirrored) else x for x in inputs]
+        return getattr(ufunc, method)(*plain, **kwargs)
+
+    def __float__(self) -> float:
+        return float(self._value)
+
+    def __int__(self) -> int:
+        return int(self._value)
+
+    def __index__(self) -> int:
+        return operator.index(self._value)
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def __len__(self) -> int:
+        return len(self._value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._value[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._value)
+
+    __hash__ = object.__hash__
+
+
+def component_of(value: Any, replica_id: int) -> Any:
+    """Return what `value` stands for in a replica: for a PerReplica, its component."""
+    if isinstance(value, PerReplica):
+        return value.component(replica_id)
+    if isinstance(value, Mirrored):
+        return value.value
+    return value
+
+
+class IndexedSlices:
+    """Rows of a larger array: a sparse leaf of ``all_reduce`` (`tf.IndexedSlices`).
+
+    Parameters
+    ----------
+    values : array_like, shape (n, ...)
+        The rows.
+    indices : array_like of int, shape (n,)
+        Where each row belongs; an index may stand more than once: such rows add up.
+    dense_shape : sequence of int, optional
+        Shape of the dense array.
+
+    Raises
+    ------
+    ValueError
+        There are not as many indices as rows, or `dense_shape` does not fit.
+    TypeError
+        `indices` are not integers.
+
+    Examples
+    --------
+    >>> IndexedSlices([[1.0, 2.0]], [1], dense_shape=(3, 2)).to_dense()
+    array([[0., 0.],
+           [1., 2.],
+           [0., 0.]])
+    """
+
+    __slots__ = ("dense_shape", "indices", "values")
+
+    def __init__(
+        self, values: Any, indices: Any, dense_shape: Iterable[int] | None = None
+    ) -> None:
+        self.values = np.asarray(values)
+        self.indices = np.asarray(indices)
+        self.dense_shape = None if dense_shape is None else tuple(int(n) for n in dense_shape)
+        if self.indices.size == 0 and self.indices.dtype.kind == "f":
+            self.indices = self.indices.astype(np.int64)  # what np.asarray([]) gives
+        if self.indices.dtype.kind not in "iu":
+            raise TypeError(f"indices must be integers, got dtype {self.indices.dtype}.")
+        if self.values.ndim < 1 or self.indices.shape != self.values.shape[:1]:
+            raise ValueError(
+                f"values of shape {self.values.shape} and indices of shape {self.indices.shape} do"
+                " not fit. Give one index for each row of values."
+            )
+        if self.dense_shape is not None and self.dense_shape[1:] != self.values.shape[1:]:
+            raise ValueError(
+                f"dense_shape {self.dense_shape} does not fit rows of shape"
+                f" {self.values.shape[1:]}. All but its first dimension must be theirs."
+            )
+
+    def to_dense(self) -> np.ndarray[Any, Any]:
+        """Return the dense array; rows with the same index are added.
+
+        Raises
+        ------
+        ValueError
+            There is no `dense_shape`.
+        IndexError
+            An index lies outside of it.
+        """
+        if self.dense_shape is None:
+            raise ValueError("to_dense() needs a dense_shape. Give it to IndexedSlices.")
+        rows = self.dense_shape[0]
+        outside = self.indices[(self.indices < 0) | (self.indices >= rows)]
+        if outside.size:
+            raise IndexError(f"index {outside[0]} lies outside of the {rows} rows of dense_shape.")
+        dense = np.zeros(self.dense_shape, self.values.dtype)
+        np.add.at(dense, self.indices, self.values)
+        return dense
+
+    def __repr__(self) -> str:
+        return (
+            f"IndexedSlices(values={self.values!r}, indices={self.indices!r},"
+            f" dense_shape={self.dense_shape!r})"
+        )

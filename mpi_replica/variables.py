@@ -1,0 +1,513 @@
+"""Variables: state that replicas share.
+
+A mirrored variable has one array on each rank, the same everywhere. A variable that is
+synchronized on read has a component for each replica, combined when it is read from above.
+
+Arrays are never written in place: an assignment puts a new one in the place of the old one, so
+that what was read before stays what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import numpy as np
+
+from . import nest
+from .collectives import cross_replica
+from .collectives.broadcasting import Broadcast, EqualEverywhere
+from .collectives.call import Call
+from .collectives.callsite import CallSite
+from .collectives.reduction import AllReduce
+from .context import ReplicaContext, State, current_state, get_strategy, require_cross_replica
+from .options import (
+    CommunicationOptions,
+    ReduceOp,
+    VariableAggregation,
+    VariableSynchronization,
+)
+from .values import DistributedValues, Mirrored, PerReplica, component_of
+
+if TYPE_CHECKING:
+    from .strategy import Strategy
+
+__all__ = ["Variable"]
+
+Array = np.ndarray[Any, Any]
+_Enum = TypeVar("_Enum", VariableSynchronization, VariableAggregation)
+
+_ASSIGN: dict[str, Callable[[Array, Array], Any]] = {
+    "assign": lambda old, value: value.copy(),
+    "assign_add": np.add,
+    "assign_sub": np.subtract,
+}
+
+
+class _Storage:
+    """The arrays of a variable on this rank: one, or one for each local replica."""
+
+    def __init__(self, identity: str, values: dict[int | None, Array]) -> None:
+        self.identity = identity
+        self._values = values
+        for key, value in values.items():
+            self.write(key, value)
+
+    def read(self, key: int | None) -> Array:
+        return self._values[key]
+
+    def write(self, key: int | None, value: Array) -> None:
+        value.flags.writeable = False
+        self._values[key] = value
+
+    @property
+    def keys(self) -> tuple[int | None, ...]:
+        return tuple(self._values)
+
+
+class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
+    """An array that replicas share and assign to.
+
+    Collective: all ranks make it, in cross-replica context (``strategy.scope()``), or all
+    replicas in a step function.
+
+    Parameters
+    ----------
+    initial_value : array_like or callable
+        Replica 0's counts, on all ranks; a callable is called once, where replica 0 is.
+    trainable : bool, optional
+        A mark for optimizers. Default: True, unless it is synchronized on read.
+    dtype : dtype, optional
+        Default: that of `initial_value`.
+    name : str, optional
+        For error messages.
+    synchronization : VariableSynchronization, default AUTO
+        ``AUTO`` and ``ON_WRITE``: mirrored, the same on all ranks. ``ON_READ``: each replica has
+        its own component.
+    aggregation : VariableAggregation, default NONE
+        How what replicas assign is combined. ``NONE``: all replicas must assign the same value.
+
+    Raises
+    ------
+    ValueError
+        Unknown or unfit synchronization or aggregation; MEAN of a dtype that is no float.
+    StructureMismatchError
+        The ranks gave values of different shape or dtype.
+
+    Notes
+    -----
+    It acts like an array in expressions and numpy functions. Reading never communicates, except
+    that a variable synchronized on read, read in cross-replica context, is reduced: collective.
+    Counterpart of ``tf.Variable`` in a strategy's scope.
+
+    Examples
+    --------
+    >>> import mpi_replica as mr
+    >>> with mr.MPIStrategy(num_replicas=2).scope():
+    ...     v = mr.Variable(1.0, name="v")
+    >>> float(v.assign_add(2.0) * 2)
+    6.0
+    """
+
+    __hash__ = object.__hash__
+
+    def __init__(
+        self,
+        initial_value: Any,
+        trainable: bool | None = None,
+        dtype: Any = None,
+        name: str | None = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ) -> None:
+        strategy = self._strategy = get_strategy()
+        self.name = "Variable" if name is None else name
+        state = current_state()
+        context = None if state is None else state.replica_context
+        replica_id = 0 if context is None else context.replica_id_in_sync_group
+        holds_first = replica_id == 0 and strategy.engine.layout.rank_of(0) == (
+            strategy.engine.layout.rank
+        )
+        is_called = callable(initial_value)
+
+        def make(site: CallSite, options: CommunicationOptions) -> Call:
+            sync = _member(VariableSynchronization, synchronization)
+            mode = _member(VariableAggregation, aggregation)
+            if sync is VariableSynchronization.NONE:
+                raise ValueError(
+                    f"{self.name}: VariableSynchronization.NONE is not supported, as in tf. Use"
+                    " AUTO, ON_WRITE or ON_READ."
+                )
+            value: Any = None
+            if not is_called or holds_first:
+                given = initial_value() if is_called else initial_value
+                value = np.array(component_of(_plain(given), replica_id), dtype=dtype, order="C")
+                _check_dtype(self.name, value.dtype, mode)
+            detail = f"{self.name}, {sync.name}, {mode.name}"
+            return Broadcast(
+                "Variable", detail, value, site, options, compared=not is_called, then=self._store
+            )
+
+        self._on_read = synchronization is VariableSynchronization.ON_READ
+        call = strategy.engine.make("Variable", None, make)
+        if context is None:
+            self._storage: _Storage = strategy.engine.cross_replica(call)
+        else:
+            self._storage = context.meet(call)
+        self.synchronization = _member(VariableSynchronization, synchronization)
+        self.aggregation = _member(VariableAggregation, aggregation)
+        self.trainable = not self._on_read if trainable is None else trainable
+
+    def _store(self, value: Array) -> _Storage:
+        engine = self._strategy.engine
+        # Making a variable is collective, so that all ranks count alike.
+        identity = f"variable {next(engine.variable_numbers)} {self.name!r}"
+        if self._on_read:
+            keys = engine.layout.local_replica_ids
+            return _Storage(identity, {key: np.array(value) for key in keys})
+        return _Storage(identity, {None: np.array(value)})
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that it belongs to."""
+        return self._strategy
+
+    @property
+    def identity(self) -> str:
+        """A name that tells it from all other variables, the same on every rank."""
+        return self._storage.identity
+
+    @property
+    def _any(self) -> Array:
+        return self._storage.read(self._storage.keys[0])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype, which never changes."""
+        return self._any.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape, which never changes."""
+        return self._any.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self._any.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of items."""
+        return self._any.size
+
+    def value(self) -> Any:
+        """Return the value as a read-only array, or a numpy scalar.
+
+        In a replica: the replica's own. In cross-replica context, synchronized on read: the
+        combined value of all replicas (collective).
+
+        Raises
+        ------
+        ValueError
+            Synchronized on read with aggregation NONE, in cross-replica context.
+        """
+        if not self._on_read:
+            return self._storage.read(None)[()]
+        key = self._own_key()
+        if key is not None:
+            return self._storage.read(key)[()]
+        return self._combined()
+
+    read_value = value
+
+    def numpy(self) -> Any:
+        """Return the value, as `value` does."""
+        return self.value()
+
+    def _own_key(self) -> int | None:
+        """Return the replica whose component the running code sees; None in cross-replica context."""
+        state = current_state()
+        if state is None or state.strategy is not self._strategy:
+            return 0 if self._strategy.num_replicas_in_sync == 1 else None
+        if state.kind == "update":
+            return state.component
+        context = state.replica_context
+        return None if context is None else context.replica_id_in_sync_group
+
+    def _combined(self) -> Any:
+        require_cross_replica(self._strategy, f"reading {self.name}")
+        engine = self._strategy.engine
+        mode = self.aggregation
+        if mode is VariableAggregation.NONE:
+            raise ValueError(
+                f"{self.name} is synchronized on read with aggregation NONE: there is no one value"
+                " in cross-replica context. Give it another aggregation, or use"
+                " strategy.experimental_local_results."
+            )
+        if mode is VariableAggregation.ONLY_FIRST_REPLICA:
+            first = self._storage.read(0) if 0 in self._storage.keys else self._any
+
+            def make(site: CallSite, options: CommunicationOptions) -> Call:
+                return Broadcast("read", self.identity, first, site, options, compared=True)
+
+            return engine.cross_replica(engine.make("read", None, make))[()]
+        op = ReduceOp.from_variable_aggregation(mode)
+        local = engine.layout.local_replica_ids
+        values = PerReplica(
+            [self._storage.read(i) for i in local], local, engine.layout.num_replicas
+        )
+        return cross_replica.reduce(engine, f"read of {self.identity}", op, values, None, None)
+
+    def components(self, replica_ids: Sequence[int]) -> list[Any] | None:
+        if not self._on_read:
+            return None
+        return [self._storage.read(i) for i in replica_ids]
+
+    def shared_value(self) -> Any:
+        return self.value()
+
+    def assign(self, value: Any) -> Variable:
+        """Give the variable a new value.
+
+        In a replica: collective, by the aggregation; `value` is this replica's. NONE: all replicas
+        must assign the same value, of which a hash travels with the next call. Synchronized on
+        read: the replica's own component, no communication. In cross-replica context: collective;
+        rank 0's value counts.
+
+        Parameters
+        ----------
+        value : array_like
+            Of the variable's shape, and of a dtype that numpy casts to the variable's
+            (``same_kind``).
+
+        Returns
+        -------
+        Variable
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            Another shape; under NONE the replicas assigned different values; a `PerReplica` in
+            cross-replica context.
+        TypeError
+            A dtype that does not fit.
+        """
+        return self._assign("assign", value)
+
+    def assign_add(self, delta: Any) -> Variable:
+        """Add `delta`, as `assign` does.
+
+        Raises
+        ------
+        ValueError
+            As for `assign`; also in cross-replica context for one that is summed on read, as in tf.
+        """
+        return self._assign("assign_add", delta)
+
+    def assign_sub(self, delta: Any) -> Variable:
+        """Subtract `delta`, as `assign_add` adds."""
+        return self._assign("assign_sub", delta)
+
+    def _assign(self, how: str, value: Any) -> Variable:
+        state = current_state()
+        engine = self._strategy.engine
+        if state is not None and state.kind == "update" and state.strategy is self._strategy:
+            self._write(state.component, how, self._fitting(how, component_of(_plain(value), 0)))
+            return self
+        context = None if state is None else state.replica_context
+        if context is None or context.strategy is not self._strategy:
+            require_cross_replica(self._strategy, f"{self.name}.{how}")
+            self._assign_from_above(how, value)
+        elif self._on_read:
+            key = context.replica_id_in_sync_group
+            mine = self._fitting(how, component_of(_plain(value), key))
+            self._write(key, how, mine)
+        else:
+            context.meet(engine.make(f"Variable.{how}", None, self._call(context, how, value)))
+        return self
+
+    def _call(
+        self, context: ReplicaContext, how: str, value: Any
+    ) -> Callable[[CallSite, CommunicationOptions], Call]:
+        """Return what makes the call by which a replica assigns to a mirrored variable."""
+        kind = f"Variable.{how}"
+
+        def write(result: Any) -> None:
+            self._write(None, how, np.asarray(result))
+
+        def make(site: CallSite, options: CommunicationOptions) -> Call:
+            mine = self._fitting(how, component_of(_plain(value), context.replica_id_in_sync_group))
+            mode = self.aggregation
+            if mode is VariableAggregation.NONE:
+                advice = (
+                    "With VariableAggregation.NONE all replicas must assign the same value. Make"
+                    " the variable with aggregation=mr.VariableAggregation.MEAN, SUM or"
+                    " ONLY_FIRST_REPLICA, or all_reduce the value first."
+                )
+                return EqualEverywhere(kind, self.identity, mine, advice, write, site, options)
+            if mode is VariableAggregation.ONLY_FIRST_REPLICA:
+                return Broadcast(
+                    kind, self.identity, mine, site, options, compared=True, then=write
+                )
+            op = ReduceOp.from_variable_aggregation(mode)
+            structure = nest.flatten(None)[1]
+            return AllReduce(
+                kind,
+                op,
+                [[mine]],
+                structure,
+                site,
+                options,
+                self.identity,
+                then=lambda results: write(results[0]),
+            )
+
+        return make
+
+    def _assign_from_above(self, how: str, value: Any) -> None:
+        engine = self._strategy.engine
+        summed = self._on_read and self.aggregation is VariableAggregation.SUM
+
+        def write(result: Array) -> None:
+            if not self._on_read:
+                self._write(None, how, result)
+                return
+            ids = engine.layout.local_replica_ids
+            parts = _parts(result, engine.layout.num_replicas) if summed else None
+            for i in ids:
+                self._write(i, how, result if parts is None else parts[i])
+
+        def make(site: CallSite, options: CommunicationOptions) -> Call:
+            if isinstance(value, PerReplica):
+                raise ValueError(
+                    f"{self.name}.{how} got a PerReplica in cross-replica context: ranks would"
+                    " differ. Reduce it first: strategy.reduce(op, value, axis=None)."
+                )
+            if summed and how != "assign":
+                raise ValueError(
+                    f"{self.name}.{how} in cross-replica context is not supported for a variable"
+                    " that is summed on read, as in tf: it is not clear which component gets it."
+                    f" Call {how} in a replica."
+                )
+            mine = self._fitting(how, _plain(value))
+            return Broadcast(
+                f"Variable.{how}", self.identity, mine, site, options, compared=True, then=write
+            )
+
+        engine.cross_replica(engine.make(f"Variable.{how}", None, make))
+
+    def _fitting(self, how: str, value: Any) -> Array:
+        """Return `value` as an array of the variable's dtype and shape."""
+        array = np.asarray(value)
+        if type(value) in (int, float, complex):  # numbers that numpy counts as weak
+            array = np.asarray(value, dtype=np.result_type(self.dtype, value))
+        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise TypeError(
+                f"{self.name}.{how} got dtype {array.dtype} for a variable of dtype {self.dtype}."
+                f" Convert it: value.astype({self.dtype.name!r})."
+            )
+        if array.shape != self.shape:
+            raise ValueError(
+                f"{self.name}.{how} got shape {array.shape} for a variable of shape {self.shape}."
+                " Give a value of its shape."
+            )
+        return np.asarray(array, dtype=self.dtype, order="C")
+
+    def _write(self, key: int | None, how: str, value: Array) -> None:
+        old = self._storage.read(key)
+        new = np.asarray(_ASSIGN[how](old, value.astype(self.dtype, copy=False)))
+        self._storage.write(key, new.astype(self.dtype, copy=False))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        value = np.asarray(self.value())
+        if copy is False and dtype is not None and np.dtype(dtype) != value.dtype:
+            raise ValueError("a conversion to another dtype needs a copy.")
+        return np.array(value, dtype=dtype, copy=True if copy else None)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if any(isinstance(out, Variable) for out in kwargs.get("out", ())):
+            self._refuse_in_place()
+        plain = [_plain(x) for x in inputs]
+        if any(isinstance(x, PerReplica) for x in plain):
+            return NotImplemented
+        return getattr(ufunc, method)(*plain, **kwargs)
+
+    def _refuse_in_place(self) -> NoReturn:
+        raise TypeError(
+            f"{self.name} can't be changed in place: use assign, assign_add or assign_sub."
+        )
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        self._refuse_in_place()
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.value()[key]
+
+    def __len__(self) -> int:
+        return len(self._any)
+
+    def __iter__(self) -> Any:
+        return iter(self.value())
+
+    def __float__(self) -> float:
+        return float(self.value())
+
+    def __int__(self) -> int:
+        return int(self.value())
+
+    def __index__(self) -> int:
+        return self.value().__index__()  # type: ignore[no-any-return]
+
+    def __bool__(self) -> bool:
+        return bool(self.value())
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a variable can't be copied: read its value, or make a new one.")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a variable can't be pickled: it belongs to a strategy. Read its value.")
+
+    def __repr__(self) -> str:
+        head = f"<mr.Variable {self.name!r} shape={self.shape} dtype={self.dtype}"
+        if not self._on_read:
+            return f"{head}, value={self._any!r}>"
+        parts = ", ".join(f"{key}: {self._storage.read(key)!r}" for key in self._storage.keys)
+        return f"{head}, {self.aggregation.name} of components {parts}>"
+
+
+def _plain(value: Any) -> Any:
+    """Return the value in a variable or a Mirrored; anything else as it is."""
+    if isinstance(value, Variable):
+        return value.value()
+    return value.value if isinstance(value, Mirrored) else value
+
+
+def _parts(total: Array, count: int) -> list[Array]:
+    """Return `count` arrays whose sum is `total`."""
+    if total.dtype.kind in "iu":
+        least = total // count
+        rest = total - least * count
+        return [least + (i < rest) for i in range(count)]
+    return [np.asarray(total / count)] * count
+
+
+def _member(kind: type[_Enum], value: Any) -> _Enum:
+    if not isinstance(value, kind):
+        known = ", ".join(member.name for member in kind)
+        raise ValueError(f"{value!r} is no mr.{kind.__name__}. Use one of {known}.")
+    return value
+
+
+def _check_dtype(name: str, dtype: np.dtype[Any], mode: VariableAggregation) -> None:
+    if dtype.hasobject or dtype.kind in "SUMm":
+        raise TypeError(f"{name}: a variable holds numbers, got dtype {dtype}.")
+    if mode is VariableAggregation.MEAN and dtype.kind in "biu":
+        raise ValueError(
+            f"{name}: aggregation MEAN needs a float dtype, got {dtype}: a mean of integers is none."
+            " Use SUM, ONLY_FIRST_REPLICA, or a float dtype."
+        )

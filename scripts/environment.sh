@@ -1,0 +1,54 @@
+# Sourced by scripts/test and scripts/demo: the virtual environments, and what Open MPI must be told.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+# make_environment NAME EXTRAS: a virtual environment $root/NAME that has the package with at least
+# these comma-separated extras. Quick when it is there and pyproject.toml has not changed.
+make_environment() {
+    local venv=$root/$1 extras=$2 stamp=$root/$1/mpi_replica.stamp
+    local state known_state='' known_extras='' known_root='' extra missing=''
+
+    state=$(cksum <"$root/pyproject.toml")
+    if [[ -f $stamp && -x $venv/bin/python ]]; then
+        { read -r known_state && read -r known_extras && IFS= read -r known_root; } <"$stamp" || true
+    fi
+    for extra in ${extras//,/ }; do
+        [[ ,$known_extras, == *,$extra,* ]] || missing=yes
+    done
+    [[ $missing || $state != "$known_state" || $root != "$known_root" ]] || return 0
+
+    # Another script may have asked for other extras: it keeps them.
+    extras=$(tr ',' '\n' <<<"$extras,$known_extras" | grep . | sort -u | paste -sd , -)
+
+    local python=${PYTHON:-python3}
+    if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+        echo "$python is missing or older than Python 3.11: set PYTHON to one that is not" >&2
+        return 1
+    fi
+    echo "installing mpi_replica[$extras] in $venv" >&2
+    # A checkout that was moved or copied: the programs in the old environment point elsewhere.
+    if [[ -z $known_root ]]; then
+        "$python" -m venv "$venv" || return
+    elif [[ $root != "$known_root" ]]; then
+        "$python" -m venv --clear "$venv" || return
+    fi
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+        --editable "${root}[$extras]" || return
+    # Last, so that an installation that was interrupted is made again.
+    printf '%s\n' "$state" "$extras" "$root" >"$stamp"
+}
+
+# open_mpi_environment RANKS: let Open MPI start so many ranks, whoever the user is.
+open_mpi_environment() {
+    if ((EUID == 0)); then
+        export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    fi
+    # Open MPI counts cores, nproc counts hardware threads: up to two a core.
+    if (($(nproc 2>/dev/null || echo 1) < 2 * $1)); then
+        export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+    fi
+    # The ranks share the cores: one BLAS thread each.
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+    export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1}
+    export MKL_NUM_THREADS=${MKL_NUM_THREADS:-1}
+}

