@@ -6,14 +6,12 @@ mistake is an error on every rank. ``import mpi_replica as mr`` starts no MPI.
 
 from . import data, errors, experimental
 from .context import (
-    ReplicaContext,
     experimental_set_strategy,
-    get_replica_context,
-    get_strategy,
     has_strategy,
     in_cross_replica_context,
 )
 from .data import DistributedDataset, DistributedIterator, InputContext, ValueContext
+from .mpi_strategy import MPIStrategy
 from .options import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -23,7 +21,8 @@ from .options import (
     VariableAggregation,
     VariableSynchronization,
 )
-from .strategy import MPIStrategy, Strategy
+from .replica_context import ReplicaContext, get_replica_context
+from .strategy import Strategy, get_strategy
 from .values import DistributedValues, IndexedSlices, Mirrored, PerReplica
 from .variables import Variable
 

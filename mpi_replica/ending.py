@@ -50,9 +50,7 @@ def _leave() -> None:
 def _install_hooks() -> None:
     previous = sys.excepthook
 
-    def hook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() != _process or not _engines:
             previous(kind, error, trace)
         elif reporter := getattr(error, "_mpi_replica_rank_that_reports", None):

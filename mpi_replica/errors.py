@@ -61,7 +61,7 @@ class RankLostError(MPIReplicaError, RuntimeError):
     """A rank died, or its program ended, while others still call collectives."""
 
 
-class ReplicaStopped(MPIReplicaError):  # noqa: N818 - no error of this replica
+class ReplicaStopped(MPIReplicaError):
     """Raised at the collective call of a replica whose partners failed.
 
     A `BaseException`, so that ``except Exception`` in a step function lets it pass. The failure

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import nest
 from .collectives import cross_replica
 from .collectives.broadcasting import Broadcast
 from .collectives.call import Call
 from .collectives.callsite import CallSite
-from .context import State, current_state, entered, require_cross_replica
-from .errors import ContextError
+from .context import State, StrategyLike, entered, require_cross_replica
 from .options import CommunicationOptions, ReduceOp
-from .replicas import perform_alone
 from .values import DistributedValues, Mirrored, PerReplica
 from .variables import Variable
-
-if TYPE_CHECKING:
-    from .strategy import Strategy
 
 __all__ = ["StrategyExtended"]
 
@@ -26,7 +21,7 @@ __all__ = ["StrategyExtended"]
 class StrategyExtended:
     """Further methods of a strategy (`tf.distribute.StrategyExtended`)."""
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: StrategyLike) -> None:
         self._strategy = strategy
 
     @property
@@ -272,16 +267,11 @@ class StrategyExtended:
                 results.append(fn(var, *args, **named))
         if not group:
             return tuple(results)
-        return results[0] if len(results) == 1 else PerReplica(
-            results, local, self._strategy.num_replicas_in_sync
+        return (
+            results[0]
+            if len(results) == 1
+            else PerReplica(results, local, self._strategy.num_replicas_in_sync)
         )
-
-    def perform_alone(self, call: Call) -> Any:
-        """Perform the call of a `ReplicaContext` that was made by hand."""
-        state = current_state()
-        if state is not None and state.strategy is not self._strategy:
-            raise ContextError(f"{call.kind} was called while another strategy is the current one.")
-        return perform_alone(self._strategy, call)
 
 
 def _mirrored(value: Any) -> Any:

@@ -116,6 +116,4 @@ def shares(rows: int, num_replicas: int) -> list[slice]:
     [3, 3, 3, 1]
     """
     chunk = -(-rows // num_replicas)
-    return [
-        slice(min(i * chunk, rows), min((i + 1) * chunk, rows)) for i in range(num_replicas)
-    ]
+    return [slice(min(i * chunk, rows), min((i + 1) * chunk, rows)) for i in range(num_replicas)]

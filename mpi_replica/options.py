@@ -144,13 +144,14 @@ implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, na
             )
         if self.name is not None and not isinstance(self.name, str):
             raise TypeError(f"name must be a string or None, got {self.name!r}.")
-        if not isinstance(self.implementation, CommunicationImplementation):
+        given: object = self.implementation  # a name is accepted as well
+        if not isinstance(given, CommunicationImplementation):
             known = ", ".join(member.name for member in CommunicationImplementation)
             try:
-                chosen = CommunicationImplementation[str(self.implementation).upper()]
+                chosen = CommunicationImplementation[str(given).upper()]
             except KeyError:
                 raise ValueError(
-                    f"{self.implementation!r} is not an implementation. Use one of {known}."
+                    f"{given!r} is not an implementation. Use one of {known}."
                 ) from None
             object.__setattr__(self, "implementation", chosen)
         if self.reproducible:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextvars
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import greenlet
 
@@ -19,19 +19,18 @@ from . import nest
 from .collectives.agreement import Combination
 from .collectives.broadcasting import digest_of
 from .collectives.call import Call
-from .collectives.callsite import CallSite, boundary, function_identity
+from .collectives.callsite import CallSite, function_identity
 from .collectives.engine import Engine
 from .collectives.merging import MergeCall
 from .collectives.standing import CallDescription, LeafDescription, Note, Stand
-from .context import ReplicaContext, State, entered
+from .context import State, StrategyLike, entered
 from .errors import ContextError, ReplicaStopped
+from .merge_fn import invoke_merge_fn, unpacked
 from .options import CommunicationOptions
-from .values import DistributedValues, Mirrored, PerReplica, component_of
+from .replica_context import ReplicaContext
+from .values import DistributedValues, Mirrored, PerReplica
 
-if TYPE_CHECKING:
-    from .strategy import Strategy
-
-__all__ = ["Run", "Seat", "Worker", "perform_alone"]
+__all__ = ["Run", "Seat", "Worker"]
 
 #: A replica that swallows `ReplicaStopped` this often is abandoned.
 _MOST_REFUSALS = 100
@@ -167,7 +166,7 @@ class Run:
 
     def __init__(
         self,
-        strategy: Strategy,
+        strategy: StrategyLike,
         fn: Callable[..., Any],
         seats: Sequence[tuple[int, Sequence[Any], Mapping[str, Any]]],
         site: CallSite,
@@ -315,7 +314,7 @@ class Run:
         except Combination as combination:
             kinds = combination.kinds
         layout = self.engine.layout
-        leaves = []
+        leaves: list[Any] = []
         for index, kind in enumerate(kinds):
             values = [end.leaves[index] for end in ends]
             if kind == "none":
@@ -350,35 +349,6 @@ class Run:
             if seat.worker is not None and seat.status in ("returned", "raised"):
                 seat.worker.greenlet.gr_context = None
                 workers.append(seat.worker)
-
-
-def perform_alone(strategy: Strategy, call: Call) -> Any:
-    """Perform the call of a `ReplicaContext` that was made by hand: there is one replica."""
-    call.replica_ids = (0,)
-    if call.error is not None:
-        raise call.error
-    result = strategy.engine.perform([call])[0]
-    if not isinstance(call, MergeCall):
-        return result
-    scope, args, kwargs = result
-    try:
-        with entered(State(strategy, None, "merge_fn")):
-            return unpacked(invoke_merge_fn(call.function, strategy, args, kwargs), 0)
-    finally:
-        scope.is_open = False
-
-
-@boundary
-def invoke_merge_fn(
-    merge_fn: Callable[..., Any], strategy: Strategy, args: Any, kwargs: Any
-) -> Any:
-    """Call a ``merge_fn``; the chain of frames of a call site ends here."""
-    return merge_fn(strategy, *args, **kwargs)
-
-
-def unpacked(value: Any, replica_id: int) -> Any:
-    """Return the nest `value` with this replica's component for each PerReplica in it."""
-    return nest.map_structure(lambda leaf: component_of(leaf, replica_id), value)
 
 
 def _comparable(result: Any) -> Any:

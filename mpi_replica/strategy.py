@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self, cast
 
-from . import ending, nest
+from . import nest
 from .collectives import cross_replica
-from .collectives.call import Call, FailedCall
+from .collectives.call import FailedCall
 from .collectives.callsite import call_site
 from .collectives.engine import Engine
-from .collectives.standing import CallDescription
-from .context import Scope, register_default_strategy, require_cross_replica
+from .context import (
+    Scope,
+    current_strategy,
+    register_default_strategy,
+    require_cross_replica,
+)
 from .data import DistributedDataset, InputContext, ValueContext
-from .errors import MPIReplicaError
 from .extended import StrategyExtended
-from .interrupts import gate
 from .layout import Layout
 from .options import CommunicationOptions, InputOptions, ReduceOp
 from .replicas import Run, Worker
 from .resolver import MPIClusterResolver
-from .start import agreed_layout
-from .transport import open_transport
 from .transport.single import SingleTransport
-from .values import DistributedValues, PerReplica, component_of
+from .values import PerReplica, component_of, local_results
 from .variables import Variable
 
-__all__ = ["MPIStrategy", "Strategy"]
+__all__ = ["Strategy", "get_strategy"]
 
 
 class Strategy:
@@ -82,7 +81,7 @@ class Strategy:
         """Hosts and ranks, in tf's words."""
         return MPIClusterResolver(self._engine.transport)
 
-    def scope(self) -> Scope:
+    def scope(self) -> Scope[Self]:
         """Return a context manager in which this is the current strategy, above all replicas.
 
         Variables made inside belong to the strategy. It may be nested and entered again. No
@@ -309,23 +308,7 @@ class Strategy:
         >>> strategy.experimental_local_results(strategy.run(lambda: 7))
         (7, 7)
         """
-        leaves, structure = nest.flatten(value)
-        held = [leaf.replica_ids for leaf in leaves if isinstance(leaf, PerReplica)]
-        local = self._engine.layout.local_replica_ids
-        if not held and nest.structure_text(structure) == "*":
-            (leaf,) = leaves
-            if isinstance(leaf, DistributedValues):
-                components = leaf.components(local)
-                return (leaf.shared_value(),) if components is None else tuple(components)
-            return (leaf,)
-        ids = min(held, key=len) if held else local
-        rows = []
-        for leaf in leaves:
-            if isinstance(leaf, DistributedValues):
-                rows.append(leaf.components(ids) or [leaf.shared_value()] * len(ids))
-            else:
-                rows.append([leaf] * len(ids))
-        return tuple(nest.unflatten(structure, [row[i] for row in rows]) for i in range(len(ids)))
+        return local_results(value, self._engine.layout.local_replica_ids)
 
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
@@ -435,138 +418,6 @@ class Strategy:
         return value.identity if isinstance(value, Variable) else None
 
 
-class _Close(Call):
-    """The agreement to close a strategy."""
-
-    kind = "close"
-
-    def describe(self, position: int = 0) -> CallDescription:
-        return CallDescription(self.kind, "", self.site, self.options.name)
-
-    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[None]:
-        engine.agreement.agree(calls)
-        return [None]
-
-
-class MPIStrategy(Strategy):
-    """Replicas on the ranks of an MPI communicator.
-
-    Collective over the communicator. Without mpirun it is one rank, and needs no MPI.
-
-    Parameters
-    ----------
-    communicator : mpi4py.MPI.Intracomm, optional
-        Default: COMM_WORLD. It is duplicated, and never used itself.
-    replicas_per_rank : int, optional
-        How many replicas this rank hosts; may differ between ranks. Default: 1.
-    num_replicas : int, optional
-        How many replicas all ranks host together, in contiguous blocks that differ by at most
-        one. The environment variable ``MPI_REPLICA_NUM_REPLICAS`` gives its default.
-    communication_options : CommunicationOptions, optional
-        For all calls of this strategy.
-
-    Raises
-    ------
-    ValueError
-        Both numbers are given, or one is not positive; `num_replicas` is less than the ranks, or
-        differs between them; `communicator` is COMM_NULL or an intercommunicator.
-    LaunchError
-        A launcher without an MPI library, or one that does not fit it; different versions of
-        Python on the ranks.
-
-    Notes
-    -----
-    Use it as a context manager, or `close` it: closing is collective. A loop over a set of strings
-    has another order in each process, unless PYTHONHASHSEED is set: collectives called in such a
-    loop can't be told apart, and a warning is logged when the strategy is made.
-
-    Examples
-    --------
-    >>> import mpi_replica as mr
-    >>> with mr.MPIStrategy(num_replicas=4) as strategy:
-    ...     strategy.num_replicas_in_sync
-    4
-    """
-
-    def __init__(
-        self,
-        communicator: Any = None,
-        *,
-        replicas_per_rank: int | None = None,
-        num_replicas: int | None = None,
-        communication_options: CommunicationOptions | None = None,
-    ) -> None:
-        transport = open_transport(communicator)
-        try:
-            layout, options = agreed_layout(
-                transport, replicas_per_rank, num_replicas, communication_options
-            )
-        except (MPIReplicaError, ValueError, TypeError):
-            transport.close()
-            raise
-        super().__init__(Engine(transport, layout, options))
-        self._is_closed = False
-        gate.install(transport.abort)
-        if transport.size > 1:
-            ending.remember(self._engine)
-
-    @property
-    def communicator(self) -> Any:
-        """The strategy's own communicator; None without MPI. Do not communicate on it."""
-        return self._engine.transport.communicator
-
-    @property
-    def rank(self) -> int:
-        """The rank of this process."""
-        return self._engine.layout.rank
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
-        return self._engine.layout.size
-
-    @property
-    def local_replica_ids(self) -> tuple[int, ...]:
-        """Global ids of the replicas of this rank."""
-        return self._engine.layout.local_replica_ids
-
-    def close(self) -> None:
-        """Give back the communicator. Collective; a second call does nothing.
-
-        Raises
-        ------
-        CollectiveMismatchError
-            Other ranks are at another call; the strategy stays open.
-        """
-        if self._is_closed:
-            return
-        require_cross_replica(self, "close")
-        engine = self._engine
-        if engine.agreement.final is None:
-            engine.cross_replica(engine.make("close", None, _Close))
-            ending.forget(engine)
-            engine.transport.close()
-        self._close_here()
-
-    def _close_here(self) -> None:
-        self._is_closed = True
-        self._engine.agreement.close()
-
-    def __enter__(self) -> MPIStrategy:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-        else:  # the other ranks may be anywhere
-            self._close_here()
-
-
 class _DefaultStrategy(Strategy):
     """One replica, no MPI: what holds outside of any strategy."""
 
@@ -576,4 +427,13 @@ class _DefaultStrategy(Strategy):
         super().__init__(Engine(SingleTransport(), Layout((1,), 0), CommunicationOptions()))
 
 
-register_default_strategy(functools.cache(_DefaultStrategy))
+_default_strategy = functools.cache(_DefaultStrategy)
+register_default_strategy(_default_strategy)
+
+
+def get_strategy() -> Strategy:
+    """Return the current strategy; the default strategy outside of any (never None).
+
+    Counterpart of ``tf.distribute.get_strategy``.
+    """
+    return cast("Strategy", current_strategy())

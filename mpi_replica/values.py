@@ -8,7 +8,16 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-__all__ = ["DistributedValues", "IndexedSlices", "Mirrored", "PerReplica", "component_of"]
+from . import nest
+
+__all__ = [
+    "DistributedValues",
+    "IndexedSlices",
+    "Mirrored",
+    "PerReplica",
+    "component_of",
+    "local_results",
+]
 
 _WAYS_OUT = (
     "Use strategy.reduce(op, value, axis=None) or strategy.gather(value, axis) for one value of"
@@ -132,6 +141,7 @@ class PerReplica(DistributedValues):
         return self.values[self._replica_ids.index(replica_id)]
 
     def components(self, replica_ids: Sequence[int]) -> list[Any]:
+        """Return the components of these replicas."""
         return [self.component(i) for i in replica_ids]
 
     def _texts(self) -> list[str]:
@@ -174,8 +184,8 @@ class PerReplica(DistributedValues):
 def _refuse(name: str) -> Callable[..., NoReturn]:
     def method(self: PerReplica, *others: Any) -> NoReturn:
         raise TypeError(
-            f"A PerReplica has no {name}: it holds a value per replica. Compute inside strategy.run,"
-            f" where each replica sees its own component. {_WAYS_OUT}"
+            f"A PerReplica has no {name}: it holds a value per replica. Compute inside"
+            f" strategy.run, where each replica sees its own component. {_WAYS_OUT}"
         )
 
     method.__name__ = name
@@ -223,9 +233,11 @@ class Mirrored(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
         return self._value
 
     def components(self, replica_ids: Sequence[int]) -> None:
-        return None
+        """Return None: all replicas share one value."""
+        return
 
     def shared_value(self) -> Any:
+        """Return the one value of all replicas."""
         return self._value
 
     def __repr__(self) -> str:
@@ -279,6 +291,28 @@ def component_of(value: Any, replica_id: int) -> Any:
     return value
 
 
+def local_results(value: Any, local_replica_ids: Sequence[int]) -> tuple[Any, ...]:
+    """Return the components of the nest `value` that are here; a nest for each replica.
+
+    Those of all replicas where they are at hand, otherwise those of the local ones. A value that
+    is not distributed, and no nest, comes back alone.
+    """
+    leaves, structure = nest.flatten(value)
+    held = [leaf.replica_ids for leaf in leaves if isinstance(leaf, PerReplica)]
+    if not held and nest.structure_text(structure) == "*":
+        (leaf,) = leaves
+        if not isinstance(leaf, DistributedValues):
+            return (leaf,)
+        components = leaf.components(local_replica_ids)
+        return (leaf.shared_value(),) if components is None else tuple(components)
+    ids = min(held, key=len) if held else local_replica_ids
+    rows = []
+    for leaf in leaves:
+        row = leaf.components(ids) if isinstance(leaf, DistributedValues) else [leaf] * len(ids)
+        rows.append([leaf.shared_value()] * len(ids) if row is None else row)
+    return tuple(nest.unflatten(structure, [row[i] for row in rows]) for i in range(len(ids)))
+
+
 class IndexedSlices:
     """Rows of a larger array: a sparse leaf of ``all_reduce`` (`tf.IndexedSlices`).
 
@@ -308,9 +342,7 @@ class IndexedSlices:
 
     __slots__ = ("dense_shape", "indices", "values")
 
-    def __init__(
-        self, values: Any, indices: Any, dense_shape: Iterable[int] | None = None
-    ) -> None:
+    def __init__(self, values: Any, indices: Any, dense_shape: Iterable[int] | None = None) -> None:
         self.values = np.asarray(values)
         self.indices = np.asarray(indices)
         self.dense_shape = None if dense_shape is None else tuple(int(n) for n in dense_shape)

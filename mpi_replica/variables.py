@@ -10,7 +10,7 @@ that what was read before stays what it was.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -20,49 +20,25 @@ from .collectives.broadcasting import Broadcast, EqualEverywhere
 from .collectives.call import Call
 from .collectives.callsite import CallSite
 from .collectives.reduction import AllReduce
-from .context import ReplicaContext, State, current_state, get_strategy, require_cross_replica
+from .context import (
+    ReplicaContextLike,
+    StrategyLike,
+    current_state,
+    current_strategy,
+    require_cross_replica,
+)
 from .options import (
     CommunicationOptions,
     ReduceOp,
     VariableAggregation,
     VariableSynchronization,
 )
+from .storage import Storage, check_dtype, member, parts_of
 from .values import DistributedValues, Mirrored, PerReplica, component_of
-
-if TYPE_CHECKING:
-    from .strategy import Strategy
 
 __all__ = ["Variable"]
 
 Array = np.ndarray[Any, Any]
-_Enum = TypeVar("_Enum", VariableSynchronization, VariableAggregation)
-
-_ASSIGN: dict[str, Callable[[Array, Array], Any]] = {
-    "assign": lambda old, value: value.copy(),
-    "assign_add": np.add,
-    "assign_sub": np.subtract,
-}
-
-
-class _Storage:
-    """The arrays of a variable on this rank: one, or one for each local replica."""
-
-    def __init__(self, identity: str, values: dict[int | None, Array]) -> None:
-        self.identity = identity
-        self._values = values
-        for key, value in values.items():
-            self.write(key, value)
-
-    def read(self, key: int | None) -> Array:
-        return self._values[key]
-
-    def write(self, key: int | None, value: Array) -> None:
-        value.flags.writeable = False
-        self._values[key] = value
-
-    @property
-    def keys(self) -> tuple[int | None, ...]:
-        return tuple(self._values)
 
 
 class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
@@ -120,7 +96,7 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
     ) -> None:
-        strategy = self._strategy = get_strategy()
+        strategy = self._strategy = current_strategy()
         self.name = "Variable" if name is None else name
         state = current_state()
         context = None if state is None else state.replica_context
@@ -131,8 +107,8 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
         is_called = callable(initial_value)
 
         def make(site: CallSite, options: CommunicationOptions) -> Call:
-            sync = _member(VariableSynchronization, synchronization)
-            mode = _member(VariableAggregation, aggregation)
+            sync = member(VariableSynchronization, synchronization)
+            mode = member(VariableAggregation, aggregation)
             if sync is VariableSynchronization.NONE:
                 raise ValueError(
                     f"{self.name}: VariableSynchronization.NONE is not supported, as in tf. Use"
@@ -142,7 +118,7 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
             if not is_called or holds_first:
                 given = initial_value() if is_called else initial_value
                 value = np.array(component_of(_plain(given), replica_id), dtype=dtype, order="C")
-                _check_dtype(self.name, value.dtype, mode)
+                check_dtype(self.name, value.dtype, mode)
             detail = f"{self.name}, {sync.name}, {mode.name}"
             return Broadcast(
                 "Variable", detail, value, site, options, compared=not is_called, then=self._store
@@ -151,24 +127,24 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
         self._on_read = synchronization is VariableSynchronization.ON_READ
         call = strategy.engine.make("Variable", None, make)
         if context is None:
-            self._storage: _Storage = strategy.engine.cross_replica(call)
+            self._storage: Storage = strategy.engine.cross_replica(call)
         else:
             self._storage = context.meet(call)
-        self.synchronization = _member(VariableSynchronization, synchronization)
-        self.aggregation = _member(VariableAggregation, aggregation)
+        self.synchronization = member(VariableSynchronization, synchronization)
+        self.aggregation = member(VariableAggregation, aggregation)
         self.trainable = not self._on_read if trainable is None else trainable
 
-    def _store(self, value: Array) -> _Storage:
+    def _store(self, value: Array) -> Storage:
         engine = self._strategy.engine
         # Making a variable is collective, so that all ranks count alike.
         identity = f"variable {next(engine.variable_numbers)} {self.name!r}"
         if self._on_read:
             keys = engine.layout.local_replica_ids
-            return _Storage(identity, {key: np.array(value) for key in keys})
-        return _Storage(identity, {None: np.array(value)})
+            return Storage(identity, {key: np.array(value) for key in keys})
+        return Storage(identity, {None: np.array(value)})
 
     @property
-    def strategy(self) -> Strategy:
+    def strategy(self) -> StrategyLike:
         """The strategy that it belongs to."""
         return self._strategy
 
@@ -178,28 +154,24 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
         return self._storage.identity
 
     @property
-    def _any(self) -> Array:
-        return self._storage.read(self._storage.keys[0])
-
-    @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype, which never changes."""
-        return self._any.dtype
+        return np.dtype(self._storage.any_array.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape, which never changes."""
-        return self._any.shape
+        return tuple(self._storage.any_array.shape)
 
     @property
     def ndim(self) -> int:
         """The number of dimensions."""
-        return self._any.ndim
+        return self._storage.any_array.ndim
 
     @property
     def size(self) -> int:
         """The number of items."""
-        return self._any.size
+        return self._storage.any_array.size
 
     def value(self) -> Any:
         """Return the value as a read-only array, or a numpy scalar.
@@ -226,7 +198,7 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
         return self.value()
 
     def _own_key(self) -> int | None:
-        """Return the replica whose component the running code sees; None in cross-replica context."""
+        """Return the replica whose component the running code sees; None above the replicas."""
         state = current_state()
         if state is None or state.strategy is not self._strategy:
             return 0 if self._strategy.num_replicas_in_sync == 1 else None
@@ -246,7 +218,7 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
                 " strategy.experimental_local_results."
             )
         if mode is VariableAggregation.ONLY_FIRST_REPLICA:
-            first = self._storage.read(0) if 0 in self._storage.keys else self._any
+            first = self._storage.read(0) if 0 in self._storage.keys else self._storage.any_array
 
             def make(site: CallSite, options: CommunicationOptions) -> Call:
                 return Broadcast("read", self.identity, first, site, options, compared=True)
@@ -260,11 +232,13 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
         return cross_replica.reduce(engine, f"read of {self.identity}", op, values, None, None)
 
     def components(self, replica_ids: Sequence[int]) -> list[Any] | None:
+        """Return the components of these local replicas; None for a mirrored variable."""
         if not self._on_read:
             return None
         return [self._storage.read(i) for i in replica_ids]
 
     def shared_value(self) -> Any:
+        """Return the value of a mirrored variable."""
         return self.value()
 
     def assign(self, value: Any) -> Variable:
@@ -314,7 +288,8 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
         state = current_state()
         engine = self._strategy.engine
         if state is not None and state.kind == "update" and state.strategy is self._strategy:
-            self._write(state.component, how, self._fitting(how, component_of(_plain(value), 0)))
+            mine = self._storage.fitting(self.name, how, component_of(_plain(value), 0))
+            self._storage.write(state.component, how, mine)
             return self
         context = None if state is None else state.replica_context
         if context is None or context.strategy is not self._strategy:
@@ -322,23 +297,24 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
             self._assign_from_above(how, value)
         elif self._on_read:
             key = context.replica_id_in_sync_group
-            mine = self._fitting(how, component_of(_plain(value), key))
-            self._write(key, how, mine)
+            mine = self._storage.fitting(self.name, how, component_of(_plain(value), key))
+            self._storage.write(key, how, mine)
         else:
             context.meet(engine.make(f"Variable.{how}", None, self._call(context, how, value)))
         return self
 
     def _call(
-        self, context: ReplicaContext, how: str, value: Any
+        self, context: ReplicaContextLike, how: str, value: Any
     ) -> Callable[[CallSite, CommunicationOptions], Call]:
         """Return what makes the call by which a replica assigns to a mirrored variable."""
         kind = f"Variable.{how}"
 
         def write(result: Any) -> None:
-            self._write(None, how, np.asarray(result))
+            self._storage.write(None, how, np.asarray(result))
 
         def make(site: CallSite, options: CommunicationOptions) -> Call:
-            mine = self._fitting(how, component_of(_plain(value), context.replica_id_in_sync_group))
+            own = component_of(_plain(value), context.replica_id_in_sync_group)
+            mine = self._storage.fitting(self.name, how, own)
             mode = self.aggregation
             if mode is VariableAggregation.NONE:
                 advice = (
@@ -372,12 +348,12 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
 
         def write(result: Array) -> None:
             if not self._on_read:
-                self._write(None, how, result)
+                self._storage.write(None, how, result)
                 return
             ids = engine.layout.local_replica_ids
-            parts = _parts(result, engine.layout.num_replicas) if summed else None
+            parts = parts_of(result, engine.layout.num_replicas) if summed else None
             for i in ids:
-                self._write(i, how, result if parts is None else parts[i])
+                self._storage.write(i, how, result if parts is None else parts[i])
 
         def make(site: CallSite, options: CommunicationOptions) -> Call:
             if isinstance(value, PerReplica):
@@ -391,34 +367,12 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
                     " that is summed on read, as in tf: it is not clear which component gets it."
                     f" Call {how} in a replica."
                 )
-            mine = self._fitting(how, _plain(value))
+            mine = self._storage.fitting(self.name, how, _plain(value))
             return Broadcast(
                 f"Variable.{how}", self.identity, mine, site, options, compared=True, then=write
             )
 
         engine.cross_replica(engine.make(f"Variable.{how}", None, make))
-
-    def _fitting(self, how: str, value: Any) -> Array:
-        """Return `value` as an array of the variable's dtype and shape."""
-        array = np.asarray(value)
-        if type(value) in (int, float, complex):  # numbers that numpy counts as weak
-            array = np.asarray(value, dtype=np.result_type(self.dtype, value))
-        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
-            raise TypeError(
-                f"{self.name}.{how} got dtype {array.dtype} for a variable of dtype {self.dtype}."
-                f" Convert it: value.astype({self.dtype.name!r})."
-            )
-        if array.shape != self.shape:
-            raise ValueError(
-                f"{self.name}.{how} got shape {array.shape} for a variable of shape {self.shape}."
-                " Give a value of its shape."
-            )
-        return np.asarray(array, dtype=self.dtype, order="C")
-
-    def _write(self, key: int | None, how: str, value: Array) -> None:
-        old = self._storage.read(key)
-        new = np.asarray(_ASSIGN[how](old, value.astype(self.dtype, copy=False)))
-        self._storage.write(key, new.astype(self.dtype, copy=False))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         value = np.asarray(self.value())
@@ -446,7 +400,7 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
         return self.value()[key]
 
     def __len__(self) -> int:
-        return len(self._any)
+        return len(self._storage.any_array)
 
     def __iter__(self) -> Any:
         return iter(self.value())
@@ -475,7 +429,7 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
     def __repr__(self) -> str:
         head = f"<mr.Variable {self.name!r} shape={self.shape} dtype={self.dtype}"
         if not self._on_read:
-            return f"{head}, value={self._any!r}>"
+            return f"{head}, value={self._storage.any_array!r}>"
         parts = ", ".join(f"{key}: {self._storage.read(key)!r}" for key in self._storage.keys)
         return f"{head}, {self.aggregation.name} of components {parts}>"
 
@@ -485,29 +439,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Variable):
         return value.value()
     return value.value if isinstance(value, Mirrored) else value
-
-
-def _parts(total: Array, count: int) -> list[Array]:
-    """Return `count` arrays whose sum is `total`."""
-    if total.dtype.kind in "iu":
-        least = total // count
-        rest = total - least * count
-        return [least + (i < rest) for i in range(count)]
-    return [np.asarray(total / count)] * count
-
-
-def _member(kind: type[_Enum], value: Any) -> _Enum:
-    if not isinstance(value, kind):
-        known = ", ".join(member.name for member in kind)
-        raise ValueError(f"{value!r} is no mr.{kind.__name__}. Use one of {known}.")
-    return value
-
-
-def _check_dtype(name: str, dtype: np.dtype[Any], mode: VariableAggregation) -> None:
-    if dtype.hasobject or dtype.kind in "SUMm":
-        raise TypeError(f"{name}: a variable holds numbers, got dtype {dtype}.")
-    if mode is VariableAggregation.MEAN and dtype.kind in "biu":
-        raise ValueError(
-            f"{name}: aggregation MEAN needs a float dtype, got {dtype}: a mean of integers is none."
-            " Use SUM, ONLY_FIRST_REPLICA, or a float dtype."
-        )

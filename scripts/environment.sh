@@ -1,21 +1,24 @@
 # Sourced by scripts/test and scripts/demo: the virtual environments, and what Open MPI must be told.
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 
 # make_environment NAME EXTRAS: a virtual environment $root/NAME that has the package with at least
 # these comma-separated extras. Quick when it is there and pyproject.toml has not changed.
 make_environment() {
     local venv=$root/$1 extras=$2 stamp=$root/$1/mpi_replica.stamp
-    local state known_state='' known_extras='' known_root='' extra missing=''
+    local state known_state='' known_extras='' known_root='' extra missing='' stale=''
 
     state=$(cksum <"$root/pyproject.toml")
-    if [[ -f $stamp && -x $venv/bin/python ]]; then
+    if [[ -f $stamp ]]; then
         { read -r known_state && read -r known_extras && IFS= read -r known_root; } <"$stamp" || true
+        # The checkout was moved or copied, so that the programs in there point elsewhere, or the
+        # Python that it was made with is gone.
+        [[ $root == "$known_root" && -x $venv/bin/python ]] || stale=yes
     fi
     for extra in ${extras//,/ }; do
         [[ ,$known_extras, == *,$extra,* ]] || missing=yes
     done
-    [[ $missing || $state != "$known_state" || $root != "$known_root" ]] || return 0
+    [[ $missing || $stale || $state != "$known_state" ]] || return 0
 
     # Another script may have asked for other extras: it keeps them.
     extras=$(tr ',' '\n' <<<"$extras,$known_extras" | grep . | sort -u | paste -sd , -)
@@ -26,11 +29,10 @@ make_environment() {
         return 1
     fi
     echo "installing mpi_replica[$extras] in $venv" >&2
-    # A checkout that was moved or copied: the programs in the old environment point elsewhere.
-    if [[ -z $known_root ]]; then
-        "$python" -m venv "$venv" || return
-    elif [[ $root != "$known_root" ]]; then
+    if [[ $stale ]]; then
         "$python" -m venv --clear "$venv" || return
+    elif [[ ! -f $stamp ]]; then
+        "$python" -m venv "$venv" || return
     fi
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
         --editable "${root}[$extras]" || return

@@ -49,15 +49,21 @@ _ALLGATHER_RANKS = 32
 _AGREES, _REPORTS = 0, 1
 
 
-class Promotion(Exception):  # noqa: N818 - no error: the call is made again
-    """Some replicas passed a Python int where others passed a float: make the leaves float64."""
+class Promotion(Exception):
+    """No error: some replicas passed a Python int where others passed a float.
+
+    The call is made again, with float64 leaves.
+    """
 
     def __init__(self, leaves: Sequence[int]) -> None:
         self.leaves = leaves
 
 
-class Combination(Exception):  # noqa: N818 - no error: the run ends well
-    """Replicas returned ``None`` in some places and values in others: what each leaf is."""
+class Combination(Exception):
+    """No error, the run ends well: what each leaf is that replicas returned.
+
+    Some returned ``None`` where others returned a value.
+    """
 
     def __init__(self, kinds: Sequence[str]) -> None:
         self.kinds = kinds
@@ -138,6 +144,7 @@ class Agreement:
         payloads = self._compare(compared, payload, first, seconds)
         if payloads is None:
             self._settle([self.stand(call) for call in calls], {}, first, seconds)
+            raise RuntimeError("the ranks disagreed, and agreed on nothing")
         self._forget()
         return payloads
 
@@ -146,6 +153,7 @@ class Agreement:
         stands = [self.stand(call) for call in calls]
         stands[0] = self.failed_stand(calls[0], error)
         self.report(stands, {calls[0].replica_ids[0]: error}, calls[0])
+        raise error
 
     @contextmanager
     def preparing(self, calls: Sequence[Call]) -> Iterator[None]:

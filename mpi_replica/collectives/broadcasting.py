@@ -155,7 +155,7 @@ def digest_of(value: Any) -> int:
             continue
         digest.update(f"{array.dtype.name}{array.shape}".encode())
         data = array.reshape(-1).view(np.uint8)
-        digest.update(data if data.size <= _BLAKE_BYTES else _word_sums(data))
+        digest.update(data.tobytes() if data.size <= _BLAKE_BYTES else _word_sums(data))
     return int.from_bytes(digest.digest(), "little")
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..options import CommunicationOptions
 from .callsite import CallSite
 from .standing import CallDescription
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 __all__ = ["Call", "FailedCall"]
 
@@ -62,10 +59,11 @@ class Call(abc.ABC):
         raise NotImplementedError
 
     @abc.abstractmethod
-    def perform(self, engine: Engine, calls: Sequence[Any]) -> list[Any]:
+    def perform(self, engine: Any, calls: Sequence[Any]) -> list[Any]:
         """Do the call for `calls`, which agree, one for each local replica; return their results.
 
-        Cross-replica calls come alone.
+        Cross-replica calls come alone. `engine` is an `Engine`, which is made of agreement and
+        so of calls.
         """
 
 
@@ -82,5 +80,5 @@ class FailedCall(Call):
     def describe(self, position: int = 0) -> CallDescription:
         return CallDescription(self.kind, "", self.site, self.options.name)
 
-    def perform(self, engine: Engine, calls: Sequence[Any]) -> list[Any]:
+    def perform(self, engine: Any, calls: Sequence[Any]) -> list[Any]:
         raise NotImplementedError  # the agreement raises its error instead

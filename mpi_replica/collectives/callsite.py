@@ -133,8 +133,8 @@ def function_identity(function: Callable[..., Any]) -> FunctionIdentity:
             break
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
-        call = getattr(type(function), "__call__", None)
-        code = getattr(call, "__code__", None)
+        # an object whose class says what a call does
+        code = getattr(vars(type(function)).get("__call__"), "__code__", None)
     if isinstance(code, CodeType):
         return _code_identity(id(code), code)
     kind = type(function)
@@ -149,9 +149,7 @@ def _code_identity(_: int, code: CodeType) -> FunctionIdentity:
     digest = hashlib.blake2b(digest_size=8)
     digest.update(f"{file}\0{code.co_qualname}\0{code.co_firstlineno}\0".encode())
     _update_with_code(digest, code)
-    return FunctionIdentity(
-        digest.digest(), f"{code.co_qualname} at {file}:{code.co_firstlineno}"
-    )
+    return FunctionIdentity(digest.digest(), f"{code.co_qualname} at {file}:{code.co_firstlineno}")
 
 
 def _update_with_code(digest: Any, code: CodeType) -> None:

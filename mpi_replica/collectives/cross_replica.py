@@ -51,9 +51,7 @@ def reduce(
             paths = [leaves.paths[index] for index in wanted]
             words = ", ".join(filter(None, [f"axis={axes}" if axis is not None else "", detail]))
             if axes is None:
-                return AllReduce(
-                    kind, op, rows, leaves.structure, site, merged, words, paths, list
-                )
+                return AllReduce(kind, op, rows, leaves.structure, site, merged, words, paths, list)
             return _along_axes(kind, op, rows, axes, paths, leaves.structure, site, merged, words)
 
         return own.make(kind, options, made)
@@ -62,8 +60,8 @@ def reduce(
         op = ReduceOp.of(reduce_op)
         if op in (ReduceOp.SUM, ReduceOp.PROD):
             raise ValueError(
-                f"{kind}({op.name}) of {shared!r} (value{path}), which is no value per replica: it is"
-                " the same on all of them, so it is not clear how often it counts. Pass what"
+                f"{kind}({op.name}) of {shared!r} (value{path}), which is no value per replica: it"
+                " is the same on all of them, so it is not clear how often it counts. Pass what"
                 " strategy.run returned, or multiply by strategy.num_replicas_in_sync yourself."
             )
         axes = normalized(axis)
@@ -210,6 +208,4 @@ def _along_axes(
     inner = ReduceOp.SUM if op is ReduceOp.MEAN else op
     words = f"{op.name}, {detail}, {[str(dtype) for dtype in dtypes]}"
     all_paths = [*paths, *(f"{path} (its number of elements)" for path in paths)]
-    return AllReduce(
-        kind, inner, contributions, structure, site, options, words, all_paths, finish
-    )
+    return AllReduce(kind, inner, contributions, structure, site, options, words, all_paths, finish)

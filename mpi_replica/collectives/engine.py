@@ -25,9 +25,7 @@ __all__ = ["Engine"]
 class Engine:
     """Performs collective calls for the replicas of this rank."""
 
-    def __init__(
-        self, transport: Transport, layout: Layout, options: CommunicationOptions
-    ) -> None:
+    def __init__(self, transport: Transport, layout: Layout, options: CommunicationOptions) -> None:
         self.transport = transport
         self.layout = layout
         self.options = options
@@ -53,8 +51,8 @@ class Engine:
             self._was_used = True
         else:
             raise ContextError(
-                f"a collective call in thread {threading.current_thread().name!r}, but this strategy"
-                " belongs to another thread, which made it or ran it first. Make one strategy for"
+                f"a collective call in thread {threading.current_thread().name!r}, but this"
+                " strategy belongs to another thread, which made it or ran it first. Make one strategy for"
                 " each thread that communicates."
             )
 

@@ -179,8 +179,8 @@ def _gather(
         for leaf in leaves:
             leaf.allocate()
     if inline:
-        data = [part[length:] for part, length in zip(heads, lengths, strict=True)]
-        _take_inline(leaves, data, counts)
+        parts = [part[length:] for part, length in zip(heads, lengths, strict=True)]
+        _take_inline(leaves, parts, counts)
     else:
         _move(engine, leaves, seconds)
     return [leaf.finish() for leaf in leaves]
@@ -241,8 +241,8 @@ class _Leaf:
         """Make the memory for the result, and for all blocks where they are not the result."""
         self.arrays = [array.astype(self.dtype, copy=False) for array in self.arrays]
         self.result = np.empty(self.result_shape, self.dtype)
-        self.flat = _as_bytes(self.result) if self.axis == 0 else np.empty(
-            self.result_bytes, np.uint8
+        self.flat = (
+            _as_bytes(self.result) if self.axis == 0 else np.empty(self.result_bytes, np.uint8)
         )
 
     def blocks(self) -> list[Array]:
@@ -287,7 +287,9 @@ def _move(engine: Engine, leaves: Sequence[_Leaf], seconds: float | None) -> Non
     shared = [leaf for leaf in leaves if leaf.result_bytes <= _SHARED_BYTES]
     if len(shared) > 1:
         size = sum(leaf.result_bytes for leaf in shared)
-        counts = [sum(of_rank) for of_rank in zip(*(leaf.rank_bytes for leaf in shared), strict=True)]
+        counts = [
+            sum(of_rank) for of_rank in zip(*(leaf.rank_bytes for leaf in shared), strict=True)
+        ]
         both = np.empty(size, np.uint8)
         mine = np.concatenate([_as_bytes(array) for leaf in shared for array in leaf.arrays])
         engine.transport.all_gather_blocks(mine, both, counts, seconds)

@@ -102,9 +102,7 @@ def _sides(
     groups: dict[Any, list[tuple[Stand, CallDescription]]] = {}
     for stand, call in calls:
         groups.setdefault(side(call), []).append((stand, call))
-    return [
-        (_who([stand for stand, _ in group], layout), group[0][1]) for group in groups.values()
-    ]
+    return [(_who([stand for stand, _ in group], layout), group[0][1]) for group in groups.values()]
 
 
 def _rank_left(stands: Sequence[Stand], layout: Layout) -> RankLostError:
@@ -175,14 +173,19 @@ def _note_difference(
                 f"{layout.describe(ids)}: {_note_text(entries, layout, ids)}"
                 for ids in groups.values()
             )
-            return CollectiveMismatchError(f"replicas are at different calls. {sides}. {_SAME_CALLS}.")
+            return CollectiveMismatchError(
+                f"replicas are at different calls. {sides}. {_SAME_CALLS}."
+            )
         values: dict[int, list[int]] = {}
         for rank, note in enumerate(entries):
             if note is not None:
                 values.setdefault(note.digest, []).extend(layout.replica_ids(rank))
         if len(values) > 1:
             sides = " and ".join(layout.describe(ids) for ids in values.values())
-            text = f"{first.what} at {first.site.line}: the values differ between {sides}. {first.advice}"
+            text = (
+                f"{first.what} at {first.site.line}: the values differ between {sides}."
+                f" {first.advice}"
+            )
             if first.error == "ValueError":
                 return ValueError(text)
             return CollectiveMismatchError(text)
@@ -270,6 +273,7 @@ def _leaf_difference(
             else "Convert the leaf to one dtype on every replica."
         )
         return (), StructureMismatchError(
-            f"{first.kind} got different {aspect}s for value{path} at {first.where}: {sides}. {mend}"
+            f"{first.kind} got different {aspect}s for value{path} at {first.where}: {sides}."
+            f" {mend}"
         )
     return tuple(promoted), None

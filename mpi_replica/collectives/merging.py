@@ -97,7 +97,9 @@ class MergeCall(Call):
         seconds = self.options.timeout_seconds
         if layout.size == 1:
             agreement.agree(calls)
-            rows = [[_Held(leaf) for leaf in call.leaves] for call in calls]
+            rows: list[list[_Held | _Elsewhere]] = [
+                [_Held(leaf) for leaf in call.leaves] for call in calls
+            ]
         else:
             with agreement.preparing(calls):
                 blob = marshal.dumps([call.packed for call in calls])
@@ -206,9 +208,7 @@ class LazyPerReplica(PerReplica):
 
     __slots__ = ("_column", "_path", "_scope")
 
-    def __init__(
-        self, column: Sequence[_Held | _Elsewhere], path: str, scope: MergeScope
-    ) -> None:
+    def __init__(self, column: Sequence[_Held | _Elsewhere], path: str, scope: MergeScope) -> None:
         super().__init__([None] * len(column))
         self._column = column
         self._path = path
@@ -232,9 +232,7 @@ class LazyPerReplica(PerReplica):
 
     def _texts(self) -> list[str]:
         return [
-            repr(entry.value)
-            if isinstance(entry, _Held)
-            else f"<replica {i}: not gathered>"
+            repr(entry.value) if isinstance(entry, _Held) else f"<replica {i}: not gathered>"
             for i, entry in enumerate(self._column)
         ]
 

@@ -179,9 +179,7 @@ def _fold(op: ReduceOp, arrays: Sequence[Array], out: Array) -> None:
         ufunc(out, array, out=out, casting="unsafe", dtype=out.dtype)
 
 
-def _fold_packs(
-    steps: Plan, op: ReduceOp, contributions: Sequence[Sequence[Array]]
-) -> bytes:
+def _fold_packs(steps: Plan, op: ReduceOp, contributions: Sequence[Sequence[Array]]) -> bytes:
     parts = []
     with np.errstate(all="ignore"):
         for pack in steps.packs:

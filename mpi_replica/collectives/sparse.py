@@ -57,7 +57,9 @@ def reduce_with_slices(
         shapes = []
         for slices in sparse.values():
             wide, _ = accumulation(slices.values.dtype, op)
-            parts.append({"values": slices.values.astype(wide, copy=False), "indices": slices.indices})
+            parts.append(
+                {"values": slices.values.astype(wide, copy=False), "indices": slices.indices}
+            )
             shapes.append(slices.dense_shape)
         flat, parts_structure = nest.flatten(parts)
         paths = [nest.leaf_paths(structure)[index] for index in sparse]

@@ -43,8 +43,10 @@ def pack(error: BaseException, who: str, serial: int = -1) -> TravellingError:
     except Exception:
         lines = "<no traceback: the exception can't be formatted>"
     kind = type(error)
-    name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else (
-        f"{kind.__module__}.{kind.__qualname__}"
+    name = (
+        kind.__qualname__
+        if kind.__module__ in ("builtins", "__main__")
+        else (f"{kind.__module__}.{kind.__qualname__}")
     )
     origin = who + _place(error)
     return TravellingError(_bytes_of(error), name, text, origin, lines, serial)

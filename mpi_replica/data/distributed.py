@@ -86,7 +86,10 @@ class DistributedDataset:
             for rows, mine in batches:
                 parts = shares(rows, layout.num_replicas)
                 start = parts[ids[0]].start
-                yield [_rows(mine, parts[i].start - start, parts[i].stop - start) for i in ids], rows
+                yield (
+                    [_rows(mine, parts[i].start - start, parts[i].stop - start) for i in ids],
+                    rows,
+                )
 
         length = UNKNOWN_CARDINALITY
         if isinstance(dataset, Dataset):
@@ -382,4 +385,6 @@ def _cut(batch: Any, wanted: Callable[[int], slice]) -> tuple[int, Any]:
 
 
 def _empty(batch: Any) -> Any:
-    return nest.map_structure(lambda array: np.empty((0, *array.shape[1:]), array.dtype), _arrays(batch))
+    return nest.map_structure(
+        lambda array: np.empty((0, *array.shape[1:]), array.dtype), _arrays(batch)
+    )

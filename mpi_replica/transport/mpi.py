@@ -84,7 +84,7 @@ class MPITransport(Transport):
         self._crowded = len(neighbours) > len(frozenset().union(*neighbours))
         self._header = np.zeros(HEADER_BYTES, np.uint8)
         self._headers = np.zeros(HEADER_BYTES * self.size, np.uint8)
-        self._headers_view = memoryview(self._headers)
+        self._headers_view = self._headers.data
         self._exchange: MPI.Prequest | None
         try:
             self._exchange = self._comm.Allgather_init(self._header, self._headers)
@@ -207,5 +207,3 @@ class MPITransport(Transport):
             if waited > _SECONDS_BEFORE_SLEEP:
                 time.sleep(_SLEEP_SECONDS)
         del buffers  # held until here: mpi4py keeps no reference for non-blocking calls
-
-

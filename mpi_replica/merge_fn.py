@@ -1,0 +1,44 @@
+"""Running a ``merge_fn``: once on each rank, in cross-replica context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import nest
+from .collectives.call import Call
+from .collectives.callsite import boundary
+from .collectives.merging import MergeCall
+from .context import State, StrategyLike, entered
+from .values import component_of
+
+__all__ = ["invoke_merge_fn", "perform_alone", "unpacked"]
+
+
+def perform_alone(strategy: StrategyLike, call: Call) -> Any:
+    """Perform the call of a `ReplicaContext` that was made by hand: there is one replica."""
+    call.replica_ids = (0,)
+    if call.error is not None:
+        raise call.error
+    result = strategy.engine.perform([call])[0]
+    if not isinstance(call, MergeCall):
+        return result
+    scope, args, kwargs = result
+    try:
+        with entered(State(strategy, None, "merge_fn")):
+            return unpacked(invoke_merge_fn(call.function, strategy, args, kwargs), 0)
+    finally:
+        scope.is_open = False
+
+
+@boundary
+def invoke_merge_fn(
+    merge_fn: Callable[..., Any], strategy: StrategyLike, args: Any, kwargs: Any
+) -> Any:
+    """Call a ``merge_fn``; the chain of frames of a call site ends here."""
+    return merge_fn(strategy, *args, **kwargs)
+
+
+def unpacked(value: Any, replica_id: int) -> Any:
+    """Return the nest `value` with this replica's component for each PerReplica in it."""
+    return nest.map_structure(lambda leaf: component_of(leaf, replica_id), value)

@@ -1,0 +1,153 @@
+"""The strategy over an MPI communicator: how it starts and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from . import ending
+from .collectives.call import Call
+from .collectives.engine import Engine
+from .collectives.standing import CallDescription
+from .context import require_cross_replica
+from .errors import MPIReplicaError
+from .interrupts import gate
+from .options import CommunicationOptions
+from .start import agreed_layout
+from .strategy import Strategy
+from .transport import open_transport
+
+__all__ = ["MPIStrategy"]
+
+
+class _Close(Call):
+    """The agreement to close a strategy."""
+
+    kind = "close"
+
+    def describe(self, position: int = 0) -> CallDescription:
+        return CallDescription(self.kind, "", self.site, self.options.name)
+
+    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[None]:
+        engine.agreement.agree(calls)
+        return [None]
+
+
+class MPIStrategy(Strategy):
+    """Replicas on the ranks of an MPI communicator.
+
+    Collective over the communicator. Without mpirun it is one rank, and needs no MPI.
+
+    Parameters
+    ----------
+    communicator : mpi4py.MPI.Intracomm, optional
+        Default: COMM_WORLD. It is duplicated, and never used itself.
+    replicas_per_rank : int, optional
+        How many replicas this rank hosts; may differ between ranks. Default: 1.
+    num_replicas : int, optional
+        How many replicas all ranks host together, in contiguous blocks that differ by at most
+        one. The environment variable ``MPI_REPLICA_NUM_REPLICAS`` gives its default.
+    communication_options : CommunicationOptions, optional
+        For all calls of this strategy.
+
+    Raises
+    ------
+    ValueError
+        Both numbers are given, or one is not positive; `num_replicas` is less than the ranks, or
+        differs between them; `communicator` is COMM_NULL or an intercommunicator.
+    LaunchError
+        A launcher without an MPI library, or one that does not fit it; different versions of
+        Python on the ranks.
+
+    Notes
+    -----
+    Use it as a context manager, or `close` it: closing is collective. A loop over a set of strings
+    has another order in each process, unless PYTHONHASHSEED is set: collectives called in such a
+    loop can't be told apart, and a warning is logged when the strategy is made.
+
+    Examples
+    --------
+    >>> import mpi_replica as mr
+    >>> with mr.MPIStrategy(num_replicas=4) as strategy:
+    ...     strategy.num_replicas_in_sync
+    4
+    """
+
+    def __init__(
+        self,
+        communicator: Any = None,
+        *,
+        replicas_per_rank: int | None = None,
+        num_replicas: int | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ) -> None:
+        transport = open_transport(communicator)
+        try:
+            layout, options = agreed_layout(
+                transport, replicas_per_rank, num_replicas, communication_options
+            )
+        except (MPIReplicaError, ValueError, TypeError):
+            transport.close()
+            raise
+        super().__init__(Engine(transport, layout, options))
+        self._is_closed = False
+        gate.install(transport.abort)
+        if transport.size > 1:
+            ending.remember(self._engine)
+
+    @property
+    def communicator(self) -> Any:
+        """The strategy's own communicator; None without MPI. Do not communicate on it."""
+        return self._engine.transport.communicator
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return self._engine.layout.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._engine.layout.size
+
+    @property
+    def local_replica_ids(self) -> tuple[int, ...]:
+        """Global ids of the replicas of this rank."""
+        return self._engine.layout.local_replica_ids
+
+    def close(self) -> None:
+        """Give back the communicator. Collective; a second call does nothing.
+
+        Raises
+        ------
+        CollectiveMismatchError
+            Other ranks are at another call; the strategy stays open.
+        """
+        if self._is_closed:
+            return
+        require_cross_replica(self, "close")
+        engine = self._engine
+        if engine.agreement.final is None:
+            engine.cross_replica(engine.make("close", None, _Close))
+            ending.forget(engine)
+            engine.transport.close()
+        self._close_here()
+
+    def _close_here(self) -> None:
+        self._is_closed = True
+        self._engine.agreement.close()
+
+    def __enter__(self) -> MPIStrategy:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:  # the other ranks may be anywhere
+            self._close_here()

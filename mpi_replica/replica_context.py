@@ -1,0 +1,395 @@
+"""What a replica calls: its id, and the collectives."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Protocol, cast
+
+from . import nest
+from .collectives.call import Call
+from .collectives.engine import Engine
+from .collectives.gathering import AllGather
+from .collectives.merging import MergeCall
+from .collectives.reduction import AllReduce
+from .collectives.sparse import is_sparse, reduce_with_slices
+from .context import (
+    State,
+    StrategyLike,
+    current_state,
+    current_strategy,
+    entered,
+    require_cross_replica,
+    restore_state,
+    swap_state,
+)
+from .errors import ContextError
+from .merge_fn import perform_alone
+from .options import CommunicationOptions, ReduceOp
+from .values import component_of
+
+__all__ = ["ReplicaContext", "get_replica_context"]
+
+
+class _Seat(Protocol):
+    replica_id: int
+
+    def meet(self, call: Call) -> Any: ...
+
+
+class ReplicaContext:
+    """What a replica calls: its id, and the collectives.
+
+    Inside the function given to ``strategy.run``, `get_replica_context` returns it.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        The strategy whose replica this is.
+    replica_id_in_sync_group : int or None
+        The id of the replica, from 0 to ``num_replicas_in_sync - 1``.
+
+    Notes
+    -----
+    Made by hand it is a context manager; its collectives then need a strategy with one replica.
+    Counterpart of ``tf.distribute.ReplicaContext``.
+
+    Examples
+    --------
+    >>> import mpi_replica as mr
+    >>> def step():
+    ...     return mr.get_replica_context().all_reduce("sum", 1.0)
+    >>> mr.MPIStrategy(num_replicas=2).run(step)
+    PerReplica:{
+      0: np.float64(2.0),
+      1: np.float64(2.0)
+    }
+    """
+
+    def __init__(self, strategy: StrategyLike, replica_id_in_sync_group: int | None) -> None:
+        if replica_id_in_sync_group is not None and (
+            isinstance(replica_id_in_sync_group, bool)
+            or not isinstance(replica_id_in_sync_group, int)
+        ):
+            raise ValueError(
+                "replica_id_in_sync_group must be an int or None, got"
+                f" {replica_id_in_sync_group!r}."
+            )
+        self._strategy = strategy
+        self._replica_id = replica_id_in_sync_group
+        self._seat: _Seat | None = None
+        self._tokens: list[contextvars.Token[State | None]] = []
+
+    @classmethod
+    def of_seat(cls, strategy: StrategyLike, seat: _Seat) -> ReplicaContext:
+        """Return the context of a replica that runs."""
+        context = cls(strategy, seat.replica_id)
+        context._seat = seat
+        return context
+
+    def __enter__(self) -> ReplicaContext:
+        require_cross_replica(self._strategy, "ReplicaContext.__enter__")
+        self._tokens.append(swap_state(State(self._strategy, self, "replica")))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        restore_state(self._tokens.pop())
+
+    def __repr__(self) -> str:
+        return f"<ReplicaContext of replica {self._replica_id} of {self._strategy!r}>"
+
+    @property
+    def strategy(self) -> StrategyLike:
+        """The strategy."""
+        return self._strategy
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas all ranks host together."""
+        return self._strategy.num_replicas_in_sync
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """The id of this replica among all replicas: 0 to ``num_replicas_in_sync - 1``.
+
+        Raises
+        ------
+        ValueError
+            The context was made by hand without an id.
+        """
+        if self._replica_id is None:
+            raise ValueError(
+                "this ReplicaContext was made with replica_id_in_sync_group=None: it has no id."
+            )
+        return self._replica_id
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Where this replica runs, as a tuple of one string. Deprecated, as in tf."""
+        warnings.warn(
+            "ReplicaContext.devices is deprecated; use strategy.rank.", DeprecationWarning, 2
+        )
+        engine = self._strategy.engine
+        return (f"rank:{engine.layout.rank}/replica:{self._replica_id}",)
+
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Combine the values of all replicas and give every replica the result.
+
+        Collective: every replica calls it, in the same order, with the same structure.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp or str
+            SUM, MEAN, MIN, MAX or PROD; strings in any case.
+        value : nest of array_like or IndexedSlices
+            Leaves of equal shape and dtype on every replica. A list is a nest: write
+            ``np.array([1, 2])`` for an array. A `PerReplica` stands for this replica's component.
+        options : CommunicationOptions, optional
+            Fields that are set win over those of the strategy.
+
+        Returns
+        -------
+        nest of numpy.ndarray
+            Fresh C-contiguous arrays; a 0-d result is a numpy scalar. The same bits on every
+            replica. SUM and MEAN accumulate float16 and bfloat16 in float32; MEAN of integers and
+            bools is float64. For `IndexedSlices`: the slices of all replicas, one behind the
+            other.
+
+        Raises
+        ------
+        StructureMismatchError
+            A leaf differs in path, shape or dtype between replicas; on every rank.
+        CollectiveMismatchError
+            Replicas are at different calls, or at one with another op; on every rank.
+        TypeError
+            A leaf can't be reduced: SUM of bool, strings, objects; on every rank.
+        ContextError
+            Not called by this replica.
+
+        Notes
+        -----
+        One message of 256 bytes a rank where all leaves together have 237 bytes or less.
+        Otherwise that and one Allreduce for each 1 MiB (or ``bytes_per_pack``). Counterpart of
+        ``tf.distribute.ReplicaContext.all_reduce``.
+
+        Examples
+        --------
+        >>> import numpy as np, mpi_replica as mr
+        >>> mr.get_replica_context().all_reduce("MEAN", {"a": np.array([1, 2])})
+        {'a': array([1., 2.])}
+        """
+        self._check("all_reduce", "strategy.reduce")
+        leaves, _ = nest.flatten(value)
+        if any(is_sparse(leaf) for leaf in leaves):
+            return reduce_with_slices(self, reduce_op, value, options)
+
+        def make(site: Any, merged: CommunicationOptions) -> Call:
+            op = ReduceOp.of(reduce_op)
+            flat, structure = nest.flatten(value)
+            mine = [component_of(leaf, self.replica_id_in_sync_group) for leaf in flat]
+            return AllReduce("all_reduce", op, [mine], structure, site, merged)
+
+        return self.meet(self._engine.make("all_reduce", options, make))
+
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        """Concatenate the values of all replicas along `axis`, and give every replica the result.
+
+        Collective: every replica calls it, in the same order, with the same structure.
+
+        Parameters
+        ----------
+        value : nest of array_like
+            Leaves of one dimension or more. All dimensions but `axis` are equal on every replica;
+            that one may differ, and be 0. Every fixed-size dtype, and strings: the widest item
+            size wins.
+        axis : int
+            The dimension along which to gather; negative ones count from the end.
+        options : CommunicationOptions, optional
+            Fields that are set win over those of the strategy.
+
+        Returns
+        -------
+        nest of numpy.ndarray
+            Fresh C-contiguous arrays, in the order of the replica ids.
+
+        Raises
+        ------
+        ValueError
+            A leaf is a scalar, or `axis` is out of range; on every rank.
+        StructureMismatchError, CollectiveMismatchError, ContextError
+            As for `all_reduce`.
+        NotImplementedError
+            A leaf is `IndexedSlices`.
+
+        Notes
+        -----
+        One message of 256 bytes a rank where value and extents fit into it. Otherwise that and one
+        Allgatherv for each leaf of 64 KiB and more, and one for all others; one further message of
+        256 bytes where the results have more than 1 MiB; one copy for other axes than the first.
+        Counterpart of ``tf.distribute.ReplicaContext.all_gather``.
+
+        Examples
+        --------
+        >>> import numpy as np, mpi_replica as mr
+        >>> mr.get_replica_context().all_gather(np.array([1, 2]), axis=0)
+        array([1, 2])
+        """
+        self._check("all_gather", "strategy.gather")
+
+        def make(site: Any, merged: CommunicationOptions) -> Call:
+            flat, structure = nest.flatten(value)
+            mine = [component_of(leaf, self.replica_id_in_sync_group) for leaf in flat]
+            return AllGather("all_gather", axis, [mine], structure, site, merged)
+
+        return self.meet(self._engine.make("all_gather", options, make))
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., Any],
+        args: tuple[Any, ...] | list[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Gather the arguments of all replicas and run `merge_fn` in cross-replica context.
+
+        Collective: every replica calls it, with the same function.
+
+        Parameters
+        ----------
+        merge_fn : callable
+            Called as ``merge_fn(strategy, *args, **kwargs)``, once on each rank, with the same
+            arguments everywhere: each leaf is a `PerReplica` with a component of every replica
+            (``None`` from all replicas is None, a variable stays itself).
+        args, kwargs : tuple or list, and mapping
+            Nests of arrays and of any objects that can be pickled.
+
+        Returns
+        -------
+        object
+            What `merge_fn` returned; of each PerReplica in it, this replica's component.
+
+        Raises
+        ------
+        CollectiveMismatchError
+            The replicas gave different functions, or are at different calls; on every rank. Also
+            where what `merge_fn` returned differs between ranks, because it used something from
+            outside: pass what differs through `args`.
+        StructureMismatchError
+            The nests of the arguments differ; on every rank.
+        TypeError, ValueError
+            `merge_fn` can't be called; `args` is no tuple or list; `kwargs` is no mapping.
+
+        Notes
+        -----
+        An exception in `merge_fn` is raised by ``strategy.run``, on every rank. One message of 256
+        bytes a rank where all arguments fit into it, else one Allgatherv more. Array leaves of
+        64 KiB and more are gathered when `merge_fn` looks at them; looking is a collective call
+        too. Counterpart of ``tf.distribute.ReplicaContext.merge_call``.
+
+        Examples
+        --------
+        >>> import mpi_replica as mr
+        >>> mr.get_replica_context().merge_call(lambda strategy, x: x + 1, args=(2,))
+        3
+        """
+        self._check("merge_call", "the function itself, with the strategy as first argument")
+        strategy = self._strategy
+        named = {} if kwargs is None else kwargs
+
+        def check() -> None:
+            if not callable(merge_fn):
+                raise TypeError(f"merge_fn must be callable, got {merge_fn!r}.")
+            if not isinstance(args, (tuple, list)):
+                raise ValueError(
+                    f"args must be a tuple or a list, got {args!r}. For one argument write"
+                    " args=(x,)."
+                )
+            if not isinstance(named, Mapping):
+                raise ValueError(f"kwargs must be a mapping, got {named!r}.")
+
+        if strategy.is_default and self._seat is None:
+            check()
+            with entered(State(strategy, None, "merge_fn")):
+                return merge_fn(strategy, *args, **named)
+
+        def make(site: Any, merged: CommunicationOptions) -> Call:
+            check()
+            return MergeCall(
+                merge_fn,
+                args,
+                named,
+                strategy.name_of_variable,
+                self.replica_id_in_sync_group,
+                self._engine.layout.size > 1,
+                site,
+                merged,
+            )
+
+        return self.meet(self._engine.make("merge_call", None, make))
+
+    @property
+    def _engine(self) -> Engine:
+        return self._strategy.engine
+
+    def meet(self, call: Call) -> Any:
+        """Wait until all replicas are at `call`, and return its result."""
+        if self._seat is not None:
+            return self._seat.meet(call)
+        return perform_alone(self._strategy, call)
+
+    def _check(self, call: str, instead: str) -> None:
+        state = current_state()
+        current = get_replica_context()
+        if current is self:
+            if self._seat is None and self.num_replicas_in_sync != 1:
+                raise ContextError(
+                    f"{call} in a ReplicaContext that was made by hand needs a strategy with one"
+                    f" replica; this one has {self.num_replicas_in_sync}. Use strategy.run."
+                )
+            return
+        if current is None:
+            where = "a merge_fn" if state is not None and state.kind == "merge_fn" else "scope()"
+            raise ContextError(
+                f"{call} was called in cross-replica context ({where}): it needs a replica. Use"
+                f" {instead}."
+            )
+        if state is None or state.strategy is not self._strategy:
+            raise ContextError(
+                f"{call} of a ReplicaContext of {self._strategy!r} was called outside of its"
+                " strategy.run (mismatching strategies). Get the context with"
+                " mr.get_replica_context() where you use it."
+            )
+        raise ContextError(
+            f"{call} of the ReplicaContext of replica {self._replica_id} was called in replica"
+            f" {current._replica_id} (mismatching ReplicaContext). Get the context with"
+            " mr.get_replica_context() where you use it."
+        )
+
+
+@functools.cache
+def _default_context() -> ReplicaContext:
+    return ReplicaContext(current_strategy(), 0)
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """Return the context of the current replica; None in cross-replica context.
+
+    Outside of any strategy it is the context of the default strategy's only replica. Counterpart
+    of ``tf.distribute.get_replica_context``.
+    """
+    state = current_state()
+    if state is None:
+        return _default_context()
+    return cast("ReplicaContext | None", state.replica_context)
