@@ -26,7 +26,7 @@ class _Close(Call):
 
     kind = "close"
 
-    def describe(self, position: int = 0) -> CallDescription:
+    def words(self, position: int = 0) -> CallDescription:
         return CallDescription(self.kind, "", self.site, self.options.name)
 
     def perform(self, engine: Engine, calls: Sequence[Call]) -> list[None]:

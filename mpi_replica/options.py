@@ -47,14 +47,13 @@ class ReduceOp(enum.Enum):
         """
         if isinstance(op, ReduceOp):
             return op
-        names = ", ".join(member.name for member in cls)
+        if isinstance(op, str) and op.upper() in cls.__members__:
+            return cls[op.upper()]
+        names = ", ".join(cls.__members__)
         if isinstance(op, str):
-            try:
-                return cls[op.upper()]
-            except KeyError:
-                raise ValueError(
-                    f"{op!r} is not a reduce op. Use one of {names}, as mr.ReduceOp or as a string."
-                ) from None
+            raise ValueError(
+                f"{op!r} is not a reduce op. Use one of {names}, as mr.ReduceOp or as a string."
+            )
         raise TypeError(
             f"A reduce op must be a mr.ReduceOp or a string, got {op!r}. Use one of {names}."
         )

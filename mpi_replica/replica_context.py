@@ -70,16 +70,20 @@ class ReplicaContext:
     """
 
     def __init__(self, strategy: StrategyLike, replica_id_in_sync_group: int | None) -> None:
-        if replica_id_in_sync_group is not None and (
-            isinstance(replica_id_in_sync_group, bool)
-            or not isinstance(replica_id_in_sync_group, int)
-        ):
-            raise ValueError(
-                "replica_id_in_sync_group must be an int or None, got"
-                f" {replica_id_in_sync_group!r}."
-            )
+        replica_id = None
+        if replica_id_in_sync_group is not None:
+            try:
+                if isinstance(replica_id_in_sync_group, bool):
+                    raise TypeError("bool")
+                # numpy's integers are integers, too
+                replica_id = operator.index(replica_id_in_sync_group)
+            except TypeError:
+                raise ValueError(
+                    "replica_id_in_sync_group must be an int or None, got"
+                    f" {replica_id_in_sync_group!r}."
+                ) from None
         self._strategy = strategy
-        self._replica_id = replica_id_in_sync_group
+        self._replica_id = replica_id
         self._seat: _Seat | None = None
         self._tokens: list[contextvars.Token[State | None]] = []
 

@@ -145,7 +145,7 @@ class RunEnd(Call):
         )
         self.identify((self.function, self.structure, self.kinds), self.describe)
 
-    def describe(self, position: int = 0) -> CallDescription:
+    def words(self, position: int = 0) -> CallDescription:
         return CallDescription(
             self.kind,
             self.function.text,

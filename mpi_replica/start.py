@@ -27,6 +27,7 @@ class _Facts(NamedTuple):
     string_hash: int
     replicas_per_rank: int
     num_replicas: int | None
+    options: CommunicationOptions
     #: What is wrong with the arguments on this rank.
     problem: Exception | None
 
@@ -59,6 +60,7 @@ def agreed_layout(
         hash("mpi_replica"),
         1 if replicas_per_rank is None else replicas_per_rank,
         total,
+        merged,
         problem,
     )
     facts: list[_Facts] = [
@@ -122,6 +124,12 @@ def _layout(facts: list[_Facts], rank: int) -> Layout:
     if len(totals) > 1:
         sides = ", ".join(f"{n!r} on ranks {compressed(ranks)}" for n, ranks in totals.items())
         raise ValueError(f"num_replicas differs between ranks: {sides}. Give the same on all.")
+    if any(fact.options != facts[0].options for fact in facts):
+        other = next(fact.options for fact in facts if fact.options != facts[0].options)
+        raise ValueError(
+            f"communication_options differ between ranks: {facts[0].options} and {other}. Give the"
+            " same on all."
+        )
     total = facts[0].num_replicas
     if total is not None:
         return Layout.even(total, len(facts), rank)

@@ -33,7 +33,7 @@ class DistributedValues:
 
     __slots__ = ()
 
-    def __init__(self) -> None:
+    def __init__(self, *values: Any) -> None:
         raise TypeError("DistributedValues is a base class. Make a PerReplica or use a Variable.")
 
     @property
@@ -144,14 +144,19 @@ class PerReplica(DistributedValues):
         """Return the components of these replicas."""
         return [self.component(i) for i in replica_ids]
 
-    def _texts(self) -> list[str]:
-        return [repr(value) for value in self._values]
+    def _texts(self, show: Callable[[Any], str]) -> list[str]:
+        return [show(value) for value in self._values]
+
+    def _shown(self, show: Callable[[Any], str]) -> str:
+        texts = zip(self._replica_ids, self._texts(show), strict=True)
+        rows = ",\n".join(f"  {i}: {text}" for i, text in texts)
+        return f"PerReplica:{{\n{rows}\n}}"  # also where only looking would gather it
 
     def __repr__(self) -> str:
-        rows = ",\n".join(
-            f"  {i}: {text}" for i, text in zip(self._replica_ids, self._texts(), strict=True)
-        )
-        return f"{type(self).__name__}:{{\n{rows}\n}}"
+        return self._shown(repr)
+
+    def __str__(self) -> str:
+        return self._shown(str)
 
     def __reduce__(self) -> Any:
         return PerReplica, (self.values, self._replica_ids, self._num_replicas)

@@ -240,7 +240,7 @@ class Agreement:
                     return []
             headers = self._transport.exchange(header, seconds)
         except TransportTimeoutError:
-            self._time_out(first, seconds)
+            self.time_out(first)
         size = len(compared)
         if compared[-1] != _AGREES:
             return None
@@ -252,16 +252,18 @@ class Agreement:
             payloads.append(bytes(headers[start + _START : start + _START + length]))
         return payloads
 
-    def _time_out(self, call: Call | None, seconds: float | None) -> NoReturn:
+    def time_out(self, call: Call | None) -> NoReturn:
+        """Give up the wait for the other ranks, and with it the strategy."""
         if call is None:
             raise RuntimeError("an exchange without a limit timed out")
         description = call.describe()
         self._is_out_of_step = True
         self.final = CollectiveTimeoutError(
-            f"{description.what} at {description.where} has waited {seconds:g} s for the other"
-            f" ranks ({self._layout.describe(call.replica_ids)} waits). The strategy can't be used"
-            " any more, since the others may still come. End the program, or make a new strategy"
-            " on all ranks."
+            f"{description.what} at {description.where} has waited"
+            f" {call.options.timeout_seconds:g} s for the other ranks"
+            f" ({self._layout.describe(call.replica_ids)} waits). The strategy can't be used any"
+            " more, since the others may still come. End the program, or make a new strategy on"
+            " all ranks."
         )
         raise self.final from None
 
@@ -290,7 +292,7 @@ class Agreement:
             self._chain = 0
             error = self._agreed_error(verdict, originals, seconds)
         except TransportTimeoutError:
-            self._time_out(first, seconds)
+            self.time_out(first)
         self._raise(error, verdict)
 
     def _agreed_error(

@@ -58,7 +58,7 @@ class Broadcast(Call):
             self.leaf = LeafDescription(wire_name(array.dtype), array.shape)
         self.identify((detail, self.leaf), self.describe)
 
-    def describe(self, position: int = 0) -> CallDescription:
+    def words(self, position: int = 0) -> CallDescription:
         return CallDescription(
             self.kind, self.detail, self.site, self.options.name, leaves=(self.leaf,)
         )
@@ -113,7 +113,7 @@ class EqualEverywhere(Call):
         self.note = Note(f"{kind}({detail})", site, digest_of(value), advice, "ValueError")
         self.identify(detail, self.describe)
 
-    def describe(self, position: int = 0) -> CallDescription:
+    def words(self, position: int = 0) -> CallDescription:
         return CallDescription(self.kind, self.detail, self.site, self.options.name)
 
     def perform(self, engine: Engine, calls: Sequence[EqualEverywhere]) -> list[Any]:

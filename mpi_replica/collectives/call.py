@@ -39,10 +39,15 @@ class Call(abc.ABC):
         self.site = site
         self.options = options
         self.fingerprint = 0
+        # How the messages are cut, and whether they are waited for in a loop, must be the same.
+        self._wire = ""
+        if options.bytes_per_pack or options.timeout_seconds is not None:
+            waits = "" if options.timeout_seconds is None else ", with a timeout"
+            self._wire = f"bytes_per_pack={options.bytes_per_pack}{waits}"
 
     def identify(self, key: Hashable, describe: Callable[[], CallDescription]) -> None:
         """Set the fingerprint; `key` and the site tell this call from every other one."""
-        whole = (self.kind, self.options.name or self.site.digest, key)
+        whole = (self.kind, self.options.name or self.site.digest, self._wire, key)
         fingerprint = _fingerprints.get(whole)
         if fingerprint is None:
             if len(_fingerprints) >= _CACHE_SIZE:
@@ -50,9 +55,13 @@ class Call(abc.ABC):
             fingerprint = _fingerprints[whole] = describe().fingerprint()
         self.fingerprint = fingerprint
 
-    @abc.abstractmethod
     def describe(self, position: int = 0) -> CallDescription:
         """Return the call in words, as the replica at `position` of `replica_ids` makes it."""
+        return self.words(position)._replace(wire=self._wire)
+
+    @abc.abstractmethod
+    def words(self, position: int = 0) -> CallDescription:
+        """Return what `describe` gives, without what all kinds of call have in common."""
 
     def promote(self, leaves: Sequence[int]) -> None:
         """Make these leaves float64: some replicas hold a Python int there, others a float."""
@@ -77,7 +86,7 @@ class FailedCall(Call):
         self.kind = kind
         self.error = error
 
-    def describe(self, position: int = 0) -> CallDescription:
+    def words(self, position: int = 0) -> CallDescription:
         return CallDescription(self.kind, "", self.site, self.options.name)
 
     def perform(self, engine: Any, calls: Sequence[Any]) -> list[Any]:

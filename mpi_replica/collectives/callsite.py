@@ -101,8 +101,10 @@ def _learn(key: tuple[int, ...]) -> CallSite:
         if code is None:
             continue
         file = os.path.basename(code.co_filename)
-        digest.update(f"{file}\0{code.co_qualname}\0{instruction}\0".encode())
         line, _, start, _ = list(code.co_positions())[instruction // 2]
+        # Line and column tell lambdas and functions of one name apart, where a loop calls them.
+        place = f"{file}\0{code.co_qualname}\0{instruction}\0{line}\0{start}\0"
+        digest.update(place.encode())
         lines.append(f"{file}:{line}")
         if index == 0:
             column = start or 0
@@ -154,7 +156,8 @@ def _code_identity(_: int, code: CodeType) -> FunctionIdentity:
 
 def _update_with_code(digest: Any, code: CodeType) -> None:
     digest.update(code.co_code)
-    digest.update("\0".join((*code.co_names, *code.co_varnames)).encode())
+    names = (*code.co_names, *code.co_varnames, *code.co_cellvars, *code.co_freevars)
+    digest.update("\0".join(names).encode())
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             _update_with_code(digest, constant)

@@ -13,7 +13,7 @@ from ..errors import ContextError
 from ..interrupts import gate
 from ..layout import Layout
 from ..options import CommunicationOptions
-from ..transport import Transport
+from ..transport import Transport, TransportTimeoutError
 from .agreement import Agreement, Promotion
 from .call import Call, FailedCall
 from .callsite import CallSite, call_site
@@ -52,8 +52,8 @@ class Engine:
         else:
             raise ContextError(
                 f"a collective call in thread {threading.current_thread().name!r}, but this"
-                " strategy belongs to another thread, which made it or ran it first. Make one strategy for"
-                " each thread that communicates."
+                " strategy belongs to another thread, which made it or ran it first. Make one"
+                " strategy for each thread that communicates."
             )
 
     def is_in_its_thread(self) -> bool:
@@ -92,6 +92,8 @@ class Engine:
                     self._report_apart(calls)
                 with gate:
                     return calls[0].perform(self, calls)
+            except TransportTimeoutError:
+                self.agreement.time_out(calls[0])
             except Promotion as promotion:
                 for call in calls:
                     call.promote(promotion.leaves)

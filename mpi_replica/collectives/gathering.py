@@ -113,7 +113,7 @@ class AllGather(Call):
         axis = self.axis % array.ndim
         return (*array.shape[:axis], None, *array.shape[axis + 1 :])
 
-    def describe(self, position: int = 0) -> CallDescription:
+    def words(self, position: int = 0) -> CallDescription:
         leaves = tuple(
             LeafDescription({"U": "str", "S": "bytes"}.get(name, name), shape)
             for name, shape in self._signature(self.contributions[position])

@@ -198,7 +198,7 @@ def _note_text(entries: Sequence[Note | None], layout: Layout, ids: Sequence[int
 
 
 def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError | None:
-    sides = _sides(calls, lambda call: (call.kind, call.detail), layout)
+    sides = _sides(calls, lambda call: (call.kind, call.detail, call.wire), layout)
     if len(sides) == 1:
         sides = _sides(
             calls,

@@ -79,7 +79,7 @@ class MergeCall(Call):
         self.packed = _pack(self.leaves) if travels else ([], b"")
         self.identify((identity.digest, self.structure, tuple(self.shared)), self.describe)
 
-    def describe(self, position: int = 0) -> CallDescription:
+    def words(self, position: int = 0) -> CallDescription:
         leaves = tuple(LeafDescription(name or "value") for name in self.shared)
         return CallDescription(
             self.kind,
@@ -230,9 +230,9 @@ class LazyPerReplica(PerReplica):
         entry = self._column[replica_id]
         return entry.value if isinstance(entry, _Held) else self.values[replica_id]
 
-    def _texts(self) -> list[str]:
+    def _texts(self, show: Callable[[Any], str]) -> list[str]:
         return [
-            repr(entry.value) if isinstance(entry, _Held) else f"<replica {i}: not gathered>"
+            show(entry.value) if isinstance(entry, _Held) else f"<replica {i}: not gathered>"
             for i, entry in enumerate(self._column)
         ]
 
@@ -266,7 +266,7 @@ class _Look(Call):
         self.column = column
         self.identify(path, self.describe)
 
-    def describe(self, position: int = 0) -> CallDescription:
+    def words(self, position: int = 0) -> CallDescription:
         return CallDescription(
             self.kind,
             f"value{self.path}: look at it on all ranks before branching on the rank",

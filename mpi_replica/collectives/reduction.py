@@ -113,7 +113,7 @@ class AllReduce(Call):
                 numbers[index] = "float"
         self._sign()
 
-    def describe(self, position: int = 0) -> CallDescription:
+    def words(self, position: int = 0) -> CallDescription:
         leaves = tuple(
             LeafDescription(wire_name(array.dtype), array.shape, number)
             for array, number in zip(

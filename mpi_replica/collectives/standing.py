@@ -41,6 +41,8 @@ class CallDescription(NamedTuple):
     structure: str = "*"
     paths: tuple[str, ...] = ("",)
     leaves: tuple[LeafDescription, ...] = ()
+    #: Options that change the messages.
+    wire: str = ""
 
     @property
     def what(self) -> str:
@@ -50,6 +52,8 @@ class CallDescription(NamedTuple):
             words.append(str(self.leaves[0]))
         elif self.leaves:
             words.append(f"{len(self.leaves)} leaves")
+        if self.wire:
+            words.append(self.wire)
         return f"{self.kind}({', '.join(words)})"
 
     @property
@@ -61,7 +65,7 @@ class CallDescription(NamedTuple):
         """Return 64 bits that differ where the calls differ, the same in every process."""
         place = self.site.digest if self.name is None else self.name.encode()
         digest = hashlib.blake2b(digest_size=8)
-        for part in (self.kind, self.detail, self.structure, str(self.name is None)):
+        for part in (self.kind, self.detail, self.wire, self.structure, str(self.name is None)):
             digest.update(part.encode())
             digest.update(b"\0")
         digest.update(place)

@@ -301,7 +301,7 @@ class _NextStep(Call):
         self.is_global = is_global
         self.identify(is_global, self.describe)
 
-    def describe(self, position: int = 0) -> CallDescription:
+    def words(self, position: int = 0) -> CallDescription:
         return CallDescription(self.kind, "of a distributed dataset", self.site)
 
     def perform(self, engine: Engine, calls: Sequence[Call]) -> list[Any]:

@@ -67,6 +67,12 @@ def _checked(communicator: Any) -> MPI.Intracomm:
     return communicator  # type: ignore[return-value]
 
 
+def _is_crowded(host: str, places: Sequence[tuple[str, frozenset[int]]]) -> bool:
+    """Return whether the host has more ranks than cores for them."""
+    cores = [cores for other, cores in places if other == host]
+    return len(cores) > len(frozenset().union(*cores))
+
+
 class MPITransport(Transport):
     """A world of ranks over a duplicate of an MPI communicator."""
 
@@ -79,9 +85,11 @@ class MPITransport(Transport):
         here = (MPI.Get_processor_name(), frozenset(os.sched_getaffinity(0)))
         places = self._comm.allgather(here)
         self.hosts = tuple(host for host, _ in places)
-        neighbours = [cores for host, cores in places if host == here[0]]
+        crowded = {host: _is_crowded(host, places) for host in self.hosts}
         # Where ranks outnumber cores a rank that spins keeps the one it waits for from running.
-        self._crowded = len(neighbours) > len(frozenset().union(*neighbours))
+        self._spins = 0 if crowded[here[0]] else _SPINS
+        # A blocking collective of one rank does not match a non-blocking one of another.
+        self._blocks = not any(crowded.values())
         self._header = np.zeros(HEADER_BYTES, np.uint8)
         self._headers = np.zeros(HEADER_BYTES * self.size, np.uint8)
         self._headers_view = self._headers.data
@@ -116,7 +124,9 @@ class MPITransport(Transport):
         self._wait(self._comm.Iallgather(mine, lengths), timeout_seconds, (mine, lengths))
         receive = np.empty(int(lengths.sum()), np.uint8)
         counts = lengths.tolist()
-        self.all_gather_blocks(np.frombuffer(data, np.uint8), receive, counts, timeout_seconds)
+        # The ranks may be here because they disagree, even about timeouts: no blocking call.
+        send = np.frombuffer(data, np.uint8)
+        self._gather_blocks(send, receive, counts, timeout_seconds, blocks=False)
         ends = np.cumsum(lengths).tolist()
         return [
             receive[end - count : end].tobytes() for end, count in zip(ends, counts, strict=True)
@@ -129,22 +139,37 @@ class MPITransport(Transport):
         counts: Sequence[int],
         timeout_seconds: float | None = None,
     ) -> None:
+        blocks = self._blocks and timeout_seconds is None
+        self._gather_blocks(send, receive, counts, timeout_seconds, blocks=blocks)
+
+    def _gather_blocks(
+        self,
+        send: Bytes | None,
+        receive: Bytes,
+        counts: Sequence[int],
+        timeout_seconds: float | None,
+        *,
+        blocks: bool,
+    ) -> None:
         starts = [0]
         for count in counts:
             starts.append(starts[-1] + count)
         if starts[-1] > _LARGEST_MESSAGE_BYTES:
-            self._all_gather_large_blocks(send, receive, starts, timeout_seconds)
+            self._gather_large_blocks(send, receive, starts, timeout_seconds, blocks=blocks)
             return
         spec = [receive, (list(counts), starts[:-1]), MPI.BYTE]
         source = MPI.IN_PLACE if send is None else [send, MPI.BYTE]
-        self._run(self._comm.Allgatherv, self._comm.Iallgatherv, (source, spec), timeout_seconds)
+        call = self._comm.Allgatherv if blocks else self._comm.Iallgatherv
+        self._run(call, (source, spec), timeout_seconds)
 
-    def _all_gather_large_blocks(
+    def _gather_large_blocks(
         self,
         send: Bytes | None,
         receive: Bytes,
         starts: Sequence[int],
         timeout_seconds: float | None,
+        *,
+        blocks: bool,
     ) -> None:
         # One broadcast for each piece: only so has each its own base address.
         if send is not None:
@@ -153,7 +178,8 @@ class MPITransport(Transport):
             for start in range(starts[root], starts[root + 1], _LARGEST_MESSAGE_BYTES):
                 stop = min(start + _LARGEST_MESSAGE_BYTES, starts[root + 1])
                 piece = [receive[start:stop], MPI.BYTE]
-                self._run(self._comm.Bcast, self._comm.Ibcast, (piece, root), timeout_seconds)
+                call = self._comm.Bcast if blocks else self._comm.Ibcast
+                self._run(call, (piece, root), timeout_seconds)
 
     def all_reduce(
         self,
@@ -164,7 +190,9 @@ class MPITransport(Transport):
     ) -> None:
         source = MPI.IN_PLACE if send is None else send
         arguments = (source, receive, _OPS[op])
-        self._run(self._comm.Allreduce, self._comm.Iallreduce, arguments, timeout_seconds)
+        blocks = self._blocks and timeout_seconds is None
+        call = self._comm.Allreduce if blocks else self._comm.Iallreduce
+        self._run(call, arguments, timeout_seconds)
 
     def abort(self, status: int) -> None:
         MPI.COMM_WORLD.Abort(status)
@@ -177,26 +205,23 @@ class MPITransport(Transport):
 
     def _run(
         self,
-        blocking: Callable[..., Any],
-        nonblocking: Callable[..., MPI.Request],
+        call: Callable[..., MPI.Request | None],
         arguments: tuple[Any, ...],
         timeout_seconds: float | None,
     ) -> None:
-        """Do the call: blocking where all ranks are known to be in it and each has a core."""
-        if timeout_seconds is None and not self._crowded:
-            blocking(*arguments)
-        else:
-            self._wait(nonblocking(*arguments), timeout_seconds, arguments)
+        """Do the call, and wait for it where it does not block."""
+        request = call(*arguments)
+        if request is not None:
+            self._wait(request, timeout_seconds, arguments)
 
     def _wait(
         self, request: MPI.Request, timeout_seconds: float | None, buffers: Any = None
     ) -> None:
         """Poll until the request is complete; give the core away while it is not."""
         test = request.Test
-        if not self._crowded:
-            for _ in range(_SPINS):
-                if test():
-                    return
+        for _ in range(self._spins):
+            if test():
+                return
         start = time.monotonic()
         while not test():
             os.sched_yield()

@@ -1,0 +1,150 @@
+"""Train a small network on handwritten digits, on all ranks at once.
+
+    mpirun -n 4 python scripts/train_digits.py                  # 4 ranks with one replica each
+    mpirun -n 2 python scripts/train_digits.py --replicas 4     # 2 ranks with two replicas each
+    python scripts/train_digits.py                              # 1 process, without MPI
+
+Every rank runs this whole program. A replica is one copy of the step functions below: it gets its
+part of each batch, and meets the other replicas in the calls of `ctx`.
+"""
+
+import argparse
+
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from tqdm import tqdm
+
+import mpi_replica as mr
+
+HIDDEN, LEARNING_RATE, MOMENTUM = 128, 0.15, 0.9
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Train a network on handwritten digits.")
+    parser.add_argument("--replicas", type=int, help="on all ranks together (default: one a rank)")
+    parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=64, help="rows for all replicas together")
+    parser.add_argument("--seed", type=int, default=0, help="for first weights and shuffling")
+    parser.add_argument("--out", default="digits.png", help="where to draw loss and accuracy")
+    options = parser.parse_args()
+    with mr.MPIStrategy(num_replicas=options.replicas) as strategy:
+        losses, accuracies = train(strategy, options.epochs, options.batch_size, options.seed)
+        if strategy.rank == 0:  # no collective call in here: the other ranks would not make it
+            draw(losses, accuracies, f"{strategy.num_replicas_in_sync} replicas", options.out)
+            print(f"test accuracy {accuracies[-1]:.4f}")
+
+
+def train(strategy, epochs, batch_size, seed):
+    """Return the training loss and the test accuracy of each epoch."""
+    images, labels = load_digits(return_X_y=True)  # 1797 rows of 64 pixels from 0 to 16
+    train_images, test_images, train_labels, test_labels = train_test_split(
+        images / 16, labels, test_size=0.2, stratify=labels, random_state=1
+    )
+    # Every rank makes the same datasets of global batches. Distributing them cuts each batch into
+    # a part for each replica. Of a small last batch some replicas may get no rows.
+    train_set = mr.data.Dataset.from_tensor_slices((train_images, train_labels))
+    test_set = mr.data.Dataset.from_tensor_slices((test_images, test_labels))
+    train_batches = strategy.experimental_distribute_dataset(
+        train_set.shuffle(seed=seed).batch(batch_size)
+    )
+    test_batches = strategy.experimental_distribute_dataset(test_set.batch(len(test_labels)))
+
+    random = np.random.default_rng(seed)
+    with strategy.scope():  # variables that are made in here are the same on all ranks
+        weights = {
+            "hidden": mr.Variable(random.normal(0, np.sqrt(2 / 64), (64, HIDDEN))),
+            "hidden_bias": mr.Variable(np.zeros(HIDDEN)),
+            "scores": mr.Variable(random.normal(0, np.sqrt(2 / HIDDEN), (HIDDEN, 10))),
+            "scores_bias": mr.Variable(np.zeros(10)),
+        }
+        velocities = {name: mr.Variable(np.zeros(w.shape)) for name, w in weights.items()}
+        hits = mr.Variable(  # a number for each replica, added up when all of them are read
+            0,
+            synchronization=mr.VariableSynchronization.ON_READ,
+            aggregation=mr.VariableAggregation.SUM,
+        )
+
+    def train_step(images, labels):  # runs on each replica, with its rows
+        ctx = mr.get_replica_context()
+        loss, gradients = loss_and_gradients(weights, images, labels)
+        # Replicas can have different numbers of rows. So add up first, then divide by the rows of
+        # all: in a mean of means a row would count more where there are few.
+        total = ctx.all_reduce("SUM", {"gradients": gradients, "rows": len(labels)})
+        mean = {name: gradient / total["rows"] for name, gradient in total["gradients"].items()}
+        ctx.merge_call(update_weights, args=(mean,))
+        return loss
+
+    def update_weights(strategy, mean):  # runs once on each rank, above all replicas
+        # `mean` now holds the values of all replicas. all_reduce made them equal: take the first.
+        mean = strategy.experimental_local_results(mean)[0]
+        for name, weight in weights.items():
+            strategy.extended.update(weight, descend, args=(velocities[name], mean[name]))
+
+    def test_step(images, labels):
+        _, probabilities = predict(weights, images)
+        hits.assign_add(np.sum(probabilities.argmax(axis=1) == labels))
+
+    losses, accuracies = [], []
+    # A bar on rank 0 alone. Under mpirun it goes through a pipe, and maybe to a file: few updates.
+    for _ in tqdm(range(epochs), unit="epoch", mininterval=1, disable=strategy.rank > 0):
+        loss = 0.0
+        for batch in train_batches:  # shuffled anew in each epoch, alike on all ranks
+            loss += strategy.reduce("SUM", strategy.run(train_step, args=batch), axis=None)
+        losses.append(loss / len(train_labels))
+        hits.assign(0)
+        for batch in test_batches:
+            strategy.run(test_step, args=batch)
+        accuracies.append(hits.value() / len(test_labels))  # adds up: a call for all ranks
+    return losses, accuracies
+
+
+def predict(weights, images):
+    """Return the activations of the hidden layer, and the probabilities of the ten digits."""
+    hidden = np.maximum(images @ weights["hidden"] + weights["hidden_bias"], 0)
+    scores = hidden @ weights["scores"] + weights["scores_bias"]
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return hidden, powers / powers.sum(axis=1, keepdims=True)
+
+
+def loss_and_gradients(weights, images, labels):
+    """Return the cross-entropy and its gradients, all of them summed over the rows."""
+    hidden, probabilities = predict(weights, images)
+    d_scores = probabilities - np.eye(10)[labels]
+    d_hidden = d_scores @ np.transpose(weights["scores"]) * (hidden > 0)
+    return -np.log(probabilities[np.arange(len(labels)), labels]).sum(), {
+        "hidden": images.T @ d_hidden,
+        "hidden_bias": d_hidden.sum(axis=0),
+        "scores": hidden.T @ d_scores,
+        "scores_bias": d_scores.sum(axis=0),
+    }
+
+
+def descend(weight, velocity, gradient):
+    """Go one step down, with momentum."""
+    velocity.assign(MOMENTUM * velocity - LEARNING_RATE * gradient)
+    weight.assign_add(velocity)
+
+
+def draw(losses, accuracies, title, path):
+    """Draw both curves."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # needs no screen
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure.suptitle(f"Handwritten digits, {title}")
+    epochs = range(1, len(losses) + 1)
+    left.semilogy(epochs, losses, ".-")
+    left.set(title="training loss", xlabel="epoch", ylabel="cross-entropy per row")
+    right.plot(epochs, accuracies, ".-", color="tab:green")
+    right.set(title="test accuracy", xlabel="epoch", ylabel="fraction of rows")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

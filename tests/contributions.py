@@ -1,0 +1,194 @@
+"""What replicas contribute in tests, and what numpy makes of it: the reference, without ranks.
+
+A contribution depends on a number and the replica id alone, never on the rank: every rank can make
+those of all replicas. Values are small multiples of a half, so that sums are exact in any order.
+"""
+
+import dataclasses
+
+import hypothesis.strategies as st
+import ml_dtypes  # noqa: F401 - makes numpy know bfloat16
+import numpy as np
+
+INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+NARROW = ("float16", "bfloat16")
+REAL = (*NARROW, "float32", "float64")
+COMPLEX = ("complex64", "complex128")
+STRUCTURED = np.dtype([("id", "i2"), ("place", "f8", (2,)), ("name", "S3")], align=True)
+#: The dtypes that have a meaning under each op.
+OF_OP = {
+    "SUM": (*INTEGERS, *REAL, "longdouble", *COMPLEX, "clongdouble"),
+    "MEAN": ("bool", *INTEGERS, *REAL, "longdouble", *COMPLEX),
+    "MIN": ("bool", *INTEGERS, *REAL),
+    "MAX": ("bool", *INTEGERS, *REAL),
+    "PROD": (*INTEGERS, *REAL, "longdouble", *COMPLEX),
+}
+#: What all_gather takes beyond numbers.
+OTHERS = ("U", "S", "datetime64[s]", "timedelta64[ms]", "V5", STRUCTURED)
+LAYOUTS = ("C", "Fortran", "strided", "backwards", "big-endian", "read-only")
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """A leaf of a nest, before anybody knows which replica holds it."""
+
+    dtype: object
+    shape: tuple
+    number: int = 0
+    layout: int = 0  # where in LAYOUTS replica 0 is; the next one has the next layout
+    axis: int | None = None  # along which the extent depends on the replica
+    extents: tuple = (1,)  # these, in turn
+
+    def of(self, replica):
+        shape = list(self.shape)
+        if self.axis is not None:
+            shape[self.axis] = self.extents[replica % len(self.extents)]
+        array = values(self.dtype, tuple(shape), self.number, replica)
+        return laid_out(array, LAYOUTS[(self.layout + replica) % len(LAYOUTS)])
+
+    def of_all(self, replicas):
+        return [self.of(replica) for replica in range(replicas)]
+
+
+def values(dtype, shape, number, replica):
+    random = np.random.default_rng([number, replica])
+    whole = random.integers(-4, 5, shape)
+    if dtype in ("U", "S"):  # of another width on each replica
+        words = np.char.multiply(np.full(shape, "é" if dtype == "U" else "e"), abs(whole) + replica)
+        return words.astype(dtype)
+    dtype = np.dtype(dtype)
+    if dtype.names:
+        array = np.zeros(shape, dtype)
+        array["id"], array["name"] = whole, whole.astype("S3")
+        array["place"] = random.standard_normal((*shape, 2))
+        return array
+    if dtype.kind == "V" and dtype.name != "bfloat16":
+        return np.frombuffer(random.bytes(whole.size * dtype.itemsize), dtype).reshape(shape)
+    if dtype.kind == "b":
+        return whole > 0
+    if dtype.kind == "c":
+        whole = whole + 1j * random.integers(-4, 5, shape)
+    if dtype.kind in "fc" or dtype.name == "bfloat16":
+        whole = whole / 2
+    return (abs(whole) if dtype.kind == "u" else whole).astype(dtype)
+
+
+def laid_out(array, layout):
+    """The same values, held in memory in another way."""
+    if layout == "Fortran":
+        return np.asfortranarray(array)
+    if layout == "strided" and array.ndim:
+        wide = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)
+        wide[..., ::2] = array
+        return wide[..., ::2]
+    if layout == "backwards" and array.ndim:
+        return array[::-1].copy()[::-1]
+    if layout == "big-endian" and array.dtype.name != "bfloat16":
+        return array.astype(array.dtype.newbyteorder(">"))
+    if layout == "read-only":
+        array = array.copy()
+        array.flags.writeable = False
+    return array
+
+
+def native(array):
+    return array.astype(array.dtype.newbyteorder("="))
+
+
+def reduced(op, arrays):
+    """The reference of all_reduce; the rules of dtypes are those of decision 5."""
+    stack = np.stack([native(np.asarray(array)) for array in arrays])
+    dtype, wide = stack.dtype, stack.dtype
+    if dtype.name in NARROW:
+        wide = np.dtype("float32")
+    elif op == "MEAN" and dtype.kind in "biu":
+        dtype = wide = np.dtype("float64")
+    stack = stack.astype(wide)
+    if op == "MEAN":
+        result = np.add.reduce(stack, axis=0, dtype=wide) / len(arrays)
+    else:
+        ufunc = {"SUM": np.add, "MIN": np.minimum, "MAX": np.maximum, "PROD": np.multiply}[op]
+        result = ufunc.reduce(stack, axis=0, dtype=wide)
+    return np.asarray(result, dtype)[()]
+
+
+def gathered(arrays, axis):
+    """The reference of all_gather."""
+    return np.ascontiguousarray(np.concatenate([native(array) for array in arrays], axis=axis))
+
+
+def build(nest, make):
+    """The nest with `make(leaf)` for each Leaf in it."""
+    if isinstance(nest, Leaf):
+        return make(nest)
+    if isinstance(nest, dict):
+        return {key: build(value, make) for key, value in nest.items()}
+    if hasattr(nest, "_fields"):
+        return type(nest)(*(build(value, make) for value in nest))
+    return type(nest)(build(value, make) for value in nest)
+
+
+def nests(leaves):
+    """Draw nests of lists, tuples and dicts."""
+    return st.recursive(
+        leaves,
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.lists(inner, max_size=3).map(tuple)
+            | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+        ),
+        max_leaves=6,
+    )
+
+
+def check(result, expected):
+    """Assert that a result is what the reference says, and an array of the promised kind."""
+    if isinstance(expected, dict):
+        assert isinstance(result, dict)
+        assert list(result) == list(expected)
+        for key, value in expected.items():
+            check(result[key], value)
+    elif isinstance(expected, (list, tuple)):
+        assert type(result) is type(expected)
+        assert len(result) == len(expected)
+        for one, other in zip(result, expected, strict=True):
+            check(one, other)
+    else:
+        assert type(result) is type(expected)
+        assert result.dtype == expected.dtype
+        assert result.shape == expected.shape
+        if isinstance(result, np.ndarray):
+            assert result.flags.c_contiguous
+            assert result.flags.writeable
+        if result.dtype.name == "bfloat16":
+            result, expected = result.astype("float32"), expected.astype("float32")
+        np.testing.assert_array_equal(result, expected, strict=True)
+
+
+def arrays_in(result):
+    """All arrays of a nest."""
+    if isinstance(result, dict):
+        result = list(result.values())
+    if isinstance(result, (list, tuple)):
+        return [array for inner in result for array in arrays_in(inner)]
+    return [result] if isinstance(result, np.ndarray) else []
+
+
+def check_everywhere(results, expected):
+    """Check results of this rank's replicas; all ranks fail together.
+
+    Hypothesis repeats an example that fails: it must fail on all ranks, or they are apart.
+    """
+    from mpi4py import MPI  # starts MPI, so not when this file is imported
+
+    text = ""
+    try:
+        for result in results:
+            check(result, expected)
+        owned = [array for result in results for array in arrays_in(result) if array.size]
+        for index, array in enumerate(owned):
+            assert not any(np.shares_memory(array, other) for other in owned[:index])
+    except AssertionError as error:
+        text = f"{error}\nresults: {results}\nexpected: {expected}"
+    texts = MPI.COMM_WORLD.allgather(text)
+    assert texts == [""] * len(texts), "\n".join(texts)

@@ -1,0 +1,80 @@
+"""What tests on several ranks say about all ranks."""
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+
+
+def gathered(value):
+    """Return `value` of each rank."""
+    from mpi4py import MPI  # starts MPI, so not when this file is imported
+
+    return MPI.COMM_WORLD.allgather(value)
+
+
+def error_of(call):
+    """Return what `call` raises on this rank, or None."""
+    try:
+        call()
+    except BaseException as error:
+        return error
+    return None
+
+
+def raises_everywhere(kind, call):
+    """Call `call`; it must raise `kind`, with the same text, on every rank. Return the error."""
+    error = error_of(call)
+    seen = gathered((type(error).__name__, str(error)))
+    if error is None or len(set(seen)) > 1:
+        pytest.fail(f"not the same error on all ranks: {seen}")
+    if not isinstance(error, kind):
+        raise error
+    return error
+
+
+def ranks_of(strategy):
+    """Return the rank of each replica."""
+    return [rank for rank, ids in enumerate(gathered(strategy.local_replica_ids)) for _ in ids]
+
+
+def named(replica_id, rank):
+    """Return how an error names one replica."""
+    return f"replica {replica_id} (rank {rank})"
+
+
+def culprits(strategy):
+    """Return the first, a middle and the last replica id."""
+    count = strategy.num_replicas_in_sync
+    return sorted({0, count // 2, count - 1})
+
+
+def needs_two_replicas(strategy):
+    if strategy.num_replicas_in_sync == 1:
+        pytest.skip("a single replica has nobody to disagree with")
+
+
+def needs_two_ranks(strategy):
+    if strategy.size == 1:
+        pytest.skip("a single rank has nobody to disagree with")
+
+
+def check_works(strategy):
+    """Check that the next collectives give the right numbers."""
+    count = strategy.num_replicas_in_sync
+
+    def step():
+        context = mr.get_replica_context()
+        mine = context.replica_id_in_sync_group
+        total = context.all_reduce("SUM", np.array([mine, 1.0]))
+        rows = context.all_gather(np.full(mine + 1, mine), axis=0)
+        large = context.all_reduce("SUM", np.full(3000, mine))
+        return total, rows, large
+
+    expected = count * (count - 1) // 2
+    for total, rows, large in strategy.experimental_local_results(strategy.run(step)):
+        np.testing.assert_array_equal(total, [expected, count])
+        np.testing.assert_array_equal(rows, np.repeat(np.arange(count), np.arange(count) + 1))
+        np.testing.assert_array_equal(large, np.full(3000, expected))
+    ids = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group)
+    assert strategy.reduce("SUM", ids, axis=None) == expected

@@ -1,0 +1,368 @@
+"""ctx.all_reduce against numpy, over the contributions of all replicas."""
+
+from typing import NamedTuple
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+import mpi_replica as mr
+from contributions import OF_OP, Leaf, build, check_everywhere, nests, reduced, values
+from everywhere import check_works, raises_everywhere
+
+pytestmark = pytest.mark.usefixtures("road")
+
+
+@pytest.fixture(params=["headers", "many ranks", "large messages"])
+def road(request, monkeypatch):
+    """Each way in which ranks agree and data moves; chosen before the strategy is made."""
+    if request.param == "many ranks":
+        monkeypatch.setattr("mpi_replica.collectives.agreement._ALLGATHER_RANKS", 0)
+    if request.param == "large messages":
+        monkeypatch.setattr("mpi_replica.transport.mpi._LARGEST_MESSAGE_BYTES", 64)
+
+
+def reduce_everywhere(strategy, op, make, options=None):
+    """What each local replica gets; `make(replica_id)` is its contribution."""
+
+    def step():
+        ctx = mr.get_replica_context()
+        return ctx.all_reduce(op, make(ctx.replica_id_in_sync_group), options)
+
+    return strategy.experimental_local_results(strategy.run(step))
+
+
+def check_reduce(strategy, op, nest, **options):
+    """Check the result for a nest of `Leaf`."""
+    results = reduce_everywhere(
+        strategy,
+        op,
+        lambda replica: build(nest, lambda leaf: leaf.of(replica)),
+        mr.CommunicationOptions(**options),
+    )
+    replicas = range(strategy.num_replicas_in_sync)
+    expected = build(nest, lambda leaf: reduced(op, [leaf.of(i) for i in replicas]))
+    check_everywhere(results, expected)
+
+
+@st.composite
+def calls(draw):
+    op = draw(st.sampled_from(sorted(OF_OP)))
+    leaves = st.builds(
+        Leaf,
+        dtype=st.sampled_from(OF_OP[op]),
+        shape=st.lists(st.integers(0, 4), max_size=3).map(tuple),
+        number=st.integers(0, 99),
+        layout=st.integers(0, 5),
+    )
+    return op, draw(nests(leaves))
+
+
+@given(call=calls(), bytes_per_pack=st.sampled_from([0, 0, 1, 24, 200]))
+def test_decision_6_any_nest_dtype_and_layout_gives_what_numpy_gives(
+    strategy, call, bytes_per_pack
+):
+    check_reduce(strategy, *call, bytes_per_pack=bytes_per_pack)
+
+
+@pytest.mark.parametrize("op", OF_OP)
+def test_every_dtype_is_reduced_alone_and_with_all_others(strategy, op):
+    leaves = [Leaf(dtype, (2, 3), n, layout=n) for n, dtype in enumerate(OF_OP[op])]
+    for leaf in leaves:
+        check_reduce(strategy, op, leaf)
+    check_reduce(strategy, op, {leaf.dtype: leaf for leaf in leaves})
+
+
+# 237 bytes fit into the header; leaves from 64 KiB on, or from bytes_per_pack, go in pieces.
+@pytest.mark.parametrize("op", ["SUM", "MEAN", "MAX"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "float64"])
+@pytest.mark.parametrize(
+    ("items", "bytes_per_pack"),
+    [
+        (1, 0),
+        (29, 0),
+        (60, 0),
+        (1000, 0),
+        (1001, 100),
+        (40_001, 0),
+        (40_001, 1 << 15),
+        (300_001, 0),
+    ],
+)
+def test_a_leaf_of_any_size_is_right_however_it_travels(strategy, op, dtype, items, bytes_per_pack):
+    check_reduce(strategy, op, Leaf(dtype, (items,), layout=2), bytes_per_pack=bytes_per_pack)
+
+
+def test_small_and_large_leaves_of_several_dtypes_travel_in_one_call(strategy):
+    shapes = [(3,), (20_000,), (), (0, 5), (7, 11), (130, 150)]
+    dtypes = ["float32", "float64", "int16"]
+    nest = [Leaf(t, s, n, layout=n) for t in dtypes for n, s in enumerate(shapes)]
+    for bytes_per_pack in (0, 300, 5000):
+        check_reduce(strategy, "SUM", nest, bytes_per_pack=bytes_per_pack)
+
+
+def test_many_leaves_that_fill_more_than_one_pack_travel_in_one_call(strategy):
+    nest = {f"{n}": Leaf("float64", (n % 7, 1500), n) for n in range(40)}
+    check_reduce(strategy, "MIN", nest)
+
+
+@pytest.mark.parametrize("value", [np.zeros((0, 3)), np.zeros((2, 0), np.float16), [], {}, ()])
+@pytest.mark.parametrize("op", OF_OP)
+def test_nothing_at_all_comes_back_as_it_is(strategy, op, value):
+    empty = value if isinstance(value, np.ndarray) else None
+    for result in reduce_everywhere(strategy, op, lambda replica: value):
+        assert type(result) is type(value)
+        if empty is None:
+            assert result == value
+        else:
+            assert (result.shape, result.dtype) == (empty.shape, reduced(op, [empty]).dtype)
+
+
+class Pair(NamedTuple):
+    loss: float
+    rows: object
+
+
+def test_containers_keep_their_types_and_keys(strategy):
+    count = strategy.num_replicas_in_sync
+    for result in reduce_everywhere(strategy, "SUM", lambda i: {"z": Pair(1.0, [i]), "a": (2,)}):
+        assert result == {"z": Pair(float(count), [sum(range(count))]), "a": (2 * count,)}
+        assert type(result["z"]) is Pair
+
+
+def test_decision_4_the_same_object_on_all_replicas_counts_once_for_each(strategy):
+    count = strategy.num_replicas_in_sync
+    shared = np.array([1.0, 3.0])
+    for result in reduce_everywhere(strategy, "SUM", lambda i: (shared, [shared, shared])):
+        np.testing.assert_array_equal(result[0], count * shared)
+        np.testing.assert_array_equal(result[1], [count * shared] * 2)
+    np.testing.assert_array_equal(shared, [1.0, 3.0])
+
+
+@pytest.mark.parametrize("items", [1, 100, 20_000])
+@pytest.mark.parametrize("op", ["SUM", "MAX"])
+def test_decision_6_a_result_is_fresh_also_with_one_replica(strategy, op, items):
+    given = np.arange(float(items))
+
+    def step():
+        ctx = mr.get_replica_context()
+        mine = given + ctx.replica_id_in_sync_group
+        result = ctx.all_reduce(op, mine)
+        fresh = not np.shares_memory(result, mine)
+        result += 1000 * ctx.replica_id_in_sync_group
+        return fresh, result, ctx.all_reduce(op, mine)
+
+    for replica, (fresh, mine, again) in zip(
+        strategy.local_replica_ids, strategy_results(strategy, step), strict=True
+    ):
+        assert fresh
+        np.testing.assert_array_equal(mine, again + 1000 * replica)
+
+
+def strategy_results(strategy, step):
+    return strategy.experimental_local_results(strategy.run(step))
+
+
+@pytest.mark.parametrize("items", [4, 100, 40_000])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("op", ["MIN", "MAX"])
+def test_nan_of_any_replica_comes_out_of_min_and_max(strategy, op, dtype, items):
+    replicas = strategy.num_replicas_in_sync
+
+    def make(replica):
+        array = values("float64", (items,), 7, replica)
+        array[replica % items] = (np.nan, -np.nan)[replica % 2]
+        array[-1] = (np.inf, -np.inf, 0.0)[replica % 3]
+        return array.astype(dtype)
+
+    expected = reduced(op, [make(i) for i in range(replicas)])
+    assert np.isnan(expected[0])
+    check_everywhere(reduce_everywhere(strategy, op, make), expected)
+
+
+# Decision 5
+@pytest.mark.parametrize("items", [1, 50_000])
+def test_decision_5_float16_and_bfloat16_accumulate_in_float32(strategy, items):
+    replicas = strategy.num_replicas_in_sync
+    for dtype, large in (("float16", 2048.0), ("bfloat16", 256.0)):
+        # in its own dtype the large one would swallow each of the small ones
+        def make(i, dtype=dtype, large=large):
+            return np.full(items, large if i == 0 else 1.0).astype(dtype)
+
+        expected = np.full(items, large + replicas - 1, "float32").astype(dtype)
+        for result in reduce_everywhere(strategy, "SUM", make):
+            assert result.dtype == dtype
+            assert (result == expected).all()
+
+
+def test_decision_5_float16_sums_pass_its_largest_number_on_the_way(strategy):
+    for result in reduce_everywhere(strategy, "MEAN", lambda i: np.full(3, 60000, np.float16)):
+        np.testing.assert_array_equal(result, np.full(3, 60000, np.float16))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "int64", "uint64"])
+def test_decision_5_mean_of_integers_and_bools_is_float64_whatever_r_is(strategy, dtype):
+    replicas = strategy.num_replicas_in_sync
+    expected = np.mean([float(np.array(i % 2 * 250).astype(dtype)) for i in range(replicas)])
+    for result in reduce_everywhere(
+        strategy, "MEAN", lambda i: np.array(i % 2 * 250).astype(dtype)
+    ):
+        assert type(result) is np.float64
+        assert result == pytest.approx(expected, rel=1e-15)
+
+
+def test_mean_of_uint8_does_not_wrap(strategy):
+    replicas = strategy.num_replicas_in_sync
+    for result in reduce_everywhere(strategy, "MEAN", lambda i: np.uint8(250 + i)):
+        assert result == 250 + (replicas - 1) / 2
+
+
+def test_decision_5_float32_stays_float32(strategy):
+    for result in reduce_everywhere(strategy, "MEAN", lambda i: np.float32(i)):
+        assert type(result) is np.float32
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN", "MIN", "MAX", "PROD"])
+def test_decision_5_python_ints_and_floats_at_one_leaf_count_as_float64(strategy, op):
+    def make(i):
+        return {"mixed": i + 1 if i % 2 else i + 1.5, "ints": i + 1, "rows": np.full(40, i, "int8")}
+
+    results = reduce_everywhere(strategy, op, make)
+    of_all = [make(i) for i in range(strategy.num_replicas_in_sync)]
+    expected = {
+        "mixed": reduced(op, [np.float64(row["mixed"]) for row in of_all]),
+        "ints": reduced(op, [row["ints"] for row in of_all]),
+        "rows": reduced(op, [row["rows"] for row in of_all]),
+    }
+    check_everywhere(results, expected)
+    check_works(strategy)
+
+
+def test_python_numbers_and_numpy_scalars_give_numpy_scalars(strategy):
+    count = strategy.num_replicas_in_sync
+    total = sum(range(count))
+    for result in reduce_everywhere(
+        strategy, "SUM", lambda i: (i, float(i), 1j * i, np.int8(i), np.float32(i))
+    ):
+        assert result == (total, total, 1j * total, total, total)
+        kinds = [type(leaf) for leaf in result]
+        assert kinds == [np.int64, np.float64, np.complex128, np.int8, np.float32]
+
+
+def test_a_reduce_op_may_be_a_string_in_any_case_also_a_different_one_per_replica(strategy):
+    spellings = ["sum", "SUM", "Sum", mr.ReduceOp.SUM]
+
+    def step():
+        ctx = mr.get_replica_context()
+        i = ctx.replica_id_in_sync_group
+        return ctx.all_reduce(spellings[i % len(spellings)], i)
+
+    count = strategy.num_replicas_in_sync
+    assert set(strategy_results(strategy, step)) == {sum(range(count))}
+
+
+def test_the_examples_of_tf(strategy):
+    """Cases 50, 52 and 77, for R replicas."""
+    count = strategy.num_replicas_in_sync
+    ids = np.arange(count)
+    for result in reduce_everywhere(
+        strategy, "SUM", lambda i: (1.0 + 2 * i, np.array([39.0, 2 + i]))
+    ):
+        assert result[0] == (1 + 2 * ids).sum()
+        np.testing.assert_array_equal(result[1], [39 * count, (2 + ids).sum()])
+    for op, numpys in (("SUM", np.sum), ("MEAN", np.mean)):
+        for dtype in (int, np.int64, np.int32):
+            for result in reduce_everywhere(
+                strategy, op, lambda i: {"a": dtype(1 + 2 * i), "b": [dtype(40 - i), dtype(1 + i)]}
+            ):
+                assert result["a"] == pytest.approx(numpys(1 + 2 * ids))
+                assert result["b"] == pytest.approx([numpys(40 - ids), numpys(1 + ids)])
+    for op, factor in (("SUM", count), ("MEAN", 1)):
+        for result in reduce_everywhere(
+            strategy, op, lambda i: np.array([2 * i + 1.0, 2 * i + 2.0])
+        ):
+            np.testing.assert_array_equal(result, [factor * count, factor * (count + 1)])
+
+
+# Bad input: an error on every rank, with one text, and the next collective is right.
+
+BAD_LEAVES = {
+    "bool": (np.array([True]), "bool"),
+    "text": (np.array(["a"]), "all_gather"),
+    "Python text": ("a", "all_gather"),
+    "bytes": (b"a", "all_gather"),
+    "datetime": (np.array(["2020-01-01"], "datetime64[D]"), "numbers"),
+    "structured": (np.zeros(2, [("a", "i4")]), "numbers"),
+    "void": (np.zeros(2, "V8"), "numbers"),
+    "object": (np.array([object()]), "numbers"),
+    "None": (None, "numbers"),
+    "set": ({1}, "numbers"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_LEAVES)
+@pytest.mark.parametrize("who", ["all", "the last", "the first"])
+def test_decision_5_what_is_no_number_is_a_type_error_that_names_the_leaf(strategy, kind, who):
+    bad, word = BAD_LEAVES[kind]
+    wrong = {"all": lambda i: True, "the first": lambda i: i == 0}
+    wrong["the last"] = lambda i: i == strategy.num_replicas_in_sync - 1
+
+    def step():
+        ctx = mr.get_replica_context()
+        i = ctx.replica_id_in_sync_group
+        return ctx.all_reduce("SUM", {"w": [1.0, bad if wrong[who](i) else 2.0]})
+
+    error = raises_everywhere(TypeError, lambda: strategy.run(step))
+    assert word in str(error)
+    assert "['w'][1]" in str(error)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [("PROD", "bool"), ("MIN", "complex64"), ("MAX", "complex128"), ("SUM", "bool")],
+)
+def test_an_op_that_a_dtype_does_not_have_is_a_type_error_that_names_both(strategy, op, dtype):
+    error = raises_everywhere(
+        TypeError, lambda: reduce_everywhere(strategy, op, lambda i: np.zeros(2, dtype))
+    )
+    assert f"{op} of {dtype}" in str(error)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize(("op", "kind"), [("AVG", ValueError), (None, TypeError), (3, TypeError)])
+def test_an_unknown_op_is_an_error_that_lists_the_ops(strategy, op, kind):
+    for bad in (lambda i: True, lambda i: i == strategy.num_replicas_in_sync - 1):
+
+        def step(bad=bad):
+            ctx = mr.get_replica_context()
+            i = ctx.replica_id_in_sync_group
+            return ctx.all_reduce(op if bad(i) else "SUM", 1.0)
+
+        error = raises_everywhere(kind, lambda step=step: strategy.run(step))
+        assert repr(op) in str(error)
+        assert "SUM, MEAN, MIN, MAX, PROD" in str(error)
+        check_works(strategy)
+
+
+def test_a_replica_that_catches_the_error_goes_on_with_right_numbers(strategy):
+    def step():
+        ctx = mr.get_replica_context()
+        i = ctx.replica_id_in_sync_group
+        try:
+            ctx.all_reduce("SUM", "text" if i == 0 else 1.0)
+        except TypeError as error:
+            return str(error), ctx.all_reduce("SUM", i)
+        return None
+
+    total = sum(range(strategy.num_replicas_in_sync))
+    results = strategy_results(strategy, step)
+    assert {number for _, number in results} == {total}
+    assert len({text for text, _ in results}) == 1
+
+
+@pytest.mark.parametrize("options", ["fast", 3, {"name": "x"}])
+def test_options_that_are_none_are_a_type_error_everywhere(strategy, options):
+    raises_everywhere(TypeError, lambda: reduce_everywhere(strategy, "SUM", lambda i: 1.0, options))
+    check_works(strategy)

@@ -1,0 +1,96 @@
+"""The transport over MPI keeps the contract on every kind of communicator."""
+
+import numpy as np
+import pytest
+
+from mpi_replica.options import ReduceOp
+from transport_contract import TransportContract
+
+
+def transport_over(communicator):
+    from mpi_replica.transport.mpi import MPITransport
+
+    return MPITransport(communicator)
+
+
+class TestWorld(TransportContract):
+    def make(self):
+        return transport_over(None)
+
+
+class TestSelf(TransportContract):
+    def make(self):
+        from mpi4py import MPI
+
+        return transport_over(MPI.COMM_SELF)
+
+
+class TestHalves(TransportContract):
+    """Two worlds side by side, of the even and the odd ranks."""
+
+    def make(self):
+        from mpi4py import MPI
+
+        half = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank % 2)
+        transport = transport_over(half)
+        half.Free()  # the transport has its own
+        return transport
+
+
+class TestReversed(TransportContract):
+    """Ranks in another order than the world's."""
+
+    def make(self):
+        from mpi4py import MPI
+
+        reversed_world = MPI.COMM_WORLD.Split(0, -MPI.COMM_WORLD.rank)
+        transport = transport_over(reversed_world)
+        reversed_world.Free()
+        return transport
+
+
+class TestInSmallPieces(TransportContract):
+    """Messages above the largest size go in pieces."""
+
+    @pytest.fixture(autouse=True)
+    def small_messages(self, monkeypatch):
+        import mpi_replica.transport.mpi
+
+        monkeypatch.setattr(mpi_replica.transport.mpi, "_LARGEST_MESSAGE_BYTES", 3)
+
+    def make(self):
+        return transport_over(None)
+
+
+class TestWithoutPersistentCollectives(TransportContract):
+    """MPI libraries before version 4 have none."""
+
+    def make(self):
+        transport = transport_over(None)
+        if transport._exchange is not None:
+            transport._exchange.Free()
+        transport._exchange = None
+        return transport
+
+
+class TestCrowded(TransportContract):
+    """Where ranks outnumber cores nobody spins or blocks."""
+
+    def make(self):
+        transport = transport_over(None)
+        transport._spins, transport._blocks = 0, False
+        return transport
+
+
+def test_messages_on_the_users_communicator_do_not_meet_those_of_the_transport():
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    transport = transport_over(world)
+    pending = world.irecv(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG)
+    total = np.array([world.rank + 1.0])
+    transport.all_reduce(None, total, ReduceOp.SUM)
+    world.send(world.rank, (world.rank + 1) % world.size, tag=5)
+    assert pending.wait() == (world.rank - 1) % world.size
+    assert total[0] == sum(range(1, world.size + 1))
+    transport.close()

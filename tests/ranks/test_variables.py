@@ -1,0 +1,602 @@
+"""Mirrored variables: one value everywhere, whatever replicas assign and however they are spread."""
+
+import copy
+import pickle
+import re
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+from mpi4py import MPI
+
+import mpi_replica as mr
+from mpi_replica import VariableAggregation as Aggregation
+
+COMBINED = {
+    Aggregation.SUM: lambda rows: np.sum(rows, axis=0),
+    Aggregation.MEAN: lambda rows: np.mean(rows, axis=0),
+    Aggregation.ONLY_FIRST_REPLICA: lambda rows: rows[0],
+}
+WRITTEN = {
+    "assign": lambda old, value: value,
+    "assign_add": lambda old, value: old + value,
+    "assign_sub": lambda old, value: old - value,
+}
+
+every_aggregation = pytest.mark.parametrize("aggregation", Aggregation, ids=lambda a: a.name)
+every_way = pytest.mark.parametrize("how", WRITTEN)
+
+
+def replica_id():
+    return mr.get_replica_context().replica_id_in_sync_group
+
+
+def variable(strategy, *args, **kwargs):
+    with strategy.scope():
+        return mr.Variable(*args, **kwargs)
+
+
+def everywhere(v):
+    """The value of a mirrored variable, which must be the same on all ranks."""
+    values = MPI.COMM_WORLD.allgather(np.asarray(v).tolist())
+    assert all(value == values[0] for value in values), values
+    return values[0]
+
+
+def assert_fails(strategy, kind, pattern, call):
+    """`call` raises the same on all ranks, and the next collective gives the right number."""
+    error = None
+    try:
+        call()
+    except Exception as raised:
+        error = raised
+    found = MPI.COMM_WORLD.allgather((type(error).__name__, str(error)))
+    assert len(set(found)) == 1, found
+    assert isinstance(error, kind), found[0]
+    assert re.search(pattern, str(error)), error
+    ids = strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", replica_id() + 1))
+    total = sum(range(1, strategy.num_replicas_in_sync + 1))
+    assert strategy.experimental_local_results(ids) == (total,) * len(strategy.local_replica_ids)
+
+
+# Creation
+
+
+def test_replica_0s_initial_value_is_everywhere(strategy):
+    v = variable(strategy, np.array([1.0, 2.0]) + 10 * strategy.rank, name="weights")
+    assert everywhere(v) == [1.0, 2.0]
+    assert (v.name, v.shape, v.dtype, v.ndim, v.size) == ("weights", (2,), np.float64, 1, 2)
+    assert v.trainable
+    assert v.aggregation is Aggregation.NONE
+
+
+def test_a_per_replica_initial_value_gives_that_of_replica_0(strategy):
+    values = strategy.run(lambda: replica_id() + 7.0)
+    assert everywhere(variable(strategy, values)) == 7.0
+
+
+def test_an_initializer_is_called_once_per_strategy(strategy):
+    calls = []
+
+    def initializer():
+        calls.append(strategy.rank)
+        return 100.0 * (1 + strategy.rank)
+
+    v = variable(strategy, initializer)
+    assert MPI.COMM_WORLD.allreduce(len(calls)) == 1
+    assert everywhere(v) == 100.0
+
+
+@pytest.mark.parametrize("is_callable", [False, True])
+def test_a_variable_made_in_replicas_has_replica_0s_value_and_is_one_variable(
+    strategy, is_callable
+):
+    calls = []
+
+    def step():
+        initial = replica_id() + 5.0
+
+        def initializer():
+            calls.append(replica_id())
+            return initial
+
+        v = mr.Variable(initializer if is_callable else initial, aggregation=Aggregation.SUM)
+        first = float(v)
+        v.assign_add(1.0)
+        return v, first, float(v)
+
+    v, firsts, seconds = strategy.run(step)
+    R = strategy.num_replicas_in_sync
+    assert isinstance(v, mr.Variable)
+    assert set(firsts.values) == {5.0}
+    assert set(seconds.values) == {5.0 + R}
+    assert everywhere(v.assign_add(1.0)) == 6.0 + R
+    assert MPI.COMM_WORLD.allreduce(len(calls)) == int(is_callable)
+
+
+def test_dtype_is_that_asked_for_or_that_of_the_value(strategy):
+    assert variable(strategy, [1, 2], dtype=np.float32).dtype == np.float32
+    assert variable(strategy, np.int16(3)).dtype == np.int16
+    assert variable(strategy, 1.0).dtype == np.float64
+    assert variable(strategy, lambda: np.ones(2, np.complex64)).dtype == np.complex64
+
+
+def test_the_variable_does_not_alias_its_initial_value(strategy):
+    initial = np.zeros(2)
+    v = variable(strategy, initial)
+    initial += 1 + strategy.rank
+    assert everywhere(v) == [0.0, 0.0]
+
+
+def test_an_initial_value_may_be_a_variable(strategy):
+    v = variable(strategy, variable(strategy, [3.0]))
+    v.assign([4.0])
+    assert everywhere(v) == [4.0]
+
+
+def test_initial_shapes_that_depend_on_the_replica_are_an_error_everywhere(strategy):
+    if strategy.num_replicas_in_sync == 1:
+        pytest.skip("one replica can't differ from itself")
+
+    def step():
+        return mr.Variable(np.zeros(1 + replica_id()))
+
+    assert_fails(strategy, mr.errors.StructureMismatchError, "shape", lambda: strategy.run(step))
+
+
+def test_initial_shapes_that_depend_on_the_rank_are_an_error_everywhere(strategy):
+    if strategy.size == 1:
+        pytest.skip("one rank can't differ from itself")
+
+    def make():
+        variable(strategy, np.zeros(1 + strategy.rank))
+
+    assert_fails(strategy, mr.errors.StructureMismatchError, "shape", make)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"initial_value": 1, "aggregation": Aggregation.MEAN},
+        {"initial_value": True, "aggregation": Aggregation.MEAN},
+        {"initial_value": 1.0, "aggregation": "SUM"},
+        {"initial_value": 1.0, "aggregation": 7},
+        {"initial_value": 1.0, "synchronization": mr.VariableSynchronization.NONE},
+        {"initial_value": 1.0, "synchronization": "ON_READ"},
+    ],
+)
+def test_settings_that_do_not_fit_are_a_value_error_everywhere(strategy, kwargs):
+    assert_fails(strategy, ValueError, "", lambda: variable(strategy, **kwargs))
+
+
+def test_an_initializer_that_raises_where_replica_0_is_raises_everywhere(strategy):
+    def initializer():
+        raise OSError("no weights")
+
+    assert_fails(strategy, OSError, "no weights", lambda: variable(strategy, initializer))
+
+
+@pytest.mark.parametrize("value", ["text", None, np.array([object()])])
+def test_only_numbers_are_held(strategy, value):
+    assert_fails(strategy, TypeError, "number", lambda: variable(strategy, value))
+
+
+def test_outside_of_any_strategy_a_variable_works_alone():
+    v = mr.Variable(1.0, aggregation=Aggregation.SUM)
+    v.assign_add(MPI.COMM_WORLD.rank)
+    assert float(v) == 1.0 + MPI.COMM_WORLD.rank
+
+
+# Assignment
+
+
+@pytest.mark.parametrize("aggregation", COMBINED, ids=lambda a: a.name)
+@every_way
+def test_what_replicas_assign_is_combined_by_the_aggregation(strategy, aggregation, how):
+    v = variable(strategy, [1.0, 2.0], aggregation=aggregation)
+
+    def step():
+        i = replica_id()
+        returned = getattr(v, how)(np.array([i + 5.0, -2.0 * i]))
+        return returned, v.value()
+
+    returned, seen = strategy.run(step)
+    rows = [[i + 5.0, -2.0 * i] for i in range(strategy.num_replicas_in_sync)]
+    expected = WRITTEN[how](np.array([1.0, 2.0]), np.array(COMBINED[aggregation](rows)))
+    assert returned is v
+    np.testing.assert_allclose(everywhere(v), expected, rtol=1e-14)
+    for value in seen.values:
+        np.testing.assert_array_equal(value, np.asarray(v))
+
+
+@every_aggregation
+@every_way
+@pytest.mark.parametrize("in_scope", [True, False])
+def test_a_cross_replica_assignment_takes_rank_0s_value_whatever_the_aggregation(
+    strategy, aggregation, how, in_scope
+):
+    v = variable(strategy, 2.0, aggregation=aggregation)
+    if in_scope:
+        with strategy.scope():
+            returned = getattr(v, how)(6.0 + strategy.rank)
+    else:
+        returned = getattr(v, how)(6.0 + strategy.rank)
+    assert returned is v
+    assert everywhere(v) == WRITTEN[how](2.0, 6.0)
+
+
+@every_aggregation
+@every_way
+def test_an_assignment_in_a_merge_fn_is_made_once(strategy, aggregation, how):
+    v = variable(strategy, 1.0, aggregation=aggregation)
+
+    def merge(strategy, x):
+        return getattr(v, how)(strategy.reduce("SUM", x, axis=None))
+
+    returned = strategy.run(
+        lambda: mr.get_replica_context().merge_call(merge, args=(replica_id() + 1.0,))
+    )
+    R = strategy.num_replicas_in_sync
+    assert returned is v
+    assert everywhere(v) == WRITTEN[how](1.0, R * (R + 1) / 2)
+
+
+@every_way
+def test_under_none_replicas_that_assign_the_same_value_assign_it_once(strategy, how):
+    v = variable(strategy, [1, 2])
+    strategy.run(lambda: getattr(v, how)(np.array([5, 6])))
+    assert everywhere(v) == WRITTEN[how](np.array([1, 2]), np.array([5, 6])).tolist()
+
+
+def test_a_literal_counts_once_for_each_replica_under_sum_and_once_otherwise(strategy):
+    for aggregation in Aggregation:
+        v = variable(strategy, 1.0, aggregation=aggregation)
+        strategy.run(lambda v=v: v.assign(5.0))
+        times = strategy.num_replicas_in_sync if aggregation is Aggregation.SUM else 1
+        assert everywhere(v) == 5.0 * times
+
+
+def test_a_step_counter_counts_steps(strategy):
+    counters = [
+        variable(strategy, 0),
+        variable(strategy, 0, aggregation=Aggregation.ONLY_FIRST_REPLICA),
+    ]
+
+    def step():
+        before = [int(counter) for counter in counters]
+        for counter in counters:
+            counter.assign_add(1)
+        return before, [int(counter) for counter in counters]
+
+    for number in range(3):
+        before, after = strategy.run(step)
+        assert {x for part in before for x in part.values} == {number}
+        assert {x for part in after for x in part.values} == {number + 1}
+    assert [everywhere(counter) for counter in counters] == [3, 3]
+
+
+def test_a_gradient_step_under_none_may_read_before_it_assigns(strategy):
+    v = variable(strategy, np.array([4.0, -8.0]))
+    R = strategy.num_replicas_in_sync
+
+    def step():
+        gradient = v * (replica_id() + 1)
+        v.assign_sub(0.25 * mr.get_replica_context().all_reduce("MEAN", gradient))
+        return v.assign(v * 1.0)
+
+    strategy.run(step)
+    np.testing.assert_allclose(everywhere(v), np.array([4.0, -8.0]) * (1 - 0.25 * (R + 1) / 2))
+
+
+@every_way
+@pytest.mark.parametrize("size", [1, 20_000], ids=["small", "large"])
+def test_different_values_under_none_are_a_value_error_that_says_what_to_choose(
+    strategy, how, size
+):
+    R = strategy.num_replicas_in_sync
+    if R == 1:
+        pytest.skip("one replica can't differ from itself")
+    v = variable(strategy, np.zeros(size), name="weights")
+
+    def step():
+        value = np.ones(size)
+        value[-1] = replica_id()
+        return getattr(v, how)(value)
+
+    pattern = "weights.*differ.*MEAN.*SUM.*ONLY_FIRST_REPLICA"
+    assert_fails(strategy, ValueError, pattern, lambda: strategy.run(step))
+    assert not np.any(everywhere(v)), "an assignment that failed changed the variable"
+
+
+def test_an_assignment_that_not_all_replicas_reached_leaves_the_variable_as_it_was(strategy):
+    last = strategy.num_replicas_in_sync - 1
+    v = variable(strategy, 1.0)
+
+    def step():
+        v.assign_add(1.0)
+        if replica_id() == last:
+            raise ValueError("bad row")
+        v.assign_add(1.0)
+
+    assert_fails(strategy, ValueError, "bad row", lambda: strategy.run(step))
+    # All of them made the first one, not all the second.
+    assert everywhere(v) in (1.0, 2.0)
+
+
+@every_aggregation
+def test_an_assignment_on_one_replica_only_is_an_error_everywhere(strategy, aggregation):
+    R = strategy.num_replicas_in_sync
+    if R == 1:
+        pytest.skip("one replica is all of them")
+    v = variable(strategy, 1.0, aggregation=aggregation)
+
+    def step():
+        if replica_id() == R - 1:
+            v.assign(2.0)
+
+    assert_fails(strategy, mr.errors.CollectiveMismatchError, "assign", lambda: strategy.run(step))
+    assert everywhere(v) == 1.0
+
+
+@every_aggregation
+def test_replicas_that_assign_to_different_variables_are_an_error_everywhere(
+    strategy, aggregation
+):
+    if strategy.num_replicas_in_sync == 1:
+        pytest.skip("one replica can't differ from itself")
+    pair = [variable(strategy, 1.0, aggregation=aggregation, name="same") for _ in range(2)]
+
+    def step():
+        pair[replica_id() % 2].assign(2.0)
+
+    assert_fails(strategy, mr.errors.CollectiveMismatchError, "same", lambda: strategy.run(step))
+    assert [everywhere(v) for v in pair] == [1.0, 1.0]
+
+
+@every_aggregation
+def test_a_wrong_shape_or_dtype_on_one_replica_is_an_error_everywhere(strategy, aggregation):
+    last = strategy.num_replicas_in_sync - 1
+    v = variable(strategy, np.ones(2, np.float32), aggregation=aggregation, name="w")
+
+    def wrong_shape():
+        v.assign(np.ones(3 if replica_id() == last else 2))
+
+    def wrong_dtype():
+        v.assign(np.ones(2, np.complex128 if replica_id() == last else np.float32))
+
+    assert_fails(strategy, ValueError, r"w.*shape \(3,\)", lambda: strategy.run(wrong_shape))
+    assert_fails(strategy, TypeError, "w.*complex128.*float32", lambda: strategy.run(wrong_dtype))
+    assert_fails(strategy, ValueError, r"shape \(\)", lambda: v.assign(1.0))
+    assert everywhere(v) == [1.0, 1.0]
+
+
+def test_an_integer_variable_takes_no_float(strategy):
+    v = variable(strategy, 3)
+    assert_fails(strategy, TypeError, "float64.*int64", lambda: v.assign(1.5))
+    assert_fails(strategy, TypeError, "float64.*int64", lambda: strategy.run(lambda: v.assign(1.5)))
+    assert everywhere(v) == 3
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8", "complex64"])
+def test_the_dtype_never_changes(strategy, dtype):
+    v = variable(strategy, np.zeros(2, dtype), aggregation=Aggregation.SUM)
+    strategy.run(lambda: v.assign(np.array([replica_id(), 1], dtype)))
+    strategy.run(lambda: v.assign_add([1, 1]) if dtype != "int8" else v.assign_add(np.int8([1, 1])))
+    v.assign_sub(np.array([1, 0], dtype))
+    R = strategy.num_replicas_in_sync
+    assert v.dtype == dtype
+    assert everywhere(v) == [R * (R - 1) / 2 + R - 1, 2 * R]
+
+
+def test_a_per_replica_is_assigned_by_component_in_replicas_and_refused_above(strategy):
+    values = strategy.run(lambda: replica_id() + 1.0)
+    R = strategy.num_replicas_in_sync
+    v = variable(strategy, 0.0, aggregation=Aggregation.SUM)
+    strategy.run(lambda: v.assign(values))
+    assert everywhere(v) == R * (R + 1) / 2
+    assert_fails(strategy, ValueError, "PerReplica.*reduce", lambda: v.assign(values))
+
+
+def test_a_mirrored_value_and_another_variable_can_be_assigned(strategy):
+    v = variable(strategy, 0.0)
+    other = variable(strategy, 2.0)
+    assert everywhere(v.assign(other)) == 2.0
+    mirrored = strategy.extended.broadcast_to(3.0 + strategy.rank)
+    assert everywhere(v.assign(mirrored)) == 3.0
+    strategy.run(lambda: v.assign_add(mirrored))
+    assert everywhere(v) == 6.0
+
+
+operations = st.lists(
+    st.tuples(
+        st.sampled_from(["replica", "above", "merge_fn", "update"]),
+        st.sampled_from(sorted(WRITTEN)),
+        st.integers(-9, 9),
+        st.integers(-3, 3),
+    ),
+    max_size=6,
+)
+
+
+@given(aggregation=st.sampled_from(list(Aggregation)), operations=operations)
+def test_any_sequence_of_assignments_gives_the_same_value_as_on_paper(
+    strategy, aggregation, operations
+):
+    R = strategy.num_replicas_in_sync
+    v = variable(strategy, 1.0, aggregation=aggregation)
+    on_paper = 1.0
+    for where, how, base, slope in operations:
+        if where == "replica":
+            slope = 0 if aggregation is Aggregation.NONE else slope
+            strategy.run(lambda h=how, b=base, s=slope: getattr(v, h)(b + s * float(replica_id())))
+            combine = COMBINED.get(aggregation, COMBINED[Aggregation.ONLY_FIRST_REPLICA])
+            value = combine([base + slope * float(i) for i in range(R)])
+        elif where == "above":
+            getattr(v, how)(base + slope * strategy.rank)
+            value = base
+        elif where == "merge_fn":
+
+            def merge(strategy, x, how=how):
+                getattr(v, how)(strategy.reduce("MAX", x, None))
+
+            strategy.run(
+                lambda m=merge, b=base, s=slope: mr.get_replica_context().merge_call(
+                    m, args=(float(b + s * replica_id()),)
+                )
+            )
+            value = max(base, base + slope * (R - 1))
+        else:
+            strategy.extended.update(v, lambda w, x, h=how: getattr(w, h)(x), args=(base,))
+            value = base
+        on_paper = WRITTEN[how](on_paper, value)
+    np.testing.assert_allclose(everywhere(v), on_paper, rtol=1e-12, atol=1e-12)
+
+
+# Reading
+
+
+def test_what_was_read_before_stays_what_it_was(strategy):
+    v = variable(strategy, [1.0, 2.0], aggregation=Aggregation.SUM)
+    snapshots = [v.value(), v.numpy(), v.read_value(), np.asarray(v), v[:]]
+    in_replicas = strategy.run(lambda: (v.value(), v.assign_add([1.0, 1.0]))[0])
+    v.assign([7.0, 7.0])
+    for snapshot in [*snapshots, *in_replicas.values]:
+        assert snapshot.tolist() == [1.0, 2.0]
+
+
+def test_it_acts_like_an_array_in_expressions(strategy):
+    a = np.array([[1.0, 2.0], [3.0, 4.0]])
+    v = variable(strategy, a)
+    for result, expected in [
+        (v + 1, a + 1),
+        (1 - v, 1 - a),
+        (v * v, a * a),
+        (2 / v, 2 / a),
+        (v**2, a**2),
+        (-v, -a),
+        (abs(v), abs(a)),
+        (v @ a, a @ a),
+        (a @ v, a @ a),
+        (v == a, a == a),
+        (v < 2, a < 2),
+        (v[0], a[0]),
+        (v[:, 1], a[:, 1]),
+        (np.exp(v), np.exp(a)),
+        (np.sum(v, axis=0), a.sum(axis=0)),
+        (np.mean(v), a.mean()),
+        (np.add.reduce(v), np.add.reduce(a)),
+        (np.concatenate([v, a]), np.concatenate([a, a])),
+        (np.linalg.norm(v), np.linalg.norm(a)),
+        (np.where(v > 2, v, 0), np.where(a > 2, a, 0)),
+        (np.array(v, dtype=np.float32), a.astype(np.float32)),
+    ]:
+        assert not isinstance(result, mr.Variable)
+        np.testing.assert_array_equal(result, expected)
+    assert len(v) == 2
+    assert [row.tolist() for row in v] == a.tolist()
+
+
+def test_a_scalar_converts_to_a_python_number(strategy):
+    v = variable(strategy, 3)
+    assert (float(v), int(v), bool(v), [10, 20, 30, 40][v]) == (3.0, 3, True, 40)
+    assert isinstance(v.value(), np.integer)
+    with pytest.raises(TypeError):
+        float(variable(strategy, [1.0, 2.0]))
+
+
+def test_it_is_written_only_by_assignments(strategy):
+    v = variable(strategy, [1.0, 2.0], name="w")
+    with pytest.raises(TypeError, match=r"w can't be changed in place.*assign"):
+        v[0] = 5.0
+    with pytest.raises(TypeError, match="in place"):
+        v += 1
+    with pytest.raises(TypeError, match="in place"):
+        np.add(v, 1, out=v)
+    for view in (v.value(), np.asarray(v), v[:]):
+        with pytest.raises(ValueError, match="read-only"):
+            view[0] = 5.0
+    np.array(v)[0] = 5.0  # a copy
+    assert everywhere(v) == [1.0, 2.0]
+
+
+def test_the_assigned_array_stays_the_callers(strategy):
+    value = np.array([1.0, 2.0])
+    v = variable(strategy, [0.0, 0.0])
+    v.assign(value)
+    strategy.run(lambda: v.assign(value))
+    value[0] = 100.0 + strategy.rank
+    assert everywhere(v) == [1.0, 2.0]
+
+
+def test_reading_needs_no_other_rank(strategy):
+    v = variable(strategy, [1.0], name="w")
+    if strategy.rank == 0:
+        assert float(v[0]) == 1.0
+        assert repr(v) == "<mr.Variable 'w' shape=(1,) dtype=float64, value=array([1.])>"
+    v.assign([2.0])
+    assert everywhere(v) == [2.0]
+
+
+def test_it_can_be_neither_copied_nor_pickled_and_is_told_by_identity(strategy):
+    v = variable(strategy, 1.0)
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"read its value|Read its value"):
+            make(v)
+    assert {v: "found"}[v] == "found"
+    assert v not in {variable(strategy, 1.0)}
+
+
+# Variables in calls
+
+
+def test_a_variable_stays_itself_as_argument_and_result_of_run_and_merge_call(strategy):
+    v, w = variable(strategy, 1.0), variable(strategy, 2.0)
+
+    def merge(strategy, x, *, pair):
+        assert x is v
+        assert pair == {"w": w, "list": [v]} or pair["w"] is w
+        return {"v": x, "w": pair["w"], "n": 3}
+
+    def step(x, *, pair):
+        assert x is v
+        assert pair["w"] is w
+        assert pair["list"][0] is v
+        merged = mr.get_replica_context().merge_call(merge, args=(x,), kwargs={"pair": pair})
+        assert merged["v"] is v
+        assert merged["w"] is w
+        assert merged["n"] == 3
+        return merged["w"], x, replica_id()
+
+    results = strategy.run(step, args=(v,), kwargs={"pair": {"w": w, "list": [v]}})
+    assert results[0] is w
+    assert results[1] is v
+    assert results[2].values == strategy.local_replica_ids
+
+
+def test_reduce_gather_and_local_results_of_a_mirrored_variable(strategy):
+    v = variable(strategy, [1.0, 2.0])
+    np.testing.assert_array_equal(strategy.reduce("MEAN", v, axis=None), [1.0, 2.0])
+    assert_fails(strategy, ValueError, "SUM", lambda: strategy.reduce("SUM", v, axis=None))
+    assert_fails(strategy, ValueError, "gather", lambda: strategy.gather(v, axis=0))
+    (local,) = strategy.experimental_local_results(v)
+    np.testing.assert_array_equal(local, [1.0, 2.0])
+
+
+def test_all_reduce_of_a_variable_counts_it_once_for_each_replica(strategy):
+    v = variable(strategy, [1.0, 2.0])
+    total = strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", v))
+    for value in total.values:
+        np.testing.assert_array_equal(value, np.array([1.0, 2.0]) * strategy.num_replicas_in_sync)
+
+
+def test_variable_created_in_scope_and_value_container(strategy):
+    v = variable(strategy, 1.0)
+    alone = mr.Variable(1.0)
+    assert strategy.extended.variable_created_in_scope(v) is True
+    assert strategy.extended.variable_created_in_scope(alone) is False
+    with pytest.raises(ValueError, match="Variable"):
+        strategy.extended.variable_created_in_scope(np.ones(1))
+    assert strategy.extended.value_container(v) is v
+    values = strategy.run(lambda: 1.0)
+    assert strategy.extended.value_container(values) is values

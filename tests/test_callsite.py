@@ -1,0 +1,305 @@
+"""Call sites and identities of functions (DESIGN.md section 6, decisions 13 and 18)."""
+
+import functools
+import operator
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from mpi_replica.collectives.callsite import call_site, function_identity
+from mpi_replica.merge_fn import invoke_merge_fn
+
+
+def site():
+    return call_site().digest
+
+
+def test_every_turn_of_a_loop_is_one_call():
+    sites = []
+    for _ in range(3):
+        sites.append(site())
+    assert len(set(sites)) == 1
+
+
+def test_every_turn_of_a_comprehension_is_one_call():
+    assert len({site() for _ in range(3)}) == 1
+    assert len(set(map(lambda _: site(), range(3)))) == 1
+
+
+def test_two_lines_are_two_calls():
+    first = site()
+    second = site()
+    assert first != second
+
+
+def test_two_calls_on_one_line_differ():
+    first, second = site(), site()
+    assert first != second
+
+
+def test_two_calls_through_one_helper_differ():
+    def helper():
+        return site()
+
+    first = helper()
+    second = helper()
+    assert first != second
+
+
+def test_two_calls_through_helpers_of_helpers_differ():
+    def inner():
+        return site()
+
+    def outer():
+        return inner()
+
+    first, second = outer(), outer()
+    assert first != second
+
+
+def test_two_calls_through_one_lambda_differ():
+    through = lambda: site()  # noqa: E731
+    first, second = through(), through()
+    assert first != second
+
+
+def test_two_lambdas_on_one_line_differ_also_where_one_loop_calls_them():
+    first, second = [call() for call in (lambda: site(), lambda: site())]
+    assert first != second
+
+
+def test_two_functions_of_one_name_differ_also_where_one_loop_calls_them():
+    def make(is_first):
+        if is_first:
+
+            def step():
+                return site()
+        else:
+
+            def step():
+                return site()
+
+        return step
+
+    first, second = [call() for call in (make(True), make(False))]
+    assert first != second
+
+
+def test_recursion_is_one_call_whatever_its_depth():
+    def down(depth):
+        return site() if depth == 0 else down(depth - 1)
+
+    assert len({down(depth) for depth in (1, 2, 7)}) == 1
+
+
+def test_mutual_recursion_is_one_call_whatever_its_depth():
+    def even(depth):
+        return site() if depth == 0 else odd(depth - 1)
+
+    def odd(depth):
+        return even(depth - 1)
+
+    assert len({even(depth) for depth in (2, 4, 8)}) == 1
+
+
+def test_frames_of_the_package_do_not_count():
+    """A release of the package on one rank may have another frame more."""
+
+    def merge_fn(strategy):
+        return call_site()
+
+    through = invoke_merge_fn(merge_fn, None, (), {})
+    assert [line.partition(":")[0] for line in through.lines] == ["test_callsite.py"]
+
+
+def test_the_chain_ends_at_the_function_given_to_merge_call():
+    def merge_fn(strategy):
+        return site()
+
+    here = invoke_merge_fn(merge_fn, None, (), {})
+    there = invoke_merge_fn(merge_fn, None, (), {})
+    assert here == there
+
+
+def test_a_site_tells_file_and_line_of_every_frame():
+    def helper():
+        return call_site()
+
+    found = helper()
+    line = sys._getframe().f_lineno - 1
+    first = helper.__code__.co_firstlineno + 1
+    assert found.line == f"test_callsite.py:{first}"
+    assert found.lines[:2] == (f"test_callsite.py:{first}", f"test_callsite.py:{line}")
+    assert f"test_callsite.py:{first} called at test_callsite.py:{line}" in found.whole
+
+
+def test_generators_and_threads_of_calls_have_a_site():
+    def generate():
+        yield site()
+        yield site()
+
+    first, second = generate()
+    assert first != second
+
+
+def test_sites_and_identities_are_the_same_in_every_process(tmp_path):
+    """Another folder, hash seed and import order: the ranks of a job compare what they find."""
+    program = """
+        import sys
+        if sys.argv[1] == "b":
+            import asyncio, decimal  # moves what comes after in memory
+        from mpi_replica.collectives.callsite import call_site, function_identity
+
+        def helper(scale=2):
+            return call_site()
+
+        def merge_fn(strategy, value):
+            names = {"alpha", "beta", "gamma"}
+            return value in {"x", "y", "z"} and [name for name in sorted(names)]
+
+        print(helper().digest.hex(), (lambda: helper())().digest.hex())
+        print(function_identity(merge_fn).digest.hex(), function_identity(merge_fn).text)
+        print(function_identity(lambda s, x: x in ("a", 1.5, None)).digest.hex())
+    """
+    outputs = set()
+    for folder, seed in (("a", "1"), ("b", "2")):
+        file = tmp_path / folder / "train.py"
+        file.parent.mkdir()
+        file.write_text(textwrap.dedent(program))
+        done = subprocess.run(
+            [sys.executable, file, folder],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        outputs.add(done.stdout)
+    assert len(outputs) == 1
+    assert "merge_fn at train.py:10" in outputs.pop()
+
+
+def same(one, other):
+    return function_identity(one).digest == function_identity(other).digest
+
+
+def test_a_function_is_itself_whichever_object_it_is():
+    """Objects differ even inside one rank (decision 18)."""
+
+    def make(captured):
+        def merge_fn(strategy, value):
+            return value + captured
+
+        return merge_fn
+
+    assert make(1) is not make(2)
+    assert same(make(1), make(2))
+
+
+def test_two_functions_of_equal_code_on_two_lines_differ():
+    def first(strategy, value):
+        return value
+
+    def second(strategy, value):
+        return value
+
+    second.__code__ = second.__code__.replace(co_qualname=first.__code__.co_qualname)
+    assert not same(first, second)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda s, x: x + 1, lambda s, x: x - 1),
+        (lambda s, x: x + 1, lambda s, x: x + 2),
+        (lambda s, x: x + 1, lambda s, x: x + 1.0),
+        (lambda s, x: x.sum(), lambda s, x: x.mean()),
+        (lambda s, x: [y + 1 for y in x], lambda s, x: [y + 2 for y in x]),
+        (lambda s, x: (lambda: 1)(), lambda s, x: (lambda: 2)()),
+    ],
+)
+def test_two_lambdas_on_one_line_differ_by_their_code(one, other):
+    assert not same(one, other)
+
+
+def test_two_lambdas_on_one_line_differ_by_what_they_capture_by_name():
+    def add(x):
+        return x + 1
+
+    def double(x):
+        return 2 * x
+
+    one, other = (lambda s, x: add(x)), (lambda s, x: double(x))
+    assert not same(one, other)
+
+
+def test_partial_and_bound_methods_are_unwrapped():
+    class Model:
+        def __init__(self, rate):
+            self.rate = rate
+
+        def merge(self, strategy, value):
+            return value * self.rate
+
+        @classmethod
+        def of_class(cls, strategy):
+            return cls
+
+        @staticmethod
+        def plain(strategy):
+            return None
+
+    def merge_fn(strategy, value, rate):
+        return value * rate
+
+    assert same(functools.partial(merge_fn, rate=1), functools.partial(merge_fn, rate=2))
+    assert same(functools.partial(functools.partial(merge_fn), rate=1), merge_fn)
+    assert same(Model(1).merge, Model(2).merge)
+    assert same(functools.partial(Model(1).merge), Model.merge)
+    assert same(Model(1).of_class, Model.of_class)
+    assert not same(Model(1).merge, Model(1).plain)
+
+
+def test_callable_objects_are_their_class():
+    class Add:
+        def __init__(self, by):
+            self.by = by
+
+        def __call__(self, strategy, value):
+            return value + self.by
+
+    class Subtract:
+        def __call__(self, strategy, value):
+            return value
+
+    assert same(Add(1), Add(2))
+    assert not same(Add(1), Subtract())
+
+
+def test_wrapped_functions_are_told_apart():
+    @functools.cache
+    def one(strategy):
+        return 1
+
+    @functools.cache
+    def other(strategy):
+        return 2
+
+    assert same(one, one)
+    assert not same(one, other)
+
+
+def test_builtin_functions_have_an_identity():
+    assert same(max, max)
+    assert not same(max, min)
+    assert not same(operator.add, operator.sub)
+
+
+def test_an_identity_tells_name_file_and_line():
+    def merge_fn(strategy):
+        return strategy
+
+    line = merge_fn.__code__.co_firstlineno
+    assert function_identity(merge_fn).text.endswith(f"merge_fn at test_callsite.py:{line}")

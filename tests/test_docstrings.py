@@ -1,0 +1,138 @@
+"""The documentation of the public names is there, has the parts it needs, and its examples run."""
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+
+# The MPI transport is tested on real ranks; importing it starts MPI.
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(mr.__path__, "mpi_replica.")
+    if module.name not in ("mpi_replica.transport.mpi", "mpi_replica.__main__")
+)
+
+
+def public_objects():
+    for name in mr.__all__:
+        thing = getattr(mr, name)
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            yield name, thing
+    for name in mr.errors.__all__:
+        yield f"errors.{name}", getattr(mr.errors, name)
+    yield "data.Dataset", mr.data.Dataset
+
+
+def public_methods():
+    for name, thing in public_objects():
+        if inspect.isclass(thing):
+            for method_name, method in inspect.getmembers(thing, inspect.isfunction):
+                if not method_name.startswith("_") and "mpi_replica" in method.__module__:
+                    yield f"{name}.{method_name}", method
+
+
+@pytest.mark.parametrize("module_name", MODULES)
+def test_the_examples_in_docstrings_run(module_name):
+    module = importlib.import_module(module_name)
+    with np.printoptions(legacy=False):
+        result = doctest.testmod(module, extraglobs={"mr": mr, "np": np})
+    assert result.failed == 0
+
+
+def test_there_are_examples_to_run():
+    finder = doctest.DocTestFinder()
+    found = [
+        test.name
+        for name in MODULES
+        for test in finder.find(importlib.import_module(name))
+        if test.examples
+    ]
+    assert {
+        "mpi_replica.strategy.Strategy.run",
+        "mpi_replica.strategy.Strategy.reduce",
+        "mpi_replica.replica_context.ReplicaContext.all_reduce",
+        "mpi_replica.replica_context.ReplicaContext.all_gather",
+        "mpi_replica.replica_context.ReplicaContext.merge_call",
+        "mpi_replica.mpi_strategy.MPIStrategy",
+        "mpi_replica.variables.Variable",
+    } <= set(found)
+
+
+@pytest.mark.parametrize(("name", "thing"), [*public_objects(), *public_methods()])
+def test_every_public_name_is_documented_in_one_imperative_line_first(name, thing):
+    text = inspect.getdoc(thing)
+    assert text, f"{name} has no docstring"
+    first = text.splitlines()[0]
+    assert first.endswith(".") or "\n\n" not in text, f"{name}: no point ends {first!r}"
+    assert len(first) <= 100
+
+
+COLLECTIVES = [
+    mr.Strategy.run,
+    mr.Strategy.reduce,
+    mr.Strategy.gather,
+    mr.ReplicaContext.all_reduce,
+    mr.ReplicaContext.all_gather,
+    mr.ReplicaContext.merge_call,
+    type(mr.get_strategy().extended).reduce_to,
+    type(mr.get_strategy().extended).batch_reduce_to,
+    type(mr.get_strategy().extended).broadcast_to,
+    mr.MPIStrategy,
+    mr.MPIStrategy.close,
+    mr.Variable,
+    mr.DistributedIterator.__next__,
+]
+
+
+@pytest.mark.parametrize("thing", COLLECTIVES, ids=lambda thing: thing.__qualname__)
+def test_every_collective_call_says_that_it_is_one(thing):
+    assert "ollective" in inspect.getdoc(thing)
+
+
+@pytest.mark.parametrize("thing", COLLECTIVES[:6], ids=lambda thing: thing.__qualname__)
+def test_the_calls_of_the_model_tell_parameters_results_errors_cost_and_source(thing):
+    text = inspect.getdoc(thing).lower()
+    for part in (
+        "Parameters",
+        "Returns",
+        "Raises",
+        "Notes",
+        "Examples",
+        "tf.distribute",
+        "message",
+    ):
+        assert part.lower() in text, f"{thing.__qualname__} says nothing about {part}"
+
+
+def test_all_names_of_the_package_exist():
+    for name in [*mr.__all__]:
+        assert hasattr(mr, name)
+    assert mr.experimental.CommunicationOptions is mr.CommunicationOptions
+    assert mr.experimental.CommunicationImplementation is mr.CommunicationImplementation
+    assert mr.experimental.ValueContext is mr.ValueContext
+
+
+@pytest.mark.parametrize("name", mr.errors.__all__)
+def test_every_exception_has_the_common_base_and_the_builtin_that_fits(name):
+    builtin = {
+        "CollectiveMismatchError": RuntimeError,
+        "CollectiveTimeoutError": TimeoutError,
+        "CheckpointError": (OSError, ValueError),
+        "ContextError": RuntimeError,
+        "LaunchError": RuntimeError,
+        "MPIReplicaError": BaseException,
+        "RankLostError": RuntimeError,
+        "RemoteReplicaError": RuntimeError,
+        "ReplicaStopped": BaseException,
+        "StructureMismatchError": ValueError,
+    }[name]
+    kind = getattr(mr.errors, name)
+    assert issubclass(kind, mr.errors.MPIReplicaError)
+    assert issubclass(kind, builtin)
+    if name == "ReplicaStopped":
+        assert not issubclass(kind, Exception)

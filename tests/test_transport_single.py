@@ -1,0 +1,9 @@
+"""The transport of one rank keeps the contract."""
+
+from mpi_replica.transport.single import SingleTransport
+from transport_contract import TransportContract
+
+
+class TestSingle(TransportContract):
+    def make(self):
+        return SingleTransport()

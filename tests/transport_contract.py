@@ -1,0 +1,95 @@
+"""What every transport promises, once; each transport's tests inherit it.
+
+A test class gives `make()`, which returns a transport and is collective over its ranks. Ranks
+hold different data, always.
+"""
+
+import numpy as np
+import pytest
+
+from mpi_replica.options import ReduceOp
+from mpi_replica.transport.base import HEADER_BYTES
+
+
+class TransportContract:
+    def make(self):
+        raise NotImplementedError
+
+    @pytest.fixture
+    def transport(self):
+        transport = self.make()
+        yield transport
+        transport.close()
+
+    def header(self, rank, turn=0):
+        return bytes([rank + 1, turn % 251]) * (HEADER_BYTES // 2)
+
+    def test_rank_and_size_and_hosts_fit_together(self, transport):
+        assert 0 <= transport.rank < transport.size
+        assert len(transport.hosts) == transport.size
+        assert all(isinstance(host, str) and host for host in transport.hosts)
+
+    def test_exchange_gives_the_headers_of_all_ranks_in_rank_order(self, transport):
+        for turn in range(5):
+            got = bytes(transport.exchange(self.header(transport.rank, turn)))
+            assert got == b"".join(self.header(r, turn) for r in range(transport.size))
+
+    def test_exchange_with_a_limit_is_the_same_when_all_come(self, transport):
+        got = bytes(transport.exchange(self.header(transport.rank), timeout_seconds=60))
+        assert got == b"".join(self.header(r) for r in range(transport.size))
+
+    def test_maximum_is_over_all_ranks_word_by_word(self, transport):
+        mine = np.array([transport.rank, 2**64 - 1 - transport.rank, 7], np.uint64)
+        got = transport.maximum(mine)
+        assert got.tolist() == [transport.size - 1, 2**64 - 1, 7]
+
+    @pytest.mark.parametrize("length", [0, 1, 1000])
+    def test_bytes_of_different_lengths_are_gathered_in_rank_order(self, transport, length):
+        mine = bytes([transport.rank]) * (length * transport.rank)
+        got = transport.all_gather_bytes(mine)
+        assert got == [bytes([r]) * (length * r) for r in range(transport.size)]
+
+    @pytest.mark.parametrize("timeout_seconds", [None, 60])
+    def test_uneven_blocks_are_gathered_out_of_place_and_in_place(self, transport, timeout_seconds):
+        counts = [3 * r + 1 for r in range(transport.size)]
+        start = sum(counts[: transport.rank])
+        mine = np.full(counts[transport.rank], transport.rank, np.uint8)
+        expected = np.repeat(np.arange(transport.size, dtype=np.uint8), counts)
+        received = np.full(sum(counts), 255, np.uint8)
+        transport.all_gather_blocks(mine, received, counts, timeout_seconds)
+        assert received.tolist() == expected.tolist()
+        received = np.full(sum(counts), 255, np.uint8)
+        received[start : start + mine.size] = mine
+        transport.all_gather_blocks(None, received, counts, timeout_seconds)
+        assert received.tolist() == expected.tolist()
+
+    @pytest.mark.parametrize("timeout_seconds", [None, 60])
+    @pytest.mark.parametrize("dtype", ["int8", "uint64", "float32", "float64", "complex128"])
+    def test_sums_are_over_all_ranks_out_of_place_and_in_place(
+        self, transport, dtype, timeout_seconds
+    ):
+        mine = (np.arange(5) + transport.rank).astype(dtype)
+        ranks = range(transport.size)
+        expected = sum((np.arange(5) + r).astype(dtype) for r in ranks)
+        result = np.zeros(5, dtype)
+        transport.all_reduce(mine, result, ReduceOp.SUM, timeout_seconds)
+        assert result.tolist() == expected.tolist()
+        assert mine.tolist() == (np.arange(5) + transport.rank).tolist()
+        transport.all_reduce(None, mine, ReduceOp.MEAN, timeout_seconds)  # not divided here
+        assert mine.tolist() == expected.tolist()
+
+    @pytest.mark.parametrize(
+        ("op", "reference"),
+        [(ReduceOp.MIN, np.min), (ReduceOp.MAX, np.max), (ReduceOp.PROD, np.prod)],
+    )
+    def test_other_ops_are_over_all_ranks(self, transport, op, reference):
+        rows = [np.array([r + 2, 3 - r, -r], np.int64) for r in range(transport.size)]
+        result = np.zeros(3, np.int64)
+        transport.all_reduce(rows[transport.rank], result, op)
+        assert result.tolist() == reference(rows, axis=0).tolist()
+
+    def test_empty_arrays_are_reduced_and_gathered(self, transport):
+        transport.all_reduce(None, np.empty(0, np.float32), ReduceOp.SUM)
+        transport.all_gather_blocks(
+            np.empty(0, np.uint8), np.empty(0, np.uint8), [0] * transport.size
+        )
