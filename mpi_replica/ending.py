@@ -44,6 +44,9 @@ def _leave() -> None:
     if os.getpid() != _process:  # a forked child shares nothing with MPI
         return
     for engine in _engines:
+        if engine.agreement.has_message_in_flight:
+            # MPI would wait for the message in flight, and so for a rank that may never come.
+            engine.transport.abort(1)
         engine.agreement.leave()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import operator
 import warnings
 from collections.abc import Callable, Mapping
 from types import TracebackType

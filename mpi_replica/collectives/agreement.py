@@ -93,6 +93,8 @@ class Agreement:
         self.final: BaseException | None = None
         # A header was sent whose answer will not be read, or the others will send none.
         self._is_out_of_step = False
+        #: A message is in flight that will not be waited for.
+        self.has_message_in_flight = False
         # The last agreed error, which every rank holds: where it comes back uncaught from the
         # step function, it need not travel again.
         self._last_error: BaseException | None = None
@@ -252,12 +254,17 @@ class Agreement:
             payloads.append(bytes(headers[start + _START : start + _START + length]))
         return payloads
 
+    def break_off(self, error: BaseException) -> None:
+        """Give up the strategy: data was on its way when `error` came up."""
+        self._is_out_of_step = self.has_message_in_flight = True
+        self.final = error
+
     def time_out(self, call: Call | None) -> NoReturn:
         """Give up the wait for the other ranks, and with it the strategy."""
         if call is None:
             raise RuntimeError("an exchange without a limit timed out")
         description = call.describe()
-        self._is_out_of_step = True
+        self._is_out_of_step = self.has_message_in_flight = True
         self.final = CollectiveTimeoutError(
             f"{description.what} at {description.where} has waited"
             f" {call.options.timeout_seconds:g} s for the other ranks"

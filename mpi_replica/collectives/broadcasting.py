@@ -12,7 +12,7 @@ import numpy as np
 from .. import nest
 from ..dtypes import as_plain_array, wire_name
 from ..options import CommunicationOptions
-from .agreement import INLINE_BYTES
+from .blobs import agree_on_blobs
 from .call import Call
 from .callsite import CallSite
 from .engine import Engine
@@ -67,19 +67,14 @@ class Broadcast(Call):
         agreement, layout = engine.agreement, engine.layout
         root = layout.rank_of(0)
         with agreement.preparing(calls):
-            data = pickle.dumps(self.value, protocol=5) if layout.rank == root else b""
-            if layout.size == 1:
-                data = b""
-            fits = len(data) < INLINE_BYTES
-            payload = (b"\0" + data) if fits else b"\1"
-        payloads = agreement.agree(calls, payload)
+            sends = layout.rank == root and layout.size > 1
+            data = pickle.dumps(self.value, protocol=5) if sends else b""
         if layout.size == 1:
+            agreement.agree(calls)
             value = self.value
-        elif payloads[root][:1] == b"\0":
-            value = self.value if layout.rank == root else pickle.loads(payloads[root][1:])
         else:
-            everything = engine.transport.all_gather_bytes(data, self.options.timeout_seconds)
-            value = self.value if layout.rank == root else pickle.loads(everything[root])
+            blobs = agree_on_blobs(engine, calls, data)
+            value = self.value if layout.rank == root else pickle.loads(blobs[root])
         result = value if self.then is None else self.then(value)
         return [result for _ in calls]
 

@@ -42,8 +42,9 @@ class Call(abc.ABC):
         # How the messages are cut, and whether they are waited for in a loop, must be the same.
         self._wire = ""
         if options.bytes_per_pack or options.timeout_seconds is not None:
-            waits = "" if options.timeout_seconds is None else ", with a timeout"
-            self._wire = f"bytes_per_pack={options.bytes_per_pack}{waits}"
+            packs = f"bytes_per_pack={options.bytes_per_pack}" if options.bytes_per_pack else ""
+            waits = "" if options.timeout_seconds is None else "with a timeout"
+            self._wire = ", ".join(filter(None, [packs, waits]))
 
     def identify(self, key: Hashable, describe: Callable[[], CallDescription]) -> None:
         """Set the fingerprint; `key` and the site tell this call from every other one."""

@@ -7,6 +7,7 @@ or on one line: the whole chain of frames finds both.
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import os
@@ -97,9 +98,10 @@ def _learn(key: tuple[int, ...]) -> CallSite:
     lines = []
     column = 0
     for index in range(0, len(key), 2):
-        code, instruction = _user_code[key[index]], key[index + 1]
+        code = _user_code[key[index]]
         if code is None:
             continue
+        instruction = _start_of_instruction(code, key[index + 1])
         file = os.path.basename(code.co_filename)
         line, _, start, _ = list(code.co_positions())[instruction // 2]
         # Line and column tell lambdas and functions of one name apart, where a loop calls them.
@@ -109,6 +111,22 @@ def _learn(key: tuple[int, ...]) -> CallSite:
         if index == 0:
             column = start or 0
     return CallSite(digest.digest(), tuple(lines), column)
+
+
+def _start_of_instruction(code: CodeType, offset: int) -> int:
+    """Return where the instruction starts that a frame is at.
+
+    Python rewrites code that runs often, and not on all replicas at the same time. ``f_lasti`` may
+    then lie in the cache entries behind the instruction, or at the PRECALL that does a CALL's work.
+    """
+    start, name = 0, ""
+    for instruction in dis.get_instructions(code):
+        if instruction.offset > offset:
+            break
+        if (name, instruction.opname) != ("PRECALL", "CALL"):
+            start = instruction.offset
+        name = instruction.opname
+    return start
 
 
 class FunctionIdentity(NamedTuple):

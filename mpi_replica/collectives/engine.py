@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -92,11 +93,23 @@ class Engine:
                     self._report_apart(calls)
                 with gate:
                     return calls[0].perform(self, calls)
-            except TransportTimeoutError:
-                self.agreement.time_out(calls[0])
             except Promotion as promotion:
                 for call in calls:
                     call.promote(promotion.leaves)
+
+    @contextmanager
+    def moving(self, call: Call) -> Iterator[None]:
+        """Guard the movement of data: a failure in it can't be told to ranks that are in it.
+
+        It is raised here, now and at every later call; uncaught, it ends the job.
+        """
+        try:
+            yield
+        except TransportTimeoutError:
+            self.agreement.time_out(call)
+        except BaseException as error:
+            self.agreement.break_off(error)
+            raise
 
     def _report_apart(self, calls: list[Call]) -> None:
         """Tell the others, replica by replica, what a call's components on this rank are."""

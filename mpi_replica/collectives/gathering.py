@@ -20,18 +20,15 @@ from ..dtypes import as_plain_array, is_text, wire_name
 from ..options import CommunicationOptions
 from ..values import IndexedSlices
 from .agreement import INLINE_BYTES
+from .blobs import LARGE_BYTES
 from .call import Call
 from .callsite import CallSite
 from .engine import Engine
 from .standing import CallDescription, LeafDescription
 
-__all__ = ["LARGE_RESULT_BYTES", "AllGather", "gather_bytes"]
+__all__ = ["AllGather", "gather_bytes"]
 
 Array = np.ndarray[Any, Any]
-
-#: Results whose size is known only after the ranks agreed are allocated then; above this size the
-#: ranks agree once more that all of them could.
-LARGE_RESULT_BYTES = 1 << 20
 
 #: Leaves whose result is below this share one message.
 _SHARED_BYTES = 1 << 16
@@ -156,7 +153,8 @@ def _gather(
     payloads = agreement.agree(calls, payload)
     inline = all(data[:1] == _WITH_DATA for data in payloads)
     if any(data[:1] == _TOO_LONG for data in payloads):
-        heads = engine.transport.all_gather_bytes(head, seconds)
+        with engine.moving(call):
+            heads = engine.transport.all_gather_bytes(head, seconds)
     else:
         heads = [data[1:] for data in payloads]
     if not contributions[0]:
@@ -170,7 +168,7 @@ def _gather(
         _Leaf([arrays[index] for arrays in contributions], call.axis, index, table, counts)
         for index in range(len(contributions[0]))
     ]
-    if sum(leaf.result_bytes for leaf in leaves) > LARGE_RESULT_BYTES:
+    if sum(leaf.result_bytes for leaf in leaves) > LARGE_BYTES:
         with agreement.preparing(calls):
             for leaf in leaves:
                 leaf.allocate()
@@ -182,7 +180,8 @@ def _gather(
         parts = [part[length:] for part, length in zip(heads, lengths, strict=True)]
         _take_inline(leaves, parts, counts)
     else:
-        _move(engine, leaves, seconds)
+        with engine.moving(call):
+            _move(engine, leaves, seconds)
     return [leaf.finish() for leaf in leaves]
 
 

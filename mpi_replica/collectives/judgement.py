@@ -223,10 +223,13 @@ def _structure_difference(calls: _Calls, layout: Layout) -> StructureMismatchErr
         return None
     (one, first), (other, second) = sides[:2]
     here, there = set(first.paths), set(second.paths)
-    only = [f"{one}: {path!r}" for path in first.paths if path not in there][:_SHOWN]
-    only += [f"{other}: {path!r}" for path in second.paths if path not in here][:_SHOWN]
-    if only:
-        difference = f"leaves that only one side has: {'; '.join(only)}"
+    if here != there:
+        only = [repr(path) for path in first.paths if path not in there][:_SHOWN]
+        only_other = [repr(path) for path in second.paths if path not in here][:_SHOWN]
+        difference = (
+            f"leaves that only one side has: {one}: {', '.join(only) or 'none'}; {other}:"
+            f" {', '.join(only_other) or 'none'}"
+        )
     else:
         a, b = _first_difference(first.structure, second.structure)
         difference = f"{a} on {one}, {b} on {other}"

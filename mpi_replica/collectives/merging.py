@@ -19,7 +19,7 @@ from .. import nest
 from ..errors import ContextError
 from ..options import CommunicationOptions
 from ..values import DistributedValues, PerReplica, component_of
-from .agreement import INLINE_BYTES
+from .blobs import agree_on_blobs
 from .call import Call
 from .callsite import CallSite, call_site, function_identity
 from .engine import Engine
@@ -94,7 +94,6 @@ class MergeCall(Call):
     def perform(self, engine: Engine, calls: Sequence[MergeCall]) -> list[Any]:
         """Gather the arguments; the caller runs the function outside of the interrupt gate."""
         agreement, layout = engine.agreement, engine.layout
-        seconds = self.options.timeout_seconds
         if layout.size == 1:
             agreement.agree(calls)
             rows: list[list[_Held | _Elsewhere]] = [
@@ -103,13 +102,7 @@ class MergeCall(Call):
         else:
             with agreement.preparing(calls):
                 blob = marshal.dumps([call.packed for call in calls])
-                inline = len(blob) < INLINE_BYTES
-                payload = b"\0" + blob if inline else b"\1"
-            payloads = agreement.agree(calls, payload)
-            if all(data[:1] == b"\0" for data in payloads):
-                blobs = [data[1:] for data in payloads]
-            else:
-                blobs = engine.transport.all_gather_bytes(blob, seconds)
+            blobs = agree_on_blobs(engine, calls, blob)
             rows = []
             for rank, data in enumerate(blobs):
                 if rank == layout.rank:  # its own objects, not copies of them
@@ -290,7 +283,8 @@ class _Look(Call):
         engine.agreement.agree(calls)
         if not mine:
             mine = [np.empty(0, np.uint8)]
-        gather_bytes(engine, mine, receive, rank_bytes, self.options.timeout_seconds)
+        with engine.moving(self):
+            gather_bytes(engine, mine, receive, rank_bytes, self.options.timeout_seconds)
         column: list[_Held | _Elsewhere] = []
         start = 0
         for entry, size in zip(self.column, sizes, strict=True):

@@ -167,7 +167,8 @@ def _reduce_replicas(
     if inline:
         _finish_inline(steps, op, payloads, scale, results)
     else:
-        _move(engine, steps, op, contributions, scratch, scale, results, call.options)
+        with engine.moving(call):
+            _move(engine, steps, op, contributions, scratch, scale, results, call.options)
     return [result[()] if result.ndim == 0 else result for result in results]
 
 

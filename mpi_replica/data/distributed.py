@@ -316,7 +316,8 @@ class _NextStep(Call):
             return [(None, self.spec)]
         spec = self.spec
         if self._ENDED_UNSEEN in kinds:  # such a rank can't tell what its replicas' nothing is
-            specs = engine.transport.all_gather_bytes(pickle.dumps(spec, 5))
+            with engine.moving(self):
+                specs = engine.transport.all_gather_bytes(pickle.dumps(spec, 5))
             spec = pickle.loads(specs[kinds.index(self._HAS)])
         if self.is_global and len(set(states)) > 1:
             sides = ", ".join(
