@@ -240,10 +240,11 @@ class Scope(Generic[_Strategy]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        token, mine = self._entered.pop()
-        if _state.get() is not mine and error is None:
+        token, mine = self._entered[-1]
+        if _state.get() is not mine and error is None:  # it stays entered, and can be left later
             raise ContextError(
                 "scopes were left in another order than they were entered (nesting error). Use"
                 " `with strategy.scope():`."
             )
+        self._entered.pop()
         _state.reset(token)

@@ -75,14 +75,14 @@ def accumulation(dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.
 
 
 def as_plain_array(value: Any) -> np.ndarray[Any, Any]:
-    """Return `value` as an array of native byte order, in C order, copied only where it must be.
+    """Return `value` as an array of native byte order, aligned and in C order.
 
-    Read-only, 0-d and empty arrays are kept as they are.
+    It is copied only where it must be. Read-only, 0-d and empty arrays are kept as they are.
     """
     array = np.asarray(value)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    if not array.flags.c_contiguous:
+    if not (array.flags.c_contiguous and array.flags.aligned):  # mpi4py takes aligned ones only
         # not ascontiguousarray: it turns 0-d arrays into 1-d ones
         array = array.copy(order="C")
     return array
@@ -99,6 +99,13 @@ def wire_name(dtype: np.dtype[Any]) -> str:
 
     ``dtype.str`` alone does not: ml_dtypes' bfloat16 and every void of two bytes are ``<V2``.
     """
-    if dtype.kind == "V" and dtype.names is not None:
-        return repr(dtype.descr)
+    if dtype.fields is not None:  # not dtype.descr: it knows no fields that are out of order
+        fields = (
+            f"{name!r}: {wire_name(field)} at {at}"
+            for name, (field, at, *_) in dtype.fields.items()
+        )
+        return f"{dtype.itemsize} bytes {{{', '.join(fields)}}}"
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return f"{wire_name(base)}{shape}"
     return dtype.name

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from . import nest
 from .collectives import cross_replica
 from .collectives.broadcasting import Broadcast
@@ -198,7 +200,9 @@ class StrategyExtended:
         require_cross_replica(self._strategy, "broadcast_to")
 
         def make(site: CallSite, options: CommunicationOptions) -> Call:
-            return Broadcast("broadcast_to", "", value, site, options, compared=False)
+            return Broadcast(
+                "broadcast_to", "", value, site, options, compared=False, then=_fresh_arrays
+            )
 
         engine = self._strategy.engine
         result = engine.cross_replica(engine.make("broadcast_to", None, make))
@@ -276,6 +280,15 @@ class StrategyExtended:
 
 def _mirrored(value: Any) -> Any:
     return value if value is None or isinstance(value, Mirrored) else Mirrored(value)
+
+
+def _fresh_arrays(value: Any) -> Any:
+    """Return the nest `value` with arrays that are nobody else's: the caller may write to his."""
+
+    def fresh(leaf: Any) -> Any:
+        return np.array(leaf, order="C") if isinstance(leaf, np.ndarray) else leaf
+
+    return nest.map_structure(fresh, value)
 
 
 def _root(pair: Any, size: int) -> int | None:

@@ -197,17 +197,17 @@ class ReplicaContext:
         {'a': array([1., 2.])}
         """
         self._check("all_reduce", "strategy.reduce")
-        leaves, _ = nest.flatten(value)
+        engine = self._engine
+        leaves, structure = nest.flatten(value)
         if any(is_sparse(leaf) for leaf in leaves):
-            return reduce_with_slices(self, reduce_op, value, options)
+            return reduce_with_slices(engine, self.meet, reduce_op, leaves, structure, options)
 
         def make(site: Any, merged: CommunicationOptions) -> Call:
             op = ReduceOp.of(reduce_op)
-            flat, structure = nest.flatten(value)
-            mine = [component_of(leaf, self.replica_id_in_sync_group) for leaf in flat]
+            mine = [component_of(leaf, self.replica_id_in_sync_group) for leaf in leaves]
             return AllReduce("all_reduce", op, [mine], structure, site, merged)
 
-        return self.meet(self._engine.make("all_reduce", options, make))
+        return self.meet(engine.make("all_reduce", options, make))
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate the values of all replicas along `axis`, and give every replica the result.

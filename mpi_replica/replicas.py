@@ -106,7 +106,7 @@ class Seat:
     def refuse(self, doom: BaseException) -> None:
         """Raise, since the run is over; give up on a replica that will not stop."""
         self._refusals += 1
-        if self._refusals >= _MOST_REFUSALS:
+        if self._refusals > _MOST_REFUSALS:
             self.status = "abandoned"
             _abandoned.append(self)
             self.run.hub.switch()

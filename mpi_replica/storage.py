@@ -62,6 +62,10 @@ class Storage:
         new = np.asarray(_ASSIGN[how](old, value.astype(old.dtype, copy=False)))
         self._put(key, new.astype(old.dtype, copy=False))
 
+    def restore(self, key: int | None, before: Array) -> None:
+        """Put back what `read` gave: an assignment that not all ranks made is taken back."""
+        self._values[key] = before
+
     def _put(self, key: int | None, value: Array) -> None:
         value.flags.writeable = False
         self._values[key] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self, cast
 
@@ -418,8 +419,8 @@ class Strategy:
         return value.identity if isinstance(value, Variable) else None
 
 
-class _DefaultStrategy(Strategy):
-    """One replica, no MPI: what holds outside of any strategy."""
+class _DefaultStrategy(Strategy, threading.local):
+    """One replica, no MPI: what holds outside of any strategy; each thread has its own state."""
 
     is_default = True
 

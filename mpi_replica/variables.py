@@ -100,10 +100,10 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
         self.name = "Variable" if name is None else name
         state = current_state()
         context = None if state is None else state.replica_context
-        replica_id = 0 if context is None else context.replica_id_in_sync_group
-        holds_first = replica_id == 0 and strategy.engine.layout.rank_of(0) == (
-            strategy.engine.layout.rank
-        )
+        # In cross-replica context a rank without replica 0 compares with a component that it has.
+        local = strategy.engine.layout.local_replica_ids
+        replica_id = local[0] if context is None else context.replica_id_in_sync_group
+        holds_first = replica_id == 0
         is_called = callable(initial_value)
 
         def make(site: CallSite, options: CommunicationOptions) -> Call:
@@ -288,7 +288,14 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
         state = current_state()
         engine = self._strategy.engine
         if state is not None and state.kind == "update" and state.strategy is self._strategy:
-            mine = self._storage.fitting(self.name, how, component_of(_plain(value), 0))
+            if state.component is not None:
+                value = component_of(value, state.component)
+            elif isinstance(value, PerReplica):  # whose component is here depends on the rank
+                raise ValueError(
+                    f"{self.name}.{how} got a PerReplica in update: the variable would differ"
+                    " between ranks. Reduce it first: strategy.extended.reduce_to(op, value, var)."
+                )
+            mine = self._storage.fitting(self.name, how, _plain(value))
             self._storage.write(state.component, how, mine)
             return self
         context = None if state is None else state.replica_context
@@ -312,6 +319,11 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
         def write(result: Any) -> None:
             self._storage.write(None, how, np.asarray(result))
 
+        def write_for_now(result: Any) -> Callable[[], None]:
+            before = self._storage.read(None)
+            write(result)
+            return lambda: self._storage.restore(None, before)
+
         def make(site: CallSite, options: CommunicationOptions) -> Call:
             own = component_of(_plain(value), context.replica_id_in_sync_group)
             mine = self._storage.fitting(self.name, how, own)
@@ -322,7 +334,9 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
                     " the variable with aggregation=mr.VariableAggregation.MEAN, SUM or"
                     " ONLY_FIRST_REPLICA, or all_reduce the value first."
                 )
-                return EqualEverywhere(kind, self.identity, mine, advice, write, site, options)
+                return EqualEverywhere(
+                    kind, self.identity, mine, advice, write_for_now, site, options
+                )
             if mode is VariableAggregation.ONLY_FIRST_REPLICA:
                 return Broadcast(
                     kind, self.identity, mine, site, options, compared=True, then=write

@@ -17,10 +17,11 @@ from tqdm import tqdm
 
 import mpi_replica as mr
 
-HIDDEN, LEARNING_RATE, MOMENTUM = 128, 0.15, 0.9
+HIDDEN, LEARNING_RATE, MOMENTUM = 128, 0.2, 0.9
 
 
 def main():
+    """Read the options, train, and show what came out."""
     parser = argparse.ArgumentParser(description="Train a network on handwritten digits.")
     parser.add_argument("--replicas", type=int, help="on all ranks together (default: one a rank)")
     parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
@@ -65,21 +66,22 @@ def train(strategy, epochs, batch_size, seed):
             aggregation=mr.VariableAggregation.SUM,
         )
 
-    def train_step(images, labels):  # runs on each replica, with its rows
+    def train_step(images, labels, rate):  # runs on each replica, with its rows
         ctx = mr.get_replica_context()
         loss, gradients = loss_and_gradients(weights, images, labels)
         # Replicas can have different numbers of rows. So add up first, then divide by the rows of
         # all: in a mean of means a row would count more where there are few.
         total = ctx.all_reduce("SUM", {"gradients": gradients, "rows": len(labels)})
-        mean = {name: gradient / total["rows"] for name, gradient in total["gradients"].items()}
-        ctx.merge_call(update_weights, args=(mean,))
-        return loss
 
-    def update_weights(strategy, mean):  # runs once on each rank, above all replicas
-        # `mean` now holds the values of all replicas. all_reduce made them equal: take the first.
-        mean = strategy.experimental_local_results(mean)[0]
-        for name, weight in weights.items():
-            strategy.extended.update(weight, descend, args=(velocities[name], mean[name]))
+        def update_weights(strategy):  # runs once on each rank, above all replicas
+            # `total` may be used in here since all_reduce gave every replica the same. What
+            # differs between replicas goes through merge_call's args.
+            for name, weight in weights.items():
+                force = -rate * total["gradients"][name] / total["rows"]
+                strategy.extended.update(weight, move, args=(velocities[name], force))
+
+        ctx.merge_call(update_weights)
+        return loss
 
     def test_step(images, labels):
         _, probabilities = predict(weights, images)
@@ -87,14 +89,16 @@ def train(strategy, epochs, batch_size, seed):
 
     losses, accuracies = [], []
     # A bar on rank 0 alone. Under mpirun it goes through a pipe, and maybe to a file: few updates.
-    for _ in tqdm(range(epochs), unit="epoch", mininterval=1, disable=strategy.rank > 0):
-        loss = 0.0
-        for batch in train_batches:  # shuffled anew in each epoch, alike on all ranks
-            loss += strategy.reduce("SUM", strategy.run(train_step, args=batch), axis=None)
-        losses.append(loss / len(train_labels))
+    for epoch in tqdm(range(epochs), unit="epoch", mininterval=1, disable=strategy.rank > 0):
+        rate = LEARNING_RATE * (1 - epoch / epochs)
+        loss_sum = 0.0
+        for images, labels in train_batches:  # shuffled anew in each epoch, alike on all ranks
+            loss = strategy.run(train_step, args=(images, labels, rate))
+            loss_sum += strategy.reduce("SUM", loss, axis=None)
+        losses.append(loss_sum / len(train_labels))
         hits.assign(0)
-        for batch in test_batches:
-            strategy.run(test_step, args=batch)
+        for images, labels in test_batches:
+            strategy.run(test_step, args=(images, labels))
         accuracies.append(hits.value() / len(test_labels))  # adds up: a call for all ranks
     return losses, accuracies
 
@@ -120,20 +124,18 @@ def loss_and_gradients(weights, images, labels):
     }
 
 
-def descend(weight, velocity, gradient):
-    """Go one step down, with momentum."""
-    velocity.assign(MOMENTUM * velocity - LEARNING_RATE * gradient)
+def move(weight, velocity, force):
+    """Go one step, with momentum."""
+    velocity.assign(MOMENTUM * velocity + force)
     weight.assign_add(velocity)
 
 
 def draw(losses, accuracies, title, path):
     """Draw both curves."""
-    import matplotlib
+    from matplotlib.figure import Figure  # draws with Agg, which needs no screen
 
-    matplotlib.use("Agg")  # needs no screen
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     figure.suptitle(f"Handwritten digits, {title}")
     epochs = range(1, len(losses) + 1)
     left.semilogy(epochs, losses, ".-")

@@ -19,8 +19,9 @@ from __future__ import annotations
 import hashlib
 import pickle
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import NoReturn, Protocol
 
 import numpy as np
@@ -82,7 +83,10 @@ class Agreement:
         self._transport = transport
         self._layout = layout
         self._notes: list[Note] = []
+        #: What takes back what each of them stands for.
+        self._undos: list[Callable[[], None] | None] = []
         self._chain = 0
+        self._chain_before = 0
         self._wide = transport.size > _ALLGATHER_RANKS
         #: Runs that this rank is in, the innermost last.
         self.runs: list[_Run] = []
@@ -120,9 +124,26 @@ class Agreement:
         """End the innermost run."""
         self.runs.pop()
 
-    def note(self, note: Note) -> None:
-        """Have `note` compared between the ranks, with the next header."""
+    def note(
+        self,
+        note: Note,
+        undo: Callable[[], None] | None = None,
+        *,
+        replaces: Note | None = None,
+    ) -> None:
+        """Have `note` compared between the ranks, with the next header.
+
+        Where that header ends in an error, and not all ranks have the note, `undo` is called: what
+        was done before the others agreed would leave the ranks apart. A note that counts on takes
+        the place of its last one, if that one is still the newest.
+        """
+        if self._notes and self._notes[-1] is replaces:
+            self._notes.pop()
+            self._undos.pop()
+            self._chain = self._chain_before
         self._notes.append(note)
+        self._undos.append(undo)
+        self._chain_before = self._chain
         self._chain = note.chained(self._chain)
 
     def agree(self, calls: Sequence[Call], payload: bytes = b"") -> list[bytes]:
@@ -223,8 +244,20 @@ class Agreement:
     def _forget(self) -> None:
         self._last_error = self.raised = None
         if self._notes:
-            self._notes.clear()
-            self._chain = 0
+            self._drop_notes()
+
+    def _drop_notes(self) -> None:
+        self._notes.clear()
+        self._undos.clear()
+        self._chain = 0
+
+    def _undo(self, reports: Sequence[Report]) -> None:
+        """Take back what was noted on this rank beyond what all ranks have noted."""
+        columns = zip(*(report.notes for report in reports), strict=False)
+        agreed = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+        for undo in reversed(self._undos[agreed:]):
+            if undo is not None:
+                undo()
 
     def _compare(
         self, compared: bytes, payload: bytes, first: Call | None, seconds: float | None
@@ -295,8 +328,8 @@ class Agreement:
                 raise Combination(verdict.kinds)
             if verdict.action == "left":
                 return
-            self._notes.clear()
-            self._chain = 0
+            self._undo(reports)
+            self._drop_notes()
             error = self._agreed_error(verdict, originals, seconds)
         except TransportTimeoutError:
             self.time_out(first)

@@ -62,7 +62,10 @@ def partial(op: ReduceOp, component: Any, axes: tuple[int, ...], path: str) -> t
     places = tuple(axis % array.ndim for axis in axes)
     if len(set(places)) < len(places):
         raise ValueError(f"axis {axes} names a dimension of value{path} twice.")
-    wide, _ = accumulation(array.dtype, op)
+    try:
+        wide, _ = accumulation(array.dtype, op)
+    except TypeError as error:
+        raise TypeError(f"reduce of value{path}: {error}") from None
     count = math.prod(array.shape[place] for place in places)
     with np.errstate(all="ignore"):
         if op in (ReduceOp.SUM, ReduceOp.MEAN):

@@ -87,7 +87,8 @@ class EqualEverywhere(Call):
     Parameters
     ----------
     then : callable
-        What is done with the value, once on each rank; its result is the result of the call.
+        What is done with the value, once on each rank, before the others are known to agree; it
+        returns what takes it back if they don't.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class EqualEverywhere(Call):
         detail: str,
         value: Any,
         advice: str,
-        then: Callable[[Any], Any],
+        then: Callable[[Any], Callable[[], None]],
         site: CallSite,
         options: CommunicationOptions,
     ) -> None:
@@ -124,9 +125,8 @@ class EqualEverywhere(Call):
                         f" {self.note.advice}"
                     ),
                 )
-        engine.agreement.note(self.note)
-        result = self.then(self.value)
-        return [result for _ in calls]
+        engine.agreement.note(self.note, self.then(self.value))
+        return [None for _ in calls]
 
 
 def digest_of(value: Any) -> int:

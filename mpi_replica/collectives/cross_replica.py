@@ -41,6 +41,7 @@ def reduce(
 
     `plain_is_component`: a value that is not distributed is that of the only replica.
     """
+    engine.check_thread()  # also where all components are at hand
     leaves = _Leaves(engine, value, plain_is_component)
 
     def make(own: Engine, wanted: Sequence[int]) -> Call:
@@ -51,7 +52,7 @@ def reduce(
             paths = [leaves.paths[index] for index in wanted]
             words = ", ".join(filter(None, [f"axis={axes}" if axis is not None else "", detail]))
             if axes is None:
-                return AllReduce(kind, op, rows, leaves.structure, site, merged, words, paths, list)
+                return AllReduce(kind, op, rows, leaves.structure, site, merged, words, paths)
             return _along_axes(kind, op, rows, axes, paths, leaves.structure, site, merged, words)
 
         return own.make(kind, options, made)
@@ -82,6 +83,7 @@ def gather(
     plain_is_component: bool = False,
 ) -> Any:
     """Return the nest `value` with the components of each leaf concatenated. Collective."""
+    engine.check_thread()  # also where all components are at hand
     leaves = _Leaves(engine, value, plain_is_component)
 
     def make(own: Engine, wanted: Sequence[int]) -> Call:

@@ -128,12 +128,9 @@ class AllGather(Call):
     def perform(self, engine: Engine, calls: Sequence[AllGather]) -> list[Any]:
         contributions = [leaves for call in calls for leaves in call.contributions]
         results = _gather(engine, calls, contributions)
-        if self.is_flat:
-            return [results]
-        values = [nest.unflatten(self.structure, results)]
-        for _ in calls[1:]:
-            values.append(nest.unflatten(self.structure, [np.copy(r) for r in results]))
-        return values
+        # Each replica may write into its result: it must not be the array of another one.
+        each = [results, *([np.copy(result) for result in results] for _ in calls[1:])]
+        return each if self.is_flat else [nest.unflatten(self.structure, mine) for mine in each]
 
 
 def _gather(

@@ -25,6 +25,9 @@ _PIECE_BYTES = 1 << 20
 #: Leaves below this share a pack; above, a message of their own costs less than the copy.
 _SMALL_BYTES = 1 << 16
 
+#: No number needs a larger one.
+_ALIGNMENT = 16
+
 Signature = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
 
 
@@ -72,7 +75,7 @@ class Plan:
     streams: tuple[Stream, ...]
     #: dtype and shape of each result
     results: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
-    #: the largest number of bytes that a pack or a piece needs
+    #: the largest number of bytes that a pack or a piece needs, rounded up
     scratch_bytes: int
 
     @functools.cached_property
@@ -112,4 +115,6 @@ def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
     packs += [Pack(wide, tuple(slots), slots[-1].stop) for wide, slots in open_packs.items()]
     needs = [pack.size_bytes for pack in packs]
     needs += [min(stream.piece, stream.length) * stream.dtype.itemsize for stream in streams]
-    return Plan(tuple(packs), tuple(streams), tuple(results), max(needs, default=0))
+    # What lies behind it in the same memory must be aligned: mpi4py takes no other arrays.
+    scratch_bytes = -(-max(needs, default=0) // _ALIGNMENT) * _ALIGNMENT
+    return Plan(tuple(packs), tuple(streams), tuple(results), scratch_bytes)

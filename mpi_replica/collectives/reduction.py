@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import nest
-from ..dtypes import as_plain_array, wire_name
+from ..dtypes import accumulation, as_plain_array, wire_name
 from ..options import CommunicationOptions, ReduceOp
 from .agreement import INLINE_BYTES
 from .call import Call
@@ -48,7 +48,8 @@ class AllReduce(Call):
     contributions : list of list
         The leaves of each replica that this call stands for.
     paths : sequence of str, optional
-        Where the leaves are; default: in `structure`.
+        Where the leaves are, where these are only some of the leaves of `structure`, and the
+        result is a list.
     then : callable, optional
         What is done with the results, once on each rank; it gives the result of the call.
     """
@@ -69,6 +70,7 @@ class AllReduce(Call):
         self.kind = kind
         self.op = op
         self.structure = structure
+        self.is_flat = paths is not None
         self.paths = nest.leaf_paths(structure) if paths is None else tuple(paths)
         self.detail = detail
         self.then = then
@@ -101,8 +103,20 @@ class AllReduce(Call):
                 self.agrees = False
                 return
         self.agrees = True
-        self.plan: Plan = plan(signature, self.op, self.options.bytes_per_pack)
+        try:
+            self.plan: Plan = plan(signature, self.op, self.options.bytes_per_pack)
+        except TypeError:
+            self._name_what_has_no_meaning()
+            raise
         self.identify((self.op, self.detail, self.structure, signature), self.describe)
+
+    def _name_what_has_no_meaning(self) -> None:
+        """Raise the plan's error with the path of the leaf that it is about."""
+        for path, array in zip(self.paths, self.contributions[0], strict=True):
+            try:
+                accumulation(array.dtype, self.op)
+            except TypeError as error:
+                raise TypeError(f"{self.kind} of value{path}: {error}") from None
 
     def promote(self, leaves: Sequence[int]) -> None:
         for arrays in self.contributions:
@@ -135,11 +149,9 @@ class AllReduce(Call):
         results = _reduce_replicas(engine, calls, contributions)
         if self.then is not None:
             return [self.then(results)] * len(calls)
-        values = [nest.unflatten(self.structure, results)]
         # Each replica may write into its result: it must not be the array of another one.
-        for _ in calls[1:]:
-            values.append(nest.unflatten(self.structure, [np.copy(r)[()] for r in results]))
-        return values
+        each = [results, *([np.copy(result)[()] for result in results] for _ in calls[1:])]
+        return each if self.is_flat else [nest.unflatten(self.structure, mine) for mine in each]
 
 
 def _reduce_replicas(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from .call import Call
 from .callsite import CallSite
 from .engine import Engine
 from .gathering import AllGather
+from .reduction import AllReduce
 
 __all__ = ["is_sparse", "reduce_with_slices"]
 
@@ -23,65 +25,55 @@ def is_sparse(leaf: Any) -> bool:
     return type(leaf) is IndexedSlices
 
 
-class _Context(Protocol):
-    @property
-    def num_replicas_in_sync(self) -> int: ...
-    @property
-    def _engine(self) -> Engine: ...
-    def all_reduce(
-        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
-    ) -> Any: ...
-    def meet(self, call: Call) -> Any: ...
-
-
 def reduce_with_slices(
-    context: _Context,
+    engine: Engine,
+    meet: Callable[[Call], Any],
     reduce_op: ReduceOp | str,
-    value: Any,
+    leaves: Sequence[Any],
+    structure: nest.Structure,
     options: CommunicationOptions | None,
 ) -> Any:
     """Return ``all_reduce`` of a nest in which some leaves are `IndexedSlices`.
 
-    Dense leaves are reduced as always, in a call of their own where there are any.
+    `meet` performs a replica's call. Dense leaves are reduced as always, in a call of their own
+    where there are any.
     """
-    leaves, structure = nest.flatten(value)
-    sparse = {index: leaf for index, leaf in enumerate(leaves) if is_sparse(leaf)}
+    paths = nest.leaf_paths(structure)
+    sparse = [index for index, leaf in enumerate(leaves) if is_sparse(leaf)]
+    dense = [index for index in range(len(leaves)) if index not in sparse]
 
-    def make(site: CallSite, merged: CommunicationOptions) -> Call:
+    def gather(site: CallSite, merged: CommunicationOptions) -> Call:
         op = ReduceOp.of(reduce_op)
         if op not in (ReduceOp.SUM, ReduceOp.MEAN):
             raise TypeError(
                 f"{op.name} of IndexedSlices has no meaning. Use SUM or MEAN, or to_dense()."
             )
         parts = []
-        shapes = []
-        for slices in sparse.values():
+        for index in sparse:
+            slices = leaves[index]
             wide, _ = accumulation(slices.values.dtype, op)
-            parts.append(
-                {"values": slices.values.astype(wide, copy=False), "indices": slices.indices}
-            )
-            shapes.append(slices.dense_shape)
-        flat, parts_structure = nest.flatten(parts)
-        paths = [nest.leaf_paths(structure)[index] for index in sparse]
-        detail = f"{op.name}, IndexedSlices at {paths} of dense shapes {shapes}"
-        return AllGather("all_reduce", 0, [flat], parts_structure, site, merged, detail)
+            parts += [slices.values.astype(wide, copy=False), slices.indices]
+        where = [f"{paths[index]} of dense shape {leaves[index].dense_shape}" for index in sparse]
+        detail = f"{op.name}, IndexedSlices at value{', value'.join(where)}"
+        names = [f"{paths[index]}.{part}" for index in sparse for part in ("values", "indices")]
+        return AllGather("all_reduce", 0, [parts], structure, site, merged, detail, names)
 
-    gathered = context.meet(context._engine.make("all_reduce", options, make))
-    op = ReduceOp.of(reduce_op)
-    dense = [leaf for index, leaf in enumerate(leaves) if index not in sparse]
-    reduced = iter(context.all_reduce(op, dense, options) if dense else ())
-    merged_slices = iter(gathered)
-    results = []
-    for index, leaf in enumerate(leaves):
-        if index not in sparse:
-            results.append(next(reduced))
-            continue
-        part = next(merged_slices)
-        _, result = accumulation(leaf.values.dtype, op)
-        values = part["values"]
-        if op is ReduceOp.MEAN:
-            values = np.divide(values, context.num_replicas_in_sync)
-        results.append(
-            IndexedSlices(values.astype(result, copy=False), part["indices"], leaf.dense_shape)
-        )
+    def reduce(site: CallSite, merged: CommunicationOptions) -> Call:
+        values = [leaves[index] for index in dense]
+        names = [paths[index] for index in dense]
+        op = ReduceOp.of(reduce_op)
+        return AllReduce("all_reduce", op, [values], structure, site, merged, "", names)
+
+    results: list[Any] = [None] * len(leaves)
+    gathered = meet(engine.make("all_reduce", options, gather))
+    scale = engine.layout.num_replicas if ReduceOp.of(reduce_op) is ReduceOp.MEAN else 1
+    for position, index in enumerate(sparse):
+        values, indices = gathered[2 * position : 2 * position + 2]
+        _, result = accumulation(leaves[index].values.dtype, ReduceOp.of(reduce_op))
+        values = (values if scale == 1 else np.divide(values, scale)).astype(result, copy=False)
+        results[index] = IndexedSlices(values, indices, leaves[index].dense_shape)
+    if dense:
+        reduced = meet(engine.make("all_reduce", options, reduce))
+        for index, value in zip(dense, reduced, strict=True):
+            results[index] = value
     return nest.unflatten(structure, results)

@@ -164,13 +164,16 @@ class DistributedDataset:
                 "All ranks must distribute the same dataset, and iterate it equally often: another"
                 " epoch has another shuffle."
             )
-            digest = digest_of((epoch, self._length, self._is_global))
+            # The text of a Dataset tells rows, batch size and seeds: what makes its batches.
+            is_told = self._is_global and isinstance(self._source, Dataset)
+            text = repr(self._source) if is_told else ""
+            digest = digest_of((epoch, self._length, self._is_global, text))
             self._engine.agreement.note(
                 Note(what, call_site(), digest, advice, "CollectiveMismatchError")
             )
         steps = self._steps(epoch)
         return DistributedIterator(
-            self._engine, steps, self._length == UNKNOWN_CARDINALITY, self._is_global
+            self._engine, steps, self._length == UNKNOWN_CARDINALITY, self._is_global, epoch
         )
 
 
@@ -178,12 +181,20 @@ class DistributedIterator:
     """One pass over a `DistributedDataset` (`tf.distribute.DistributedIterator`)."""
 
     def __init__(
-        self, engine: Engine, steps: Iterator[_Step], must_agree: bool, is_global: bool
+        self,
+        engine: Engine,
+        steps: Iterator[_Step],
+        must_agree: bool,
+        is_global: bool,
+        epoch: int,
     ) -> None:
         self._engine = engine
         self._steps = steps
         self._must_agree = must_agree
         self._is_global = is_global
+        self._epoch = epoch
+        self._taken = 0
+        self._last_note: Note | None = None
         self._spec: Any = None
         self._has_ended = False
 
@@ -242,7 +253,24 @@ class DistributedIterator:
 
     def _step(self) -> list[Any] | None:
         found = next(self._steps, None)
-        return None if found is None else found[0]
+        if found is None:
+            return None
+        if self._engine.layout.size > 1 and self._engine.is_in_its_thread():
+            self._taken += 1
+            self._note_steps()
+        return found[0]
+
+    def _note_steps(self) -> None:
+        """Have the number of steps taken compared with the next header: ranks must not be apart.
+
+        Only the number counts, not the place: one rank may iterate through a progress bar.
+        """
+        what = f"the number of steps taken in iteration {self._epoch} of a distributed dataset"
+        advice = "All ranks must take the same steps: call next() equally often on each."
+        site = call_site()._replace(digest=b"")
+        note = Note(what, site, self._taken, advice, "CollectiveMismatchError")
+        self._engine.agreement.note(note, replaces=self._last_note)
+        self._last_note = note
 
     def _agreed_step(self) -> list[Any] | None:
         engine = self._engine

@@ -6,7 +6,7 @@ import pytest
 LAYOUTS = {
     "one": lambda rank, size: {},
     "two": lambda rank, size: {"replicas_per_rank": 2},
-    "uneven": lambda rank, size: {"num_replicas": {1: 3, 2: 3, 3: 5, 4: 6}.get(size, size + 2)},
+    "uneven": lambda rank, size: {"num_replicas": {1: 4, 2: 3, 3: 5, 4: 6}.get(size, size + 2)},
     "mixed": lambda rank, size: {"replicas_per_rank": 1 + rank % 2},
 }
 

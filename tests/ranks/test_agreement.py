@@ -22,15 +22,25 @@ from mpi_replica.collectives import agreement
 STRUCTURE, CALL = mr.errors.StructureMismatchError, mr.errors.CollectiveMismatchError
 
 
-@pytest.fixture(params=["headers", "fingerprints"], autouse=True)
-def way(request, monkeypatch):
-    """Both ways of agreement: all headers to all ranks, and one reduction of fingerprints."""
-    if request.param == "fingerprints":
-        monkeypatch.setattr(agreement, "_ALLGATHER_RANKS", 0)
+@pytest.fixture
+def fingerprints(monkeypatch):
+    """The way of many ranks: one small reduction that compares, and headers only where needed.
+
+    Before `strategy` in the arguments of a test.
+    """
+    monkeypatch.setattr(agreement, "_ALLGATHER_RANKS", 0)
 
 
 def reduced(context, value, **options):
     return context.all_reduce("SUM", value, **options)
+
+
+def first_step():
+    return 1
+
+
+def second_step():
+    return 2
 
 
 def first_fn(strategy, value=None):
@@ -171,7 +181,7 @@ MISTAKES = {
     "list against tuple": (
         lambda context, is_odd: reduced(context, [1.0, 2.0] if is_odd else (1.0, 2.0)),
         STRUCTURE,
-        ["[", "("],
+        ["[*, *]", "(*, *)"],
     ),
     "nest against leaf": (
         lambda context, is_odd: reduced(context, [1.0] if is_odd else 1.0),
@@ -234,15 +244,27 @@ MISTAKES = {
 }
 
 
+CORE = ["large shape", "dtype", "op", "merge_fn", "two lines swapped", "an early return"]
+
+
 def others_named(strategy, culprit):
     """Return the words for all replicas but one."""
     ids = [i for i in range(strategy.num_replicas_in_sync) if i != culprit]
     return f"replica{'s' * (len(ids) > 1)} {ids[0]}"
 
 
+@pytest.mark.parametrize("mistake", CORE)
+def test_a_mistake_is_an_error_on_many_ranks_too(fingerprints, strategy, mistake):
+    check_mistake(strategy, mistake)
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_the_same_error_on_every_rank_and_names_both_sides(strategy, mistake):
     """Decision 12, whichever replica makes it: the first, the middle or the last."""
+    check_mistake(strategy, mistake)
+
+
+def check_mistake(strategy, mistake):
     needs_two_replicas(strategy)
     do, kind, words = MISTAKES[mistake]
     ranks = ranks_of(strategy)
@@ -440,17 +462,18 @@ STRATEGY_LEVEL = {
 }
 
 
-def first_step():
-    return mr.get_replica_context().all_reduce("SUM", 1.0)
-
-
-def second_step():
-    return mr.get_replica_context().all_reduce("SUM", 1.0)
+@pytest.mark.parametrize("mistake", ["gather for reduce", "another function"])
+def test_many_ranks_at_different_calls_of_the_strategy(fingerprints, strategy, ids, mistake):
+    check_ranks_apart(strategy, ids, mistake)
 
 
 @pytest.mark.parametrize("mistake", STRATEGY_LEVEL)
 def test_ranks_at_different_calls_of_the_strategy(strategy, ids, mistake):
     """Decision 15: run, reduce, gather and close are collective calls."""
+    check_ranks_apart(strategy, ids, mistake)
+
+
+def check_ranks_apart(strategy, ids, mistake):
     needs_two_ranks(strategy)
     one, other, words = STRATEGY_LEVEL[mistake]
     for culprit in {0, strategy.size // 2, strategy.size - 1}:
@@ -483,10 +506,11 @@ def test_ranks_that_call_run_at_different_lines(strategy):
     def at_another_line():
         return strategy.run(first_step)
 
-    if strategy.rank == strategy.size - 1:
-        raises_everywhere(CALL, at_another_line)
-    else:
-        raises_everywhere(CALL, lambda: strategy.run(first_step))
+    def at_a_line():
+        return strategy.run(first_step)
+
+    is_last = strategy.rank == strategy.size - 1
+    raises_everywhere(CALL, at_another_line if is_last else at_a_line)
     check_works(strategy)
 
 

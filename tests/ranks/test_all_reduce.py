@@ -8,19 +8,20 @@ import pytest
 from hypothesis import given
 
 import mpi_replica as mr
-from contributions import OF_OP, Leaf, build, check_everywhere, nests, reduced, values
+from contributions import OF_OP, Leaf, at_once, build, check_everywhere, nests, reduced, values
 from everywhere import check_works, raises_everywhere
 
-pytestmark = pytest.mark.usefixtures("road")
 
+@pytest.fixture
+def many_ranks(monkeypatch, passed_everywhere):
+    """A strategy whose ranks agree as those of large worlds do."""
+    from mpi4py import MPI
 
-@pytest.fixture(params=["headers", "many ranks", "large messages"])
-def road(request, monkeypatch):
-    """Each way in which ranks agree and data moves; chosen before the strategy is made."""
-    if request.param == "many ranks":
-        monkeypatch.setattr("mpi_replica.collectives.agreement._ALLGATHER_RANKS", 0)
-    if request.param == "large messages":
-        monkeypatch.setattr("mpi_replica.transport.mpi._LARGEST_MESSAGE_BYTES", 64)
+    monkeypatch.setattr("mpi_replica.collectives.agreement._ALLGATHER_RANKS", 0)
+    strategy = mr.MPIStrategy(replicas_per_rank=1 + MPI.COMM_WORLD.rank % 2)
+    yield strategy
+    if passed_everywhere():
+        strategy.close()
 
 
 def reduce_everywhere(strategy, op, make, options=None):
@@ -54,16 +55,23 @@ def calls(draw):
         dtype=st.sampled_from(OF_OP[op]),
         shape=st.lists(st.integers(0, 4), max_size=3).map(tuple),
         number=st.integers(0, 99),
-        layout=st.integers(0, 5),
+        layout=st.integers(0, 6),
     )
     return op, draw(nests(leaves))
 
 
+@at_once
 @given(call=calls(), bytes_per_pack=st.sampled_from([0, 0, 1, 24, 200]))
 def test_decision_6_any_nest_dtype_and_layout_gives_what_numpy_gives(
     strategy, call, bytes_per_pack
 ):
     check_reduce(strategy, *call, bytes_per_pack=bytes_per_pack)
+
+
+@at_once
+@given(call=calls(), bytes_per_pack=st.sampled_from([0, 1, 200]))
+def test_the_same_holds_in_large_worlds(many_ranks, call, bytes_per_pack):
+    check_reduce(many_ranks, *call, bytes_per_pack=bytes_per_pack)
 
 
 @pytest.mark.parametrize("op", OF_OP)
@@ -75,23 +83,29 @@ def test_every_dtype_is_reduced_alone_and_with_all_others(strategy, op):
 
 
 # 237 bytes fit into the header; leaves from 64 KiB on, or from bytes_per_pack, go in pieces.
-@pytest.mark.parametrize("op", ["SUM", "MEAN", "MAX"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "float64"])
-@pytest.mark.parametrize(
-    ("items", "bytes_per_pack"),
-    [
-        (1, 0),
-        (29, 0),
-        (60, 0),
-        (1000, 0),
-        (1001, 100),
-        (40_001, 0),
-        (40_001, 1 << 15),
-        (300_001, 0),
-    ],
-)
-def test_a_leaf_of_any_size_is_right_however_it_travels(strategy, op, dtype, items, bytes_per_pack):
-    check_reduce(strategy, op, Leaf(dtype, (items,), layout=2), bytes_per_pack=bytes_per_pack)
+SIZES = [(1, 0), (29, 0), (60, 0), (1001, 100), (40_001, 1 << 15)]
+
+
+@pytest.mark.parametrize(("items", "bytes_per_pack"), SIZES)
+def test_a_leaf_of_any_size_is_right_however_it_travels(strategy, items, bytes_per_pack):
+    for op in ("SUM", "MEAN", "MAX"):
+        for dtype in ("float16", "int32", "float64"):
+            leaf = Leaf(dtype, (items,), layout=2)
+            check_reduce(strategy, op, leaf, bytes_per_pack=bytes_per_pack)
+
+
+def test_leaves_of_all_sizes_and_errors_are_right_in_large_worlds(many_ranks):
+    for items, bytes_per_pack in SIZES:
+        test_a_leaf_of_any_size_is_right_however_it_travels(many_ranks, items, bytes_per_pack)
+    test_small_and_large_leaves_of_several_dtypes_travel_in_one_call(many_ranks)
+    test_decision_5_python_ints_and_floats_at_one_leaf_count_as_float64(many_ranks, "SUM")
+    test_a_replica_that_catches_the_error_goes_on_with_right_numbers(many_ranks)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "uint8", "float32", "float64"])
+def test_a_leaf_of_several_pieces_of_a_mebibyte_is_right(strategy, dtype):
+    for op in ("MEAN", "MIN"):
+        check_reduce(strategy, op, Leaf(dtype, (1301, 1007)))
 
 
 def test_small_and_large_leaves_of_several_dtypes_travel_in_one_call(strategy):
@@ -107,16 +121,14 @@ def test_many_leaves_that_fill_more_than_one_pack_travel_in_one_call(strategy):
     check_reduce(strategy, "MIN", nest)
 
 
-@pytest.mark.parametrize("value", [np.zeros((0, 3)), np.zeros((2, 0), np.float16), [], {}, ()])
 @pytest.mark.parametrize("op", OF_OP)
-def test_nothing_at_all_comes_back_as_it_is(strategy, op, value):
-    empty = value if isinstance(value, np.ndarray) else None
-    for result in reduce_everywhere(strategy, op, lambda replica: value):
-        assert type(result) is type(value)
-        if empty is None:
+def test_a_nest_without_leaves_or_with_empty_ones_comes_back_as_it_is(strategy, op):
+    for value in ([], {}, ()):
+        for result in reduce_everywhere(strategy, op, lambda i, value=value: value):
             assert result == value
-        else:
-            assert (result.shape, result.dtype) == (empty.shape, reduced(op, [empty]).dtype)
+            assert type(result) is type(value)
+    check_reduce(strategy, op, Leaf("float32", (0, 3)))
+    check_reduce(strategy, op, [Leaf("float16", (2, 0)), Leaf("int8", (0,)), Leaf("int8", ())])
 
 
 class Pair(NamedTuple):
@@ -164,24 +176,24 @@ def strategy_results(strategy, step):
     return strategy.experimental_local_results(strategy.run(step))
 
 
-@pytest.mark.parametrize("items", [4, 100, 40_000])
+@pytest.mark.parametrize("items", [9, 100, 40_000])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("op", ["MIN", "MAX"])
-def test_nan_of_any_replica_comes_out_of_min_and_max(strategy, op, dtype, items):
+def test_nan_of_any_replica_comes_out_of_min_and_max(strategy, dtype, items):
     replicas = strategy.num_replicas_in_sync
 
     def make(replica):
         array = values("float64", (items,), 7, replica)
-        array[replica % items] = (np.nan, -np.nan)[replica % 2]
+        array[replica % 8] = (np.nan, -np.nan)[replica % 2]
         array[-1] = (np.inf, -np.inf, 0.0)[replica % 3]
         return array.astype(dtype)
 
-    expected = reduced(op, [make(i) for i in range(replicas)])
-    assert np.isnan(expected[0])
-    check_everywhere(reduce_everywhere(strategy, op, make), expected)
+    for op in ("MIN", "MAX"):
+        expected = reduced(op, [make(i) for i in range(replicas)])
+        assert np.isnan(expected[: min(replicas, 8)]).all()
+        assert not np.isnan(expected[8:]).any()
+        check_everywhere(reduce_everywhere(strategy, op, make), expected)
 
 
-# Decision 5
 @pytest.mark.parametrize("items", [1, 50_000])
 def test_decision_5_float16_and_bfloat16_accumulate_in_float32(strategy, items):
     replicas = strategy.num_replicas_in_sync
@@ -262,27 +274,92 @@ def test_a_reduce_op_may_be_a_string_in_any_case_also_a_different_one_per_replic
     assert set(strategy_results(strategy, step)) == {sum(range(count))}
 
 
-def test_the_examples_of_tf(strategy):
-    """Cases 50, 52 and 77, for R replicas."""
+# Cases of tf.distribute, for R replicas.
+
+
+def test_a_pair_of_a_scalar_and_a_vector_is_reduced_leaf_by_leaf(strategy):
     count = strategy.num_replicas_in_sync
     ids = np.arange(count)
+    results = reduce_everywhere(strategy, "SUM", lambda i: (1.0 + 2 * i, np.array([39.0, 2 + i])))
+    expected = (np.float64((1 + 2 * ids).sum()), np.array([39.0 * count, (2 + ids).sum()]))
+    check_everywhere(results, expected)
+
+
+@pytest.mark.parametrize("dtype", [int, np.int64, np.int32])
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_the_nest_of_integers_in_the_documentation_is_reduced_as_printed(strategy, op, dtype):
+    rows = ([1, 3], [40, 2], [1, 98])  # of replicas 0 and 1, then again
+
+    def make(i):
+        a, b, c = (dtype(row[i % 2]) for row in rows)
+        return {"a": a, "b": [b, c]}
+
+    numpys = {"SUM": np.sum, "MEAN": np.mean}[op]
+    a, b, c = (numpys(np.resize(row, strategy.num_replicas_in_sync)) for row in rows)
+    for result in reduce_everywhere(strategy, op, make):
+        assert result == {"a": pytest.approx(a), "b": pytest.approx([b, c])}
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_a_batch_that_is_split_over_replicas_is_reduced_row_by_row(strategy, op):
+    count = strategy.num_replicas_in_sync
+    factor = count if op == "SUM" else 1
+    for result in reduce_everywhere(strategy, op, lambda i: np.array([2 * i + 1.0, 2 * i + 2.0])):
+        np.testing.assert_array_equal(result, [factor * count, factor * (count + 1)])
+
+
+# IndexedSlices: rows of all replicas, one behind the other
+
+
+def test_indexed_slices_of_all_replicas_add_up(strategy):
+    """Two tf cases: one row each at index 0; and 1, 2, 3, ... rows."""
+    count = strategy.num_replicas_in_sync
+
+    def make(i):
+        rows = np.arange(i + 1)
+        return mr.IndexedSlices(10.0 * i + rows, rows), mr.IndexedSlices([[1.0]], [0], (1, 1))
+
+    for grown, ones in reduce_everywhere(strategy, "SUM", make):
+        rows = [(10.0 * i + row, row) for i in range(count) for row in range(i + 1)]
+        assert list(zip(grown.values, grown.indices, strict=True)) == rows
+        assert grown.dense_shape is None
+        np.testing.assert_array_equal(ones.to_dense(), [[count]])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "complex64"])
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_indexed_slices_made_dense_are_what_dense_arrays_give(strategy, op, dtype):
+    def make(i):
+        values = np.array([[1, 2], [3, 4], [5, 6]][: i % 3 + 1], dtype)
+        return mr.IndexedSlices(values, [1, 3, 1][: i % 3 + 1], dense_shape=[5, 2])
+
+    dense = [make(i).to_dense() for i in range(strategy.num_replicas_in_sync)]
+    expected = reduced(op, dense)
     for result in reduce_everywhere(
-        strategy, "SUM", lambda i: (1.0 + 2 * i, np.array([39.0, 2 + i]))
+        strategy, op, lambda i: {"e": make(i), "w": make(i).to_dense()}
     ):
-        assert result[0] == (1 + 2 * ids).sum()
-        np.testing.assert_array_equal(result[1], [39 * count, (2 + ids).sum()])
-    for op, numpys in (("SUM", np.sum), ("MEAN", np.mean)):
-        for dtype in (int, np.int64, np.int32):
-            for result in reduce_everywhere(
-                strategy, op, lambda i: {"a": dtype(1 + 2 * i), "b": [dtype(40 - i), dtype(1 + i)]}
-            ):
-                assert result["a"] == pytest.approx(numpys(1 + 2 * ids))
-                assert result["b"] == pytest.approx([numpys(40 - ids), numpys(1 + ids)])
-    for op, factor in (("SUM", count), ("MEAN", 1)):
-        for result in reduce_everywhere(
-            strategy, op, lambda i: np.array([2 * i + 1.0, 2 * i + 2.0])
-        ):
-            np.testing.assert_array_equal(result, [factor * count, factor * (count + 1)])
+        assert isinstance(result["e"], mr.IndexedSlices)
+        assert result["e"].dense_shape == (5, 2)
+        assert result["e"].values.dtype == expected.dtype
+        np.testing.assert_allclose(result["e"].to_dense(), expected, rtol=1e-3)
+        np.testing.assert_array_equal(result["w"], expected)
+
+
+def test_indexed_slices_have_no_min_and_their_dense_shapes_must_agree(strategy):
+    slices = mr.IndexedSlices(np.ones((1, 2)), [0], (3, 2))
+    for op in ("MIN", "MAX", "PROD"):
+        error = raises_everywhere(
+            TypeError, lambda op=op: reduce_everywhere(strategy, op, lambda i: [slices])
+        )
+        assert "to_dense()" in str(error)
+    if strategy.num_replicas_in_sync > 1:
+        raises_everywhere(
+            mr.errors.MPIReplicaError,
+            lambda: reduce_everywhere(
+                strategy, "SUM", lambda i: mr.IndexedSlices(np.ones((1, 2)), [0], (3 + i % 2, 2))
+            ),
+        )
+    check_works(strategy)
 
 
 # Bad input: an error on every rank, with one text, and the next collective is right.
@@ -302,20 +379,19 @@ BAD_LEAVES = {
 
 
 @pytest.mark.parametrize("kind", BAD_LEAVES)
-@pytest.mark.parametrize("who", ["all", "the last", "the first"])
-def test_decision_5_what_is_no_number_is_a_type_error_that_names_the_leaf(strategy, kind, who):
+def test_decision_5_what_is_no_number_is_a_type_error_that_names_the_leaf(strategy, kind):
     bad, word = BAD_LEAVES[kind]
-    wrong = {"all": lambda i: True, "the first": lambda i: i == 0}
-    wrong["the last"] = lambda i: i == strategy.num_replicas_in_sync - 1
+    every = range(strategy.num_replicas_in_sync)
+    for wrong in ({0}, {every[-1]}, set(every)):
 
-    def step():
-        ctx = mr.get_replica_context()
-        i = ctx.replica_id_in_sync_group
-        return ctx.all_reduce("SUM", {"w": [1.0, bad if wrong[who](i) else 2.0]})
+        def step(wrong=wrong):
+            ctx = mr.get_replica_context()
+            mine = bad if ctx.replica_id_in_sync_group in wrong else 2.0
+            return ctx.all_reduce("SUM", {"w": [1.0, mine]})
 
-    error = raises_everywhere(TypeError, lambda: strategy.run(step))
-    assert word in str(error)
-    assert "['w'][1]" in str(error)
+        error = raises_everywhere(TypeError, lambda step=step: strategy.run(step))
+        assert word in str(error)
+        assert "['w'][1]" in str(error)
     check_works(strategy)
 
 

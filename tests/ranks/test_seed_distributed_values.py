@@ -8,37 +8,12 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
+from seeds import assert_arrays, context, each, replica_id, two_replicas
 
 
 @pytest.fixture
 def pair(passed_everywhere):
-    """Two replicas, whatever the number of ranks: on two ranks, or on one that is left over."""
-    from mpi4py import MPI  # starts MPI, so not when this file is imported
-
-    ranks = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank // 2)
-    strategy = mr.MPIStrategy(ranks, num_replicas=2)
-    yield strategy
-    if passed_everywhere():
-        strategy.close()
-        ranks.Free()
-
-
-def context():
-    return mr.get_replica_context()
-
-
-def replica_id():
-    return context().replica_id_in_sync_group
-
-
-def each(strategy, result):
-    """Return (replica id, its value) for each replica of this rank."""
-    values = strategy.experimental_local_results(result)
-    return list(zip(strategy.local_replica_ids, values, strict=True))
-
-
-def assert_arrays(result, expected):
-    np.testing.assert_array_equal(result, expected, strict=True)
+    yield from two_replicas(passed_everywhere)
 
 
 def assert_prints(strategy, value, texts):
@@ -197,7 +172,7 @@ class TestMirrored:
     ):
         with strategy.scope():
             weights = mr.Variable(np.zeros(2), aggregation=mr.VariableAggregation.MEAN)
-        strategy.run(lambda: weights.assign_add(np.array([1.0, replica_id()])) and None)
+        strategy.run(lambda: weights.assign_add(np.array([1.0, replica_id()])))
         mean = np.mean(np.arange(strategy.num_replicas_in_sync))
         assert_arrays(np.asarray(weights), np.array([1.0, mean]))
         seen = strategy.run(lambda: context().all_gather(np.asarray(weights), axis=0))

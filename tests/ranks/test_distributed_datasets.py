@@ -1,0 +1,545 @@
+"""What distributed datasets give to replicas, and how all ranks end an epoch together."""
+
+import itertools
+import re
+from collections import namedtuple
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+import mpi_replica as mr
+from everywhere import check_works, gathered, needs_two_ranks, raises_everywhere
+from mpi_replica.data import Dataset
+
+Pair = namedtuple("Pair", "x y")
+PER_REPLICA = mr.InputOptions(
+    experimental_replication_mode=mr.InputReplicationMode.PER_REPLICA,
+)
+
+
+def assert_fails(strategy, kind, pattern, call):
+    """`call` raises the same on all ranks, and the next collectives give the right numbers."""
+    error = raises_everywhere(kind, call)
+    assert re.search(pattern, str(error)), error
+    check_works(strategy)
+
+
+def steps_of(strategy, steps):
+    """What each step gives to all replicas, in the order of their ids; all ranks see as many."""
+    mine = [strategy.experimental_local_results(step) for step in steps]
+    of_ranks = gathered(mine)
+    assert len({len(of_rank) for of_rank in of_ranks}) == 1, [len(steps) for steps in of_ranks]
+    return [[part for of_rank in step for part in of_rank] for step in zip(*of_ranks, strict=True)]
+
+
+def chunks(batch, replicas):
+    """A global batch, cut as the design says."""
+    size = -(-len(batch) // replicas)
+    return [batch[i * size : (i + 1) * size] for i in range(replicas)]
+
+
+def check_steps(strategy, steps, batches):
+    """Each step has the chunks of the global batch that belongs to it."""
+    found = steps_of(strategy, steps)
+    assert len(found) == len(batches)
+    for parts, batch in zip(found, batches, strict=True):
+        for part, expected in zip(parts, chunks(batch, len(parts)), strict=True):
+            np.testing.assert_array_equal(part, expected, strict=True)
+            assert isinstance(part, np.ndarray)
+
+
+def distributed(strategy, source):
+    return strategy.experimental_distribute_dataset(source)
+
+
+def generated(rows):
+    """A dataset whose length nobody knows."""
+    return Dataset.from_generator(lambda: iter(rows))
+
+
+class Tensor:
+    """What other libraries have: it becomes an array when numpy asks."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.array, dtype=dtype)
+
+
+class Loader:
+    """Like a data loader of PyTorch: iterable again and again, no `mr.data.Dataset`."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        for batch in self.batches:
+            yield [Tensor(batch), Tensor(-batch)]
+
+
+# Cutting global batches
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch"), [(8, 4), (7, 4), (5, 4), (3, 1), (9, 3), (10, 10), (12, 8)]
+)
+@pytest.mark.parametrize("is_known", [True, False], ids=["known length", "unknown length"])
+def test_global_batches_are_cut_into_chunks(strategy, rows, batch, is_known):
+    source = Dataset.range(rows) if is_known else generated(np.arange(rows))
+    expected = [np.arange(i, min(i + batch, rows)) for i in range(0, rows, batch)]
+    check_steps(strategy, distributed(strategy, source.batch(batch)), expected)
+
+
+def test_10_rows_over_4_replicas_are_3_3_3_1_and_6_are_2_2_2_0():
+    with mr.MPIStrategy(num_replicas=4) as strategy:
+        first, second = steps_of(strategy, distributed(strategy, Dataset.range(16).batch(10)))
+        assert [part.tolist() for part in first] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+        assert [part.tolist() for part in second] == [[10, 11], [12, 13], [14, 15], []]
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known length", "unknown length"])
+def test_replicas_without_rows_get_arrays_of_the_right_dtype_and_shape(strategy, is_known):
+    rows = np.zeros((1, 3, 2), np.float32)
+    source = Dataset.from_tensor_slices(rows) if is_known else generated(rows)
+    (parts,) = steps_of(strategy, distributed(strategy, source.batch(4)))
+    R = strategy.num_replicas_in_sync
+    assert [part.shape for part in parts] == [(1, 3, 2)] + [(0, 3, 2)] * (R - 1)
+    assert {part.dtype for part in parts} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known length", "unknown length"])
+def test_drop_remainder_leaves_out_the_last_partial_batch(strategy, is_known):
+    source = Dataset.range(7) if is_known else generated(np.arange(7))
+    dataset = distributed(strategy, source.batch(3, drop_remainder=True))
+    check_steps(strategy, dataset, [np.arange(3), np.arange(3, 6)])
+    dataset = distributed(strategy, source.batch(1, drop_remainder=True))
+    check_steps(strategy, dataset, [np.array([i]) for i in range(7)])
+
+
+def test_nests_keep_their_structure_and_each_leaf_is_a_per_replica(strategy):
+    x, y = np.arange(10.0).reshape(5, 2), np.arange(5)
+    nest = {"pair": Pair(x, y), "names": (np.array(list("abcde")),)}
+    dataset = distributed(strategy, Dataset.from_tensor_slices(nest).batch(3))
+    batches = list(dataset)
+    for batch in batches:
+        assert isinstance(batch["pair"], Pair)
+        assert isinstance(batch["names"], tuple)
+        for leaf in (batch["pair"].x, batch["pair"].y, batch["names"][0]):
+            assert isinstance(leaf, mr.PerReplica)
+            assert leaf.replica_ids == strategy.local_replica_ids
+    check_steps(strategy, [batch["pair"].x for batch in batches], [x[:3], x[3:]])
+    check_steps(strategy, [batch["pair"].y for batch in batches], [y[:3], y[3:]])
+    names = nest["names"][0]
+    check_steps(strategy, [batch["names"][0] for batch in batches], [names[:3], names[3:]])
+
+
+def test_a_batch_goes_into_run_reduce_and_gather(strategy):
+    data = np.arange(1.0, 11.0)
+    dataset = distributed(strategy, Dataset.from_tensor_slices(data).batch(10))
+    for batch in dataset:
+        squares = strategy.run(lambda part: part**2, args=(batch,))
+        assert strategy.reduce("SUM", squares, axis=0) == np.sum(data**2)
+        assert strategy.reduce("MEAN", batch, axis=0) == data.mean()
+        np.testing.assert_array_equal(strategy.gather(batch, axis=0), data)
+
+
+rows_and_verbs = st.fixed_dictionaries(
+    {
+        "rows": st.integers(0, 20),
+        "batch": st.integers(1, 9),
+        "drop": st.booleans(),
+        "seed": st.none() | st.integers(0, 5),
+        "repeat": st.integers(1, 3),
+        "is_known": st.booleans(),
+    }
+)
+
+
+@given(rows_and_verbs)
+def test_the_rows_that_replicas_get_are_in_order_those_of_the_global_batches(strategy, given):
+    def source():
+        values = 10 * np.arange(given["rows"])
+        made = Dataset.from_tensor_slices(values) if given["is_known"] else generated(values)
+        if given["seed"] is not None:
+            made = made.shuffle(4, seed=given["seed"])
+        return made.repeat(given["repeat"]).batch(given["batch"], given["drop"])
+
+    alone, dataset = source(), distributed(strategy, source())
+    for _ in range(2):
+        check_steps(strategy, dataset, list(alone))
+
+
+# Iterating
+
+
+def test_it_can_be_iterated_again_and_reshuffles_alike_on_all_ranks(strategy):
+    data = np.arange(20)
+    dataset = distributed(strategy, Dataset.from_tensor_slices(data).shuffle(seed=3).batch(8))
+    epochs = []
+    for _ in range(3):
+        steps = steps_of(strategy, dataset)
+        epochs.append(np.concatenate([part for parts in steps for part in parts]).tolist())
+    assert all(sorted(epoch) == data.tolist() for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    again = distributed(strategy, Dataset.from_tensor_slices(data).shuffle(seed=3).batch(8))
+    steps = steps_of(strategy, again)
+    assert np.concatenate([part for parts in steps for part in parts]).tolist() == epochs[0]
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["infinite", "unknown length"])
+def test_input_without_end_goes_on(strategy, is_known):
+    source = Dataset.range(4) if is_known else generated(np.arange(4))
+    iterator = iter(distributed(strategy, source.repeat().batch(3)))
+    numbers = np.arange(15) % 4
+    check_steps(strategy, itertools.islice(iterator, 5), np.split(numbers, 5))
+    assert next(iterator) is not None
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known length", "unknown length"])
+def test_the_iterator_after_its_end(strategy, is_known):
+    source = Dataset.range(4) if is_known else generated(np.arange(4))
+    iterator = iter(distributed(strategy, source.batch(2)))
+    assert iter(iterator) is iterator
+    taken = [next(iterator), iterator.get_next()]
+    check_steps(strategy, taken, [np.array([0, 1]), np.array([2, 3])])
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(iterator)
+        with pytest.raises(IndexError, match="ended"):
+            iterator.get_next()
+        found = iterator.get_next_as_optional()
+        assert found.has_value() is False
+        with pytest.raises(ValueError, match="no value"):
+            found.get_value()
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known length", "unknown length"])
+def test_get_next_as_optional_gives_all_steps(strategy, is_known):
+    source = Dataset.range(7) if is_known else generated(np.arange(7))
+    iterator = iter(distributed(strategy, source.batch(4)))
+    steps = []
+    while (found := iterator.get_next_as_optional()).has_value():
+        steps.append(found.get_value())
+    check_steps(strategy, steps, [np.arange(4), np.arange(4, 7)])
+
+
+def test_two_iterators_side_by_side(strategy):
+    dataset = distributed(strategy, generated(np.arange(6)).batch(3))
+    steps = list(zip(dataset, dataset, strict=True))
+    for side in (0, 1):
+        batches = [np.arange(3), np.arange(3, 6)]
+        check_steps(strategy, [step[side] for step in steps], batches)
+
+
+def test_empty_input_has_no_step(strategy):
+    for source in (Dataset.range(0).batch(2), generated([]).batch(2), [], iter([])):
+        assert steps_of(strategy, distributed(strategy, source)) == []
+
+
+def test_element_spec_and_length(strategy):
+    dataset = distributed(strategy, Dataset.range(7).batch(4))
+    assert len(dataset) == 2
+    assert dataset.element_spec.shape == (None,)
+    with pytest.raises(TypeError, match="length"):
+        len(distributed(strategy, generated(np.arange(3)).batch(2)))
+    with pytest.raises(TypeError, match="length"):
+        len(distributed(strategy, Dataset.range(3).repeat().batch(2)))
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known length", "unknown length"])
+@pytest.mark.parametrize("method", ["__next__", "get_next", "get_next_as_optional"])
+def test_next_in_a_replica_is_a_value_error_everywhere(strategy, is_known, method):
+    source = Dataset.range(4) if is_known else generated(np.arange(4))
+    iterator = iter(distributed(strategy, source.batch(2)))
+    step = getattr(iterator, method)
+    assert_fails(strategy, ValueError, "in a replica", lambda: strategy.run(lambda: step()))
+    check_steps(strategy, iterator, [np.array([0, 1]), np.array([2, 3])])
+
+
+# Foreign sources
+
+
+def test_other_iterables_of_batches_can_be_distributed(strategy):
+    batches = [np.arange(4), np.arange(10, 13)]
+    dataset = distributed(strategy, batches)
+    for _ in range(2):
+        check_steps(strategy, dataset, batches)
+    check_steps(strategy, distributed(strategy, (b for b in batches)), batches)
+    of_dicts = distributed(strategy, [{"x": batch} for batch in batches])
+    check_steps(strategy, [step["x"] for step in of_dicts], batches)
+    check_steps(
+        strategy,
+        distributed(strategy, np.arange(6.0).reshape(3, 2)),
+        [*np.arange(6.0).reshape(3, 2)],
+    )
+
+
+def test_a_foreign_loader_with_tensors_can_be_distributed(strategy):
+    batches = [np.arange(8.0).reshape(4, 2), np.ones((1, 2))]
+    dataset = distributed(strategy, Loader(batches))
+    for _ in range(2):
+        steps = list(dataset)
+        assert all(isinstance(step, list) for step in steps)
+        check_steps(strategy, [step[0] for step in steps], batches)
+        check_steps(strategy, [step[1] for step in steps], [-batch for batch in batches])
+
+
+def test_a_source_that_is_none_is_refused(strategy):
+    for source in (None, 3, lambda: [np.arange(3)]):
+        with pytest.raises(TypeError, match="iterable of batches"):
+            distributed(strategy, source)
+        with pytest.raises(TypeError, match="iterable of batches"):
+            strategy.distribute_datasets_from_function(lambda context, s=source: s)
+    with pytest.raises(TypeError, match="callable"):
+        strategy.distribute_datasets_from_function(Dataset.range(3).batch(1))
+    with pytest.raises(TypeError, match="InputOptions"):
+        strategy.experimental_distribute_dataset([], options="PER_WORKER")
+
+
+def test_input_that_is_not_batched_is_a_value_error_everywhere(strategy):
+    for unbatched in (Dataset.range(4), generated(np.arange(4))):
+        assert_fails(strategy, ValueError, "batch", lambda u=unbatched: distributed(strategy, u))
+    for unbatched in ([1.0, 2.0], [{"x": np.arange(2), "y": 3}], [np.float32(2)]):
+        iterator = iter(distributed(strategy, unbatched))
+        assert_fails(strategy, ValueError, "rows", lambda i=iterator: next(i))
+        own = strategy.distribute_datasets_from_function(lambda context, u=unbatched: u)
+        iterator = iter(own)
+        assert_fails(strategy, ValueError, "rows", lambda i=iterator: next(i))
+
+
+def test_leaves_with_different_numbers_of_rows_are_a_value_error_everywhere(strategy):
+    iterator = iter(distributed(strategy, [{"x": np.arange(4), "y": np.arange(3)}]))
+    assert_fails(strategy, ValueError, "4 rows and 3.*'y'", lambda: next(iterator))
+
+
+# Ranks that differ
+
+
+def test_a_generator_that_raises_on_one_rank_raises_everywhere(strategy):
+    def rows():
+        yield from np.arange(4)
+        if strategy.rank == strategy.size - 1:
+            raise OSError(5, f"disk of rank {strategy.rank}")
+        yield from np.arange(4)
+
+    iterator = iter(distributed(strategy, Dataset.from_generator(rows).batch(4)))
+    check_steps(strategy, [next(iterator)], [np.arange(4)])
+    assert_fails(strategy, OSError, f"disk of rank {strategy.size - 1}", lambda: next(iterator))
+
+
+def test_a_pipeline_that_raises_on_one_rank_raises_everywhere(strategy):
+    def batches(context):
+        yield np.full(1, context.input_pipeline_id)
+        if context.input_pipeline_id == 0:
+            raise OSError("no such file")
+        yield np.full(1, context.input_pipeline_id)
+
+    dataset = strategy.distribute_datasets_from_function(batches)
+
+    def epoch():
+        return list(dataset)
+
+    assert_fails(strategy, OSError, "no such file", epoch)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rank: Dataset.range(8 + 8 * rank).batch(4),
+        lambda rank: Dataset.range(8 - rank).batch(4),
+        lambda rank: Dataset.range(rank, 8 + rank).batch(4),
+        lambda rank: Dataset.range(8).batch(4 + rank),
+        lambda rank: Dataset.range(8).shuffle(seed=rank).batch(4),
+        lambda rank: Dataset.range(8).repeat(None if rank else 9).batch(4),
+        lambda rank: generated(np.arange(8 - rank)).batch(8),
+        lambda rank: generated(np.arange(8 + rank)).batch(4),
+        lambda rank: [np.arange(2 + rank)],
+        lambda rank: [np.arange(2)] * (2 + rank),
+        lambda rank: [np.arange(2)] * rank,
+        lambda rank: Dataset.range(4).batch(2) if rank else generated(np.arange(4)).batch(2),
+    ],
+    ids=[
+        *("steps", "last batch", "start", "batch size", "seed", "end"),
+        *("rows of a stream", "length of a stream", "rows of a list", "length of a list"),
+        *("empty list", "kind of source"),
+    ],
+)
+def test_global_datasets_that_differ_between_ranks_are_an_error_everywhere(strategy, make):
+    needs_two_ranks(strategy)
+
+    def epoch():
+        for batch in distributed(strategy, make(strategy.rank)):
+            strategy.reduce("SUM", batch, axis=0)
+        strategy.run(lambda: None)  # where an epoch needs no message the next call finds out
+
+    assert_fails(strategy, (ValueError, mr.errors.CollectiveMismatchError), "", epoch)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known length", "unknown length"])
+def test_iterating_on_one_rank_only_is_an_error_at_the_next_collective(strategy, is_known):
+    needs_two_ranks(strategy)
+    source = Dataset.range(8) if is_known else generated(np.arange(8))
+    dataset = distributed(strategy, source.batch(4))
+
+    def one_iterates():
+        if strategy.rank == 0:
+            next(iter(dataset))
+        strategy.run(lambda: None)
+
+    assert_fails(strategy, mr.errors.CollectiveMismatchError, "", one_iterates)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known length", "unknown length"])
+def test_one_step_more_on_one_rank_is_an_error_at_the_next_collective(strategy, is_known):
+    needs_two_ranks(strategy)
+    source = Dataset.range(8) if is_known else generated(np.arange(8))
+    iterator = iter(distributed(strategy, source.batch(2)))
+    next(iterator)
+
+    def one_skips_a_batch():
+        if strategy.rank == 0:
+            next(iterator)
+        strategy.reduce("SUM", next(iterator), axis=0)
+
+    assert_fails(strategy, mr.errors.CollectiveMismatchError, "", one_skips_a_batch)
+
+
+def test_another_epoch_on_one_rank_is_an_error_at_the_next_collective(strategy):
+    needs_two_ranks(strategy)
+    dataset = distributed(strategy, Dataset.range(8).shuffle(seed=1).batch(4))
+    if strategy.rank == 0:
+        iter(dataset)
+
+    def epoch():
+        for batch in dataset:
+            strategy.reduce("SUM", batch, axis=0)
+
+    assert_fails(strategy, mr.errors.CollectiveMismatchError, "", epoch)
+
+
+# Datasets of the ranks' own
+
+
+def own_batches(context):
+    """Pipeline i has i batches of 2 rows: the first one has none at all."""
+    i = context.input_pipeline_id
+    return [np.full((2, 3), 10 * i + n, np.float32) for n in range(i)]
+
+
+def expected_of_own(strategy, pipelines_of_replicas):
+    """The batches of `own_batches`, one for each replica and step, as nested lists."""
+    inputs = {i: iter(range(i)) for i in pipelines_of_replicas}
+    steps = []
+    while True:
+        taken = [(i, next(inputs[i], None)) for i in pipelines_of_replicas]
+        if all(number is None for _, number in taken):
+            return steps
+        steps.append([None if n is None else 10 * i + n for i, n in taken])
+
+
+@pytest.mark.parametrize("options", [None, mr.InputOptions(), PER_REPLICA], ids=str)
+def test_pipelines_of_different_lengths_end_at_the_same_step(strategy, options):
+    local = gathered(strategy.local_replica_ids)
+    if options is PER_REPLICA:
+        pipelines = range(strategy.num_replicas_in_sync)
+    else:
+        pipelines = [rank for rank, ids in enumerate(local) for _ in ids]
+    dataset = strategy.distribute_datasets_from_function(own_batches, options)
+    for _ in range(2):
+        steps = steps_of(strategy, dataset)
+        expected = expected_of_own(strategy, list(pipelines))
+        assert len(steps) == len(expected)
+        for parts, numbers in zip(steps, expected, strict=True):
+            for part, number in zip(parts, numbers, strict=True):
+                assert part.dtype == np.float32
+                assert part.shape == ((0, 3) if number is None else (2, 3))
+                assert np.all(part == number)
+
+
+def test_the_function_is_called_once_for_each_pipeline(strategy):
+    def contexts(options):
+        seen = []
+        strategy.distribute_datasets_from_function(lambda c: seen.append(c) or [], options)
+        return seen
+
+    R, size = strategy.num_replicas_in_sync, strategy.size
+    assert contexts(None) == [mr.InputContext(size, strategy.rank, R)]
+    ids = strategy.local_replica_ids
+    assert contexts(PER_REPLICA) == [mr.InputContext(R, i, R) for i in ids]
+
+
+def test_nests_of_a_pipeline_without_batches_are_filled_like_those_of_the_others(strategy):
+    def batches(context):
+        is_last = context.input_pipeline_id == context.num_input_pipelines - 1
+        return [{"x": np.ones((2, 5), np.int8), "y": (np.ones(2),)}] if is_last else []
+
+    steps = list(strategy.distribute_datasets_from_function(batches, PER_REPLICA))
+    R = strategy.num_replicas_in_sync
+    (x,) = steps_of(strategy, [step["x"] for step in steps])
+    (y,) = steps_of(strategy, [step["y"][0] for step in steps])
+    assert [part.shape for part in x] == [(0, 5)] * (R - 1) + [(2, 5)]
+    assert [part.shape for part in y] == [(0,)] * (R - 1) + [(2,)]
+    assert {(a.dtype.name, b.dtype.name) for a, b in zip(x, y, strict=True)} == {
+        ("int8", "float64")
+    }
+
+
+def test_a_dataset_of_a_pipeline_reshuffles_at_each_iteration(strategy):
+    def shuffled(context):
+        return Dataset.range(50).shuffle(seed=context.input_pipeline_id).batch(50)
+
+    dataset = strategy.distribute_datasets_from_function(shuffled, PER_REPLICA)
+    ((*first,), (*second,)) = (steps_of(strategy, dataset)[0] for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert one.tolist() != other.tolist()
+        assert sorted(one) == sorted(other) == list(range(50))
+
+
+def test_per_replica_mode_is_for_functions_only(strategy):
+    with pytest.raises(NotImplementedError, match="distribute_datasets_from_function"):
+        strategy.experimental_distribute_dataset(Dataset.range(4).batch(2), PER_REPLICA)
+
+
+def test_input_context(strategy):
+    context = mr.InputContext(2, 1, 4)
+    assert context.get_per_replica_batch_size(12) == 3
+    with pytest.raises(ValueError, match=r"10.*4"):
+        context.get_per_replica_batch_size(10)
+    assert str(context) == "mr.InputContext(input pipeline id 1, total: 2)"
+    assert mr.InputContext() == mr.InputContext(1, 0, 1)
+
+
+# Values from a function
+
+
+def test_values_from_a_function_are_those_of_each_replica(strategy):
+    R = strategy.num_replicas_in_sync
+    make = strategy.experimental_distribute_values_from_function
+    shared = np.ones(3)
+    cases = [
+        (lambda c: 1.0, lambda i: 1.0),
+        (lambda c: shared, lambda i: shared),
+        (lambda c: np.arange(R)[c.replica_id_in_sync_group], lambda i: i),
+        (lambda c: c.num_replicas_in_sync, lambda i: R),
+    ]
+    for value_fn, expected in cases:
+        value = make(value_fn)
+        assert isinstance(value, mr.PerReplica)
+        assert value.replica_ids == strategy.local_replica_ids
+        for i, component in zip(value.replica_ids, value.values, strict=True):
+            np.testing.assert_array_equal(component, expected(i))
+    nest = make(lambda c: (1.0, {"a": 2.0 * c.replica_id_in_sync_group}))
+    assert isinstance(nest, tuple)
+    assert nest[1]["a"].values == tuple(2.0 * i for i in strategy.local_replica_ids)
+    doubled = strategy.run(lambda x: x[1]["a"] * 2, args=(nest,))
+    assert strategy.reduce("SUM", doubled, axis=None) == 2.0 * R * (R - 1)
+
+
+def test_value_context():
+    assert mr.ValueContext() == mr.ValueContext(0, 1)
+    text = "mr.ValueContext(replica id 1, total replicas in sync: 4)"
+    assert str(mr.ValueContext(1, 4)) == text
+    assert mr.experimental.ValueContext is mr.ValueContext

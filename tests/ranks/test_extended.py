@@ -1,0 +1,297 @@
+"""strategy.extended: reduce_to, batch_reduce_to, broadcast_to and update."""
+
+import re
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from everywhere import check_works, gathered, needs_two_ranks, raises_everywhere
+
+
+def replica_id():
+    return mr.get_replica_context().replica_id_in_sync_group
+
+
+def ids_plus_one(strategy):
+    """A PerReplica of each replica's id + 1, and their sum."""
+    R = strategy.num_replicas_in_sync
+    return strategy.run(lambda: replica_id() + 1.0), R * (R + 1) / 2
+
+
+def variable(strategy, *args, **kwargs):
+    with strategy.scope():
+        return mr.Variable(*args, **kwargs)
+
+
+def assert_fails(strategy, kind, pattern, call):
+    """`call` raises the same on all ranks, and the next collectives give the right numbers."""
+    error = raises_everywhere(kind, call)
+    assert re.search(pattern, str(error)), error
+    check_works(strategy)
+
+
+def on_all_ranks(value):
+    values = gathered(np.asarray(value).tolist())
+    assert all(x == values[0] for x in values), values
+    return values[0]
+
+
+# reduce_to and batch_reduce_to
+
+
+def test_reduce_to_a_variable_or_a_distributed_value_or_none_gives_it_to_all(strategy):
+    values, total = ids_plus_one(strategy)
+    mirrored = strategy.extended.broadcast_to(1.0)
+    for destinations in (None, variable(strategy, 0.0), values, mirrored):
+        result = strategy.extended.reduce_to("SUM", values, destinations)
+        assert isinstance(result, mr.Mirrored)
+        assert on_all_ranks(result) == total
+
+
+def test_reduce_to_a_rank_gives_it_to_that_rank_and_none_to_the_others(strategy):
+    values, total = ids_plus_one(strategy)
+    for root in range(strategy.size):
+        result = strategy.extended.reduce_to(mr.ReduceOp.SUM, values, root)
+        if strategy.rank == root:
+            assert result == total
+        else:
+            assert result is None
+
+
+def test_reduce_to_maps_over_nests_and_takes_every_op(strategy):
+    R = strategy.num_replicas_in_sync
+    values = strategy.run(lambda: {"a": np.array([replica_id(), 1.0]), "b": (replica_id(),)})
+    for op, a, b in [
+        ("sum", [R * (R - 1) / 2, R], R * (R - 1) // 2),
+        ("MEAN", [(R - 1) / 2, 1.0], (R - 1) / 2),
+        ("max", [R - 1, 1.0], R - 1),
+        ("MIN", [0.0, 1.0], 0),
+        ("PROD", [0.0, 1.0], 0),
+    ]:
+        result = strategy.extended.reduce_to(op, values, None)
+        np.testing.assert_allclose(on_all_ranks(result["a"]), a)
+        np.testing.assert_allclose(on_all_ranks(result["b"][0]), b)
+
+
+def test_reduce_to_in_a_merge_fn(strategy):
+    _, total = ids_plus_one(strategy)
+    seen = []
+
+    def merge(strategy, x):
+        seen.append(strategy.extended.reduce_to("SUM", x, strategy.size - 1))
+        return strategy.extended.reduce_to("SUM", x, x)
+
+    found = strategy.run(
+        lambda: mr.get_replica_context().merge_call(merge, args=(replica_id() + 1.0,))
+    )
+    assert set(found.values) == {total}
+    assert seen == [total if strategy.rank == strategy.size - 1 else None]
+
+
+def test_batch_reduce_to_gives_a_result_for_each_pair(strategy):
+    R = strategy.num_replicas_in_sync
+    values, total = ids_plus_one(strategy)
+    rows = strategy.run(lambda: np.array([replica_id(), 2], np.int32))
+    v = variable(strategy, 0.0)
+    first, second, third = strategy.extended.batch_reduce_to(
+        "SUM", [(values, v), (rows, None), (values, strategy.size - 1)]
+    )
+    assert on_all_ranks(first) == total
+    assert on_all_ranks(second) == [R * (R - 1) // 2, 2 * R]
+    assert isinstance(first, mr.Mirrored)
+    assert third == (total if strategy.rank == strategy.size - 1 else None)
+    assert strategy.extended.batch_reduce_to("SUM", []) == []
+
+
+def test_destinations_that_are_none_are_an_error_everywhere(strategy):
+    values, _ = ids_plus_one(strategy)
+    extended = strategy.extended
+    for bad, kind in [
+        (strategy.size, ValueError),
+        (-1, ValueError),
+        ("CPU:0", TypeError),
+        (True, TypeError),
+        ([0], TypeError),
+    ]:
+        assert_fails(
+            strategy, kind, "destinations", lambda b=bad: extended.reduce_to("SUM", values, b)
+        )
+    for pairs in ([values], [(values,)], [[values, None]]):
+        assert_fails(
+            strategy, ValueError, "pairs", lambda p=pairs: extended.batch_reduce_to("SUM", p)
+        )
+
+
+def test_destinations_that_differ_between_ranks_are_an_error_everywhere(strategy):
+    needs_two_ranks(strategy)
+    values, _ = ids_plus_one(strategy)
+    for mine in (strategy.rank, None if strategy.rank else 0):
+        assert_fails(
+            strategy,
+            mr.errors.CollectiveMismatchError,
+            "destinations",
+            lambda m=mine: strategy.extended.reduce_to("SUM", values, m),
+        )
+
+
+def test_reducing_what_is_no_value_per_replica_is_refused_for_a_sum(strategy):
+    mirrored = strategy.extended.broadcast_to(3.0)
+    extended = strategy.extended
+    for value in (mirrored, 3.0):
+        assert_fails(
+            strategy, ValueError, "SUM", lambda v=value: extended.reduce_to("SUM", v, None)
+        )
+        assert on_all_ranks(extended.reduce_to("MEAN", value, None)) == 3.0
+
+
+def test_these_calls_are_a_context_error_in_a_replica(strategy):
+    extended = strategy.extended
+    v = variable(strategy, 1.0)
+    for call in (
+        lambda: extended.reduce_to("SUM", 1.0, None),
+        lambda: extended.batch_reduce_to("SUM", []),
+        lambda: extended.broadcast_to(1.0),
+        lambda: extended.update(v, lambda x: None),
+    ):
+        assert_fails(strategy, mr.errors.ContextError, "merge_call", lambda c=call: strategy.run(c))
+
+
+# broadcast_to
+
+
+@pytest.mark.parametrize("rows", [1, 1000], ids=["small", "large"])
+def test_broadcast_to_gives_rank_0s_value_to_all(strategy, rows):
+    value = {"a": np.full((rows, 2), strategy.rank + 1.0), "b": [strategy.rank, f"{strategy.rank}"]}
+    result = strategy.extended.broadcast_to(value)
+    np.testing.assert_array_equal(result["a"], np.full((rows, 2), 1.0))
+    assert isinstance(result["a"], mr.Mirrored)
+    assert (int(result["b"][0]), result["b"][1].value) == (0, "0")
+
+
+def test_broadcast_to_gives_an_array_that_is_nobody_elses(strategy):
+    value = np.zeros((2, 3), order="F")
+    result = strategy.extended.broadcast_to(value)
+    value += 1 + strategy.rank
+    assert on_all_ranks(result) == [[0.0] * 3] * 2
+    assert result.flags.c_contiguous
+
+
+def test_broadcast_to_does_not_compare_what_other_ranks_pass(strategy):
+    value = np.arange(3) if strategy.rank == 0 else None
+    assert on_all_ranks(strategy.extended.broadcast_to(value)) == [0, 1, 2]
+
+
+def test_a_value_that_can_not_travel_is_an_error_everywhere(strategy):
+    needs_two_ranks(strategy)
+    value = (lambda: 1) if strategy.rank == 0 else 1
+    assert_fails(strategy, Exception, "pickle", lambda: strategy.extended.broadcast_to(value))
+
+
+# update
+
+
+def test_update_assigns_whatever_the_aggregation_and_gives_the_functions_result(strategy):
+    for aggregation in mr.VariableAggregation:
+        v = variable(strategy, 1.0, aggregation=aggregation)
+        assert strategy.extended.update(v, lambda x: x.assign(2.0)) is v
+        assert on_all_ranks(v) == 2.0
+        strategy.extended.update(v, lambda x, d: x.assign_add(d), args=(3.0,))
+        strategy.extended.update(v, lambda x, *, d: x.assign_sub(d), kwargs={"d": 1.0})
+        assert on_all_ranks(v) == 4.0
+
+
+def test_update_gets_the_value_in_a_mirrored_argument(strategy):
+    v = variable(strategy, 1.0)
+    values, total = ids_plus_one(strategy)
+    mirrored = strategy.extended.reduce_to("SUM", values, v)
+
+    def add(x, nest):
+        assert not isinstance(nest["d"][0], mr.Mirrored)
+        x.assign_add(nest["d"][0])
+
+    strategy.extended.update(v, add, args=({"d": [mirrored]},))
+    assert on_all_ranks(v) == 1.0 + total
+
+
+def test_update_with_a_per_replica_argument_is_a_value_error_that_names_it(strategy):
+    v = variable(strategy, 1.0)
+    values, _ = ids_plus_one(strategy)
+
+    def update(*args, **kwargs):
+        strategy.extended.update(v, lambda x, *a, **k: x.assign(9.0), args, kwargs)
+
+    assert_fails(strategy, ValueError, "PerReplica.*reduce_to", lambda: update(values))
+    assert_fails(strategy, ValueError, "PerReplica.*'d'", lambda: update(d=[values]))
+    assert on_all_ranks(v) == 1.0
+
+
+def test_a_per_replica_that_the_updating_function_found_elsewhere_is_refused_too(strategy):
+    v = variable(strategy, 1.0)
+    values, _ = ids_plus_one(strategy)
+
+    def merge(strategy, x):
+        strategy.extended.update(v, lambda w: w.assign_add(x))
+
+    def step():
+        mr.get_replica_context().merge_call(merge, args=(replica_id() + 1.0,))
+
+    update = strategy.extended.update
+    assert_fails(
+        strategy, ValueError, "PerReplica", lambda: update(v, lambda w: w.assign_add(values))
+    )
+    assert_fails(strategy, ValueError, "PerReplica", lambda: strategy.run(step))
+    assert on_all_ranks(v) == 1.0
+
+
+@pytest.mark.parametrize("result", [None, 3, ("t", 4)])
+def test_update_without_group_gives_a_tuple_of_results(strategy, result):
+    v = variable(strategy, 1.0)
+    assert strategy.extended.update(v, lambda x: result, group=False) == (result,)
+    assert strategy.extended.update(v, lambda x: result) == result
+
+
+def test_inside_update_the_context_is_cross_replica_and_the_variable_is_itself(strategy):
+    v = variable(strategy, 1.0)
+
+    def fn(x):
+        assert x is v
+        assert mr.get_replica_context() is None
+        assert mr.in_cross_replica_context()
+        assert mr.get_strategy() is strategy
+        v.assign(8.0)
+        return float(x)
+
+    assert strategy.extended.update(v, fn) == 8.0
+
+
+def test_update_of_what_is_no_variable_of_this_strategy_is_a_value_error(strategy):
+    for bad in (np.ones(2), 3.0, mr.Variable(1.0)):
+        assert_fails(
+            strategy,
+            ValueError,
+            "variable|Variable",
+            lambda b=bad: strategy.extended.update(b, lambda x: None),
+        )
+
+
+def test_a_wrong_shape_in_update_is_an_error_everywhere(strategy):
+    v = variable(strategy, [1.0, 2.0])
+    update = strategy.extended.update
+    assert_fails(strategy, ValueError, "shape", lambda: update(v, lambda x: x.assign(1.0)))
+
+    def merge(strategy):
+        strategy.extended.update(v, lambda x: x.assign([1.0]))
+
+    def step():
+        mr.get_replica_context().merge_call(merge)
+
+    assert_fails(strategy, ValueError, "shape", lambda: strategy.run(step))
+    assert on_all_ranks(v) == [1.0, 2.0]
+
+
+def test_names_of_devices_and_who_writes_checkpoints(strategy):
+    ids = strategy.local_replica_ids
+    names = tuple(f"rank:{strategy.rank}/replica:{i}" for i in ids)
+    assert strategy.extended.worker_devices == names
+    assert strategy.extended.should_checkpoint == (strategy.rank == 0)

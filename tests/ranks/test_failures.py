@@ -1,0 +1,540 @@
+"""Replicas that fail (DESIGN.md section 6, decisions 15 to 17; tf_semantics.md 136 to 142)."""
+
+import signal
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from everywhere import (
+    check_works,
+    culprits,
+    error_of,
+    gathered,
+    named,
+    needs_two_ranks,
+    needs_two_replicas,
+    raises_everywhere,
+    ranks_of,
+)
+
+
+class Custom(Exception):
+    """An exception with more than one argument."""
+
+    def __init__(self, code, table):
+        super().__init__(code, table)
+        self.code = code
+
+
+class Unpicklable(Exception):
+    """Made of something that can't be pickled."""
+
+    def __init__(self, text):
+        super().__init__(text, lambda: None)
+
+
+class Unloadable(Exception):
+    """Can be pickled, but not loaded: its arguments are not those of its constructor."""
+
+    def __init__(self, left, right):
+        super().__init__(f"{left} and {right}")
+
+
+class Altered(Exception):
+    """Comes back as something else."""
+
+    def __reduce__(self):
+        return ValueError, ("altered",)
+
+
+def note_of(error):
+    return "\n".join(getattr(error, "__notes__", ()))
+
+
+def raising(culprit, make, *, before=0, after=0):
+    """Return a step in which one replica raises, between collectives of all."""
+
+    def step():
+        context = mr.get_replica_context()
+        for _ in range(before):
+            context.all_reduce("SUM", 1.0)
+        if context.replica_id_in_sync_group == culprit:
+            raise make(culprit)
+        for _ in range(after):
+            context.all_reduce("SUM", 1.0)
+
+    return step
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_what_a_replica_raises_is_raised_on_every_rank(strategy, before, after):
+    """Decision 16: same type, same arguments; the note names replica, rank, file and line."""
+    ranks = ranks_of(strategy)
+    for culprit in culprits(strategy):
+        step = raising(culprit, lambda i: Custom(i, {"a": [i]}), before=before, after=after)
+        error = raises_everywhere(Custom, lambda step=step: strategy.run(step))
+        assert type(error) is Custom
+        assert error.args == (culprit, {"a": [culprit]})
+        assert error.code == culprit
+        line = raising.__code__.co_firstlineno + 8
+        assert f"{named(culprit, ranks[culprit])} at test_failures.py:{line}" in note_of(error)
+        if strategy.rank != ranks[culprit]:
+            assert "Traceback (most recent call last)" in note_of(error)
+            assert "raise make(culprit)" in note_of(error)
+        check_works(strategy)
+
+
+def test_the_rank_of_origin_raises_the_original_object(strategy):
+    """Decision 16."""
+    for culprit in culprits(strategy):
+        original = Custom(culprit, None)
+        step = raising(culprit, lambda i, original=original: original, after=1)
+        error = raises_everywhere(Custom, lambda step=step: strategy.run(step))
+        assert (error is original) == (culprit in strategy.local_replica_ids)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: SystemExit(3),
+        lambda i: KeyboardInterrupt(f"replica {i}"),
+        lambda i: StopIteration(i),
+        lambda i: GeneratorExit(i),
+        lambda i: AssertionError(),
+        lambda i: OSError(2, "No such file", f"part-{i}"),
+        lambda i: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+        lambda i: ExceptionGroup("both", [ValueError(i), KeyError(i)]),
+        lambda i: ValueError(np.arange(3) + i),
+        lambda i: mr.errors.ContextError("wrong place"),
+    ],
+    ids=lambda make: type(make(0)).__name__,
+)
+def test_exceptions_of_every_kind_travel(strategy, make):
+    """Decision 16: SystemExit and KeyboardInterrupt too."""
+    for culprit in culprits(strategy):
+        expected = make(culprit)
+        step = raising(culprit, make, after=1)
+        error = raises_everywhere(type(expected), lambda step=step: strategy.run(step))
+        assert type(error) is type(expected)
+        assert str(error) == str(expected)
+        assert repr(error.args) == repr(expected.args)
+        check_works(strategy)
+
+
+@pytest.mark.parametrize("kind", [Unpicklable, Altered])
+def test_what_can_not_be_pickled_is_told_by_a_stand_in(strategy, kind):
+    """Decision 16: the others get its type name, text and traceback."""
+    ranks = ranks_of(strategy)
+    for culprit in culprits(strategy):
+        check_stand_in(strategy, culprit, ranks[culprit], lambda i: kind(f"text {i}"), kind)
+
+
+def test_what_can_not_be_loaded_is_told_by_a_stand_in(strategy):
+    ranks = ranks_of(strategy)
+    for culprit in culprits(strategy):
+        make = lambda i: Unloadable("text", i)  # noqa: E731
+        check_stand_in(strategy, culprit, ranks[culprit], make, Unloadable)
+
+
+def test_a_class_that_only_some_ranks_have_is_told_by_a_stand_in(strategy, monkeypatch):
+    """Decision 16: where loading fails on any rank, all others raise the stand-in."""
+    needs_two_ranks(strategy)
+    ranks = ranks_of(strategy)
+    for culprit in culprits(strategy):
+        without = (ranks[culprit] + 1) % strategy.size
+        module = types.ModuleType("plugin_of_some_ranks")
+        exec("class PluginError(Exception): pass", vars(module))
+        if strategy.rank == without:
+            monkeypatch.delitem(sys.modules, module.__name__, raising=False)
+        else:
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        kind = module.PluginError
+        check_stand_in(strategy, culprit, ranks[culprit], lambda i, k=kind: k(f"text {i}"), kind)
+
+
+def check_stand_in(strategy, culprit, rank, make, kind):
+    error = error_of(lambda: strategy.run(raising(culprit, make, after=1)))
+    if strategy.rank == rank:
+        assert type(error) is kind
+    else:
+        assert type(error) is mr.errors.RemoteReplicaError
+        for word in [kind.__name__, "text", named(culprit, rank), "Traceback", "raise make("]:
+            assert word in str(error)
+    texts = gathered((type(error).__name__, str(error)))
+    texts.pop(rank)
+    assert len(set(texts)) <= 1
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_of_several_exceptions_the_lowest_replica_wins(strategy, before):
+    """Decision 16. Replicas of a rank after the first that raises at its start never start."""
+
+    def step(first):
+        context = mr.get_replica_context()
+        mine = context.replica_id_in_sync_group
+        for _ in range(before):
+            context.all_reduce("SUM", 1.0)
+        if mine >= first:
+            raise [ValueError, KeyError, IndexError][mine % 3](mine)
+        context.all_reduce("SUM", 1.0)
+
+    for first in culprits(strategy):
+        kind = [ValueError, KeyError, IndexError][first % 3]
+        error = raises_everywhere(kind, lambda first=first: strategy.run(step, (first,)))
+        assert error.args == (first,)
+        check_works(strategy)
+
+
+def test_a_replica_that_waits_gets_replica_stopped_at_its_call(strategy):
+    """Decision 17, in every layout: finally blocks run, the cause is in __cause__."""
+    needs_two_replicas(strategy)
+    for culprit in culprits(strategy):
+        stopped, cleaned = [], []
+
+        def step(culprit=culprit, stopped=stopped, cleaned=cleaned):
+            context = mr.get_replica_context()
+            mine = context.replica_id_in_sync_group
+            context.all_reduce("SUM", 1.0)
+            if mine == culprit:
+                raise ValueError(mine)
+            try:
+                context.all_reduce("SUM", 1.0)
+            except Exception:
+                pytest.fail("ReplicaStopped is no Exception")
+            except mr.errors.ReplicaStopped as one:
+                stopped.append(one.__cause__)
+                raise
+            finally:
+                cleaned.append(mine)
+
+        error = raises_everywhere(ValueError, lambda step=step: strategy.run(step))
+        others = [i for i in strategy.local_replica_ids if i != culprit]
+        assert cleaned == others
+        assert stopped == [error] * len(others)
+        check_works(strategy)
+
+
+def test_replica_stopped_comes_again_at_every_further_collective(strategy):
+    """Decision 17; swallowing it changes nothing (tf_semantics.md 49)."""
+    needs_two_replicas(strategy)
+    for culprit in culprits(strategy):
+        seen = []
+
+        def step(culprit=culprit, seen=seen):
+            context = mr.get_replica_context()
+            if context.replica_id_in_sync_group == culprit:
+                raise ValueError("the cause")
+            calls = [
+                lambda: context.all_reduce("SUM", 1.0),
+                lambda: context.all_gather(np.ones(1), 0),
+                lambda: context.merge_call(lambda strategy: 1),
+                lambda: context.all_reduce("SUM", object()),
+            ]
+            for call in calls:
+                with pytest.raises(mr.errors.ReplicaStopped):
+                    call()
+                seen.append(context.replica_id_in_sync_group)
+            return "as if nothing had happened"
+
+        raises_everywhere(ValueError, lambda step=step: strategy.run(step))
+        local = strategy.local_replica_ids
+        started = [i for i in local if culprit not in local or i < culprit]
+        assert sorted(seen) == sorted(started * 4)
+        check_works(strategy)
+
+
+def test_what_a_stopped_replica_raises_instead_is_not_the_cause(strategy):
+    """Decision 17: run raises the cause."""
+    needs_two_replicas(strategy)
+
+    def step():
+        context = mr.get_replica_context()
+        context.all_reduce("SUM", 1.0)
+        if context.replica_id_in_sync_group == context.num_replicas_in_sync - 1:
+            raise ValueError("the cause")
+        try:
+            context.all_reduce("SUM", 1.0)
+        except mr.errors.ReplicaStopped:
+            raise KeyError("of cleaning up") from None
+
+    raises_everywhere(ValueError, lambda: strategy.run(step))
+    check_works(strategy)
+
+
+def test_a_replica_that_swallows_it_100_times_is_abandoned_with_a_warning(strategy):
+    """Decision 17."""
+    needs_two_replicas(strategy)
+    ranks = ranks_of(strategy)
+    last = strategy.num_replicas_in_sync - 1
+    swallowed = []
+
+    def step():
+        context = mr.get_replica_context()
+        context.all_reduce("SUM", 1.0)
+        if context.replica_id_in_sync_group == last:
+            raise ValueError("the cause")
+        while True:
+            try:
+                context.all_reduce("SUM", 1.0)
+            except mr.errors.ReplicaStopped:
+                swallowed.append(context.replica_id_in_sync_group)
+
+    others = [i for i in strategy.local_replica_ids if i != last]
+    if others:
+        with pytest.warns(RuntimeWarning, match="abandoned") as warned:
+            error = raises_everywhere(ValueError, lambda: strategy.run(step))
+        text = " ".join(str(warning.message) for warning in warned)
+        assert f"(rank {strategy.rank})" in text
+        assert f"replica{'s' * (len(others) > 1)} {others[0]}" in text
+    else:
+        error = raises_everywhere(ValueError, lambda: strategy.run(step))
+    assert error.args == ("the cause",)
+    assert {i: swallowed.count(i) for i in others} == dict.fromkeys(others, 100)
+    assert ranks[last] == strategy.size - 1
+    check_works(strategy)
+
+
+def test_a_replica_that_has_not_started_is_not_started(strategy):
+    """Decision 17: those of the same rank; other ranks may have begun theirs."""
+    for culprit in culprits(strategy):
+        started = []
+
+        def step(culprit=culprit, started=started):
+            context = mr.get_replica_context()
+            mine = context.replica_id_in_sync_group
+            started.append(mine)
+            if mine == culprit:
+                raise ValueError(mine)
+            context.all_reduce("SUM", 1.0)
+
+        raises_everywhere(ValueError, lambda step=step: strategy.run(step))
+        local = strategy.local_replica_ids
+        expected = [i for i in local if i <= culprit] if culprit in local else list(local)
+        assert started == expected
+        check_works(strategy)
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, Custom])
+def test_what_merge_fn_raises_is_raised_by_run_on_every_rank(strategy, kind):
+    """Decision 16, and replicas can't catch it (tf_semantics.md finding 12)."""
+    seen = []
+
+    def merge_fn(strategy, value):
+        raise kind(3, 4)
+
+    def step():
+        context = mr.get_replica_context()
+        try:
+            context.merge_call(merge_fn, (1,))
+        except BaseException as error:
+            seen.append(type(error))
+        return 1
+
+    error = raises_everywhere(kind, lambda: strategy.run(step))
+    assert error.args == (3, 4)
+    assert seen == [mr.errors.ReplicaStopped] * len(strategy.local_replica_ids)
+    assert f"test_failures.py:{merge_fn.__code__.co_firstlineno + 1}" in note_of(error)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("is_last_call", [True, False])
+def test_a_merge_fn_that_raises_on_one_rank_only(strategy, is_last_call):
+    """Decisions 15 and 16: an error on every rank, whatever the others do next."""
+    for culprit in sorted({0, strategy.size // 2, strategy.size - 1}):
+
+        def merge_fn(strategy, value, culprit=culprit):
+            if strategy.rank == culprit:
+                raise Custom(culprit, "only here")
+            return value
+
+        def step(merge_fn=merge_fn):
+            context = mr.get_replica_context()
+            merged = context.merge_call(merge_fn, (context.replica_id_in_sync_group,))
+            return merged if is_last_call else context.all_reduce("SUM", merged)
+
+        error = raises_everywhere(Custom, lambda step=step: strategy.run(step))
+        assert error.args == (culprit, "only here")
+        assert f"(rank {culprit})" in note_of(error)
+        check_works(strategy)
+
+
+def test_a_merge_fn_that_fails_in_a_collective_on_one_rank_only(strategy):
+    def merge_fn(strategy, value):
+        axis = 7 if strategy.rank == strategy.size - 1 else 0
+        return strategy.gather(value, axis)
+
+    def step():
+        return mr.get_replica_context().merge_call(merge_fn, (np.ones(2),))
+
+    raises_everywhere(ValueError, lambda: strategy.run(step))
+    check_works(strategy)
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        (TypeError, lambda context: context.all_reduce("SUM", "text")),
+        (TypeError, lambda context: context.all_reduce("SUM", True)),
+        (TypeError, lambda context: context.all_reduce("SUM", None)),
+        (ValueError, lambda context: context.all_reduce("TOTAL", 1.0)),
+        (ValueError, lambda context: context.all_gather(1.0, axis=0)),
+        (ValueError, lambda context: context.all_gather(np.ones(2), axis=1)),
+        (TypeError, lambda context: context.all_gather(np.ones(2), axis=0.5)),
+        (NotImplementedError, lambda context: context.all_gather(mr.IndexedSlices([1], [0]), 0)),
+        (TypeError, lambda context: context.merge_call(None)),
+        (ValueError, lambda context: context.merge_call(print, args=3)),
+    ],
+)
+def test_a_call_that_fails_on_one_replica_fails_on_all_and_can_be_caught_there(
+    strategy, kind, call
+):
+    """Section 6: what can fail does so before the header, and is told."""
+    count = strategy.num_replicas_in_sync
+    for culprit in culprits(strategy):
+        caught = []
+
+        def step(culprit=culprit, caught=caught):
+            context = mr.get_replica_context()
+            try:
+                if context.replica_id_in_sync_group == culprit:
+                    call(context)
+                else:
+                    context.all_reduce("SUM", 1.0)
+            except kind as error:
+                caught.append((type(error).__name__, str(error)))
+            return context.all_reduce("SUM", 1)
+
+        totals = strategy.experimental_local_results(strategy.run(step))
+        assert set(totals) == {count}
+        assert len(caught) == len(strategy.local_replica_ids)
+        assert len({found for of_rank in gathered(caught) for found in of_rank}) == 1
+        check_works(strategy)
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        (ValueError, lambda s, ids: s.reduce("SUM", 1.0, axis=None)),
+        (ValueError, lambda s, ids: s.reduce("TOTAL", ids, axis=None)),
+        (ValueError, lambda s, ids: s.reduce("SUM", ids, axis=3)),
+        (TypeError, lambda s, ids: s.reduce("SUM", ids, axis="rows")),
+        (ValueError, lambda s, ids: s.gather(np.ones(2), axis=0)),
+        (ValueError, lambda s, ids: s.gather(ids, axis=1)),
+        (ValueError, lambda s, ids: s.run(print, args=None)),
+        (ValueError, lambda s, ids: s.run(print, kwargs=[1])),
+        (TypeError, lambda s, ids: s.run("no function")),
+        (ValueError, lambda s, ids: s.run(print, (mr.PerReplica([1] * 20),))),
+        (ValueError, lambda s, ids: s.extended.reduce_to("SUM", ids, destinations=99)),
+        (TypeError, lambda s, ids: s.extended.reduce_to("SUM", ids, destinations="all")),
+        (ValueError, lambda s, ids: s.extended.batch_reduce_to("SUM", [ids])),
+        (ValueError, lambda s, ids: mr.Variable(1.0, synchronization="NONE")),
+    ],
+)
+def test_a_call_of_the_strategy_that_fails_on_one_rank_fails_on_all(strategy, kind, call):
+    """Decision 15: run, reduce, gather, reduce_to and making a variable are collective."""
+    ids = strategy.run(lambda: np.array([mr.get_replica_context().replica_id_in_sync_group]))
+
+    def attempt(culprit):
+        with strategy.scope():
+            if strategy.rank == culprit:
+                return call(strategy, ids)
+            return strategy.reduce("SUM", ids, axis=None)
+
+    for culprit in sorted({0, strategy.size // 2, strategy.size - 1}):
+        raises_everywhere(kind, lambda culprit=culprit: attempt(culprit))
+        check_works(strategy)
+
+
+def test_an_interrupt_in_a_replica_is_raised_on_every_rank(strategy):
+    """Decision 16: Ctrl-C at one rank."""
+    for culprit in culprits(strategy):
+
+        def step(culprit=culprit):
+            context = mr.get_replica_context()
+            context.all_reduce("SUM", 1.0)
+            if context.replica_id_in_sync_group == culprit:
+                signal.raise_signal(signal.SIGINT)
+            return context.all_reduce("SUM", 1.0)
+
+        raises_everywhere(KeyboardInterrupt, lambda step=step: strategy.run(step))
+        check_works(strategy)
+
+
+def test_an_interrupt_while_a_header_is_in_flight_travels_in_the_next(strategy, monkeypatch):
+    """Decision 16: the call in flight ends well on every rank."""
+    transport = strategy.engine.transport
+    count = strategy.num_replicas_in_sync
+    for culprit in sorted({0, strategy.size // 2, strategy.size - 1}):
+        totals = []
+        exchange = transport.exchange
+
+        def interrupted(*args, exchange=exchange):
+            signal.raise_signal(signal.SIGINT)
+            monkeypatch.undo()
+            return exchange(*args)
+
+        def step(culprit=culprit, totals=totals, interrupted=interrupted):
+            context = mr.get_replica_context()
+            if strategy.rank == culprit:
+                monkeypatch.setattr(transport, "exchange", interrupted)
+            totals.append(context.all_reduce("SUM", 1.0))
+            totals.append(context.all_reduce("SUM", 1.0))
+
+        raises_everywhere(KeyboardInterrupt, lambda step=step: strategy.run(step))
+        assert totals == [count] * len(strategy.local_replica_ids)
+        check_works(strategy)
+
+
+def test_an_error_that_a_step_raises_again_later_is_told_anew(strategy):
+    """The same object, in another run, on one rank only."""
+    needs_two_replicas(strategy)
+    kept = []
+
+    def first():
+        context = mr.get_replica_context()
+        try:
+            context.all_reduce("SUM", np.ones(2 + context.replica_id_in_sync_group))
+        except ValueError as error:
+            kept.append(error)
+
+    strategy.run(first)
+    check_works(strategy)
+
+    def second():
+        context = mr.get_replica_context()
+        if context.replica_id_in_sync_group == context.num_replicas_in_sync - 1:
+            raise kept[0]
+        context.all_reduce("SUM", 1.0)
+
+    raises_everywhere(mr.errors.StructureMismatchError, lambda: strategy.run(second))
+    check_works(strategy)
+
+
+def test_a_run_inside_a_merge_fn_that_fails_ends_both_runs(strategy):
+    def merge_fn(strategy, value):
+        return strategy.run(raising(strategy.num_replicas_in_sync - 1, KeyError, after=1))
+
+    def step():
+        return mr.get_replica_context().merge_call(merge_fn, (1,))
+
+    raises_everywhere(KeyError, lambda: strategy.run(step))
+    check_works(strategy)
+
+
+def test_a_failed_run_inside_a_merge_fn_can_be_caught_there(strategy):
+    def merge_fn(strategy, value):
+        try:
+            strategy.run(raising(strategy.num_replicas_in_sync - 1, KeyError, after=1))
+        except KeyError:
+            return strategy.reduce("SUM", value, axis=None)
+
+    def step():
+        return mr.get_replica_context().merge_call(merge_fn, (1,))
+
+    totals = strategy.experimental_local_results(strategy.run(step))
+    assert set(totals) == {strategy.num_replicas_in_sync}
+    check_works(strategy)

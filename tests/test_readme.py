@@ -1,0 +1,69 @@
+"""The programs in README.md run, and print what stands beside them.
+
+A program is a block of python after a mark: ``<!-- run -->`` ends well, ``<!-- fails on 2 ranks
+-->`` does not. The comment after a print is what it prints. The block of text behind a program that
+fails is the beginning of its error.
+"""
+
+import re
+
+import pytest
+
+from launching import LIBRARIES, ROOT, run_ranks
+
+pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROGRAM = re.compile(r"^<!-- run -->\n```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+MISTAKE = re.compile(
+    r"^<!-- fails on 2 ranks -->\n```python\n(.*?)^```\n\n```text\n(.*?)^```\n",
+    re.MULTILINE | re.DOTALL,
+)
+PROGRAMS = PROGRAM.findall(README)
+MISTAKES = MISTAKE.findall(README)
+
+
+def promised(code):
+    """Return what a program prints, by the comments after its prints."""
+    texts = re.findall(r"^ *print\(.*\)  # (.*)\n", code, re.MULTILINE)
+    assert len(texts) == code.count("print("), code
+    return "".join(f"{text}\n" for text in texts)
+
+
+def run_on_two_ranks(code, folder, library):
+    """Run a program, in the file that its first line names."""
+    file = folder / re.match(r"# (\w+\.py)\n", code)[1]
+    file.write_text(code, encoding="utf-8")
+    return run_ranks(library, 2, [file], cwd=folder, env={"PYTHONHASHSEED": "0"})
+
+
+def words(text):
+    return " ".join(text.split())
+
+
+def test_every_block_of_python_is_tried():
+    assert len(PROGRAMS) + len(MISTAKES) == README.count("```python") == README.count("<!--")
+    assert PROGRAMS
+    assert MISTAKES
+
+
+def test_programs_print_what_is_shown_in_one_process(capsys):
+    names = {}  # each program goes on where the one above it ended
+    for code in PROGRAMS:
+        exec(compile(code, "README.md", "exec"), names)
+        assert capsys.readouterr().out == promised(code) != ""
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_first_program_prints_the_same_on_two_ranks(library, tmp_path):
+    done = run_on_two_ranks(PROGRAMS[0], tmp_path, library)
+    assert (done.returncode, done.stdout) == (0, promised(PROGRAMS[0])), done.stderr
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("code", "error"), MISTAKES)
+def test_a_mistake_gives_the_error_that_is_shown(code, error, tmp_path):
+    done = run_on_two_ranks(code, tmp_path, LIBRARIES[0])
+    assert done.returncode != 0
+    # One rank reports what all of them raised.
+    assert words(done.stderr).count(words(error)) == 1, done.stderr
