@@ -6,7 +6,7 @@ import contextvars
 import functools
 import operator
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, cast
 
@@ -204,7 +204,7 @@ class ReplicaContext:
 
         def make(site: Any, merged: CommunicationOptions) -> Call:
             op = ReduceOp.of(reduce_op)
-            mine = [component_of(leaf, self.replica_id_in_sync_group) for leaf in leaves]
+            mine = self._components(leaves)
             return AllReduce("all_reduce", op, [mine], structure, site, merged)
 
         return self.meet(engine.make("all_reduce", options, make))
@@ -256,7 +256,7 @@ class ReplicaContext:
 
         def make(site: Any, merged: CommunicationOptions) -> Call:
             flat, structure = nest.flatten(value)
-            mine = [component_of(leaf, self.replica_id_in_sync_group) for leaf in flat]
+            mine = self._components(flat)
             return AllGather("all_gather", axis, [mine], structure, site, merged)
 
         return self.meet(self._engine.make("all_gather", options, make))
@@ -343,6 +343,10 @@ class ReplicaContext:
             )
 
         return self.meet(self._engine.make("merge_call", None, make))
+
+    def _components(self, leaves: Sequence[Any]) -> list[Any]:
+        mine, number = self.replica_id_in_sync_group, self.num_replicas_in_sync
+        return [component_of(leaf, mine, number) for leaf in leaves]
 
     @property
     def _engine(self) -> Engine:

@@ -28,7 +28,7 @@ from .errors import ContextError, ReplicaStopped
 from .merge_fn import invoke_merge_fn, unpacked
 from .options import CommunicationOptions
 from .replica_context import ReplicaContext
-from .values import DistributedValues, Mirrored, PerReplica
+from .values import DistributedValues, Mirrored, PerReplica, component_of
 
 __all__ = ["Run", "Seat", "Worker"]
 
@@ -135,10 +135,14 @@ class RunEnd(Call):
     kind = "run"
     status = "returned"
 
-    def __init__(self, run: Run, value: Any) -> None:
+    def __init__(self, run: Run, value: Any, replica_id: int | None = None) -> None:
         super().__init__(run.site, run.options)
         self.function = run.identity
-        self.leaves, self.structure = nest.flatten(value)
+        leaves, self.structure = nest.flatten(value)
+        if replica_id is not None:  # a PerReplica stands for a component here, too
+            number = run.engine.layout.num_replicas
+            leaves = [component_of(leaf, replica_id, number) for leaf in leaves]
+        self.leaves = leaves
         name = run.strategy.name_of_variable
         self.kinds = tuple(
             "none" if leaf is None else (name(leaf) or "value") for leaf in self.leaves
@@ -154,6 +158,7 @@ class RunEnd(Call):
             nest.structure_text(self.structure),
             nest.leaf_paths(self.structure),
             tuple(LeafDescription(kind) for kind in self.kinds),
+            code=self.function.digest.hex(),
         )
 
     def perform(self, engine: Engine, calls: Sequence[RunEnd]) -> list[Any]:
@@ -306,7 +311,7 @@ class Run:
 
     def _end(self) -> Any:
         """Agree on the end of the run; return what the local replicas returned, wrapped."""
-        ends = [RunEnd(self, seat.value) for seat in self.seats]
+        ends = [RunEnd(self, seat.value, seat.replica_id) for seat in self.seats]
         for end, seat in zip(ends, self.seats, strict=True):
             end.replica_ids = (seat.replica_id,)
         try:

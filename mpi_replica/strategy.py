@@ -184,12 +184,8 @@ class Strategy:
         layout = self._engine.layout
         leaves, structure = nest.flatten((tuple(args), dict(kwargs or {})))
         for leaf in leaves:
-            if isinstance(leaf, PerReplica) and leaf.num_replicas != layout.num_replicas:
-                raise ValueError(
-                    f"an argument of strategy.run is a PerReplica of {leaf.num_replicas} replicas,"
-                    f" and the strategy has {layout.num_replicas}. Pass what this strategy gave"
-                    " (run, a distributed dataset, experimental_distribute_values_from_function)."
-                )
+            if isinstance(leaf, PerReplica):
+                leaf.require(layout.num_replicas)
         return [
             (i, *nest.unflatten(structure, [component_of(leaf, i) for leaf in leaves]))
             for i in layout.local_replica_ids

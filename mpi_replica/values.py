@@ -124,6 +124,21 @@ class PerReplica(DistributedValues):
         """Whether the components of all replicas are here."""
         return len(self._replica_ids) == self._num_replicas
 
+    def require(self, num_replicas: int) -> None:
+        """Raise unless this is a value of a strategy with so many replicas.
+
+        Raises
+        ------
+        ValueError
+            It is one of another strategy, or was made by hand with a wrong number of components.
+        """
+        if self._num_replicas != num_replicas:
+            raise ValueError(
+                f"a PerReplica of {self._num_replicas} replicas was given to a strategy that has"
+                f" {num_replicas}. Pass what this strategy gave (run, a distributed dataset,"
+                " experimental_distribute_values_from_function)."
+            )
+
     def component(self, replica_id: int) -> Any:
         """Return the component of one replica, by its global id.
 
@@ -287,9 +302,17 @@ class Mirrored(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
     __hash__ = object.__hash__
 
 
-def component_of(value: Any, replica_id: int) -> Any:
-    """Return what `value` stands for in a replica: for a PerReplica, its component."""
+def component_of(value: Any, replica_id: int, num_replicas: int | None = None) -> Any:
+    """Return what `value` stands for in a replica: for a PerReplica, its component.
+
+    Raises
+    ------
+    ValueError
+        There is no such component, or there are not `num_replicas` of them.
+    """
     if isinstance(value, PerReplica):
+        if num_replicas is not None:
+            value.require(num_replicas)
         return value.component(replica_id)
     if isinstance(value, Mirrored):
         return value.value

@@ -9,19 +9,17 @@ that what was read before stays what it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from . import nest
+from .assignment import Assignable, plain_value
 from .collectives import cross_replica
-from .collectives.broadcasting import Broadcast, EqualEverywhere
+from .collectives.broadcasting import Broadcast
 from .collectives.call import Call
 from .collectives.callsite import CallSite
-from .collectives.reduction import AllReduce
 from .context import (
-    ReplicaContextLike,
     StrategyLike,
     current_state,
     current_strategy,
@@ -33,15 +31,15 @@ from .options import (
     VariableAggregation,
     VariableSynchronization,
 )
-from .storage import Storage, check_dtype, member, parts_of
-from .values import DistributedValues, Mirrored, PerReplica, component_of
+from .storage import Storage, check_dtype, member
+from .values import PerReplica, component_of
 
 __all__ = ["Variable"]
 
 Array = np.ndarray[Any, Any]
 
 
-class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
+class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
     """An array that replicas share and assign to.
 
     Collective: all ranks make it, in cross-replica context (``strategy.scope()``), or all
@@ -116,8 +114,8 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
                 )
             value: Any = None
             if not is_called or holds_first:
-                given = initial_value() if is_called else initial_value
-                value = np.array(component_of(_plain(given), replica_id), dtype=dtype, order="C")
+                given = plain_value(initial_value() if is_called else initial_value)
+                value = np.array(component_of(given, replica_id), dtype=dtype, order="C")
                 check_dtype(self.name, value.dtype, mode)
             detail = f"{self.name}, {sync.name}, {mode.name}"
             return Broadcast(
@@ -147,11 +145,6 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
     def strategy(self) -> StrategyLike:
         """The strategy that it belongs to."""
         return self._strategy
-
-    @property
-    def identity(self) -> str:
-        """A name that tells it from all other variables, the same on every rank."""
-        return self._storage.identity
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -241,153 +234,6 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
         """Return the value of a mirrored variable."""
         return self.value()
 
-    def assign(self, value: Any) -> Variable:
-        """Give the variable a new value.
-
-        In a replica: collective, by the aggregation; `value` is this replica's. NONE: all replicas
-        must assign the same value, of which a hash travels with the next call. Synchronized on
-        read: the replica's own component, no communication. In cross-replica context: collective;
-        rank 0's value counts.
-
-        Parameters
-        ----------
-        value : array_like
-            Of the variable's shape, and of a dtype that numpy casts to the variable's
-            (``same_kind``).
-
-        Returns
-        -------
-        Variable
-            Itself.
-
-        Raises
-        ------
-        ValueError
-            Another shape; under NONE the replicas assigned different values; a `PerReplica` in
-            cross-replica context.
-        TypeError
-            A dtype that does not fit.
-        """
-        return self._assign("assign", value)
-
-    def assign_add(self, delta: Any) -> Variable:
-        """Add `delta`, as `assign` does.
-
-        Raises
-        ------
-        ValueError
-            As for `assign`; also in cross-replica context for one that is summed on read, as in tf.
-        """
-        return self._assign("assign_add", delta)
-
-    def assign_sub(self, delta: Any) -> Variable:
-        """Subtract `delta`, as `assign_add` adds."""
-        return self._assign("assign_sub", delta)
-
-    def _assign(self, how: str, value: Any) -> Variable:
-        state = current_state()
-        engine = self._strategy.engine
-        if state is not None and state.kind == "update" and state.strategy is self._strategy:
-            if state.component is not None:
-                value = component_of(value, state.component)
-            elif isinstance(value, PerReplica):  # whose component is here depends on the rank
-                raise ValueError(
-                    f"{self.name}.{how} got a PerReplica in update: the variable would differ"
-                    " between ranks. Reduce it first: strategy.extended.reduce_to(op, value, var)."
-                )
-            mine = self._storage.fitting(self.name, how, _plain(value))
-            self._storage.write(state.component, how, mine)
-            return self
-        context = None if state is None else state.replica_context
-        if context is None or context.strategy is not self._strategy:
-            require_cross_replica(self._strategy, f"{self.name}.{how}")
-            self._assign_from_above(how, value)
-        elif self._on_read:
-            key = context.replica_id_in_sync_group
-            mine = self._storage.fitting(self.name, how, component_of(_plain(value), key))
-            self._storage.write(key, how, mine)
-        else:
-            context.meet(engine.make(f"Variable.{how}", None, self._call(context, how, value)))
-        return self
-
-    def _call(
-        self, context: ReplicaContextLike, how: str, value: Any
-    ) -> Callable[[CallSite, CommunicationOptions], Call]:
-        """Return what makes the call by which a replica assigns to a mirrored variable."""
-        kind = f"Variable.{how}"
-
-        def write(result: Any) -> None:
-            self._storage.write(None, how, np.asarray(result))
-
-        def write_for_now(result: Any) -> Callable[[], None]:
-            before = self._storage.read(None)
-            write(result)
-            return lambda: self._storage.restore(None, before)
-
-        def make(site: CallSite, options: CommunicationOptions) -> Call:
-            own = component_of(_plain(value), context.replica_id_in_sync_group)
-            mine = self._storage.fitting(self.name, how, own)
-            mode = self.aggregation
-            if mode is VariableAggregation.NONE:
-                advice = (
-                    "With VariableAggregation.NONE all replicas must assign the same value. Make"
-                    " the variable with aggregation=mr.VariableAggregation.MEAN, SUM or"
-                    " ONLY_FIRST_REPLICA, or all_reduce the value first."
-                )
-                return EqualEverywhere(
-                    kind, self.identity, mine, advice, write_for_now, site, options
-                )
-            if mode is VariableAggregation.ONLY_FIRST_REPLICA:
-                return Broadcast(
-                    kind, self.identity, mine, site, options, compared=True, then=write
-                )
-            op = ReduceOp.from_variable_aggregation(mode)
-            structure = nest.flatten(None)[1]
-            return AllReduce(
-                kind,
-                op,
-                [[mine]],
-                structure,
-                site,
-                options,
-                self.identity,
-                then=lambda results: write(results[0]),
-            )
-
-        return make
-
-    def _assign_from_above(self, how: str, value: Any) -> None:
-        engine = self._strategy.engine
-        summed = self._on_read and self.aggregation is VariableAggregation.SUM
-
-        def write(result: Array) -> None:
-            if not self._on_read:
-                self._storage.write(None, how, result)
-                return
-            ids = engine.layout.local_replica_ids
-            parts = parts_of(result, engine.layout.num_replicas) if summed else None
-            for i in ids:
-                self._storage.write(i, how, result if parts is None else parts[i])
-
-        def make(site: CallSite, options: CommunicationOptions) -> Call:
-            if isinstance(value, PerReplica):
-                raise ValueError(
-                    f"{self.name}.{how} got a PerReplica in cross-replica context: ranks would"
-                    " differ. Reduce it first: strategy.reduce(op, value, axis=None)."
-                )
-            if summed and how != "assign":
-                raise ValueError(
-                    f"{self.name}.{how} in cross-replica context is not supported for a variable"
-                    " that is summed on read, as in tf: it is not clear which component gets it."
-                    f" Call {how} in a replica."
-                )
-            mine = self._storage.fitting(self.name, how, _plain(value))
-            return Broadcast(
-                f"Variable.{how}", self.identity, mine, site, options, compared=True, then=write
-            )
-
-        engine.cross_replica(engine.make(f"Variable.{how}", None, make))
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         value = np.asarray(self.value())
         if copy is False and dtype is not None and np.dtype(dtype) != value.dtype:
@@ -397,7 +243,7 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if any(isinstance(out, Variable) for out in kwargs.get("out", ())):
             self._refuse_in_place()
-        plain = [_plain(x) for x in inputs]
+        plain = [plain_value(x) for x in inputs]
         if any(isinstance(x, PerReplica) for x in plain):
             return NotImplemented
         return getattr(ufunc, method)(*plain, **kwargs)
@@ -446,10 +292,3 @@ class Variable(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
             return f"{head}, value={self._storage.any_array!r}>"
         parts = ", ".join(f"{key}: {self._storage.read(key)!r}" for key in self._storage.keys)
         return f"{head}, {self.aggregation.name} of components {parts}>"
-
-
-def _plain(value: Any) -> Any:
-    """Return the value in a variable or a Mirrored; anything else as it is."""
-    if isinstance(value, Variable):
-        return value.value()
-    return value.value if isinstance(value, Mirrored) else value

@@ -161,6 +161,16 @@ def test_two_calls_on_one_line_are_told_by_their_columns():
     assert "(column 30)" in text
 
 
+def test_two_functions_on_one_line_are_told_apart():
+    """Decision 18."""
+    one, other = run_end("value")._replace(code="3f"), run_end("value")._replace(code="a0")
+    assert one.fingerprint() != other.fingerprint()
+    text = str(error_of(returned(0, one), *(returned(i, other) for i in range(1, 4))))
+    assert "replica 0 (rank 0)" in text
+    assert "(code 3f)" in text
+    assert "(code a0)" in text
+
+
 def test_equal_names_make_two_lines_one_call():
     """Decision 13: what differs then is the leaf."""
     one = all_reduce(name="x")

@@ -6,16 +6,18 @@ same code runs with an engine of one rank.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import nest
+from ..dtypes import as_plain_array
 from ..layout import Layout
 from ..options import CommunicationOptions, ReduceOp
 from ..transport.single import SingleTransport
-from ..values import DistributedValues
+from ..values import DistributedValues, PerReplica
 from .axes import finished, normalized, partial
 from .call import Call
 from .callsite import CallSite
@@ -152,6 +154,8 @@ class _Leaves:
         results: list[Any] = [None] * len(self.leaves)
         here, elsewhere = [], []
         for index, leaf in enumerate(self.leaves):
+            if isinstance(leaf, PerReplica):
+                everywhere(functools.partial(leaf.require, self.engine.layout.num_replicas))
             if self._is_shared(leaf):
                 value = leaf.shared_value() if isinstance(leaf, DistributedValues) else leaf
                 path = self.paths[index]
@@ -191,23 +195,36 @@ def _along_axes(
     Wide sums travel, and with them how many elements they are of.
     """
     number = len(paths)
-    contributions = []
+    contributions, dtypes = [], []
     for row in rows:
         parts = [partial(op, leaf, axes, path) for leaf, path in zip(row, paths, strict=True)]
         sign = -1 if op is ReduceOp.MIN else 1  # so that MIN, too, tells whether there was any
         counts = [np.int64(sign * count) for _, count in parts]
         contributions.append([total for total, _ in parts] + counts)
-    dtypes = [np.asarray(leaf).dtype for leaf in rows[0]]
+        dtypes.append(
+            [as_plain_array(leaf).dtype for leaf in row] + [count.dtype for count in counts]
+        )
 
     def finish(results: list[Any]) -> list[Any]:
         return [
             finished(op, total, abs(int(count)), dtype, path)
             for total, count, dtype, path in zip(
-                results[:number], results[number:], dtypes, paths, strict=True
+                results[:number], results[number:], dtypes[0][:number], paths, strict=True
             )
         ]
 
     inner = ReduceOp.SUM if op is ReduceOp.MEAN else op
-    words = f"{op.name}, {detail}, {[str(dtype) for dtype in dtypes]}"
     all_paths = [*paths, *(f"{path} (its number of elements)" for path in paths)]
-    return AllReduce(kind, inner, contributions, structure, site, options, words, all_paths, finish)
+    return AllReduce(
+        kind,
+        inner,
+        contributions,
+        structure,
+        site,
+        options,
+        detail,
+        all_paths,
+        finish,
+        op,
+        dtypes,
+    )

@@ -32,6 +32,7 @@ class Engine:
         self.options = options
         self.agreement = Agreement(transport, layout)
         self.variable_numbers = itertools.count()
+        self.dataset_numbers = itertools.count()
         self._thread = threading.get_ident()
         self._was_used = False
         self._scratch = np.empty(0, np.uint8)

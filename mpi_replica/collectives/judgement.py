@@ -60,7 +60,7 @@ def judge(reports: Sequence[Report], layout: Layout) -> Verdict:
     if failure is not None:
         stay = statuses <= {"calls", "failed"} and len(ordinals) == 1
         return failure._replace(doomed_run=None if stay else over)
-    noted = _note_difference([report.notes for report in reports], layout)
+    noted = _note_difference(reports, layout)
     if len(statuses) > 1:
         return Verdict("raise", noted or _one_has_returned(stands, layout), doomed_run=over)
     doomed = over if len(ordinals) > 1 else None
@@ -159,19 +159,18 @@ def _one_has_returned(stands: Sequence[Stand], layout: Layout) -> CollectiveMism
 
 
 def _note_difference(
-    notes: Sequence[tuple[Note, ...]], layout: Layout
+    reports: Sequence[Report], layout: Layout
 ) -> CollectiveMismatchError | ValueError | None:
-    for index in range(max(len(of_rank) for of_rank in notes)):
-        entries = [of_rank[index] if index < len(of_rank) else None for of_rank in notes]
-        groups: dict[Any, list[int]] = {}
+    for index in range(max(len(report.notes) for report in reports)):
+        entries = [next(iter(report.notes[index:]), None) for report in reports]
+        groups: dict[tuple[str, bytes], list[int]] = {}
         for rank, note in enumerate(entries):
-            side = None if note is None else (note.what, note.site.digest)
+            side = _where_it_is(reports[rank]) if note is None else _place_of(note)
             groups.setdefault(side, []).extend(layout.replica_ids(rank))
         first = next(note for note in entries if note is not None)
         if len(groups) > 1:
             sides = "; ".join(
-                f"{layout.describe(ids)}: {_note_text(entries, layout, ids)}"
-                for ids in groups.values()
+                f"{layout.describe(ids)}: {text}" for (text, _), ids in groups.items()
             )
             return CollectiveMismatchError(
                 f"replicas are at different calls. {sides}. {_SAME_CALLS}."
@@ -192,13 +191,18 @@ def _note_difference(
     return None
 
 
-def _note_text(entries: Sequence[Note | None], layout: Layout, ids: Sequence[int]) -> str:
-    note = entries[layout.rank_of(ids[0])]
-    return "no such call" if note is None else f"{note.what} at {note.site.line}"
+def _place_of(note: Note) -> tuple[str, bytes]:
+    return f"{note.what} at {note.site.line}", note.site.digest
+
+
+def _where_it_is(report: Report) -> tuple[str, bytes]:
+    """Return where a rank is that came to no further note."""
+    call = next((stand.call for stand in report.stands if stand.call is not None), None)
+    return "no such call" if call is None else f"{call.what} at {call.where}", b""
 
 
 def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError | None:
-    sides = _sides(calls, lambda call: (call.kind, call.detail, call.wire), layout)
+    sides = _sides(calls, lambda call: (call.kind, call.detail, call.wire, call.code), layout)
     if len(sides) == 1:
         sides = _sides(
             calls,
@@ -210,6 +214,8 @@ def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError |
     texts = [f"{call.what} at {call.where}" for _, call in sides]
     if len(set(texts)) < len(texts):  # the same line, reached in different ways
         texts = [f"{call.what} at {call.site.whole}" for _, call in sides]
+    if len(set(texts)) < len(texts):  # two functions on one line
+        texts = [f"{text} (code {call.code})" for text, (_, call) in zip(texts, sides, strict=True)]
     listed = "; ".join(f"{who}: {text}" for (who, _), text in zip(sides, texts, strict=True))
     lines = " and ".join(dict.fromkeys(call.where for _, call in sides))
     return CollectiveMismatchError(

@@ -89,6 +89,7 @@ class MergeCall(Call):
             nest.structure_text(self.structure),
             nest.leaf_paths(self.structure),
             leaves,
+            code=self.identity.digest.hex(),
         )
 
     def perform(self, engine: Engine, calls: Sequence[MergeCall]) -> list[Any]:
@@ -120,12 +121,12 @@ class MergeCall(Call):
     def _merge(self, index: int, column: Sequence[_Held | _Elsewhere], scope: MergeScope) -> Any:
         if self.shared[index] is not None:
             return self.leaves[index]
-        if all(isinstance(entry, _Held) for entry in column):
-            values = [entry.value for entry in column if isinstance(entry, _Held)]
-            if all(value is None for value in values):
-                return None
-            return PerReplica(values)
-        return LazyPerReplica(column, nest.leaf_paths(self.structure)[index], scope)
+        # Alike on all ranks, also on one that hosts all of the large components itself.
+        large = [isinstance(entry, _Elsewhere) or _is_lazy(entry.value) for entry in column]
+        if any(large) and scope.engine.layout.size > 1:
+            return LazyPerReplica(column, nest.leaf_paths(self.structure)[index], scope)
+        values = [entry.value for entry in column if isinstance(entry, _Held)]
+        return None if all(value is None for value in values) else PerReplica(values)
 
 
 class _Held:
@@ -199,18 +200,19 @@ def _unpack(table: Sequence[tuple[Any, ...]], data: bytes) -> list[_Held | _Else
 class LazyPerReplica(PerReplica):
     """A `PerReplica` in a ``merge_fn`` whose large components are gathered when looked at."""
 
-    __slots__ = ("_column", "_path", "_scope")
+    __slots__ = ("_column", "_is_gathered", "_path", "_scope")
 
     def __init__(self, column: Sequence[_Held | _Elsewhere], path: str, scope: MergeScope) -> None:
         super().__init__([None] * len(column))
         self._column = column
         self._path = path
         self._scope = scope
+        self._is_gathered = False
 
     @property
     def holds_all(self) -> bool:
-        """Whether the components of all replicas are here already."""
-        return all(isinstance(entry, _Held) for entry in self._column)
+        """Whether the components of all replicas are here already, on every rank."""
+        return self._is_gathered
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -221,7 +223,13 @@ class LazyPerReplica(PerReplica):
 
     def component(self, replica_id: int) -> Any:
         entry = self._column[replica_id]
-        return entry.value if isinstance(entry, _Held) else self.values[replica_id]
+        is_local = replica_id in self._scope.engine.layout.local_replica_ids
+        return entry.value if is_local and isinstance(entry, _Held) else self.values[replica_id]
+
+    def components(self, replica_ids: Sequence[int]) -> list[Any]:
+        if not set(replica_ids) <= set(self._scope.engine.layout.local_replica_ids):
+            return [self.values[i] for i in replica_ids]
+        return [self.component(i) for i in replica_ids]
 
     def _texts(self, show: Callable[[Any], str]) -> list[str]:
         return [
@@ -240,6 +248,7 @@ class LazyPerReplica(PerReplica):
         scope.engine.check_thread()
         look = _Look(self._path, self._column, call_site(), scope.options)
         self._column = scope.engine.cross_replica(look)
+        self._is_gathered = True
 
 
 class _Look(Call):

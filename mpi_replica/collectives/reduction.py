@@ -52,6 +52,10 @@ class AllReduce(Call):
         result is a list.
     then : callable, optional
         What is done with the results, once on each rank; it gives the result of the call.
+    asked : ReduceOp, optional
+        What the user asked for, where `op` is what is left of it to do.
+    dtypes : sequence of sequence of numpy.dtype, optional
+        What the leaves of each replica were before a part of the reduction was done.
     """
 
     def __init__(
@@ -65,10 +69,14 @@ class AllReduce(Call):
         detail: str = "",
         paths: Sequence[str] | None = None,
         then: Callable[[list[Any]], Any] | None = None,
+        asked: ReduceOp | None = None,
+        dtypes: Sequence[Sequence[np.dtype[Any]]] | None = None,
     ) -> None:
         super().__init__(site, options)
         self.kind = kind
         self.op = op
+        self.asked = asked or op
+        self.dtypes = dtypes
         self.structure = structure
         self.is_flat = paths is not None
         self.paths = nest.leaf_paths(structure) if paths is None else tuple(paths)
@@ -98,8 +106,11 @@ class AllReduce(Call):
 
     def _sign(self) -> None:
         signature = tuple((array.dtype, array.shape) for array in self.contributions[0])
-        for arrays in self.contributions[1:]:
-            if tuple((array.dtype, array.shape) for array in arrays) != signature:
+        dtypes = None if self.dtypes is None else tuple(self.dtypes[0])
+        for position, arrays in enumerate(self.contributions):
+            if tuple((array.dtype, array.shape) for array in arrays) != signature or (
+                self.dtypes is not None and tuple(self.dtypes[position]) != dtypes
+            ):
                 self.agrees = False
                 return
         self.agrees = True
@@ -108,7 +119,8 @@ class AllReduce(Call):
         except TypeError:
             self._name_what_has_no_meaning()
             raise
-        self.identify((self.op, self.detail, self.structure, signature), self.describe)
+        key = (self.asked, self.detail, self.structure, signature, dtypes)
+        self.identify(key, self.describe)
 
     def _name_what_has_no_meaning(self) -> None:
         """Raise the plan's error with the path of the leaf that it is about."""
@@ -128,15 +140,17 @@ class AllReduce(Call):
         self._sign()
 
     def words(self, position: int = 0) -> CallDescription:
+        arrays = self.contributions[position]
+        dtypes = [a.dtype for a in arrays] if self.dtypes is None else self.dtypes[position]
         leaves = tuple(
-            LeafDescription(wire_name(array.dtype), array.shape, number)
-            for array, number in zip(
-                self.contributions[position], self.python_numbers[position], strict=True
+            LeafDescription(wire_name(dtype), array.shape, number)
+            for dtype, array, number in zip(
+                dtypes, arrays, self.python_numbers[position], strict=True
             )
         )
         return CallDescription(
             self.kind,
-            f"{self.op.name}{', ' * bool(self.detail)}{self.detail}",
+            f"{self.asked.name}{', ' * bool(self.detail)}{self.detail}",
             self.site,
             self.options.name,
             nest.structure_text(self.structure),
@@ -236,6 +250,9 @@ def _move(
 ) -> None:
     """Reduce over the ranks, pack by pack and piece by piece."""
     beside = scratch[steps.scratch_bytes :]
+    # MPI wants "in place" from all ranks or from none: a rank with one replica among others with
+    # several reduces in place, too.
+    from_leaves = all(count == 1 for count in engine.layout.counts)
     with np.errstate(all="ignore"):
         for pack in steps.packs:
             buffer = scratch[: pack.size_bytes].view(pack.dtype)
@@ -255,7 +272,7 @@ def _move(
                 size = (stop - start) * stream.dtype.itemsize
                 total = target if direct else scratch[:size].view(stream.dtype)
                 send = None
-                if len(pieces) == 1 and pieces[0].dtype == stream.dtype:
+                if from_leaves and pieces[0].dtype == stream.dtype:
                     send = pieces[0]
                 else:
                     _fold(op, pieces, total)

@@ -43,6 +43,8 @@ class CallDescription(NamedTuple):
     leaves: tuple[LeafDescription, ...] = ()
     #: Options that change the messages.
     wire: str = ""
+    #: What tells the function in `detail` from another one on its line; empty without a function.
+    code: str = ""
 
     @property
     def what(self) -> str:
@@ -65,7 +67,8 @@ class CallDescription(NamedTuple):
         """Return 64 bits that differ where the calls differ, the same in every process."""
         place = self.site.digest if self.name is None else self.name.encode()
         digest = hashlib.blake2b(digest_size=8)
-        for part in (self.kind, self.detail, self.wire, self.structure, str(self.name is None)):
+        parts = (self.kind, self.detail, self.wire, self.code, self.structure)
+        for part in (*parts, str(self.name is None)):
             digest.update(part.encode())
             digest.update(b"\0")
         digest.update(place)

@@ -6,6 +6,7 @@ costs no message. Otherwise each step is agreed on: ``next()`` is a collective c
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -57,6 +58,8 @@ class DistributedDataset:
         self._source = source
         self._is_global = is_global
         self._epoch = 0
+        # Call sites tell nothing here: one rank may iterate through a progress bar.
+        self._name = f"distributed dataset {next(engine.dataset_numbers)}"
 
     @classmethod
     def of_global_batches(
@@ -159,7 +162,7 @@ class DistributedDataset:
         epoch = self._epoch
         self._epoch += 1
         if self._engine.layout.size > 1 and self._engine.is_in_its_thread():
-            what = f"iteration {epoch} of a distributed dataset"
+            what = f"iteration {epoch} of {self._name}"
             advice = (
                 "All ranks must distribute the same dataset, and iterate it equally often: another"
                 " epoch has another shuffle."
@@ -169,11 +172,12 @@ class DistributedDataset:
             text = repr(self._source) if is_told else ""
             digest = digest_of((epoch, self._length, self._is_global, text))
             self._engine.agreement.note(
-                Note(what, call_site(), digest, advice, "CollectiveMismatchError")
+                Note(what, _placeless_site(), digest, advice, "CollectiveMismatchError")
             )
         steps = self._steps(epoch)
+        name = f"{self._name}, iteration {epoch}"
         return DistributedIterator(
-            self._engine, steps, self._length == UNKNOWN_CARDINALITY, self._is_global, epoch
+            self._engine, steps, self._length == UNKNOWN_CARDINALITY, self._is_global, name
         )
 
 
@@ -186,13 +190,13 @@ class DistributedIterator:
         steps: Iterator[_Step],
         must_agree: bool,
         is_global: bool,
-        epoch: int,
+        name: str,
     ) -> None:
         self._engine = engine
         self._steps = steps
         self._must_agree = must_agree
         self._is_global = is_global
-        self._epoch = epoch
+        self._name = name
         self._taken = 0
         self._last_note: Note | None = None
         self._spec: Any = None
@@ -261,14 +265,10 @@ class DistributedIterator:
         return found[0]
 
     def _note_steps(self) -> None:
-        """Have the number of steps taken compared with the next header: ranks must not be apart.
-
-        Only the number counts, not the place: one rank may iterate through a progress bar.
-        """
-        what = f"the number of steps taken in iteration {self._epoch} of a distributed dataset"
+        """Have the number of steps taken compared with the next header: ranks must not be apart."""
+        what = f"the number of steps taken in {self._name}"
         advice = "All ranks must take the same steps: call next() equally often on each."
-        site = call_site()._replace(digest=b"")
-        note = Note(what, site, self._taken, advice, "CollectiveMismatchError")
+        note = Note(what, _placeless_site(), self._taken, advice, "CollectiveMismatchError")
         self._engine.agreement.note(note, replaces=self._last_note)
         self._last_note = note
 
@@ -279,7 +279,8 @@ class DistributedIterator:
             found = next(self._steps, None)
             if found is not None:
                 self._spec = _empty(found[0][0])
-            return _NextStep(found, self._spec, self._is_global, site, options)
+            named = dataclasses.replace(options, name=self._name)
+            return _NextStep(found, self._spec, self._is_global, site, named)
 
         values, self._spec = engine.cross_replica(engine.make("next", None, make))
         return values  # type: ignore[no-any-return]
@@ -330,7 +331,7 @@ class _NextStep(Call):
         self.identify(is_global, self.describe)
 
     def words(self, position: int = 0) -> CallDescription:
-        return CallDescription(self.kind, "of a distributed dataset", self.site)
+        return CallDescription(self.kind, "", self.site, self.options.name)
 
     def perform(self, engine: Engine, calls: Sequence[Call]) -> list[Any]:
         if self.found is not None:
@@ -363,6 +364,11 @@ class _NextStep(Call):
 
 
 _END = object()
+
+
+def _placeless_site() -> CallSite:
+    """Return the site of this call, for its line only: it is the same as every other one."""
+    return call_site()._replace(digest=b"")
 
 
 def _check_options(options: InputOptions | None) -> None:

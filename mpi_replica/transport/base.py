@@ -79,7 +79,7 @@ class Transport(abc.ABC):
     ) -> None:
         """Combine arrays of all ranks element by element into `receive`; MEAN is not divided.
 
-        None for `send`: in place (each rank may choose for itself).
+        None for `send`: in place (that holds on all ranks or on none).
         """
 
     @abc.abstractmethod

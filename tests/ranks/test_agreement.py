@@ -225,6 +225,11 @@ MISTAKES = {
         CALL,
         ["second_fn", "first_fn"],
     ),
+    "merge_fn on the same line": (
+        lambda context, is_odd: context.merge_call((lambda s: 1) if is_odd else (lambda s: 2)),
+        CALL,
+        ["<lambda> at test_agreement.py:"],
+    ),
     "all_gather for all_reduce": (gather_for_reduce, CALL, ["all_gather", "all_reduce"]),
     "merge_call for all_reduce": (merge_for_reduce, CALL, ["merge_call", "all_reduce"]),
     "two lines swapped": (swapped_on_two_lines, CALL, ["test_agreement.py:"]),

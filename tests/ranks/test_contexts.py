@@ -351,8 +351,10 @@ def test_a_strategy_belongs_to_the_thread_that_first_runs_it(replicas_per_rank):
 
     def work():
         with strategy:
-            check_works(strategy)
-            ready.set()
+            try:
+                check_works(strategy)
+            finally:
+                ready.set()
             tried.wait()
 
     def try_here():

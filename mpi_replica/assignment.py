@@ -1,0 +1,207 @@
+"""Assigning to variables: how what replicas assign is combined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+
+from . import nest
+from .collectives.broadcasting import Broadcast, EqualEverywhere, digest_of
+from .collectives.call import Call
+from .collectives.callsite import CallSite, call_site
+from .collectives.reduction import AllReduce
+from .collectives.standing import Note
+from .context import ReplicaContextLike, StrategyLike, current_state, require_cross_replica
+from .options import CommunicationOptions, ReduceOp, VariableAggregation
+from .storage import Storage, parts_of
+from .values import DistributedValues, Mirrored, PerReplica, component_of
+
+__all__ = ["Assignable", "plain_value"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Assignable(DistributedValues):
+    """The part of a variable that is assigned to."""
+
+    name: str
+    aggregation: VariableAggregation
+    _strategy: StrategyLike
+    _storage: Storage
+    _on_read: bool
+
+    @property
+    def identity(self) -> str:
+        """A name that tells it from all other variables, the same on every rank."""
+        return self._storage.identity
+
+    def assign(self, value: Any) -> Self:
+        """Give the variable a new value.
+
+        In a replica: collective, by the aggregation; `value` is this replica's. NONE: all replicas
+        must assign the same value, of which a hash travels with the next call. Synchronized on
+        read: the replica's own component, no communication. In cross-replica context: collective;
+        rank 0's value counts.
+
+        Parameters
+        ----------
+        value : array_like
+            Of the variable's shape, and of a dtype that numpy casts to the variable's
+            (``same_kind``).
+
+        Returns
+        -------
+        Variable
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            Another shape; under NONE the replicas assigned different values; a `PerReplica` in
+            cross-replica context.
+        TypeError
+            A dtype that does not fit.
+        """
+        return self._assign("assign", value)
+
+    def assign_add(self, delta: Any) -> Self:
+        """Add `delta`, as `assign` does.
+
+        Raises
+        ------
+        ValueError
+            As for `assign`; also in cross-replica context for one that is summed on read, as in tf.
+        """
+        return self._assign("assign_add", delta)
+
+    def assign_sub(self, delta: Any) -> Self:
+        """Subtract `delta`, as `assign_add` adds."""
+        return self._assign("assign_sub", delta)
+
+    def _assign(self, how: str, value: Any) -> Self:
+        state = current_state()
+        engine = self._strategy.engine
+        if state is not None and state.kind == "update" and state.strategy is self._strategy:
+            if state.component is not None:
+                value = component_of(value, state.component)
+            elif isinstance(value, PerReplica):  # whose component is here depends on the rank
+                raise ValueError(
+                    f"{self.name}.{how} got a PerReplica in update: the variable would differ"
+                    " between ranks. Reduce it first: strategy.extended.reduce_to(op, value, var)."
+                )
+            mine = self._storage.fitting(self.name, how, plain_value(value))
+            if state.component is None and engine.layout.size > 1:
+                self._note_update(how, mine)
+            self._storage.write(state.component, how, mine)
+            return self
+        context = None if state is None else state.replica_context
+        if context is None or context.strategy is not self._strategy:
+            require_cross_replica(self._strategy, f"{self.name}.{how}")
+            self._assign_from_above(how, value)
+        elif self._on_read:
+            key = context.replica_id_in_sync_group
+            mine = self._storage.fitting(self.name, how, component_of(plain_value(value), key))
+            self._storage.write(key, how, mine)
+        else:
+            context.meet(engine.make(f"Variable.{how}", None, self._call(context, how, value)))
+        return self
+
+    def _note_update(self, how: str, value: Array) -> None:
+        """Have what `update` writes compared between the ranks, with their next header."""
+        before = self._storage.read(None)
+        what = f"update: {how} to {self.identity}"
+        advice = (
+            "What update writes must be the same on all ranks: reduce it first, or pass it through"
+            " the args of merge_call."
+        )
+        self._strategy.engine.agreement.note(
+            Note(what, call_site(), digest_of(value, sampled=True), advice, "ValueError"),
+            lambda: self._storage.restore(None, before),
+        )
+
+    def _call(
+        self, context: ReplicaContextLike, how: str, value: Any
+    ) -> Callable[[CallSite, CommunicationOptions], Call]:
+        """Return what makes the call by which a replica assigns to a mirrored variable."""
+        kind = f"Variable.{how}"
+
+        def write(result: Any) -> None:
+            self._storage.write(None, how, np.asarray(result))
+
+        def write_for_now(result: Any) -> Callable[[], None]:
+            before = self._storage.read(None)
+            write(result)
+            return lambda: self._storage.restore(None, before)
+
+        def make(site: CallSite, options: CommunicationOptions) -> Call:
+            own = component_of(plain_value(value), context.replica_id_in_sync_group)
+            mine = self._storage.fitting(self.name, how, own)
+            mode = self.aggregation
+            if mode is VariableAggregation.NONE:
+                advice = (
+                    "With VariableAggregation.NONE all replicas must assign the same value. Make"
+                    " the variable with aggregation=mr.VariableAggregation.MEAN, SUM or"
+                    " ONLY_FIRST_REPLICA, or all_reduce the value first."
+                )
+                return EqualEverywhere(
+                    kind, self.identity, mine, advice, write_for_now, site, options
+                )
+            if mode is VariableAggregation.ONLY_FIRST_REPLICA:
+                return Broadcast(
+                    kind, self.identity, mine, site, options, compared=True, then=write
+                )
+            op = ReduceOp.from_variable_aggregation(mode)
+            structure = nest.flatten(None)[1]
+            return AllReduce(
+                kind,
+                op,
+                [[mine]],
+                structure,
+                site,
+                options,
+                self.identity,
+                then=lambda results: write(results[0]),
+            )
+
+        return make
+
+    def _assign_from_above(self, how: str, value: Any) -> None:
+        engine = self._strategy.engine
+        summed = self._on_read and self.aggregation is VariableAggregation.SUM
+
+        def write(result: Array) -> None:
+            if not self._on_read:
+                self._storage.write(None, how, result)
+                return
+            ids = engine.layout.local_replica_ids
+            parts = parts_of(result, engine.layout.num_replicas) if summed else None
+            for i in ids:
+                self._storage.write(i, how, result if parts is None else parts[i])
+
+        def make(site: CallSite, options: CommunicationOptions) -> Call:
+            if isinstance(value, PerReplica):
+                raise ValueError(
+                    f"{self.name}.{how} got a PerReplica in cross-replica context: ranks would"
+                    " differ. Reduce it first: strategy.reduce(op, value, axis=None)."
+                )
+            if summed and how != "assign":
+                raise ValueError(
+                    f"{self.name}.{how} in cross-replica context is not supported for a variable"
+                    " that is summed on read, as in tf: it is not clear which component gets it."
+                    f" Call {how} in a replica."
+                )
+            mine = self._storage.fitting(self.name, how, plain_value(value))
+            return Broadcast(
+                f"Variable.{how}", self.identity, mine, site, options, compared=True, then=write
+            )
+
+        engine.cross_replica(engine.make(f"Variable.{how}", None, make))
+
+
+def plain_value(value: Any) -> Any:
+    """Return the value in a variable or a Mirrored; anything else as it is."""
+    if isinstance(value, Assignable):
+        return value.shared_value()
+    return value.value if isinstance(value, Mirrored) else value

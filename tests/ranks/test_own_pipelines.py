@@ -1,0 +1,145 @@
+"""Datasets of the ranks' own, and values from a function: each pipeline makes what it likes."""
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from everywhere import gathered
+from mpi_replica.data import Dataset
+
+PER_REPLICA = mr.InputOptions(
+    experimental_replication_mode=mr.InputReplicationMode.PER_REPLICA,
+)
+
+
+def steps_of(strategy, steps):
+    """What each step gives to all replicas, in the order of their ids; all ranks see as many."""
+    mine = [strategy.experimental_local_results(step) for step in steps]
+    of_ranks = gathered(mine)
+    assert len({len(of_rank) for of_rank in of_ranks}) == 1, [len(steps) for steps in of_ranks]
+    return [[part for of_rank in step for part in of_rank] for step in zip(*of_ranks, strict=True)]
+
+
+# Datasets of the ranks' own
+
+
+def own_batches(context):
+    """Pipeline i has i batches of 2 rows: the first one has none at all."""
+    i = context.input_pipeline_id
+    return [np.full((2, 3), 10 * i + n, np.float32) for n in range(i)]
+
+
+def expected_of_own(strategy, pipelines_of_replicas):
+    """The batches of `own_batches`, one for each replica and step, as nested lists."""
+    inputs = {i: iter(range(i)) for i in pipelines_of_replicas}
+    steps = []
+    while True:
+        taken = [(i, next(inputs[i], None)) for i in pipelines_of_replicas]
+        if all(number is None for _, number in taken):
+            return steps
+        steps.append([None if n is None else 10 * i + n for i, n in taken])
+
+
+@pytest.mark.parametrize("options", [None, mr.InputOptions(), PER_REPLICA], ids=str)
+def test_pipelines_of_different_lengths_end_at_the_same_step(strategy, options):
+    local = gathered(strategy.local_replica_ids)
+    if options is PER_REPLICA:
+        pipelines = range(strategy.num_replicas_in_sync)
+    else:
+        pipelines = [rank for rank, ids in enumerate(local) for _ in ids]
+    dataset = strategy.distribute_datasets_from_function(own_batches, options)
+    for _ in range(2):
+        steps = steps_of(strategy, dataset)
+        expected = expected_of_own(strategy, list(pipelines))
+        assert len(steps) == len(expected)
+        for parts, numbers in zip(steps, expected, strict=True):
+            for part, number in zip(parts, numbers, strict=True):
+                assert part.dtype == np.float32
+                assert part.shape == ((0, 3) if number is None else (2, 3))
+                assert np.all(part == number)
+
+
+def test_the_function_is_called_once_for_each_pipeline(strategy):
+    def contexts(options):
+        seen = []
+        strategy.distribute_datasets_from_function(lambda c: seen.append(c) or [], options)
+        return seen
+
+    R, size = strategy.num_replicas_in_sync, strategy.size
+    assert contexts(None) == [mr.InputContext(size, strategy.rank, R)]
+    ids = strategy.local_replica_ids
+    assert contexts(PER_REPLICA) == [mr.InputContext(R, i, R) for i in ids]
+
+
+def test_nests_of_a_pipeline_without_batches_are_filled_like_those_of_the_others(strategy):
+    def batches(context):
+        is_last = context.input_pipeline_id == context.num_input_pipelines - 1
+        return [{"x": np.ones((2, 5), np.int8), "y": (np.ones(2),)}] if is_last else []
+
+    steps = list(strategy.distribute_datasets_from_function(batches, PER_REPLICA))
+    R = strategy.num_replicas_in_sync
+    (x,) = steps_of(strategy, [step["x"] for step in steps])
+    (y,) = steps_of(strategy, [step["y"][0] for step in steps])
+    assert [part.shape for part in x] == [(0, 5)] * (R - 1) + [(2, 5)]
+    assert [part.shape for part in y] == [(0,)] * (R - 1) + [(2,)]
+    assert {(a.dtype.name, b.dtype.name) for a, b in zip(x, y, strict=True)} == {
+        ("int8", "float64")
+    }
+
+
+def test_a_dataset_of_a_pipeline_reshuffles_at_each_iteration(strategy):
+    def shuffled(context):
+        return Dataset.range(50).shuffle(seed=context.input_pipeline_id).batch(50)
+
+    dataset = strategy.distribute_datasets_from_function(shuffled, PER_REPLICA)
+    ((*first,), (*second,)) = (steps_of(strategy, dataset)[0] for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert one.tolist() != other.tolist()
+        assert sorted(one) == sorted(other) == list(range(50))
+
+
+def test_per_replica_mode_is_for_functions_only(strategy):
+    with pytest.raises(NotImplementedError, match="distribute_datasets_from_function"):
+        strategy.experimental_distribute_dataset(Dataset.range(4).batch(2), PER_REPLICA)
+
+
+def test_input_context(strategy):
+    context = mr.InputContext(2, 1, 4)
+    assert context.get_per_replica_batch_size(12) == 3
+    with pytest.raises(ValueError, match=r"10.*4"):
+        context.get_per_replica_batch_size(10)
+    assert str(context) == "mr.InputContext(input pipeline id 1, total: 2)"
+    assert mr.InputContext() == mr.InputContext(1, 0, 1)
+
+
+# Values from a function
+
+
+def test_values_from_a_function_are_those_of_each_replica(strategy):
+    R = strategy.num_replicas_in_sync
+    make = strategy.experimental_distribute_values_from_function
+    shared = np.ones(3)
+    cases = [
+        (lambda c: 1.0, lambda i: 1.0),
+        (lambda c: shared, lambda i: shared),
+        (lambda c: np.arange(R)[c.replica_id_in_sync_group], lambda i: i),
+        (lambda c: c.num_replicas_in_sync, lambda i: R),
+    ]
+    for value_fn, expected in cases:
+        value = make(value_fn)
+        assert isinstance(value, mr.PerReplica)
+        assert value.replica_ids == strategy.local_replica_ids
+        for i, component in zip(value.replica_ids, value.values, strict=True):
+            np.testing.assert_array_equal(component, expected(i))
+    nest = make(lambda c: (1.0, {"a": 2.0 * c.replica_id_in_sync_group}))
+    assert isinstance(nest, tuple)
+    assert nest[1]["a"].values == tuple(2.0 * i for i in strategy.local_replica_ids)
+    doubled = strategy.run(lambda x: x[1]["a"] * 2, args=(nest,))
+    assert strategy.reduce("SUM", doubled, axis=None) == 2.0 * R * (R - 1)
+
+
+def test_value_context():
+    assert mr.ValueContext() == mr.ValueContext(0, 1)
+    text = "mr.ValueContext(replica id 1, total replicas in sync: 4)"
+    assert str(mr.ValueContext(1, 4)) == text
+    assert mr.experimental.ValueContext is mr.ValueContext

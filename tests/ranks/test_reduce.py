@@ -1,0 +1,354 @@
+"""strategy.reduce against numpy, over the values of all replicas."""
+
+import warnings
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+import mpi_replica as mr
+from contributions import (
+    NARROW,
+    OF_OP,
+    Leaf,
+    at_once,
+    build,
+    check_everywhere,
+    native,
+    nests,
+    reduced,
+)
+from everywhere import check_works, raises_everywhere
+
+UFUNCS = {"SUM": np.add, "MEAN": np.add, "MIN": np.minimum, "MAX": np.maximum, "PROD": np.multiply}
+
+
+def of_replicas(strategy, make):
+    """A PerReplica of `make(replica_id)`."""
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: make(context.replica_id_in_sync_group)
+    )
+
+
+def along(op, arrays, axis):
+    """The reference for an axis: as if all components stood in one array along a new one.
+
+    Extents along `axis` may differ, so each component is flattened along it first.
+    """
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    columns = []
+    for array in arrays:
+        array = native(array)
+        places = sorted(place % array.ndim for place in axes)
+        rest = [n for place, n in enumerate(array.shape) if place not in places]
+        columns.append(np.moveaxis(array, places, range(len(places))).reshape(-1, *rest))
+    whole = np.concatenate(columns)
+    dtype = wide = whole.dtype
+    if dtype.name in NARROW:
+        wide = np.dtype("float32")
+    elif op == "MEAN" and dtype.kind in "biu":
+        dtype = wide = np.dtype("float64")
+    result = UFUNCS[op].reduce(whole.astype(wide), axis=0, dtype=wide)
+    if op == "MEAN":
+        result = result / len(whole)
+    return np.asarray(result, dtype)[()]
+
+
+@st.composite
+def calls(draw, *, along_axes):
+    op = draw(st.sampled_from(sorted(OF_OP)))
+    axis = None
+    extents = (1,)
+    if along_axes:
+        axis = draw(st.sampled_from([0, 1, -1, -2, (0, 1), (-1,), (0, -1)]))
+        extents = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple))
+    leaves = st.builds(
+        Leaf,
+        dtype=st.sampled_from(OF_OP[op]),
+        shape=st.lists(st.integers(along_axes, 3), min_size=2, max_size=3).map(tuple),
+        number=st.integers(0, 99),
+        layout=st.integers(0, 6),
+        axis=st.just(axis[0] if isinstance(axis, tuple) else axis),
+        extents=st.just(extents),
+    )
+    return op, draw(nests(leaves)), axis
+
+
+def check_reduce(strategy, op, nest, axis):
+    replicas = strategy.num_replicas_in_sync
+
+    def reference(leaf):
+        arrays = leaf.of_all(replicas)
+        return reduced(op, arrays) if axis is None else along(op, arrays, axis)
+
+    value = of_replicas(strategy, lambda i: build(nest, lambda leaf: leaf.of(i)))
+    check_everywhere([strategy.reduce(op, value, axis=axis)], build(nest, reference))
+
+
+@at_once
+@given(call=calls(along_axes=False))
+def test_decision_9_reduce_maps_over_nests_element_by_element(strategy, call):
+    check_reduce(strategy, *call)
+
+
+@at_once
+@given(call=calls(along_axes=True))
+def test_decision_9_reduce_along_axes_weighs_by_element_count(strategy, call):
+    check_reduce(strategy, *call)
+
+
+def test_large_components_of_uneven_extents_are_reduced(strategy):
+    leaf = Leaf("float32", (1, 300), axis=0, extents=(1000, 1, 0, 37))
+    for op in ("SUM", "MEAN", "MAX"):
+        check_reduce(strategy, op, [leaf, leaf], 0)
+    check_reduce(strategy, "MEAN", Leaf("float16", (300, 200)), None)
+
+
+def test_the_rows_of_a_split_batch_are_reduced_as_in_tf(strategy):
+    """Rows 1 to 6 in chunks: SUM 21, MEAN 3.5; axis None needs equal shapes."""
+    replicas = strategy.num_replicas_in_sync
+    chunks = np.array_split(np.arange(1.0, 7.0), replicas)
+    value = of_replicas(strategy, lambda i: chunks[i])
+    assert strategy.reduce("SUM", value, axis=0) == 21
+    assert strategy.reduce("MEAN", value, axis=0) == 3.5
+    if len({chunk.shape for chunk in chunks}) > 1:
+        raises_everywhere(ValueError, lambda: strategy.reduce("SUM", value, axis=None))
+        check_works(strategy)
+
+
+@pytest.mark.parametrize("dtype", [float, int, np.float32])
+def test_a_replica_with_more_rows_weighs_more(strategy, dtype):
+    ids = np.arange(strategy.num_replicas_in_sync)
+    value = of_replicas(strategy, lambda i: np.full(i + 1, i, dtype))
+    total = (ids * (ids + 1)).sum()
+    assert strategy.reduce("SUM", value, axis=0) == total
+    assert strategy.reduce("MEAN", value, axis=0) == pytest.approx(total / (ids + 1).sum())
+
+
+def test_replicas_without_rows_do_not_count(strategy):
+    last = strategy.num_replicas_in_sync - 1
+    value = of_replicas(strategy, lambda i: np.array([1.0, 3.0] if i == last else []))
+    expected = {"SUM": 4, "MEAN": 2, "MIN": 1, "MAX": 3, "PROD": 3}
+    for op, result in expected.items():
+        assert strategy.reduce(op, value, axis=0) == result
+
+
+def test_nothing_anywhere_is_nan_with_one_warning_under_mean_and_an_error_under_min(strategy):
+    value = strategy.run(lambda: np.ones((0, 2)))
+    np.testing.assert_array_equal(strategy.reduce("SUM", value, axis=0), [0, 0])
+    np.testing.assert_array_equal(strategy.reduce("PROD", value, axis=0), [1, 1])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mean = strategy.reduce("MEAN", value, axis=0)
+    assert np.isnan(mean).all()
+    assert [warning.category for warning in caught] == [RuntimeWarning]
+    for op in ("MIN", "MAX"):
+        raises_everywhere(ValueError, lambda op=op: strategy.reduce(op, value, axis=0))
+    check_works(strategy)
+
+
+def test_ones_of_all_replicas_add_up_in_and_out_of_scope(strategy):
+    count = strategy.num_replicas_in_sync
+    ones = strategy.run(lambda: 1.0)
+    assert strategy.reduce("SUM", ones, axis=None) == count
+    with strategy.scope():
+        assert strategy.reduce(mr.ReduceOp.SUM, ones, axis=None) == count
+        result = strategy.reduce("mean", ones, axis=None)
+    assert type(result) is np.float64
+
+
+def test_a_tuple_of_values_is_reduced_leaf_by_leaf(strategy):
+    count = strategy.num_replicas_in_sync
+    pair = strategy.run(lambda: (np.ones((2, 1)), {"n": np.full(3, 2)}))
+    first, second = strategy.reduce("SUM", pair, axis=0)
+    np.testing.assert_array_equal(first, [2.0 * count])
+    assert second["n"] == 6 * count
+    assert strategy.reduce("SUM", [], axis=None) == []
+
+
+def test_the_axis_may_be_a_list_or_a_numpy_integer(strategy):
+    count = strategy.num_replicas_in_sync
+    value = strategy.run(lambda: np.ones((2, 3)))
+    for axis in ([0, 1], (np.int64(0), 1), [-1, -2]):
+        assert strategy.reduce("SUM", value, axis=axis) == 6 * count
+    np.testing.assert_array_equal(strategy.reduce("SUM", value, np.int8(1)), [3 * count] * 2)
+    np.testing.assert_array_equal(strategy.reduce("MEAN", value, axis=()), np.ones((2, 3)))
+
+
+def test_python_ints_on_some_replicas_and_floats_on_others_count_as_float64(strategy):
+    ids = range(strategy.num_replicas_in_sync)
+    value = of_replicas(strategy, lambda i: i if i % 2 else i + 0.5)
+    result = strategy.reduce("SUM", value, axis=None)
+    assert type(result) is np.float64
+    assert result == sum(i if i % 2 else i + 0.5 for i in ids)
+
+
+def test_decision_4_the_same_object_on_all_replicas_counts_once_for_each(strategy):
+    shared = np.ones(3)
+    value = of_replicas(strategy, lambda i: shared)
+    result = strategy.reduce("SUM", value, axis=None)
+    np.testing.assert_array_equal(result, np.full(3, strategy.num_replicas_in_sync))
+    result += 1
+    np.testing.assert_array_equal(shared, np.ones(3))
+
+
+def test_decision_5_mean_of_bools_and_integers_is_float64_along_axes_too(strategy):
+    value = of_replicas(strategy, lambda i: np.array([True, i == 0]))
+    count = strategy.num_replicas_in_sync
+    mean = strategy.reduce("MEAN", value, axis=0)
+    assert type(mean) is np.float64
+    assert mean == (count + 1) / (2 * count)
+    value = of_replicas(strategy, lambda i: np.full(2, 200 + i, np.uint8))
+    assert strategy.reduce("MEAN", value, axis=0) == 200 + (count - 1) / 2
+
+
+def test_decision_3_values_of_all_replicas_need_no_message(strategy):
+    """In merge_fn one rank alone may reduce and gather them."""
+    count = strategy.num_replicas_in_sync
+    found = []
+
+    def merge_fn(inner, ids, rows):
+        if inner.rank == 0:
+            found.append(inner.reduce("SUM", ids, axis=None))
+            found.append(inner.reduce("MEAN", rows, axis=0))
+            found.append(inner.gather(rows, axis=0).tolist())
+
+    def step():
+        ctx = mr.get_replica_context()
+        i = ctx.replica_id_in_sync_group
+        ctx.merge_call(merge_fn, (i, np.full(i + 1, float(i))))
+
+    strategy.run(step)
+    ids = np.arange(count)
+    rows = np.repeat(ids, ids + 1)
+    expected = [ids.sum(), rows.mean(), rows.tolist()] if strategy.rank == 0 else []
+    check_works(strategy)
+    assert found == expected
+
+
+def test_decision_3_values_of_all_and_of_local_replicas_can_stand_in_one_nest(strategy):
+    count = strategy.num_replicas_in_sync
+    every = mr.PerReplica([float(10**i) for i in range(count)])
+    local = of_replicas(strategy, lambda i: float(10**i))
+    result = strategy.reduce("SUM", {"every": every, "local": [local]}, axis=None)
+    ones = float("1" * count)
+    assert result == {"every": ones, "local": [ones]}
+
+
+# Decision 9: plain values and Mirrored ones
+
+
+def test_decision_9_mean_of_a_plain_or_mirrored_value_is_itself(strategy):
+    for value in (3.0, mr.Mirrored(3.0)):
+        assert strategy.reduce("MEAN", value, axis=None) == 3.0
+    nest = {"loss": strategy.run(lambda: 1.0), "rate": 0.5}
+    assert strategy.reduce("MEAN", nest, axis=None) == {"loss": 1.0, "rate": 0.5}
+
+
+def test_decision_9_sum_of_a_plain_or_mirrored_value_is_a_value_error(strategy):
+    for value in (3.0, np.ones(2), mr.Mirrored(3.0), None, [strategy.run(lambda: 1.0), 3.0]):
+        for axis in (None, 0):
+            error = raises_everywhere(
+                ValueError, lambda v=value, a=axis: strategy.reduce("SUM", v, axis=a)
+            )
+            assert "strategy.run" in str(error)
+    check_works(strategy)
+
+
+def test_a_plain_value_on_one_rank_alone_is_an_error_everywhere(strategy):
+    local = strategy.run(lambda: 1.0)
+    value = 3.0 if strategy.rank == strategy.size - 1 else local
+    raises_everywhere(ValueError, lambda: strategy.reduce("SUM", value, axis=None))
+    check_works(strategy)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("op", "axis", "kind"),
+    [
+        ("SUM", 0.5, TypeError),
+        ("SUM", "x", TypeError),
+        ("SUM", (0, "x"), TypeError),
+        ("SUM", 2, ValueError),
+        ("MEAN", -3, ValueError),
+        ("MAX", (0, 5), ValueError),
+        ("SUM", (0, 0), ValueError),
+        ("SUM", (1, -1), ValueError),
+        ("AVERAGE", 0, ValueError),
+        (1, None, TypeError),
+    ],
+)
+def test_a_wrong_axis_or_op_is_an_error_everywhere(strategy, op, axis, kind):
+    value = strategy.run(lambda: np.ones((2, 3)))
+    raises_everywhere(kind, lambda: strategy.reduce(op, value, axis=axis))
+    if strategy.size > 1:  # on one rank alone
+        right = strategy.rank > 0
+        raises_everywhere(
+            kind,
+            lambda: strategy.reduce("SUM" if right else op, value, axis=0 if right else axis),
+        )
+    check_works(strategy)
+
+
+def test_an_axis_of_scalars_is_a_value_error_that_says_axis_none(strategy):
+    value = strategy.run(lambda: 1.0)
+    error = raises_everywhere(ValueError, lambda: strategy.reduce("SUM", value, axis=0))
+    assert "axis=None" in str(error)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+@pytest.mark.parametrize("bad", [np.array([True]), np.array(["a"]), np.array([None])], ids=str)
+def test_what_can_not_be_summed_is_a_type_error_that_names_the_leaf(strategy, bad, axis):
+    value = of_replicas(strategy, lambda i: {"w": [bad]})
+    error = raises_everywhere(TypeError, lambda: strategy.reduce("SUM", value, axis=axis))
+    assert "['w'][0]" in str(error)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+@pytest.mark.parametrize("other", [np.ones((2, 4)), np.ones(2), np.ones((2, 3), np.float32)])
+def test_components_that_do_not_fit_are_a_structure_mismatch_everywhere(strategy, other, axis):
+    last = strategy.num_replicas_in_sync - 1
+    if last == 0:
+        pytest.skip("one replica has nobody to differ from")
+    value = of_replicas(strategy, lambda i: [other if i == last else np.ones((2, 3))])
+    error = raises_everywhere(
+        mr.errors.StructureMismatchError, lambda: strategy.reduce("SUM", value, axis=axis)
+    )
+    assert "value[0]" in str(error)
+    check_works(strategy)
+
+
+def test_replicas_of_other_dtypes_that_accumulate_alike_do_not_fit_either(strategy):
+    last = strategy.num_replicas_in_sync - 1
+    if last == 0:
+        pytest.skip("one replica has nobody to differ from")
+    value = of_replicas(strategy, lambda i: np.ones(2, np.float16 if i == last else np.float32))
+    for axis in (None, 0):
+        raises_everywhere(
+            mr.errors.StructureMismatchError,
+            lambda axis=axis: strategy.reduce("SUM", value, axis=axis),
+        )
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_per_replica_with_a_wrong_number_of_components_is_a_value_error(strategy, change):
+    number = strategy.num_replicas_in_sync + change
+    value = mr.PerReplica([np.ones(1)] * number)
+    calls = [
+        lambda: strategy.reduce("SUM", value, axis=None),
+        lambda: strategy.reduce("SUM", [value], axis=0),
+        lambda: strategy.gather(value, axis=0),
+        lambda: strategy.run(lambda x: x, (value,)),
+        lambda: strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", value)),
+        lambda: strategy.run(lambda: mr.get_replica_context().all_gather(value, axis=0)),
+    ]
+    for call in calls:
+        error = raises_everywhere(ValueError, call)
+        assert "PerReplica" in str(error)
+    check_works(strategy)

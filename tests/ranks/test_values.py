@@ -1,0 +1,410 @@
+"""Values of replicas: what run gives, what merge_fn sees, and what stands for what."""
+
+import operator
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from contributions import check_everywhere
+from everywhere import check_works, gathered, raises_everywhere
+
+
+def my_id():
+    return mr.get_replica_context().replica_id_in_sync_group
+
+
+def local(strategy, value):
+    return strategy.experimental_local_results(value)
+
+
+def in_merge_fn(strategy, look, make):
+    """What `look(strategy, value)` returns on this rank, for the values that replicas pass."""
+    seen = []
+
+    def merge_fn(inner, value):
+        seen.append(look(inner, value))
+
+    strategy.run(lambda: mr.get_replica_context().merge_call(merge_fn, (make(my_id()),)))
+    (result,) = seen
+    return result
+
+
+# Decision 1
+
+
+def test_decision_1_run_gives_the_values_of_this_ranks_replicas(strategy):
+    value = strategy.run(lambda: 10 * my_id())
+    assert value.replica_ids == strategy.local_replica_ids
+    assert value.num_replicas == strategy.num_replicas_in_sync
+    assert local(strategy, value) == tuple(10 * i for i in strategy.local_replica_ids)
+
+
+def test_decision_1_merge_fn_sees_the_values_of_all_replicas(strategy):
+    every = tuple(range(strategy.num_replicas_in_sync))
+    ids, values, results = in_merge_fn(
+        strategy,
+        lambda inner, v: (v.replica_ids, v.values, inner.experimental_local_results([v])),
+        lambda i: 10 * i,
+    )
+    assert ids == every
+    assert values == tuple(10 * i for i in every)
+    assert results == tuple([10 * i] for i in every)
+
+
+# Decision 2
+
+
+def test_decision_2_every_leaf_of_run_is_per_replica_also_the_same_object_everywhere(strategy):
+    shared = object()
+    result = strategy.run(lambda: {"a": shared, "b": [1.0, ("x", np.zeros(2))]})
+    for leaf in (result["a"], result["b"][0], *result["b"][1]):
+        assert type(leaf) is mr.PerReplica
+        assert leaf.replica_ids == strategy.local_replica_ids
+    assert type(strategy.run(lambda: 42)) is mr.PerReplica
+    assert all(component is shared for component in result["a"].values)
+
+
+def test_decision_2_none_from_all_replicas_is_none(strategy):
+    assert strategy.run(lambda: None) is None
+    nest = strategy.run(lambda: {"a": None, "b": my_id()})
+    assert nest["a"] is None
+    assert type(nest["b"]) is mr.PerReplica
+
+
+def test_decision_2_none_from_some_replicas_is_a_component(strategy):
+    """Which replicas of all give it must not matter, also those of one rank."""
+    count = strategy.num_replicas_in_sync
+    for givers in ({0}, {count - 1}, set(range(0, count, 2)), set(strategy.local_replica_ids)):
+        givers = gathered(givers)[0]
+        result = strategy.run(lambda g=givers: [None if my_id() in g else my_id(), None])
+        assert result[1] is None
+        if len(givers) == count:
+            assert result[0] is None
+        else:
+            mine = [None if i in givers else i for i in strategy.local_replica_ids]
+            assert list(result[0].values) == mine
+        seen = in_merge_fn(strategy, lambda _, v: v, lambda i, g=givers: None if i in g else i)
+        every = tuple(None if i in givers else i for i in range(count))
+        if len(givers) == count:
+            assert seen is None
+        else:
+            assert seen.values == every
+    check_works(strategy)
+
+
+def test_decision_2_a_variable_stays_itself(strategy):
+    with strategy.scope():
+        variable = mr.Variable(1.0)
+    result = strategy.run(lambda: (variable, {"v": variable}))
+    assert result[0] is variable
+    assert result[1]["v"] is variable
+    assert in_merge_fn(strategy, lambda _, v: v is variable, lambda i: variable)
+    assert strategy.run(lambda v: v is variable, (variable,)).values[0] is True
+
+
+def test_decision_2_in_merge_fn_every_leaf_has_a_component_of_every_replica(strategy):
+    count = strategy.num_replicas_in_sync
+    kinds, values, nothing = in_merge_fn(
+        strategy,
+        lambda _, v: ([type(v["a"]), type(v["b"][0])], v["a"].values, v["b"][1]),
+        lambda i: {"a": 7, "b": (i, None)},
+    )
+    assert all(issubclass(kind, mr.PerReplica) for kind in kinds)
+    assert values == (7,) * count
+    assert nothing is None
+
+
+def test_decision_2_repr_shows_global_ids(strategy):
+    def text(ids):
+        return "PerReplica:{\n" + ",\n".join(f"  {i}: {i}.5" for i in ids) + "\n}"
+
+    assert repr(strategy.run(lambda: my_id() + 0.5)) == text(strategy.local_replica_ids)
+    seen = in_merge_fn(strategy, lambda _, v: repr(v), lambda i: i + 0.5)
+    assert seen == text(range(strategy.num_replicas_in_sync))
+
+
+# Decision 3
+
+CONVERSIONS = {
+    "float": float,
+    "int": int,
+    "bool": bool,
+    "np.asarray": np.asarray,
+    "np.array of a dtype": lambda value: np.array(value, dtype=np.float32),
+    "item": lambda value: value.item(),
+}
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_decision_3_per_replica_converts_only_when_r_is_1(strategy, name):
+    value = strategy.run(lambda: np.float64(my_id() + 2))
+    convert = CONVERSIONS[name]
+    if strategy.num_replicas_in_sync == 1:
+        assert convert(value) == convert(np.float64(2))
+        return
+    with pytest.raises(TypeError) as caught:
+        convert(value)
+    for way in ("strategy.reduce", "gather", "experimental_local_results"):
+        assert way in str(caught.value)
+    error = in_merge_fn(strategy, lambda _, v: _error_of(lambda: convert(v)), float)
+    assert isinstance(error, TypeError)
+
+
+def _error_of(call):
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def test_decision_3_per_replica_has_no_arithmetic_also_with_one_replica(strategy):
+    value = strategy.run(lambda: 2.0)
+    array = np.ones(3)
+    wrong = [
+        lambda: value + 1,
+        lambda: 1 + value,
+        lambda: array * value,
+        lambda: value @ array,
+        lambda: -value,
+        lambda: value < 1,
+        lambda: len(value),
+        lambda: list(value),
+        lambda: value[0],
+        lambda: array[value],
+        lambda: operator.index(value),
+    ]
+    for call in wrong:
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert "strategy.reduce" in str(caught.value)
+    with pytest.raises(TypeError):
+        np.add(value, 1)
+
+
+# Decision 6
+
+
+def test_decision_6_every_kind_of_value_goes_in_and_comes_out_of_run(strategy):
+    values = [3, 2.5, 1j, True, "text", b"bytes", np.float16(1), np.array(4), np.zeros((0, 3))]
+    values += [np.ones((2, 3), order="F"), np.arange(6)[::2], np.arange(3, dtype=">i4"), {1, 2}]
+    result = strategy.run(lambda *given: given, values)
+    for leaf, value in zip(result, values, strict=True):
+        assert all(component is value for component in leaf.values)
+
+
+# Decision 7
+
+
+def test_decision_7_a_per_replica_within_a_replica_stands_for_its_component(strategy):
+    count = strategy.num_replicas_in_sync
+    ids = strategy.run(my_id)
+    rows = strategy.run(lambda: np.full(my_id() + 1, my_id()))
+
+    def step():
+        ctx = mr.get_replica_context()
+        total = ctx.all_reduce("SUM", {"ids": ids, "one": 1})
+        seen = ctx.merge_call(lambda _, v: list(v.values), (ids,))
+        return total, ctx.all_gather([rows], axis=0), seen
+
+    every = np.arange(count)
+    expected = (
+        {"ids": every.sum(), "one": np.int64(count)},
+        [np.repeat(every, every + 1)],
+    )
+    results = local(strategy, strategy.run(step))
+    check_everywhere([row[:2] for row in results], expected)
+    assert all(row[2] == list(range(count)) for row in results)
+
+
+def test_decision_7_holds_for_what_a_step_function_returns(strategy):
+    ids = strategy.run(my_id)
+    assert local(strategy, strategy.run(lambda: {"ids": ids})) == tuple(
+        {"ids": i} for i in strategy.local_replica_ids
+    )
+
+
+def test_a_mirrored_value_within_a_replica_stands_for_its_value(strategy):
+    mirrored = mr.Mirrored(np.array([1.0, 2.0]))
+    result = strategy.run(lambda: mr.get_replica_context().all_reduce("MEAN", mirrored))
+    for mine in local(strategy, result):
+        np.testing.assert_array_equal(mine, [1, 2])
+
+
+# Decisions 10 and 11
+
+
+def test_decision_10_a_generator_keyed_by_seed_and_replica_id_draws_the_same_in_any_layout(
+    strategy,
+):
+    def step():
+        ctx = mr.get_replica_context()
+        random = np.random.default_rng([5, ctx.replica_id_in_sync_group])
+        return ctx.all_gather(random.random((1, 2)), axis=0)
+
+    replicas = range(strategy.num_replicas_in_sync)
+    expected = np.stack([np.random.default_rng([5, i]).random(2) for i in replicas])
+    check_everywhere(local(strategy, strategy.run(step)), expected)
+
+
+def test_decision_11_a_global_batch_is_cut_into_chunks_of_n_over_r_rounded_up(strategy):
+    count = strategy.num_replicas_in_sync
+    for rows in (10, 1, 3 * count, 3 * count + 1):
+        data = np.arange(2.0 * rows).reshape(rows, 2)
+        dataset = mr.data.Dataset.from_tensor_slices(data).batch(rows)
+        (batch,) = strategy.experimental_distribute_dataset(dataset)
+        chunk = -(-rows // count)
+        for i, part in zip(strategy.local_replica_ids, local(strategy, batch), strict=True):
+            np.testing.assert_array_equal(part, data[i * chunk : (i + 1) * chunk])
+            assert part.shape[1:] == (2,)
+        assert strategy.reduce("SUM", batch, axis=(0, 1)) == data.sum()
+
+
+# run, its arguments and its results, as in tf
+
+
+def test_run_gives_each_replica_its_component_of_every_argument(strategy):
+    ids = strategy.run(my_id)
+    nest = {"ids": [ids], "plain": (2, None)}
+
+    def fn(given, *, scale):
+        return given["ids"][0] * scale, given["plain"]
+
+    result = strategy.run(fn, [nest], {"scale": strategy.run(lambda: my_id() + 1)})
+    assert local(strategy, result) == tuple(
+        (i * (i + 1), (2, None)) for i in strategy.local_replica_ids
+    )
+
+
+def test_a_list_argument_that_a_replica_changes_is_its_own(strategy):
+    given = [1, [2]]
+
+    def fn(items):
+        items.append(my_id())
+        items[1].append(my_id())
+        return len(items), len(items[1])
+
+    assert local(strategy, strategy.run(fn, (given,))) == ((3, 2),) * len(
+        strategy.local_replica_ids
+    )
+    assert given == [1, [2]]
+
+
+def test_run_keeps_the_containers_of_what_replicas_return(strategy):
+    def fn():
+        i = my_id()
+        return f"a{i}", [f"b{i}", {"c": f"d{i}", "e": (f"f{i}", [])}, f"g{i}"], ()
+
+    result = strategy.run(fn)
+    assert local(strategy, result) == tuple(
+        (f"a{i}", [f"b{i}", {"c": f"d{i}", "e": (f"f{i}", [])}, f"g{i}"], ())
+        for i in strategy.local_replica_ids
+    )
+    assert local(strategy, result[1][1]["e"][0]) == tuple(
+        f"f{i}" for i in strategy.local_replica_ids
+    )
+
+
+def test_local_results_of_what_is_not_distributed(strategy):
+    here = len(strategy.local_replica_ids)
+    assert local(strategy, 3) == (3,)
+    assert local(strategy, None) == (None,)
+    assert local(strategy, [1, 2]) == ([1, 2],) * here
+    assert local(strategy, []) == ([],) * here
+    assert local(strategy, mr.Mirrored(4)) == (4,)
+
+
+def test_distribute_values_makes_per_replica_leaves_of_any_nest(strategy):
+    mine = strategy.local_replica_ids
+    count = strategy.num_replicas_in_sync
+    make = strategy.experimental_distribute_values_from_function
+    shared = np.ones(2)
+    same = make(lambda context: shared)
+    assert type(same) is mr.PerReplica
+    assert all(component is shared for component in same.values)
+    ids = make(
+        lambda context: range(context.num_replicas_in_sync)[context.replica_id_in_sync_group]
+    )
+    assert ids.values == mine
+    triple = make(lambda context: (1.0, 2 * context.replica_id_in_sync_group, [count]))
+    assert [leaf.values for leaf in (*triple[:2], triple[2][0])] == [
+        (1.0,) * len(mine),
+        tuple(2 * i for i in mine),
+        (count,) * len(mine),
+    ]
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("others", [1, [1, 2], (1,), {"a": 1}, [[1]], []], ids=repr)
+def test_replicas_that_return_other_nests_are_a_structure_mismatch(strategy, others):
+    last = strategy.num_replicas_in_sync - 1
+    if last == 0:
+        pytest.skip("one replica has nobody to differ from")
+    for odd in (0, last):
+        raises_everywhere(
+            mr.errors.StructureMismatchError,
+            lambda odd=odd: strategy.run(lambda: others if my_id() == odd else [1]),
+        )
+    check_works(strategy)
+
+
+def test_replicas_that_return_other_keys_are_told_which(strategy):
+    last = strategy.num_replicas_in_sync - 1
+    if last == 0:
+        pytest.skip("one replica has nobody to differ from")
+    error = raises_everywhere(
+        mr.errors.StructureMismatchError,
+        lambda: strategy.run(lambda: {"loss" if my_id() == last else "cost": 1.0}),
+    )
+    assert "'loss'" in str(error)
+    assert "'cost'" in str(error)
+    check_works(strategy)
+
+
+WRONG_RUNS = {
+    "args is a number": (ValueError, {"args": 3}, "args=(x,)"),
+    "args is an array": (ValueError, {"args": np.ones(2)}, "args=(x,)"),
+    "args is a string": (ValueError, {"args": "ab"}, "args=(x,)"),
+    "args is None": (ValueError, {"args": None}, "args"),
+    "args is a PerReplica": (ValueError, {"args": mr.PerReplica([1])}, "args=(x,)"),
+    "kwargs is a list": (ValueError, {"kwargs": [1]}, "kwargs"),
+    "fn is no function": (TypeError, {"fn": 3}, "callable"),
+    "options is a number": (TypeError, {"options": 3}, "CommunicationOptions"),
+    "args lacks components": (ValueError, {"args": (mr.PerReplica([1] * 99),)}, "99"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_RUNS)
+def test_a_wrong_run_is_an_error_everywhere_also_when_one_rank_alone_makes_it(strategy, name):
+    kind, wrong, word = WRONG_RUNS[name]
+    for wrong_ranks in ({0}, {strategy.size - 1}, set(range(strategy.size))):
+        given = {"fn": my_id} | (wrong if strategy.rank in wrong_ranks else {})
+        error = raises_everywhere(kind, lambda given=given: strategy.run(**given))
+        assert word in str(error)
+    check_works(strategy)
+
+
+def test_wrong_args_of_merge_call_are_an_error_everywhere(strategy):
+    cases = [({"args": 3}, ValueError), ({"kwargs": 3}, ValueError), ({"merge_fn": 3}, TypeError)]
+    for wrong, kind in cases:
+
+        def step(wrong=wrong):
+            given = {"merge_fn": lambda inner: None}
+            if my_id() == strategy.num_replicas_in_sync - 1:
+                given |= wrong
+            return mr.get_replica_context().merge_call(**given)
+
+        raises_everywhere(kind, lambda step=step: strategy.run(step))
+    check_works(strategy)
+
+
+def test_distribute_values_that_differ_in_structure_on_a_rank_are_an_error_there(strategy):
+    if len(strategy.local_replica_ids) > 1:
+        with pytest.raises(mr.errors.StructureMismatchError):
+            strategy.experimental_distribute_values_from_function(
+                lambda context: [1] * context.replica_id_in_sync_group
+            )
+    check_works(strategy)

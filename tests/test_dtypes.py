@@ -1,0 +1,126 @@
+"""Decision 5: which dtype a reduction accumulates in; and arrays ready to travel."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from contributions import LAYOUTS, laid_out
+from mpi_replica.dtypes import accumulation, as_plain_array, is_text, wire_name
+from mpi_replica.options import ReduceOp
+
+INTEGERS = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
+FLOATS = [np.dtype(name) for name in ("float32", "float64")]
+COMPLEX = [np.dtype(name) for name in ("complex64", "complex128", "clongdouble")]
+OTHERS = ["U3", "S2", "O", "M8[s]", "m8[s]", "V4", [("a", "i4")]]
+
+
+@pytest.mark.parametrize("op", ReduceOp)
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_decision_5_narrow_floats_accumulate_in_float32_and_stay_what_they_are(op, dtype):
+    assert accumulation(np.dtype(dtype), op) == (np.float32, np.dtype(dtype))
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, np.dtype(bool)], ids=str)
+def test_decision_5_mean_of_integers_and_bools_is_float64(dtype):
+    assert accumulation(dtype, ReduceOp.MEAN) == (np.float64, np.float64)
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, *COMPLEX, np.dtype("longdouble")], ids=str)
+def test_decision_5_sum_keeps_the_dtype(dtype):
+    assert accumulation(dtype, ReduceOp.SUM) == (dtype, dtype)
+    assert accumulation(dtype, ReduceOp.PROD) == (dtype, dtype)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX, np.dtype("longdouble")], ids=str)
+def test_decision_5_mean_keeps_the_dtype_of_floats(dtype):
+    assert accumulation(dtype, ReduceOp.MEAN) == (dtype, dtype)
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, np.dtype(bool)], ids=str)
+def test_min_and_max_keep_the_dtype(dtype):
+    assert accumulation(dtype, ReduceOp.MIN) == (dtype, dtype)
+    assert accumulation(dtype, ReduceOp.MAX) == (dtype, dtype)
+
+
+@pytest.mark.parametrize("op", ReduceOp)
+@pytest.mark.parametrize("dtype", OTHERS, ids=str)
+def test_decision_5_what_is_no_number_is_a_type_error_that_names_op_and_dtype(op, dtype):
+    with pytest.raises(TypeError, match=op.name) as caught:
+        accumulation(np.dtype(dtype), op)
+    assert np.dtype(dtype).name in str(caught.value)
+
+
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.PROD])
+def test_decision_5_sum_of_bools_says_what_to_do(op):
+    with pytest.raises(TypeError, match=r"integer.*MIN \(all\) or MAX \(any\)"):
+        accumulation(np.dtype(bool), op)
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_complex_numbers_have_no_order(dtype):
+    for op in (ReduceOp.MIN, ReduceOp.MAX):
+        with pytest.raises(TypeError, match="order"):
+            accumulation(dtype, op)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 4), (2, 0, 3)])
+@pytest.mark.parametrize("dtype", ["int16", "float64", "complex64", "U3", "M8[s]"])
+def test_decision_6_a_plain_array_has_the_values_in_native_c_order(dtype, shape, layout):
+    given = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype("m8[s]").astype("i8")
+    given = given.astype(dtype)
+    plain = as_plain_array(laid_out(given, layout))
+    assert type(plain) is np.ndarray
+    assert plain.dtype == given.dtype
+    assert plain.dtype.isnative
+    assert plain.shape == shape
+    assert plain.flags.c_contiguous
+    assert plain.flags.aligned
+    np.testing.assert_array_equal(plain, given)
+
+
+def test_an_array_that_is_plain_already_is_not_copied():
+    for array in (np.ones((2, 3)), np.array(1.0), laid_out(np.ones(3), "read-only")):
+        assert as_plain_array(array) is array
+
+
+@pytest.mark.parametrize("value", [1, 2.5, True, np.float16(3), [1, 2]])
+def test_numbers_become_arrays(value):
+    np.testing.assert_array_equal(as_plain_array(value), np.asarray(value), strict=True)
+
+
+def test_strings_alone_may_differ_in_item_size():
+    assert [is_text(np.dtype(name)) for name in ("U1", "S9", "f4", "V3", "M8[s]")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_wire_names_tell_all_dtypes_apart():
+    dtypes = [
+        *("bool", "int8", "uint8", "float16", "float32", "float64", "longdouble", "complex64"),
+        *(ml_dtypes.bfloat16, "V2", "V3", "S2", "U2", "M8[s]", "M8[ms]", "m8[s]", "M8[25s]"),
+        [("a", "i4")],
+        [("b", "i4")],
+        [("a", "f4")],
+        [("a", "i4", (2,))],
+        [("a", "i4", (1, 2))],
+        [("a", [("b", "i4")])],
+        [("a", ml_dtypes.bfloat16)],
+        [("a", "V2")],
+        np.dtype([("a", "i1"), ("b", "i4")]),
+        np.dtype([("a", "i1"), ("b", "i4")], align=True),
+        np.dtype({"names": ["a", "b"], "formats": ["i4", "i4"], "offsets": [4, 0]}),
+        np.dtype({"names": ["a", "b"], "formats": ["i4", "i4"], "offsets": [0, 2]}),
+    ]
+    names = [wire_name(np.dtype(dtype)) for dtype in dtypes]
+    assert len(set(names)) == len(names)
+    assert not any("0x" in name for name in names)
+
+
+def test_one_dtype_has_one_wire_name_however_it_is_spelled():
+    assert wire_name(np.dtype("l")) == wire_name(np.dtype("q")) == wire_name(np.dtype("int64"))
+    assert wire_name(np.dtype("M8[1s]")) == wire_name(np.dtype("M8[s]"))

@@ -1,0 +1,170 @@
+"""PerReplica, Mirrored and IndexedSlices, by themselves and on one rank without MPI."""
+
+import operator
+import pickle
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+
+
+def test_distributed_values_is_never_made_directly():
+    with pytest.raises(TypeError, match="PerReplica"):
+        mr.DistributedValues()
+    assert issubclass(mr.PerReplica, mr.DistributedValues)
+    assert issubclass(mr.Mirrored, mr.DistributedValues)
+
+
+def test_decision_2_repr_is_that_of_tf_with_global_ids():
+    assert repr(mr.PerReplica([5.0, "a"])) == "PerReplica:{\n  0: 5.0,\n  1: 'a'\n}"
+    local = mr.PerReplica([np.array([1, 2])], replica_ids=[3], num_replicas=4)
+    assert repr(local) == "PerReplica:{\n  3: array([1, 2])\n}"
+
+
+def test_decision_3_it_knows_which_ids_it_holds():
+    local = mr.PerReplica([20, 30], replica_ids=(2, 3), num_replicas=5)
+    assert (local.values, local.replica_ids, local.num_replicas) == ((20, 30), (2, 3), 5)
+    assert not local.holds_all
+    assert mr.PerReplica([1, 2]).holds_all
+    assert local.component(3) == 30
+    with pytest.raises(ValueError, match=r"replica 0\b"):
+        local.component(0)
+
+
+def test_a_per_replica_needs_a_component_for_each_id():
+    with pytest.raises(ValueError, match="2 components"):
+        mr.PerReplica([1, 2], replica_ids=[0])
+
+
+def test_decision_3_one_of_one_replica_converts():
+    value = mr.PerReplica([np.float64(2.5)])
+    assert float(value) == 2.5
+    assert int(value) == 2
+    assert bool(value) is True
+    assert value.item() == 2.5
+    assert type(value.item()) is float
+    np.testing.assert_array_equal(np.asarray(mr.PerReplica([[1, 2]]), dtype=float), [1.0, 2.0])
+
+
+@pytest.mark.parametrize("convert", [float, int, bool, np.asarray, lambda value: value.item()])
+@pytest.mark.parametrize(
+    "value", [mr.PerReplica([1.0, 2.0]), mr.PerReplica([1.0], replica_ids=[1], num_replicas=2)]
+)
+def test_decision_3_others_do_not_also_with_one_local_component(value, convert):
+    with pytest.raises(TypeError) as caught:
+        convert(value)
+    for way in ("strategy.reduce", "gather", "experimental_local_results"):
+        assert way in str(caught.value)
+
+
+BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor"]
+BINARY += ["lt", "le", "gt", "ge"]
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_decision_3_it_has_no_arithmetic_on_either_side(name):
+    function = getattr(operator, name)
+    for value in (mr.PerReplica([2]), mr.PerReplica([1, 2])):
+        for other in (1, np.ones(2), value):
+            for sides in ((value, other), (other, value)):
+                with pytest.raises(TypeError, match=r"strategy\.reduce"):
+                    function(*sides)
+
+
+@pytest.mark.parametrize("function", [len, iter, abs, operator.neg, operator.invert, range])
+def test_decision_3_it_is_no_sequence_and_no_number(function):
+    with pytest.raises(TypeError, match=r"strategy\.reduce"):
+        function(mr.PerReplica([2]))
+
+
+def test_a_per_replica_can_be_pickled():
+    value = pickle.loads(pickle.dumps(mr.PerReplica([1, 2], (2, 3), 4)))
+    assert (value.values, value.replica_ids, value.num_replicas) == ((1, 2), (2, 3), 4)
+
+
+def test_a_mirrored_value_acts_like_the_value_in_it():
+    array = np.array([1.0, 2.0])
+    value = mr.Mirrored(array)
+    np.testing.assert_array_equal(value + 1, [2, 3])
+    np.testing.assert_array_equal(array - value, [0, 0])
+    np.testing.assert_array_equal(np.sqrt(mr.Mirrored(np.array([4.0]))), [2])
+    np.testing.assert_array_equal(np.asarray(value), array)
+    assert (value.shape, len(value), value[1], list(value)) == ((2,), 2, 2.0, [1.0, 2.0])
+    assert float(mr.Mirrored(2.5)) == 2.5
+    assert list(range(mr.Mirrored(2))) == [0, 1]
+    assert pickle.loads(pickle.dumps(mr.Mirrored(3))).value == 3
+
+
+def test_indexed_slices_add_rows_of_one_index():
+    slices = mr.IndexedSlices([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [1, 3, 1], dense_shape=(4, 2))
+    np.testing.assert_array_equal(slices.to_dense(), [[0, 0], [6, 8], [0, 0], [3, 4]])
+    empty = mr.IndexedSlices(np.ones((0, 2)), [], dense_shape=(2, 2))
+    np.testing.assert_array_equal(empty.to_dense(), np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (([[1.0]], [0, 1]), ValueError),
+        ((1.0, 0), ValueError),
+        (([[1.0]], [[0]]), ValueError),
+        (([[1.0]], [0.5]), TypeError),
+        (([[1.0, 2.0]], [0], (3, 1)), ValueError),
+    ],
+)
+def test_indexed_slices_that_do_not_fit_are_refused(given, kind):
+    with pytest.raises(kind):
+        mr.IndexedSlices(*given)
+
+
+def test_indexed_slices_become_dense_only_with_a_shape_that_holds_them():
+    with pytest.raises(ValueError, match="dense_shape"):
+        mr.IndexedSlices([1.0], [0]).to_dense()
+    for index in (3, -1):
+        with pytest.raises(IndexError, match=str(index)):
+            mr.IndexedSlices([1.0], [index], (3,)).to_dense()
+
+
+# On one rank without MPI
+
+
+def my_id():
+    return mr.get_replica_context().replica_id_in_sync_group
+
+
+def test_decision_2_one_replica_gives_per_replica_leaves_too():
+    result = mr.MPIStrategy(num_replicas=1).run(lambda: {"a": 4.0, "b": (8.0, [16.0]), "c": None})
+    assert repr(result["a"]) == "PerReplica:{\n  0: 4.0\n}"
+    assert float(result["b"][1][0]) == 16
+    assert result["c"] is None
+
+
+def test_replicas_on_one_rank_reduce_and_gather_without_mpi():
+    strategy = mr.MPIStrategy(num_replicas=3)
+
+    def step():
+        ctx = mr.get_replica_context()
+        total = ctx.all_reduce("SUM", np.full(30_000, my_id()))
+        return total[0], ctx.all_gather(np.full(my_id(), my_id()), axis=0)
+
+    result = strategy.run(step)
+    assert strategy.experimental_local_results(result[0]) == (3, 3, 3)
+    for rows in strategy.experimental_local_results(result[1]):
+        np.testing.assert_array_equal(rows, [1, 2, 2])
+    assert strategy.reduce("MEAN", result[0], axis=None) == 3
+    np.testing.assert_array_equal(strategy.gather(result[1], axis=0), [1, 2, 2] * 3)
+
+
+def test_outside_of_any_strategy_collectives_are_those_of_one_replica():
+    ctx = mr.get_replica_context()
+    assert ctx.all_reduce("MEAN", 3) == 3.0
+    assert type(ctx.all_reduce("MEAN", 3)) is np.float64
+    given = np.ones(2)
+    for result in (ctx.all_reduce("SUM", given), ctx.all_gather(given, axis=0)):
+        assert not np.shares_memory(result, given)
+        np.testing.assert_array_equal(result, given)
+    with pytest.raises(ValueError, match=r"np\.array"):
+        ctx.all_gather(3, axis=0)
+    with pytest.raises(TypeError, match="bool"):
+        ctx.all_reduce("SUM", True)
