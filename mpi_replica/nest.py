@@ -6,6 +6,7 @@ included. Keys of a dict are visited in sorted order. The work is done by optree
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ _LEAF: Structure = optree.treespec_leaf(none_is_leaf=True)
 _LEAF_TYPES = frozenset(
     {np.ndarray, float, int, bool, str, bytes, type(None), np.float32, np.float64, np.int64}
 )
+
+_ADDRESS = re.compile(" at 0x[0-9a-f]+>")
 
 _texts: dict[Structure, str] = {_LEAF: "*"}
 _paths: dict[Structure, tuple[str, ...]] = {_LEAF: ("",)}
@@ -91,6 +94,7 @@ def structure_text(structure: Structure) -> str:
         if len(_texts) >= _CACHE_SIZE:
             _texts.clear()
         text = str(structure).removeprefix("PyTreeSpec(").removesuffix(", NoneIsLeaf)")
+        text = _ADDRESS.sub(">", text)  # that of a defaultdict's function, say
         _texts[structure] = text
     return text
 

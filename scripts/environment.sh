@@ -49,6 +49,8 @@ open_mpi_environment() {
     if (($(nproc 2>/dev/null || echo 1) < 2 * $1)); then
         export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
     fi
+    # The same order of sets of strings on all ranks.
+    export PYTHONHASHSEED=${PYTHONHASHSEED:-0}
     # The ranks share the cores: one BLAS thread each.
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
     export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1}

@@ -64,7 +64,7 @@ def test_decision_11_chunks_hold_n_over_r_rounded_up_and_trailing_ones_may_be_em
     parts = shares(rows, replicas)
     chunk = -(-rows // replicas)
     assert len(parts) == replicas
-    assert sum((list(range(rows))[part] for part in parts), []) == list(range(rows))
+    assert [row for part in parts for row in range(rows)[part]] == list(range(rows))
     sizes = [part.stop - part.start for part in parts]
     assert all(size >= 0 for size in sizes)
     full = rows // chunk if chunk else 0

@@ -1,5 +1,6 @@
 """Values of replicas: what run gives, what merge_fn sees, and what stands for what."""
 
+import collections
 import operator
 
 import numpy as np
@@ -408,3 +409,14 @@ def test_distribute_values_that_differ_in_structure_on_a_rank_are_an_error_there
                 lambda context: [1] * context.replica_id_in_sync_group
             )
     check_works(strategy)
+
+
+def test_a_default_dict_whose_function_each_replica_makes_is_one_structure(strategy):
+    def step():
+        given = collections.defaultdict(lambda: 0, a=my_id())
+        return mr.get_replica_context().all_reduce("SUM", given)
+
+    total = sum(range(strategy.num_replicas_in_sync))
+    for result in local(strategy, strategy.run(step)):
+        assert result == {"a": total}
+        assert result["other"] == 0

