@@ -13,7 +13,7 @@ import numpy as np
 
 #: On several ranks a failure is told at once: the search for a smaller one takes minutes.
 at_once = hypothesis.settings(
-    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate], max_examples=20
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate], max_examples=12
 )
 
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))

@@ -164,8 +164,9 @@ class _Leaves:
                 here.append(index)
             else:
                 elsewhere.append(index)
-        for wanted, own in ((here, _engine_at_hand(self.engine)), (elsewhere, self.engine)):
+        for wanted in (here, elsewhere):
             if wanted:
+                own = self.engine if wanted is elsewhere else _engine_at_hand(self.engine)
                 found = own.cross_replica(make(own, wanted))
                 for index, result in zip(wanted, found, strict=True):
                     results[index] = result

@@ -167,18 +167,16 @@ def _gather(
     ]
     if sum(leaf.result_bytes for leaf in leaves) > LARGE_BYTES:
         with agreement.preparing(calls):
-            for leaf in leaves:
-                leaf.allocate()
+            pack = _allocate(leaves)
         agreement.agree(calls, b"\0")
     else:
-        for leaf in leaves:
-            leaf.allocate()
+        pack = _allocate(leaves)
     if inline:
         parts = [part[length:] for part, length in zip(heads, lengths, strict=True)]
         _take_inline(leaves, parts, counts)
     else:
         with engine.moving(call):
-            _move(engine, leaves, seconds)
+            _move(engine, leaves, pack, seconds)
     return [leaf.finish() for leaf in leaves]
 
 
@@ -233,6 +231,11 @@ class _Leaf:
     def _with_extent(self, shape: tuple[int, ...], extent: int) -> tuple[int, ...]:
         return (*shape[: self.axis], extent, *shape[self.axis + 1 :])
 
+    @property
+    def is_small(self) -> bool:
+        """Whether it shares a message with other small ones."""
+        return self.result_bytes <= _SHARED_BYTES
+
     def allocate(self) -> None:
         """Make the memory for the result, and for all blocks where they are not the result."""
         self.arrays = [array.astype(self.dtype, copy=False) for array in self.arrays]
@@ -279,30 +282,47 @@ def _take_inline(leaves: Sequence[_Leaf], data: Sequence[bytes], counts: Sequenc
             replica += 1
 
 
-def _move(engine: Engine, leaves: Sequence[_Leaf], seconds: float | None) -> None:
-    shared = [leaf for leaf in leaves if leaf.result_bytes <= _SHARED_BYTES]
-    if len(shared) > 1:
-        size = sum(leaf.result_bytes for leaf in shared)
-        counts = [
-            sum(of_rank) for of_rank in zip(*(leaf.rank_bytes for leaf in shared), strict=True)
-        ]
-        both = np.empty(size, np.uint8)
-        mine = np.concatenate([_as_bytes(array) for leaf in shared for array in leaf.arrays])
-        engine.transport.all_gather_blocks(mine, both, counts, seconds)
+class _Pack:
+    """Small leaves that share one message; the memory for it."""
+
+    def __init__(self, leaves: Sequence[_Leaf]) -> None:
+        self.leaves = leaves
+        columns = zip(*(leaf.rank_bytes for leaf in leaves), strict=True)
+        self.rank_bytes = [sum(of_rank) for of_rank in columns]
+        self.mine = np.concatenate([_as_bytes(array) for leaf in leaves for array in leaf.arrays])
+        self.every = np.empty(sum(self.rank_bytes), np.uint8)
+
+    def unpack(self) -> None:
+        """Give each leaf the blocks of all ranks."""
         start = 0
-        filled = [0] * len(shared)
-        for rank in range(engine.layout.size):
-            for position, leaf in enumerate(shared):
+        filled = [0] * len(self.leaves)
+        for rank in range(len(self.rank_bytes)):
+            for position, leaf in enumerate(self.leaves):
                 length = leaf.rank_bytes[rank]
                 at = filled[position]
-                leaf.flat[at : at + length] = both[start : start + length]
+                leaf.flat[at : at + length] = self.every[start : start + length]
                 filled[position] += length
                 start += length
-        leaves = [leaf for leaf in leaves if leaf not in shared]
+
+
+def _allocate(leaves: Sequence[_Leaf]) -> _Pack | None:
+    """Make all memory that the movement needs."""
     for leaf in leaves:
-        gather_bytes(
-            engine, [_as_bytes(array) for array in leaf.arrays], leaf.flat, leaf.rank_bytes, seconds
-        )
+        leaf.allocate()
+    small = [leaf for leaf in leaves if leaf.is_small]
+    return _Pack(small) if len(small) > 1 else None
+
+
+def _move(
+    engine: Engine, leaves: Sequence[_Leaf], pack: _Pack | None, seconds: float | None
+) -> None:
+    if pack is not None:
+        engine.transport.all_gather_blocks(pack.mine, pack.every, pack.rank_bytes, seconds)
+        pack.unpack()
+    for leaf in leaves:
+        if pack is None or not leaf.is_small:
+            parts = [_as_bytes(array) for array in leaf.arrays]
+            gather_bytes(engine, parts, leaf.flat, leaf.rank_bytes, seconds)
 
 
 def gather_bytes(

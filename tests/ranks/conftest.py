@@ -2,29 +2,40 @@
 
 import pytest
 
-# By name: the arguments of MPIStrategy on this rank. `num_replicas` must be at least the size.
+# By name: the arguments of MPIStrategy on a rank.
 LAYOUTS = {
-    "one": lambda rank, size: {},
-    "two": lambda rank, size: {"replicas_per_rank": 2},
-    "uneven": lambda rank, size: {"num_replicas": {1: 4, 2: 3, 3: 5, 4: 6}.get(size, size + 2)},
-    "mixed": lambda rank, size: {"replicas_per_rank": 1 + rank % 2},
+    "one": lambda rank: {},
+    "two": lambda rank: {"replicas_per_rank": 2},
+    "mixed": lambda rank: {"replicas_per_rank": 1 + rank % 2},
+    "four": lambda rank: {"num_replicas": 4},
+    "five": lambda rank: {"num_replicas": 5},
+    "six": lambda rank: {"num_replicas": 6},
 }
+
+# By number of ranks: 3 ranks with 5 replicas and 4 with 6 are where order and uneven blocks show.
+LAYOUTS_ON = {1: ["one", "four"], 2: ["one", "two", "mixed"], 3: ["five"], 4: ["one", "six"]}
 
 
 def pytest_itemcollected(item):
     item.add_marker("mpi")
 
 
-@pytest.fixture(params=LAYOUTS)
+def pytest_generate_tests(metafunc):
+    if "strategy" in metafunc.fixturenames:
+        from mpi4py import MPI  # the fence has started it
+
+        layouts = LAYOUTS_ON.get(MPI.COMM_WORLD.size, ["one", "mixed"])
+        metafunc.parametrize("strategy", layouts, indirect=True)
+
+
+@pytest.fixture
 def strategy(request, passed_everywhere):
-    """A strategy in each layout: one or two replicas a rank, blocks that differ by one, and
-    `replicas_per_rank` that differs between ranks."""
+    """A strategy in each layout for this number of ranks."""
     from mpi4py import MPI  # starts MPI, so not when this file is imported
 
     import mpi_replica as mr
 
-    world = MPI.COMM_WORLD
-    strategy = mr.MPIStrategy(**LAYOUTS[request.param](world.rank, world.size))
+    strategy = mr.MPIStrategy(**LAYOUTS[request.param](MPI.COMM_WORLD.rank))
     yield strategy
     if passed_everywhere():
         strategy.close()  # a collective call

@@ -266,30 +266,28 @@ def test_a_plain_value_on_one_rank_alone_is_an_error_everywhere(strategy):
 # Bad input
 
 
-@pytest.mark.parametrize(
-    ("op", "axis", "kind"),
-    [
-        ("SUM", 0.5, TypeError),
-        ("SUM", "x", TypeError),
-        ("SUM", (0, "x"), TypeError),
-        ("SUM", 2, ValueError),
-        ("MEAN", -3, ValueError),
-        ("MAX", (0, 5), ValueError),
-        ("SUM", (0, 0), ValueError),
-        ("SUM", (1, -1), ValueError),
-        ("AVERAGE", 0, ValueError),
-        (1, None, TypeError),
-    ],
-)
-def test_a_wrong_axis_or_op_is_an_error_everywhere(strategy, op, axis, kind):
+WRONG = [
+    ("SUM", 0.5, TypeError),
+    ("SUM", "x", TypeError),
+    ("SUM", (0, "x"), TypeError),
+    ("SUM", 2, ValueError),
+    ("MEAN", -3, ValueError),
+    ("MAX", (0, 5), ValueError),
+    ("SUM", (0, 0), ValueError),
+    ("SUM", (1, -1), ValueError),
+    ("AVERAGE", 0, ValueError),
+    (1, None, TypeError),
+]
+
+
+def test_a_wrong_axis_or_op_is_an_error_everywhere_also_on_one_rank_alone(strategy):
     value = strategy.run(lambda: np.ones((2, 3)))
-    raises_everywhere(kind, lambda: strategy.reduce(op, value, axis=axis))
-    if strategy.size > 1:  # on one rank alone
-        right = strategy.rank > 0
-        raises_everywhere(
-            kind,
-            lambda: strategy.reduce("SUM" if right else op, value, axis=0 if right else axis),
-        )
+    for wrong_ranks in (set(range(strategy.size)), {0}):
+        for op, axis, kind in WRONG:
+            given = (op, axis) if strategy.rank in wrong_ranks else ("SUM", 0)
+            raises_everywhere(
+                kind, lambda given=given: strategy.reduce(given[0], value, axis=given[1])
+            )
     check_works(strategy)
 
 
@@ -301,25 +299,28 @@ def test_an_axis_of_scalars_is_a_value_error_that_says_axis_none(strategy):
 
 
 @pytest.mark.parametrize("axis", [None, 0])
-@pytest.mark.parametrize("bad", [np.array([True]), np.array(["a"]), np.array([None])], ids=str)
-def test_what_can_not_be_summed_is_a_type_error_that_names_the_leaf(strategy, bad, axis):
-    value = of_replicas(strategy, lambda i: {"w": [bad]})
-    error = raises_everywhere(TypeError, lambda: strategy.reduce("SUM", value, axis=axis))
-    assert "['w'][0]" in str(error)
+def test_what_can_not_be_summed_is_a_type_error_that_names_the_leaf(strategy, axis):
+    for bad in (np.array([True]), np.array(["a"]), np.array([None])):
+        value = of_replicas(strategy, lambda i, bad=bad: {"w": [bad]})
+        error = raises_everywhere(
+            TypeError, lambda value=value: strategy.reduce("SUM", value, axis=axis)
+        )
+        assert "['w'][0]" in str(error)
     check_works(strategy)
 
 
 @pytest.mark.parametrize("axis", [None, 0])
-@pytest.mark.parametrize("other", [np.ones((2, 4)), np.ones(2), np.ones((2, 3), np.float32)])
-def test_components_that_do_not_fit_are_a_structure_mismatch_everywhere(strategy, other, axis):
+def test_components_that_do_not_fit_are_a_structure_mismatch_everywhere(strategy, axis):
     last = strategy.num_replicas_in_sync - 1
     if last == 0:
         pytest.skip("one replica has nobody to differ from")
-    value = of_replicas(strategy, lambda i: [other if i == last else np.ones((2, 3))])
-    error = raises_everywhere(
-        mr.errors.StructureMismatchError, lambda: strategy.reduce("SUM", value, axis=axis)
-    )
-    assert "value[0]" in str(error)
+    for other in (np.ones((2, 4)), np.ones(2), np.ones((2, 3), np.float32)):
+        value = of_replicas(strategy, lambda i, o=other: [o if i == last else np.ones((2, 3))])
+        error = raises_everywhere(
+            mr.errors.StructureMismatchError,
+            lambda value=value: strategy.reduce("SUM", value, axis=axis),
+        )
+        assert "value[0]" in str(error)
     check_works(strategy)
 
 

@@ -173,7 +173,6 @@ def test_decision_3_per_replica_has_no_arithmetic_also_with_one_replica(strategy
         lambda: len(value),
         lambda: list(value),
         lambda: value[0],
-        lambda: array[value],
         lambda: operator.index(value),
     ]
     for call in wrong:

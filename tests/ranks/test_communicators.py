@@ -1,0 +1,250 @@
+"""Making strategies on ranks: communicators and numbers of replicas (decision 21, section 3)."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from everywhere import check_works, gathered, raises_everywhere
+
+
+@pytest.fixture
+def world():
+    from mpi4py import MPI  # starts MPI, so not when this file is imported
+
+    return MPI.COMM_WORLD
+
+
+def skip_alone(world):
+    if world.size == 1:
+        pytest.skip("one rank can't form two groups")
+
+
+def check_new_strategy_works():
+    with mr.MPIStrategy() as strategy:
+        check_works(strategy)
+
+
+def check_on(strategy):
+    """Check numbers on the ranks of one strategy; others may be elsewhere."""
+    count = strategy.num_replicas_in_sync
+    total = strategy.run(
+        lambda: mr.get_replica_context().all_reduce(
+            "SUM", np.full(3, mr.get_replica_context().replica_id_in_sync_group)
+        )
+    )
+    for found in strategy.experimental_local_results(total):
+        np.testing.assert_array_equal(found, np.full(3, count * (count - 1) // 2))
+
+
+def test_comm_null_says_to_make_the_strategy_on_the_ranks_inside(world):
+    from mpi4py import MPI
+
+    is_inside = world.rank == 0
+    part = world.Split(0 if is_inside else MPI.UNDEFINED)
+    if is_inside:
+        with mr.MPIStrategy(part) as strategy:
+            check_on(strategy)
+        part.Free()
+    else:
+        with pytest.raises(ValueError, match="COMM_NULL"):
+            mr.MPIStrategy(part)
+    with pytest.raises(ValueError, match="COMM_NULL"):
+        mr.MPIStrategy(MPI.COMM_NULL)
+    check_new_strategy_works()
+
+
+def test_an_intercommunicator_says_to_merge_it(world):
+    skip_alone(world)
+    is_low = world.rank < (world.size + 1) // 2
+    half = world.Split(is_low)
+    between = half.Create_intercomm(0, world, (world.size + 1) // 2 if is_low else 0)
+    with pytest.raises(ValueError, match=r"intercommunicator.*Merge"):
+        mr.MPIStrategy(between)
+    merged = between.Merge()
+    with mr.MPIStrategy(merged) as strategy:
+        check_works(strategy)
+    for communicator in (merged, between, half):
+        communicator.Free()
+
+
+@pytest.mark.parametrize("communicator", [0, "world", object()])
+def test_what_is_no_communicator_is_a_type_error(communicator):
+    with pytest.raises(TypeError, match="communicator"):
+        mr.MPIStrategy(communicator)
+    check_new_strategy_works()
+
+
+def test_fewer_replicas_than_ranks(world):
+    error = raises_everywhere(ValueError, lambda: mr.MPIStrategy(num_replicas=world.size - 1))
+    assert str(world.size - 1) in str(error)
+    check_new_strategy_works()
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"num_replicas": 0}, ValueError),
+        ({"num_replicas": "many"}, TypeError),
+        ({"num_replicas": 4.0}, TypeError),
+        ({"replicas_per_rank": 0}, ValueError),
+        ({"replicas_per_rank": True}, TypeError),
+        ({"replicas_per_rank": 1, "num_replicas": 8}, ValueError),
+        ({"communication_options": {"name": "x"}}, TypeError),
+    ],
+)
+def test_wrong_arguments_on_one_rank_are_an_error_on_all(world, settings, kind):
+    for culprit in sorted({0, world.size // 2, world.size - 1}):
+        given = settings if world.rank == culprit else {}
+        error = raises_everywhere(kind, lambda given=given: mr.MPIStrategy(**given))
+        if world.size > 1:
+            assert f"rank {culprit}" in "\n".join(error.__notes__)
+        check_new_strategy_works()
+
+
+def test_different_numbers_of_replicas_name_both_sides(world):
+    skip_alone(world)
+    for culprit in sorted({0, world.size // 2, world.size - 1}):
+        number = 10 + (world.rank == culprit)
+        error = raises_everywhere(
+            ValueError, lambda number=number: mr.MPIStrategy(num_replicas=number)
+        )
+        for word in ("10 on rank", f"11 on ranks {culprit}", "num_replicas"):
+            assert word in str(error)
+        check_new_strategy_works()
+
+
+def test_a_number_on_some_ranks_only_is_told(world):
+    skip_alone(world)
+    given = {"num_replicas": 10} if world.rank == 0 else {"replicas_per_rank": 2}
+    raises_everywhere(ValueError, lambda: mr.MPIStrategy(**given))
+    check_new_strategy_works()
+
+
+def test_different_python_versions_are_a_launch_error(world, monkeypatch):
+    """Decision 21."""
+    skip_alone(world)
+    with monkeypatch.context() as patch:
+        if world.rank == world.size - 1:
+            patch.setattr("sys.version_info", (3, 99, 1, "final", 0))
+        error = raises_everywhere(mr.errors.LaunchError, mr.MPIStrategy)
+    assert "3.99.1" in str(error)
+    check_new_strategy_works()
+
+
+def test_the_number_of_replicas_is_computed_from_the_communicator(strategy):
+    counts = [len(ids) for ids in gathered(strategy.local_replica_ids)]
+    ids = [i for of_rank in gathered(strategy.local_replica_ids) for i in of_rank]
+    assert ids == list(range(strategy.num_replicas_in_sync))
+    assert len(counts) == strategy.size
+    assert gathered(strategy.rank) == list(range(strategy.size))
+
+
+def test_num_replicas_gives_blocks_that_differ_by_at_most_one(world):
+    for number in (world.size, world.size + 1, 2 * world.size + 1):
+        with mr.MPIStrategy(num_replicas=number) as strategy:
+            counts = [len(ids) for ids in gathered(strategy.local_replica_ids)]
+            assert sum(counts) == number
+            assert max(counts) - min(counts) <= 1
+
+
+def test_a_variable_gives_the_number_of_replicas(world, monkeypatch):
+    monkeypatch.setenv("MPI_REPLICA_NUM_REPLICAS", str(2 * world.size + 1))
+    with mr.MPIStrategy() as strategy:
+        assert strategy.num_replicas_in_sync == 2 * world.size + 1
+        check_works(strategy)
+
+
+def test_strategies_on_overlapping_communicators_work_side_by_side(world):
+    """Decision 21: each rank runs its strategies in the order that all of its partners do."""
+    first = world.Split(world.rank // 2)
+    second = world.Split((world.rank + 1) // 2)
+    whole, pairs, shifted = mr.MPIStrategy(), mr.MPIStrategy(first), mr.MPIStrategy(second)
+    for turn in range(4):
+        check_on(whole)
+        for one in (pairs, shifted) if turn % 2 else (shifted, pairs):
+            check_on(one)
+    for one in (pairs, whole, shifted):
+        one.close()
+    for communicator in (first, second):
+        communicator.Free()
+
+
+def test_an_error_in_one_strategy_is_none_in_another(world):
+    skip_alone(world)
+    part = world.Split(world.rank % 2)
+    with mr.MPIStrategy() as whole, mr.MPIStrategy(part, replicas_per_rank=2) as halves:
+
+        def fail():
+            raise ValueError(mr.get_replica_context().replica_id_in_sync_group)
+
+        if world.rank % 2:
+            with pytest.raises(ValueError, match="0"):
+                halves.run(fail)
+        check_on(halves)
+        check_works(whole)
+    part.Free()
+
+
+def test_two_strategies_on_one_communicator_do_not_meet(world):
+    """Same calls, on one another's ranks in the same order."""
+    with mr.MPIStrategy(world) as one, mr.MPIStrategy(world, replicas_per_rank=2) as other:
+        for strategy in (one, other, other, one):
+            check_on(strategy)
+        assert one.communicator != other.communicator
+
+
+def test_the_communicator_is_duplicated_and_never_used_itself(world):
+    """Section 3: a receive that takes any message sees only the program's own."""
+    from mpi4py import MPI
+
+    own = world.Dup()
+    buffer = np.zeros(1)
+    pending = own.Irecv(buffer, MPI.ANY_SOURCE, MPI.ANY_TAG)
+    with mr.MPIStrategy(own) as strategy:
+        check_works(strategy)
+        assert strategy.communicator != own
+        assert not pending.Test()
+    assert not pending.Test()
+    world.Barrier()  # nobody sends before all have looked
+    own.Send(np.full(1, 5.0), (world.rank + 1) % world.size)
+    pending.Wait()
+    assert buffer[0] == 5.0
+    own.Free()
+
+
+def test_close_is_collective_idempotent_and_final(strategy):
+    strategy.close()
+    strategy.close()
+    for call in (lambda: strategy.run(lambda: 1), lambda: strategy.extended.broadcast_to(1.0)):
+        raises_everywhere(mr.errors.ContextError, call)
+    check_new_strategy_works()
+
+
+def test_a_with_block_closes_the_strategy():
+    with mr.MPIStrategy() as strategy:
+        check_works(strategy)
+    raises_everywhere(mr.errors.ContextError, lambda: strategy.run(lambda: 1))
+
+
+def test_leaving_a_with_block_by_an_exception_is_local(world):
+    """Section 8: the other ranks may be anywhere."""
+    strategy = mr.MPIStrategy()
+    check_works(strategy)
+    with pytest.raises(KeyError), strategy:
+        raise KeyError("on every rank, but that is not known")
+    with pytest.raises(mr.errors.ContextError):
+        strategy.run(lambda: 1)
+    check_new_strategy_works()
+
+
+def test_a_strategy_that_is_dropped_waits_for_nobody(world):
+    """Section 8: from the garbage collector, closing is local."""
+    strategies = [mr.MPIStrategy(), mr.MPIStrategy(replicas_per_rank=2)]
+    if world.rank % 2:
+        strategies.reverse()
+    while strategies:
+        strategies.pop()
+        gc.collect()
+    check_new_strategy_works()
