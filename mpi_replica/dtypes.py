@@ -78,7 +78,17 @@ def as_plain_array(value: Any) -> np.ndarray[Any, Any]:
     """Return `value` as an array of native byte order, aligned and in C order.
 
     It is copied only where it must be. Read-only, 0-d and empty arrays are kept as they are.
+
+    Raises
+    ------
+    TypeError
+        It is a masked array.
     """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            "masked arrays can't be communicated: the mask would be lost. Pass value.filled(...),"
+            " or value and mask as two leaves."
+        )
     array = np.asarray(value)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))

@@ -196,6 +196,13 @@ def test_a_python_int_and_a_python_float_become_float64():
     assert verdict.leaves == (1,)
 
 
+def test_python_ints_of_different_dtypes_differ_since_float64_would_lose_digits():
+    small = all_reduce(leaves=(LeafDescription("int64", (), "int"),))
+    large = all_reduce(leaves=(LeafDescription("uint64", (), "int"),))
+    verdict = verdict_of(calls(0, large), *(calls(i, small) for i in range(1, 4)))
+    assert isinstance(verdict.error, StructureMismatchError)
+
+
 def test_a_numpy_int_and_a_python_float_differ():
     ints = all_reduce(leaves=(LeafDescription("int64", ()),))
     floats = all_reduce(leaves=(LeafDescription("float64", (), "float"),))

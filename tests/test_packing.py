@@ -88,3 +88,9 @@ def test_leaves_of_one_dtype_share_a_pack():
 def test_a_dtype_that_can_not_be_reduced_is_a_type_error():
     with pytest.raises(TypeError):
         plan(((np.dtype("U3"), (2,)),), ReduceOp.SUM)
+
+
+def test_no_piece_is_too_long_for_the_counts_of_mpi():
+    signature = ((np.dtype(np.int8), (1 << 33,)),)
+    (stream,) = plan(signature, ReduceOp.SUM, 1 << 34).streams
+    assert stream.piece < 1 << 31

@@ -142,13 +142,11 @@ def digest_of(value: Any, *, sampled: bool = False) -> int:
         if isinstance(leaf, (str, bytes, type(None))):
             digest.update(repr(leaf).encode())
             continue
-        if not isinstance(leaf, (np.ndarray, np.generic, int, float, complex)):
+        is_number = isinstance(leaf, (np.ndarray, np.generic, int, float, complex))
+        if not is_number or isinstance(leaf, np.ma.MaskedArray) or np.asarray(leaf).dtype.hasobject:
             digest.update(type(leaf).__qualname__.encode())
             continue
         array = as_plain_array(leaf)
-        if array.dtype.hasobject:
-            digest.update(repr(leaf).encode())
-            continue
         digest.update(f"{array.dtype.name}{array.shape}".encode())
         data = array.reshape(-1).view(np.uint8)
         if data.size <= _BLAKE_BYTES:

@@ -226,7 +226,7 @@ class _Leaf:
         self.result_shape = self._with_extent(first.shape, sum(self.extents))
         item = math.prod(self._with_extent(first.shape, 1)) * self.dtype.itemsize
         self.rank_bytes = [sum(extent for extent, _ in of_rank) * item for of_rank in entries]
-        self.result_bytes = sum(self.rank_bytes)
+        self.result_bytes: int = sum(self.rank_bytes)
 
     def _with_extent(self, shape: tuple[int, ...], extent: int) -> tuple[int, ...]:
         return (*shape[: self.axis], extent, *shape[self.axis + 1 :])

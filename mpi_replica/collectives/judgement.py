@@ -265,7 +265,8 @@ def _leaf_difference(
         if len({leaf.shape for leaf in leaves}) > 1:
             aspect = "shape"
         elif len({leaf.dtype for leaf in leaves}) > 1:
-            if all(leaf.python_number for leaf in leaves):
+            numbers = {leaf.python_number for leaf in leaves}
+            if "" not in numbers and "float" in numbers:
                 promoted.append(index)
                 continue
             aspect = "dtype"

@@ -22,6 +22,9 @@ __all__ = ["Pack", "Plan", "Slot", "Stream", "plan"]
 #: Bytes of a piece, where the user does not say: fast on every library that was measured.
 _PIECE_BYTES = 1 << 20
 
+#: MPI counts items in a C int.
+_LARGEST_PIECE_BYTES = 1 << 30
+
 #: Leaves below this share a pack; above, a message of their own costs less than the copy.
 _SMALL_BYTES = 1 << 16
 
@@ -93,7 +96,7 @@ def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
     TypeError
         `op` has no meaning for a dtype.
     """
-    piece_bytes = bytes_per_pack or _PIECE_BYTES
+    piece_bytes = min(bytes_per_pack or _PIECE_BYTES, _LARGEST_PIECE_BYTES)
     open_packs: dict[np.dtype[Any], list[Slot]] = {}
     packs: list[Pack] = []
     streams: list[Stream] = []

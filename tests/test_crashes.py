@@ -1,0 +1,388 @@
+"""How jobs end that go wrong (DESIGN.md sections 6 and 8, decisions 16 and 17).
+
+Each test is a program on several ranks: no rank may be left waiting, and the launcher must say
+that something went wrong.
+"""
+
+import re
+import textwrap
+
+import pytest
+
+from launching import LIBRARIES, ROOT, run_ranks
+
+pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
+
+LIMIT_SECONDS = 60
+
+HEAD = """
+    import os, signal, sys
+    import numpy as np
+    import mpi_replica as mr
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    rank = world.rank
+
+    def tell(text):
+        os.write(1, f"[{rank}] {text}\\n".encode())
+
+    def total():
+        return mr.get_replica_context().all_reduce("SUM", 1.0)
+
+    def check(strategy):
+        found = set(strategy.experimental_local_results(strategy.run(total)))
+        assert found == {strategy.num_replicas_in_sync}
+"""
+
+
+@pytest.fixture(params=LIBRARIES)
+def launch(request, tmp_path):
+    """Run a program on some ranks, and return what came of it."""
+
+    def run(program, ranks=2, *, succeeds=False, **settings):
+        file = tmp_path / "train.py"
+        file.write_text(textwrap.dedent(HEAD) + textwrap.dedent(program))
+        settings = {"timeout_seconds": LIMIT_SECONDS, "env": {"PYTHONPATH": str(ROOT)}} | settings
+        done = run_ranks(request.param, ranks, [file], **settings)
+        if re.search("MPIEXEC_TIMEOUT|timeout after|time ?limit", done.stderr, re.IGNORECASE):
+            pytest.fail(f"the job did not end by itself\n{done.stdout}\n{done.stderr}")
+        if (done.returncode == 0) != succeeds:
+            pytest.fail(f"status {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    return run
+
+
+def told(done):
+    """Return what the ranks told, in the order of the ranks."""
+    return sorted(re.findall(r"^\[\d+\] .*$", done.stdout, re.MULTILINE))
+
+
+def tracebacks(done):
+    return done.stderr.count("Traceback (most recent call last)")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_an_uncaught_exception_on_one_rank_ends_the_job_and_is_printed_once(launch, ranks):
+    """Section 8: by the rank of origin, without python -m mpi4py."""
+    done = launch(
+        """
+        strategy = mr.MPIStrategy()
+        check(strategy)
+        if rank == world.size - 1:
+            raise OSError("no space left on the device of rank %d" % rank)
+        strategy.run(total)
+        """,
+        ranks,
+    )
+    assert done.stderr.count("OSError: no space left on the device") == 1
+    assert f"of rank {ranks - 1}" in done.stderr
+    assert "train.py" in done.stderr
+
+
+@pytest.mark.parametrize("replicas_per_rank", [1, 2])
+def test_an_uncaught_exception_of_a_replica_is_printed_once(launch, replicas_per_rank):
+    """Section 8: by the rank of origin."""
+    done = launch(
+        f"""
+        strategy = mr.MPIStrategy(replicas_per_rank={replicas_per_rank})
+
+        def step():
+            context = mr.get_replica_context()
+            if context.replica_id_in_sync_group == 1:
+                raise ValueError("no rows")
+            return context.all_reduce("SUM", 1.0)
+
+        strategy.run(step)
+        """,
+        3,
+    )
+    assert done.stderr.count("ValueError: no rows") == 1
+    rank = 1 // replicas_per_rank
+    assert f"[rank {rank} of 3] Traceback" in done.stderr
+    assert f"replica 1 (rank {rank}) at train.py" in done.stderr
+    assert tracebacks(done) == 1
+
+
+def test_an_uncaught_mismatch_is_printed_once(launch):
+    done = launch(
+        """
+        strategy = mr.MPIStrategy()
+        strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", np.ones(2 + rank)))
+        """,
+        3,
+    )
+    assert done.stderr.count("StructureMismatchError") == 1
+    assert tracebacks(done) == 1
+
+
+def test_an_uncaught_exception_in_a_thread_ends_the_job(launch):
+    done = launch(
+        """
+        import threading
+        strategy = mr.MPIStrategy()
+        check(strategy)
+
+        def work():
+            raise OSError("the loader broke")
+
+        if rank == 1:
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        strategy.run(total)
+        """
+    )
+    assert done.stderr.count("OSError: the loader broke") == 1
+
+
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_a_rank_that_ends_early_is_told_to_the_others(launch, where):
+    """Section 8: RankLostError names it and the call that waits; the job's status is not 0."""
+    done = launch(
+        f"""
+        strategy = mr.MPIStrategy()
+        check(strategy)
+        if rank == (0 if {where!r} == "first" else world.size - 1):
+            sys.exit(0)
+        try:
+            check(strategy)
+        except mr.errors.RankLostError as error:
+            tell(error)
+            try:
+                check(strategy)
+            except mr.errors.RankLostError as again:
+                tell(again is error)
+            raise
+        """,
+        3,
+    )
+    gone = 0 if where == "first" else 2
+    left = [rank for rank in range(3) if rank != gone]
+    lines = told(done)
+    assert [line for line in lines if line.endswith("True")] == [f"[{rank}] True" for rank in left]
+    texts = [line[4:] for line in lines if not line.endswith("True")]
+    assert len(texts) == 2
+    assert len(set(texts)) == 1
+    assert f"replica {gone} (rank {gone})" in texts[0]
+    assert "all_reduce" in texts[0]
+    assert "train.py" in texts[0]
+    assert done.stderr.count("RankLostError") == 1
+
+
+def test_ranks_that_end_together_are_no_error(launch):
+    """Also without close(), with two strategies, and where they end in their own time."""
+    done = launch(
+        """
+        one, other = mr.MPIStrategy(), mr.MPIStrategy(replicas_per_rank=2)
+        check(other)
+        check(one)
+        world.Barrier()
+        tell("done")
+        """,
+        3,
+        succeeds=True,
+    )
+    assert told(done) == [f"[{rank}] done" for rank in range(3)]
+    assert done.stderr.strip() == ""
+
+
+def test_sys_exit_in_a_replica_ends_every_rank_with_its_status(launch):
+    """Decision 16."""
+    done = launch(
+        """
+        strategy = mr.MPIStrategy(replicas_per_rank=2)
+
+        def step():
+            context = mr.get_replica_context()
+            context.all_reduce("SUM", 1.0)
+            if context.replica_id_in_sync_group == 3:
+                sys.exit(3)
+            context.all_reduce("SUM", 1.0)
+
+        try:
+            strategy.run(step)
+        except SystemExit as error:
+            tell(error.code)
+            raise
+        """
+    )
+    assert told(done) == ["[0] 3", "[1] 3"]
+    assert done.returncode == 3
+    assert tracebacks(done) == 0
+
+
+def test_an_interrupt_ends_every_rank(launch):
+    """Decision 16: printed once."""
+    done = launch(
+        """
+        strategy = mr.MPIStrategy()
+
+        def step():
+            for turn in range(1000):
+                total()
+                if turn == 10 and rank == 1:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        try:
+            strategy.run(step)
+        except KeyboardInterrupt:
+            tell("interrupted")
+            raise
+        """,
+        3,
+    )
+    assert told(done) == [f"[{rank}] interrupted" for rank in range(3)]
+    assert len(re.findall(r"^KeyboardInterrupt", done.stderr, re.MULTILINE)) <= 1
+
+
+def test_a_second_interrupt_while_one_is_held_aborts(launch):
+    """Decision 16: the other rank never comes, so that the first is never told."""
+    done = launch(
+        """
+        strategy = mr.MPIStrategy()
+        check(strategy)
+        if rank == 1:
+            world.recv(source=0)  # never sent
+        exchange = strategy.engine.transport.exchange
+
+        def interrupted(*args):
+            signal.raise_signal(signal.SIGINT)
+            tell("held")
+            signal.raise_signal(signal.SIGINT)
+            tell("not reached")
+            return exchange(*args)
+
+        strategy.engine.transport.exchange = interrupted
+        check(strategy)
+        """
+    )
+    assert told(done) == ["[0] held"]
+
+
+LATE = """
+    options = mr.CommunicationOptions(timeout_seconds=0.5)
+    strategy = mr.MPIStrategy({given})
+    check(strategy)
+    if rank == world.size - 1:
+        world.recv(source=0)
+        {late}
+        tell("late")
+    else:
+        try:
+            {call}
+        except mr.errors.CollectiveTimeoutError as error:
+            assert isinstance(error, TimeoutError)
+            tell(error)
+            for again in (
+                lambda: strategy.run(total),
+                lambda: strategy.run(lambda: 1),
+                lambda: strategy.extended.broadcast_to(1.0),
+            ):
+                try:
+                    again()
+                except mr.errors.CollectiveTimeoutError as same:
+                    tell(same is error)
+            strategy.close()
+            tell("closed")
+        if rank == 0:
+            world.send("go on", world.size - 1)
+    world.Barrier()
+"""
+
+
+@pytest.mark.parametrize("given", ["strategy", "call"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_that_never_comes_is_a_timeout_and_that_is_final(launch, ranks, given):
+    """Section 6: every later call raises at once; close() is local. It waits for a message."""
+    in_call = "strategy.run(lambda: mr.get_replica_context().all_reduce('SUM', 1.0, options))"
+    done = launch(
+        textwrap.dedent(LATE).format(
+            given="communication_options=options" if given == "strategy" else "",
+            call="strategy.run(total)" if given == "strategy" else in_call,
+            late="",
+        ),
+        ranks,
+        succeeds=True,
+    )
+    lines = told(done)
+    for rank in range(ranks - 1):
+        mine = [line[4:] for line in lines if line.startswith(f"[{rank}]")]
+        texts = [line for line in mine if "all_reduce" in line]
+        assert len(texts) == 1
+        for word in ("0.5 s", f"replica {rank} (rank {rank})", "train.py:"):
+            assert word in texts[0]
+        assert mine.count("True") == 3
+        assert "closed" in mine
+    assert f"[{ranks - 1}] late" in lines
+
+
+def test_a_rank_that_comes_late_to_a_call_that_was_given_up_is_not_left_waiting(launch):
+    """Section 6: with timeout_seconds it polls too, and gives up."""
+    done = launch(
+        textwrap.dedent(LATE).format(
+            given="communication_options=options",
+            call="strategy.run(lambda: mr.get_replica_context().all_reduce('SUM', np.ones(9000)))",
+            late="""
+        try:
+            strategy.run(lambda: mr.get_replica_context().all_reduce('SUM', np.ones(9000)))
+        except mr.errors.CollectiveTimeoutError as error:
+            tell("timed out")
+        """,
+        ),
+        succeeds=True,
+    )
+    assert "[1] late" in told(done)
+
+
+def test_a_forked_child_does_nothing_at_its_end(launch):
+    """Section 8: hooks, atexit and close() do nothing in it."""
+    done = launch(
+        """
+        strategy = mr.MPIStrategy()
+        check(strategy)
+        child = os.fork()
+        if child == 0:
+            if rank == 0:
+                sys.exit(0)
+            raise ValueError("in the child")
+        assert os.waitpid(child, 0)[0] == child
+        check(strategy)
+        strategy.close()
+        tell("done")
+        """,
+        succeeds=True,
+        env={"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
+    )
+    assert told(done) == ["[0] done", "[1] done"]
+    assert done.stderr.count("ValueError: in the child") == 1
+
+
+def test_an_abandoned_replica_does_not_keep_the_program_from_ending(launch):
+    """Decision 17: it is never resumed, and its code does not run again."""
+    done = launch(
+        """
+        strategy = mr.MPIStrategy(replicas_per_rank=2)
+
+        def step():
+            context = mr.get_replica_context()
+            context.all_reduce("SUM", 1.0)
+            if context.replica_id_in_sync_group == 3:
+                raise ValueError("the cause")
+            while True:
+                try:
+                    context.all_reduce("SUM", 1.0)
+                except BaseException:
+                    pass
+
+        try:
+            strategy.run(step)
+        except ValueError as error:
+            tell(any("abandoned" in note for note in error.__notes__))
+        check(strategy)
+        """,
+        succeeds=True,
+    )
+    assert told(done) == ["[0] True", "[1] True"]
+    assert "was abandoned" in done.stderr
