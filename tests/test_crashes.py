@@ -24,8 +24,9 @@ HEAD = """
     world = MPI.COMM_WORLD
     rank = world.rank
 
-    def tell(text):
-        os.write(1, f"[{rank}] {text}\\n".encode())
+    def tell(text):  # not on stdout: a launcher that aborts a job may lose what it holds
+        with open(os.path.join(os.path.dirname(__file__), f"told-{rank}"), "a") as file:
+            print(f"[{rank}] {text}", file=file)
 
     def total():
         return mr.get_replica_context().all_reduce("SUM", 1.0)
@@ -49,14 +50,15 @@ def launch(request, tmp_path):
             pytest.fail(f"the job did not end by itself\n{done.stdout}\n{done.stderr}")
         if (done.returncode == 0) != succeeds:
             pytest.fail(f"status {done.returncode}\n{done.stdout}\n{done.stderr}")
+        done.told = [file.read_text() for file in sorted(tmp_path.glob("told-*"))]
         return done
 
     return run
 
 
 def told(done):
-    """Return what the ranks told, in the order of the ranks."""
-    return sorted(re.findall(r"^\[\d+\] .*$", done.stdout, re.MULTILINE))
+    """Return the lines that the ranks told, in the order of the ranks."""
+    return "".join(done.told).splitlines()
 
 
 def tracebacks(done):
@@ -261,17 +263,22 @@ def test_a_second_interrupt_while_one_is_held_aborts(launch):
     assert told(done) == ["[0] held"]
 
 
-LATE = """
+# The last rank waits for a message, and the others for it. `CALL` is what they call, `LATE` what it
+# does after the message came.
+TIMEOUT = """
     options = mr.CommunicationOptions(timeout_seconds=0.5)
-    strategy = mr.MPIStrategy({given})
+
+    def large():
+        return mr.get_replica_context().all_reduce("SUM", np.ones(9000))
+
+    def with_options():
+        return mr.get_replica_context().all_reduce("SUM", 1.0, options)
+
+    strategy = mr.MPIStrategy(communication_options=GIVEN)
     check(strategy)
-    if rank == world.size - 1:
-        world.recv(source=0)
-        {late}
-        tell("late")
-    else:
+    if rank < world.size - 1:
         try:
-            {call}
+            strategy.run(CALL)
         except mr.errors.CollectiveTimeoutError as error:
             assert isinstance(error, TimeoutError)
             tell(error)
@@ -288,75 +295,72 @@ LATE = """
             tell("closed")
         if rank == 0:
             world.send("go on", world.size - 1)
+    else:
+        world.recv(source=0)
+        LATE
+        tell("came late")
     world.Barrier()
 """
 
 
-@pytest.mark.parametrize("given", ["strategy", "call"])
+def timeout_program(given, call, late="pass"):
+    program = TIMEOUT.replace("GIVEN", given).replace("CALL", call)
+    return program.replace("LATE", late)
+
+
+@pytest.mark.parametrize(("given", "call"), [("options", "total"), ("None", "with_options")])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_rank_that_never_comes_is_a_timeout_and_that_is_final(launch, ranks, given):
-    """Section 6: every later call raises at once; close() is local. It waits for a message."""
-    in_call = "strategy.run(lambda: mr.get_replica_context().all_reduce('SUM', 1.0, options))"
-    done = launch(
-        textwrap.dedent(LATE).format(
-            given="communication_options=options" if given == "strategy" else "",
-            call="strategy.run(total)" if given == "strategy" else in_call,
-            late="",
-        ),
-        ranks,
-        succeeds=True,
-    )
-    lines = told(done)
+def test_a_rank_that_never_comes_is_a_timeout_and_that_is_final(launch, ranks, given, call):
+    """Section 6: every later call raises at once; close() is local."""
+    done = launch(timeout_program(given, call), ranks)
     for rank in range(ranks - 1):
-        mine = [line[4:] for line in lines if line.startswith(f"[{rank}]")]
-        texts = [line for line in mine if "all_reduce" in line]
-        assert len(texts) == 1
+        mine = [line[4:] for line in told(done) if line.startswith(f"[{rank}]")]
+        (text,) = (line for line in mine if "all_reduce" in line)
         for word in ("0.5 s", f"replica {rank} (rank {rank})", "train.py:"):
-            assert word in texts[0]
-        assert mine.count("True") == 3
-        assert "closed" in mine
-    assert f"[{ranks - 1}] late" in lines
+            assert word in text
+        assert sorted(mine) == sorted([text, "True", "True", "True", "closed"])
+    assert f"[{ranks - 1}] came late" in told(done)
 
 
-def test_a_rank_that_comes_late_to_a_call_that_was_given_up_is_not_left_waiting(launch):
+@pytest.mark.parametrize("call", ["total", "large"])
+def test_a_rank_that_comes_late_to_a_call_that_was_given_up_is_not_left_waiting(launch, call):
     """Section 6: with timeout_seconds it polls too, and gives up."""
-    done = launch(
-        textwrap.dedent(LATE).format(
-            given="communication_options=options",
-            call="strategy.run(lambda: mr.get_replica_context().all_reduce('SUM', np.ones(9000)))",
-            late="""
-        try:
-            strategy.run(lambda: mr.get_replica_context().all_reduce('SUM', np.ones(9000)))
+    late = f"""try:
+            strategy.run({call})
         except mr.errors.CollectiveTimeoutError as error:
-            tell("timed out")
-        """,
-        ),
-        succeeds=True,
-    )
-    assert "[1] late" in told(done)
+            tell("gave up")"""
+    done = launch(timeout_program("options", call, late))
+    assert "[1] gave up" in told(done)
+    assert "[1] came late" in told(done)
 
 
-def test_a_forked_child_does_nothing_at_its_end(launch):
+def test_the_end_of_a_forked_child_is_local(launch):
     """Section 8: hooks, atexit and close() do nothing in it."""
     done = launch(
         """
+        import atexit
+
         strategy = mr.MPIStrategy()
         check(strategy)
         child = os.fork()
         if child == 0:
-            if rank == 0:
-                sys.exit(0)
-            raise ValueError("in the child")
-        assert os.waitpid(child, 0)[0] == child
+            try:
+                strategy.close()
+                raise ValueError("in the child of rank %d" % rank)
+            except ValueError:
+                sys.excepthook(*sys.exc_info())
+            atexit._run_exitfuncs()
+            os._exit(7)  # as multiprocessing ends its children
+        tell(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         check(strategy)
         strategy.close()
         tell("done")
         """,
         succeeds=True,
-        env={"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
     )
-    assert told(done) == ["[0] done", "[1] done"]
-    assert done.stderr.count("ValueError: in the child") == 1
+    assert told(done) == ["[0] 7", "[0] done", "[1] 7", "[1] done"]
+    for rank in range(2):
+        assert done.stderr.count(f"ValueError: in the child of rank {rank}") == 1
 
 
 def test_an_abandoned_replica_does_not_keep_the_program_from_ending(launch):

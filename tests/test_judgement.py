@@ -200,7 +200,7 @@ def test_python_ints_of_different_dtypes_differ_since_float64_would_lose_digits(
     small = all_reduce(leaves=(LeafDescription("int64", (), "int"),))
     large = all_reduce(leaves=(LeafDescription("uint64", (), "int"),))
     verdict = verdict_of(calls(0, large), *(calls(i, small) for i in range(1, 4)))
-    assert isinstance(verdict.error, StructureMismatchError)
+    assert isinstance(verdict.error, mr.errors.StructureMismatchError)
 
 
 def test_a_numpy_int_and_a_python_float_differ():
