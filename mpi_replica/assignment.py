@@ -130,6 +130,10 @@ class Assignable(DistributedValues):
         def write(result: Any) -> None:
             self._storage.write(None, how, np.asarray(result))
 
+        def write_sum(results: list[Any]) -> None:
+            with self._strategy.engine.irrevocable():
+                write(results[0])
+
         def write_for_now(result: Any) -> Callable[[], None]:
             before = self._storage.read(None)
             write(result)
@@ -162,7 +166,7 @@ class Assignable(DistributedValues):
                 site,
                 options,
                 self.identity,
-                then=lambda results: write(results[0]),
+                then=write_sum,
             )
 
         return make

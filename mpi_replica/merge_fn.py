@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from . import nest
 from .collectives.call import Call
 from .collectives.callsite import boundary
 from .collectives.merging import MergeCall
 from .context import State, StrategyLike, entered
-from .values import component_of
+from .values import PerReplica, component_of
 
 __all__ = ["invoke_merge_fn", "perform_alone", "unpacked"]
 
@@ -26,7 +28,8 @@ def perform_alone(strategy: StrategyLike, call: Call) -> Any:
     scope, args, kwargs = result
     try:
         with entered(State(strategy, None, "merge_fn")):
-            return unpacked(invoke_merge_fn(call.function, strategy, args, kwargs), 0)
+            result = invoke_merge_fn(call.function, strategy, args, kwargs)
+            return unpacked(result, [0])[0]
     finally:
         scope.is_open = False
 
@@ -39,6 +42,18 @@ def invoke_merge_fn(
     return merge_fn(strategy, *args, **kwargs)
 
 
-def unpacked(value: Any, replica_id: int) -> Any:
-    """Return the nest `value` with this replica's component for each PerReplica in it."""
-    return nest.map_structure(lambda leaf: component_of(leaf, replica_id), value)
+def unpacked(value: Any, replica_ids: Sequence[int]) -> list[Any]:
+    """Return, for each local replica, the nest `value` with its component of each PerReplica.
+
+    Each replica may write into the arrays that it gets: they must not be those of another one.
+    """
+
+    def component(leaf: Any, replica_id: int) -> Any:
+        own = component_of(leaf, replica_id)
+        is_shared = replica_id != replica_ids[0] and not isinstance(leaf, PerReplica)
+        return own.copy() if is_shared and isinstance(own, np.ndarray) else own
+
+    return [
+        nest.map_structure(lambda leaf, i=i: component(leaf, i), value)  # type: ignore[misc]
+        for i in replica_ids
+    ]

@@ -83,6 +83,12 @@ class ReplicaContext:
                     "replica_id_in_sync_group must be an int or None, got"
                     f" {replica_id_in_sync_group!r}."
                 ) from None
+        count = strategy.num_replicas_in_sync
+        if replica_id is not None and not 0 <= replica_id < count:
+            raise ValueError(
+                f"replica_id_in_sync_group={replica_id} is no id of {strategy!r}: they go from 0 to"
+                f" {count - 1}."
+            )
         self._strategy = strategy
         self._replica_id = replica_id
         self._seat: _Seat | None = None
@@ -199,12 +205,19 @@ class ReplicaContext:
         self._check("all_reduce", "strategy.reduce")
         engine = self._engine
         leaves, structure = nest.flatten(value)
-        if any(is_sparse(leaf) for leaf in leaves):
-            return reduce_with_slices(engine, self.meet, reduce_op, leaves, structure, options)
+        mine: list[Any] = []
+        wrong: Exception | None = None
+        try:
+            mine = self._components(leaves)
+        except Exception as error:
+            wrong = error  # raised where the call is made, which tells the other ranks
+        if any(is_sparse(leaf) for leaf in mine):
+            return reduce_with_slices(engine, self.meet, reduce_op, mine, structure, options)
 
         def make(site: Any, merged: CommunicationOptions) -> Call:
             op = ReduceOp.of(reduce_op)
-            mine = self._components(leaves)
+            if wrong is not None:
+                raise wrong
             return AllReduce("all_reduce", op, [mine], structure, site, merged)
 
         return self.meet(engine.make("all_reduce", options, make))
@@ -356,17 +369,21 @@ class ReplicaContext:
         """Wait until all replicas are at `call`, and return its result."""
         if self._seat is not None:
             return self._seat.meet(call)
+        self._check_is_only(call.kind)
         return perform_alone(self._strategy, call)
+
+    def _check_is_only(self, call: str) -> None:
+        if self._seat is None and self.num_replicas_in_sync != 1:
+            raise ContextError(
+                f"{call} in a ReplicaContext that was made by hand needs a strategy with one"
+                f" replica; this one has {self.num_replicas_in_sync}. Use strategy.run."
+            )
 
     def _check(self, call: str, instead: str) -> None:
         state = current_state()
         current = get_replica_context()
         if current is self:
-            if self._seat is None and self.num_replicas_in_sync != 1:
-                raise ContextError(
-                    f"{call} in a ReplicaContext that was made by hand needs a strategy with one"
-                    f" replica; this one has {self.num_replicas_in_sync}. Use strategy.run."
-                )
+            self._check_is_only(call)
             return
         if current is None:
             where = "a merge_fn" if state is not None and state.kind == "merge_fn" else "scope()"

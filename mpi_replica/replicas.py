@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextvars
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import greenlet
 
@@ -55,7 +55,9 @@ class Worker:
     def _work(self, seat: Seat) -> None:
         while True:
             seat.work()
-            seat = seat.run.hub.switch()
+            hub = seat.run.hub
+            del seat  # an idle worker must not keep what the last step used
+            seat = hub.switch()
 
 
 class Seat:
@@ -114,7 +116,7 @@ class Seat:
 
     def stop(self, error: BaseException) -> None:
         """Raise `error` at the call at which the replica waits; called by the hub."""
-        self._refusals += 1
+        self._refusals += self.run.doom is not None
         self._resume(lambda g: g.throw(error))
 
     def go_on(self, answer: Any) -> None:
@@ -154,7 +156,7 @@ class RunEnd(Call):
             self.kind,
             self.function.text,
             self.site,
-            None,
+            self.options.name,
             nest.structure_text(self.structure),
             nest.leaf_paths(self.structure),
             tuple(LeafDescription(kind) for kind in self.kinds),
@@ -196,7 +198,10 @@ class Run:
         agreement = self.engine.agreement
         agreement.enter_run(self)
         try:
-            self._start(workers)
+            try:
+                self._start(workers)
+            except BaseException as error:  # Ctrl-C between two replicas
+                self._deal_with(error, [])
             while self.doom is None:
                 waiting = [seat for seat in self.seats if seat.status == "waits"]
                 try:
@@ -206,7 +211,6 @@ class Run:
                         return self._end()
                     else:
                         self._report()
-                        raise RuntimeError("the ranks agreed on nothing")
                     for seat, answer in zip(waiting, answers, strict=True):
                         seat.go_on(answer)
                 except BaseException as error:
@@ -264,7 +268,7 @@ class Run:
             self.engine.agreement.note(
                 Note(what, call.site, digest, advice, "CollectiveMismatchError")
             )
-        return [unpacked(result, seat.replica_id) for seat in self.seats]
+        return unpacked(result, [seat.replica_id for seat in self.seats])
 
     def _deal_with(self, error: BaseException, waiting: Sequence[Seat]) -> None:
         """Pass an error on to the replicas, and to the other ranks where they don't know it."""
@@ -289,9 +293,8 @@ class Run:
             if self.doom is None:
                 self.doom = error
             return agreed
-        return error
 
-    def _report(self) -> None:
+    def _report(self) -> NoReturn:
         """Tell the other ranks that some local replicas have returned or raised."""
         agreement = self.engine.agreement
         stands: list[Stand] = []

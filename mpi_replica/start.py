@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import pickle
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .errors import LaunchError
 from .layout import Layout, compressed
@@ -48,24 +49,23 @@ def agreed_layout(
         The ranks run different versions of Python.
     """
     merged = CommunicationOptions()
-    total: int | None = None
-    problem: Exception | None = None
+    mine = _Facts(tuple(sys.version_info[:3]), hash("mpi_replica"), 1, None, merged, None)
     try:
         merged = merged.merge(options)
-        total = _checked(replicas_per_rank, num_replicas, transport.size)
-    except (TypeError, ValueError) as error:
-        problem = error
-    mine = _Facts(
-        tuple(sys.version_info[:3]),
-        hash("mpi_replica"),
-        1 if replicas_per_rank is None else replicas_per_rank,
-        total,
-        merged,
-        problem,
-    )
-    facts: list[_Facts] = [
-        pickle.loads(text) for text in transport.all_gather_bytes(pickle.dumps(mine, 5))
-    ]
+        if merged.name is not None:
+            raise ValueError(
+                f"communication_options of a strategy have name={merged.name!r}: it would replace"
+                " every call site, and no swap of two calls would be seen. Give it to the call:"
+                " options=mr.CommunicationOptions(name='x')."
+            )
+        here, total = _checked(replicas_per_rank, num_replicas, transport.size)
+        given = mine._replace(replicas_per_rank=here, num_replicas=total, options=merged)
+        data = pickle.dumps(given, 5)
+    except Exception as error:  # also what arguments raise that are asked for a number or a text
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        # A new exception with its text: the original may hold what can't be pickled.
+        data = pickle.dumps(mine._replace(problem=kind(str(error))), 5)
+    facts: list[_Facts] = [pickle.loads(text) for text in transport.all_gather_bytes(data)]
     layout = _layout(facts, transport.rank)
     if transport.rank == 0 and len({fact.string_hash for fact in facts}) > 1:
         _log.warning(
@@ -76,8 +76,10 @@ def agreed_layout(
     return layout, merged
 
 
-def _checked(replicas_per_rank: int | None, num_replicas: int | None, size: int) -> int | None:
-    """Return the number of replicas of all ranks, where it is given."""
+def _checked(
+    replicas_per_rank: int | None, num_replicas: int | None, size: int
+) -> tuple[int, int | None]:
+    """Return the number of replicas of this rank, and that of all ranks, where it is given."""
     if replicas_per_rank is not None and num_replicas is not None:
         raise ValueError(
             f"replicas_per_rank={replicas_per_rank!r} and num_replicas={num_replicas!r} are both"
@@ -90,19 +92,26 @@ def _checked(replicas_per_rank: int | None, num_replicas: int | None, size: int)
             num_replicas = int(os.environ[name])
         except ValueError:
             raise ValueError(f"{name}={os.environ[name]!r} is not an integer.") from None
-    for label, value in (("replicas_per_rank", replicas_per_rank), (name, num_replicas)):
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{label} must be an int, got {value!r}.")
-        if value < 1:
-            raise ValueError(f"{label} must be 1 or more, got {value!r}.")
-    if num_replicas is not None and num_replicas < size:
+    here = 1 if replicas_per_rank is None else _positive("replicas_per_rank", replicas_per_rank)
+    total = None if num_replicas is None else _positive(name, num_replicas)
+    if total is not None and total < size:
         raise ValueError(
-            f"{name}={num_replicas} is less than the {size} ranks: each rank hosts one replica or"
-            f" more. Start {num_replicas} ranks, or ask for {size} replicas or more."
+            f"{name}={total} is less than the {size} ranks: each rank hosts one replica or more."
+            f" Start {total} ranks, or ask for {size} replicas or more."
         )
-    return num_replicas
+    return here, total
+
+
+def _positive(name: str, value: Any) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError("bool")
+        number = operator.index(value)  # numpy's integers are integers, too
+    except TypeError:
+        raise TypeError(f"{name} must be an int, got {value!r}.") from None
+    if number < 1:
+        raise ValueError(f"{name} must be 1 or more, got {value!r}.")
+    return number
 
 
 def _layout(facts: list[_Facts], rank: int) -> Layout:

@@ -275,6 +275,10 @@ class Mirrored(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
         return np.array(self._value, dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if any(isinstance(out, Mirrored) for out in kwargs.get("out", ())):
+            raise TypeError(
+                "a Mirrored value can't be changed in place: make a new one, as in g = g * 2."
+            )
         plain = [x.value if isinstance(x, Mirrored) else x for x in inputs]
         return getattr(ufunc, method)(*plain, **kwargs)
 

@@ -2,9 +2,6 @@
 
 A mirrored variable has one array on each rank, the same everywhere. A variable that is
 synchronized on read has a component for each replica, combined when it is read from above.
-
-Arrays are never written in place: an assignment puts a new one in the place of the old one, so
-that what was read before stays what it was.
 """
 
 from __future__ import annotations

@@ -303,3 +303,42 @@ def test_an_identity_tells_name_file_and_line():
 
     line = merge_fn.__code__.co_firstlineno
     assert function_identity(merge_fn).text.endswith(f"merge_fn at test_callsite.py:{line}")
+
+
+class Proxy:
+    """Has every attribute, as proxies and recorders of calls do."""
+
+    def __getattr__(self, name):
+        return Proxy()
+
+
+class CallableProxy(Proxy):
+    def __call__(self, strategy):
+        return None
+
+
+class InheritingProxy(CallableProxy):
+    def __getattr__(self, name):
+        return self
+
+
+@pytest.mark.parametrize("kind", [CallableProxy, InheritingProxy])
+def test_a_proxy_that_has_every_attribute_has_an_identity(kind):
+    """One without an address in it, which would differ between ranks."""
+    assert same(kind(), kind())
+    assert " at 0x" not in function_identity(kind()).text
+
+
+def test_functions_that_wrap_each_other_have_an_identity():
+    one, other = functools.partial(max), functools.partial(min)
+    one.__wrapped__ = other
+    assert same(one, max)
+
+    class Round:
+        def __init__(self):
+            self.__wrapped__ = self
+
+        def __call__(self, strategy):
+            return None
+
+    assert same(Round(), Round())

@@ -9,7 +9,7 @@ import pytest
 import mpi_replica as mr
 from mpi_replica.collectives import travel
 from mpi_replica.collectives.callsite import CallSite
-from mpi_replica.collectives.judgement import judge
+from mpi_replica.collectives.judgement import judge, rank_left
 from mpi_replica.collectives.standing import CallDescription, LeafDescription, Note, Report, Stand
 from mpi_replica.layout import Layout
 
@@ -281,17 +281,10 @@ def test_functions_given_to_run_that_differ():
     assert "other at train.py:7" in str(error)
 
 
-def test_a_rank_that_leaves_while_others_call_is_lost():
-    gone = Stand((2, 3), "leaves")
-    verdict = verdict_of(calls(0, all_reduce()), calls(1, all_reduce()), gone)
-    assert type(verdict.error) is mr.errors.RankLostError
-    assert verdict.final
-    assert "replicas 2-3 (rank 1)" in str(verdict.error)
-    assert "train.py:41" in str(verdict.error)
-
-
-def test_ranks_that_all_leave_are_no_error():
-    assert verdict_of(Stand((0, 1), "leaves"), Stand((2, 3), "leaves")).action == "left"
+def test_ranks_whose_program_has_ended_are_named_and_those_that_stay():
+    error = rank_left([1], LAYOUT)
+    assert type(error) is mr.errors.RankLostError
+    assert "ended on replicas 2-3 (rank 1), while replicas 0-1 (rank 0) still" in str(error)
 
 
 def note(digest, what="v.assign", error="ValueError", line=7):

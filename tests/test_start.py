@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from launching import FOREIGN, find_interpreter, find_launcher, rank_environment
+from launching import FOREIGN, find_interpreter, find_launcher, rank_environment, run_ranks
 
 pytestmark = pytest.mark.mpi_skip  # it starts programs that must not be ranks themselves
 
@@ -232,3 +232,20 @@ def test_a_variable_that_is_no_number_of_replicas_is_named(variable):
     text = run_python(program, env={"MPI_REPLICA_NUM_REPLICAS": variable}).stdout
     assert "MPI_REPLICA_NUM_REPLICAS" in text
     assert variable in text
+
+
+def test_ranks_wait_where_the_system_has_no_sched_functions():
+    """macOS has neither os.sched_getaffinity nor os.sched_yield."""
+    program = """
+        import os
+        del os.sched_getaffinity, os.sched_yield
+        import mpi_replica as mr
+        with mr.MPIStrategy(replicas_per_rank=2) as strategy:
+            step = lambda: mr.get_replica_context().all_reduce("SUM", 1.0)
+            print(strategy.run(step).values)
+    """
+    done = run_ranks("openmpi", 2, ["-c", textwrap.dedent(program)])
+    assert (done.returncode, done.stdout.split("\n")) == (
+        0,
+        ["(np.float64(4.0), np.float64(4.0))"] * 2 + [""],
+    ), done.stderr

@@ -96,6 +96,21 @@ def test_a_mirrored_value_acts_like_the_value_in_it():
     assert pickle.loads(pickle.dumps(mr.Mirrored(3))).value == 3
 
 
+@pytest.mark.parametrize("value", [np.array([1.0, 2.0]), np.float64(2.0)])
+def test_a_mirrored_value_is_not_changed_in_place(value):
+    mirrored = mr.Mirrored(value.copy())
+    for change in (operator.imul, operator.iadd):
+        with pytest.raises(TypeError, match=r"in place.*g = g \* 2"):
+            change(mirrored, 2.0)
+    with pytest.raises(TypeError, match="in place"):
+        np.add(value, 1.0, out=mirrored)
+    np.testing.assert_array_equal(mirrored.value, value)
+    out = np.zeros(2)
+    assert np.add(mirrored, 1.0, out=out) is out
+    out *= mirrored
+    np.testing.assert_array_equal(out, (value + 1.0) * value)
+
+
 def test_indexed_slices_add_rows_of_one_index():
     slices = mr.IndexedSlices([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [1, 3, 1], dense_shape=(4, 2))
     np.testing.assert_array_equal(slices.to_dense(), [[0, 0], [6, 8], [0, 0], [3, 4]])

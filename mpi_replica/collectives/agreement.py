@@ -25,6 +25,7 @@ from itertools import takewhile
 from typing import NoReturn, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import CollectiveTimeoutError, ContextError, RankLostError, ReplicaStopped
 from ..interrupts import gate
@@ -32,7 +33,7 @@ from ..layout import Layout
 from ..transport import HEADER_BYTES, Transport, TransportTimeoutError
 from . import travel
 from .call import Call
-from .judgement import Verdict, judge
+from .judgement import Verdict, judge, rank_left
 from .standing import Note, Report, Stand
 
 __all__ = ["INLINE_BYTES", "Agreement", "Combination", "Promotion"]
@@ -47,7 +48,10 @@ INLINE_BYTES = HEADER_BYTES - _START
 
 _ALLGATHER_RANKS = 32
 
-_AGREES, _REPORTS = 0, 1
+# Where the state is in the words that large worlds compare.
+_STATE_WORD = 2
+
+_AGREES, _REPORTS, _LEAVES = 0, 1, 2
 
 
 class Promotion(Exception):
@@ -97,6 +101,8 @@ class Agreement:
         self.final: BaseException | None = None
         # A header was sent whose answer will not be read, or the others will send none.
         self._is_out_of_step = False
+        #: Whether other ranks went on when this one left.
+        self.others_stay = False
         #: A message is in flight that will not be waited for.
         self.has_message_in_flight = False
         # The last agreed error, which every rank holds: where it comes back uncaught from the
@@ -158,8 +164,7 @@ class Agreement:
             What all ranks agreed to raise.
         """
         first = calls[0]
-        if self.final is not None:
-            raise self.final
+        self._refuse_if_over()
         if gate.take():
             self.fail(calls, KeyboardInterrupt())
         compared = _COMPARED.pack(first.fingerprint, self._chain, _AGREES)
@@ -167,7 +172,6 @@ class Agreement:
         payloads = self._compare(compared, payload, first, seconds)
         if payloads is None:
             self._settle([self.stand(call) for call in calls], {}, first, seconds)
-            raise RuntimeError("the ranks disagreed, and agreed on nothing")
         self._forget()
         return payloads
 
@@ -176,7 +180,6 @@ class Agreement:
         stands = [self.stand(call) for call in calls]
         stands[0] = self.failed_stand(calls[0], error)
         self.report(stands, {calls[0].replica_ids[0]: error}, calls[0])
-        raise error
 
     @contextmanager
     def preparing(self, calls: Sequence[Call]) -> Iterator[None]:
@@ -188,34 +191,61 @@ class Agreement:
 
     def report(
         self, stands: Sequence[Stand], originals: Mapping[int, BaseException], first: Call
-    ) -> None:
+    ) -> NoReturn:
         """Tell the other ranks where the local replicas stand, which is not at one same call.
 
         `originals` are the exceptions of this rank by replica id: they are raised here as they
-        are. Returns only where all ranks leave.
+        are. Always raises.
         """
-        if self.final is not None:
-            raise self.final
+        self._refuse_if_over()
         compared = _COMPARED.pack(first.fingerprint, self._chain, _REPORTS)
         seconds = first.options.timeout_seconds
         self._compare(compared, b"", first, seconds)
         self._settle(stands, originals, first, seconds)
 
-    def leave(self) -> None:
-        """Tell the others that this rank's program ends, and wait until they know. Collective."""
+    def _refuse_if_over(self) -> None:
+        """Raise where the other ranks no longer answer: in a strategy or a run that is over."""
+        if self.final is not None:
+            raise self.final
+        for run in self.runs:
+            if run.doom is not None:
+                raise ReplicaStopped(
+                    "no collective can be called any more in a run that has failed"
+                ) from run.doom
+
+    def leaving(self) -> Iterator[None]:
+        """Tell the others that this rank's program ends; yield while they don't know. Collective.
+
+        What is yielded to goes on with other strategies: their ranks may come there first.
+        """
         if self._is_out_of_step:
             return
-        ids = self._layout.local_replica_ids
-        stand = Stand(ids, "leaves", None, None, self.run_ordinal)
-        self.final = RankLostError(
-            f"the program has ended on {self._layout.describe(ids)}: the strategy can't be used"
-            " any more."
-        )
-        try:
-            self._compare(_COMPARED.pack(0, 0, _REPORTS), b"", None, None)
-            self._settle([stand], {}, None, None)
-        except RankLostError:
-            pass  # the others tell it, in the calls that this rank did not make
+        self._is_out_of_step = True
+        self.final = RankLostError("the program of this rank has ended.")
+        compared = _COMPARED.pack(0, 0, _LEAVES)
+        if self._wide:
+            words = _words(compared)
+            finished = self._transport.begin_maximum(words)
+            while (greatest := finished()) is None:
+                yield
+            if (greatest == words).all():
+                return
+        exchange = self._transport.begin_exchange(_header(compared, b""))
+        while (headers := exchange()) is None:
+            yield
+        self.others_stay = any(state != _LEAVES for state in _states(headers))
+
+    def _others_left(self, headers: memoryview) -> NoReturn:
+        """Raise, since the program has ended on some ranks."""
+        states = _states(headers)
+        error = rank_left([rank for rank, s in enumerate(states) if s == _LEAVES], self._layout)
+        self.final = self.raised = error
+        self._is_out_of_step = True
+        _mark_reporter(error, next(rank for rank, s in enumerate(states) if s != _LEAVES))
+        for run in self.runs:
+            run.doom = error
+            run.a_replica_failed = False
+        raise error
 
     def close(self) -> None:
         """Refuse every further call on this rank, without telling the others."""
@@ -260,29 +290,33 @@ class Agreement:
                 undo()
 
     def _compare(
-        self, compared: bytes, payload: bytes, first: Call | None, seconds: float | None
+        self, compared: bytes, payload: bytes, first: Call, seconds: float | None
     ) -> list[bytes] | None:
         """Exchange headers; return the payloads, or None where the headers differ."""
-        header = (compared + _LENGTH.pack(len(payload)) + payload).ljust(HEADER_BYTES, b"\0")
+        header = _header(compared, payload)
         try:
-            if self._wide:
-                word = int.from_bytes(hashlib.blake2b(compared, digest_size=8).digest(), "little")
-                words = np.array([word, ~np.uint64(word), compared[-1]], np.uint64)
-                greatest, inverse, state = self._transport.maximum(words, seconds)
-                if greatest != word or inverse != words[1] or state != _AGREES:
-                    return None
-                if not payload:
-                    return []
-            headers = self._transport.exchange(header, seconds)
+            with gate:
+                if self._wide:
+                    words = _words(compared)
+                    greatest = self._transport.maximum(words, seconds)
+                    if greatest[_STATE_WORD] == _LEAVES:
+                        self._others_left(self._transport.exchange(header, seconds))
+                    if (greatest != words).any() or compared[-1] != _AGREES:
+                        return None
+                    if not payload:
+                        return []
+                headers = self._transport.exchange(header, seconds)
         except TransportTimeoutError:
             self.time_out(first)
         size = len(compared)
-        if compared[-1] != _AGREES:
-            return None
-        payloads = []
+        payloads: list[bytes] | None = []
         for start in range(0, len(headers), HEADER_BYTES):
-            if headers[start : start + size] != compared:
-                return None
+            if headers[start : start + size] != compared or compared[-1] != _AGREES:
+                if headers[start + size - 1] == _LEAVES:
+                    self._others_left(headers)
+                payloads = None
+            if payloads is None:
+                continue
             (length,) = _LENGTH.unpack_from(headers, start + size)
             payloads.append(bytes(headers[start + _START : start + _START + length]))
         return payloads
@@ -292,10 +326,8 @@ class Agreement:
         self._is_out_of_step = self.has_message_in_flight = True
         self.final = error
 
-    def time_out(self, call: Call | None) -> NoReturn:
+    def time_out(self, call: Call) -> NoReturn:
         """Give up the wait for the other ranks, and with it the strategy."""
-        if call is None:
-            raise RuntimeError("an exchange without a limit timed out")
         description = call.describe()
         self._is_out_of_step = self.has_message_in_flight = True
         self.final = CollectiveTimeoutError(
@@ -311,26 +343,25 @@ class Agreement:
         self,
         stands: Sequence[Stand],
         originals: Mapping[int, BaseException],
-        first: Call | None,
+        first: Call,
         seconds: float | None,
-    ) -> None:
-        """Exchange reports and do what follows: raise, or return where there is no error."""
+    ) -> NoReturn:
+        """Exchange reports and raise what follows."""
         report = Report(tuple(stands), tuple(self._notes), self._last_ordinal)
         try:
-            texts = self._transport.all_gather_bytes(pickle.dumps(report, 5), seconds)
-            reports: list[Report] = [pickle.loads(text) for text in texts]
-            verdict = judge(reports, self._layout)
-            self._last_ordinal = max(report.run_ordinal for report in reports) + 1
-            if verdict.action == "promote":
-                raise Promotion(verdict.leaves)
-            if verdict.action == "combine":
-                self._forget()
-                raise Combination(verdict.kinds)
-            if verdict.action == "left":
-                return
-            self._undo(reports)
-            self._drop_notes()
-            error = self._agreed_error(verdict, originals, seconds)
+            with gate:
+                texts = self._transport.all_gather_bytes(pickle.dumps(report, 5), seconds)
+                reports: list[Report] = [pickle.loads(text) for text in texts]
+                verdict = judge(reports, self._layout)
+                self._last_ordinal = max(report.run_ordinal for report in reports) + 1
+                if verdict.action == "promote":
+                    raise Promotion(verdict.leaves)
+                if verdict.action == "combine":
+                    self._forget()
+                    raise Combination(verdict.kinds)
+                self._undo(reports)
+                self._drop_notes()
+                error = self._agreed_error(verdict, originals, seconds)
         except TransportTimeoutError:
             self.time_out(first)
         self._raise(error, verdict)
@@ -355,10 +386,10 @@ class Agreement:
             self._transport.all_gather_bytes(flag, seconds)
         if error is None:
             error = travel.stand_in(traveller)
-        elif mine and not any(
-            note.startswith("raised by ") for note in getattr(error, "__notes__", ())
+        elif mine and (told := f"raised by {traveller.origin}") not in getattr(
+            error, "__notes__", ()
         ):
-            error.add_note(f"raised by {traveller.origin}")
+            error.add_note(told)
         for remark in verdict.remarks:
             error.add_note(remark)
         return error
@@ -366,11 +397,7 @@ class Agreement:
     def _raise(self, error: BaseException, verdict: Verdict) -> NoReturn:
         self._serial += 1
         self._last_error = error
-        # The one rank that prints it, should nobody catch it.
-        error.__dict__["_mpi_replica_rank_that_reports"] = (max(verdict.origin_rank, 0),)
-        if verdict.final:
-            self.final = error
-            self._is_out_of_step = True
+        _mark_reporter(error, max(verdict.origin_rank, 0))
         if verdict.doomed_run is not None:
             for run in self.runs:
                 if run.ordinal >= verdict.doomed_run:
@@ -385,3 +412,23 @@ class Agreement:
                 raise stopped from error
         self.raised = error
         raise error
+
+
+def _header(compared: bytes, payload: bytes) -> bytes:
+    return (compared + _LENGTH.pack(len(payload)) + payload).ljust(HEADER_BYTES, b"\0")
+
+
+def _states(headers: memoryview) -> list[int]:
+    """Return the state in the header of each rank."""
+    return headers[_COMPARED.size - 1 :: HEADER_BYTES].tolist()
+
+
+def _words(compared: bytes) -> npt.NDArray[np.uint64]:
+    """Return words whose maximum over the ranks is theirs only where all ranks have the same."""
+    word = int.from_bytes(hashlib.blake2b(compared, digest_size=8).digest(), "little")
+    return np.array([word, ~np.uint64(word), compared[-1]], np.uint64)
+
+
+def _mark_reporter(error: BaseException, rank: int) -> None:
+    """Note the one rank that prints `error`, should nobody catch it."""
+    error.__dict__["_mpi_replica_rank_that_reports"] = (rank,)

@@ -48,7 +48,9 @@ class Call(abc.ABC):
 
     def identify(self, key: Hashable, describe: Callable[[], CallDescription]) -> None:
         """Set the fingerprint; `key` and the site tell this call from every other one."""
-        whole = (self.kind, self.options.name or self.site.digest, self._wire, key)
+        name = self.options.name
+        place = self.site.digest if name is None else name
+        whole = (self.kind, place, self._wire, key)
         fingerprint = _fingerprints.get(whole)
         if fingerprint is None:
             if len(_fingerprints) >= _CACHE_SIZE:

@@ -20,6 +20,9 @@ __all__ = ["CallSite", "FunctionIdentity", "boundary", "call_site", "function_id
 
 _PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
+# A proxy that has every attribute wraps something for ever.
+_MOST_WRAPPERS = 32
+
 
 class CallSite(NamedTuple):
     """Where a program calls a collective."""
@@ -142,7 +145,7 @@ def function_identity(function: Callable[..., Any]) -> FunctionIdentity:
 
     `functools.partial` and bound methods are unwrapped: objects differ even inside one rank.
     """
-    while True:
+    for _ in range(_MOST_WRAPPERS):
         if isinstance(function, functools.partial):
             function = function.func
         elif hasattr(function, "__func__"):
@@ -158,8 +161,10 @@ def function_identity(function: Callable[..., Any]) -> FunctionIdentity:
     if isinstance(code, CodeType):
         return _code_identity(id(code), code)
     kind = type(function)
-    name = getattr(function, "__qualname__", kind.__qualname__)
-    module = getattr(function, "__module__", None) or kind.__module__
+    name = getattr(function, "__qualname__", None)
+    module = getattr(function, "__module__", None)
+    name = name if isinstance(name, str) else kind.__qualname__
+    module = module if isinstance(module, str) else kind.__module__
     return FunctionIdentity(f"{module}.{name}".encode(), f"{module}.{name}")
 
 

@@ -100,16 +100,25 @@ class Engine:
 
     @contextmanager
     def moving(self, call: Call) -> Iterator[None]:
-        """Guard the movement of data: a failure in it can't be told to ranks that are in it.
+        """Guard the movement of data, as `irrevocable` does, and keep the limit of the wait."""
+        with self.irrevocable():
+            try:
+                yield
+            except TransportTimeoutError:
+                self.agreement.time_out(call)
 
-        It is raised here, now and at every later call; uncaught, it ends the job.
+    @contextmanager
+    def irrevocable(self) -> Iterator[None]:
+        """Guard what every rank does once all have agreed to: a failure can't be told to them.
+
+        It is raised here, now and at every later call; uncaught, it ends the job. The ranks would
+        differ otherwise, or wait for each other.
         """
         try:
             yield
-        except TransportTimeoutError:
-            self.agreement.time_out(call)
         except BaseException as error:
-            self.agreement.break_off(error)
+            if self.agreement.final is None:
+                self.agreement.break_off(error)
             raise
 
     def _report_apart(self, calls: list[Call]) -> None:

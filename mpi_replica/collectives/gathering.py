@@ -65,7 +65,7 @@ class AllGather(Call):
         self.contributions = [self._arrays(leaves) for leaves in contributions]
         signatures = [self._signature(arrays) for arrays in self.contributions]
         self.agrees = all(signature == signatures[0] for signature in signatures)
-        self.identify((self.detail, structure, signatures[0]), self.describe)
+        self.identify((self.detail, structure, self.paths, signatures[0]), self.describe)
 
     def _arrays(self, leaves: Sequence[Any]) -> list[Array]:
         arrays = []

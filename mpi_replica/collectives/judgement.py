@@ -13,7 +13,7 @@ from ..layout import Layout
 from .standing import CallDescription, Note, Report, Stand
 from .travel import TravellingError
 
-__all__ = ["Verdict", "judge"]
+__all__ = ["Verdict", "judge", "rank_left"]
 
 _SAME_CALLS = (
     "All replicas must make the same collective calls in the same order. Where two lines mean one"
@@ -25,7 +25,7 @@ _SHOWN = 3
 class Verdict(NamedTuple):
     """What all ranks do next."""
 
-    #: "raise" at the calls, "promote" leaves and try again, "combine" what ``run`` returned, "left"
+    #: "raise" at the calls, "promote" leaves and try again, "combine" what ``run`` returned
     action: str
     error: BaseException | None = None
     #: The error of a replica that is to be raised everywhere, and the rank it is from.
@@ -36,8 +36,6 @@ class Verdict(NamedTuple):
     doomed_run: int | None = None
     #: Leaves that become float64.
     leaves: tuple[int, ...] = ()
-    #: The strategy can't be used any more.
-    final: bool = False
     #: What each leaf that ``run`` returns is: "none", "value", or a variable's name.
     kinds: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -49,13 +47,6 @@ def judge(reports: Sequence[Report], layout: Layout) -> Verdict:
     ordinals = {stand.run_ordinal for stand in stands}
     statuses = {stand.status for stand in stands}
     over = min(ordinals)
-    if "leaves" in statuses:
-        if len(statuses) == 1:
-            return Verdict("left")
-        stays = next(stand for stand in stands if stand.status != "leaves")
-        reporter = layout.rank_of(stays.replica_ids[0])
-        error = _rank_left(stands, layout)
-        return Verdict("raise", error, origin_rank=reporter, doomed_run=0, final=True)
     failure = _failure(reports, layout)
     if failure is not None:
         stay = statuses <= {"calls", "failed"} and len(ordinals) == 1
@@ -105,13 +96,13 @@ def _sides(
     return [(_who([stand for stand, _ in group], layout), group[0][1]) for group in groups.values()]
 
 
-def _rank_left(stands: Sequence[Stand], layout: Layout) -> RankLostError:
-    gone = [stand for stand in stands if stand.status == "leaves"]
-    others = [stand for stand in stands if stand.status != "leaves"]
-    at = next((f": {s.call.what} at {s.call.where}" for s in others if s.call is not None), "")
+def rank_left(gone: Sequence[int], layout: Layout) -> RankLostError:
+    """Return the error of the ranks that stay, where the program has ended on ranks `gone`."""
+    ended = [i for rank in gone for i in layout.replica_ids(rank)]
+    stay = [i for i in layout.all_replica_ids if i not in ended]
     return RankLostError(
-        f"the program has ended on {_who(gone, layout)}, while {_who(others, layout)} still"
-        f" make{'s' if len(others) == 1 else ''} collective calls{at}. All ranks must make the same"
+        f"the program has ended on {layout.describe(ended)}, while {layout.describe(stay)} still"
+        f" make{'s' if len(stay) == 1 else ''} collective calls. All ranks must make the same"
         " collective calls before they end."
     )
 
@@ -224,7 +215,7 @@ def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError |
 
 
 def _structure_difference(calls: _Calls, layout: Layout) -> StructureMismatchError | None:
-    sides = _sides(calls, lambda call: call.structure, layout)
+    sides = _sides(calls, lambda call: (call.structure, call.paths), layout)
     if len(sides) == 1:
         return None
     (one, first), (other, second) = sides[:2]

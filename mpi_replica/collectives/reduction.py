@@ -119,7 +119,7 @@ class AllReduce(Call):
         except TypeError:
             self._name_what_has_no_meaning()
             raise
-        key = (self.asked, self.detail, self.structure, signature, dtypes)
+        key = (self.asked, self.detail, self.structure, self.paths, signature, dtypes)
         self.identify(key, self.describe)
 
     def _name_what_has_no_meaning(self) -> None:

@@ -72,6 +72,7 @@ class CallDescription(NamedTuple):
             digest.update(part.encode())
             digest.update(b"\0")
         digest.update(place)
+        digest.update("\0".join(self.paths).encode())
         for leaf in self.leaves:
             digest.update(f"\0{leaf.dtype}{leaf.shape}".encode())
         return int.from_bytes(digest.digest(), "little")
@@ -99,7 +100,7 @@ class Stand(NamedTuple):
     """Where a replica stands, or a rank in cross-replica context (with all its replica ids)."""
 
     replica_ids: tuple[int, ...]
-    #: "calls", "failed" (inside a call), "raised", "returned" or "leaves"
+    #: "calls", "failed" (inside a call), "raised" or "returned"
     status: str
     call: CallDescription | None = None
     error: TravellingError | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,16 @@ class Transport(abc.ABC):
         self, words: npt.NDArray[np.uint64], timeout_seconds: float | None = None
     ) -> npt.NDArray[np.uint64]:
         """Return the greatest of each of a few words over all ranks."""
+
+    @abc.abstractmethod
+    def begin_exchange(self, header: bytes) -> Callable[[], memoryview | None]:
+        """Start an `exchange`; what is returned gives its result, or None while it goes on."""
+
+    @abc.abstractmethod
+    def begin_maximum(
+        self, words: npt.NDArray[np.uint64]
+    ) -> Callable[[], npt.NDArray[np.uint64] | None]:
+        """Start a `maximum`; what is returned gives its result, or None while it goes on."""
 
     @abc.abstractmethod
     def all_gather_bytes(self, data: bytes, timeout_seconds: float | None = None) -> list[bytes]:

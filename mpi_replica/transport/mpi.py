@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,18 @@ _in_flight_for_ever: list[Any] = []
 _SPINS = 2000
 _SECONDS_BEFORE_SLEEP = 0.02
 _SLEEP_SECONDS = 0.0005
+
+
+# macOS has neither.
+_give_core_away: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
+_affinity: Callable[[int], Iterable[int]] = getattr(
+    os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1)
+)
+
+
+def _cores() -> frozenset[int]:
+    """Return the cores that this process may run on."""
+    return frozenset(_affinity(0))
 
 
 def world_size() -> int:
@@ -82,7 +94,7 @@ class MPITransport(Transport):
         self.communicator = self._comm
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
-        here = (MPI.Get_processor_name(), frozenset(os.sched_getaffinity(0)))
+        here = (MPI.Get_processor_name(), _cores())
         places = self._comm.allgather(here)
         self.hosts = tuple(host for host, _ in places)
         crowded = {host: _is_crowded(host, places) for host in self.hosts}
@@ -100,15 +112,19 @@ class MPITransport(Transport):
             self._exchange = None
 
     def exchange(self, header: bytes, timeout_seconds: float | None = None) -> memoryview:
-        self._header[:] = np.frombuffer(header, np.uint8)
-        request: MPI.Request
-        if self._exchange is not None:
-            request = self._exchange
-            request.Start()
-        else:
-            request = self._comm.Iallgather(self._header, self._headers)
-        self._wait(request, timeout_seconds)
+        self._wait(self._start_exchange(header), timeout_seconds)
         return self._headers_view
+
+    def begin_exchange(self, header: bytes) -> Callable[[], memoryview | None]:
+        request = self._start_exchange(header)
+        return lambda: self._headers_view if request.Test() else None
+
+    def _start_exchange(self, header: bytes) -> MPI.Request:
+        self._header[:] = np.frombuffer(header, np.uint8)
+        if self._exchange is None:
+            return self._comm.Iallgather(self._header, self._headers)
+        self._exchange.Start()
+        return self._exchange
 
     def maximum(
         self, words: npt.NDArray[np.uint64], timeout_seconds: float | None = None
@@ -117,6 +133,14 @@ class MPITransport(Transport):
         request = self._comm.Iallreduce(words, greatest, MPI.MAX)
         self._wait(request, timeout_seconds, (words, greatest))
         return greatest
+
+    def begin_maximum(
+        self, words: npt.NDArray[np.uint64]
+    ) -> Callable[[], npt.NDArray[np.uint64] | None]:
+        greatest = np.empty_like(words)
+        request = self._comm.Iallreduce(words, greatest, MPI.MAX)
+        # what is returned holds both buffers
+        return lambda: greatest if words is not None and request.Test() else None
 
     def all_gather_bytes(self, data: bytes, timeout_seconds: float | None = None) -> list[bytes]:
         lengths = np.empty(self.size, np.int64)
@@ -196,6 +220,7 @@ class MPITransport(Transport):
 
     def abort(self, status: int) -> None:
         MPI.COMM_WORLD.Abort(status)
+        os._exit(status)  # MPICH returns, and its launcher ends the processes a little later
 
     def close(self) -> None:
         if self._exchange is not None:
@@ -224,7 +249,7 @@ class MPITransport(Transport):
                 return
         start = time.monotonic()
         while not test():
-            os.sched_yield()
+            _give_core_away()
             waited = time.monotonic() - start
             if timeout_seconds is not None and waited > timeout_seconds:
                 _in_flight_for_ever.append((self, request, buffers))

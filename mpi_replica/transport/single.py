@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,14 @@ class SingleTransport(Transport):
         self, words: npt.NDArray[np.uint64], timeout_seconds: float | None = None
     ) -> npt.NDArray[np.uint64]:
         return words
+
+    def begin_exchange(self, header: bytes) -> Callable[[], memoryview | None]:
+        return lambda: memoryview(header)
+
+    def begin_maximum(
+        self, words: npt.NDArray[np.uint64]
+    ) -> Callable[[], npt.NDArray[np.uint64] | None]:
+        return lambda: words
 
     def all_gather_bytes(self, data: bytes, timeout_seconds: float | None = None) -> list[bytes]:
         return [data]

@@ -124,6 +124,11 @@ def other_names(context, is_odd):
     return context.all_reduce("SUM", 1.0, options=options)
 
 
+def an_empty_name(context, is_odd):
+    options = mr.CommunicationOptions(name="") if is_odd else None
+    return context.all_reduce("SUM", 1.0, options=options)
+
+
 # What each replica does, by whether it is the culprit; the error; words of both sides in its text.
 MISTAKES = {
     "shape": (
@@ -237,6 +242,7 @@ MISTAKES = {
     "swapped on one line": (swapped_on_one_line, CALL, ["test_agreement.py:"]),
     "other place in one expression": (swapped_in_one_expression, CALL, ["test_agreement.py:"]),
     "other names": (other_names, CALL, ["odd", "even"]),
+    "an empty name": (an_empty_name, CALL, ["(named '')", "test_agreement.py:"]),
     "one call more": (one_call_more, CALL, ["all_reduce(SUM", "returned"]),
     "one call fewer": (one_call_fewer, CALL, ["all_reduce(SUM", "returned"]),
     "an early return": (returns_early, CALL, ["all_reduce(SUM", "returned"]),
@@ -516,6 +522,30 @@ def test_ranks_that_call_run_at_different_lines(strategy):
 
     is_last = strategy.rank == strategy.size - 1
     raises_everywhere(CALL, at_another_line if is_last else at_a_line)
+    check_works(strategy)
+
+
+def test_a_name_makes_runs_at_two_lines_one_call(strategy):
+    """Decision 13."""
+    options = mr.CommunicationOptions(name="x")
+
+    def at_another_line():
+        return strategy.run(replica_id, options=options)
+
+    def at_a_line():
+        return strategy.run(replica_id, options=options)
+
+    def replica_id():
+        return mr.get_replica_context().replica_id_in_sync_group
+
+    is_last = strategy.rank == strategy.size - 1
+    result = (at_another_line if is_last else at_a_line)()
+    assert result.values == strategy.local_replica_ids
+    if strategy.size > 1:
+        unlike = mr.CommunicationOptions(name="y") if is_last else options
+        error = raises_everywhere(CALL, lambda: strategy.run(replica_id, options=unlike))
+        assert "named 'x'" in str(error)
+        assert "named 'y'" in str(error)
     check_works(strategy)
 
 

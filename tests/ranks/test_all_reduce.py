@@ -363,6 +363,48 @@ def test_indexed_slices_have_no_min_and_their_dense_shapes_must_agree(strategy):
     check_works(strategy)
 
 
+def test_decision_7_a_per_replica_of_indexed_slices_stands_for_its_component(strategy):
+    count = strategy.num_replicas_in_sync
+    spread = strategy.experimental_distribute_values_from_function
+    slices = spread(lambda c: mr.IndexedSlices([[1.0 + c.replica_id_in_sync_group]], [0], (2, 1)))
+    dense = spread(lambda c: np.full(3, c.replica_id_in_sync_group))
+    own = mr.IndexedSlices([[1.0]], [1], (2, 1))
+    total = count * (count - 1) // 2
+    for nest in ((slices, own), (slices, dense), (own, dense), (mr.Mirrored(own), dense)):
+        for one, other in reduce_everywhere(strategy, "SUM", lambda i, nest=nest: nest):
+            if nest[0] is slices:
+                np.testing.assert_array_equal(one.to_dense(), [[count + total], [0]])
+            else:
+                np.testing.assert_array_equal(one.to_dense(), [[0], [count]])
+            if nest[1] is own:
+                np.testing.assert_array_equal(other.to_dense(), [[0], [count]])
+            else:
+                np.testing.assert_array_equal(other, [total] * 3)
+
+
+def test_a_per_replica_of_another_strategy_beside_slices_is_an_error_everywhere(strategy):
+    """Also where one replica alone has it, and where all catch it and go on."""
+    count = strategy.num_replicas_in_sync
+    own = mr.IndexedSlices([[1.0]], [0], (1, 1))
+    wrong = mr.PerReplica([own] * (count + 1))
+    for culprit in {0, count - 1}:
+
+        def make(i, culprit=culprit):
+            return own, wrong if i == culprit else own
+
+        raises_everywhere(ValueError, lambda make=make: reduce_everywhere(strategy, "SUM", make))
+
+        def step(make=make):
+            context = mr.get_replica_context()
+            with pytest.raises(ValueError, match="strategy that has"):
+                context.all_reduce("SUM", make(context.replica_id_in_sync_group))
+            return context.all_reduce("SUM", own).to_dense()
+
+        for found in strategy.experimental_local_results(strategy.run(step)):
+            np.testing.assert_array_equal(found, [[count]])
+    check_works(strategy)
+
+
 # Bad input: an error on every rank, with one text, and the next collective is right.
 
 BAD_LEAVES = [

@@ -16,6 +16,24 @@ def world():
     return MPI.COMM_WORLD
 
 
+class Awkward:
+    """No number, and its error can't be pickled."""
+
+    def __index__(self):
+        raise Unpicklable("no number")
+
+
+class Unpicklable(ValueError):
+    def __init__(self, text):
+        super().__init__(text, lambda: None)
+
+
+class Seconds(float):
+    """Can't be pickled."""
+
+    __reduce_ex__ = None
+
+
 def skip_alone(world):
     if world.size == 1:
         pytest.skip("one rank can't form two groups")
@@ -92,6 +110,11 @@ def test_fewer_replicas_than_ranks(world):
         ({"replicas_per_rank": True}, TypeError),
         ({"replicas_per_rank": 1, "num_replicas": 8}, ValueError),
         ({"communication_options": {"name": "x"}}, TypeError),
+        ({"replicas_per_rank": lambda: 1}, TypeError),
+        ({"num_replicas": lambda: 8}, TypeError),
+        ({"replicas_per_rank": np.True_}, TypeError),
+        ({"replicas_per_rank": Awkward()}, ValueError),
+        ({"communication_options": mr.CommunicationOptions(timeout_seconds=Seconds(1))}, TypeError),
     ],
 )
 def test_wrong_arguments_on_one_rank_are_an_error_on_all(world, settings, kind):
@@ -101,6 +124,28 @@ def test_wrong_arguments_on_one_rank_are_an_error_on_all(world, settings, kind):
         if world.size > 1:
             assert f"rank {culprit}" in "\n".join(error.__notes__)
         check_new_strategy_works()
+
+
+def test_integers_of_numpy_are_numbers_of_replicas(world):
+    for given, number in (
+        ({"replicas_per_rank": np.int64(1 + world.rank % 2)}, world.size + world.size // 2),
+        (
+            {"num_replicas": np.uint8(world.size + 3) if world.rank else 3 + world.size},
+            world.size + 3,
+        ),
+    ):
+        with mr.MPIStrategy(**given) as strategy:
+            assert strategy.num_replicas_in_sync == number
+            assert {type(i) for i in strategy.local_replica_ids} == {int}
+            check_works(strategy)
+
+
+def test_a_name_for_all_calls_is_refused():
+    """Decision 13: it would replace every call site, and no swap of two calls would be seen."""
+    options = mr.CommunicationOptions(name="x")
+    error = raises_everywhere(ValueError, lambda: mr.MPIStrategy(communication_options=options))
+    assert "to the call" in str(error)
+    check_new_strategy_works()
 
 
 def test_different_numbers_of_replicas_name_both_sides(world):

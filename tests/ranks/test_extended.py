@@ -188,6 +188,29 @@ def test_a_value_that_can_not_travel_is_an_error_everywhere(strategy):
     assert_fails(strategy, Exception, "pickle", lambda: strategy.extended.broadcast_to(value))
 
 
+class Unloadable:
+    """Can be pickled, but not loaded."""
+
+    def __getstate__(self):
+        return {"a": 1}
+
+    def __setstate__(self, state):
+        raise RuntimeError("no way back from a pickle")
+
+
+@pytest.mark.parametrize("rows", [1, 1000], ids=["small", "large"])
+def test_a_value_that_can_not_be_loaded_is_an_error_everywhere(strategy, rows):
+    needs_two_ranks(strategy)
+    for value in (Unloadable(), [np.zeros(rows), Unloadable()], np.full(rows, Unloadable())):
+        given = value if strategy.rank == 0 else 1
+        assert_fails(
+            strategy,
+            RuntimeError,
+            "no way back",
+            lambda given=given: strategy.extended.broadcast_to(given),
+        )
+
+
 # update
 
 

@@ -263,20 +263,20 @@ class TestAllReduce:
                 assert_arrays(value, sum(np.arange(50.0) * i + k for i in ids))
 
     def test_options_override_those_of_the_strategy(self):
-        """With the strategy's name two lines mean one call; with names of their own they don't."""
-        named = mr.CommunicationOptions(name="of the strategy")
-        with mr.MPIStrategy(replicas_per_rank=2, communication_options=named) as strategy:
+        """Packs of the strategy's size are its default; another size is another call."""
+        packs = [mr.CommunicationOptions(bytes_per_pack=size) for size in (64, 128)]
+        with mr.MPIStrategy(replicas_per_rank=2, communication_options=packs[0]) as strategy:
 
-            def func(names):
-                if replica_id() == 0:
-                    return context().all_reduce("SUM", 1, options=names and names[0])
-                return context().all_reduce("SUM", 1, options=names and names[1])
+            def func(options):
+                return context().all_reduce(
+                    "SUM", 1, options=options if replica_id() == 0 else None
+                )
 
-            for _, total in each(strategy, strategy.run(func, args=(None,))):
+            for _, total in each(strategy, strategy.run(func, args=(packs[0],))):
                 assert total == strategy.num_replicas_in_sync
-            own = [mr.CommunicationOptions(name=name) for name in ("x", "y")]
-            with pytest.raises(mr.errors.CollectiveMismatchError, match="all_reduce") as caught:
-                strategy.run(lambda: func(own))
+            mismatch = mr.errors.CollectiveMismatchError
+            with pytest.raises(mismatch, match="bytes_per_pack=128") as caught:
+                strategy.run(func, args=(packs[1],))
             assert_works_on(strategy, caught)
 
     def test_a_replica_that_does_not_participate_is_an_error_and_no_hang(self, pair):

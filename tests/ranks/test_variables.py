@@ -427,3 +427,37 @@ def test_any_sequence_of_assignments_gives_the_same_value_as_on_paper(
             value = base
         on_paper = WRITTEN[how](on_paper, value)
     np.testing.assert_allclose(everywhere(v), on_paper, rtol=1e-12, atol=1e-12)
+
+
+def swapped(array, one, other):
+    array = array.copy()
+    array[[one, other]] = array[[other, one]]
+    return array
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a[::-1],
+        lambda a: np.roll(a, 1),
+        lambda a: np.roll(a, 64),
+        lambda a: swapped(a, 0, 1),
+        lambda a: swapped(a, 0, 64),
+        lambda a: swapped(a, 7, -7),
+        lambda a: np.append(a[:-1], a[-1] + 1),
+    ],
+    ids=["reversed", "rolled", "rolled far", "near", "far", "ends", "last"],
+)
+@pytest.mark.parametrize("items", [20_000, 20_003])
+def test_large_values_in_another_order_are_not_the_same_value(strategy, change, items):
+    """Without aggregation all replicas must assign one value, however large."""
+    needs_two_replicas(strategy)
+    a = np.arange(items, dtype="f8")
+    v = variable(strategy, np.zeros(items))
+
+    def step():
+        v.assign(a if replica_id() == 0 else change(a))
+
+    assert_fails(strategy, ValueError, "differ", lambda: strategy.run(step))
+    strategy.run(lambda: v.assign(a.copy()) is None)
+    np.testing.assert_array_equal(v, a)

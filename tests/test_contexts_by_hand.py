@@ -1,0 +1,34 @@
+"""A ReplicaContext made by hand: a replica alone, and never one of several."""
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+
+
+@pytest.mark.parametrize("replica_id", [-1, 2, 7])
+def test_an_id_that_is_none_of_the_strategy_is_a_value_error(replica_id):
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        mr.ReplicaContext(mr.MPIStrategy(num_replicas=2), replica_id)
+
+
+@pytest.mark.parametrize("aggregation", mr.VariableAggregation)
+def test_variables_of_several_replicas_can_not_be_assigned_to(aggregation):
+    strategy = mr.MPIStrategy(num_replicas=2)
+    with strategy.scope():
+        v = mr.Variable(1.0, aggregation=aggregation)
+    with mr.ReplicaContext(strategy, 0), pytest.raises(mr.errors.ContextError, match=r"\.run"):
+        v.assign(3.0)
+    assert float(v) == 1.0
+
+
+def test_the_only_replica_can_do_everything():
+    strategy = mr.MPIStrategy(num_replicas=1)
+    with strategy.scope():
+        v = mr.Variable(1.0, aggregation=mr.VariableAggregation.SUM)
+    with mr.ReplicaContext(strategy, 0) as ctx:
+        v.assign_add(2.0)
+        assert ctx.all_reduce("SUM", np.float32(3)) == 3
+        assert ctx.all_gather(np.arange(2), axis=0).tolist() == [0, 1]
+        assert float(ctx.merge_call(lambda strategy, x: x, (4,))) == 4
+    assert float(v) == 3.0

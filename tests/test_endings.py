@@ -1,0 +1,86 @@
+"""Programs whose ranks end at different places (DESIGN.md section 8)."""
+
+import textwrap
+
+import pytest
+
+from launching import LIBRARIES, ROOT, run_ranks
+
+pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
+
+
+@pytest.fixture(params=LIBRARIES)
+def launch(request, tmp_path):
+    """Run a program on two ranks."""
+
+    def run(program):
+        file = tmp_path / "train.py"
+        file.write_text("import mpi_replica as mr\n" + textwrap.dedent(program))
+        environment = {"PYTHONPATH": str(ROOT)}
+        return run_ranks(request.param, 2, [file], timeout_seconds=60, env=environment)
+
+    return run
+
+
+def test_a_rank_that_ends_with_two_strategies_leaves_both_at_once(launch):
+    done = launch(
+        """
+        one, other = mr.MPIStrategy(), mr.MPIStrategy()
+        if one.rank == 1:
+            other.run(lambda: None)
+        """
+    )
+    assert done.returncode == 1
+    assert "RankLostError: the program has ended on replica 0 (rank 0)" in done.stderr
+
+
+def test_an_agreed_error_that_one_rank_alone_does_not_catch_is_printed_there(launch):
+    done = launch(
+        """
+        strategy = mr.MPIStrategy()
+        def step():
+            raise ValueError("from both replicas")
+        try:
+            strategy.run(step)
+        except ValueError:
+            if strategy.rank == 1:
+                raise
+        strategy.run(lambda: None)
+        """
+    )
+    assert done.returncode == 1
+    assert "ValueError: from both replicas" in done.stderr
+    assert "RankLostError: the program has ended on replica 1 (rank 1)" in done.stderr
+
+
+def test_a_thread_that_ends_by_sys_exit_ends_nothing_else(launch):
+    done = launch(
+        """
+        import sys, threading
+        strategy = mr.MPIStrategy()
+        thread = threading.Thread(target=sys.exit)
+        thread.start()
+        thread.join()
+        total = strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1))
+        print(strategy.experimental_local_results(total))
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("(np.int64(2),)") == 2
+
+
+def test_an_interrupt_that_came_in_the_last_exchange_is_not_lost(launch):
+    done = launch(
+        """
+        import os, signal
+        strategy = mr.MPIStrategy()
+        exchange = strategy.engine.transport.exchange
+        def interrupted(header, timeout_seconds=None):
+            if strategy.rank == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            return exchange(header, timeout_seconds)
+        strategy.engine.transport.exchange = interrupted
+        strategy.run(lambda: None)
+        """
+    )
+    assert done.returncode == 130, done.stderr
