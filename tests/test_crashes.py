@@ -119,21 +119,22 @@ def test_an_uncaught_mismatch_is_printed_once(launch):
     assert tracebacks(done) == 1
 
 
-def test_an_uncaught_exception_in_a_thread_ends_the_job(launch):
+def test_an_uncaught_exception_in_a_thread_that_communicates_ends_the_job(launch):
+    """Section 8: the others would wait for it for ever."""
     done = launch(
         """
         import threading
         strategy = mr.MPIStrategy()
-        check(strategy)
 
         def work():
-            raise OSError("the loader broke")
+            check(strategy)
+            if rank == 1:
+                raise OSError("the loader broke")
+            check(strategy)
 
-        if rank == 1:
-            thread = threading.Thread(target=work)
-            thread.start()
-            thread.join()
-        strategy.run(total)
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
         """
     )
     assert done.stderr.count("OSError: the loader broke") == 1
