@@ -235,10 +235,13 @@ class Agreement:
             yield
         self.others_stay = any(state != _LEAVES for state in _states(headers))
 
-    def _others_left(self, headers: memoryview) -> NoReturn:
+    def _others_left(self, headers: memoryview, call: Call) -> NoReturn:
         """Raise, since the program has ended on some ranks."""
         states = _states(headers)
         error = rank_left([rank for rank, s in enumerate(states) if s == _LEAVES], self._layout)
+        description = call.describe()
+        # No text of the error: those who left can't tell whether all others are at one call.
+        error.add_note(f"this rank waits in {description.what} at {description.where}")
         self.final = self.raised = error
         self._is_out_of_step = True
         _mark_reporter(error, next(rank for rank, s in enumerate(states) if s != _LEAVES))
@@ -300,7 +303,7 @@ class Agreement:
                     words = _words(compared)
                     greatest = self._transport.maximum(words, seconds)
                     if greatest[_STATE_WORD] == _LEAVES:
-                        self._others_left(self._transport.exchange(header, seconds))
+                        self._others_left(self._transport.exchange(header, seconds), first)
                     if (greatest != words).any() or compared[-1] != _AGREES:
                         return None
                     if not payload:
@@ -313,7 +316,7 @@ class Agreement:
         for start in range(0, len(headers), HEADER_BYTES):
             if headers[start : start + size] != compared or compared[-1] != _AGREES:
                 if headers[start + size - 1] == _LEAVES:
-                    self._others_left(headers)
+                    self._others_left(headers, first)
                 payloads = None
             if payloads is None:
                 continue
