@@ -149,13 +149,7 @@ class StrategyExtended:
         try:
             roots = [_root(pair, size) for pair in pairs]
         except (TypeError, ValueError) as error:
-            failure = error
-
-            def fail(site: CallSite, merged: CommunicationOptions) -> Call:
-                raise failure
-
-            engine.cross_replica(engine.make(kind, options, fail))
-            raise
+            engine.fail(kind, error)
         if not pairs:
             return []
         results = cross_replica.reduce(

@@ -9,7 +9,6 @@ from typing import Any, NoReturn, Self, cast
 
 from . import nest
 from .collectives import cross_replica
-from .collectives.call import FailedCall
 from .collectives.callsite import call_site
 from .collectives.engine import Engine
 from .context import (
@@ -166,8 +165,7 @@ class Strategy:
             merged = engine.options.merge(options)
             run = Run(self, fn, self._seats(fn, args, kwargs), site, merged)
         except Exception as error:
-            engine.cross_replica(FailedCall("run", error, site, engine.options))
-            raise
+            engine.fail("run", error)
         return run.execute(self._workers)
 
     def _seats(

@@ -6,7 +6,6 @@ same code runs with an engine of one rank.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -73,7 +72,7 @@ def reduce(
         total, count = partial(op, shared, axes, path)
         return finished(op, total, count, np.asarray(shared).dtype, path)
 
-    return leaves.map(make, of_shared, lambda shared: _fails(engine, kind, options, shared))
+    return leaves.map(kind, make, of_shared)
 
 
 def gather(
@@ -102,22 +101,7 @@ def gather(
             " strategy.run returned, or np.concatenate what you have."
         )
 
-    return leaves.map(make, of_shared, lambda shared: _fails(engine, "gather", options, shared))
-
-
-def _fails(
-    engine: Engine, kind: str, options: CommunicationOptions | None, compute: Callable[[], Any]
-) -> Any:
-    """Return what `compute` gives; what it raises is raised on every rank."""
-    try:
-        return compute()
-    except Exception as error:
-        failure = error
-
-    def raise_it(site: CallSite, merged: CommunicationOptions) -> Call:
-        raise failure
-
-    return engine.cross_replica(engine.make(kind, options, raise_it))
+    return leaves.map("gather", make, of_shared)
 
 
 class _Leaves:
@@ -146,24 +130,26 @@ class _Leaves:
 
     def map(
         self,
+        kind: str,
         make: Callable[[Engine, Sequence[int]], Call],
         of_shared: Callable[[Any, str], Any],
-        everywhere: Callable[[Callable[[], Any]], Any],
     ) -> Any:
         """Return the nest with a result for each leaf; leaves that travel share one call."""
         results: list[Any] = [None] * len(self.leaves)
         here, elsewhere = [], []
-        for index, leaf in enumerate(self.leaves):
-            if isinstance(leaf, PerReplica):
-                everywhere(functools.partial(leaf.require, self.engine.layout.num_replicas))
-            if self._is_shared(leaf):
-                value = leaf.shared_value() if isinstance(leaf, DistributedValues) else leaf
-                path = self.paths[index]
-                results[index] = everywhere(lambda v=value, p=path: of_shared(v, p))  # type: ignore[misc]
-            elif isinstance(leaf, DistributedValues) and leaf.holds_all:
-                here.append(index)
-            else:
-                elsewhere.append(index)
+        try:
+            for index, leaf in enumerate(self.leaves):
+                if isinstance(leaf, PerReplica):
+                    leaf.require(self.engine.layout.num_replicas)
+                if self._is_shared(leaf):
+                    value = leaf.shared_value() if isinstance(leaf, DistributedValues) else leaf
+                    results[index] = of_shared(value, self.paths[index])
+                elif isinstance(leaf, DistributedValues) and leaf.holds_all:
+                    here.append(index)
+                else:
+                    elsewhere.append(index)
+        except Exception as error:
+            self.engine.fail(kind, error)
         for wanted in (here, elsewhere):
             if wanted:
                 own = self.engine if wanted is elsewhere else _engine_at_hand(self.engine)

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -84,6 +84,13 @@ class Engine:
         if call.error is not None:
             self.agreement.fail([call], call.error)
         return self.perform([call])[0]
+
+    def fail(self, kind: str, error: BaseException) -> NoReturn:
+        """Raise `error` on every rank: it came up on this one before a cross-replica call."""
+        self.check_thread()
+        call = FailedCall(kind, error, call_site(), self.options)
+        call.replica_ids = self.layout.local_replica_ids
+        self.agreement.fail([call], error)
 
     def perform(self, calls: list[Call]) -> list[Any]:
         """Perform calls of the local replicas that agree, and return a result for each."""
