@@ -1,9 +1,10 @@
 """Make a pytest run on several ranks behave like a run on one.
 
-Every rank runs the same tests in the same order. After collection and after each phase of a test
-the ranks agree on its outcome, so that what fails on one rank fails on all; rank 0 alone reports,
-with the text of every rank. A rank that does not arrive in time waits in a collective call that
-another rank left: a rank that did arrive says so, shows where it waits, and ends the job.
+Every rank runs the same tests in the same order. After collection, after the body of each test, and
+after a setup or teardown that failed, the ranks agree on the outcome, so that what fails on one rank
+fails on all; rank 0 alone reports, with the text of every rank. A rank that does not arrive in time
+waits in a collective call that another rank left: a rank that did arrive says so, shows where it
+waits, and ends the job.
 
 MPI_REPLICA_TEST_FENCE is this time in seconds, 30 by default.
 """
@@ -43,10 +44,10 @@ class RankFence:
             if time.monotonic() > deadline:
                 self.give_up(where, outcome, text)
             time.sleep(pause)  # not a busy wait: the ranks may outnumber the cores
-            pause = min(2 * pause, 2e-3)
+            pause = min(2 * pause, 5e-4)
         ranks = self.comm.allgather((where, outcome, text))
         if len({place for place, _, _ in ranks}) > 1:
-            places = [f"rank {rank}: {place}" for rank, (place, _, _) in enumerate(ranks)]
+            places = [f"rank {r}: {place}\n{text}" for r, (place, _, text) in enumerate(ranks)]
             if self.comm.rank == 0:
                 self.tell("\n".join(["the ranks are at different places", *places]))
                 self.abort()
@@ -98,6 +99,10 @@ class RankFence:
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: an xfail mark has had its say
     def pytest_runtest_makereport(self, item, call):
         report = yield
+        if report.passed and call.when != "call":
+            # Not worth a meeting: a rank whose setup or teardown failed comes to the fence alone,
+            # and the others meet it there, at another place.
+            return report
         where = f"{item.nodeid} ({call.when})"
         text = "" if report.passed else report.longreprtext
         if report.failed and self.comm.rank > 0:  # rank 0's reporter adds its own sections

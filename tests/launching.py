@@ -152,6 +152,8 @@ def rank_environment(timeout_seconds, additions=None):
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
+        # The same order of sets of strings on all ranks: without it a warning is logged.
+        "PYTHONHASHSEED": "0",
         # Open MPI refuses more ranks than cores unless told; MPICH does not.
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }

@@ -19,8 +19,6 @@ def test_ranks(library, ranks):
         ["-m", "pytest", "--only-mpi", "--color=no", "-p", "no:cacheprovider", "tests/ranks"],
         timeout_seconds=300,
         env={
-            # The same order of sets of strings on all ranks.
-            "PYTHONHASHSEED": "0",
             # Open MPI: the transport for one host, with which communicators are made four times
             # as fast as with the one that it picks, and no spinning while the ranks share cores.
             "OMPI_MCA_pml": "ob1",

@@ -34,7 +34,7 @@ def run_on_two_ranks(code, folder, library):
     """Run a program, in the file that its first line names."""
     file = folder / re.match(r"# (\w+\.py)\n", code)[1]
     file.write_text(code, encoding="utf-8")
-    return run_ranks(library, 2, [file], cwd=folder, env={"PYTHONHASHSEED": "0"})
+    return run_ranks(library, 2, [file], cwd=folder)
 
 
 def words(text):
