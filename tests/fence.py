@@ -1,10 +1,10 @@
 """Make a pytest run on several ranks behave like a run on one.
 
-Every rank runs the same tests in the same order. After collection, after the body of each test, and
-after a setup or teardown that failed, the ranks agree on the outcome, so that what fails on one rank
-fails on all; rank 0 alone reports, with the text of every rank. A rank that does not arrive in time
-waits in a collective call that another rank left: a rank that did arrive says so, shows where it
-waits, and ends the job.
+Every rank runs the same tests in the same order. After collection, after the body of each test,
+and after a setup or teardown that failed, the ranks agree on the outcome, so that what fails on one
+rank fails on all; rank 0 alone reports, with the text of every rank. A rank that does not arrive in
+time waits in a collective call that another rank left: a rank that did arrive says so, shows where
+it waits, and ends the job.
 
 MPI_REPLICA_TEST_FENCE is this time in seconds, 30 by default.
 """
