@@ -169,7 +169,13 @@ class Agreement:
             self.fail(calls, KeyboardInterrupt())
         compared = _COMPARED.pack(first.fingerprint, self._chain, _AGREES)
         seconds = first.options.timeout_seconds
-        payloads = self._compare(compared, payload, first, seconds)
+        try:
+            payloads = self._compare(compared, payload, first, seconds)
+        except Exception as error:
+            if self.is_agreed(error):
+                raise
+            # The transport failed; the others still wait for a header of this rank.
+            self.fail(calls, error)
         if payloads is None:
             self._settle([self.stand(call) for call in calls], {}, first, seconds)
         self._forget()
