@@ -16,7 +16,14 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-__all__ = ["CallSite", "FunctionIdentity", "boundary", "call_site", "function_identity"]
+__all__ = [
+    "CallSite",
+    "FunctionIdentity",
+    "boundary",
+    "call_site",
+    "function_identity",
+    "is_of_package",
+]
 
 _PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -53,6 +60,11 @@ _boundaries: set[int] = set()
 _sites: dict[tuple[int, ...], CallSite] = {}
 
 
+def is_of_package(file: str) -> bool:
+    """Return whether `file` is one of this package's, and not of the program that uses it."""
+    return os.path.abspath(file).startswith(_PACKAGE_FOLDER)
+
+
 def boundary(function: Callable[..., Any]) -> Callable[..., Any]:
     """Mark the package function that calls a user's function: chains of frames end there."""
     _boundaries.add(id(function.__code__))
@@ -61,7 +73,7 @@ def boundary(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_user_code(code: CodeType) -> CodeType | None:
     _kept.append(code)
-    inside = os.path.abspath(code.co_filename).startswith(_PACKAGE_FOLDER)
+    inside = is_of_package(code.co_filename)
     known = _user_code[id(code)] = None if inside else code
     return known
 

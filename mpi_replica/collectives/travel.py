@@ -12,10 +12,9 @@ import traceback
 from typing import NamedTuple
 
 from ..errors import RemoteReplicaError
+from .callsite import is_of_package
 
 __all__ = ["TravellingError", "load", "pack", "stand_in"]
-
-_PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class TravellingError(NamedTuple):
@@ -58,7 +57,7 @@ def _place(error: BaseException) -> str:
     step = error.__traceback__
     while step is not None:
         file = step.tb_frame.f_code.co_filename
-        if not os.path.abspath(file).startswith(_PACKAGE_FOLDER):
+        if not is_of_package(file):
             place = f" at {os.path.basename(file)}:{step.tb_lineno}"
         step = step.tb_next
     return place
