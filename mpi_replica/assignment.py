@@ -116,7 +116,7 @@ class Assignable(DistributedValues):
             "What update writes must be the same on all ranks: reduce it first, or pass it through"
             " the args of merge_call."
         )
-        self._strategy.engine.agreement.note(
+        self._strategy.engine.agreement.notes.add(
             Note(what, call_site(), digest_of(value, sampled=True), advice, "ValueError"),
             lambda: self._storage.restore(None, before),
         )

@@ -18,17 +18,23 @@ from typing import TYPE_CHECKING
 
 from .errors import ContextError
 from .interrupts import gate
+from .watch import watcher
 
 if TYPE_CHECKING:
     from .collectives.engine import Engine
 
-__all__ = ["forget", "remember"]
+__all__ = ["abort", "forget", "remember"]
 
 # What ended the program here, and another rank prints.
 _left_to_others: list[BaseException] = []
 
 _DONE = object()
 _POLL_SECONDS = 0.001
+
+# How long a rank that failed waits for the others to hear of it, before it ends them.
+_SECONDS_TO_LEAVE = 2.0
+# For the others, to write where they are before they are ended.
+_SECONDS_TO_WRITE = 0.3
 
 # In the order in which they were made, which is the same on every rank.
 _engines: list[Engine] = []
@@ -54,6 +60,7 @@ def forget(engine: Engine) -> None:
 
 def _disown() -> None:
     """In a forked child: a message of its own would break into those of its parent."""
+    watcher.forget()
     for engine in _engines:
         engine.agreement.final = ContextError(
             "a strategy was used in a forked child: its connections are those of the parent."
@@ -61,25 +68,50 @@ def _disown() -> None:
         )
 
 
+def abort(status: int) -> None:
+    """End the processes of all ranks, after each has written what it called last."""
+    watcher.write_flight_records("the job is aborted")
+    time.sleep(_SECONDS_TO_WRITE)
+    if not _engines:
+        os._exit(status)
+    _engines[-1].transport.abort(status)
+
+
 def _leave() -> None:
     if os.getpid() != _process:  # a forked child shares nothing with MPI
         return
-    for engine in _engines:
-        if engine.agreement.has_message_in_flight:
-            # MPI would wait for the message in flight, and so for a rank that may never come.
-            engine.transport.abort(1)
+    if any(engine.agreement.has_message_in_flight for engine in _engines):
+        # MPI would wait for the message in flight, and so for a rank that may never come.
+        if _left_to_others:
+            time.sleep(_SECONDS_TO_LEAVE)  # the rank that prints it ends the job
+            _print_what_was_left()
+        abort(1)
+    _tell_that_it_ends()
+    if any(engine.agreement.others_stay for engine in _engines):
+        # The rank that would have printed it has caught it, and goes on.
+        _print_what_was_left()
+    if gate.take() and _engines:  # Ctrl-C, held during the last exchange
+        abort(128 + signal.SIGINT)
+    watcher.stop()
+
+
+def _tell_that_it_ends(cause: str = "", seconds: float | None = None) -> bool:
+    """Tell the other ranks that this one ends; return whether all of them know in time."""
+    limit = None if seconds is None else time.monotonic() + seconds
     # All at once: another rank may be in a call of the second strategy, and leave the first later.
-    left = [engine.agreement.leaving() for engine in _engines if engine.is_in_its_thread()]
+    left = [e.agreement.leaving(cause) for e in _engines if e.is_in_its_thread()]
     while left:
         left = [one for one in left if next(one, _DONE) is not _DONE]
+        if left and limit is not None and time.monotonic() > limit:
+            return False
         time.sleep(_POLL_SECONDS if left else 0)
+    return True
+
+
+def _print_what_was_left() -> None:
+    layout = _engines[-1].layout
     for error in _left_to_others:
-        if any(engine.agreement.others_stay for engine in _engines):
-            # The rank that would have printed it has caught it, and goes on.
-            layout = _engines[-1].layout
-            _print(error, layout.rank, layout.size)
-    if gate.take() and _engines:  # Ctrl-C, held during the last exchange
-        _engines[-1].transport.abort(128 + signal.SIGINT)
+        _print(error, layout.rank, layout.size)
 
 
 def _install_hooks() -> None:
@@ -88,8 +120,8 @@ def _install_hooks() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() != _process or not _engines:
             previous(kind, error, trace)
-        elif reporter := getattr(error, "_mpi_replica_rank_that_reports", None):
-            _end_agreed(error, reporter[0])
+        elif (reporter := _reporter(error)) is not None:
+            _end_agreed(error, reporter)
         else:
             _end_alone(error)
 
@@ -99,11 +131,19 @@ def _install_hooks() -> None:
         if os.getpid() != _process or not communicates or error is None:
             previous_in_thread(arguments)
         elif not isinstance(error, SystemExit):  # which ends a thread without a word
+            if _reporter(error) not in (None, _engines[-1].layout.rank):
+                time.sleep(_SECONDS_TO_LEAVE)  # the rank that prints it ends the job
             _end_alone(error)
 
     previous_in_thread = threading.excepthook
     sys.excepthook = hook
     threading.excepthook = thread_hook
+
+
+def _reporter(error: BaseException) -> int | None:
+    """Return the rank that prints `error`, where all ranks have it."""
+    marked = getattr(error, "_mpi_replica_rank_that_reports", (None,))
+    return None if marked[0] is None else int(marked[0])
 
 
 def _end_agreed(error: BaseException, reporter: int) -> None:
@@ -117,9 +157,13 @@ def _end_agreed(error: BaseException, reporter: int) -> None:
 
 def _end_alone(error: BaseException) -> None:
     """No other rank knows of this error, and some may wait for this one for ever."""
-    engine = _engines[-1]
-    _print(error, engine.layout.rank, engine.layout.size)
-    engine.transport.abort(1)
+    layout = _engines[-1].layout
+    _print(error, layout.rank, layout.size)
+    text = str(error)
+    cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    told = _tell_that_it_ends(cause, _SECONDS_TO_LEAVE)
+    if not told or threading.current_thread() is not threading.main_thread():
+        abort(1)
 
 
 def _print(error: BaseException, rank: int, size: int) -> None:

@@ -17,6 +17,7 @@ from .options import CommunicationOptions
 from .start import agreed_layout
 from .strategy import Strategy
 from .transport import open_transport
+from .watch import watcher
 
 __all__ = ["MPIStrategy"]
 
@@ -92,9 +93,11 @@ class MPIStrategy(Strategy):
             raise
         super().__init__(Engine(transport, layout, options))
         self._is_closed = False
-        gate.install(transport.abort)
+        gate.install(ending.abort)
         if transport.size > 1:
             ending.remember(self._engine)
+        if transport.size > 1 or len(layout.local_replica_ids) > 1:
+            watcher.add(self._engine.channel, transport.hosts[transport.rank])
 
     @property
     def communicator(self) -> Any:
@@ -131,11 +134,13 @@ class MPIStrategy(Strategy):
         if engine.agreement.final is None:
             engine.cross_replica(engine.make("close", None, _Close))
             ending.forget(engine)
+            self._close_here()
             engine.transport.close()
         self._close_here()
 
     def _close_here(self) -> None:
         self._is_closed = True
+        watcher.remove(self._engine.channel)
         self._engine.agreement.close()
 
     def __enter__(self) -> MPIStrategy:

@@ -221,6 +221,12 @@ class Run:
             agreement.leave_run()
             self._give_back(workers)
 
+    def meeting(self) -> tuple[tuple[int, ...], str]:
+        """Return the replicas of this rank that have not come to a call, and that of the others."""
+        missing = tuple(seat.replica_id for seat in self.seats if seat.status != "waits")
+        call = next((seat.call for seat in self.seats if seat.call is not None), None)
+        return missing, "" if call is None else call.text
+
     def stop_error(self, doom: BaseException) -> BaseException:
         """Return what a replica gets at a call in a run that is over because of `doom`."""
         if not self.a_replica_failed:
@@ -246,7 +252,7 @@ class Run:
             agreement = self.engine.agreement
             stands = [agreement.stand(call) for call in calls]
             originals = {call.replica_ids[0]: call.error for call in failed if call.error}
-            agreement.report(stands, originals, calls[0])
+            self.engine.report(stands, originals, calls[0])
         results = self.engine.perform(calls)
         if isinstance(calls[0], MergeCall):
             return self._merge(calls[0], *results[0])
@@ -265,7 +271,7 @@ class Run:
             )
             what = f"the result of merge_fn {call.identity.text}"
             digest = digest_of(_comparable(result))
-            self.engine.agreement.note(
+            self.engine.agreement.notes.add(
                 Note(what, call.site, digest, advice, "CollectiveMismatchError")
             )
         return unpacked(result, [seat.replica_id for seat in self.seats])
@@ -288,7 +294,8 @@ class Run:
         end = RunEnd(self, None)
         end.replica_ids = ids
         try:
-            agreement.report([agreement.failed_stand(end, error, "raised")], {ids[0]: error}, end)
+            stand = agreement.failed_stand(end, error, "raised")
+            self.engine.report([stand], {ids[0]: error}, end)
         except BaseException as agreed:
             if self.doom is None:
                 self.doom = error
@@ -310,7 +317,7 @@ class Run:
                 stands.append(agreement.failed_stand(end, seat.error, "raised"))
             elif seat.status == "returned":
                 stands.append(Stand(ids, "returned", end.describe(), None, self.ordinal))
-        agreement.report(stands, originals, end)
+        self.engine.report(stands, originals, end)
 
     def _end(self) -> Any:
         """Agree on the end of the run; return what the local replicas returned, wrapped."""

@@ -159,7 +159,7 @@ class Strategy:
         """
         require_cross_replica(self, "run")
         engine = self._engine
-        engine.check_thread()
+        engine.check_thread("strategy.run")
         site = call_site()
         try:
             merged = engine.options.merge(options)

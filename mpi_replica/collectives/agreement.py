@@ -16,42 +16,43 @@ logarithm of the ranks.
 
 from __future__ import annotations
 
-import hashlib
 import pickle
-import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
 from typing import NoReturn, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from ..errors import CollectiveTimeoutError, ContextError, RankLostError, ReplicaStopped
+from ..errors import (
+    CollectiveTimeoutError,
+    ContextError,
+    MPIReplicaError,
+    RankLostError,
+    ReplicaStopped,
+)
 from ..interrupts import gate
 from ..layout import Layout
-from ..transport import HEADER_BYTES, Transport, TransportTimeoutError
+from ..transport import Transport, WaitGivenUpError
 from . import travel
 from .call import Call
+from .header import (
+    AGREES,
+    INLINE_BYTES,
+    LEAVES,
+    REPORTS,
+    compared_part,
+    header,
+    payloads,
+    payloads_of_equals,
+    state_of_words,
+    states,
+    words,
+)
 from .judgement import Verdict, judge, rank_left
-from .standing import Note, Report, Stand
+from .notes import Notes
+from .standing import Report, Stand
 
 __all__ = ["INLINE_BYTES", "Agreement", "Combination", "Promotion"]
 
-# fingerprint, chain of notes, state; then the length of the payload
-_COMPARED = struct.Struct("<QQB")
-_LENGTH = struct.Struct("<H")
-_START = _COMPARED.size + _LENGTH.size
-
-#: The largest payload that travels in a header.
-INLINE_BYTES = HEADER_BYTES - _START
-
 _ALLGATHER_RANKS = 32
-
-# Where the state is in the words that large worlds compare.
-_STATE_WORD = 2
-
-_AGREES, _REPORTS, _LEAVES = 0, 1, 2
 
 
 class Promotion(Exception):
@@ -79,6 +80,8 @@ class _Run(Protocol):
     doom: BaseException | None
     a_replica_failed: bool
 
+    def meeting(self) -> tuple[tuple[int, ...], str]: ...
+
 
 class Agreement:
     """The state of agreement of one strategy on this rank."""
@@ -86,11 +89,8 @@ class Agreement:
     def __init__(self, transport: Transport, layout: Layout) -> None:
         self._transport = transport
         self._layout = layout
-        self._notes: list[Note] = []
-        #: What takes back what each of them stands for.
-        self._undos: list[Callable[[], None] | None] = []
-        self._chain = 0
-        self._chain_before = 0
+        #: What must have been the same on all ranks since the last header.
+        self.notes = Notes()
         self._wide = transport.size > _ALLGATHER_RANKS
         #: Runs that this rank is in, the innermost last.
         self.runs: list[_Run] = []
@@ -130,27 +130,13 @@ class Agreement:
         """End the innermost run."""
         self.runs.pop()
 
-    def note(
-        self,
-        note: Note,
-        undo: Callable[[], None] | None = None,
-        *,
-        replaces: Note | None = None,
-    ) -> None:
-        """Have `note` compared between the ranks, with the next header.
+    def local_meeting(self) -> tuple[tuple[int, ...], str]:
+        """Return the local replicas that have not come to a call, and the call of the others.
 
-        Where that header ends in an error, and not all ranks have the note, `undo` is called: what
-        was done before the others agreed would leave the ranks apart. A note that counts on takes
-        the place of its last one, if that one is still the newest.
+        The text is empty where no replica waits at a call. Read by the watcher, too.
         """
-        if self._notes and self._notes[-1] is replaces:
-            self._notes.pop()
-            self._undos.pop()
-            self._chain = self._chain_before
-        self._notes.append(note)
-        self._undos.append(undo)
-        self._chain_before = self._chain
-        self._chain = note.chained(self._chain)
+        runs = self.runs[-1:]
+        return runs[0].meeting() if runs else (self._layout.local_replica_ids, "")
 
     def agree(self, calls: Sequence[Call], payload: bytes = b"") -> list[bytes]:
         """Return the payloads of all ranks; all of them are at the call. Collective.
@@ -167,7 +153,7 @@ class Agreement:
         self._refuse_if_over()
         if gate.take():
             self.fail(calls, KeyboardInterrupt())
-        compared = _COMPARED.pack(first.fingerprint, self._chain, _AGREES)
+        compared = compared_part(first.fingerprint, self.notes.chain, AGREES)
         seconds = first.options.timeout_seconds
         try:
             payloads = self._compare(compared, payload, first, seconds)
@@ -204,7 +190,7 @@ class Agreement:
         are. Always raises.
         """
         self._refuse_if_over()
-        compared = _COMPARED.pack(first.fingerprint, self._chain, _REPORTS)
+        compared = compared_part(first.fingerprint, self.notes.chain, REPORTS)
         seconds = first.options.timeout_seconds
         self._compare(compared, b"", first, seconds)
         self._settle(stands, originals, first, seconds)
@@ -219,38 +205,48 @@ class Agreement:
                     "no collective can be called any more in a run that has failed"
                 ) from run.doom
 
-    def leaving(self) -> Iterator[None]:
+    def leaving(self, cause: str = "") -> Iterator[None]:
         """Tell the others that this rank's program ends; yield while they don't know. Collective.
 
-        What is yielded to goes on with other strategies: their ranks may come there first.
+        `cause` says why, where it is no good end. What is yielded to goes on with other
+        strategies: their ranks may come there first.
         """
         if self._is_out_of_step:
             return
         self._is_out_of_step = True
         self.final = RankLostError("the program of this rank has ended.")
-        compared = _COMPARED.pack(0, 0, _LEAVES)
+        compared = compared_part(0, 0, LEAVES)
         if self._wide:
-            words = _words(compared)
-            finished = self._transport.begin_maximum(words)
+            mine = words(compared)
+            finished = self._transport.begin_maximum(mine)
             while (greatest := finished()) is None:
                 yield
-            if (greatest == words).all():
+            if (greatest == mine).all():
                 return
-        exchange = self._transport.begin_exchange(_header(compared, b""))
+        payload = cause.encode()[:INLINE_BYTES]
+        exchange = self._transport.begin_exchange(header(compared, payload))
         while (headers := exchange()) is None:
             yield
-        self.others_stay = any(state != _LEAVES for state in _states(headers))
+        self.others_stay = any(state != LEAVES for state in states(bytes(headers)))
 
-    def _others_left(self, headers: memoryview, call: Call) -> NoReturn:
+    def _others_left(self, headers: bytes, call: Call) -> NoReturn:
         """Raise, since the program has ended on some ranks."""
-        states = _states(headers)
-        error = rank_left([rank for rank, s in enumerate(states) if s == _LEAVES], self._layout)
+        causes = {
+            rank: payload.decode(errors="ignore")
+            for rank, (state, payload) in enumerate(
+                zip(states(headers), payloads(headers), strict=True)
+            )
+            if state == LEAVES
+        }
+        error = rank_left(causes, self._layout)
         description = call.describe()
         # No text of the error: those who left can't tell whether all others are at one call.
         error.add_note(f"this rank waits in {description.what} at {description.where}")
         self.final = self.raised = error
         self._is_out_of_step = True
-        _mark_reporter(error, next(rank for rank, s in enumerate(states) if s != _LEAVES))
+        failed = [rank for rank, cause in causes.items() if cause]
+        stay = [rank for rank in range(self._layout.size) if rank not in causes]
+        _mark_reporter(error, (failed or stay)[0])
         for run in self.runs:
             run.doom = error
             run.a_replica_failed = False
@@ -282,61 +278,69 @@ class Agreement:
 
     def _forget(self) -> None:
         self._last_error = self.raised = None
-        if self._notes:
-            self._drop_notes()
-
-    def _drop_notes(self) -> None:
-        self._notes.clear()
-        self._undos.clear()
-        self._chain = 0
-
-    def _undo(self, reports: Sequence[Report]) -> None:
-        """Take back what was noted on this rank beyond what all ranks have noted."""
-        columns = zip(*(report.notes for report in reports), strict=False)
-        agreed = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
-        for undo in reversed(self._undos[agreed:]):
-            if undo is not None:
-                undo()
+        self.notes.drop()
 
     def _compare(
         self, compared: bytes, payload: bytes, first: Call, seconds: float | None
     ) -> list[bytes] | None:
         """Exchange headers; return the payloads, or None where the headers differ."""
-        header = _header(compared, payload)
+        mine = header(compared, payload)
         try:
             with gate:
                 if self._wide:
-                    words = _words(compared)
-                    greatest = self._transport.maximum(words, seconds)
-                    if greatest[_STATE_WORD] == _LEAVES:
-                        self._others_left(self._transport.exchange(header, seconds), first)
-                    if (greatest != words).any() or compared[-1] != _AGREES:
+                    word = words(compared)
+                    greatest = self._transport.maximum(word, seconds)
+                    if state_of_words(greatest) == LEAVES:
+                        self._others_left(bytes(self._transport.exchange(mine, seconds)), first)
+                    if (greatest != word).any() or compared[-1] != AGREES:
                         return None
                     if not payload:
                         return []
-                headers = self._transport.exchange(header, seconds)
-        except TransportTimeoutError:
+                headers = bytes(self._transport.exchange(mine, seconds))
+        except WaitGivenUpError:
             self.time_out(first)
-        size = len(compared)
-        payloads: list[bytes] | None = []
-        for start in range(0, len(headers), HEADER_BYTES):
-            if headers[start : start + size] != compared or compared[-1] != _AGREES:
-                if headers[start + size - 1] == _LEAVES:
-                    self._others_left(headers, first)
-                payloads = None
-            if payloads is None:
-                continue
-            (length,) = _LENGTH.unpack_from(headers, start + size)
-            payloads.append(bytes(headers[start + _START : start + _START + length]))
-        return payloads
+        found = payloads_of_equals(headers, mine, payload)
+        if found is not None and compared[-1] == AGREES:
+            return found
+        if found is None and LEAVES in states(headers):
+            self._others_left(headers, first)
+        return None
+
+    def raise_failure(
+        self, mine: Exception | None, told: Sequence[tuple[int, travel.TravellingError]]
+    ) -> NoReturn:
+        """Raise the failure of an exchange of data: this rank's, or what others told of theirs.
+
+        All ranks have come to the end of the exchange, and its results are thrown away.
+        """
+        if mine is not None:
+            error: BaseException = mine
+        else:
+            _, traveller = min(told, key=lambda entry: entry[0])
+            error = travel.load(traveller) or travel.stand_in(traveller)
+        self._last_error = None
+        self.raised = error
+        raise error
 
     def break_off(self, error: BaseException) -> None:
         """Give up the strategy: data was on its way when `error` came up."""
         self._is_out_of_step = self.has_message_in_flight = True
         self.final = error
 
+    def give_up(self, error: MPIReplicaError) -> None:
+        """Give up the strategy with an error that the watchers have told to all ranks.
+
+        Called in any thread: a wait of this rank ends with the error, and so does the next call.
+        """
+        if self.final is None:
+            self._is_out_of_step = self.has_message_in_flight = True
+            self.final = error
+            self._transport.is_interrupted = True
+
     def time_out(self, call: Call) -> NoReturn:
         """Give up the wait for the other ranks, and with it the strategy."""
+        if self.final is not None:  # the watchers have told why
+            raise self.final from None
         description = call.describe()
         self._is_out_of_step = self.has_message_in_flight = True
         self.final = CollectiveTimeoutError(
@@ -356,7 +360,7 @@ class Agreement:
         seconds: float | None,
     ) -> NoReturn:
         """Exchange reports and raise what follows."""
-        report = Report(tuple(stands), tuple(self._notes), self._last_ordinal)
+        report = Report(tuple(stands), self.notes.all, self._last_ordinal)
         try:
             with gate:
                 texts = self._transport.all_gather_bytes(pickle.dumps(report, 5), seconds)
@@ -368,10 +372,10 @@ class Agreement:
                 if verdict.action == "combine":
                     self._forget()
                     raise Combination(verdict.kinds)
-                self._undo(reports)
-                self._drop_notes()
+                self.notes.undo([report.notes for report in reports])
+                self.notes.drop()
                 error = self._agreed_error(verdict, originals, seconds)
-        except TransportTimeoutError:
+        except WaitGivenUpError:
             self.time_out(first)
         self._raise(error, verdict)
 
@@ -421,21 +425,6 @@ class Agreement:
                 raise stopped from error
         self.raised = error
         raise error
-
-
-def _header(compared: bytes, payload: bytes) -> bytes:
-    return (compared + _LENGTH.pack(len(payload)) + payload).ljust(HEADER_BYTES, b"\0")
-
-
-def _states(headers: memoryview) -> list[int]:
-    """Return the state in the header of each rank."""
-    return headers[_COMPARED.size - 1 :: HEADER_BYTES].tolist()
-
-
-def _words(compared: bytes) -> npt.NDArray[np.uint64]:
-    """Return words whose maximum over the ranks is theirs only where all ranks have the same."""
-    word = int.from_bytes(hashlib.blake2b(compared, digest_size=8).digest(), "little")
-    return np.array([word, ~np.uint64(word), compared[-1]], np.uint64)
 
 
 def _mark_reporter(error: BaseException, rank: int) -> None:

@@ -32,6 +32,8 @@ def agree_on_blobs(engine: Engine, calls: Sequence[Call], blob: bytes) -> list[m
         payload = _INLINE + blob
     else:
         payload = _FOLLOWS + _LENGTH.pack(len(blob))
+    with agreement.preparing(calls):
+        engine.lay_by_reserve(LARGE_BYTES)
     payloads = agreement.agree(calls, payload)
     if all(data[:1] == _INLINE for data in payloads):
         return [memoryview(data)[1:] for data in payloads]
@@ -43,10 +45,14 @@ def agree_on_blobs(engine: Engine, calls: Sequence[Call], blob: bytes) -> list[m
             receive = np.empty(sum(lengths), np.uint8)
         agreement.agree(calls)
     else:
-        receive = np.empty(sum(lengths), np.uint8)
+        receive = engine.with_reserve(lambda: np.empty(sum(lengths), np.uint8))
     with engine.moving(calls[0]):
-        engine.transport.all_gather_blocks(
-            np.frombuffer(blob, np.uint8), receive, lengths, calls[0].options.timeout_seconds
+        engine.carry(
+            engine.transport.all_gather_blocks,
+            np.frombuffer(blob, np.uint8),
+            receive,
+            lengths,
+            calls[0].options.timeout_seconds,
         )
     ends = np.cumsum(lengths).tolist()
     return [receive[end - n : end].data for end, n in zip(ends, lengths, strict=True)]

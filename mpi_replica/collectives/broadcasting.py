@@ -132,7 +132,7 @@ class EqualEverywhere(Call):
                         f" {self.note.advice}"
                     ),
                 )
-        engine.agreement.note(self.note, self.then(self.value))
+        engine.agreement.notes.add(self.note, self.then(self.value))
         return [None for _ in calls]
 
 

@@ -15,7 +15,7 @@ __all__ = ["Call", "FailedCall"]
 # The same few calls come again and again; a program that makes new ones all the time (uneven
 # shapes) must not grow.
 _CACHE_SIZE = 4096
-_fingerprints: dict[Hashable, int] = {}
+_known: dict[Hashable, tuple[int, str]] = {}
 
 
 class Call(abc.ABC):
@@ -39,6 +39,7 @@ class Call(abc.ABC):
         self.site = site
         self.options = options
         self.fingerprint = 0
+        self._text = ""
         # How the messages are cut, and whether they are waited for in a loop, must be the same.
         self._wire = ""
         if options.bytes_per_pack or options.timeout_seconds is not None:
@@ -51,12 +52,19 @@ class Call(abc.ABC):
         name = self.options.name
         place = self.site.digest if name is None else name
         whole = (self.kind, place, self._wire, key)
-        fingerprint = _fingerprints.get(whole)
-        if fingerprint is None:
-            if len(_fingerprints) >= _CACHE_SIZE:
-                _fingerprints.clear()
-            fingerprint = _fingerprints[whole] = describe().fingerprint()
-        self.fingerprint = fingerprint
+        known = _known.get(whole)
+        if known is None:
+            if len(_known) >= _CACHE_SIZE:
+                _known.clear()
+            description = describe()
+            text = f"{description.what} at {description.where}"
+            known = _known[whole] = (description.fingerprint(), text)
+        self.fingerprint, self._text = known
+
+    @property
+    def text(self) -> str:
+        """The call and its place, as "all_reduce(SUM, 12 leaves, 4.1 MB) at train.py:88"."""
+        return self._text or f"{self.kind} at {self.site.line}"
 
     def describe(self, position: int = 0) -> CallDescription:
         """Return the call in words, as the replica at `position` of `replica_ids` makes it."""

@@ -16,16 +16,15 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from ..watch.stacks import is_of_package
+
 __all__ = [
     "CallSite",
     "FunctionIdentity",
     "boundary",
     "call_site",
     "function_identity",
-    "is_of_package",
 ]
-
-_PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 # A proxy that has every attribute wraps something for ever.
 _MOST_WRAPPERS = 32
@@ -58,11 +57,6 @@ _user_code: dict[int, CodeType | None] = {}
 _kept: list[CodeType] = []
 _boundaries: set[int] = set()
 _sites: dict[tuple[int, ...], CallSite] = {}
-
-
-def is_of_package(file: str) -> bool:
-    """Return whether `file` is one of this package's, and not of the program that uses it."""
-    return os.path.abspath(file).startswith(_PACKAGE_FOLDER)
 
 
 def boundary(function: Callable[..., Any]) -> Callable[..., Any]:

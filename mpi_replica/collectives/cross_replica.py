@@ -42,7 +42,7 @@ def reduce(
 
     `plain_is_component`: a value that is not distributed is that of the only replica.
     """
-    engine.check_thread()  # also where all components are at hand
+    engine.check_thread(kind)  # also where all components are at hand
     leaves = _Leaves(engine, value, plain_is_component)
 
     def make(own: Engine, wanted: Sequence[int]) -> Call:
@@ -84,7 +84,7 @@ def gather(
     plain_is_component: bool = False,
 ) -> Any:
     """Return the nest `value` with the components of each leaf concatenated. Collective."""
-    engine.check_thread()  # also where all components are at hand
+    engine.check_thread("gather")  # also where all components are at hand
     leaves = _Leaves(engine, value, plain_is_component)
 
     def make(own: Engine, wanted: Sequence[int]) -> Call:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -14,13 +15,17 @@ from ..errors import ContextError
 from ..interrupts import gate
 from ..layout import Layout
 from ..options import CommunicationOptions
-from ..transport import Transport, TransportTimeoutError
+from ..transport import Transport, WaitGivenUpError
+from ..watch import Channel
+from . import travel
 from .agreement import Agreement, Promotion
 from .call import Call, FailedCall
 from .callsite import CallSite, call_site
 from .standing import Stand
 
 __all__ = ["Engine"]
+
+T = TypeVar("T")
 
 
 class Engine:
@@ -36,14 +41,26 @@ class Engine:
         self._thread = threading.get_ident()
         self._was_used = False
         self._scratch = np.empty(0, np.uint8)
+        self._reserve = np.empty(0, np.uint8)
+        # Held from a header to the end of its call: another thread may only tell of its mistake
+        # between two calls.
+        self._lock = threading.RLock()
+        self._failure: Exception | None = None
+        self.channel = Channel(
+            transport,
+            layout,
+            lambda: self._thread,
+            self.agreement.local_meeting,
+            self.agreement.give_up,
+        )
 
-    def check_thread(self) -> None:
+    def check_thread(self, kind: str) -> None:
         """Raise unless this is the thread that made the strategy, or that first used it.
 
         Raises
         ------
         ContextError
-            Here only: the other ranks can't be told from the wrong thread.
+            On every rank: this is the call that the others wait for.
         """
         current = threading.get_ident()
         if current == self._thread:
@@ -52,11 +69,16 @@ class Engine:
             self._thread = current
             self._was_used = True
         else:
-            raise ContextError(
-                f"a collective call in thread {threading.current_thread().name!r}, but this"
+            error = ContextError(
+                f"{kind} in thread {threading.current_thread().name!r}, but this"
                 " strategy belongs to another thread, which made it or ran it first. Make one"
                 " strategy for each thread that communicates."
             )
+            if self.transport.mailbox is None:  # no other ranks, or MPI is for one thread
+                raise error
+            call = FailedCall(kind, error, call_site(), self.options)
+            call.replica_ids = self.layout.local_replica_ids
+            self._tell([call], error)
 
     def is_in_its_thread(self) -> bool:
         """Return whether `check_thread` would pass."""
@@ -69,7 +91,7 @@ class Engine:
         make: Callable[[CallSite, CommunicationOptions], Call],
     ) -> Call:
         """Return the call that `make` makes; if it fails, one that tells the other ranks."""
-        self.check_thread()
+        self.check_thread(kind)
         site = call_site()
         merged = self.options
         try:
@@ -82,37 +104,85 @@ class Engine:
         """Perform a call made in cross-replica context, for all replicas of this rank."""
         call.replica_ids = self.layout.local_replica_ids
         if call.error is not None:
-            self.agreement.fail([call], call.error)
+            self._tell([call], call.error)
         return self.perform([call])[0]
 
     def fail(self, kind: str, error: BaseException) -> NoReturn:
         """Raise `error` on every rank: it came up on this one before a cross-replica call."""
-        self.check_thread()
+        self.check_thread(kind)
         call = FailedCall(kind, error, call_site(), self.options)
         call.replica_ids = self.layout.local_replica_ids
-        self.agreement.fail([call], error)
+        self._tell([call], error)
+
+    def _tell(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
+        with self.calling(calls[0]):
+            self.agreement.fail(calls, error)
+
+    def report(
+        self, stands: Sequence[Stand], originals: Mapping[int, BaseException], first: Call
+    ) -> NoReturn:
+        """Tell the other ranks where the local replicas stand; see `Agreement.report`."""
+        with self.calling(first):
+            self.agreement.report(stands, originals, first)
 
     def perform(self, calls: list[Call]) -> list[Any]:
         """Perform calls of the local replicas that agree, and return a result for each."""
-        while True:
+        with self.calling(calls[0]):
+            while True:
+                try:
+                    first = calls[0].fingerprint
+                    if not all(call.agrees and call.fingerprint == first for call in calls):
+                        self._report_apart(calls)
+                    with gate:
+                        return calls[0].perform(self, calls)
+                except Promotion as promotion:
+                    for call in calls:
+                        call.promote(promotion.leaves)
+
+    @contextmanager
+    def calling(self, call: Call) -> Iterator[None]:
+        """Keep other threads out, and record the call, while it is performed."""
+        with self._lock:
+            self.channel.begin(call.text, call.options.timeout_seconds)
             try:
-                first = calls[0].fingerprint
-                if not all(call.agrees and call.fingerprint == first for call in calls):
-                    self._report_apart(calls)
-                with gate:
-                    return calls[0].perform(self, calls)
-            except Promotion as promotion:
-                for call in calls:
-                    call.promote(promotion.leaves)
+                yield
+            finally:
+                self.channel.recorder.end()
+
+    def carry(self, exchange: Callable[..., T], *arguments: Any) -> T:
+        """Do one exchange of the data phase; where it fails here, no other rank waits for it.
+
+        The others are told first. Then this rank comes to the exchange nonetheless: what it gives
+        there does not matter, since `moving` raises the error on all ranks.
+        """
+        try:
+            return exchange(*arguments)
+        except WaitGivenUpError:
+            raise
+        except Exception as error:
+            if self._failure is None:
+                self._failure = error
+                packed = travel.pack(error, self.layout.describe(self.layout.local_replica_ids))
+                self.channel.tell(("failure", pickle.dumps(packed, 5)))
+            return exchange(*arguments)
 
     @contextmanager
     def moving(self, call: Call) -> Iterator[None]:
-        """Guard the movement of data, as `irrevocable` does, and keep the limit of the wait."""
+        """Guard the movement of data, as `irrevocable` does, and keep the limit of the wait.
+
+        An exchange that failed on a rank (see `carry`) is raised on all ranks at the end.
+        """
         with self.irrevocable():
             try:
                 yield
-            except TransportTimeoutError:
+            except WaitGivenUpError:
                 self.agreement.time_out(call)
+        # What a rank told before it came to the exchange has come when the exchange has ended.
+        self.channel.read()
+        if self._failure is not None or self.channel.failures:
+            failure, self._failure = self._failure, None
+            told, self.channel.failures = self.channel.failures, []
+            self.agreement.raise_failure(failure, [(r, pickle.loads(data)) for r, data in told])
 
     @contextmanager
     def irrevocable(self) -> Iterator[None]:
@@ -137,6 +207,22 @@ class Engine:
             for position, replica in enumerate(call.replica_ids)
         ]
         self.agreement.report(stands, {}, calls[0])
+
+    def with_reserve(self, allocate: Callable[[], T]) -> T:
+        """Return what `allocate` gives: memory that is needed after all ranks have agreed.
+
+        It can't fail any more then, so some memory was laid by, which is given up for it.
+        """
+        try:
+            return allocate()
+        except MemoryError:
+            self._reserve = np.empty(0, np.uint8)
+            return allocate()
+
+    def lay_by_reserve(self, size_bytes: int) -> None:
+        """Have so much memory for `with_reserve`; before the ranks agree."""
+        if self._reserve.size < size_bytes:
+            self._reserve = np.empty(size_bytes, np.uint8)
 
     def scratch(self, size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return kept memory; valid until the next call of this method."""

@@ -147,11 +147,12 @@ def _gather(
             payload = _WITH_DATA + head + b"".join(data)
         elif 1 + len(head) <= INLINE_BYTES:
             payload = _WITHOUT_DATA + head
+        engine.lay_by_reserve(LARGE_BYTES)
     payloads = agreement.agree(calls, payload)
     inline = all(data[:1] == _WITH_DATA for data in payloads)
     if any(data[:1] == _TOO_LONG for data in payloads):
         with engine.moving(call):
-            heads = engine.transport.all_gather_bytes(head, seconds)
+            heads = engine.carry(engine.transport.all_gather_bytes, head, seconds)
     else:
         heads = [data[1:] for data in payloads]
     if not contributions[0]:
@@ -170,7 +171,7 @@ def _gather(
             pack = _allocate(leaves)
         agreement.agree(calls, b"\0")
     else:
-        pack = _allocate(leaves)
+        pack = engine.with_reserve(lambda: _allocate(leaves))
     if inline:
         parts = [part[length:] for part, length in zip(heads, lengths, strict=True)]
         _take_inline(leaves, parts, counts)
@@ -317,7 +318,8 @@ def _move(
     engine: Engine, leaves: Sequence[_Leaf], pack: _Pack | None, seconds: float | None
 ) -> None:
     if pack is not None:
-        engine.transport.all_gather_blocks(pack.mine, pack.every, pack.rank_bytes, seconds)
+        gather = engine.transport.all_gather_blocks
+        engine.carry(gather, pack.mine, pack.every, pack.rank_bytes, seconds)
         pack.unpack()
     for leaf in leaves:
         if pack is None or not leaf.is_small:
@@ -333,10 +335,10 @@ def gather_bytes(
     timeout_seconds: float | None,
 ) -> None:
     """Fill `receive` with the blocks of all ranks; this rank's block is made of `parts`."""
-    layout = engine.layout
+    layout, gather = engine.layout, engine.transport.all_gather_blocks
     if all(count == 1 for count in layout.counts):
-        engine.transport.all_gather_blocks(parts[0], receive, rank_bytes, timeout_seconds)
+        engine.carry(gather, parts[0], receive, rank_bytes, timeout_seconds)
         return
     start = sum(rank_bytes[: layout.rank])
     np.concatenate(parts, out=receive[start : start + rank_bytes[layout.rank]])
-    engine.transport.all_gather_blocks(None, receive, rank_bytes, timeout_seconds)
+    engine.carry(gather, None, receive, rank_bytes, timeout_seconds)

@@ -5,7 +5,7 @@ Every rank judges the same reports, so that all of them come to the same text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import CollectiveMismatchError, RankLostError, StructureMismatchError
@@ -19,6 +19,7 @@ _SAME_CALLS = (
     "All replicas must make the same collective calls in the same order. Where two lines mean one"
     " call, give both options=mr.CommunicationOptions(name='x')"
 )
+_SAME_BEFORE_THE_END = "All ranks must make the same collective calls before they end"
 _SHOWN = 3
 
 
@@ -96,14 +97,21 @@ def _sides(
     return [(_who([stand for stand, _ in group], layout), group[0][1]) for group in groups.values()]
 
 
-def rank_left(gone: Sequence[int], layout: Layout) -> RankLostError:
-    """Return the error of the ranks that stay, where the program has ended on ranks `gone`."""
-    ended = [i for rank in gone for i in layout.replica_ids(rank)]
+def rank_left(causes: Mapping[int, str], layout: Layout) -> RankLostError:
+    """Return the error of the ranks that stay, where the program has ended on others.
+
+    `causes` says for each of these why it ended; "" where nothing went wrong.
+    """
+    ended = [i for rank in causes for i in layout.replica_ids(rank)]
     stay = [i for i in layout.all_replica_ids if i not in ended]
+    failed = "; ".join(
+        f"{layout.describe(layout.replica_ids(rank))} ended with {cause}"
+        for rank, cause in causes.items()
+        if cause
+    )
     return RankLostError(
         f"the program has ended on {layout.describe(ended)}, while {layout.describe(stay)} still"
-        f" make{'s' if len(stay) == 1 else ''} collective calls. All ranks must make the same"
-        " collective calls before they end."
+        f" make{'s' if len(stay) == 1 else ''} collective calls. {failed or _SAME_BEFORE_THE_END}."
     )
 
 

@@ -245,7 +245,7 @@ class LazyPerReplica(PerReplica):
                 " returned; its large components are still with their replicas. Look at it inside"
                 " merge_fn: np.asarray of its values, or experimental_local_results."
             )
-        scope.engine.check_thread()
+        scope.engine.check_thread("merge_fn")
         look = _Look(self._path, self._column, call_site(), scope.options)
         self._column = scope.engine.cross_replica(look)
         self._is_gathered = True

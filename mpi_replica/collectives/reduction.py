@@ -156,6 +156,7 @@ class AllReduce(Call):
             nest.structure_text(self.structure),
             self.paths,
             leaves,
+            size_bytes=sum(array.nbytes for array in arrays),
         )
 
     def perform(self, engine: Engine, calls: Sequence[AllReduce]) -> list[Any]:
@@ -301,7 +302,7 @@ def _across_ranks(
         total = total.view(np.uint8)
         send = None if send is None else send.view(np.uint8)
     if op not in (ReduceOp.MIN, ReduceOp.MAX) or total.dtype.kind != "f":
-        transport.all_reduce(send, total, op, timeout_seconds)
+        engine.carry(transport.all_reduce, send, total, op, timeout_seconds)
         return
     # MPI leaves open what MIN and MAX do with NaN, and libraries give it or drop it by position.
     # Integers that are ordered like the floats, with NaN beyond all others, leave nothing open.
@@ -315,7 +316,7 @@ def _across_ranks(
     _flip_negative(keys, shifted)
     np.isnan(source, out=is_nan)
     np.copyto(keys, beyond, where=is_nan)
-    transport.all_reduce(None, keys, op, timeout_seconds)
+    engine.carry(transport.all_reduce, None, keys, op, timeout_seconds)
     np.equal(keys, beyond, out=is_nan)
     _flip_negative(keys, shifted)
     np.copyto(total, keys.view(total.dtype))

@@ -43,6 +43,8 @@ class CallDescription(NamedTuple):
     leaves: tuple[LeafDescription, ...] = ()
     #: Options that change the messages.
     wire: str = ""
+    #: Bytes of all leaves of a replica.
+    size_bytes: int | None = None
     #: What tells the function in `detail` from another one on its line; empty without a function.
     code: str = ""
 
@@ -54,6 +56,8 @@ class CallDescription(NamedTuple):
             words.append(str(self.leaves[0]))
         elif self.leaves:
             words.append(f"{len(self.leaves)} leaves")
+            if self.size_bytes is not None:
+                words.append(_in_units(self.size_bytes))
         if self.wire:
             words.append(self.wire)
         return f"{self.kind}({', '.join(words)})"
@@ -76,6 +80,14 @@ class CallDescription(NamedTuple):
         for leaf in self.leaves:
             digest.update(f"\0{leaf.dtype}{leaf.shape}".encode())
         return int.from_bytes(digest.digest(), "little")
+
+
+def _in_units(size_bytes: float) -> str:
+    units = ["B", "kB", "MB", "GB"]
+    while size_bytes >= 999.5 and len(units) > 1:
+        size_bytes /= 1000
+        del units[0]
+    return f"{size_bytes:.{3 if size_bytes >= 99.5 else 2}g} {units[0]}"
 
 
 class Note(NamedTuple):

@@ -12,7 +12,7 @@ import traceback
 from typing import NamedTuple
 
 from ..errors import RemoteReplicaError
-from .callsite import is_of_package
+from ..watch.stacks import is_of_package
 
 __all__ = ["TravellingError", "load", "pack", "stand_in"]
 

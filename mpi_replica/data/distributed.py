@@ -171,7 +171,7 @@ class DistributedDataset:
             is_told = self._is_global and isinstance(self._source, Dataset)
             text = repr(self._source) if is_told else ""
             digest = digest_of((epoch, self._length, self._is_global, text))
-            self._engine.agreement.note(
+            self._engine.agreement.notes.add(
                 Note(what, _placeless_site(), digest, advice, "CollectiveMismatchError")
             )
         steps = self._steps(epoch)
@@ -269,7 +269,7 @@ class DistributedIterator:
         what = f"the number of steps taken in {self._name}"
         advice = "All ranks must take the same steps: call next() equally often on each."
         note = Note(what, _placeless_site(), self._taken, advice, "CollectiveMismatchError")
-        self._engine.agreement.note(note, replaces=self._last_note)
+        self._engine.agreement.notes.add(note, replaces=self._last_note)
         self._last_note = note
 
     def _agreed_step(self) -> list[Any] | None:
@@ -346,7 +346,7 @@ class _NextStep(Call):
         spec = self.spec
         if self._ENDED_UNSEEN in kinds:  # such a rank can't tell what its replicas' nothing is
             with engine.moving(self):
-                specs = engine.transport.all_gather_bytes(pickle.dumps(spec, 5))
+                specs = engine.carry(engine.transport.all_gather_bytes, pickle.dumps(spec, 5))
             spec = pickle.loads(specs[kinds.index(self._HAS)])
         if self.is_global and len(set(states)) > 1:
             sides = ", ".join(

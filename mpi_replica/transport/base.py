@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..options import ReduceOp
 
-__all__ = ["HEADER_BYTES", "Bytes", "Transport", "TransportTimeoutError"]
+__all__ = ["HEADER_BYTES", "Bytes", "Mailbox", "Transport", "WaitGivenUpError"]
 
 #: Size of the message by which ranks agree: small enough for the eager protocol of every library.
 HEADER_BYTES = 256
@@ -19,8 +19,27 @@ HEADER_BYTES = 256
 Bytes = npt.NDArray[np.uint8]
 
 
-class TransportTimeoutError(Exception):
+class WaitGivenUpError(Exception):
     """The other ranks did not come in time. Requests in flight are never touched again."""
+
+
+class Mailbox(abc.ABC):
+    """Messages from rank to rank, beside the collectives: what watchers use.
+
+    Nothing here waits for another rank. One thread at a time.
+    """
+
+    @abc.abstractmethod
+    def send(self, rank: int, data: bytes) -> None:
+        """Send `data` to another rank, which may never read it."""
+
+    @abc.abstractmethod
+    def receive(self) -> tuple[int, bytes] | None:
+        """Return a message and the rank that sent it; None where none has come."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give back what it holds. Collective."""
 
 
 class Transport(abc.ABC):
@@ -28,13 +47,22 @@ class Transport(abc.ABC):
 
     Every method is collective: the agreement of the floor above sees to it that all ranks call
     the same ones in the same order. Buffers are C-contiguous. ``timeout_seconds`` bounds the wait
-    where it is given; `TransportTimeoutError` is final.
+    where it is given; `WaitGivenUpError` is final.
     """
 
     rank: int
     size: int
     #: Host name of each rank.
     hosts: tuple[str, ...]
+    #: Process id of each rank.
+    pids: tuple[int, ...]
+    #: None where there are no other ranks, or MPI does not allow calls from a second thread.
+    mailbox: Mailbox | None = None
+    #: How many exchanges were begun, and how many of them have ended: all ranks count alike.
+    steps: int = 0
+    steps_ended: int = 0
+    #: Set from another thread: waits end with `WaitGivenUpError`. A blocking call is not woken.
+    is_interrupted: bool = False
     #: What the user may see as ``strategy.communicator``: an MPI communicator, or None.
     communicator: Any
 

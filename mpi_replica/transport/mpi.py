@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,7 @@ with warnings.catch_warnings():
     from mpi4py import MPI
 
 from ..options import ReduceOp
-from .base import HEADER_BYTES, Bytes, Transport, TransportTimeoutError
+from .base import HEADER_BYTES, Bytes, Mailbox, Transport, WaitGivenUpError
 
 __all__ = ["MPITransport", "world_size"]
 
@@ -36,9 +37,22 @@ _LARGEST_MESSAGE_BYTES = 1 << 30
 # A request whose partners never came must keep its buffers for ever: MPI may still write there.
 _in_flight_for_ever: list[Any] = []
 
+# Open MPI's shared memory sends up to 4 KiB at once. Larger messages would wait for the receiver.
+_LETTER_BYTES = 3072
+# The number of a letter, its part, and how many parts it has.
+_LETTER_HEAD = struct.Struct("<QII")
+
+#: With 0 there is no watcher: on any rank, then on none.
+_WATCH = "MPI_REPLICA_WATCH"
+
+# A watcher tells when the wait is over; where none does, the rank itself ends it so much later.
+_SECONDS_FOR_THE_WATCHER = 3.0
+
 _SPINS = 2000
 _SECONDS_BEFORE_SLEEP = 0.02
-_SLEEP_SECONDS = 0.0005
+# Who has waited long may wait a little longer, and leaves the core to others.
+_SLEEP_PER_WAIT = 0.02
+_LONGEST_SLEEP_SECONDS = 0.005
 
 
 # macOS has neither.
@@ -85,6 +99,47 @@ def _is_crowded(host: str, places: Sequence[tuple[str, frozenset[int]]]) -> bool
     return len(cores) > len(frozenset().union(*cores))
 
 
+def _may_watch() -> bool:
+    threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    return threads and os.environ.get(_WATCH, "1") != "0"
+
+
+class MPIMailbox(Mailbox):
+    """Messages between the ranks of an MPI communicator, over a duplicate of it."""
+
+    def __init__(self, communicator: MPI.Intracomm) -> None:
+        self._comm = communicator.Dup()
+        self._number = 0
+        self._sent: list[tuple[MPI.Request, bytes]] = []
+        self._parts: dict[tuple[int, int], dict[int, bytes]] = {}
+
+    def send(self, rank: int, data: bytes) -> None:
+        self._number += 1
+        count = max(1, -(-len(data) // _LETTER_BYTES))
+        for index in range(count):
+            part = data[index * _LETTER_BYTES : (index + 1) * _LETTER_BYTES]
+            letter = _LETTER_HEAD.pack(self._number, index, count) + part
+            self._sent.append((self._comm.Isend([letter, MPI.BYTE], rank), letter))
+        self._sent = [sent for sent in self._sent if not sent[0].Test()]
+
+    def receive(self) -> tuple[int, bytes] | None:
+        status = MPI.Status()
+        while (message := self._comm.Improbe(status=status)) is not None:
+            letter = bytearray(status.Get_count(MPI.BYTE))
+            message.Recv([letter, MPI.BYTE])
+            sender = status.Get_source()
+            number, index, count = _LETTER_HEAD.unpack_from(letter)
+            parts = self._parts.setdefault((sender, number), {})
+            parts[index] = bytes(letter[_LETTER_HEAD.size :])
+            if len(parts) == count:
+                del self._parts[sender, number]
+                return sender, b"".join(parts[i] for i in range(count))
+        return None
+
+    def close(self) -> None:
+        self._comm.Free()
+
+
 class MPITransport(Transport):
     """A world of ranks over a duplicate of an MPI communicator."""
 
@@ -95,8 +150,12 @@ class MPITransport(Transport):
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
         here = (MPI.Get_processor_name(), _cores())
-        places = self._comm.allgather(here)
+        told = self._comm.allgather((*here, os.getpid(), _may_watch()))
+        places = [(host, cores) for host, cores, _, _ in told]
         self.hosts = tuple(host for host, _ in places)
+        self.pids = tuple(pid for _, _, pid, _ in told)
+        if self.size > 1 and all(may_watch for _, _, _, may_watch in told):
+            self.mailbox = MPIMailbox(self._comm)
         crowded = {host: _is_crowded(host, places) for host in self.hosts}
         # Where ranks outnumber cores a rank that spins keeps the one it waits for from running.
         self._spins = 0 if crowded[here[0]] else _SPINS
@@ -226,6 +285,8 @@ class MPITransport(Transport):
         if self._exchange is not None:
             self._exchange.Free()
             self._exchange = None
+        if self.mailbox is not None:
+            self.mailbox.close()
         self._comm.Free()
 
     def _run(
@@ -235,25 +296,39 @@ class MPITransport(Transport):
         timeout_seconds: float | None,
     ) -> None:
         """Do the call, and wait for it where it does not block."""
-        request = call(*arguments)
+        self.steps += 1
+        try:
+            request = call(*arguments)
+        except BaseException:
+            self.steps -= 1  # the other ranks may get it a second time
+            raise
         if request is not None:
+            self.steps -= 1  # counted when it is waited for
             self._wait(request, timeout_seconds, arguments)
+        else:
+            self.steps_ended = self.steps
 
     def _wait(
         self, request: MPI.Request, timeout_seconds: float | None, buffers: Any = None
     ) -> None:
         """Poll until the request is complete; give the core away while it is not."""
+        self.steps += 1
         test = request.Test
         for _ in range(self._spins):
             if test():
+                self.steps_ended = self.steps
                 return
         start = time.monotonic()
+        if timeout_seconds is not None and self.mailbox is not None:
+            timeout_seconds += _SECONDS_FOR_THE_WATCHER
         while not test():
             _give_core_away()
             waited = time.monotonic() - start
-            if timeout_seconds is not None and waited > timeout_seconds:
+            if self.is_interrupted or (timeout_seconds is not None and waited > timeout_seconds):
                 _in_flight_for_ever.append((self, request, buffers))
-                raise TransportTimeoutError
+                self.steps_ended = self.steps
+                raise WaitGivenUpError
             if waited > _SECONDS_BEFORE_SLEEP:
-                time.sleep(_SLEEP_SECONDS)
+                time.sleep(min(waited * _SLEEP_PER_WAIT, _LONGEST_SLEEP_SECONDS))
+        self.steps_ended = self.steps
         del buffers  # held until here: mpi4py keeps no reference for non-blocking calls

@@ -23,6 +23,7 @@ class SingleTransport(Transport):
         self.rank = 0
         self.size = 1
         self.hosts = (socket.gethostname(),)
+        self.pids = (os.getpid(),)
         self.communicator = None
 
     def exchange(self, header: bytes, timeout_seconds: float | None = None) -> memoryview:

@@ -321,12 +321,28 @@ THREADED_CALLS = {
 
 @pytest.mark.parametrize("call", THREADED_CALLS)
 def test_a_collective_from_another_thread_is_an_error(strategy, call):
-    """Decision 19, also where that happens on one rank only: nothing was sent."""
+    """Decision 19, also where that happens on one rank only: the others wait for this call."""
     ones = strategy.run(lambda: np.ones(1))
-    if strategy.rank == strategy.size - 1:
-        error = in_a_thread(lambda: THREADED_CALLS[call](strategy, ones))
-        assert isinstance(error, mr.errors.ContextError)
+    for culprit in {0, strategy.size - 1}:
+
+        def mistake(culprit=culprit):
+            if strategy.rank == culprit:
+                raise in_a_thread(lambda: THREADED_CALLS[call](strategy, ones))
+            strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
+
+        error = raises_everywhere(mr.errors.ContextError, mistake)
         assert "thread" in str(error)
+        check_works(strategy)
+
+
+def test_a_collective_from_another_thread_on_all_ranks_is_an_error(strategy):
+    check_works(strategy)
+
+    def mistake():
+        raise in_a_thread(lambda: strategy.run(lambda: 1))
+
+    error = raises_everywhere(mr.errors.ContextError, mistake)
+    assert "strategy.run in thread" in str(error)
     check_works(strategy)
 
 

@@ -1,0 +1,124 @@
+"""Ranks that wait for each other in different strategies.
+
+Each strategy alone looks as if a rank were late. A rank that waits sends a probe to the others of
+the strategy; one that has not come there because it waits in a second strategy sends it on to the
+others of that one. A probe that comes back has found a cycle of waits, which nothing can end
+(K. M. Chandy, J. Misra, L. M. Haas: Distributed deadlock detection, 1983).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .channel import Channel
+
+__all__ = ["CycleSearch"]
+
+_SECONDS_BEFORE_SEARCH = 1.0
+
+
+class _Wait(NamedTuple):
+    """A thread of a process, and where it waits."""
+
+    host: str
+    pid: int
+    thread: int
+    text: str
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.host, self.pid, self.thread
+
+
+class CycleSearch:
+    """Sends and follows the probes of one process."""
+
+    def __init__(self, host: str, pid: int) -> None:
+        self._host = host
+        self._pid = pid
+        #: Probes that came here, which need not be followed twice.
+        self._seen: set[tuple[Any, ...]] = set()
+        self._sent: dict[int, tuple[int, float]] = {}
+        self._number = 0
+
+    def tick(self, channels: Sequence[Channel], now: float) -> None:
+        """Send probes for waits that are long enough; `channels` are those of the process."""
+        if len(channels) < 2:  # a cycle goes through two strategies of each process
+            return
+        for channel in channels:
+            waited = 0.0 if channel.is_over else channel.waits_for(now)
+            step, next_search = self._sent.get(id(channel), (-1, 0.0))
+            if step != channel.step:
+                next_search = _SECONDS_BEFORE_SEARCH
+            if waited >= next_search:
+                self._sent[id(channel)] = (channel.step, 2 * waited)
+                self._number += 1
+                wait = self._wait(channel)
+                origin = (*wait.place, self._number)
+                channel.tell(("probe", origin, channel.step, (wait,)))
+
+    def receive(self, channels: Sequence[Channel], channel: Channel, message: Any) -> None:
+        """Deal with a message that came over `channel`."""
+        kind, *contents = message
+        if kind == "probe":
+            self._follow(channels, channel, *contents)
+        else:
+            self._end(channels, channel, *contents)
+
+    def _wait(self, channel: Channel) -> _Wait:
+        strategy = f"a strategy of {channel.layout.num_replicas} replicas"
+        text = f"{channel.who()} of {strategy}: {channel.call()}"
+        return _Wait(self._host, self._pid, channel.thread(), text)
+
+    def _follow(
+        self,
+        channels: Sequence[Channel],
+        channel: Channel,
+        origin: tuple[Any, ...],
+        step: int,
+        path: tuple[_Wait, ...],
+    ) -> None:
+        if channel.step >= step or (origin, id(channel)) in self._seen:
+            return  # this rank came there itself
+        self._seen.add((origin, id(channel)))
+        for other in channels:
+            if other is channel or not other.is_waiting or other.thread() != channel.thread():
+                continue
+            wait = self._wait(other)
+            if wait.place == origin[:3]:
+                # Each process of a cycle finds it, and may be in several: one of them speaks.
+                if wait == path[0] and wait.place == min(known.place for known in path):
+                    self._found(other, path)
+            elif wait.place not in [known.place for known in path]:
+                other.tell(("probe", origin, other.step, (*path, wait)))
+
+    def _found(self, channel: Channel, path: tuple[_Wait, ...]) -> None:
+        texts = sorted({wait.text for wait in path})  # the same, wherever the cycle is found
+        text = (
+            f"strategies wait for each other, for ever. {'; '.join(texts)}. Call the collectives"
+            " of several strategies in the same order on all ranks. These strategies can't be used"
+            " any more: end the program, or make new ones."
+        )
+        if not channel.is_over:
+            self._end_wait(channel, text, [wait.place for wait in path])
+
+    def _end(
+        self,
+        channels: Sequence[Channel],
+        channel: Channel,
+        text: str,
+        places: list[tuple[str, int, int]],
+    ) -> None:
+        channel.give_up("cycle", text)
+        mine = (self._host, self._pid)
+        for other in channels:
+            if other.is_over or not other.is_waiting or other is channel:
+                continue
+            if (*mine, other.thread()) in places:
+                self._end_wait(other, text, places)
+
+    def _end_wait(self, channel: Channel, text: str, places: list[tuple[str, int, int]]) -> None:
+        """End the wait of this rank in `channel`, and tell its other ranks."""
+        channel.tell(("cycle", text, places))
+        channel.give_up("cycle", text)

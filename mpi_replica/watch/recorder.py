@@ -1,0 +1,57 @@
+"""The flight recorder: the last collective calls of a rank, for the day when something hangs."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import NamedTuple
+
+__all__ = ["MOST_CALLS", "FlightRecorder", "RecordedCall"]
+
+MOST_CALLS = 256
+
+
+class RecordedCall(NamedTuple):
+    """One collective call of this rank."""
+
+    #: "all_reduce(SUM, 12 leaves, 4.1 MB) at train.py:88"
+    text: str
+    #: Seconds since the epoch.
+    begun: float
+    #: None while it goes on.
+    ended: float | None
+
+    def __str__(self) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(self.begun))
+        lasted = "not ended" if self.ended is None else f"{(self.ended - self.begun) * 1e3:.1f} ms"
+        return f"{clock}.{int(self.begun % 1 * 1e3):03d} {self.text}, {lasted}"
+
+
+class FlightRecorder:
+    """Keeps the last `MOST_CALLS` calls. Written by one thread, read by any."""
+
+    def __init__(self) -> None:
+        # Lists that are changed in place: this runs at every call.
+        self._calls: deque[list[object]] = deque(maxlen=MOST_CALLS)
+        self._latest: list[object] = ["", 0.0, 0.0]
+
+    def begin(self, text: str) -> None:
+        """Note that a call begins."""
+        self._latest = [text, time.time(), None]
+        self._calls.append(self._latest)
+
+    def end(self) -> None:
+        """Note that the latest call has ended, in whatever way."""
+        self._latest[2] = time.time()
+
+    def last(self, number: int = MOST_CALLS) -> list[RecordedCall]:
+        """Return the last calls, the oldest first."""
+        for _ in range(10):
+            try:
+                calls = list(self._calls)
+                break
+            except RuntimeError:  # a call was added meanwhile
+                continue
+        else:
+            calls = [self._latest] if self._latest[0] else []
+        return [RecordedCall(*call) for call in calls[-number:]]  # type: ignore[arg-type]

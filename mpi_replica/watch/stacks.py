@@ -1,0 +1,82 @@
+"""Where a thread of this process is, in words that can travel."""
+
+from __future__ import annotations
+
+import dis
+import linecache
+import os
+import sys
+import traceback
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+__all__ = ["Place", "is_of_package", "place_of_thread"]
+
+# A place travels in one message, and a report shows one for each missing rank.
+_MOST_FRAMES = 12
+_MOST_CHARACTERS = 2400
+
+_PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LOCKING_MODULES = ("threading.py", "queue.py")
+
+
+class Place(NamedTuple):
+    """Where a thread is."""
+
+    #: The innermost frames as a traceback has them, the innermost last.
+    stack: str
+    #: Whether it is about to get a lock.
+    waits_for_lock: bool
+
+
+def is_of_package(file: str) -> bool:
+    """Return whether `file` is one of this package's, and not of the program that uses it."""
+    return os.path.abspath(file).startswith(_PACKAGE_FOLDER)
+
+
+def place_of_thread(ident: int) -> Place:
+    """Return where the thread `ident` of this process is; it need not help."""
+    frame = sys._current_frames().get(ident)
+    if frame is None:
+        return Place("  its thread has ended\n", False)
+    frames = traceback.StackSummary.extract(
+        reversed(list(traceback.walk_stack(frame))), lookup_lines=False
+    )
+    # What the package does between the program and MPI says nothing to its user.
+    shown = [f for f in frames if not is_of_package(f.filename)][-_MOST_FRAMES:]
+    linecache.checkcache()
+    if not shown:
+        return Place("  no code of the program: it starts or ends\n", False)
+    text = "".join(traceback.StackSummary.from_list(shown).format())
+    if len(text) > _MOST_CHARACTERS:
+        text = "  …\n" + text[-_MOST_CHARACTERS:].partition("\n")[2]
+    return Place(text, _waits_for_lock(frame))
+
+
+def _waits_for_lock(frame: FrameType) -> bool:
+    code = frame.f_code
+    if os.path.basename(code.co_filename) in _LOCKING_MODULES:
+        return True
+    return _enters_a_lock(code, frame.f_lasti)
+
+
+def _enters_a_lock(code: CodeType, offset: int) -> bool:
+    """Return whether the instruction is ``with x:`` or a call of ``x.acquire``.
+
+    A lock is C code: it has no frame of its own, so the frame that is about to get it is the
+    innermost one. What else is entered by ``with``, and written in C, does not take long.
+    """
+    passed = [i for i in dis.get_instructions(code) if i.offset <= offset]
+    current = passed[-1]
+    if current.opname in ("BEFORE_WITH", "LOAD_SPECIAL") or passed[-2:][0].opname == "LOAD_SPECIAL":
+        return True
+    if current.positions is None or "CALL" not in current.opname:
+        return False
+    return any(
+        other.argval == "acquire"
+        and other.positions is not None
+        and other.positions.lineno == current.positions.lineno
+        and other.positions.col_offset == current.positions.col_offset
+        for other in passed
+        if other.opname in ("LOAD_METHOD", "LOAD_ATTR")
+    )

@@ -1,0 +1,145 @@
+"""The watcher: one thread in each process that looks at the waits of all its strategies.
+
+It needs no help from the thread that waits, nor from the communicator on which it waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from .channel import Channel
+from .cycles import CycleSearch
+from .report import rank_report
+from .signals import StackSignal
+
+__all__ = ["Watcher", "watcher"]
+
+_log = logging.getLogger("mpi_replica")
+
+_TICK_SECONDS = 0.1
+_TICK_SECONDS_WHILE_ASKING = 0.01
+_STOP_SECONDS = 5.0
+
+# What a rank writes of its flight record when the job is aborted; all of it where a folder is set.
+_SHOWN_CALLS = 8
+_FLIGHT_FOLDER = "MPI_REPLICA_FLIGHT_FOLDER"
+
+# Every rank gets the signal, or is told by several: one text is enough.
+_SECONDS_BETWEEN_PRINTS = 1.0
+
+
+class Watcher:
+    """Looks at channels while there are any."""
+
+    def __init__(self) -> None:
+        self._channels: list[Channel] = []
+        self._cycles: CycleSearch | None = None
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._is_stopping = False
+        self._printed = -_SECONDS_BETWEEN_PRINTS
+        self._signal = StackSignal()
+
+    def add(self, channel: Channel, host: str) -> None:
+        """Look at `channel` from now on."""
+        if self._cycles is None:
+            self._cycles = CycleSearch(host, os.getpid())
+        channel.on_cycle = self._deal_with_cycle
+        channel.on_print = self._print
+        channel.is_watched = True
+        self._channels = [*self._channels, channel]
+        if self._thread is None:
+            self._signal.install()
+            self._is_stopping = False
+            self._thread = threading.Thread(
+                target=self._work, name="mpi_replica watch", daemon=True
+            )
+            self._thread.start()
+
+    def remove(self, channel: Channel) -> None:
+        """Look at `channel` no more; the last one ends the thread."""
+        channel.close()
+        self._channels = [other for other in self._channels if other is not channel]
+        if not self._channels:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the thread: MPI must not be called after it was finalized."""
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            self._is_stopping = True
+            self._wake.set()
+            thread.join(_STOP_SECONDS)
+            self._wake.clear()
+            self._signal.remove()
+
+    def forget(self) -> None:
+        """In a forked child: the thread is not here, and the channels are the parent's."""
+        self._channels, self._thread = [], None
+
+    def write_flight_records(self, reason: str) -> None:
+        """Have all ranks write what they called last: the job is about to be aborted."""
+        for channel in self._channels:
+            try:
+                channel.tell(("print", reason))
+            except Exception:  # MPI may be why the job is aborted
+                _log.debug("the other ranks can't be told", exc_info=True)
+        self._print(reason)
+
+    def _work(self) -> None:
+        while not self._is_stopping:
+            asking = any(channel.is_asking for channel in self._channels)
+            self._wake.wait(_TICK_SECONDS_WHILE_ASKING if asking else _TICK_SECONDS)
+            self._tick(time.monotonic())
+
+    def _tick(self, now: float) -> None:
+        for channel in self._channels:
+            try:
+                channel.tick(now)
+            except Exception:
+                _log.exception("the watcher of a strategy has failed: it looks at it no more")
+                self._channels = [other for other in self._channels if other is not channel]
+        if self._cycles is not None:
+            self._cycles.tick(self._channels, now)
+        if self._signal.take():
+            reason = "SIGUSR2"
+            for channel in self._channels:
+                channel.tell(("print", reason))
+            self._print(reason)
+
+    def _deal_with_cycle(self, channel: Channel, message: tuple[Any, ...]) -> None:
+        if self._cycles is not None:
+            self._cycles.receive(self._channels, channel, message)
+
+    def _print(self, reason: str) -> None:
+        """Write where this rank is, and its last calls."""
+        now = time.monotonic()
+        if now - self._printed < _SECONDS_BETWEEN_PRINTS:
+            return
+        self._printed = now
+        for channel in self._channels:
+            answer = channel.here()._replace(recent=tuple(channel.recorder.last(_SHOWN_CALLS)))
+            rank, size = channel.layout.rank, channel.layout.size
+            sys.stderr.write(f"[rank {rank} of {size}] {reason}: {rank_report(answer)}\n")
+            folder = os.environ.get(_FLIGHT_FOLDER)
+            if folder:
+                self._write_file(channel, folder)
+        sys.stderr.flush()
+
+    def _write_file(self, channel: Channel, folder: str) -> None:
+        path = os.path.join(folder, f"flight-rank-{channel.layout.rank}.txt")
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with open(path, "a", encoding="utf-8") as file:
+                file.writelines(f"{call}\n" for call in channel.recorder.last())
+        except OSError as error:
+            sys.stderr.write(f"the flight record can't be written to {path}: {error}\n")
+
+
+#: The one watcher of the process.
+watcher = Watcher()
