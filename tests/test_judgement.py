@@ -282,9 +282,15 @@ def test_functions_given_to_run_that_differ():
 
 
 def test_ranks_whose_program_has_ended_are_named_and_those_that_stay():
-    error = rank_left([1], LAYOUT)
+    error = rank_left({1: ""}, LAYOUT)
     assert type(error) is mr.errors.RankLostError
     assert "ended on replicas 2-3 (rank 1), while replicas 0-1 (rank 0) still" in str(error)
+    assert "All ranks must make the same collective calls" in str(error)
+
+
+def test_why_the_program_has_ended_on_a_rank_is_told():
+    error = rank_left({1: "OSError: no space left"}, LAYOUT)
+    assert "replicas 2-3 (rank 1) ended with OSError: no space left." in str(error)
 
 
 def note(digest, what="v.assign", error="ValueError", line=7):
