@@ -1,0 +1,107 @@
+"""Rows of what was measured, and how they are printed."""
+
+from dataclasses import dataclass
+
+_HEADINGS = ("", "ranks", "median", "10-90 %", "beside", "median", "against it", "goal", "")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table. All times are in seconds."""
+
+    what: str
+    #: "2", or "2 x 2" for two replicas a rank.
+    ranks: str
+    #: The median of what was measured.
+    value: float
+    #: Where most of it lies: 10 and 90 % of the batches are below.
+    spread: tuple[float, float] | None = None
+    #: "s", or "%" of a core.
+    unit: str = "s"
+    #: What it is held against, and that one's median.
+    yardstick: str = ""
+    yardstick_value: float | None = None
+    #: "difference" or "ratio"; a goal is for it, and without it for the value.
+    comparison: str = ""
+    compared: float | None = None
+    #: The most that it should be.
+    goal: float | None = None
+    #: What was not only slow but wrong.
+    problem: str = ""
+
+    @property
+    def is_over(self):
+        """Whether the goal is missed."""
+        if self.goal is None:
+            return False
+        return (self.value if self.compared is None else self.compared) > self.goal
+
+    def cells(self):
+        """Return the texts of the columns."""
+        compared, goal = self.compared, self.goal
+        verdict = "" if goal is None else "over" if self.is_over else "ok"
+        return (
+            self.what,
+            self.ranks,
+            _quantity(self.value, self.unit),
+            "" if self.spread is None else _range(self.spread, self.unit),
+            self.yardstick,
+            "" if self.yardstick_value is None else _quantity(self.yardstick_value, self.unit),
+            "" if compared is None else self._limit(compared),
+            "" if goal is None else self._limit(goal),
+            f"WRONG: {self.problem}" if self.problem else verdict,
+        )
+
+    def _limit(self, number):
+        if self.comparison == "ratio":
+            return f"{number:.3f} x"
+        text = _quantity(number, self.unit)
+        return f"+{text}" if self.comparison and number >= 0 else text
+
+
+def table(rows):
+    """Return the rows as aligned text, without columns that are empty."""
+    cells = [row.cells() for row in rows]
+    columns = [
+        (heading, column)
+        for heading, column in zip(_HEADINGS, zip(*cells, strict=True), strict=True)
+        if any(column)
+    ]
+    widths = [max(map(len, (heading, *column))) for heading, column in columns]
+    # Words to the left, numbers to the right.
+    aligned = [
+        str.rjust if column[0][:1].isdigit() or heading in ("against it", "goal") else str.ljust
+        for heading, column in columns
+    ]
+    lines = [[heading for heading, _ in columns], *zip(*(c for _, c in columns), strict=True)]
+    return "\n".join(
+        "  ".join(
+            align(cell, width) for align, cell, width in zip(aligned, line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _scaled(seconds):
+    """Return the factor and the name of the unit in which to write some seconds."""
+    for name, factor in (("s", 1), ("ms", 1e3)):
+        if abs(seconds) * factor >= 1:
+            return factor, name
+    return 1e6, "µs"
+
+
+def _digits(number):
+    return f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}" if number else "0"
+
+
+def _quantity(number, unit):
+    if unit == "%":
+        return f"{_digits(100 * number)} %"
+    factor, name = _scaled(number)
+    return f"{_digits(number * factor)} {name}"
+
+
+def _range(spread, unit):
+    """Return "1.2-1.4 µs"."""
+    factor, name = (100, "%") if unit == "%" else _scaled(spread[1])
+    return f"{_digits(spread[0] * factor)}-{_digits(spread[1] * factor)} {name}"
