@@ -58,13 +58,10 @@ def parsed():
     parser.add_argument(
         "--mpi", type=libraries, default=launching.LIBRARIES, help="default: openmpi,mpich"
     )
-    parser.add_argument("--repeat", type=int, help="batches of each measurement (default: 300)")
+    parser.add_argument("--repeat", type=int, metavar="N", help="how often each is measured")
     parser.add_argument("--quick", action="store_true", help="a trial: the numbers mean nothing")
     parser.add_argument("--check", action="store_true", help="a goal that is missed is a failure")
-    settings = parser.parse_args()
-    if settings.repeat is None:
-        settings.repeat = 3 if settings.quick else 300
-    return settings
+    return parser.parse_args()
 
 
 def numbers(text):
@@ -87,46 +84,38 @@ def measured(name, library, settings):
 
     module = importlib.import_module(f"benchmarks.{name}")
     python = launching.find_interpreter(library)
-    records, status = [], 0
+    outcomes = []
     for launch in module.launches(settings):
         if sys.stderr.isatty():
             print(f"{library}: {name}, {launch.part} on {launch.ranks} ranks", file=sys.stderr)
         outcome = launching.start(python, name, launch)
-        found = outcome.records
-        if hasattr(module, "ended"):
-            found = module.ended(launch, outcome)
-        elif outcome.status != 0:
-            print(f"{launch} ended with status {outcome.status}\n{outcome.output}", file=sys.stderr)
-            status = 1
-        elif outcome.output:
-            print(outcome.output, file=sys.stderr)
-        records += found
-    rows = module.rows([record for record in records if "facts" not in record])
+        if outcome.status != 0 and not launch.may_fail:
+            last = outcome.records[-1:]
+            text = f"{launch} ended with status {outcome.status}, its last record is {last}"
+            print(f"{text}\n{outcome.output}", file=sys.stderr)
+            return 1
+        outcomes.append(outcome)
+    rows = module.rows(outcomes)
     print(module.__doc__.splitlines()[0])
-    facts = next((record["facts"] for record in records if "facts" in record), library)
-    print(f"{facts}; {settings.repeat} batches; {datetime.datetime.now():%Y-%m-%d %H:%M}\n")
-    print(table(rows))
+    print(f"{datetime.datetime.now():%Y-%m-%d %H:%M}; {outcomes[0].facts}\n")
+    print(table(rows, getattr(module, "COMPARED", "against it")))
     if hasattr(module, "footer"):
         print(f"\n{module.footer(rows)}")
     print(flush=True)
-    is_missed = any(row.problem for row in rows) or (
-        settings.check and any(row.is_over for row in rows)
-    )
-    return int(status or is_missed)
+    is_wrong = any(row.problem for row in rows)
+    return int(is_wrong or (settings.check and any(row.is_over for row in rows)))
 
 
 def work(name, part, arguments, path):
     """Measure one part of a table on this rank; rank 0 writes to a file what comes out."""
     from benchmarks.measuring import World
 
-    world = World()
-    module = importlib.import_module(f"benchmarks.{name}")
-    with open(path, "a") as file:
+    world = World(path)
+    if world.rank == 0:
+        world.tell(world.facts())
+    for record in getattr(importlib.import_module(f"benchmarks.{name}"), part)(world, **arguments):
         if world.rank == 0:
-            print(json.dumps({"facts": world.facts()}), file=file, flush=True)
-        for record in getattr(module, part)(world, **arguments):
-            if world.rank == 0:
-                print(json.dumps(record), file=file, flush=True)
+            world.tell(record)
 
 
 if __name__ == "__main__":

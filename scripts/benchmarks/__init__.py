@@ -8,15 +8,15 @@ A table is a module with a docstring, whose first line is its title, and
 
 ``launches(settings)``
     What to start for one MPI library, as `launching.Launch` objects. Each names a *part*: a
-    function of the module that runs on every rank, ``part(world, **arguments)``, and yields records
-    (what JSON can hold); those of rank 0 are kept.
-``rows(records)``
-    The `tables.Row` objects made of all records, in the order in which they are printed.
+    function of the module that runs on every rank, ``part(world, **arguments)``. What it yields on
+    rank 0 is kept, and what any rank gives to ``world.tell``: records, dicts that JSON can hold.
+``rows(outcomes)``
+    The `tables.Row` objects, made of the `launching.Outcome` of each launch, in the order in which
+    they are printed.
+``COMPARED``, optional
+    What stands above the column of ``Row.compared``.
 ``footer(rows)``, optional
     A last line.
-``ended(launch, outcome)``, optional
-    The records of a part that ends its process, from exit status, output and duration; without it
-    such an end is an error.
 """
 
 #: The modules, in the order in which they are measured.

@@ -5,6 +5,7 @@ the bare message; a raw Allreduce with it and without; the whole call of the pac
 raw one; the stall watcher; and what a rank uses that waits for a late one.
 """
 
+import contextlib
 import os
 import resource
 import time
@@ -14,6 +15,7 @@ import numpy as np
 import mpi_replica as mr
 from mpi_replica.collectives.call import Call
 from mpi_replica.collectives.standing import CallDescription
+from mpi_replica.transport import HEADER_BYTES
 
 from .launching import Launch
 from .measuring import compared, spread
@@ -31,41 +33,43 @@ _MOST_USED = 0.05
 
 def launches(settings):
     """Return what to start for one library."""
-    batches = settings.repeat
-    for ranks in settings.ranks or ([2] if settings.quick else [2, 4]):
+    batches = settings.repeat or (3 if settings.quick else 300)
+    counts = settings.ranks or ([2] if settings.quick else [2, 4])
+    for ranks in counts:
         yield Launch("exchanges", ranks, {"batches": batches})
     # Whether there is a watcher is decided once for a process: runs with it and without in turn.
     for turn in range(1 if settings.quick else 4):
         late_seconds = (0.2 if settings.quick else _LATE_SECONDS) if turn == 0 else 0
         for watch in ("1", "0"):
             arguments = {"batches": batches, "watch": watch, "late_seconds": late_seconds}
-            yield Launch("watched", 2, arguments, {"MPI_REPLICA_WATCH": watch})
+            yield Launch("watched", counts[0], arguments, {"MPI_REPLICA_WATCH": watch})
 
 
-def rows(records):
+def rows(outcomes):
     """Return the rows of all launches."""
+    records = [record for outcome in outcomes for record in outcome.records]
     found = [Row(**record["row"]) for record in records if "row" in record]
-    medians = {"1": [], "0": []}
-    batches = {"1": [], "0": []}
-    for record in records:
-        if "watch" in record:
-            medians[record["watch"]].append(np.median(record["batches"]))
-            batches[record["watch"]] += record["batches"]
-    added = [with_it - without for with_it, without in zip(*medians.values(), strict=True)]
-    found.append(
-        Row(
-            "ctx.all_reduce of 1 value, watched",
-            "2",
-            float(np.median(batches["1"])),
-            spread(batches["1"]),
-            yardstick="not watched",
-            yardstick_value=float(np.median(batches["0"])),
-            comparison="difference",
-            compared=float(np.median(added)),
-        )
-    )
-    # What the whole call costs, and waits, comes after what the header alone does.
+    found += _watchers([record for record in records if "watch" in record])
+    # The bare message, then what the header adds to it, then whole calls.
     return sorted(found, key=lambda row: (row.unit == "%", "ctx." in row.what))
+
+
+def _watchers(records):
+    """Return a row that holds runs with the watcher against runs without it."""
+    taken = {"1": [], "0": []}
+    for record in records:
+        taken[record["watch"]].append(record["batches"])
+    medians = {watch: np.median(batches, axis=1) for watch, batches in taken.items()}
+    yield Row(
+        "ctx.all_reduce of 1 value, watched",
+        records[0]["ranks"],
+        float(np.median(taken["1"])),
+        spread(taken["1"]),
+        yardstick="not watched",
+        yardstick_value=float(np.median(taken["0"])),
+        comparison="difference",
+        compared=float(np.median(medians["1"] - medians["0"])),
+    )
 
 
 class _Nothing(Call):
@@ -95,32 +99,37 @@ def exchanges(world, batches):
         def agreement():
             agree(calls)
 
-        with _BareExchange(world) as bare:
+        with _bare_exchange(world) as (bare, name):
             ours, yardstick = world.in_turn([agreement, bare], batches)
-        about = {"yardstick": bare.name, **compared(ours, yardstick, "difference")}
-        yield _row("agreement alone", world, about)
+            about = {"yardstick": name, **compared(ours, yardstick, "difference")}
+            yield _row("agreement alone", world, about)
+
+            for size, count in _SIZES.items():
+                raw = _allreduce(world, count)
+
+                def agreed(raw=raw):
+                    agree(calls)
+                    raw()
+
+                def preceded(raw=raw):
+                    bare()
+                    raw()
+
+                ours, least, yardstick = world.in_turn([agreed, preceded, raw], batches)
+                by_ratio = size == "1 MB"
+                goal = None
+                if world.size == 2 and (by_ratio or on_open_mpi):
+                    goal = _MOST_RATIO if by_ratio else _MOST_ADDED
+                comparison = "ratio" if by_ratio else "difference"
+                about = {"yardstick": "Allreduce", "goal": goal}
+                about |= compared(ours, yardstick, comparison)
+                yield _row(f"agreement + Allreduce of {size}", world, about)
+                about = {"yardstick": "Allreduce", **compared(least, yardstick, comparison)}
+                yield _row(f"bare message + Allreduce of {size}", world, about)
 
         for size, count in _SIZES.items():
-            send, receive = np.ones(count, np.float32), np.empty(count, np.float32)
-            raw = _allreduce(world, send, receive)
-
-            def agreed(raw=raw):
-                agree(calls)
-                raw()
-
-            ours, yardstick = world.in_turn([agreed, raw], batches)
-            by_ratio = size == "1 MB"
-            goal = None
-            if world.size == 2 and (by_ratio or on_open_mpi):
-                goal = _MOST_RATIO if by_ratio else _MOST_ADDED
-            about = compared(ours, yardstick, "ratio" if by_ratio else "difference")
-            about |= {"yardstick": "Allreduce", "goal": goal}
-            yield _row(f"agreement + Allreduce of {size}", world, about)
-
-        for size, count in _SIZES.items():
-            send, receive = np.ones(count, np.float32), np.empty(count, np.float32)
-            raw = _allreduce(world, send, receive)
-            whole, yardstick = _in_a_step(strategy, world, send, raw, batches)
+            raw, value = _allreduce(world, count), np.ones(count, np.float32)
+            whole, yardstick = _in_a_step(strategy, world, value, raw, batches)
             about = {"yardstick": "Allreduce", **compared(whole, yardstick, "ratio")}
             yield _row(f"ctx.all_reduce of {size}", world, about)
 
@@ -130,7 +139,7 @@ def watched(world, batches, watch, late_seconds):
     with mr.MPIStrategy() as strategy:
         value = np.ones(1, np.float32)
         (taken,) = _in_a_step(strategy, world, value, None, batches)
-        yield {"watch": watch, "batches": taken.tolist()}
+        yield {"watch": watch, "ranks": str(world.size), "batches": taken.tolist()}
         if not late_seconds:
             return
         is_late = world.rank == world.size - 1
@@ -155,41 +164,34 @@ def _share_of_a_core(late_seconds, is_late):
     return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / seconds
 
 
-class _BareExchange:
-    """A message of the header's size between all ranks, with nothing around it."""
+@contextlib.contextmanager
+def _bare_exchange(world):
+    """Return what sends a message of the header's size between all ranks, and its name."""
+    send, receive = bytearray(HEADER_BYTES), bytearray(HEADER_BYTES * world.size)
+    try:
+        request = world.comm.Allgather_init(send, receive)
+    except NotImplementedError:  # before MPI-4
+        yield lambda: world.comm.Allgather(send, receive), f"Allgather, {HEADER_BYTES} B"
+        return
+    start, test = request.Start, request.Test
 
-    def __init__(self, world):
-        self._send, self._receive = bytearray(256), bytearray(256 * world.size)
-        try:
-            self._request = world.comm.Allgather_init(self._send, self._receive)
-            self.name = "persistent Allgather, 256 B"
-        except NotImplementedError:  # before MPI-4
-            self._request = None
-            self.name = "Allgather, 256 B"
-        self._comm = world.comm
-        self._give_core_away = os.sched_yield if world.is_crowded else lambda: None
-
-    def __enter__(self):
-        """Return what sends it once."""
-        return self
-
-    def __exit__(self, *_):
-        """Give it back."""
-        if self._request is not None:
-            self._request.Free()
-
-    def __call__(self):
-        """Send it once."""
-        if self._request is None:
-            self._comm.Allgather(self._send, self._receive)
-            return
-        self._request.Start()
-        test = self._request.Test
+    def bare():
+        start()
         while not test():
-            self._give_core_away()
+            pass
+
+    def bare_and_crowded():
+        start()
+        while not test():
+            os.sched_yield()
+
+    yield bare_and_crowded if world.is_crowded else bare, f"persistent Allgather, {HEADER_BYTES} B"
+    request.Free()
 
 
-def _allreduce(world, send, receive):
+def _allreduce(world, count):
+    """Return what makes a raw Allreduce of so many values."""
+    send, receive = np.ones(count, np.float32), np.empty(count, np.float32)
     call, op = world.comm.Allreduce, world.mpi.SUM
     return lambda: call(send, receive, op)
 

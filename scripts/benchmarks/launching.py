@@ -46,19 +46,24 @@ class Launch:
     environment: dict = field(default_factory=dict)
     #: After this time the launcher ends the job.
     limit_seconds: float = 300
+    #: Whether it may end with another exit status than 0.
+    may_fail: bool = False
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a launch ended."""
 
-    #: What the part yielded on rank 0.
+    launch: Launch
+    #: What the numbers depend on, in words.
+    facts: str
+    #: What the part yielded on rank 0, and what ranks told, in the order in which it was written.
     records: list
     status: int
-    #: What all ranks wrote beside the records.
+    #: What the ranks wrote to stdout and stderr.
     output: str
-    #: From the start of the launcher to its end.
-    seconds: float
+    #: When the launcher ended, by ``time.monotonic()``, as the ranks on this host see it, too.
+    ended: float
 
 
 def has_what_tables_need():
@@ -110,10 +115,10 @@ def start(python, table, launch):
     variables |= launch.environment
     with tempfile.NamedTemporaryFile("r") as file:  # what is written to stdout may be cut up
         command.append(json.dumps([table, launch.part, launch.arguments, file.name]))
-        begin = time.monotonic()
         status, output = _run(command, variables, launch.limit_seconds + 30)
-        seconds = time.monotonic() - begin
-        return Outcome([json.loads(line) for line in file], status, output, seconds)
+        ended = time.monotonic()
+        facts, *records = [json.loads(line) for line in file] or [""]
+    return Outcome(launch, facts, records, status, output, ended)
 
 
 def _run(command, variables, limit_seconds):

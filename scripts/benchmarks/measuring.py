@@ -17,6 +17,7 @@ ranks than cores they tell about the scheduler, too.
 """
 
 import itertools
+import json
 import os
 import time
 
@@ -41,20 +42,28 @@ class World:
         There are more ranks than cores.
     """
 
-    def __init__(self):
+    def __init__(self, path):
         from mpi4py import MPI  # starts MPI, which the process that launches must not
 
         self.mpi = MPI
         self.comm = MPI.COMM_WORLD.Dup()
         self.rank, self.size = self.comm.rank, self.comm.size
+        self._records = open(path, "a")
         self.is_crowded = self.size > (os.cpu_count() or 1)
+
+    def tell(self, record):
+        """Keep a record, from this rank."""
+        # In one piece, since other ranks write into the file, too.
+        self._records.write(f"{json.dumps(record)}\n")
+        self._records.flush()
 
     def facts(self):
         """Return in words what the numbers depend on."""
         library = self.mpi.Get_library_version().splitlines()[0].strip("\0, ").split(",")[0]
-        threads = os.environ.get("OMP_NUM_THREADS", "any number of")
+        library = " ".join(library.split())
+        threads = os.environ.get("OMP_NUM_THREADS")
         load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
-        return f"{library}; {os.cpu_count()} cores, load {load}; {threads} BLAS threads a rank"
+        return f"{library}; {os.cpu_count()} cores, load {load}; OMP_NUM_THREADS={threads}"
 
     def greatest(self, values):
         """Return the greatest of each value over all ranks. Collective."""

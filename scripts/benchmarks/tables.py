@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-_HEADINGS = ("", "ranks", "median", "10-90 %", "beside", "median", "against it", "goal", "")
+_HEADINGS = ("", "ranks", "median", "10-90 %", "beside", "median", None, "goal", "")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Row:
     #: What it is held against, and that one's median.
     yardstick: str = ""
     yardstick_value: float | None = None
-    #: "difference" or "ratio"; a goal is for it, and without it for the value.
+    #: "difference", "ratio", or "slowest" of all; a goal is for it, and without it for the value.
     comparison: str = ""
     compared: float | None = None
     #: The most that it should be.
@@ -54,23 +54,31 @@ class Row:
 
     def _limit(self, number):
         if self.comparison == "ratio":
-            return f"{number:.3f} x"
+            return f"{number:.3f} x" if number < 2 else f"{_digits(number)} x"
         text = _quantity(number, self.unit)
-        return f"+{text}" if self.comparison and number >= 0 else text
+        return f"+{text}" if self.comparison == "difference" and number >= 0 else text
 
 
-def table(rows):
-    """Return the rows as aligned text, without columns that are empty."""
+def table(rows, compared="against it"):
+    """Return the rows as aligned text, without columns that are empty.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+    compared : str
+        What stands above the column of `Row.compared`.
+    """
+    headings = [compared if heading is None else heading for heading in _HEADINGS]
     cells = [row.cells() for row in rows]
     columns = [
         (heading, column)
-        for heading, column in zip(_HEADINGS, zip(*cells, strict=True), strict=True)
+        for heading, column in zip(headings, zip(*cells, strict=True), strict=True)
         if any(column)
     ]
     widths = [max(map(len, (heading, *column))) for heading, column in columns]
     # Words to the left, numbers to the right.
     aligned = [
-        str.rjust if column[0][:1].isdigit() or heading in ("against it", "goal") else str.ljust
+        str.rjust if column[0][:1].isdigit() or heading in (compared, "goal") else str.ljust
         for heading, column in columns
     ]
     lines = [[heading for heading, _ in columns], *zip(*(c for _, c in columns), strict=True)]
