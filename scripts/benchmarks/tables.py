@@ -2,7 +2,18 @@
 
 from dataclasses import dataclass
 
-_HEADINGS = ("", "ranks", "median", "10-90 %", "beside", "median", None, "goal", "")
+_LEFT, _RIGHT = str.ljust, str.rjust
+_COLUMNS = (
+    ("", _LEFT),
+    ("ranks", _RIGHT),
+    ("median", _RIGHT),
+    ("10-90 %", _RIGHT),
+    ("beside", _LEFT),
+    ("median", _RIGHT),
+    (None, _RIGHT),  # `Row.compared`
+    ("goal", _RIGHT),
+    ("", _LEFT),
+)
 
 
 @dataclass(frozen=True)
@@ -68,26 +79,13 @@ def table(rows, compared="against it"):
     compared : str
         What stands above the column of `Row.compared`.
     """
-    headings = [compared if heading is None else heading for heading in _HEADINGS]
-    cells = [row.cells() for row in rows]
-    columns = [
-        (heading, column)
-        for heading, column in zip(headings, zip(*cells, strict=True), strict=True)
-        if any(column)
-    ]
-    widths = [max(map(len, (heading, *column))) for heading, column in columns]
-    # Words to the left, numbers to the right.
-    aligned = [
-        str.rjust if column[0][:1].isdigit() or heading in (compared, "goal") else str.ljust
-        for heading, column in columns
-    ]
-    lines = [[heading for heading, _ in columns], *zip(*(c for _, c in columns), strict=True)]
-    return "\n".join(
-        "  ".join(
-            align(cell, width) for align, cell, width in zip(aligned, line, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    )
+    columns = []
+    for (heading, align), *cells in zip(_COLUMNS, *(row.cells() for row in rows), strict=True):
+        if any(cells):
+            column = [compared if heading is None else heading, *cells]
+            width = max(map(len, column))
+            columns.append([align(cell, width) for cell in column])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
 def _scaled(seconds):
