@@ -31,7 +31,7 @@ def main():
     settings = parsed()
     if not launching.has_what_tables_need():
         python = launching.find_interpreter(settings.mpi[0])
-        if os.path.samefile(python, sys.executable):
+        if python == sys.executable:
             sys.exit(f"{python} lacks what the package needs: pip install . in its environment")
         os.execv(python, [python, *sys.argv])
     status = 0
