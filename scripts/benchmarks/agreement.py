@@ -56,19 +56,22 @@ def rows(outcomes):
 
 def _watchers(records):
     """Return a row that holds runs with the watcher against runs without it."""
-    taken = {"1": [], "0": []}
+    runs = {"1": [], "0": []}
     for record in records:
-        taken[record["watch"]].append(record["batches"])
-    medians = {watch: np.median(batches, axis=1) for watch, batches in taken.items()}
+        runs[record["watch"]].append(record["batches"])
+    with_it, without = np.concatenate(runs["1"]), np.concatenate(runs["0"])
+    of_pairs = [
+        np.median(one) - np.median(other) for one, other in zip(runs["1"], runs["0"], strict=True)
+    ]
     yield Row(
         "ctx.all_reduce of 1 value, watched",
         records[0]["ranks"],
-        float(np.median(taken["1"])),
-        spread(taken["1"]),
+        float(np.median(with_it)),
+        spread(with_it),
         yardstick="not watched",
-        yardstick_value=float(np.median(taken["0"])),
+        yardstick_value=float(np.median(without)),
         comparison="difference",
-        compared=float(np.median(medians["1"] - medians["0"])),
+        compared=float(np.median(of_pairs)),
     )
 
 
