@@ -1,4 +1,4 @@
-# Sourced by scripts/test and scripts/demo: the virtual environments, and what Open MPI must be told.
+# Sourced by scripts/test, scripts/demo and scripts/bench.py: the virtual environments, and what Open MPI must be told.
 
 root=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 

@@ -1,0 +1,137 @@
+"""Measure on several ranks: ours and the yardstick in turn, in many short batches.
+
+What a call costs changes from run to run and within a run: other programs, the clock of the
+cores, where pages lie. So nothing is compared that was not measured in the same run, and there a
+batch of ours and one of the yardstick follow each other, many times (A B A B ...), so that what
+disturbs one disturbs the other. A batch is as many calls as take about a millisecond, the same
+number on all ranks: short enough that most batches see no disturbance, long enough for the clock.
+
+All ranks meet at a barrier before each batch. What counts is the time from there until the last
+rank has done its calls. What is reported of a side is the median of its batches, and the times
+below which 10 and 90 % of them lie; of two sides the median of the differences, or of the ratios,
+of batches that follow each other. Before all that each side runs for some milliseconds to warm up:
+connections, caches, memory.
+
+Numbers mean something only on a machine that does nothing else, with a core for each rank; on more
+ranks than cores they tell about the scheduler, too.
+"""
+
+import itertools
+import json
+import os
+import time
+
+import numpy as np
+
+_BATCH_SECONDS = 1e-3
+_WARM_UP_SECONDS = 20e-3
+_MOST_CALLS = 1000
+# What a measurement may take in all; where calls are slow there are fewer batches.
+_LIMIT_SECONDS = 20
+
+
+class World:
+    """The ranks of this run, as a table's part sees them.
+
+    Parameters
+    ----------
+    path : str
+        The file that the launching process reads records from.
+
+    Attributes
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        A duplicate of the world, for yardsticks.
+    rank, size : int
+    is_crowded : bool
+        There are more ranks than cores.
+    """
+
+    def __init__(self, path):
+        from mpi4py import MPI  # starts MPI, which the process that launches must not
+
+        self.mpi = MPI
+        self.comm = MPI.COMM_WORLD.Dup()
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self._records = os.open(path, os.O_WRONLY | os.O_APPEND)
+        self.is_crowded = self.size > (os.cpu_count() or 1)
+
+    def tell(self, record):
+        """Keep a record, from this rank."""
+        # In one piece and at once: other ranks write, too, and this one may end soon.
+        os.write(self._records, f"{json.dumps(record)}\n".encode())
+
+    def facts(self):
+        """Return in words what the numbers depend on."""
+        library = self.mpi.Get_library_version().splitlines()[0].strip("\0, ").split(",")[0]
+        library = " ".join(library.split())
+        threads = os.environ.get("OMP_NUM_THREADS")
+        load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
+        return f"{library}; {os.cpu_count()} cores, load {load}; OMP_NUM_THREADS={threads}"
+
+    def greatest(self, values):
+        """Return the greatest of each value over all ranks. Collective."""
+        greatest = np.array(values, np.float64)
+        self.comm.Allreduce(self.mpi.IN_PLACE, greatest, self.mpi.MAX)
+        return greatest
+
+    def in_turn(self, sides, batches):
+        """Return the seconds that a call takes: a row for each side, a column for each batch.
+
+        Collective.
+
+        Parameters
+        ----------
+        sides : sequence of callable
+            Each makes one call.
+        batches : int
+            How many of each side.
+        """
+        counts, pair_seconds = [], 0.0
+        for side in sides:
+            seconds = self._warm_up(side, batches)
+            count = min(max(round(_BATCH_SECONDS / seconds), 1), _MOST_CALLS)
+            counts.append(count)
+            pair_seconds += count * seconds
+        batches = max(min(batches, int(_LIMIT_SECONDS / pair_seconds)), 3)
+        taken = np.empty((len(sides), batches))
+        for batch in range(batches):
+            for index, side in enumerate(sides):
+                taken[index, batch] = self._seconds(side, counts[index])
+        return self.greatest(taken) / np.array(counts)[:, np.newaxis]
+
+    def _warm_up(self, side, batches):
+        """Return what a call takes on the slowest rank, roughly, after some calls."""
+        count, spent, seconds = 1, 0.0, 1.0
+        # A few batches are a trial of the program, not of the machine.
+        least = _WARM_UP_SECONDS if batches > 10 else _BATCH_SECONDS
+        while spent < least:
+            taken = float(self.greatest(self._seconds(side, count)))
+            spent += taken
+            seconds = taken / count
+            count = min(2 * count, _MOST_CALLS)
+        return max(seconds, 1e-8)
+
+    def _seconds(self, side, count):
+        calls = itertools.repeat(None, count)
+        self.comm.Barrier()
+        start = time.perf_counter()
+        for _ in calls:
+            side()
+        return time.perf_counter() - start
+
+
+def spread(values):
+    """Return between what the middle of all values lies: 10 and 90 % are below."""
+    low, high = np.percentile(values, [10, 90])
+    return float(low), float(high)
+
+
+def compared(ours, yardstick, comparison):
+    """Return the fields of a row that hold batches of ours against those of the yardstick."""
+    fields = {"value": float(np.median(ours)), "spread": spread(ours)}
+    fields["yardstick_value"] = float(np.median(yardstick))
+    if comparison:
+        of_pairs = ours - yardstick if comparison == "difference" else ours / yardstick
+        fields |= {"comparison": comparison, "compared": float(np.median(of_pairs))}
+    return fields

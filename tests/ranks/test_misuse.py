@@ -1,0 +1,85 @@
+"""All mistakes that a program can catch (tests/mistakes.py), one after the other in one strategy.
+
+Each is the same error on every rank, and leaves nothing behind (DESIGN.md sections 1 and 6).
+"""
+
+import pytest
+
+import mpi_replica as mr
+from everywhere import check_works, culprits, error_of, gathered
+from mistakes import MISTAKES
+
+
+def pytest_generate_tests(metafunc):
+    from mpi4py import MPI  # the fence has started it
+
+    is_alone = MPI.COMM_WORLD.size == 1
+    layouts = [2] if is_alone else [1, 2]
+    name = "replicas_per_rank={}".format
+    metafunc.parametrize("kept_strategy", layouts, ids=name, indirect=True, scope="module")
+    if "mistake" in metafunc.fixturenames:
+        mistakes = [one for one in MISTAKES if not (is_alone and one.outside)]
+        if "at_the_call" in metafunc.function.__name__:
+            mistakes = [one for one in mistakes if not one.ends_the_run]
+        metafunc.parametrize("mistake", mistakes, ids=lambda one: one.name)
+
+
+@pytest.fixture(scope="module")
+def kept_strategy(request):
+    """One strategy for all: what a mistake leaves behind, the next ones meet."""
+    strategy = mr.MPIStrategy(replicas_per_rank=request.param)
+    yield strategy
+    if not request.session.testsfailed:
+        strategy.close()  # a collective call
+
+
+def test_a_mistake_is_the_same_error_on_every_rank(kept_strategy, mistake):
+    """Whichever replica makes it: the first, a middle one or the last."""
+    strategy, layout = kept_strategy, kept_strategy.engine.layout
+    for culprit in culprits(strategy):
+        origin = layout.rank_of(culprit)
+        kinds = [mistake.elsewhere or mistake.error] * strategy.size
+        kinds[origin] = mistake.error
+        error = error_of(lambda culprit=culprit: mistake.make(strategy, culprit))
+        found = gathered((type(error).__name__, str(error)))
+        if not all(gathered(isinstance(error, kinds[strategy.rank]))):
+            raise AssertionError(f"mistake of replica {culprit}: {found}") from error
+        if mistake.elsewhere is not None:  # the rank of origin raises the original
+            del found[origin]
+        assert len(set(found)) <= 1
+
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        replica, replicas = (culprit,), layout.replica_ids(origin)
+        words = [
+            word.replace("{replica}", layout.describe(replica)).replace(
+                "{replicas}", layout.describe(replicas)
+            )
+            for word in mistake.words
+        ]
+        if mistake.names_both_sides:
+            wrong = replica if mistake.in_a_step else replicas
+            right = set(layout.all_replica_ids).difference(wrong)
+            words += [layout.describe(wrong), layout.describe(right)]
+        assert [word for word in (*words, *mistake.places) if word not in text] == [], text
+        check_works(strategy)
+
+
+def test_a_mistake_can_be_caught_at_the_call_by_all_replicas(kept_strategy, mistake):
+    """And the step goes on."""
+    count = kept_strategy.num_replicas_in_sync
+    for culprit in culprits(kept_strategy):
+        caught = []
+
+        def step(culprit=culprit, caught=caught):
+            context = mr.get_replica_context()
+            mine = context.replica_id_in_sync_group
+            try:
+                mistake.in_a_step(context, mine == culprit)
+            except mistake.error as error:
+                caught.append((type(error).__name__, str(error)))
+            return context.all_reduce("SUM", mine + 1)
+
+        totals = kept_strategy.experimental_local_results(kept_strategy.run(step))
+        assert set(totals) == {count * (count + 1) // 2}
+        assert len(caught) == len(kept_strategy.local_replica_ids)
+        assert len({one for of_rank in gathered(caught) for one in of_rank}) == 1
