@@ -9,18 +9,19 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 __all__ = ["InterruptGate", "gate"]
 
 
 class InterruptGate:
-    """Holds SIGINT back while it is entered; nests. Only the main thread gets signals."""
+    """Holds SIGINT back while it is closed; nests. Only the main thread gets signals."""
 
     def __init__(self) -> None:
         self._depth = 0
-        self._pending = False
+        #: Whether an interrupt was held back, for `take`.
+        self.is_pending = False
         self._main = threading.main_thread().ident
         self._installed = False
         #: Called for a second interrupt while one is held.
@@ -37,29 +38,26 @@ class InterruptGate:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._depth == 0:
-            self._pending = False
+            self.is_pending = False
             raise KeyboardInterrupt
-        if self._pending and self.abort is not None:
+        if self.is_pending and self.abort is not None:
             self.abort(128 + number)
-        self._pending = True
+        self.is_pending = True
 
-    def __enter__(self) -> None:
+    def close(self) -> None:
+        """Hold interrupts back from now on, until `open` was called as often as this."""
         if threading.get_ident() == self._main:
             self._depth += 1
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def open(self) -> None:
+        """Let interrupts through; one that was held back waits for `take`."""
         if threading.get_ident() == self._main:
             self._depth -= 1
 
     def take(self) -> bool:
         """Return whether an interrupt was held back, and forget it."""
-        if self._pending and threading.get_ident() == self._main:
-            self._pending = False
+        if self.is_pending and threading.get_ident() == self._main:
+            self.is_pending = False
             return True
         return False
 

@@ -225,7 +225,7 @@ class Run:
         """Return the replicas of this rank that have not come to a call, and that of the others."""
         missing = tuple(seat.replica_id for seat in self.seats if seat.status != "waits")
         call = next((seat.call for seat in self.seats if seat.call is not None), None)
-        return missing, "" if call is None else call.text
+        return missing, "" if call is None else call.text or call.kind
 
     def stop_error(self, doom: BaseException) -> BaseException:
         """Return what a replica gets at a call in a run that is over because of `doom`."""

@@ -40,6 +40,7 @@ from .header import (
     REPORTS,
     compared_part,
     header,
+    header_without_payload,
     payloads,
     payloads_of_equals,
     state_of_words,
@@ -150,13 +151,13 @@ class Agreement:
             What all ranks agreed to raise.
         """
         first = calls[0]
-        self._refuse_if_over()
-        if gate.take():
+        if self.final is not None or self.runs:
+            self._refuse_if_over()
+        if gate.is_pending and gate.take():
             self.fail(calls, KeyboardInterrupt())
-        compared = compared_part(first.fingerprint, self.notes.chain, AGREES)
         seconds = first.options.timeout_seconds
         try:
-            payloads = self._compare(compared, payload, first, seconds)
+            payloads = self._compare(AGREES, payload, first, seconds)
         except Exception as error:
             if self.is_agreed(error):
                 raise
@@ -190,9 +191,8 @@ class Agreement:
         are. Always raises.
         """
         self._refuse_if_over()
-        compared = compared_part(first.fingerprint, self.notes.chain, REPORTS)
         seconds = first.options.timeout_seconds
-        self._compare(compared, b"", first, seconds)
+        self._compare(REPORTS, b"", first, seconds)
         self._settle(stands, originals, first, seconds)
 
     def _refuse_if_over(self) -> None:
@@ -278,29 +278,30 @@ class Agreement:
 
     def _forget(self) -> None:
         self._last_error = self.raised = None
-        self.notes.drop()
+        if self.notes.chain:
+            self.notes.drop()
 
     def _compare(
-        self, compared: bytes, payload: bytes, first: Call, seconds: float | None
+        self, state: int, payload: bytes, first: Call, seconds: float | None
     ) -> list[bytes] | None:
         """Exchange headers; return the payloads, or None where the headers differ."""
-        mine = header(compared, payload)
+        about = (first.fingerprint, self.notes.chain, state)
+        mine = header(compared_part(*about), payload) if payload else header_without_payload(*about)
         try:
-            with gate:
-                if self._wide:
-                    word = words(compared)
-                    greatest = self._transport.maximum(word, seconds)
-                    if state_of_words(greatest) == LEAVES:
-                        self._others_left(bytes(self._transport.exchange(mine, seconds)), first)
-                    if (greatest != word).any() or compared[-1] != AGREES:
-                        return None
-                    if not payload:
-                        return []
-                headers = bytes(self._transport.exchange(mine, seconds))
+            if self._wide:
+                word = words(compared_part(*about))
+                greatest = self._transport.maximum(word, seconds)
+                if state_of_words(greatest) == LEAVES:
+                    self._others_left(bytes(self._transport.exchange(mine, seconds)), first)
+                if (greatest != word).any() or state != AGREES:
+                    return None
+                if not payload:
+                    return []
+            headers = bytes(self._transport.exchange(mine, seconds))
         except WaitGivenUpError:
             self.time_out(first)
         found = payloads_of_equals(headers, mine, payload)
-        if found is not None and compared[-1] == AGREES:
+        if found is not None and state == AGREES:
             return found
         if found is None and LEAVES in states(headers):
             self._others_left(headers, first)
@@ -362,19 +363,18 @@ class Agreement:
         """Exchange reports and raise what follows."""
         report = Report(tuple(stands), self.notes.all, self._last_ordinal)
         try:
-            with gate:
-                texts = self._transport.all_gather_bytes(pickle.dumps(report, 5), seconds)
-                reports: list[Report] = [pickle.loads(text) for text in texts]
-                verdict = judge(reports, self._layout)
-                self._last_ordinal = max(report.run_ordinal for report in reports) + 1
-                if verdict.action == "promote":
-                    raise Promotion(verdict.leaves)
-                if verdict.action == "combine":
-                    self._forget()
-                    raise Combination(verdict.kinds)
-                self.notes.undo([report.notes for report in reports])
-                self.notes.drop()
-                error = self._agreed_error(verdict, originals, seconds)
+            texts = self._transport.all_gather_bytes(pickle.dumps(report, 5), seconds)
+            reports: list[Report] = [pickle.loads(text) for text in texts]
+            verdict = judge(reports, self._layout)
+            self._last_ordinal = max(report.run_ordinal for report in reports) + 1
+            if verdict.action == "promote":
+                raise Promotion(verdict.leaves)
+            if verdict.action == "combine":
+                self._forget()
+                raise Combination(verdict.kinds)
+            self.notes.undo([report.notes for report in reports])
+            self.notes.drop()
+            error = self._agreed_error(verdict, originals, seconds)
         except WaitGivenUpError:
             self.time_out(first)
         self._raise(error, verdict)

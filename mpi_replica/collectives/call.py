@@ -39,7 +39,8 @@ class Call(abc.ABC):
         self.site = site
         self.options = options
         self.fingerprint = 0
-        self._text = ""
+        #: The call and its place, as "all_reduce(SUM, 12 leaves, 4.1 MB) at train.py:88".
+        self.text = ""
         # How the messages are cut, and whether they are waited for in a loop, must be the same.
         self._wire = ""
         if options.bytes_per_pack or options.timeout_seconds is not None:
@@ -59,12 +60,7 @@ class Call(abc.ABC):
             description = describe()
             text = f"{description.what} at {description.where}"
             known = _known[whole] = (description.fingerprint(), text)
-        self.fingerprint, self._text = known
-
-    @property
-    def text(self) -> str:
-        """The call and its place, as "all_reduce(SUM, 12 leaves, 4.1 MB) at train.py:88"."""
-        return self._text or f"{self.kind} at {self.site.line}"
+        self.fingerprint, self.text = known
 
     def describe(self, position: int = 0) -> CallDescription:
         """Return the call in words, as the replica at `position` of `replica_ids` makes it."""

@@ -53,6 +53,7 @@ class Engine:
             self.agreement.local_meeting,
             self.agreement.give_up,
         )
+        self._recorder = self.channel.recorder
 
     def check_thread(self, kind: str) -> None:
         """Raise unless this is the thread that made the strategy, or that first used it.
@@ -115,39 +116,50 @@ class Engine:
         self._tell([call], error)
 
     def _tell(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
-        with self.calling(calls[0]):
+        self._begin(calls[0])
+        try:
             self.agreement.fail(calls, error)
+        finally:
+            self._end()
 
     def report(
         self, stands: Sequence[Stand], originals: Mapping[int, BaseException], first: Call
     ) -> NoReturn:
         """Tell the other ranks where the local replicas stand; see `Agreement.report`."""
-        with self.calling(first):
+        self._begin(first)
+        try:
             self.agreement.report(stands, originals, first)
+        finally:
+            self._end()
 
     def perform(self, calls: list[Call]) -> list[Any]:
         """Perform calls of the local replicas that agree, and return a result for each."""
-        with self.calling(calls[0]):
+        self._begin(calls[0])
+        try:
             while True:
                 try:
-                    first = calls[0].fingerprint
-                    if not all(call.agrees and call.fingerprint == first for call in calls):
-                        self._report_apart(calls)
-                    with gate:
-                        return calls[0].perform(self, calls)
+                    first = calls[0]
+                    for call in calls:
+                        if not call.agrees or call.fingerprint != first.fingerprint:
+                            self._report_apart(calls)
+                    return first.perform(self, calls)
                 except Promotion as promotion:
                     for call in calls:
                         call.promote(promotion.leaves)
+        finally:
+            self._end()
 
-    @contextmanager
-    def calling(self, call: Call) -> Iterator[None]:
-        """Keep other threads out, and record the call, while it is performed."""
-        with self._lock:
-            self.channel.begin(call.text, call.options.timeout_seconds)
-            try:
-                yield
-            finally:
-                self.channel.recorder.end()
+    def _begin(self, call: Call) -> None:
+        """Keep interrupts and other threads out, and record the call, until `_end`."""
+        gate.close()
+        self._lock.acquire()
+        text = call.text or f"{call.kind} at {call.site.line}"
+        self._recorder.begin(text, call.options.timeout_seconds)
+
+    def _end(self) -> None:
+        self._recorder.end()
+        self._lock.release()
+        gate.open()
 
     def carry(self, exchange: Callable[..., T], *arguments: Any) -> T:
         """Do one exchange of the data phase; where it fails here, no other rank waits for it.

@@ -21,6 +21,7 @@ __all__ = [
     "REPORTS",
     "compared_part",
     "header",
+    "header_without_payload",
     "payloads",
     "payloads_of_equals",
     "state_of_words",
@@ -39,28 +40,33 @@ INLINE_BYTES = HEADER_BYTES - _START
 #: States: the local replicas are at one call; they are not, or failed; the program has ended.
 AGREES, REPORTS, LEAVES = 0, 1, 2
 
-_NO_PAYLOAD = bytes(HEADER_BYTES - _COMPARED.size)
-
+#: Returns the compared part of a header, out of fingerprint, chain of notes, and state.
 compared_part = _COMPARED.pack
+#: Returns the whole header, where there is no payload, out of the same.
+header_without_payload = struct.Struct(f"{_COMPARED.format}{HEADER_BYTES - _COMPARED.size}x").pack
 
 
 def header(compared: bytes, payload: bytes) -> bytes:
     """Return the header of a rank."""
-    if not payload:
-        return compared + _NO_PAYLOAD
     return (compared + _LENGTH.pack(len(payload)) + payload).ljust(HEADER_BYTES, b"\0")
 
 
 def payloads_of_equals(headers: bytes, mine: bytes, payload: bytes) -> list[bytes] | None:
     """Return the payloads of all ranks, or None where a rank's compared part is not as `mine`."""
-    count = len(headers) // HEADER_BYTES
+    size = len(headers)
     if not payload:  # then no rank has one
+        count = size // HEADER_BYTES
         return [b""] * count if headers == mine * count else None
-    if not all(
-        headers.startswith(mine[: _COMPARED.size], start)
-        for start in range(0, len(headers), HEADER_BYTES)
-    ):
-        return None
+    compared, payload_bytes = mine[: _COMPARED.size], len(payload)
+    found = []
+    for start in range(0, size, HEADER_BYTES):
+        if not headers.startswith(compared, start):
+            return None
+        found.append(headers[start + _START : start + _START + payload_bytes])
+    # Where a rank's payload has another length, the bytes of its length differ.
+    lengths = mine[_COMPARED.size : _START]
+    if all(headers.startswith(lengths, at) for at in range(_COMPARED.size, size, HEADER_BYTES)):
+        return found
     return payloads(headers)
 
 

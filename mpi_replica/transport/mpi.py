@@ -163,6 +163,7 @@ class MPITransport(Transport):
         self._blocks = not any(crowded.values())
         self._header = np.zeros(HEADER_BYTES, np.uint8)
         self._headers = np.zeros(HEADER_BYTES * self.size, np.uint8)
+        self._header_view = self._header.data
         self._headers_view = self._headers.data
         self._exchange: MPI.Prequest | None
         try:
@@ -171,7 +172,15 @@ class MPITransport(Transport):
             self._exchange = None
 
     def exchange(self, header: bytes, timeout_seconds: float | None = None) -> memoryview:
-        self._wait(self._start_exchange(header), timeout_seconds)
+        request = self._start_exchange(header)
+        # Every collective waits here: the first spins are those of `_wait`, without a call of it.
+        test = request.Test
+        for _ in range(self._spins):
+            if test():
+                self.steps += 1
+                self.steps_ended = self.steps
+                return self._headers_view
+        self._wait(request, timeout_seconds)
         return self._headers_view
 
     def begin_exchange(self, header: bytes) -> Callable[[], memoryview | None]:
@@ -179,7 +188,7 @@ class MPITransport(Transport):
         return lambda: self._headers_view if request.Test() else None
 
     def _start_exchange(self, header: bytes) -> MPI.Request:
-        self._header[:] = np.frombuffer(header, np.uint8)
+        self._header_view[:] = header
         if self._exchange is None:
             return self._comm.Iallgather(self._header, self._headers)
         self._exchange.Start()

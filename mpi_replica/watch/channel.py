@@ -111,7 +111,6 @@ class Channel:
         self._processes = Processes(transport.hosts, transport.pids)
         self._local_meeting = local_meeting
         self._give_up = give_up
-        self._timeout_seconds: float | None = None
         self._stall_seconds = stall_seconds()
         # One thread at a time may use a mailbox.
         self._lock = threading.RLock()
@@ -125,11 +124,6 @@ class Channel:
         self._local: tuple[tuple[int, ...], str] = ((), "")
         self._local_since = 0.0
         self._local_reports = 0
-
-    def begin(self, call: str, timeout_seconds: float | None) -> None:
-        """Note that this rank begins a call."""
-        self._timeout_seconds = timeout_seconds
-        self.recorder.begin(call)
 
     @property
     def step(self) -> int:
@@ -225,7 +219,8 @@ class Channel:
     def _ask_if_due(self, now: float) -> None:
         head_start = _HEAD_START_SECONDS * min(self.layout.rank, _MOST_HEAD_STARTS)
         waited = now - self._since - head_start
-        is_timeout = self._timeout_seconds is not None and waited >= self._timeout_seconds
+        timeout = self.recorder.timeout_seconds
+        is_timeout = timeout is not None and waited >= timeout
         if self.layout.size == 1:
             return
         if is_timeout or waited >= self._stall_seconds * 2**self._reports:
@@ -239,8 +234,8 @@ class Channel:
         self._inquiry = None
         self._reports += 1
         waited = now - self._since
-        if inquiry.is_timeout and self._timeout_seconds is not None:
-            waited = self._timeout_seconds
+        if inquiry.is_timeout:
+            waited = self.recorder.timeout_seconds or waited
         text = stall_report(
             self.call(), waited, self._step, inquiry.answers, self.layout, self._processes
         )

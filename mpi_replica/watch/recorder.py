@@ -34,9 +34,12 @@ class FlightRecorder:
         # Lists that are changed in place: this runs at every call.
         self._calls: deque[list[object]] = deque(maxlen=MOST_CALLS)
         self._latest: list[object] = ["", 0.0, 0.0]
+        #: The limit of the waits in the latest call.
+        self.timeout_seconds: float | None = None
 
-    def begin(self, text: str) -> None:
+    def begin(self, text: str, timeout_seconds: float | None) -> None:
         """Note that a call begins."""
+        self.timeout_seconds = timeout_seconds
         self._latest = [text, time.time(), None]
         self._calls.append(self._latest)
 
