@@ -54,11 +54,17 @@ class RemoteReplicaError(MPIReplicaError, RuntimeError):
 
 
 class CollectiveTimeoutError(MPIReplicaError, TimeoutError):
-    """The ``timeout_seconds`` of a collective passed; the strategy can't be used any more."""
+    """The ``timeout_seconds`` of a collective passed; the strategy can't be used any more.
+
+    The text is the stall report: who waited, who was missing, and where those were.
+    """
 
 
 class RankLostError(MPIReplicaError, RuntimeError):
-    """A rank died, or its program ended, while others still call collectives."""
+    """A rank died, or its program ended, while others still call collectives.
+
+    Where the program has failed there, the text says how.
+    """
 
 
 class ReplicaStopped(MPIReplicaError):

@@ -67,6 +67,10 @@ class MPIStrategy(Strategy):
     has another order in each process, unless PYTHONHASHSEED is set: collectives called in such a
     loop can't be told apart, and a warning is logged when the strategy is made.
 
+    A thread of each process watches how long its strategies wait: who is missing for longer than
+    ``MPI_REPLICA_STALL_SECONDS`` (60) is logged, with the place where it is. It needs an MPI
+    library for several threads; ``MPI_REPLICA_WATCH=0`` does without it.
+
     Examples
     --------
     >>> import mpi_replica as mr

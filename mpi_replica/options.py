@@ -109,8 +109,8 @@ class CommunicationOptions:
     bytes_per_pack : int, default 0
         Bytes that travel in one message; 0 lets the package choose.
     timeout_seconds : float, optional
-        Limit of the wait for the other ranks. None waits for ever. A timeout is final: the
-        strategy can't be used afterwards.
+        Limit of the wait for the other ranks in each exchange. None waits for ever, and reports
+        who is missing. A timeout is final: the strategy can't be used afterwards, on any rank.
     implementation : CommunicationImplementation or str, default AUTO
         Which engine moves the data.
     reproducible : bool, optional
