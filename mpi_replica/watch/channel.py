@@ -219,16 +219,27 @@ class Channel:
     def _ask_if_due(self, now: float) -> None:
         head_start = _HEAD_START_SECONDS * min(self.layout.rank, _MOST_HEAD_STARTS)
         waited = now - self._since - head_start
-        timeout = self.recorder.timeout_seconds
-        is_timeout = timeout is not None and waited >= timeout
-        if self.layout.size == 1:
+        timeout, mailbox = self.recorder.timeout_seconds, self._transport.mailbox
+        # Without a mailbox the rank itself ends a wait in time.
+        is_timeout = timeout is not None and waited >= timeout and mailbox is not None
+        is_due = is_timeout or waited >= self._stall_seconds * 2**self._reports
+        if not is_due or self.layout.size == 1:
             return
-        if is_timeout or waited >= self._stall_seconds * 2**self._reports:
-            self._inquiries += 1
-            self._inquiry = _Inquiry(
-                self._inquiries, is_timeout, now + _ANSWER_SECONDS, {self.layout.rank: self.here()}
+        if mailbox is None:
+            self._reports += 1
+            _log.warning(
+                "%s has waited %.0f s on %s. Without a watcher on every rank it is not known who"
+                " is missing: it needs an MPI library for several threads.",
+                self.call(),
+                waited,
+                self.who(),
             )
-            self.tell(("ask", self._inquiries, self._step, self._reports))
+            return
+        self._inquiries += 1
+        self._inquiry = _Inquiry(
+            self._inquiries, is_timeout, now + _ANSWER_SECONDS, {self.layout.rank: self.here()}
+        )
+        self.tell(("ask", self._inquiries, self._step, self._reports))
 
     def _conclude(self, now: float, inquiry: _Inquiry) -> None:
         self._inquiry = None

@@ -55,7 +55,7 @@ class CycleSearch:
                 self._sent[id(channel)] = (channel.step, 2 * waited)
                 self._number += 1
                 wait = self._wait(channel)
-                origin = (*wait.place, self._number)
+                origin = (*wait.place, self._number, channel.step)
                 channel.tell(("probe", origin, channel.step, (wait,)))
 
     def receive(self, channels: Sequence[Channel], channel: Channel, message: Any) -> None:
@@ -87,8 +87,10 @@ class CycleSearch:
                 continue
             wait = self._wait(other)
             if wait.place == origin[:3]:
-                # Each process of a cycle finds it, and may be in several: one of them speaks.
-                if wait == path[0] and wait.place == min(known.place for known in path):
+                # It has waited there all the time, and so each of the path still waits. Every
+                # process of a cycle finds it, and may be in several: one of them speaks.
+                is_same = wait == path[0] and other.step == origin[-1]
+                if is_same and wait.place == min(known.place for known in path):
                     self._found(other, path)
             elif wait.place not in [known.place for known in path]:
                 other.tell(("probe", origin, other.step, (*path, wait)))
