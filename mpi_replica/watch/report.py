@@ -112,7 +112,7 @@ def _missing(missing: Sequence[int], ids: Sequence[int], answer: Answer, process
     if answer.recent:
         call = answer.recent[-1]
         ago = answer.now - (call.begun if call.ended is None else call.ended)
-        last = f"last call {call.text}, {_seconds(ago)} ago"
+        last = f"last call {call.text}, {ago:.1f} s ago"
     text = f"{_named(missing, process)}, {last}; it is now at\n{_indented(answer.place.stack)}"
     lines = [text, *_recent(answer)]
     if answer.place.waits_for_lock:
@@ -136,4 +136,4 @@ def _recent(answer: Answer) -> list[str]:
 
 
 def _indented(stack: str) -> str:
-    return textwrap.indent(stack.rstrip("\n"), "    ")
+    return textwrap.indent(stack.rstrip("\n"), "  ")
