@@ -22,7 +22,7 @@ from .interrupts import gate
 if TYPE_CHECKING:
     from .collectives.engine import Engine
 
-__all__ = ["forget", "remember"]
+__all__ = ["engines", "forget", "remember"]
 
 # What ended the program here, and another rank prints.
 _left_to_others: list[BaseException] = []
@@ -50,6 +50,11 @@ def forget(engine: Engine) -> None:
     """`engine` was closed by all ranks."""
     if engine in _engines:
         _engines.remove(engine)
+
+
+def engines() -> tuple[Engine, ...]:
+    """Return those of the strategies in use, in the order in which they were made."""
+    return tuple(_engines)
 
 
 def _disown() -> None:
