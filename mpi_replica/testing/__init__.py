@@ -44,6 +44,7 @@ draw the same examples. pytest-xdist can't be used on several ranks. With ``--pd
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import os
 from collections.abc import Callable, Generator, Iterator
@@ -52,7 +53,7 @@ import pytest
 
 from ..errors import LaunchError
 from ..mpi_strategy import MPIStrategy
-from ..transport import open_transport
+from ..transport import Transport, open_transport
 from ..transport.launch import launcher_variable
 from .fence import Fence
 from .plugin import BODY_PASSED, RankFence, quieten
@@ -72,16 +73,27 @@ def pytest_configure(config: pytest.Config) -> None:
             f"pytest-xdist (-n) and ranks can't be used together, and {launcher} in the environment"
             " says that an MPI launcher has started this process. Drop one of them."
         )
-    try:
-        transport = open_transport()
-    except LaunchError as error:
-        raise pytest.UsageError(str(error)) from error
+    transport = _open_when_all_ranks_have_started(limit_seconds)
     if transport.size == 1:
         transport.close()
         return
     if transport.rank > 0:
         quieten(config, transport.rank)
     config.pluginmanager.register(RankFence(Fence(transport, limit_seconds)), "rank-fence")
+
+
+def _open_when_all_ranks_have_started(limit_seconds: float) -> Transport:
+    # A rank that stops before this, at an error in conftest.py, is one that MPI waits for, without
+    # the lock of the interpreter: no thread of ours would run. This writes where it waits, and
+    # ends the process.
+    if not math.isinf(limit_seconds):
+        faulthandler.dump_traceback_later(limit_seconds, exit=True, file=2)
+    try:
+        return open_transport()
+    except LaunchError as error:
+        raise pytest.UsageError(str(error)) from error
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _limit_seconds(config: pytest.Config) -> float:

@@ -132,13 +132,15 @@ def ranks_of(ranks: Sequence[int]) -> str:
 
 def places_apart(arrivals: Sequence[Arrival]) -> str:
     """Return where the ranks are, which is not all at one place; empty where it is."""
-    places: dict[tuple[str, str], list[int]] = {}
-    for rank, arrival in enumerate(arrivals):
-        places.setdefault((arrival.place, arrival.text if arrival.stage else ""), []).append(rank)
-    if len({place for place, _ in places}) == 1:
+    if len({arrival.place for arrival in arrivals}) == 1:
         return ""
-    lines = [
-        f"{ranks_of(ranks)}: {place}" + (f": {text}" if text else "")
-        for (place, text), ranks in places.items()
-    ]
-    return "\n".join(["the ranks are not at the same test:", *lines])
+    if not any(arrival.stage for arrival in arrivals):
+        lines = [f"rank {rank}: {arrival.place}" for rank, arrival in enumerate(arrivals)]
+        return "\n".join(["the ranks are at different tests", *lines])
+    ended: dict[str, list[int]] = {}
+    for rank, arrival in enumerate(arrivals):
+        if arrival.stage:
+            ended.setdefault(arrival.text or "no more tests", []).append(rank)
+    others = next(arrival.place for arrival in arrivals if not arrival.stage)
+    lines = [f"{ranks_of(ranks)} ended the session: {text}" for text, ranks in ended.items()]
+    return "\n".join([*lines, f"the others stop at {others}"])
