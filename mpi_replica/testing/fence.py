@@ -64,7 +64,7 @@ class Fence:
         self.parting = Parting()
         #: What failed so far: printed where the job ends before rank 0 reports.
         self.failures: list[str] = []
-        #: What this rank does, where pytest does not tell.
+        #: What this rank does between the meetings.
         self.doing = "the start"
         self._stderr = os.dup(2)  # the true one: pytest captures 2 during a test
         self._waiting: Arrival | None = None
@@ -151,10 +151,9 @@ class Fence:
 
     def _describe(self) -> dict[str, Any]:
         """Return what another rank is told that asks where this one is."""
-        place = os.environ.get("PYTEST_CURRENT_TEST", self.doing)
         waiting = self._waiting
         if waiting is None:
-            return {"place": place, "waits": False}
+            return {"place": self.doing, "waits": False}
         text = waiting.text or waiting.kind
         return {"place": waiting.place, "waits": True, "text": text}
 

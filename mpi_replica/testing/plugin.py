@@ -130,6 +130,7 @@ class RankFence:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self._meet(Arrival(f"{item.nodeid} (start)"))
+        self._fence.doing = item.nodeid
         self._fence.parting.begin_test()
         return (yield)
 
