@@ -54,15 +54,20 @@ class Parting:
         """Go on leaving; return whether all ranks have left what this one has begun to leave."""
         going_on = []
         for engine, steps, where in self._leaving:
-            if next(steps, _DONE) is not _DONE:
-                going_on.append((engine, steps, where))
-                continue
-            if engine.agreement.has_message_in_flight:
-                continue  # the end of the program takes care of it
-            ending.forget(engine)
-            engine.agreement.final = RankLostError(
+            given_up = RankLostError(
                 f"this strategy was given up in {where}, where not all ranks came to the end of"
                 " the test. Make a strategy for each test: the fixture `strategy` is one."
             )
+            try:
+                goes_on = next(steps, _DONE) is not _DONE
+            except Exception:
+                # A call of it was interrupted halfway, as pytest-timeout does.
+                engine.agreement.break_off(given_up)
+                continue
+            if goes_on:
+                going_on.append((engine, steps, where))
+            elif not engine.agreement.has_message_in_flight:  # of that the end takes care
+                ending.forget(engine)
+                engine.agreement.final = given_up
         self._leaving = going_on
         return not going_on
