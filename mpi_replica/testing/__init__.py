@@ -137,4 +137,4 @@ def strategy(
     if passed_everywhere():
         strategy.close()  # collective
     else:
-        strategy.__exit__(AssertionError, AssertionError("the test failed"), None)
+        strategy._close_here()

@@ -21,7 +21,7 @@ class Parting:
     """Leaves strategies, a step at a time: it is collective, and the other ranks may be late."""
 
     def __init__(self) -> None:
-        self._older: Sequence[Engine] = ()
+        self._older: Sequence[Engine] | None = None
         self._wider: list[Engine] = []
         self._leaving: list[tuple[Engine, Iterator[None], str]] = []
 
@@ -36,6 +36,8 @@ class Parting:
 
     def leave_own(self, where: str) -> None:
         """Begin to leave the strategies that the test or its fixtures have made."""
+        if self._older is None:
+            return
         others = [*self._older, *self._wider]
         self._leave([engine for engine in ending.engines() if engine not in others], where)
 

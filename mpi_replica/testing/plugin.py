@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,13 @@ def quieten(config: pytest.Config, rank: int) -> None:
         option.basetemp = f"{option.basetemp}-rank-{rank}"
 
 
+class _Nowhere(io.TextIOBase):
+    """Where a rank writes that does not report."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
 class RankFence:
     """A pytest plugin for a run on several ranks.
 
@@ -79,8 +87,7 @@ class RankFence:
         config = session.config
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:  # others may look for it, so it stays
-            self._nowhere = open(os.devnull, "w")
-            reporter._tw._file = self._nowhere
+            reporter._tw._file = _Nowhere()
         cache = getattr(config, "cache", None)
         if cache is not None:  # of last failures and so on: all ranks have the same
             cache.set = lambda key, value: None
@@ -262,13 +269,11 @@ class RankFence:
         except RanksMissingError as error:
             if mine.place.endswith(("(setup)", "(call)", "(teardown)")):
                 raise
-            self._exit(str(error), 1)
+            pytest.exit(str(error), returncode=1)
         if apart := places_apart(arrivals):
-            self._exit(apart, max(arrival.status for arrival in arrivals) or _INTERRUPTED)
+            status = max(arrival.status for arrival in arrivals)
+            pytest.exit(apart, returncode=status or _INTERRUPTED)
         return arrivals
-
-    def _exit(self, text: str, status: int) -> NoReturn:
-        pytest.exit(text, returncode=status)
 
 
 def _set_failed(report: pytest.TestReport, longrepr: Any) -> None:

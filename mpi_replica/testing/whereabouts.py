@@ -101,7 +101,7 @@ def ask(address: str) -> dict[str, Any] | str:
                 parts.append(part)
             told: dict[str, Any] = json.loads(b"".join(parts))
         except (ConnectionError, FileNotFoundError):
-            return "is gone: its process has ended"
+            return "can't be reached: its process has ended"
         except (OSError, ValueError):
             return "does not answer: it is stopped, or C code holds the lock of its interpreter"
     return told
