@@ -23,7 +23,7 @@ from .watch import watcher
 if TYPE_CHECKING:
     from .collectives.engine import Engine
 
-__all__ = ["abort", "forget", "remember"]
+__all__ = ["abort", "engines", "forget", "remember"]
 
 # What ended the program here, and another rank prints.
 _left_to_others: list[BaseException] = []
@@ -54,8 +54,14 @@ def remember(engine: Engine) -> None:
 
 def forget(engine: Engine) -> None:
     """`engine` was closed by all ranks."""
+    watcher.remove(engine.channel)
     if engine in _engines:
         _engines.remove(engine)
+
+
+def engines() -> tuple[Engine, ...]:
+    """Return those of the strategies in use, in the order in which they were made."""
+    return tuple(_engines)
 
 
 def _disown() -> None:

@@ -1,11 +1,11 @@
-"""Settings of all tests, and what a run on several ranks needs (see fence.py)."""
+"""Settings of all tests. On several ranks `mpi_replica.testing` holds them together."""
 
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-from fence import PASSED, RankFence
+pytest_plugins = ["mpi_replica.testing"]
 
 RANKS_FOLDER = Path(__file__).parent / "ranks"
 
@@ -29,14 +29,8 @@ def under_mpi(config):
     return config.getoption("--with-mpi") or config.getoption("--only-mpi")
 
 
-@pytest.hookimpl(trylast=True)  # the terminal reporter must be there, to be taken away
 def pytest_configure(config):
     if under_mpi(config):
-        from mpi4py import MPI  # starts MPI: a run without ranks needs no MPI library
-
-        config.pluginmanager.register(RankFence(MPI.COMM_WORLD), "rank-fence")
-        if MPI.COMM_WORLD.rank > 0:
-            config.pluginmanager.unregister(name="terminalreporter")
         return
     for argument in config.args:
         path = (config.invocation_params.dir / argument.partition("::")[0]).resolve()
@@ -48,10 +42,3 @@ def pytest_configure(config):
 
 def pytest_ignore_collect(collection_path, config):
     return True if collection_path == RANKS_FOLDER and not under_mpi(config) else None
-
-
-@pytest.fixture
-def passed_everywhere(request):
-    """Tell, at teardown, whether the test's body passed on every rank: a fixture may then end with
-    collective calls, which would hang after a failure."""
-    return lambda: request.node.stash.get(PASSED, False)

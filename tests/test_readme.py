@@ -2,7 +2,8 @@
 
 A program is a block of python after a mark: ``<!-- run -->`` ends well, ``<!-- fails on 2 ranks
 -->`` does not. The comment after a print is what it prints. The block of text behind a program that
-fails is the beginning of its error.
+fails is the beginning of its error. Those after ``<!-- pytest on 2 ranks -->`` are files of a
+project with tests.
 """
 
 import re
@@ -19,8 +20,12 @@ MISTAKE = re.compile(
     r"^<!-- fails on 2 ranks -->\n```python\n(.*?)^```\n\n```text\n(.*?)^```\n",
     re.MULTILINE | re.DOTALL,
 )
+TEST_FILE = re.compile(
+    r"^<!-- pytest on 2 ranks -->\n```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL
+)
 PROGRAMS = PROGRAM.findall(README)
 MISTAKES = MISTAKE.findall(README)
+TEST_FILES = TEST_FILE.findall(README)
 
 
 def promised(code):
@@ -30,11 +35,16 @@ def promised(code):
     return "".join(f"{text}\n" for text in texts)
 
 
-def run_on_two_ranks(code, folder, library):
-    """Run a program, in the file that its first line names."""
+def written(code, folder):
+    """Return the file that the first line names, with the code in it."""
     file = folder / re.match(r"# (\w+\.py)\n", code)[1]
     file.write_text(code, encoding="utf-8")
-    return run_ranks(library, 2, [file], cwd=folder)
+    return file
+
+
+def run_on_two_ranks(code, folder, library):
+    """Run a program, in the file that its first line names."""
+    return run_ranks(library, 2, [written(code, folder)], cwd=folder)
 
 
 def words(text):
@@ -42,9 +52,11 @@ def words(text):
 
 
 def test_every_block_of_python_is_tried():
-    assert len(PROGRAMS) + len(MISTAKES) == README.count("```python") == README.count("<!--")
+    found = len(PROGRAMS) + len(MISTAKES) + len(TEST_FILES)
+    assert found == README.count("```python") == README.count("<!--")
     assert PROGRAMS
     assert MISTAKES
+    assert len(TEST_FILES) == 2
 
 
 def test_programs_print_what_is_shown_in_one_process(capsys):
@@ -67,3 +79,11 @@ def test_a_mistake_gives_the_error_that_is_shown(code, error, tmp_path):
     assert done.returncode != 0
     # One rank reports what all of them raised.
     assert words(done.stderr).count(words(error)) == 1, done.stderr
+
+
+def test_the_tests_pass_that_are_shown(tmp_path):
+    for code in TEST_FILES:
+        written(code, tmp_path)
+    done = run_ranks(LIBRARIES[0], 2, ["-m", "pytest"], cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout

@@ -25,7 +25,7 @@ def pytest_itemcollected(item):
 
 def pytest_generate_tests(metafunc):
     if "strategy" in metafunc.fixturenames:
-        from mpi4py import MPI  # the fence has started it
+        from mpi4py import MPI  # `mpi_replica.testing` has started it
 
         layouts = LAYOUTS_ON.get(MPI.COMM_WORLD.size, ["one", "mixed"])
         name = metafunc.module.__name__.rpartition(".")[2]

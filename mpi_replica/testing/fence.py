@@ -1,0 +1,240 @@
+"""Where the ranks meet between the parts of a test: none goes on alone, and none waits for ever."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import pickle
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from ..interrupts import gate
+from ..transport import HEADER_BYTES, Transport, WaitGivenUpError
+from .parting import Parting
+from .verdict import FAILED, PASSED, Arrival, ranks_of
+from .whereabouts import Whereabouts, ask
+
+__all__ = ["Fence", "RanksMissingError"]
+
+_T = TypeVar("_T")
+
+# digest of what must be the same on all ranks, kind, stage, whether there is more to tell
+_HEADER = struct.Struct("<16s8sB?")
+
+# Parts of the limit. A rank that has waited for the first gives up all strategies: another may wait
+# in one of their calls. One that comes after the second must ask whether that has happened.
+_PATIENCE = 0.5
+_LATE = 0.4
+
+# At the end rank 0 writes its reports while the others wait.
+_END_STAGE = 2
+_END_FACTOR = 10
+
+_SHORTEST_PAUSE_SECONDS = 20e-6
+_LONGEST_PAUSE_SECONDS = 5e-4
+_FORWARD_SECONDS = 0.5  # for the launcher, which forwards what the ranks wrote
+
+
+class RanksMissingError(Exception):
+    """Some ranks did not come; rank 0 reports it, and ends the job after its report."""
+
+
+class Fence:
+    """The meetings of all ranks.
+
+    Parameters
+    ----------
+    transport : Transport
+        Over all ranks, for the fence alone.
+    limit_seconds : float
+        How long a rank waits for the others; infinite for ever.
+    """
+
+    def __init__(self, transport: Transport, limit_seconds: float) -> None:
+        self._transport = transport
+        self.rank = transport.rank
+        self.size = transport.size
+        self.limit_seconds = limit_seconds
+        self.parting = Parting()
+        #: What failed so far: printed where the job ends before rank 0 reports.
+        self.failures: list[str] = []
+        #: What this rank does between the meetings.
+        self.doing = "the start"
+        self._stderr = os.dup(2)  # the true one: pytest captures 2 during a test
+        self._waiting: Arrival | None = None
+        self._has_left_all = False
+        self._is_lost = False
+        self._met_at = time.monotonic()
+        self._whereabouts = Whereabouts(self._describe)
+        mine = (socket.gethostname(), os.getpid(), self._whereabouts.address)
+        told = transport.all_gather_bytes(pickle.dumps(mine))
+        self._peers: list[tuple[str, int, str]] = [pickle.loads(data) for data in told]
+        gate.install(transport.abort)
+
+    def meet(self, arrival: Arrival) -> list[Arrival]:
+        """Return what each rank tells, once all are here.
+
+        Where the others do not come this ends the job; rank 0 first reports.
+
+        Raises
+        ------
+        RanksMissingError
+            On rank 0, once: it is alone from then on, and meets nobody else.
+        KeyboardInterrupt
+            Here: it came during the meeting.
+        """
+        if self._is_lost:
+            return [arrival]
+        gate.close()  # an interrupt would leave an exchange half done
+        try:
+            arrivals = self._meet(arrival)
+        finally:
+            gate.open()
+        if gate.take():
+            raise KeyboardInterrupt
+        return arrivals
+
+    def _meet(self, arrival: Arrival) -> list[Arrival]:
+        self._waiting = arrival
+        self._has_left_all = False
+        if arrival.kind != PASSED:
+            self.parting.leave_own(arrival.place)
+        elif arrival.text:
+            self.parting.leave_all(arrival.place)
+        is_late = time.monotonic() - self._met_at > _LATE * self.limit_seconds
+        has_more = is_late or arrival.kind == FAILED or arrival.text != ""
+        compared = f"{arrival.place}\n{arrival.detail}".encode(errors="replace")
+        digest = hashlib.blake2b(compared, digest_size=16).digest()
+        header = _HEADER.pack(digest, arrival.kind.encode(), arrival.stage, has_more)
+        header = header.ljust(HEADER_BYTES, b"\0")
+        headers = self._wait(self._transport.begin_exchange(header), arrival, _PATIENCE)
+        arrivals = [arrival] * self.size
+        if has_more or headers != header * self.size:
+            arrivals = self._tell(arrival._replace(has_left_all=self._has_left_all))
+        if any(other.has_left_all or (other.stage and other.text) for other in arrivals):
+            self.parting.leave_all(arrival.place)
+        elif any(other.kind != PASSED for other in arrivals):
+            self.parting.leave_own(arrival.place)
+        self._wait(lambda: self.parting.advance() or None, arrival)
+        self._waiting = None
+        self._met_at = time.monotonic()
+        return arrivals
+
+    def _wait(
+        self, poll: Callable[[], _T | None], arrival: Arrival, patience: float = math.inf
+    ) -> _T:
+        """Return what `poll` gives, once it is not None."""
+        start, pause = time.monotonic(), _SHORTEST_PAUSE_SECONDS
+        limit = self.limit_seconds * (_END_FACTOR if arrival.stage == _END_STAGE else 1)
+        while (result := poll()) is None:
+            self.parting.advance()
+            waited = time.monotonic() - start
+            if waited > patience * limit and not self._has_left_all:
+                self._has_left_all = True
+                self.parting.leave_all(arrival.place)
+            if waited > limit:
+                self._give_up(arrival)
+            time.sleep(pause)  # the ranks may outnumber the cores
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        return result
+
+    def _tell(self, arrival: Arrival) -> list[Arrival]:
+        limit = None if math.isinf(self.limit_seconds) else self.limit_seconds
+        try:
+            told = self._transport.all_gather_bytes(pickle.dumps(arrival), limit)
+        except WaitGivenUpError:
+            self._give_up(arrival)
+        return [pickle.loads(data) for data in told]
+
+    def _describe(self) -> dict[str, Any]:
+        """Return what another rank is told that asks where this one is."""
+        waiting = self._waiting
+        if waiting is None:
+            return {"place": self.doing, "waits": False}
+        text = waiting.text or waiting.kind
+        return {"place": waiting.place, "waits": True, "text": text}
+
+    def _give_up(self, arrival: Arrival) -> NoReturn:
+        """End the job, since some ranks did not come: one rank of each host says where they are."""
+        host = self._peers[self.rank][0]
+        here = [rank for rank, peer in enumerate(self._peers) if peer[0] == host]
+        answers = {rank: ask(self._peers[rank][2]) for rank in here if rank != self.rank}
+        waiting = [self.rank]
+        waiting += [rank for rank, told in answers.items() if _waits_at(told, arrival.place)]
+        if min(waiting) < self.rank:
+            self._end_later()
+        text = self._missing_text(arrival, sorted(waiting), answers)
+        if self.rank == 0:
+            self._is_lost = True
+            # Its report comes first, but may not come: a fixture may wait for the others in turn.
+            watchdog = threading.Timer(self.limit_seconds, self._end, [text])
+            watchdog.daemon = True
+            watchdog.start()
+            raise RanksMissingError(text)
+        if 0 not in here:  # rank 0 reports, where it is not one of those that are missing
+            self.say(text)
+            self._end_later()
+        self._end(text)
+
+    def _missing_text(
+        self, arrival: Arrival, waiting: list[int], answers: dict[int, dict[str, Any] | str]
+    ) -> str:
+        parts = [
+            f"{arrival.place}: {ranks_of(waiting)} waited {self.limit_seconds:g} s"
+            " (MPI_REPLICA_TEST_FENCE) for ranks that did not come. They wait in a call that not"
+            " all ranks make, or need longer."
+        ]
+        for rank, told in answers.items():
+            pid = self._peers[rank][1]
+            if isinstance(told, str):
+                parts.append(f"rank {rank} (pid {pid}) {told}")
+            elif rank not in waiting:
+                parts.append(f"rank {rank} (pid {pid}) is in {told['place']}:\n{told.get('stack')}")
+            elif told["text"] != PASSED:
+                parts.append(f"rank {rank} waits: {told['text']}")
+        if arrival.text or arrival.kind != PASSED:
+            parts.append(f"rank {self.rank} waits: {arrival.text or arrival.kind}")
+        elsewhere = sorted({peer[0] for peer in self._peers} - {self._peers[self.rank][0]})
+        if elsewhere:
+            parts.append(f"ranks of {', '.join(elsewhere)} speak for themselves")
+        return "\n\n".join(parts)
+
+    def say(self, text: str) -> None:
+        """Write to the terminal, whatever pytest captures."""
+        os.write(self._stderr, f"\n[rank {self.rank} of {self.size}] {text}\n".encode())
+
+    def _end_later(self) -> NoReturn:
+        """Leave the end of the job to another rank, but not for ever."""
+        time.sleep(3 * self.limit_seconds)
+        self.abort()
+
+    def _end(self, text: str) -> NoReturn:
+        for failure in self.failures:
+            self.say(f"failed earlier: {failure}")
+        self.say(text)
+        self.abort()
+
+    def abort(self) -> NoReturn:
+        """End the job."""
+        sys.stdout.flush()
+        time.sleep(_FORWARD_SECONDS)
+        self._transport.abort(1)
+        os._exit(1)  # a transport that returns
+
+    def close(self) -> None:
+        """Meet no more. Where ranks are missing, end the job."""
+        if self._is_lost:
+            self.abort()
+        self._whereabouts.close()
+        os.close(self._stderr)
+        self._transport.close()
+
+
+def _waits_at(told: dict[str, Any] | str, place: str) -> bool:
+    return isinstance(told, dict) and bool(told["waits"]) and told["place"] == place

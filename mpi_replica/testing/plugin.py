@@ -1,0 +1,333 @@
+"""The hooks that hold the ranks of a pytest run together, and have one of them report."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from .. import ending
+from .fence import Fence, RanksMissingError
+from .verdict import (
+    FAILED,
+    PASSED,
+    STOPPED,
+    XFAILED,
+    Arrival,
+    failure,
+    judge,
+    kind_of,
+    places_apart,
+    waited_at,
+)
+
+__all__ = ["BODY_PASSED", "RankFence", "quieten"]
+
+#: Of a test: whether its body passed, on every rank.
+BODY_PASSED = pytest.StashKey[bool]()
+
+_INTERRUPTED = int(pytest.ExitCode.INTERRUPTED)
+
+
+def quieten(config: pytest.Config, rank: int) -> None:
+    """Have a rank beside rank 0 write no reports, and no file that rank 0 writes, too.
+
+    It must be called before plugins open these files.
+    """
+    option = config.option
+    for name in ("xmlpath", "htmlpath", "report_log", "pastebin"):
+        if getattr(option, name, None) is not None:
+            setattr(option, name, None)
+    option.log_file = os.devnull
+    if option.basetemp is not None:
+        option.basetemp = f"{option.basetemp}-rank-{rank}"
+
+
+class _Nowhere(io.TextIOBase):
+    """Where a rank writes that does not report."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+class RankFence:
+    """A pytest plugin for a run on several ranks.
+
+    Parameters
+    ----------
+    fence : Fence
+        Where the ranks meet.
+    """
+
+    def __init__(self, fence: Fence) -> None:
+        self._fence = fence
+        self._collection_errors: dict[str, str] = {}
+        self._is_in_body = False
+        self._failed_subtests: list[str] = []
+        #: Why the session ends early on this rank.
+        self._reason = ""
+        #: What rank 0 prints at the end, of other ranks.
+        self._remarks: list[str] = []
+
+    def pytest_report_header(self) -> str:
+        return (
+            f"mpi_replica: {self._fence.size} ranks, which wait {self._fence.limit_seconds:g} s"
+            " for each other (MPI_REPLICA_TEST_FENCE)"
+        )
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        if self._fence.rank == 0:
+            return
+        config = session.config
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:  # others may look for it, so it stays
+            reporter._tw._file = _Nowhere()
+        cache = getattr(config, "cache", None)
+        if cache is not None:  # of last failures and so on: all ranks have the same
+            cache.set = lambda key, value: None
+
+    # Collection
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self) -> Generator[None, object, object]:
+        self._fence.doing = "collection"
+        with self._noting_the_end():
+            return (yield)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._collection_errors[report.nodeid] = report.longreprtext
+
+    @pytest.hookimpl(trylast=True)  # after plugins that deselect or reorder
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        found = [item.nodeid for item in session.items]
+        errors = dict(self._collection_errors)
+        kind = FAILED if errors else PASSED
+        arrivals = self._meet(Arrival("collection", kind, detail=(found, errors)))
+        for rank, arrival in enumerate(arrivals):
+            for nodeid, text in arrival.detail[1].items():
+                if nodeid not in self._collection_errors:
+                    self._fail_collection(session, nodeid, f"on rank {rank}:\n{text}")
+        lists = [arrival.detail[0] for arrival in arrivals]
+        if any(sorted(names) != sorted(lists[0]) for names in lists):
+            if not any(arrival.detail[1] for arrival in arrivals):
+                self._fail_collection(session, "", _different_tests(lists))
+            session.items.clear()
+        elif found != lists[0]:  # a plugin has shuffled them: the order of rank 0 holds
+            session.items[:] = _in_order(session.items, lists[0])
+
+    def _fail_collection(self, session: pytest.Session, nodeid: str, text: str) -> None:
+        report = pytest.CollectReport(nodeid, "failed", text, [])
+        session.config.hook.pytest_collectreport(report=report)
+
+    # Tests
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        self._fence.doing = "the run of the tests"
+        with self._noting_the_end():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._meet(Arrival(f"{item.nodeid} (start)"))
+        self._fence.doing = item.nodeid
+        self._fence.parting.begin_test()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any]
+    ) -> Generator[None, object, object]:
+        known = ending.engines()
+        try:
+            return (yield)
+        finally:
+            if fixturedef.scope != "function":
+                self._fence.parting.keep(known)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self) -> Generator[None, object, object]:
+        self._failed_subtests.clear()
+        self._is_in_body = True
+        try:
+            return (yield)
+        finally:
+            self._is_in_body = False
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: an xfail mark has had its say
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if self._is_in_body:  # of a subtest: the ranks need not have the same ones
+            if report.failed:
+                self._failed_subtests.append(_text_of(report))
+            return report
+        place = f"{item.nodeid} ({call.when})"
+        try:
+            arrivals = self._meet(self._arrival(place, report, call))
+        except RanksMissingError as error:
+            _set_failed(report, str(error))
+            item.session.shouldstop = "some ranks did not come"
+        else:
+            self._apply(arrivals, report)
+        if call.when == "call":
+            item.stash[BODY_PASSED] = report.passed and not self._failed_subtests
+        if report.failed:
+            self._fence.failures.append(f"{place}: {report.longrepr}")
+        return report
+
+    def _arrival(
+        self, place: str, report: pytest.TestReport, call: pytest.CallInfo[None]
+    ) -> Arrival:
+        error = call.excinfo.value if call.excinfo is not None else None
+        kind, text, summary = kind_of(report, error), "", ""
+        if kind == XFAILED:
+            text = summary = report.wasxfail
+        elif report.skipped:
+            text, summary = _reason_of(report)
+        elif report.failed:
+            text = _text_of(report) if self._fence.rank else report.longreprtext
+            summary = _summary_of(report)
+        elif self._failed_subtests and call.when == "call":
+            kind, text = FAILED, "\n\n".join(self._failed_subtests)
+            summary = f"failed subtests: {len(self._failed_subtests)}"
+        return Arrival(place, kind, text, summary, waited_at(error) if kind == STOPPED else "")
+
+    def _apply(self, arrivals: Sequence[Arrival], report: pytest.TestReport) -> None:
+        """Make the outcome of all ranks the one of this rank."""
+        kind = judge(arrivals)
+        if kind == FAILED:
+            texts = {(arrival.kind, arrival.text) for arrival in arrivals}
+            if len(texts) > 1 or not report.failed:
+                own = report.longrepr if report.failed else None
+                _set_failed(report, failure(arrivals, self._fence.rank, own))
+        elif kind == XFAILED:
+            report.outcome = "skipped"
+            expected = next(arrival for arrival in arrivals if arrival.kind == XFAILED)
+            report.wasxfail = expected.text
+            report.longrepr = expected.text
+
+    # The end
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self._reason = f"INTERNALERROR: {excrepr}"
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._remarks:
+            terminalreporter.section("other ranks", red=True)
+            for remark in self._remarks:
+                terminalreporter.line(remark)
+
+    @pytest.hookimpl(tryfirst=True)  # before the fixtures that are left are torn down
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        self._fence.doing = "the end of the session"
+        mine = Arrival("the end of the session", text=self._reason, stage=1, status=int(exitstatus))
+        try:
+            for rank, arrival in enumerate(self._meet_the_end(mine)):
+                if arrival.text and not self._reason:
+                    self._remarks.append(f"rank {rank}: {arrival.text}")
+                    session.exitstatus = session.exitstatus or arrival.status
+        except RanksMissingError as error:
+            self._remarks.append(str(error))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        self._fence.doing = "the end of pytest"
+        try:
+            self._meet_the_end(Arrival("the end of pytest", text=self._reason, stage=2))
+        except RanksMissingError as error:
+            self._fence.say(str(error))
+        self._fence.close()
+
+    def _meet_the_end(self, mine: Arrival) -> list[Arrival]:
+        """Meet until all ranks are as near to the end; the others learn that this one is."""
+        while True:
+            arrivals = self._fence.meet(mine)
+            if all(arrival.stage >= mine.stage for arrival in arrivals):
+                return arrivals
+
+    @contextmanager
+    def _noting_the_end(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except BaseException as error:
+            self._reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+            raise
+
+    def _meet(self, mine: Arrival) -> list[Arrival]:
+        """Meet the other ranks before the end; where they are elsewhere, end the session."""
+        try:
+            arrivals = self._fence.meet(mine)
+        except RanksMissingError as error:
+            if mine.place.endswith(("(setup)", "(call)", "(teardown)")):
+                raise
+            pytest.exit(str(error), returncode=1)
+        if apart := places_apart(arrivals):
+            status = max(arrival.status for arrival in arrivals)
+            pytest.exit(apart, returncode=status or _INTERRUPTED)
+        return arrivals
+
+
+def _set_failed(report: pytest.TestReport, longrepr: Any) -> None:
+    report.outcome = "failed"
+    report.longrepr = longrepr
+    report.__dict__.pop("wasxfail", None)
+
+
+def _text_of(report: pytest.TestReport) -> str:
+    """Return the traceback and what was captured."""
+    sections = [f"\n--- {name}\n{content}" for name, content in report.sections]
+    return report.longreprtext + "".join(sections)
+
+
+def _summary_of(report: pytest.TestReport) -> str:
+    """Return the error in one line."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        return str(crash.message).partition("\n")[0]
+    return report.longreprtext.strip().rpartition("\n")[2]
+
+
+def _reason_of(report: pytest.TestReport) -> tuple[str, str]:
+    """Return why a test was skipped, with the line and without."""
+    if not isinstance(report.longrepr, tuple):
+        return report.longreprtext, report.longreprtext
+    path, line, reason = report.longrepr
+    return f"{path}:{line}: {reason}", reason
+
+
+def _different_tests(lists: Sequence[list[str]]) -> str:
+    lines = ["the ranks collected different tests."]
+    everywhere = set.intersection(*map(set, lists))
+    for rank, names in enumerate(lists):
+        extra = [name for name in names if name not in everywhere]
+        tail = f", {len(extra)} of them not on all ranks: {', '.join(extra[:3])}" if extra else ""
+        lines.append(f"rank {rank}: {len(names)} tests{tail}{', …' if len(extra) > 3 else ''}")
+    lines.append(
+        "Parameters must be the same on all ranks: sort what comes from a set (or start all ranks"
+        " with PYTHONHASHSEED=0), and use no random numbers, times or ranks in them."
+    )
+    return "\n".join(lines)
+
+
+def _in_order(items: Sequence[pytest.Item], names: Sequence[str]) -> list[pytest.Item]:
+    """Return `items` in the order of `names`; a name may be there more than once."""
+    seen: Counter[str] = Counter()
+    by_name = {}
+    for item in items:
+        by_name[item.nodeid, seen[item.nodeid]] = item
+        seen[item.nodeid] += 1
+    seen.clear()
+    ordered = []
+    for name in names:
+        ordered.append(by_name[name, seen[name]])
+        seen[name] += 1
+    return ordered

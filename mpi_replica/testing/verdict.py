@@ -1,0 +1,146 @@
+"""What the ranks say of one phase of a test, and what follows for all of them: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+
+from ..errors import RankLostError
+from ..layout import compressed
+
+__all__ = ["Arrival", "RanksReport", "failure", "judge", "kind_of", "places_apart", "waited_at"]
+
+PASSED, FAILED, SKIPPED, XFAILED, XPASSED = "passed", "failed", "skipped", "xfailed", "xpassed"
+#: Failed, but only because it waited for a rank that went no further.
+STOPPED = "stopped"
+
+
+class Arrival(NamedTuple):
+    """What a rank tells when it comes to the fence."""
+
+    #: Where it is: "tests/test_sums.py::test_mean (call)".
+    place: str
+    #: One of the kinds above.
+    kind: str = PASSED
+    #: The traceback, or why the rank ends its session.
+    text: str = ""
+    #: `text` in one line.
+    summary: str = ""
+    #: Where a rank waited that was stopped.
+    waited: str = ""
+    #: How far the rank is with the end of the session; 0 before it.
+    stage: int = 0
+    #: The exit status with which it ends.
+    status: int = 0
+    #: Whether it has waited so long that it gave up all strategies.
+    has_left_all: bool = False
+    #: What else must be the same on all ranks.
+    detail: Any = None
+
+
+class _Crash(NamedTuple):
+    message: str
+
+
+class RanksReport:
+    """What failed on which rank, in the place of the traceback of a report.
+
+    The attributes have the names that pytest's reporters look for.
+    """
+
+    def __init__(self, head: str, parts: Sequence[tuple[str, Any]], summary: str) -> None:
+        self._head = head
+        self._parts = parts
+        self.reprcrash = _Crash(summary)
+
+    def toterminal(self, writer: Any) -> None:
+        """Write it, with the colours of this rank's own traceback."""
+        writer.line(self._head)
+        for title, content in self._parts:
+            writer.line()
+            writer.line(f"--- {title}", bold=True)
+            if hasattr(content, "toterminal"):
+                content.toterminal(writer)
+            else:
+                writer.line(str(content))
+
+    def __str__(self) -> str:
+        texts = [f"--- {title}\n{content}" for title, content in self._parts]
+        return "\n\n".join([self._head, *texts])
+
+
+def kind_of(report: pytest.TestReport, error: BaseException | None = None) -> str:
+    """Return the kind of outcome of a report, about a phase that raised `error`."""
+    if hasattr(report, "wasxfail"):
+        return XFAILED if report.skipped else XPASSED
+    if report.failed and isinstance(error, RankLostError) and waited_at(error):
+        return STOPPED
+    if report.failed and str(report.longrepr).startswith("[XPASS(strict)]"):
+        return XPASSED
+    return report.outcome
+
+
+def waited_at(error: BaseException | None) -> str:
+    """Return where a rank waited, as the notes of its error tell."""
+    return "; ".join(getattr(error, "__notes__", ()))
+
+
+def judge(arrivals: Sequence[Arrival]) -> str | None:
+    """Return the kind of outcome for all ranks; None where each keeps its own.
+
+    A failure that is expected on one rank is one on all; other kinds can't stand side by side.
+    """
+    kinds = {arrival.kind for arrival in arrivals}
+    if len(kinds) == 1 and kinds != {FAILED}:
+        return None
+    if XFAILED in kinds and kinds <= {XFAILED, XPASSED, PASSED, STOPPED}:
+        return XFAILED
+    return FAILED
+
+
+def failure(arrivals: Sequence[Arrival], rank: int, own: Any) -> RanksReport:
+    """Return the report of a failure, on `rank`, whose own traceback is `own`."""
+    kinds: dict[str, list[int]] = {}
+    for sender, arrival in enumerate(arrivals):
+        kinds.setdefault(arrival.kind, []).append(sender)
+    head = ", ".join(f"{ranks_of(ranks)} {kind}" for kind, ranks in kinds.items())
+    if left := [sender for sender, arrival in enumerate(arrivals) if arrival.has_left_all]:
+        head += f"; {ranks_of(left)} waited at the end of it for the others"
+    explains = kinds.keys() - {PASSED, STOPPED}  # if nothing does, a traceback tells more
+    texts: dict[str, list[int]] = {}
+    summary = ""
+    for sender, arrival in enumerate(arrivals):
+        is_brief = arrival.kind == STOPPED and explains
+        text = arrival.waited if is_brief else arrival.text
+        if text:
+            texts.setdefault(text, []).append(sender)
+        if arrival.summary and not summary and (arrival.kind == FAILED or FAILED not in kinds):
+            summary = "" if is_brief else f"rank {sender}: {arrival.summary}"
+    parts = [
+        (ranks_of(ranks), own if own is not None and text == arrivals[rank].text else text)
+        for text, ranks in texts.items()
+    ]
+    return RanksReport(head, parts, summary or head)
+
+
+def ranks_of(ranks: Sequence[int]) -> str:
+    """Return "rank 1" or "ranks 0-2"."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {compressed(ranks)}"
+
+
+def places_apart(arrivals: Sequence[Arrival]) -> str:
+    """Return where the ranks are, which is not all at one place; empty where it is."""
+    if len({arrival.place for arrival in arrivals}) == 1:
+        return ""
+    if not any(arrival.stage for arrival in arrivals):
+        lines = [f"rank {rank}: {arrival.place}" for rank, arrival in enumerate(arrivals)]
+        return "\n".join(["the ranks are at different tests", *lines])
+    ended: dict[str, list[int]] = {}
+    for rank, arrival in enumerate(arrivals):
+        if arrival.stage:
+            ended.setdefault(arrival.text or "no more tests", []).append(rank)
+    others = next(arrival.place for arrival in arrivals if not arrival.stage)
+    lines = [f"{ranks_of(ranks)} ended the session: {text}" for text, ranks in ended.items()]
+    return "\n".join([*lines, f"the others stop at {others}"])

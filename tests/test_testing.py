@@ -1,0 +1,479 @@
+"""What a user's tests do on several ranks with `mpi_replica.testing`.
+
+Each launch runs a user's small project, with tests that go wrong in many ways.
+"""
+
+import re
+import subprocess
+import sys
+import textwrap
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from launching import LIBRARIES, ROOT, rank_environment, run_ranks
+from mpi_replica.testing.verdict import Arrival, failure, judge
+
+pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
+
+LIMIT_SECONDS = 60
+FENCE_SECONDS = 4  # half of it is waited in one test
+
+CONFTEST = """
+    pytest_plugins = ["mpi_replica.testing"]
+"""
+
+HEAD = """
+    import os
+    import pytest
+    from mpi4py import MPI
+    import mpi_replica as mr
+
+    world = MPI.COMM_WORLD
+    rank = world.rank
+
+    def check(strategy):
+        one = strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
+        found = set(strategy.experimental_local_results(one))
+        assert found == {strategy.num_replicas_in_sync}
+"""
+
+
+def on(*jobs):
+    return [job for job in jobs if job[0] in LIBRARIES]
+
+
+def environment():
+    return {
+        "PYTHONPATH": str(ROOT),
+        "MPI_REPLICA_TEST_FENCE": str(FENCE_SECONDS),
+        "PYTEST_ADDOPTS": "-p no:hypothesispytest --color=no",
+    }
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Run pytest on some ranks in a project with these files; fail where it does not end."""
+
+    def run(library, ranks, files, *arguments):
+        write(tmp_path, files)
+        done = run_ranks(
+            library,
+            ranks,
+            ["-m", "pytest", "--junitxml=report.xml", *arguments],
+            timeout_seconds=LIMIT_SECONDS,
+            env=environment(),
+            cwd=tmp_path,
+        )
+        if re.search("MPIEXEC_TIMEOUT|timeout after|time ?limit", done.stderr, re.IGNORECASE):
+            pytest.fail(f"the job did not end by itself\n{done.stdout}\n{done.stderr}")
+        return done
+
+    return run
+
+
+def write(folder, files):
+    for name, text in ({"conftest.py": CONFTEST} | files).items():
+        head = HEAD if name.startswith("test_") else ""
+        (folder / name).write_text(textwrap.dedent(head) + textwrap.dedent(text))
+
+
+def outcomes(folder):
+    """Return (outcome, text) by the name of a test, as the report of rank 0 has them."""
+    found = {}
+    for case in ET.parse(folder / "report.xml").iter("testcase"):
+        entry = found.setdefault(case.get("name"), ["passed", ""])
+        for child in case:
+            if child.tag in ("failure", "error", "skipped"):
+                expected = child.get("type") == "pytest.xfail"
+                entry[0] = "xfailed" if expected else child.tag
+                entry[1] += f"{child.get('message')}\n{child.text}"
+    return found
+
+
+def summary(done):
+    """Return the counts of the last line of the report, which rank 0 alone writes."""
+    (line,) = re.findall(r"^=+ (.*) in [\d.]+s.* =+$", done.stdout, re.MULTILINE)
+    return line
+
+
+MISTAKES = {
+    # A plugin that shuffles the tests, and another way on each rank.
+    "conftest.py": CONFTEST
+    + """
+    import os, random
+
+    def pytest_collection_modifyitems(items):
+        rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]
+        mixed = [item for item in items if item.path.name == "test_mistakes.py"]
+        others = [item for item in items if item not in mixed]
+        random.Random(int(rank)).shuffle(mixed)
+        items[:] = mixed + others
+    """,
+    "test_mistakes.py": """
+    def test_good(strategy):
+        check(strategy)
+
+    @pytest.mark.parametrize("strategy", [{"replicas_per_rank": 2}], indirect=True)
+    def test_two_replicas_a_rank(strategy):
+        assert strategy.num_replicas_in_sync == 2 * world.size
+        check(strategy)
+
+    def test_fails_on_one_while_others_wait(strategy):
+        print(f"printed by rank {rank}")
+        assert rank != 1, "the data of rank 1 are wrong"
+        check(strategy)
+
+    def test_fails_on_all(strategy):
+        assert [rank] == ["text"]
+
+    def test_raises_with_a_strategy_of_its_own():
+        with mr.MPIStrategy() as strategy:
+            if rank == 2:
+                raise KeyError("of rank 2")
+            check(strategy)
+
+    def test_ends_early_on_one(strategy):
+        if rank > 0:
+            check(strategy)
+
+    def test_is_skipped_on_one(strategy):
+        if rank == 1:
+            pytest.skip("no data on rank 1")
+        check(strategy)
+
+    @pytest.mark.skipif(True, reason="on all ranks")
+    def test_is_skipped_on_all(strategy):
+        check(strategy)
+
+    @pytest.mark.xfail(strict=True, raises=ValueError, reason="known")
+    def test_fails_on_one_as_expected(strategy):
+        if rank == 1:
+            raise ValueError
+        check(strategy)
+
+    @pytest.mark.xfail(strict=True, reason="known")
+    def test_passes_unexpectedly(strategy):
+        check(strategy)
+
+    @pytest.fixture
+    def broken(strategy):
+        if rank == 1:
+            raise OSError("no file on rank 1")
+
+    def test_setup_fails_on_one(strategy, broken):
+        check(strategy)
+
+    @pytest.fixture
+    def broken_later(strategy):
+        yield
+        if rank == 2:
+            raise OSError("nothing to remove on rank 2")
+
+    def test_teardown_fails_on_one(strategy, broken_later):
+        check(strategy)
+
+    def test_subtest_fails_on_one(strategy, subtests):
+        with subtests.test("of rank 1"):
+            assert rank != 1, "subtest"
+        with subtests.test("of all"):
+            check(strategy)
+
+    @pytest.mark.mpi(min_size=9)
+    def test_needs_more_ranks(strategy):
+        check(strategy)
+
+    @pytest.mark.mpi_xfail
+    def test_fails_under_mpi(strategy):
+        assert rank == 0
+        check(strategy)
+
+    @pytest.mark.mpi_skip
+    def test_is_not_for_mpi(strategy):
+        check(strategy)
+    """,
+    "test_modules.py": """
+    @pytest.fixture(scope="module")
+    def shared():
+        strategy = mr.MPIStrategy()
+        yield strategy
+        strategy.close()
+
+    @pytest.fixture(scope="module")
+    def broken():
+        if rank == 1:
+            raise OSError("no table on rank 1")
+
+    def test_fails_beside_a_shared_strategy(shared):
+        assert rank != 1
+
+    def test_shared_strategy_works_on(shared):
+        check(shared)
+
+    def test_module_fixture_fails_on_one(broken):
+        check(mr.MPIStrategy())
+
+    def test_it_fails_again(broken):
+        check(mr.MPIStrategy())
+    """,
+}
+
+PASSED = ["test_good", "test_two_replicas_a_rank[strategy0]", "test_shared_strategy_works_on"]
+SKIPPED = ["test_is_skipped_on_all", "test_needs_more_ranks", "test_is_not_for_mpi"]
+XFAILED = ["test_fails_on_one_as_expected", "test_fails_under_mpi"]
+FAILED = {
+    "test_fails_on_one_while_others_wait": [
+        "rank 1: AssertionError: the data of rank 1 are wrong",
+        "ranks 0, 2 stopped, rank 1 failed",
+        "waits in all_reduce(SUM, float64[]) at test_mistakes.py:",
+        "--- Captured stdout call\nprinted by rank 1",
+    ],
+    "test_fails_on_all": ["assert [0] == ['text']", "assert [1] == ['text']", "[2] == ['text']"],
+    "test_raises_with_a_strategy_of_its_own": ["rank 2 failed", "KeyError: 'of rank 2'"],
+    "test_ends_early_on_one": ["rank 0 passed, ranks 1-2 stopped", "RankLostError", "all_reduce("],
+    "test_is_skipped_on_one": ["rank 1 skipped", "no data on rank 1"],
+    "test_passes_unexpectedly": ["[XPASS(strict)] known"],
+    "test_setup_fails_on_one": ["ranks 0, 2 passed, rank 1 failed", "OSError: no file on rank 1"],
+    "test_teardown_fails_on_one": ["ranks 0-1 passed, rank 2 failed", "to remove on rank 2"],
+    "test_subtest_fails_on_one": ["ranks 0, 2 passed, rank 1 failed", "AssertionError: subtest"],
+    "test_fails_beside_a_shared_strategy": ["rank 1 failed", "assert 1 != 1"],
+    "test_module_fixture_fails_on_one": ["rank 1 failed", "OSError: no table on rank 1"],
+    "test_it_fails_again": ["rank 1 failed", "OSError: no table on rank 1"],
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_goes_wrong_on_one_rank_goes_wrong_on_all_and_the_next_test_runs(
+    library, launch, tmp_path
+):
+    done = launch(library, 3, MISTAKES, "--with-mpi")
+    told = f"{done.stdout}\n{done.stderr}"
+    assert done.returncode == 1, told
+    found = outcomes(tmp_path)
+    expected = dict.fromkeys(PASSED, "passed") | dict.fromkeys(SKIPPED, "skipped")
+    expected |= dict.fromkeys(XFAILED, "xfailed") | dict.fromkeys(FAILED, "failure")
+    for name in FAILED:
+        if "setup" in name or "teardown" in name or "module_fixture" in name or "again" in name:
+            expected[name] = "error"
+    assert {name: outcome for name, (outcome, _) in found.items()} == expected, told
+    for name, texts in FAILED.items():
+        for text in texts:
+            assert text in found[name][1], f"{name}: {found[name][1]}"
+    # The body of a test whose setup failed on one rank ran on none, so nobody waited in it.
+    assert "waits in" not in found["test_setup_fails_on_one"][1]
+    # 12 tests fail, one of them after its body has passed.
+    assert summary(done) == "8 failed, 4 passed, 3 skipped, 2 xfailed, 4 errors"
+    check_failures_come_again(LIBRARIES[-1], launch, tmp_path)
+
+
+def check_failures_come_again(library, launch, tmp_path):
+    done = launch(library, 2, {}, "--with-mpi", "--lf", "-x", "-p", "mpi_replica.testing")
+    assert "run-last-failure: rerun previous 12 failures" in done.stdout, done.stdout + done.stderr
+    assert re.search(r"1 (failed|error)", summary(done))
+    assert "stopping after 1 failures" in done.stdout
+
+
+STUCK = {
+    "test_stuck.py": """
+    def test_fails():
+        assert rank != 2, "seen before"
+
+    def test_stuck():
+        if rank == int(os.environ["STUCK"]):
+            world.Barrier()  # the others do not call it
+        assert rank != 2, "the reason"
+
+    def test_never_runs(strategy):
+        check(strategy)
+    """
+}
+
+
+@pytest.mark.parametrize(("library", "stuck"), on(("openmpi", 1), ("mpich", 0)))
+def test_a_rank_that_does_not_come_is_named_with_its_stack_and_the_job_ends(
+    library, stuck, launch, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("STUCK", str(stuck))
+    done = launch(library, 3, STUCK)
+    told = f"{done.stdout}\n{done.stderr}"
+    assert done.returncode != 0
+    if stuck:  # rank 0 came, and reports as ever
+        found = outcomes(tmp_path)
+        assert list(found) == ["test_fails", "test_stuck"], told
+        text = found["test_stuck"][1]
+        assert "test_stuck.py::test_stuck (call): ranks 0, 2 waited 4 s" in text
+        assert summary(done) == "2 failed"
+    else:
+        text = done.stderr
+        assert "[rank 1 of 3] test_stuck.py::test_stuck (call): ranks 1-2 waited 4 s" in text, told
+        assert "failed earlier: test_stuck.py::test_fails" in text
+        assert "AssertionError: seen before" in text
+    assert re.search(rf"rank {stuck} \(pid \d+\) is in test_stuck.py::test_stuck:\n", text), text
+    assert re.search(r"test_stuck.py\", line \d+, in test_stuck\n +world.Barrier\(\)", text), text
+    assert "AssertionError: the reason" in text
+    assert "test_never_runs" not in told
+
+
+INTERRUPTED = {
+    "test_interrupted.py": """
+    def test_fails():
+        assert rank == 0, "seen before"
+
+    def test_interrupted(strategy):
+        if rank == 1:
+            raise KeyboardInterrupt
+        check(strategy)
+
+    def test_never_runs(strategy):
+        check(strategy)
+    """
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES[:1])
+def test_an_interrupt_on_one_rank_ends_the_session_of_all_with_their_report(
+    library, launch, tmp_path
+):
+    done = launch(library, 2, INTERRUPTED)
+    told = f"{done.stdout}\n{done.stderr}"
+    assert done.returncode == int(pytest.ExitCode.INTERRUPTED), told
+    assert "rank 1 ended the session: KeyboardInterrupt" in done.stdout, told
+    assert "the others stop at test_interrupted.py::test_interrupted (call)" in done.stdout
+    assert "AssertionError: seen before" in outcomes(tmp_path)["test_fails"][1]
+    assert "test_never_runs" not in told
+
+
+DIFFERENT_TESTS = """
+    @pytest.mark.parametrize("x", [0, 1, 2 + rank])
+    def test_number(x):
+        assert x >= 0
+"""
+NOT_IMPORTED = """
+    if rank == 1:
+        raise ImportError("only on rank 1")
+
+    def test_anything():
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "text", "promises"),
+    on(
+        (
+            "openmpi",
+            DIFFERENT_TESTS,
+            [
+                "the ranks collected different tests",
+                "rank 0: 3 tests, 1 of them not on all ranks: test_collected.py::test_number[2]",
+                "rank 1: 3 tests, 1 of them not on all ranks: test_collected.py::test_number[3]",
+            ],
+        ),
+        (
+            "mpich",
+            NOT_IMPORTED,
+            ["ERROR collecting test_collected.py", "on rank 1:", "ImportError: only on rank 1"],
+        ),
+    ),
+    ids=lambda value: value if value in LIBRARIES else "",
+)
+def test_ranks_that_do_not_collect_the_same_run_nothing(library, text, promises, launch):
+    done = launch(library, 2, {"test_collected.py": text})
+    assert done.returncode == int(pytest.ExitCode.INTERRUPTED), done.stdout + done.stderr
+    for promise in promises:
+        assert promise in done.stdout, done.stdout + done.stderr
+    assert summary(done) == "1 error"
+
+
+BROKEN_CONFTEST = """
+    import os
+
+    if "0" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
+        raise RuntimeError("no conftest on rank 0")
+    pytest_plugins = ["mpi_replica.testing"]
+"""
+
+
+@pytest.mark.parametrize("library", LIBRARIES[-1:])
+def test_a_rank_that_never_starts_does_not_hang_the_others(library, launch):
+    files = {"conftest.py": BROKEN_CONFTEST, "test_good.py": "def test_good(): pass"}
+    done = launch(library, 2, files)
+    assert done.returncode != 0
+    assert "RuntimeError: no conftest on rank 0" in done.stderr
+
+
+ALONE = {
+    "test_alone.py": """
+    import sys
+    import mpi_replica as mr
+
+    def test_alone(strategy):
+        assert strategy.size == 1
+        assert strategy.num_replicas_in_sync == 3
+        strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
+
+    def test_no_mpi_was_started():
+        assert "mpi4py.MPI" not in sys.modules
+
+    def test_fails(strategy):
+        strategy.run(lambda: 1 / 0)
+    """
+}
+
+
+def run_alone(folder, env, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=folder,
+        env=rank_environment(LIMIT_SECONDS, environment() | env),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def test_without_a_launcher_there_is_one_rank_and_no_mpi(tmp_path):
+    (tmp_path / "conftest.py").write_text(textwrap.dedent(CONFTEST))
+    (tmp_path / "test_alone.py").write_text(textwrap.dedent(ALONE["test_alone.py"]))
+    done = run_alone(tmp_path, {"MPI_REPLICA_NUM_REPLICAS": "3"}, "-p", "no:pytest_mpi")
+    assert summary(done) == "1 failed, 2 passed", done.stdout + done.stderr
+    assert "mpi_replica: " not in done.stdout
+
+
+@pytest.mark.parametrize("given", ["soon", "0", "-1"])
+def test_a_limit_that_is_no_time_is_refused(given, tmp_path):
+    done = run_alone(tmp_path, {"MPI_REPLICA_TEST_FENCE": given}, "-p", "mpi_replica.testing")
+    assert done.returncode == int(pytest.ExitCode.USAGE_ERROR)
+    assert f"MPI_REPLICA_TEST_FENCE={given!r} is not a positive number of seconds" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kinds", "outcome"),
+    [
+        (["passed", "passed"], None),
+        (["skipped", "skipped"], None),
+        (["xpassed", "xpassed"], None),
+        (["failed", "failed"], "failed"),
+        (["passed", "failed"], "failed"),
+        (["passed", "skipped"], "failed"),
+        (["skipped", "stopped"], "failed"),
+        (["passed", "stopped"], "failed"),
+        (["failed", "xfailed"], "failed"),
+        (["skipped", "xfailed"], "failed"),
+        (["passed", "xpassed"], "failed"),
+        (["passed", "xfailed"], "xfailed"),
+        (["stopped", "xfailed"], "xfailed"),
+        (["xpassed", "xfailed"], "xfailed"),
+    ],
+)
+def test_one_outcome_follows_from_those_of_all_ranks(kinds, outcome):
+    for order in (kinds, kinds[::-1]):
+        assert judge([Arrival("here", kind) for kind in order]) == outcome
+
+
+def test_the_same_text_of_several_ranks_is_told_once():
+    arrivals = [Arrival("here", "failed", text, text) for text in ("low", "high", "low")]
+    report = failure(arrivals, 1, own="high, in colours")
+    assert str(report) == "ranks 0-2 failed\n\n--- ranks 0, 2\nlow\n\n--- rank 1\nhigh, in colours"
+    assert report.reprcrash.message == "rank 0: low"
