@@ -5,60 +5,19 @@ that something went wrong.
 """
 
 import re
-import textwrap
 
 import pytest
 
-from launching import LIBRARIES, ROOT, run_ranks
+from launching import LIBRARIES
+from programs import launcher, told
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
-
-LIMIT_SECONDS = 60
-
-HEAD = """
-    import os, signal, sys
-    import numpy as np
-    import mpi_replica as mr
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-    rank = world.rank
-
-    def tell(text):  # not on stdout: a launcher that aborts a job may lose what it holds
-        with open(os.path.join(os.path.dirname(__file__), f"told-{rank}"), "a") as file:
-            print(f"[{rank}] {text}", file=file)
-
-    def total():
-        return mr.get_replica_context().all_reduce("SUM", 1.0)
-
-    def check(strategy):
-        found = set(strategy.experimental_local_results(strategy.run(total)))
-        assert found == {strategy.num_replicas_in_sync}
-"""
 
 
 @pytest.fixture(params=LIBRARIES)
 def launch(request, tmp_path):
     """Run a program on some ranks, and return what came of it."""
-
-    def run(program, ranks=2, *, succeeds=False, **settings):
-        file = tmp_path / "train.py"
-        file.write_text(textwrap.dedent(HEAD) + textwrap.dedent(program))
-        settings = {"timeout_seconds": LIMIT_SECONDS, "env": {"PYTHONPATH": str(ROOT)}} | settings
-        done = run_ranks(request.param, ranks, [file], **settings)
-        if re.search("MPIEXEC_TIMEOUT|timeout after|time ?limit", done.stderr, re.IGNORECASE):
-            pytest.fail(f"the job did not end by itself\n{done.stdout}\n{done.stderr}")
-        if (done.returncode == 0) != succeeds:
-            pytest.fail(f"status {done.returncode}\n{done.stdout}\n{done.stderr}")
-        done.told = [file.read_text() for file in sorted(tmp_path.glob("told-*"))]
-        return done
-
-    return run
-
-
-def told(done):
-    """Return the lines that the ranks told, in the order of the ranks."""
-    return "".join(done.told).splitlines()
+    return launcher(request.param, tmp_path)
 
 
 def tracebacks(done):
@@ -242,7 +201,10 @@ def test_an_interrupt_ends_every_rank(launch):
 
 
 def test_a_second_interrupt_while_one_is_held_aborts(launch):
-    """Decision 16: the other rank never comes, so that the first is never told."""
+    """Decision 16: the other rank never comes, so that the first is never told.
+
+    It writes where it is before it is ended (issue 3).
+    """
     done = launch(
         """
         strategy = mr.MPIStrategy()
@@ -263,6 +225,12 @@ def test_a_second_interrupt_while_one_is_held_aborts(launch):
         """
     )
     assert told(done) == ["[0] held"]
+    assert re.search(
+        r"^\[rank 1 of 2\] the job is aborted: it is at\n(  .*\n)*?"
+        r"    +world.recv\(source=0\)  # never sent\n",
+        done.stderr,
+        re.MULTILINE,
+    )
 
 
 # The last rank waits for a message, and the others for it. `CALL` is what they call, `LATE` what it

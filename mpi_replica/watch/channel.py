@@ -12,7 +12,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ..errors import CollectiveMismatchError, CollectiveTimeoutError, MPIReplicaError
 from ..layout import Layout
@@ -87,6 +87,10 @@ class Channel:
         Called, in any thread, with an error that makes the strategy unusable.
     """
 
+    # One thread at a time may use a mailbox. One lock for those of all strategies: what comes in
+    # one of them may have to be told in another.
+    _lock: ClassVar[threading.RLock] = threading.RLock()
+
     def __init__(
         self,
         transport: Transport,
@@ -112,8 +116,6 @@ class Channel:
         self._local_meeting = local_meeting
         self._give_up = give_up
         self._stall_seconds = stall_seconds()
-        # One thread at a time may use a mailbox.
-        self._lock = threading.RLock()
         self._step = -1
         self._since = 0.0
         self._reports = 0
@@ -190,6 +192,11 @@ class Channel:
         with self._lock:
             self.is_watched = False
 
+    @classmethod
+    def renew_lock(cls) -> None:
+        """In a forked child: another thread of the parent may have held it."""
+        cls._lock = threading.RLock()
+
     def tick(self, now: float) -> None:
         """Look at the waits of this rank; called by the watcher, several times a second."""
         with self._lock:
@@ -199,10 +206,11 @@ class Channel:
             self._look_at_replicas(now)
             self._end_if_stuck(now)
             step, is_waiting = self.step, self.is_waiting
+            if step != self._step:
+                self._quiet_until = 0.0
             if not is_waiting or step != self._step:
                 self._step, self._since = step, now
                 self._reports = 0
-                self._quiet_until = 0.0
                 self._inquiry = None
             elif self._inquiry is not None:
                 answered = len(self._inquiry.answers) == self.layout.size

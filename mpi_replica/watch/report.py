@@ -96,7 +96,7 @@ def rank_report(answer: Answer) -> str:
     lines = ["it waits in the last of these calls" if answer.is_waiting else "it is at"]
     if not answer.is_waiting:
         lines.append(_indented(answer.place.stack))
-    return "\n".join([*lines, *_recent(answer)])
+    return "\n".join([*lines, *_listed(answer.recent)])
 
 
 def _seconds(seconds: float) -> str:
@@ -114,7 +114,7 @@ def _missing(missing: Sequence[int], ids: Sequence[int], answer: Answer, process
         ago = answer.now - (call.begun if call.ended is None else call.ended)
         last = f"last call {call.text}, {ago:.1f} s ago"
     text = f"{_named(missing, process)}, {last}; it is now at\n{_indented(answer.place.stack)}"
-    lines = [text, *_recent(answer)]
+    lines = [text, *_listed(answer.recent[-_SHOWN_CALLS:])]
     if answer.place.waits_for_lock:
         lines.append("    It waits for a lock.")
         others = [i for i in ids if i not in missing]
@@ -128,11 +128,8 @@ def _missing(missing: Sequence[int], ids: Sequence[int], answer: Answer, process
     return "\n".join(lines)
 
 
-def _recent(answer: Answer) -> list[str]:
-    if not answer.recent:
-        return []
-    calls = [f"      {call}" for call in answer.recent[-_SHOWN_CALLS:]]
-    return ["    its last calls:", *calls]
+def _listed(calls: Sequence[RecordedCall]) -> list[str]:
+    return ["    its last calls:", *(f"      {call}" for call in calls)] if calls else []
 
 
 def _indented(stack: str) -> str:
