@@ -122,7 +122,7 @@ class Channel:
         self._quiet_until = 0.0
         self._inquiries = 0
         self._inquiry: _Inquiry | None = None
-        self._over_since = 0.0
+        self._stuck_since: float | None = None
         self._local: tuple[tuple[int, ...], str] = ((), "")
         self._local_since = 0.0
         self._local_reports = 0
@@ -270,9 +270,12 @@ class Channel:
 
     def _end_if_stuck(self, now: float) -> None:
         """End the job where this rank is in a blocking call that another one has given up."""
-        if not self.is_waiting or not (self.is_over or self.failures):
-            self._over_since = now
-        elif now - self._over_since > _SECONDS_TO_COME_OUT:
+        goes_on = not self.is_waiting or self.step != self._step
+        if goes_on or not (self.is_over or self.failures):
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = now
+        elif now - self._stuck_since > _SECONDS_TO_COME_OUT:
             _log.error(
                 "rank %d can't come out of %s, which another rank has given up: the job ends.",
                 self.layout.rank,

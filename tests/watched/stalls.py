@@ -163,12 +163,23 @@ def watchers():
 def fork(strategy, begin):
     """A child that ends by a signal which the watcher of its parent has taken."""
     begin(lambda: None)
+    is_held, is_forked = threading.Event(), threading.Event()
+
+    def hold():  # as the watcher may at this moment
+        with strategy.engine.channel._lock:
+            is_held.set()
+            is_forked.wait()
+
+    threading.Thread(target=hold).start()
+    is_held.wait()
     child = os.fork()
     if child == 0:
         signal.alarm(30)
+        strategy.close()
         if not watchers():
             os.kill(os.getpid(), signal.SIGUSR2)
         os._exit(0)
+    is_forked.set()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert status == -signal.SIGUSR2, status
 
