@@ -14,7 +14,12 @@ import time
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
-from ..errors import CollectiveMismatchError, CollectiveTimeoutError, MPIReplicaError
+from ..errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    MPIReplicaError,
+    RankLostError,
+)
 from ..layout import Layout
 from ..transport import Transport
 from .recorder import FlightRecorder
@@ -41,6 +46,7 @@ _QUIET_SECONDS = 1.5
 _FINAL_ERRORS = {
     "timeout": CollectiveTimeoutError,
     "cycle": CollectiveMismatchError,
+    "break": RankLostError,
 }
 
 
@@ -186,6 +192,15 @@ class Channel:
             while (letter := mailbox.receive()) is not None:
                 sender, data = letter
                 self._deal_with(sender, *pickle.loads(data))
+
+    def tell_of_break(self, error: BaseException) -> None:
+        """End the waits of all other ranks: this one has left a call halfway."""
+        text = (
+            f"{self.who()} left {self.call()} halfway, by {type(error).__name__}: {error}. The"
+            " strategy can't be used any more. End the program, or make a new strategy on all"
+            " ranks."
+        )
+        self.tell(("final", "break", text))
 
     def close(self) -> None:
         """Wait until no other thread uses the mailbox, and let none use it again."""
