@@ -123,6 +123,11 @@ class Agreement:
         """Ordinal of the innermost run that this rank is in; 0 outside."""
         return self.runs[-1].ordinal if self.runs else 0
 
+    @property
+    def last_run_ordinal(self) -> int:
+        """Ordinal of the last run that began, or what all ranks set it to after an error."""
+        return self._last_ordinal
+
     def enter_run(self, run: _Run) -> None:
         """Begin a run: it gets the next ordinal."""
         self._last_ordinal += 1

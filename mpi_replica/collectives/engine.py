@@ -37,7 +37,7 @@ class Engine:
         self.options = options
         self.agreement = Agreement(transport, layout)
         self.variable_numbers = itertools.count()
-        self.dataset_numbers = itertools.count()
+        self._datasets = (0, 0)
         self._thread = threading.get_ident()
         self._was_used = False
         self._scratch = np.empty(0, np.uint8)
@@ -55,6 +55,18 @@ class Engine:
         )
         self._recorder = self.channel.recorder
         self.agreement.on_break = self.channel.tell_of_break
+
+    def name_of_next_dataset(self) -> str:
+        """Return a name for a distributed dataset, the same on all ranks.
+
+        Making one is no collective call. It counts from the last run on, so that ranks that made
+        different numbers of them are not apart for ever.
+        """
+        run, count = self._datasets
+        last = self.agreement.last_run_ordinal
+        count = count + 1 if run == last else 1
+        self._datasets = (last, count)
+        return f"distributed dataset {count} made after run {last}"
 
     def check_thread(self, kind: str) -> None:
         """Raise unless this is the thread that made the strategy, or that first used it.

@@ -59,7 +59,7 @@ class DistributedDataset:
         self._is_global = is_global
         self._epoch = 0
         # Call sites tell nothing here: one rank may iterate through a progress bar.
-        self._name = f"distributed dataset {next(engine.dataset_numbers)}"
+        self._name = engine.name_of_next_dataset()
 
     @classmethod
     def of_global_batches(
@@ -171,14 +171,17 @@ class DistributedDataset:
             is_told = self._is_global and isinstance(self._source, Dataset)
             text = repr(self._source) if is_told else ""
             digest = digest_of((epoch, self._length, self._is_global, text))
-            self._engine.agreement.notes.add(
-                Note(what, _placeless_site(), digest, advice, "CollectiveMismatchError")
-            )
+            note = Note(what, _placeless_site(), digest, advice, "CollectiveMismatchError")
+            self._engine.agreement.notes.add(note, lambda: self._go_back_to(epoch))
         steps = self._steps(epoch)
         name = f"{self._name}, iteration {epoch}"
         return DistributedIterator(
             self._engine, steps, self._length == UNKNOWN_CARDINALITY, self._is_global, name
         )
+
+    def _go_back_to(self, epoch: int) -> None:
+        """Forget iterations that not all ranks have begun: the next one is the same for all."""
+        self._epoch = epoch
 
 
 class DistributedIterator:
