@@ -427,6 +427,22 @@ def test_one_step_more_on_one_rank_is_an_error_at_the_next_collective(strategy, 
     assert_fails(strategy, mr.errors.CollectiveMismatchError, "", one_skips_a_batch)
 
 
+def test_a_step_that_not_all_ranks_took_comes_again(strategy):
+    """Of an input whose length is not known, where each step is agreed on."""
+    needs_two_ranks(strategy)
+    iterator = iter(distributed(strategy, generated(np.arange(12)).batch(4)))
+    steps = [next(iterator)]
+
+    def one_takes_a_step():
+        if strategy.rank == strategy.size - 1:
+            next(iterator)
+        strategy.run(lambda: None)
+
+    for _ in range(2):
+        assert_fails(strategy, mr.errors.CollectiveMismatchError, "", one_takes_a_step)
+    check_steps(strategy, steps + list(iterator), np.arange(12).reshape(3, 4))
+
+
 def test_another_epoch_on_one_rank_is_an_error_at_the_next_collective(strategy):
     needs_two_ranks(strategy)
     dataset = distributed(strategy, Dataset.range(8).shuffle(seed=1).batch(4))
