@@ -59,6 +59,18 @@ def needs_two_ranks(strategy):
         pytest.skip("a single rank has nobody to disagree with")
 
 
+def check_total(strategy):
+    """Check that the next collective gives the right number."""
+    count = strategy.num_replicas_in_sync
+
+    def step():
+        context = mr.get_replica_context()
+        return context.all_reduce("SUM", context.replica_id_in_sync_group)
+
+    totals = strategy.experimental_local_results(strategy.run(step))
+    assert set(totals) == {count * (count - 1) // 2}
+
+
 def check_works(strategy):
     """Check that the next collectives give the right numbers."""
     count = strategy.num_replicas_in_sync
@@ -112,4 +124,5 @@ def check_mistake(strategy, mistake):
             wanted += [layout.describe(wrong), layout.describe(right)]
         text = "\n".join([str(error), *getattr(error, "__notes__", ())])
         assert [word for word in wanted if word not in text] == [], text
-        check_works(strategy)
+        check_total(strategy)
+    check_works(strategy)
