@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dis
-import linecache
 import os
 import sys
 import traceback
+from collections.abc import Collection
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -34,20 +34,25 @@ def is_of_package(file: str) -> bool:
     return os.path.abspath(file).startswith(_PACKAGE_FOLDER)
 
 
-def place_of_thread(ident: int) -> Place:
-    """Return where the thread `ident` of this process is; it need not help."""
+def place_of_thread(ident: int, callers: Collection[str] = ()) -> Place:
+    """Return where the thread `ident` of this process is; it need not help.
+
+    What calls the program is not shown where it is of one of the packages `callers`.
+    """
     frame = sys._current_frames().get(ident)
     if frame is None:
         return Place("  its thread has ended\n", False)
-    frames = traceback.StackSummary.extract(
-        reversed(list(traceback.walk_stack(frame))), lookup_lines=False
-    )
-    # What the package does between the program and MPI says nothing to its user.
-    shown = [f for f in frames if not is_of_package(f.filename)][-_MOST_FRAMES:]
-    linecache.checkcache()
+    shown: list[tuple[FrameType, int]] = []
+    for caller, line in traceback.walk_stack(frame):
+        # What the package does between the program and MPI says nothing to its user.
+        if is_of_package(caller.f_code.co_filename):
+            continue
+        if shown and str(caller.f_globals.get("__name__")).partition(".")[0] in callers:
+            break
+        shown.append((caller, line))
     if not shown:
         return Place("  no code of the program: it starts or ends\n", False)
-    text = "".join(traceback.StackSummary.from_list(shown).format())
+    text = "".join(traceback.StackSummary.extract(reversed(shown[:_MOST_FRAMES])).format())
     if len(text) > _MOST_CHARACTERS:
         text = "  …\n" + text[-_MOST_CHARACTERS:].partition("\n")[2]
     return Place(text, _waits_for_lock(frame))
