@@ -316,6 +316,19 @@ def test_a_rank_that_does_not_come_is_named_with_its_stack_and_the_job_ends(
     assert "test_never_runs" not in told
 
 
+@pytest.mark.parametrize("library", LIBRARIES[:1])
+def test_without_watchers_it_is_said_that_nobody_knows_where_a_rank_is(
+    library, launch, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("STUCK", "1")
+    monkeypatch.setenv("MPI_REPLICA_WATCH", "0")
+    done = launch(library, 2, STUCK)
+    assert done.returncode != 0
+    text = outcomes(tmp_path)["test_stuck"][1]
+    assert "test_stuck.py::test_stuck (call): rank 0 waited 4 s" in text
+    assert "It is not known where the others are" in text
+
+
 INTERRUPTED = {
     "test_interrupted.py": """
     def test_fails():

@@ -78,14 +78,10 @@ class Fence:
         self._has_left_all = False
         self._is_lost = False
         self._met_at = time.monotonic()
-        self._thread = threading.get_ident()
+        layout = Layout((1,) * self.size, self.rank)
+        thread = threading.get_ident()
         self._channel = Channel(
-            transport,
-            Layout((1,) * self.size, self.rank),
-            lambda: self._thread,
-            lambda: ((), ""),  # a rank comes whole
-            lambda _: None,
-            self._place,
+            transport, layout, lambda: thread, lambda: ((), ""), lambda _: None, self._place
         )
         self.do("the start")
         watcher.add(self._channel, transport.hosts[self.rank])
@@ -126,7 +122,7 @@ class Fence:
 
     def _meet(self, arrival: Arrival) -> list[Arrival]:
         self._waiting = arrival
-        self._note(_meeting(arrival.place))
+        self._note(f"the meeting at {arrival.place}")
         self._has_left_all = False
         if arrival.kind != PASSED:
             self.parting.leave_own(arrival.place)
@@ -181,14 +177,14 @@ class Fence:
         """Return what another rank is told that asks where this one is."""
         waiting = self._waiting
         if waiting is None:
-            return place_of_thread(self._thread, _RUNNERS)
+            return place_of_thread(self._channel.thread(), _RUNNERS)
         return Place((waiting.text or waiting.kind)[:_MOST_CHARACTERS], False)
 
     def _give_up(self, arrival: Arrival) -> NoReturn:
         """End the job, since some ranks did not come: the lowest that waits says where they are."""
         answers = self._channel.ask(_ANSWER_SECONDS)
-        meeting = _meeting(arrival.place)
-        waiting = [rank for rank in sorted(answers) if answers[rank].recent[-1].text == meeting]
+        doing = {rank: answer.recent[-1].text for rank, answer in sorted(answers.items())}
+        waiting = [rank for rank, text in doing.items() if text == doing[self.rank]]
         text = self._missing_text(arrival.place, waiting, answers)
         if self.rank == 0:
             self._is_lost = True
@@ -202,7 +198,7 @@ class Fence:
         elif waiting[0] == self.rank:
             self._end(text)
         time.sleep(3 * self.limit_seconds)  # another rank ends the job, if it can
-        self.abort()
+        self._abort()
 
     def _missing_text(
         self, place: str, waiting: Sequence[int], answers: Mapping[int, Answer]
@@ -212,17 +208,19 @@ class Fence:
             " (MPI_REPLICA_TEST_FENCE) for ranks that did not come. They wait in a call that not"
             " all ranks make, or need longer."
         ]
+        for rank in waiting:
+            if answers[rank].place.stack != PASSED:
+                parts.append(f"rank {rank} waits: {answers[rank].place.stack}")
         if self._transport.mailbox is None:
             parts.append(
                 "It is not known where the others are: that needs an MPI library for several"
                 " threads, and no MPI_REPLICA_WATCH=0."
             )
+            return "\n\n".join(parts)
         processes = Processes(self._transport.hosts, self._transport.pids)
         for rank in range(self.size):
-            if rank not in waiting and self._transport.mailbox is not None:
+            if rank not in waiting:
                 parts.append(missing_text(processes.describe(rank), answers.get(rank)))
-            elif rank in waiting and answers[rank].place.stack != PASSED:
-                parts.append(f"rank {rank} waits: {answers[rank].place.stack}")
         return "\n\n".join(parts)
 
     def say(self, text: str) -> None:
@@ -233,10 +231,9 @@ class Fence:
         for failure in self.failures:
             self.say(f"failed earlier: {failure}")
         self.say(text)
-        self.abort()
+        self._abort()
 
-    def abort(self) -> NoReturn:
-        """End the job."""
+    def _abort(self) -> NoReturn:
         sys.stdout.flush()
         time.sleep(_FORWARD_SECONDS)
         self._transport.abort(1)
@@ -245,12 +242,7 @@ class Fence:
     def close(self) -> None:
         """Meet no more. Where ranks are missing, end the job."""
         if self._is_lost:
-            self.abort()
+            self._abort()
         watcher.remove(self._channel)
         os.close(self._stderr)
         self._transport.close()
-
-
-def _meeting(place: str) -> str:
-    """Return what the recorder has of a rank that waits for the others."""
-    return f"the meeting at {place}"

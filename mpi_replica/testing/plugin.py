@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections import Counter
+from collections import defaultdict, deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -321,14 +321,7 @@ def _different_tests(lists: Sequence[list[str]]) -> str:
 
 def _in_order(items: Sequence[pytest.Item], names: Sequence[str]) -> list[pytest.Item]:
     """Return `items` in the order of `names`; a name may be there more than once."""
-    seen: Counter[str] = Counter()
-    by_name = {}
+    left: defaultdict[str, deque[pytest.Item]] = defaultdict(deque)
     for item in items:
-        by_name[item.nodeid, seen[item.nodeid]] = item
-        seen[item.nodeid] += 1
-    seen.clear()
-    ordered = []
-    for name in names:
-        ordered.append(by_name[name, seen[name]])
-        seen[name] += 1
-    return ordered
+        left[item.nodeid].append(item)
+    return [left[name].popleft() for name in names]
