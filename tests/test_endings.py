@@ -84,3 +84,36 @@ def test_an_interrupt_that_came_in_the_last_exchange_is_not_lost(launch):
         """
     )
     assert done.returncode == 130, done.stderr
+
+
+def test_what_a_signal_handler_raises_in_an_exchange_ends_the_wait_of_all_ranks(launch):
+    """As the time limits of pytest-timeout and batch scripts do."""
+    done = launch(
+        """
+        import os, signal
+        strategy = mr.MPIStrategy()
+        world = strategy.communicator  # MPI's own, for messages beside the strategy
+        strategy.run(lambda: None)
+
+        class LimitError(Exception):
+            pass
+
+        def handler(number, frame):
+            raise LimitError("two minutes")
+
+        signal.signal(signal.SIGALRM, handler)
+        if strategy.rank == 1:
+            world.recv(source=0)
+        else:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
+        except (LimitError, mr.errors.RankLostError) as error:
+            print(f"{strategy.rank} {error}", flush=True)
+        if strategy.rank == 0:
+            world.send("go on", 1)
+        """
+    )
+    assert done.returncode != 0
+    assert "0 two minutes" in done.stdout
+    assert "1 replica 0 (rank 0) left all_reduce(SUM, float64[]) at train.py:" in done.stdout

@@ -17,7 +17,7 @@ logarithm of the ranks.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NoReturn, Protocol
 
@@ -110,6 +110,8 @@ class Agreement:
         # step function, it need not travel again.
         self._last_error: BaseException | None = None
         self._serial = 0
+        #: Called where this rank gives up the strategy, to tell the others.
+        self.on_break: Callable[[BaseException], None] = lambda _: None
 
     @property
     def carries_payload(self) -> bool:
@@ -300,6 +302,9 @@ class Agreement:
             headers = bytes(self._transport.exchange(mine, seconds))
         except WaitGivenUpError:
             self.time_out(first)
+        except BaseException as broken:
+            self._break_off_halfway(broken)
+            raise
         found = payloads_of_equals(headers, mine, payload)
         if found is not None and state == AGREES:
             return found
@@ -323,10 +328,19 @@ class Agreement:
         self.raised = error
         raise error
 
+    def _break_off_halfway(self, error: BaseException) -> None:
+        """Give up the strategy if `error` came up while a message is in flight.
+
+        A signal's handler can raise at any time, that of a time limit, say.
+        """
+        if self._transport.is_in_flight and self.final is None:
+            self.break_off(error)
+
     def break_off(self, error: BaseException) -> None:
-        """Give up the strategy: data was on its way when `error` came up."""
+        """Give up the strategy: this rank was in an exchange when `error` came up."""
         self._is_out_of_step = self.has_message_in_flight = True
         self.final = error
+        self.on_break(error)
 
     def give_up(self, error: MPIReplicaError) -> None:
         """Give up the strategy with an error that the watchers have told to all ranks.
@@ -377,6 +391,9 @@ class Agreement:
             error = self._agreed_error(verdict, originals, seconds)
         except WaitGivenUpError:
             self.time_out(first)
+        except BaseException as broken:
+            self._break_off_halfway(broken)
+            raise
         self._raise(error, verdict)
 
     def _agreed_error(

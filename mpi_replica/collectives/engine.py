@@ -54,6 +54,7 @@ class Engine:
             self.agreement.give_up,
         )
         self._recorder = self.channel.recorder
+        self.agreement.on_break = self.channel.tell_of_break
 
     def check_thread(self, kind: str) -> None:
         """Raise unless this is the thread that made the strategy, or that first used it.
@@ -169,9 +170,9 @@ class Engine:
         """
         try:
             return exchange(*arguments)
-        except WaitGivenUpError:
-            raise
         except Exception as error:
+            if self.transport.is_in_flight:  # it was begun: no way back
+                raise
             if self._failure is None:
                 self._failure = error
                 packed = travel.pack(error, self.layout.describe(self.layout.local_replica_ids))

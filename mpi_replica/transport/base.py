@@ -61,6 +61,8 @@ class Transport(abc.ABC):
     #: How many exchanges were begun, and how many of them have ended: all ranks count alike.
     steps: int = 0
     steps_ended: int = 0
+    #: Whether an exchange was begun that has not ended: nothing else can be sent then.
+    is_in_flight: bool = False
     #: Set from another thread: waits end with `WaitGivenUpError`. A blocking call is not woken.
     is_interrupted: bool = False
     #: What the user may see as ``strategy.communicator``: an MPI communicator, or None.

@@ -99,6 +99,15 @@ def _is_crowded(host: str, places: Sequence[tuple[str, frozenset[int]]]) -> bool
     return len(cores) > len(frozenset().union(*cores))
 
 
+def _is_of_signal_handler(error: BaseException) -> bool:
+    """Return whether `error` came up in a signal's handler during a call, and not in the call."""
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    file = "" if step is None else step.tb_frame.f_code.co_filename
+    return file != __file__ and not file.endswith((".pyx", ".pxi"))  # mpi4py's own frames
+
+
 def _may_watch() -> bool:
     threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
     return threads and os.environ.get(_WATCH, "1") != "0"
@@ -177,6 +186,7 @@ class MPITransport(Transport):
         test = request.Test
         for _ in range(self._spins):
             if test():
+                self.is_in_flight = False
                 self.steps += 1
                 self.steps_ended = self.steps
                 return self._headers_view
@@ -190,16 +200,21 @@ class MPITransport(Transport):
     def _start_exchange(self, header: bytes) -> MPI.Request:
         self._header_view[:] = header
         if self._exchange is None:
-            return self._comm.Iallgather(self._header, self._headers)
-        self._exchange.Start()
+            request: MPI.Request = self._begin(self._comm.Iallgather, (self._header, self._headers))
+            return request
+        self.is_in_flight = True
+        try:  # as `_begin` does, without a call of it
+            self._exchange.Start()
+        except BaseException as error:
+            self.is_in_flight = _is_of_signal_handler(error)
+            raise
         return self._exchange
 
     def maximum(
         self, words: npt.NDArray[np.uint64], timeout_seconds: float | None = None
     ) -> npt.NDArray[np.uint64]:
         greatest = np.empty_like(words)
-        request = self._comm.Iallreduce(words, greatest, MPI.MAX)
-        self._wait(request, timeout_seconds, (words, greatest))
+        self._run(self._comm.Iallreduce, (words, greatest, MPI.MAX), timeout_seconds)
         return greatest
 
     def begin_maximum(
@@ -213,7 +228,7 @@ class MPITransport(Transport):
     def all_gather_bytes(self, data: bytes, timeout_seconds: float | None = None) -> list[bytes]:
         lengths = np.empty(self.size, np.int64)
         mine = np.array([len(data)], np.int64)
-        self._wait(self._comm.Iallgather(mine, lengths), timeout_seconds, (mine, lengths))
+        self._run(self._comm.Iallgather, (mine, lengths), timeout_seconds)
         receive = np.empty(int(lengths.sum()), np.uint8)
         counts = lengths.tolist()
         # The ranks may be here because they disagree, even about timeouts: no blocking call.
@@ -307,7 +322,7 @@ class MPITransport(Transport):
         """Do the call, and wait for it where it does not block."""
         self.steps += 1
         try:
-            request = call(*arguments)
+            request = self._begin(call, arguments)
         except BaseException:
             self.steps -= 1  # the other ranks may get it a second time
             raise
@@ -315,7 +330,17 @@ class MPITransport(Transport):
             self.steps -= 1  # counted when it is waited for
             self._wait(request, timeout_seconds, arguments)
         else:
+            self.is_in_flight = False
             self.steps_ended = self.steps
+
+    def _begin(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Do the call that begins an exchange; see to it that `is_in_flight` is right after it."""
+        self.is_in_flight = True
+        try:
+            return call(*arguments)
+        except BaseException as error:
+            self.is_in_flight = _is_of_signal_handler(error)
+            raise
 
     def _wait(
         self, request: MPI.Request, timeout_seconds: float | None, buffers: Any = None
@@ -325,19 +350,25 @@ class MPITransport(Transport):
         test = request.Test
         for _ in range(self._spins):
             if test():
+                self.is_in_flight = False
                 self.steps_ended = self.steps
                 return
-        start = time.monotonic()
         if timeout_seconds is not None and self.mailbox is not None:
             timeout_seconds += _SECONDS_FOR_THE_WATCHER
-        while not test():
-            _give_core_away()
-            waited = time.monotonic() - start
-            if self.is_interrupted or (timeout_seconds is not None and waited > timeout_seconds):
-                _in_flight_for_ever.append((self, request, buffers))
-                self.steps_ended = self.steps
-                raise WaitGivenUpError
-            if waited > _SECONDS_BEFORE_SLEEP:
-                time.sleep(min(waited * _SLEEP_PER_WAIT, _LONGEST_SLEEP_SECONDS))
+        start = time.monotonic()
+        try:
+            while not test():
+                _give_core_away()
+                waited = time.monotonic() - start
+                is_late = timeout_seconds is not None and waited > timeout_seconds
+                if self.is_interrupted or is_late:
+                    raise WaitGivenUpError
+                if waited > _SECONDS_BEFORE_SLEEP:
+                    time.sleep(min(waited * _SLEEP_PER_WAIT, _LONGEST_SLEEP_SECONDS))
+        except BaseException:
+            _in_flight_for_ever.append((self, request, buffers))
+            self.steps_ended = self.steps
+            raise
+        self.is_in_flight = False
         self.steps_ended = self.steps
         del buffers  # held until here: mpi4py keeps no reference for non-blocking calls

@@ -14,7 +14,12 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..errors import CollectiveMismatchError, CollectiveTimeoutError, MPIReplicaError
+from ..errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    MPIReplicaError,
+    RankLostError,
+)
 from ..layout import Layout
 from ..transport import Transport
 from .recorder import FlightRecorder
@@ -43,6 +48,7 @@ _QUIET_SECONDS = 1.5
 _FINAL_ERRORS = {
     "timeout": CollectiveTimeoutError,
     "cycle": CollectiveMismatchError,
+    "break": RankLostError,
 }
 
 
@@ -205,6 +211,15 @@ class Channel:
         with self._lock:
             self._asked = None
         return asked.answers
+
+    def tell_of_break(self, error: BaseException) -> None:
+        """End the waits of all other ranks: this one has left a call halfway."""
+        text = (
+            f"{self.who()} left {self.call()} halfway, by {type(error).__name__}: {error}. The"
+            " strategy can't be used any more. End the program, or make a new strategy on all"
+            " ranks."
+        )
+        self.tell(("final", "break", text))
 
     def close(self) -> None:
         """Wait until no other thread uses the mailbox, and let none use it again."""
