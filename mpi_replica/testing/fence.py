@@ -46,9 +46,6 @@ _FORWARD_SECONDS = 0.5  # for the launcher, which forwards what the ranks wrote
 # Of what a rank tells of its own failure while it waits.
 _MOST_CHARACTERS = 10_000
 
-# What calls the code of a test, and tells its author nothing.
-_RUNNERS = ("_pytest", "pluggy")
-
 
 class RanksMissingError(Exception):
     """Some ranks did not come; rank 0 reports it, and ends the job after its report."""
@@ -177,7 +174,7 @@ class Fence:
         """Return what another rank is told that asks where this one is."""
         waiting = self._waiting
         if waiting is None:
-            return place_of_thread(self._channel.thread(), _RUNNERS)
+            return place_of_thread(self._channel.thread())
         return Place((waiting.text or waiting.kind)[:_MOST_CHARACTERS], False)
 
     def _give_up(self, arrival: Arrival) -> NoReturn:

@@ -6,7 +6,6 @@ import dis
 import os
 import sys
 import traceback
-from collections.abc import Collection
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -17,6 +16,8 @@ _MOST_FRAMES = 12
 _MOST_CHARACTERS = 2400
 
 _PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# What calls the code of a test, and tells its author nothing.
+_RUNNERS = ("_pytest", "pluggy")
 _LOCKING_MODULES = ("threading.py", "queue.py")
 
 
@@ -34,11 +35,8 @@ def is_of_package(file: str) -> bool:
     return os.path.abspath(file).startswith(_PACKAGE_FOLDER)
 
 
-def place_of_thread(ident: int, callers: Collection[str] = ()) -> Place:
-    """Return where the thread `ident` of this process is; it need not help.
-
-    What calls the program is not shown where it is of one of the packages `callers`.
-    """
+def place_of_thread(ident: int) -> Place:
+    """Return where the thread `ident` of this process is; it need not help."""
     frame = sys._current_frames().get(ident)
     if frame is None:
         return Place("  its thread has ended\n", False)
@@ -47,7 +45,7 @@ def place_of_thread(ident: int, callers: Collection[str] = ()) -> Place:
         # What the package does between the program and MPI says nothing to its user.
         if is_of_package(caller.f_code.co_filename):
             continue
-        if shown and str(caller.f_globals.get("__name__")).partition(".")[0] in callers:
+        if shown and str(caller.f_globals.get("__name__")).partition(".")[0] in _RUNNERS:
             break
         shown.append((caller, line))
     if not shown:
