@@ -55,14 +55,20 @@ def run_job(library, folder, program, ranks=2, *, succeeds=False, **settings):
     """
     file = folder / "train.py"
     file.write_text(textwrap.dedent(HEAD) + textwrap.dedent(program))
+    done = run_to_its_end(library, ranks, [file], succeeds=succeeds, **settings)
+    done.told = [file.read_text() for file in sorted(folder.glob("told-*"))]
+    return done
+
+
+def run_to_its_end(library, ranks, arguments, *, succeeds, env=None, **settings):
+    """Call `run_ranks`; fail the test where the job did not end by itself, or not as expected."""
     settings = {"timeout_seconds": LIMIT_SECONDS} | settings
-    settings["env"] = ONE_HOST | {"PYTHONPATH": str(ROOT)} | settings.get("env", {})
-    done = run_ranks(library, ranks, [file], **settings)
+    environment = ONE_HOST | {"PYTHONPATH": str(ROOT)} | (env or {})
+    done = run_ranks(library, ranks, arguments, env=environment, **settings)
     if re.search("MPIEXEC_TIMEOUT|timeout after|time ?limit", done.stderr, re.IGNORECASE):
         pytest.fail(f"the job did not end by itself\n{done.stdout}\n{done.stderr}")
     if succeeds is not None and (done.returncode == 0) != succeeds:
         pytest.fail(f"status {done.returncode}\n{done.stdout}\n{done.stderr}")
-    done.told = [file.read_text() for file in sorted(folder.glob("told-*"))]
     return done
 
 

@@ -145,7 +145,10 @@ def test_an_interrupt_ends_every_rank(launch):
 
 
 def test_a_second_interrupt_while_one_is_held_aborts(launch):
-    """Decision 16: the other rank never comes, so that the first is never told."""
+    """Decision 16: the other rank never comes, so that the first is never told.
+
+    It writes where it is before it is ended (issue 3).
+    """
     done = launch(
         """
         strategy = mr.MPIStrategy()
@@ -166,6 +169,12 @@ def test_a_second_interrupt_while_one_is_held_aborts(launch):
         """
     )
     assert told(done) == ["[0] held"]
+    assert re.search(
+        r"^\[rank 1 of 2\] the job is aborted: it is at\n(  .*\n)*?"
+        r"    +world.recv\(source=0\)  # never sent\n",
+        done.stderr,
+        re.MULTILINE,
+    )
 
 
 # The last rank waits for a message, and the others for it. `CALL` is what they call, `LATE` what it

@@ -12,7 +12,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ..errors import (
     CollectiveMismatchError,
@@ -97,6 +97,10 @@ class Channel:
         Gives the place of that thread. Default: that of its stack.
     """
 
+    # One thread at a time may use a mailbox. One lock for those of all strategies: what comes in
+    # one of them may have to be told in another.
+    _lock: ClassVar[threading.RLock] = threading.RLock()
+
     def __init__(
         self,
         transport: Transport,
@@ -124,8 +128,6 @@ class Channel:
         self._give_up = give_up
         self._place = place or (lambda: place_of_thread(thread()))
         self._stall_seconds = stall_seconds()
-        # One thread at a time may use a mailbox.
-        self._lock = threading.RLock()
         self._step = -1
         self._since = 0.0
         self._reports = 0
@@ -134,7 +136,7 @@ class Channel:
         # The open ones: the watcher's own, and that of a thread that waits for its answers.
         self._inquiry: _Inquiry | None = None
         self._asked: _Inquiry | None = None
-        self._over_since = 0.0
+        self._stuck_since: float | None = None
         self._local: tuple[tuple[int, ...], str] = ((), "")
         self._local_since = 0.0
         self._local_reports = 0
@@ -226,6 +228,11 @@ class Channel:
         with self._lock:
             self.is_watched = False
 
+    @classmethod
+    def renew_lock(cls) -> None:
+        """In a forked child: another thread of the parent may have held it."""
+        cls._lock = threading.RLock()
+
     def tick(self, now: float) -> None:
         """Look at the waits of this rank; called by the watcher, several times a second."""
         with self._lock:
@@ -235,10 +242,11 @@ class Channel:
             self._look_at_replicas(now)
             self._end_if_stuck(now)
             step, is_waiting = self.step, self.is_waiting
+            if step != self._step:
+                self._quiet_until = 0.0
             if not is_waiting or step != self._step:
                 self._step, self._since = step, now
                 self._reports = 0
-                self._quiet_until = 0.0
                 self._inquiry = None
             elif self._inquiry is not None:
                 answered = len(self._inquiry.answers) == self.layout.size
@@ -301,9 +309,12 @@ class Channel:
 
     def _end_if_stuck(self, now: float) -> None:
         """End the job where this rank is in a blocking call that another one has given up."""
-        if not self.is_waiting or not (self.is_over or self.failures):
-            self._over_since = now
-        elif now - self._over_since > _SECONDS_TO_COME_OUT:
+        goes_on = not self.is_waiting or self.step != self._step
+        if goes_on or not (self.is_over or self.failures):
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = now
+        elif now - self._stuck_since > _SECONDS_TO_COME_OUT:
             _log.error(
                 "rank %d can't come out of %s, which another rank has given up: the job ends.",
                 self.layout.rank,

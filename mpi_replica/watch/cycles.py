@@ -16,6 +16,21 @@ from .channel import Channel
 __all__ = ["CycleSearch"]
 
 _SECONDS_BEFORE_SEARCH = 1.0
+# Of the ranks that wait at one call, each leaves the first search to those below it: two that find
+# cycles at once would tell the others of different ones.
+_HEAD_START_SECONDS = 0.1
+_MOST_HEAD_STARTS = 10
+
+
+class _Search(NamedTuple):
+    """What a rank has done about one of its waits."""
+
+    step: int
+    #: Seconds of waiting after which it searches again.
+    due_seconds: float
+    number: int
+    #: Whether another rank that waits at the same call finds the cycle, if there is one.
+    is_left_to_another: bool
 
 
 class _Wait(NamedTuple):
@@ -39,7 +54,7 @@ class CycleSearch:
         self._pid = pid
         #: Probes that came here, which need not be followed twice.
         self._seen: set[tuple[Any, ...]] = set()
-        self._sent: dict[int, tuple[int, float]] = {}
+        self._searches: dict[int, _Search] = {}
         self._number = 0
 
     def tick(self, channels: Sequence[Channel], now: float) -> None:
@@ -48,15 +63,30 @@ class CycleSearch:
             return
         for channel in channels:
             waited = 0.0 if channel.is_over else channel.waits_for(now)
-            step, next_search = self._sent.get(id(channel), (-1, 0.0))
-            if step != channel.step:
-                next_search = _SECONDS_BEFORE_SEARCH
-            if waited >= next_search:
-                self._sent[id(channel)] = (channel.step, 2 * waited)
+            search = self._search(channel)
+            if waited >= search.due_seconds:
+                step, number = channel.step, search.number + 1
+                self._searches[id(channel)] = _Search(step, 2 * waited, number, False)
                 self._number += 1
                 wait = self._wait(channel)
-                origin = (*wait.place, self._number, channel.step)
-                channel.tell(("probe", origin, channel.step, (wait,)))
+                origin = (*wait.place, self._number, step)
+                channel.tell(("probe", origin, step, (wait,)))
+
+    def _search(self, channel: Channel) -> _Search:
+        search = self._searches.get(id(channel))
+        if search is None or search.step != channel.step:
+            head_start = _HEAD_START_SECONDS * min(channel.layout.rank, _MOST_HEAD_STARTS)
+            return _Search(channel.step, _SECONDS_BEFORE_SEARCH + head_start, 0, False)
+        return search
+
+    def _leave_to(self, sender: _Wait, channel: Channel) -> None:
+        """Keep still, once: another rank, which waits where this one does, has begun to search."""
+        search = self._search(channel)
+        if search.number == 0:
+            due = 2 * _SECONDS_BEFORE_SEARCH
+            self._searches[id(channel)] = _Search(channel.step, due, 1, True)
+        elif search.number == 1 and sender.place < self._wait(channel).place:
+            self._searches[id(channel)] = search._replace(is_left_to_another=True)
 
     def receive(self, channels: Sequence[Channel], channel: Channel, message: Any) -> None:
         """Deal with a message that came over `channel`."""
@@ -79,8 +109,12 @@ class CycleSearch:
         step: int,
         path: tuple[_Wait, ...],
     ) -> None:
-        if channel.step >= step or (origin, id(channel)) in self._seen:
-            return  # this rank came there itself
+        if channel.step >= step:  # this rank came there itself
+            if len(path) == 1 and channel.step == step:
+                self._leave_to(path[0], channel)
+            return
+        if (origin, id(channel)) in self._seen:
+            return
         self._seen.add((origin, id(channel)))
         for other in channels:
             if other is channel or not other.is_waiting or other.thread() != channel.thread():
@@ -90,20 +124,22 @@ class CycleSearch:
                 # It has waited there all the time, and so each of the path still waits. Every
                 # process of a cycle finds it, and may be in several: one of them speaks.
                 is_same = wait == path[0] and other.step == origin[-1]
-                if is_same and wait.place == min(known.place for known in path):
-                    self._found(other, path)
+                is_left = self._search(other).is_left_to_another
+                if is_same and not is_left and wait.place == min(known.place for known in path):
+                    self._found(channel, other, path)
             elif wait.place not in [known.place for known in path]:
                 other.tell(("probe", origin, other.step, (*path, wait)))
 
-    def _found(self, channel: Channel, path: tuple[_Wait, ...]) -> None:
+    def _found(self, missed: Channel, waited: Channel, path: tuple[_Wait, ...]) -> None:
         texts = sorted({wait.text for wait in path})  # the same, wherever the cycle is found
         text = (
             f"strategies wait for each other, for ever. {'; '.join(texts)}. Call the collectives"
             " of several strategies in the same order on all ranks. These strategies can't be used"
             " any more: end the program, or make new ones."
         )
-        if not channel.is_over:
-            self._end_wait(channel, text, [wait.place for wait in path])
+        if not waited.is_over:
+            missed.give_up("cycle", text)  # before the wait ends, and this rank comes there
+            self._end_wait(waited, text, [wait.place for wait in path])
 
     def _end(
         self,

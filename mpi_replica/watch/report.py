@@ -100,7 +100,7 @@ def rank_report(answer: Answer) -> str:
     lines = ["it waits in the last of these calls" if answer.is_waiting else "it is at"]
     if not answer.is_waiting:
         lines.append(_indented(answer.place.stack))
-    return "\n".join([*lines, *_recent(answer)])
+    return "\n".join([*lines, *_listed(answer.recent)])
 
 
 def missing_text(name: str, answer: Answer | None) -> str:
@@ -113,7 +113,7 @@ def missing_text(name: str, answer: Answer | None) -> str:
         ago = answer.now - (call.begun if call.ended is None else call.ended)
         last = f"last call {call.text}, {_seconds(ago)} ago"
     place = f"{name}, {last}; it is now at\n{_indented(answer.place.stack)}"
-    return "\n".join([place, *_recent(answer)])
+    return "\n".join([place, *_listed(answer.recent[-_SHOWN_CALLS:])])
 
 
 def _seconds(seconds: float) -> str:
@@ -139,12 +139,9 @@ def _missing(missing: Sequence[int], ids: Sequence[int], answer: Answer, process
     return "\n".join(lines)
 
 
-def _recent(answer: Answer) -> list[str]:
-    if not answer.recent:
-        return []
-    calls = [f"      {call}" for call in answer.recent[-_SHOWN_CALLS:]]
-    return ["    its last calls:", *calls]
+def _listed(calls: Sequence[RecordedCall]) -> list[str]:
+    return ["    its last calls:", *(f"      {call}" for call in calls)] if calls else []
 
 
 def _indented(stack: str) -> str:
-    return textwrap.indent(stack.rstrip("\n"), "    ")
+    return textwrap.indent(stack.rstrip("\n"), "  ")

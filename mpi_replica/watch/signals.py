@@ -64,6 +64,8 @@ class StackSignal:
             with contextlib.suppress(OSError):  # nothing there
                 bytes_read = os.read(self._read, 4096)  # a byte for each signal of any kind
         come = bytes_read.count(_SIGNAL or 0)
+        if not self._is_installed or signal.getsignal(_SIGNAL) != self._handle:  # type: ignore[arg-type]
+            return False  # the program has taken it since
         is_news = come > 0 or handled > self._told
         self._told = max(0, self._told + come - handled)
         return is_news

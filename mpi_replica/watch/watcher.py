@@ -80,7 +80,9 @@ class Watcher:
 
     def forget(self) -> None:
         """In a forked child: the thread is not here, and the channels are the parent's."""
+        Channel.renew_lock()
         self._channels, self._thread = [], None
+        self._signal.remove()  # it would be told to the parent, whose pipe this is
 
     def write_flight_records(self, reason: str) -> None:
         """Have all ranks write what they called last: the job is about to be aborted."""
