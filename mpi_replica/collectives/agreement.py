@@ -47,33 +47,13 @@ from .header import (
     states,
     words,
 )
-from .judgement import Verdict, judge, rank_left
+from .judgement import Combination, Promotion, Verdict, judge, rank_left
 from .notes import Notes
 from .standing import Report, Stand
 
-__all__ = ["INLINE_BYTES", "Agreement", "Combination", "Promotion"]
+__all__ = ["INLINE_BYTES", "Agreement"]
 
 _ALLGATHER_RANKS = 32
-
-
-class Promotion(Exception):
-    """No error: some replicas passed a Python int where others passed a float.
-
-    The call is made again, with float64 leaves.
-    """
-
-    def __init__(self, leaves: Sequence[int]) -> None:
-        self.leaves = leaves
-
-
-class Combination(Exception):
-    """No error, the run ends well: what each leaf is that replicas returned.
-
-    Some returned ``None`` where others returned a value.
-    """
-
-    def __init__(self, kinds: Sequence[str]) -> None:
-        self.kinds = kinds
 
 
 class _Run(Protocol):

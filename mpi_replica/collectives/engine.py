@@ -18,9 +18,10 @@ from ..options import CommunicationOptions
 from ..transport import Transport, WaitGivenUpError
 from ..watch import Channel
 from . import travel
-from .agreement import Agreement, Promotion
+from .agreement import Agreement
 from .call import Call, FailedCall
 from .callsite import CallSite, call_site
+from .judgement import Promotion
 from .standing import Stand
 
 __all__ = ["Engine"]

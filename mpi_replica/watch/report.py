@@ -111,7 +111,7 @@ def missing_text(name: str, answer: Answer | None) -> str:
     if answer.recent:
         call = answer.recent[-1]
         ago = answer.now - (call.begun if call.ended is None else call.ended)
-        last = f"last call {call.text}, {_seconds(ago)} ago"
+        last = f"last call {call.text}, {ago:.1f} s ago"
     place = f"{name}, {last}; it is now at\n{_indented(answer.place.stack)}"
     return "\n".join([place, *_listed(answer.recent[-_SHOWN_CALLS:])])
 
