@@ -86,6 +86,14 @@ def abort(status: int) -> None:
 def _leave() -> None:
     if os.getpid() != _process:  # a forked child shares nothing with MPI
         return
+    gate.close()  # Ctrl-C in between would leave without a word
+    try:
+        _leave_undisturbed()
+    finally:
+        gate.open()
+
+
+def _leave_undisturbed() -> None:
     if any(engine.agreement.has_message_in_flight for engine in _engines):
         # MPI would wait for the message in flight, and so for a rank that may never come.
         if _left_to_others:
@@ -126,10 +134,16 @@ def _install_hooks() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() != _process or not _engines:
             previous(kind, error, trace)
-        elif (reporter := _reporter(error)) is not None:
-            _end_agreed(error, reporter)
-        else:
-            _end_alone(error)
+            return
+        gate.close()  # Ctrl-C in between would cut short what is printed
+        try:
+            reporter = _reporter(error)
+            if reporter is None:
+                _end_alone(error)
+            else:
+                _end_agreed(error, reporter)
+        finally:
+            gate.open()
 
     def thread_hook(arguments: threading.ExceptHookArgs) -> None:
         error = arguments.exc_value

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 import greenlet
 
 from . import nest
-from .collectives.agreement import Combination
 from .collectives.broadcasting import digest_of
 from .collectives.call import Call
 from .collectives.callsite import CallSite, function_identity
 from .collectives.engine import Engine
+from .collectives.judgement import Combination
 from .collectives.merging import MergeCall
 from .collectives.standing import CallDescription, LeafDescription, Note, Stand
 from .context import State, StrategyLike, entered

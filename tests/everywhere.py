@@ -59,6 +59,18 @@ def needs_two_ranks(strategy):
         pytest.skip("a single rank has nobody to disagree with")
 
 
+def check_total(strategy):
+    """Check that the next collective gives the right number."""
+    count = strategy.num_replicas_in_sync
+
+    def step():
+        context = mr.get_replica_context()
+        return context.all_reduce("SUM", context.replica_id_in_sync_group)
+
+    totals = strategy.experimental_local_results(strategy.run(step))
+    assert set(totals) == {count * (count - 1) // 2}
+
+
 def check_works(strategy):
     """Check that the next collectives give the right numbers."""
     count = strategy.num_replicas_in_sync
@@ -78,3 +90,39 @@ def check_works(strategy):
         np.testing.assert_array_equal(large, np.full(3000, expected))
     ids = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group)
     assert strategy.reduce("SUM", ids, axis=None) == expected
+
+
+def check_mistake(strategy, mistake):
+    """Let the first, a middle and the last replica make a mistake (see mistakes.py).
+
+    Check that every rank gets the error, with the same text, and that the strategy works on.
+    """
+    layout = strategy.engine.layout
+    for culprit in culprits(strategy):
+        origin = layout.rank_of(culprit)
+        error = error_of(lambda culprit=culprit: mistake.make(strategy, culprit))
+        kind = mistake.error
+        if mistake.elsewhere is not None and strategy.rank != origin:
+            kind = mistake.elsewhere
+        ranks = gathered((isinstance(error, kind), type(error).__name__, str(error)))
+        if not all(is_right for is_right, _, _ in ranks):
+            raise AssertionError(f"replica {culprit}: {mistake.name}: {ranks}") from error
+        if mistake.elsewhere is not None:  # the rank of origin raises the original
+            del ranks[origin]
+        assert len(set(ranks)) <= 1, ranks
+
+        replica, replicas = (culprit,), layout.replica_ids(origin)
+        wanted = [
+            word.replace("{replica}", layout.describe(replica)).replace(
+                "{replicas}", layout.describe(replicas)
+            )
+            for word in mistake.words + mistake.places
+        ]
+        if mistake.names_both_sides:
+            wrong = replica if mistake.in_a_step else replicas
+            right = set(layout.all_replica_ids).difference(wrong)
+            wanted += [layout.describe(wrong), layout.describe(right)]
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        assert [word for word in wanted if word not in text] == [], text
+        check_total(strategy)
+    check_works(strategy)

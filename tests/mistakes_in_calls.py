@@ -184,6 +184,12 @@ def an_empty_name(context, is_culprit):
     return context.all_reduce("SUM", 1.0, options=options)  # told
 
 
+@TABLE.mistake(CALL, "bytes_per_pack=4096")
+def other_bytes_per_pack(context, is_culprit):
+    options = mr.CommunicationOptions(bytes_per_pack=4096) if is_culprit else None
+    return context.all_reduce("SUM", ones(LARGE), options=options)  # told
+
+
 # The same calls in another order
 
 
@@ -265,6 +271,12 @@ def two_kinds_of_call_swapped(context, is_culprit):
 def one_call_more(context, is_culprit):
     for _ in range(3 if is_culprit else 2):
         context.all_reduce("SUM", 1.0)  # told
+
+
+@TABLE.mistake(CALL, "merge_call(first_of", "returned", ends_the_run=True)
+def a_call_where_the_others_return(context, is_culprit):
+    if is_culprit:
+        context.merge_call(first_of)  # told
 
 
 @TABLE.mistake(CALL, "{replica} has returned", ends_the_run=True)

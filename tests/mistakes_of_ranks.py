@@ -8,6 +8,8 @@ from mistakes_that_raise import Lost
 
 TABLE = Table()
 
+RAISED = "raised by {replicas} at mistakes_of_ranks.py:"
+
 
 def hosts(strategy, culprit):
     return culprit in strategy.local_replica_ids
@@ -152,7 +154,7 @@ def rows_until(fails):
     yield np.arange(2)
 
 
-@TABLE.mistake(Lost, "raised by {replicas} at mistakes_of_ranks.py:", outside=True)
+@TABLE.mistake(Lost, RAISED, outside=True)
 def raises_in_the_generator_of_a_dataset(strategy, culprit):
     fails = hosts(strategy, culprit)
     dataset = mr.data.Dataset.from_generator(lambda: rows_until(fails)).batch(2)
@@ -160,20 +162,50 @@ def raises_in_the_generator_of_a_dataset(strategy, culprit):
         strategy.run(lambda x: x.sum(), args=(batch,))
 
 
-@TABLE.mistake(Lost, "raised by {replicas} at mistakes_of_ranks.py:", outside=True)
+@TABLE.mistake(Lost, RAISED, outside=True)
 def raises_in_a_pipeline_of_its_own(strategy, culprit):
     fails = hosts(strategy, culprit)
     return list(strategy.distribute_datasets_from_function(lambda context: rows_until(fails)))
 
 
-@TABLE.mistake(Lost, "raised by {replicas} at mistakes_of_ranks.py:", outside=True)
+@TABLE.mistake(CALL, "iteration 0 of", "reduce(SUM", outside=True)
+def distributes_a_dataset_alone(strategy, culprit):
+    value = ids(strategy)
+    if hosts(strategy, culprit):
+        return list(strategy.experimental_distribute_dataset(rows_until(False)))  # told
+    return strategy.reduce("SUM", value, axis=None)  # told
+
+
+@TABLE.mistake(Lost, RAISED, outside=True)
 def raises_in_merge_fn_on_one_rank(strategy, culprit):
+    def merge_fn(strategy, x):
+        if hosts(strategy, culprit):
+            raise Lost(2, {"a": [1]})  # told
+        return 1.0
+
+    return strategy.run(lambda: mr.get_replica_context().merge_call(merge_fn, (1.0,)))
+
+
+@TABLE.mistake(Lost, RAISED, outside=True)
+def raises_in_merge_fn_before_another_call(strategy, culprit):
     def merge_fn(strategy, x):
         if hosts(strategy, culprit):
             raise Lost(2, {"a": [1]})  # told
         return strategy.reduce("SUM", x, axis=None)
 
-    return strategy.run(lambda: mr.get_replica_context().merge_call(merge_fn, (1.0,)))
+    def step():
+        context = mr.get_replica_context()
+        return context.all_reduce("SUM", context.merge_call(merge_fn, (np.ones(LARGE),)))
+
+    return strategy.run(step)
+
+
+@TABLE.mistake(ValueError, "axis", outside=True)
+def fails_in_a_collective_of_merge_fn(strategy, culprit):
+    def merge_fn(strategy, x):
+        return strategy.gather(x, axis=7 if hosts(strategy, culprit) else 0)
+
+    return strategy.run(lambda: mr.get_replica_context().merge_call(merge_fn, (np.ones(2),)))
 
 
 def merges_what_it_captures(strategy, captured, then):

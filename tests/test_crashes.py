@@ -4,12 +4,13 @@ Each test is a program on several ranks: no rank may be left waiting, and the la
 that something went wrong.
 """
 
+import functools
 import re
 
 import pytest
 
+from jobs import run_job, told, tracebacks
 from launching import LIBRARIES
-from programs import launcher, told
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -17,29 +18,7 @@ pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 @pytest.fixture(params=LIBRARIES)
 def launch(request, tmp_path):
     """Run a program on some ranks, and return what came of it."""
-    return launcher(request.param, tmp_path)
-
-
-def tracebacks(done):
-    return done.stderr.count("Traceback (most recent call last)")
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_an_uncaught_exception_on_one_rank_ends_the_job_and_is_printed_once(launch, ranks):
-    """Section 8: by the rank of origin, without python -m mpi4py."""
-    done = launch(
-        """
-        strategy = mr.MPIStrategy()
-        check(strategy)
-        if rank == world.size - 1:
-            raise OSError("no space left on the device of rank %d" % rank)
-        strategy.run(total)
-        """,
-        ranks,
-    )
-    assert done.stderr.count("OSError: no space left on the device") == 1
-    assert f"of rank {ranks - 1}" in done.stderr
-    assert "train.py" in done.stderr
+    return functools.partial(run_job, request.param, tmp_path)
 
 
 @pytest.mark.parametrize("replicas_per_rank", [1, 2])
@@ -97,41 +76,6 @@ def test_an_uncaught_exception_in_a_thread_that_communicates_ends_the_job(launch
         """
     )
     assert done.stderr.count("OSError: the loader broke") == 1
-
-
-@pytest.mark.parametrize("where", ["first", "last"])
-def test_a_rank_that_ends_early_is_told_to_the_others(launch, where):
-    """Section 8: RankLostError names it and the call that waits; the job's status is not 0."""
-    done = launch(
-        f"""
-        strategy = mr.MPIStrategy()
-        check(strategy)
-        if rank == (0 if {where!r} == "first" else world.size - 1):
-            sys.exit(0)
-        try:
-            check(strategy)
-        except mr.errors.RankLostError as error:
-            tell(error)
-            try:
-                check(strategy)
-            except mr.errors.RankLostError as again:
-                tell(again is error)
-            raise
-        """,
-        3,
-    )
-    gone = 0 if where == "first" else 2
-    left = [rank for rank in range(3) if rank != gone]
-    lines = told(done)
-    assert [line for line in lines if line.endswith("True")] == [f"[{rank}] True" for rank in left]
-    texts = [line[4:] for line in lines if not line.endswith("True")]
-    assert len(texts) == 2
-    assert len(set(texts)) == 1
-    assert f"replica {gone} (rank {gone})" in texts[0]
-    assert done.stderr.count("RankLostError") == 1
-    assert re.search(
-        r"this rank waits in all_reduce\(SUM, float64\[\]\) at train\.py:\d+", done.stderr
-    )
 
 
 def test_ranks_that_end_together_are_no_error(launch):

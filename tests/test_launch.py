@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from launching import LIBRARIES, RANKS, run_ranks
+from launching import LIBRARIES, ONE_HOST, RANKS, run_ranks
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -18,13 +18,7 @@ def test_ranks(library, ranks):
         # The cache is one folder, which all ranks would write.
         ["-m", "pytest", "--only-mpi", "--color=no", "-p", "no:cacheprovider", "tests/ranks"],
         timeout_seconds=300,
-        env={
-            # Open MPI: the transport for one host, with which communicators are made four times
-            # as fast as with the one that it picks, and no spinning while the ranks share cores.
-            "OMPI_MCA_pml": "ob1",
-            "OMPI_MCA_btl": "self,sm",
-            "OMPI_MCA_mpi_yield_when_idle": "1",
-        },
+        env=ONE_HOST,
     )
     wrong = []
     if done.returncode != 0:

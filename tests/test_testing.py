@@ -308,10 +308,25 @@ def test_a_rank_that_does_not_come_is_named_with_its_stack_and_the_job_ends(
         assert "[rank 1 of 3] test_stuck.py::test_stuck (call): ranks 1-2 waited 4 s" in text, told
         assert "failed earlier: test_stuck.py::test_fails" in text
         assert "AssertionError: seen before" in text
-    assert re.search(rf"rank {stuck} \(pid \d+\) is in test_stuck.py::test_stuck:\n", text), text
+    last = r"last call test_stuck.py::test_stuck, \d.* ago; it is now at\n"
+    assert re.search(rf"rank {stuck}, host \S+, pid \d+, {last}", text), text
+    assert "_pytest" not in text  # the stack begins at the test
     assert re.search(r"test_stuck.py\", line \d+, in test_stuck\n +world.Barrier\(\)", text), text
     assert "AssertionError: the reason" in text
     assert "test_never_runs" not in told
+
+
+@pytest.mark.parametrize("library", LIBRARIES[:1])
+def test_without_watchers_it_is_said_that_nobody_knows_where_a_rank_is(
+    library, launch, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("STUCK", "1")
+    monkeypatch.setenv("MPI_REPLICA_WATCH", "0")
+    done = launch(library, 2, STUCK)
+    assert done.returncode != 0
+    text = outcomes(tmp_path)["test_stuck"][1]
+    assert "test_stuck.py::test_stuck (call): rank 0 waited 4 s" in text
+    assert "It is not known where the others are" in text
 
 
 INTERRUPTED = {

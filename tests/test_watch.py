@@ -4,6 +4,7 @@ One launch for each library and number of ranks runs many situations (see the fo
 test looks at one of them.
 """
 
+import functools
 import json
 import logging
 import os
@@ -14,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import mpi_replica as mr
+from jobs import run_job, run_to_its_end, told
 from launching import LIBRARIES
-from programs import launcher, run_to_its_end, told
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -82,7 +83,7 @@ def finals(runs):
 @pytest.fixture(params=LIBRARIES)
 def launch(request, tmp_path):
     """Run a program on some ranks, and return what came of it."""
-    return launcher(request.param, tmp_path)
+    return functools.partial(run_job, request.param, tmp_path)
 
 
 def place(name, mark):

@@ -19,7 +19,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from ..errors import (
     CollectiveTimeoutError,
@@ -47,33 +47,13 @@ from .header import (
     states,
     words,
 )
-from .judgement import Verdict, judge, rank_left
+from .judgement import Combination, Promotion, Verdict, judge, rank_left
 from .notes import Notes
 from .standing import Report, Stand
 
-__all__ = ["INLINE_BYTES", "Agreement", "Combination", "Promotion"]
+__all__ = ["INLINE_BYTES", "Agreement"]
 
 _ALLGATHER_RANKS = 32
-
-
-class Promotion(Exception):
-    """No error: some replicas passed a Python int where others passed a float.
-
-    The call is made again, with float64 leaves.
-    """
-
-    def __init__(self, leaves: Sequence[int]) -> None:
-        self.leaves = leaves
-
-
-class Combination(Exception):
-    """No error, the run ends well: what each leaf is that replicas returned.
-
-    Some returned ``None`` where others returned a value.
-    """
-
-    def __init__(self, kinds: Sequence[str]) -> None:
-        self.kinds = kinds
 
 
 class _Run(Protocol):
@@ -112,6 +92,9 @@ class Agreement:
         self._serial = 0
         #: Called where this rank gives up the strategy, to tell the others.
         self.on_break: Callable[[BaseException], None] = lambda _: None
+        #: Does an exchange that no rank may miss, and gives what went wrong in such ones.
+        self.carry: Callable[..., Any] = lambda exchange, *arguments: exchange(*arguments)
+        self.take_failure: Callable[[], BaseException | None] = lambda: None
 
     @property
     def carries_payload(self) -> bool:
@@ -122,6 +105,11 @@ class Agreement:
     def run_ordinal(self) -> int:
         """Ordinal of the innermost run that this rank is in; 0 outside."""
         return self.runs[-1].ordinal if self.runs else 0
+
+    @property
+    def last_run_ordinal(self) -> int:
+        """Ordinal of the last run that began, or what all ranks set it to after an error."""
+        return self._last_ordinal
 
     def enter_run(self, run: _Run) -> None:
         """Begin a run: it gets the next ordinal."""
@@ -299,7 +287,12 @@ class Agreement:
                     return None
                 if not payload:
                     return []
-            headers = bytes(self._transport.exchange(mine, seconds))
+                headers = bytes(self.carry(self._transport.exchange, mine, seconds))
+                failure = self.take_failure()
+                if failure is not None:
+                    self.raise_failure(failure)
+            else:
+                headers = bytes(self._transport.exchange(mine, seconds))
         except WaitGivenUpError:
             self.time_out(first)
         except BaseException as broken:
@@ -312,22 +305,14 @@ class Agreement:
             self._others_left(headers, first)
         return None
 
-    def raise_failure(
-        self, mine: Exception | None, told: Sequence[tuple[int, travel.TravellingError]]
-    ) -> NoReturn:
-        """Raise the failure of an exchange of data: that of the lowest rank which told of one.
+    def raise_failure(self, failure: BaseException) -> NoReturn:
+        """Raise the failure of an exchange on some rank, which all have come to the end of.
 
-        All ranks have come to the end of the exchange, and its results are thrown away.
+        Its results are thrown away.
         """
-        error: BaseException | None = mine
-        lowest = min(told, key=lambda entry: entry[0], default=None)
-        if lowest is not None and (error is None or lowest[0] < self._layout.rank):
-            error = travel.load(lowest[1]) or travel.stand_in(lowest[1])
-        if error is None:
-            raise RuntimeError("no rank has told of a failure")
         self._last_error = None
-        self.raised = error
-        raise error
+        self.raised = failure
+        raise failure
 
     def _break_off_halfway(self, error: BaseException) -> None:
         """Give up the strategy if `error` came up while a message is in flight.
@@ -378,18 +363,21 @@ class Agreement:
         """Exchange reports and raise what follows."""
         report = Report(tuple(stands), self.notes.all, self._last_ordinal)
         try:
-            texts = self._transport.all_gather_bytes(pickle.dumps(report, 5), seconds)
+            gather = self._transport.all_gather_bytes
+            texts = self.carry(gather, pickle.dumps(report, 5), seconds)
             reports: list[Report] = [pickle.loads(text) for text in texts]
             verdict = judge(reports, self._layout)
             self._last_ordinal = max(report.run_ordinal for report in reports) + 1
-            if verdict.action == "promote":
+            failure = self.take_failure()
+            if verdict.action == "promote" and failure is None:
                 raise Promotion(verdict.leaves)
-            if verdict.action == "combine":
+            if verdict.action == "combine" and failure is None:
                 self._forget()
                 raise Combination(verdict.kinds)
             self.notes.undo([report.notes for report in reports])
             self.notes.drop()
-            error = self._agreed_error(verdict, originals, seconds)
+            error = failure or self._agreed_error(verdict, originals, seconds)
+            error = self.take_failure() or error
         except WaitGivenUpError:
             self.time_out(first)
         except BaseException as broken:
@@ -411,10 +399,9 @@ class Agreement:
         mine = self._layout.rank == verdict.origin_rank
         error = originals[verdict.origin_replica] if mine else travel.load(traveller)
         flag = b"" if error is None else b"loaded"
-        if not mine and not all(self._transport.all_gather_bytes(flag, seconds)):
+        flags = self.carry(self._transport.all_gather_bytes, flag, seconds)
+        if not mine and not all(flags):
             error = None
-        elif mine:
-            self._transport.all_gather_bytes(flag, seconds)
         if error is None:
             error = travel.stand_in(traveller)
         elif mine and (told := f"raised by {traveller.origin}") not in getattr(

@@ -18,9 +18,10 @@ from ..options import CommunicationOptions
 from ..transport import Transport, WaitGivenUpError
 from ..watch import Channel
 from . import travel
-from .agreement import Agreement, Promotion
+from .agreement import Agreement
 from .call import Call, FailedCall
 from .callsite import CallSite, call_site
+from .judgement import Promotion
 from .standing import Stand
 
 __all__ = ["Engine"]
@@ -37,7 +38,7 @@ class Engine:
         self.options = options
         self.agreement = Agreement(transport, layout)
         self.variable_numbers = itertools.count()
-        self.dataset_numbers = itertools.count()
+        self._datasets = (0, 0)
         self._thread = threading.get_ident()
         self._was_used = False
         self._scratch = np.empty(0, np.uint8)
@@ -55,6 +56,19 @@ class Engine:
         )
         self._recorder = self.channel.recorder
         self.agreement.on_break = self.channel.tell_of_break
+        self.agreement.carry, self.agreement.take_failure = self.carry, self.take_failure
+
+    def name_of_next_dataset(self) -> str:
+        """Return a name for a distributed dataset, the same on all ranks.
+
+        Making one is no collective call. It counts from the last run on, so that ranks that made
+        different numbers of them are not apart for ever.
+        """
+        run, count = self._datasets
+        last = self.agreement.last_run_ordinal
+        count = count + 1 if run == last else 1
+        self._datasets = (last, count)
+        return f"distributed dataset {count} made after run {last}"
 
     def check_thread(self, kind: str) -> None:
         """Raise unless this is the thread that made the strategy, or that first used it.
@@ -175,7 +189,8 @@ class Engine:
             if self.transport.is_in_flight:  # it was begun: no way back
                 raise
             if self.transport.mailbox is None and self.layout.size > 1:
-                raise  # the others can't be told, and would go on with wrong numbers
+                self.agreement.break_off(error)  # the others can't be told, and would go on
+                raise
             if self._failure is None:
                 self._failure = error
                 packed = travel.pack(error, self.layout.describe(self.layout.local_replica_ids))
@@ -193,12 +208,21 @@ class Engine:
                 yield
             except WaitGivenUpError:
                 self.agreement.time_out(call)
+        failure = self.take_failure()
+        if failure is not None:
+            self.agreement.raise_failure(failure)
+
+    def take_failure(self) -> BaseException | None:
+        """Return why an exchange failed that has ended now, if it did: on all ranks the same."""
         # What a rank told before it came to the exchange has come when the exchange has ended.
         self.channel.read()
+        mine, self._failure = self._failure, None
         told = self.channel.take_failures()
-        if self._failure is not None or told:
-            failure, self._failure = self._failure, None
-            self.agreement.raise_failure(failure, [(r, pickle.loads(data)) for r, data in told])
+        rank, data = min(told, default=(self.layout.size, b""))
+        if not told or (mine is not None and self.layout.rank < rank):
+            return mine
+        traveller = pickle.loads(data)
+        return travel.load(traveller) or travel.stand_in(traveller)
 
     @contextmanager
     def irrevocable(self) -> Iterator[None]:

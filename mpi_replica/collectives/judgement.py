@@ -13,7 +13,7 @@ from ..layout import Layout
 from .standing import CallDescription, Note, Report, Stand
 from .travel import TravellingError
 
-__all__ = ["Verdict", "judge", "rank_left"]
+__all__ = ["Combination", "Promotion", "Verdict", "judge", "rank_left"]
 
 _SAME_CALLS = (
     "All replicas must make the same collective calls in the same order. Where two lines mean one"
@@ -40,6 +40,26 @@ class Verdict(NamedTuple):
     #: What each leaf that ``run`` returns is: "none", "value", or a variable's name.
     kinds: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+
+
+class Promotion(Exception):
+    """No error: some replicas passed a Python int where others passed a float.
+
+    The call is made again, with float64 leaves.
+    """
+
+    def __init__(self, leaves: Sequence[int]) -> None:
+        self.leaves = leaves
+
+
+class Combination(Exception):
+    """No error, the run ends well: what each leaf is that replicas returned.
+
+    Some returned ``None`` where others returned a value.
+    """
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self.kinds = kinds
 
 
 def judge(reports: Sequence[Report], layout: Layout) -> Verdict:

@@ -59,7 +59,7 @@ class DistributedDataset:
         self._is_global = is_global
         self._epoch = 0
         # Call sites tell nothing here: one rank may iterate through a progress bar.
-        self._name = f"distributed dataset {next(engine.dataset_numbers)}"
+        self._name = engine.name_of_next_dataset()
 
     @classmethod
     def of_global_batches(
@@ -171,14 +171,17 @@ class DistributedDataset:
             is_told = self._is_global and isinstance(self._source, Dataset)
             text = repr(self._source) if is_told else ""
             digest = digest_of((epoch, self._length, self._is_global, text))
-            self._engine.agreement.notes.add(
-                Note(what, _placeless_site(), digest, advice, "CollectiveMismatchError")
-            )
+            note = Note(what, _placeless_site(), digest, advice, "CollectiveMismatchError")
+            self._engine.agreement.notes.add(note, lambda: self._go_back_to(epoch))
         steps = self._steps(epoch)
         name = f"{self._name}, iteration {epoch}"
         return DistributedIterator(
             self._engine, steps, self._length == UNKNOWN_CARDINALITY, self._is_global, name
         )
+
+    def _go_back_to(self, epoch: int) -> None:
+        """Forget iterations that not all ranks have begun: the next one is the same for all."""
+        self._epoch = epoch
 
 
 class DistributedIterator:
@@ -200,6 +203,8 @@ class DistributedIterator:
         self._taken = 0
         self._last_note: Note | None = None
         self._spec: Any = None
+        # A step that was read, and that not all ranks have agreed to take; None at the end.
+        self._read: list[_Step | None] = []
         self._has_ended = False
 
     def __iter__(self) -> DistributedIterator:
@@ -276,11 +281,13 @@ class DistributedIterator:
         engine = self._engine
 
         def make(site: CallSite, options: CommunicationOptions) -> Call:
-            found = next(self._steps, None)
+            if not self._read:
+                self._read.append(next(self._steps, None))
+            found = self._read[0]
             if found is not None:
                 self._spec = _empty(found[0][0])
             named = dataclasses.replace(options, name=self._name)
-            return _NextStep(found, self._spec, self._is_global, site, named)
+            return _NextStep(found, self._spec, self._is_global, self._read.clear, site, named)
 
         values, self._spec = engine.cross_replica(engine.make("next", None, make))
         return values  # type: ignore[no-any-return]
@@ -321,6 +328,7 @@ class _NextStep(Call):
         found: _Step | None,
         spec: Any,
         is_global: bool,
+        taken: Callable[[], None],
         site: CallSite,
         options: CommunicationOptions,
     ) -> None:
@@ -328,6 +336,7 @@ class _NextStep(Call):
         self.found = found
         self.spec = spec
         self.is_global = is_global
+        self.taken = taken
         self.identify(is_global, self.describe)
 
     def words(self, position: int = 0) -> CallDescription:
@@ -340,6 +349,7 @@ class _NextStep(Call):
             ended = self._ENDED_UNSEEN if self.spec is None else self._ENDED
             mine = self._STATE.pack(ended, -1)
         states = [self._STATE.unpack(data) for data in engine.agreement.agree(calls, mine)]
+        self.taken()
         kinds = [kind for kind, _ in states]
         if self._HAS not in kinds:
             return [(None, self.spec)]

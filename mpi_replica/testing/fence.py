@@ -6,19 +6,21 @@ import hashlib
 import math
 import os
 import pickle
-import socket
 import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn, TypeVar
 
 from ..interrupts import gate
+from ..layout import Layout
 from ..transport import HEADER_BYTES, Transport, WaitGivenUpError
+from ..watch import Channel, watcher
+from ..watch.report import Answer, Processes, missing_text
+from ..watch.stacks import Place, place_of_thread
 from .parting import Parting
 from .verdict import FAILED, PASSED, Arrival, ranks_of
-from .whereabouts import Whereabouts, ask
 
 __all__ = ["Fence", "RanksMissingError"]
 
@@ -38,7 +40,11 @@ _END_FACTOR = 10
 
 _SHORTEST_PAUSE_SECONDS = 20e-6
 _LONGEST_PAUSE_SECONDS = 5e-4
+_ANSWER_SECONDS = 3.0
 _FORWARD_SECONDS = 0.5  # for the launcher, which forwards what the ranks wrote
+
+# Of what a rank tells of its own failure while it waits.
+_MOST_CHARACTERS = 10_000
 
 
 class RanksMissingError(Exception):
@@ -64,18 +70,29 @@ class Fence:
         self.parting = Parting()
         #: What failed so far: printed where the job ends before rank 0 reports.
         self.failures: list[str] = []
-        #: What this rank does between the meetings.
-        self.doing = "the start"
         self._stderr = os.dup(2)  # the true one: pytest captures 2 during a test
         self._waiting: Arrival | None = None
         self._has_left_all = False
         self._is_lost = False
         self._met_at = time.monotonic()
-        self._whereabouts = Whereabouts(self._describe)
-        mine = (socket.gethostname(), os.getpid(), self._whereabouts.address)
-        told = transport.all_gather_bytes(pickle.dumps(mine))
-        self._peers: list[tuple[str, int, str]] = [pickle.loads(data) for data in told]
+        layout = Layout((1,) * self.size, self.rank)
+        thread = threading.get_ident()
+        self._channel = Channel(
+            transport, layout, lambda: thread, lambda: ((), ""), lambda _: None, self._place
+        )
+        self.do("the start")
+        watcher.add(self._channel, transport.hosts[self.rank])
         gate.install(transport.abort)
+
+    def do(self, doing: str) -> None:
+        """Note what this rank does between the meetings from now on."""
+        self._doing = doing
+        self._note(doing)
+
+    def _note(self, text: str) -> None:
+        if not self._is_lost:  # it waits for ever
+            self._channel.recorder.end()
+            self._channel.recorder.begin(text, None)
 
     def meet(self, arrival: Arrival) -> list[Arrival]:
         """Return what each rank tells, once all are here.
@@ -102,6 +119,7 @@ class Fence:
 
     def _meet(self, arrival: Arrival) -> list[Arrival]:
         self._waiting = arrival
+        self._note(f"the meeting at {arrival.place}")
         self._has_left_all = False
         if arrival.kind != PASSED:
             self.parting.leave_own(arrival.place)
@@ -123,6 +141,7 @@ class Fence:
             self.parting.leave_own(arrival.place)
         self._wait(lambda: self.parting.advance() or None, arrival)
         self._waiting = None
+        self._note(self._doing)
         self._met_at = time.monotonic()
         return arrivals
 
@@ -145,31 +164,25 @@ class Fence:
         return result
 
     def _tell(self, arrival: Arrival) -> list[Arrival]:
-        limit = None if math.isinf(self.limit_seconds) else self.limit_seconds
         try:
-            told = self._transport.all_gather_bytes(pickle.dumps(arrival), limit)
+            told = self._transport.all_gather_bytes(pickle.dumps(arrival), self.limit_seconds)
         except WaitGivenUpError:
             self._give_up(arrival)
         return [pickle.loads(data) for data in told]
 
-    def _describe(self) -> dict[str, Any]:
+    def _place(self) -> Place:
         """Return what another rank is told that asks where this one is."""
         waiting = self._waiting
         if waiting is None:
-            return {"place": self.doing, "waits": False}
-        text = waiting.text or waiting.kind
-        return {"place": waiting.place, "waits": True, "text": text}
+            return place_of_thread(self._channel.thread())
+        return Place((waiting.text or waiting.kind)[:_MOST_CHARACTERS], False)
 
     def _give_up(self, arrival: Arrival) -> NoReturn:
-        """End the job, since some ranks did not come: one rank of each host says where they are."""
-        host = self._peers[self.rank][0]
-        here = [rank for rank, peer in enumerate(self._peers) if peer[0] == host]
-        answers = {rank: ask(self._peers[rank][2]) for rank in here if rank != self.rank}
-        waiting = [self.rank]
-        waiting += [rank for rank, told in answers.items() if _waits_at(told, arrival.place)]
-        if min(waiting) < self.rank:
-            self._end_later()
-        text = self._missing_text(arrival, sorted(waiting), answers)
+        """End the job, since some ranks did not come: the lowest that waits says where they are."""
+        answers = self._channel.ask(_ANSWER_SECONDS)
+        doing = {rank: answer.recent[-1].text for rank, answer in sorted(answers.items())}
+        waiting = [rank for rank, text in doing.items() if text == doing[self.rank]]
+        text = self._missing_text(arrival.place, waiting, answers)
         if self.rank == 0:
             self._is_lost = True
             # Its report comes first, but may not come: a fixture may wait for the others in turn.
@@ -177,51 +190,47 @@ class Fence:
             watchdog.daemon = True
             watchdog.start()
             raise RanksMissingError(text)
-        if 0 not in here:  # rank 0 reports, where it is not one of those that are missing
+        if self._transport.mailbox is None:
             self.say(text)
-            self._end_later()
-        self._end(text)
+        elif waiting[0] == self.rank:
+            self._end(text)
+        time.sleep(3 * self.limit_seconds)  # another rank ends the job, if it can
+        self._abort()
 
     def _missing_text(
-        self, arrival: Arrival, waiting: list[int], answers: dict[int, dict[str, Any] | str]
+        self, place: str, waiting: Sequence[int], answers: Mapping[int, Answer]
     ) -> str:
         parts = [
-            f"{arrival.place}: {ranks_of(waiting)} waited {self.limit_seconds:g} s"
+            f"{place}: {ranks_of(waiting)} waited {self.limit_seconds:g} s"
             " (MPI_REPLICA_TEST_FENCE) for ranks that did not come. They wait in a call that not"
             " all ranks make, or need longer."
         ]
-        for rank, told in answers.items():
-            pid = self._peers[rank][1]
-            if isinstance(told, str):
-                parts.append(f"rank {rank} (pid {pid}) {told}")
-            elif rank not in waiting:
-                parts.append(f"rank {rank} (pid {pid}) is in {told['place']}:\n{told.get('stack')}")
-            elif told["text"] != PASSED:
-                parts.append(f"rank {rank} waits: {told['text']}")
-        if arrival.text or arrival.kind != PASSED:
-            parts.append(f"rank {self.rank} waits: {arrival.text or arrival.kind}")
-        elsewhere = sorted({peer[0] for peer in self._peers} - {self._peers[self.rank][0]})
-        if elsewhere:
-            parts.append(f"ranks of {', '.join(elsewhere)} speak for themselves")
+        for rank in waiting:
+            if answers[rank].place.stack != PASSED:
+                parts.append(f"rank {rank} waits: {answers[rank].place.stack}")
+        if self._transport.mailbox is None:
+            parts.append(
+                "It is not known where the others are: that needs an MPI library for several"
+                " threads, and no MPI_REPLICA_WATCH=0."
+            )
+            return "\n\n".join(parts)
+        processes = Processes(self._transport.hosts, self._transport.pids)
+        for rank in range(self.size):
+            if rank not in waiting:
+                parts.append(missing_text(processes.describe(rank), answers.get(rank)))
         return "\n\n".join(parts)
 
     def say(self, text: str) -> None:
         """Write to the terminal, whatever pytest captures."""
         os.write(self._stderr, f"\n[rank {self.rank} of {self.size}] {text}\n".encode())
 
-    def _end_later(self) -> NoReturn:
-        """Leave the end of the job to another rank, but not for ever."""
-        time.sleep(3 * self.limit_seconds)
-        self.abort()
-
     def _end(self, text: str) -> NoReturn:
         for failure in self.failures:
             self.say(f"failed earlier: {failure}")
         self.say(text)
-        self.abort()
+        self._abort()
 
-    def abort(self) -> NoReturn:
-        """End the job."""
+    def _abort(self) -> NoReturn:
         sys.stdout.flush()
         time.sleep(_FORWARD_SECONDS)
         self._transport.abort(1)
@@ -230,11 +239,7 @@ class Fence:
     def close(self) -> None:
         """Meet no more. Where ranks are missing, end the job."""
         if self._is_lost:
-            self.abort()
-        self._whereabouts.close()
+            self._abort()
+        watcher.remove(self._channel)
         os.close(self._stderr)
         self._transport.close()
-
-
-def _waits_at(told: dict[str, Any] | str, place: str) -> bool:
-    return isinstance(told, dict) and bool(told["waits"]) and told["place"] == place

@@ -23,7 +23,7 @@ class Parting:
     def __init__(self) -> None:
         self._older: Sequence[Engine] | None = None
         self._wider: list[Engine] = []
-        self._leaving: list[tuple[Engine, Iterator[None], str]] = []
+        self._leaving: dict[Engine, tuple[Iterator[None], RankLostError]] = {}
 
     def begin_test(self) -> None:
         """Begin a test: strategies that are there already are not its own."""
@@ -46,30 +46,27 @@ class Parting:
         self._leave(ending.engines(), where)
 
     def _leave(self, engines: Sequence[Engine], where: str) -> None:
-        begun = [engine for engine, _, _ in self._leaving]
+        given_up = RankLostError(
+            f"this strategy was given up in {where}, where not all ranks came to the end of the"
+            " test. Make a strategy for each test: the fixture `strategy` is one."
+        )
         for engine in engines:
-            if engine not in begun and engine.is_in_its_thread():
-                self._leaving.append((engine, engine.agreement.leaving(), where))
+            if engine not in self._leaving and engine.is_in_its_thread():
+                self._leaving[engine] = engine.agreement.leaving(), given_up
         self.advance()
 
     def advance(self) -> bool:
         """Go on leaving; return whether all ranks have left what this one has begun to leave."""
-        going_on = []
-        for engine, steps, where in self._leaving:
-            given_up = RankLostError(
-                f"this strategy was given up in {where}, where not all ranks came to the end of"
-                " the test. Make a strategy for each test: the fixture `strategy` is one."
-            )
+        for engine, (steps, given_up) in list(self._leaving.items()):
             try:
-                goes_on = next(steps, _DONE) is not _DONE
+                if next(steps, _DONE) is not _DONE:
+                    continue
             except Exception:
                 # A call of it was interrupted halfway, as pytest-timeout does.
                 engine.agreement.break_off(given_up)
-                continue
-            if goes_on:
-                going_on.append((engine, steps, where))
-            elif not engine.agreement.has_message_in_flight:  # of that the end takes care
-                ending.forget(engine)
-                engine.agreement.final = given_up
-        self._leaving = going_on
-        return not going_on
+            else:
+                if not engine.agreement.has_message_in_flight:  # of that the end takes care
+                    ending.forget(engine)
+                    engine.agreement.final = given_up
+            del self._leaving[engine]
+        return not self._leaving

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections import Counter
+from collections import defaultdict, deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -96,7 +96,7 @@ class RankFence:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self) -> Generator[None, object, object]:
-        self._fence.doing = "collection"
+        self._fence.do("collection")
         with self._noting_the_end():
             return (yield)
 
@@ -109,7 +109,7 @@ class RankFence:
         found = [item.nodeid for item in session.items]
         errors = dict(self._collection_errors)
         kind = FAILED if errors else PASSED
-        arrivals = self._meet(Arrival("collection", kind, detail=(found, errors)))
+        arrivals = self._meet_or_exit(Arrival("collection", kind, detail=(found, errors)))
         for rank, arrival in enumerate(arrivals):
             for nodeid, text in arrival.detail[1].items():
                 if nodeid not in self._collection_errors:
@@ -130,14 +130,14 @@ class RankFence:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
-        self._fence.doing = "the run of the tests"
+        self._fence.do("the run of the tests")
         with self._noting_the_end():
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        self._meet(Arrival(f"{item.nodeid} (start)"))
-        self._fence.doing = item.nodeid
+        self._meet_or_exit(Arrival(f"{item.nodeid} (start)"))
+        self._fence.do(item.nodeid)
         self._fence.parting.begin_test()
         return (yield)
 
@@ -228,7 +228,7 @@ class RankFence:
 
     @pytest.hookimpl(tryfirst=True)  # before the fixtures that are left are torn down
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        self._fence.doing = "the end of the session"
+        self._fence.do("the end of the session")
         mine = Arrival("the end of the session", text=self._reason, stage=1, status=int(exitstatus))
         try:
             for rank, arrival in enumerate(self._meet_the_end(mine)):
@@ -240,7 +240,7 @@ class RankFence:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        self._fence.doing = "the end of pytest"
+        self._fence.do("the end of pytest")
         try:
             self._meet_the_end(Arrival("the end of pytest", text=self._reason, stage=2))
         except RanksMissingError as error:
@@ -262,14 +262,15 @@ class RankFence:
             self._reason = f"{type(error).__name__}: {error}".removesuffix(": ")
             raise
 
+    def _meet_or_exit(self, mine: Arrival) -> list[Arrival]:
+        try:
+            return self._meet(mine)
+        except RanksMissingError as error:
+            pytest.exit(str(error), returncode=1)
+
     def _meet(self, mine: Arrival) -> list[Arrival]:
         """Meet the other ranks before the end; where they are elsewhere, end the session."""
-        try:
-            arrivals = self._fence.meet(mine)
-        except RanksMissingError as error:
-            if mine.place.endswith(("(setup)", "(call)", "(teardown)")):
-                raise
-            pytest.exit(str(error), returncode=1)
+        arrivals = self._fence.meet(mine)
         if apart := places_apart(arrivals):
             status = max(arrival.status for arrival in arrivals)
             pytest.exit(apart, returncode=status or _INTERRUPTED)
@@ -320,14 +321,7 @@ def _different_tests(lists: Sequence[list[str]]) -> str:
 
 def _in_order(items: Sequence[pytest.Item], names: Sequence[str]) -> list[pytest.Item]:
     """Return `items` in the order of `names`; a name may be there more than once."""
-    seen: Counter[str] = Counter()
-    by_name = {}
+    left: defaultdict[str, deque[pytest.Item]] = defaultdict(deque)
     for item in items:
-        by_name[item.nodeid, seen[item.nodeid]] = item
-        seen[item.nodeid] += 1
-    seen.clear()
-    ordered = []
-    for name in names:
-        ordered.append(by_name[name, seen[name]])
-        seen[name] += 1
-    return ordered
+        left[item.nodeid].append(item)
+    return [left[name].popleft() for name in names]

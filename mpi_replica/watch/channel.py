@@ -24,7 +24,7 @@ from ..layout import Layout
 from ..transport import Transport
 from .recorder import FlightRecorder
 from .report import Answer, Processes, local_stall_report, stall_report
-from .stacks import place_of_thread
+from .stacks import Place, place_of_thread
 
 __all__ = ["Channel"]
 
@@ -35,6 +35,8 @@ _DEFAULT_STALL_SECONDS = 60.0
 
 # How long a rank may take for an answer: one that is stopped gives none.
 _ANSWER_SECONDS = 0.5
+# A thread that asks by itself looks for answers so often.
+_POLL_SECONDS = 0.01
 # Each rank waits so much longer than the one below it before it asks.
 _HEAD_START_SECONDS = 0.1
 _MOST_HEAD_STARTS = 10
@@ -91,6 +93,8 @@ class Channel:
         the others wait, which is empty where none waits.
     give_up : callable
         Called, in any thread, with an error that makes the strategy unusable.
+    place : callable, optional
+        Gives the place of that thread. Default: that of its stack.
     """
 
     # One thread at a time may use a mailbox. One lock for those of all strategies: what comes in
@@ -104,6 +108,7 @@ class Channel:
         thread: Callable[[], int],
         local_meeting: Callable[[], tuple[tuple[int, ...], str]],
         give_up: Callable[[MPIReplicaError], None],
+        place: Callable[[], Place] | None = None,
     ) -> None:
         self.layout = layout
         self.thread = thread
@@ -121,13 +126,16 @@ class Channel:
         self._processes = Processes(transport.hosts, transport.pids)
         self._local_meeting = local_meeting
         self._give_up = give_up
+        self._place = place or (lambda: place_of_thread(thread()))
         self._stall_seconds = stall_seconds()
         self._step = -1
         self._since = 0.0
         self._reports = 0
         self._quiet_until = 0.0
         self._inquiries = 0
+        # The open ones: the watcher's own, and that of a thread that waits for its answers.
         self._inquiry: _Inquiry | None = None
+        self._asked: _Inquiry | None = None
         self._stuck_since: float | None = None
         self._local: tuple[tuple[int, ...], str] = ((), "")
         self._local_since = 0.0
@@ -169,7 +177,7 @@ class Channel:
             self._local_meeting()[0],
             time.time(),
             tuple(self.recorder.last(4)),
-            place_of_thread(self.thread()),
+            self._place(),
         )
 
     def tell(self, message: tuple[Any, ...]) -> None:
@@ -202,6 +210,19 @@ class Channel:
             due = [(rank, data) for rank, step, data in self.failures if step <= ended]
             self.failures = [failure for failure in self.failures if failure[1] > ended]
         return due
+
+    def ask(self, seconds: float) -> dict[int, Answer]:
+        """Return where the ranks are, by rank: this one, and those that answer in this time."""
+        with self._lock:
+            asked = self._asked = self._begin_inquiry(seconds)
+        while len(asked.answers) < self.layout.size and time.monotonic() < asked.deadline:
+            if self._transport.mailbox is None:
+                break
+            time.sleep(_POLL_SECONDS)
+            self.read()
+        with self._lock:
+            self._asked = None
+        return asked.answers
 
     def tell_of_break(self, error: BaseException) -> None:
         """End the waits of all other ranks: this one has left a call halfway."""
@@ -268,11 +289,14 @@ class Channel:
                 self.who(),
             )
             return
+        self._inquiry = self._begin_inquiry(_ANSWER_SECONDS, is_timeout)
+
+    def _begin_inquiry(self, seconds: float, is_timeout: bool = False) -> _Inquiry:
+        """Ask all other ranks where they are."""
         self._inquiries += 1
-        self._inquiry = _Inquiry(
-            self._inquiries, is_timeout, now + _ANSWER_SECONDS, {self.layout.rank: self.here()}
-        )
         self.tell(("ask", self._inquiries, self._step, self._reports))
+        answers = {self.layout.rank: self.here()}
+        return _Inquiry(self._inquiries, is_timeout, time.monotonic() + seconds, answers)
 
     def _conclude(self, now: float, inquiry: _Inquiry) -> None:
         self._inquiry = None
@@ -328,8 +352,9 @@ class Channel:
             self._answer(sender, *contents)
         elif kind == "answer":
             number, answer = contents
-            if self._inquiry is not None and self._inquiry.number == number:
-                self._inquiry.answers[sender] = answer
+            for inquiry in (self._inquiry, self._asked):
+                if inquiry is not None and inquiry.number == number:
+                    inquiry.answers[sender] = answer
         elif kind == "final":
             self.give_up(*contents)
         elif kind == "failure":

@@ -10,7 +10,14 @@ from ..layout import Layout, compressed
 from .recorder import RecordedCall
 from .stacks import Place
 
-__all__ = ["Answer", "Processes", "local_stall_report", "rank_report", "stall_report"]
+__all__ = [
+    "Answer",
+    "Processes",
+    "local_stall_report",
+    "missing_text",
+    "rank_report",
+    "stall_report",
+]
 
 # Calls that the report shows of each missing rank.
 _SHOWN_CALLS = 3
@@ -59,10 +66,7 @@ def stall_report(
         ids = layout.replica_ids(rank)
         answer = answers.get(rank)
         if answer is None:
-            texts.append(
-                f"{_named(ids, processes.describe(rank))} does not answer: the process is stopped,"
-                " or C code in it holds the GIL"
-            )
+            texts.append(missing_text(_named(ids, processes.describe(rank)), None))
         elif answer.step >= step:
             waiting.extend(ids)
         else:
@@ -99,6 +103,19 @@ def rank_report(answer: Answer) -> str:
     return "\n".join([*lines, *_listed(answer.recent)])
 
 
+def missing_text(name: str, answer: Answer | None) -> str:
+    """Return where the rank or its replicas called `name` are; no answer says something, too."""
+    if answer is None:
+        return f"{name} does not answer: the process is stopped, or C code in it holds the GIL"
+    last = "no call so far"
+    if answer.recent:
+        call = answer.recent[-1]
+        ago = answer.now - (call.begun if call.ended is None else call.ended)
+        last = f"last call {call.text}, {ago:.1f} s ago"
+    place = f"{name}, {last}; it is now at\n{_indented(answer.place.stack)}"
+    return "\n".join([place, *_listed(answer.recent[-_SHOWN_CALLS:])])
+
+
 def _seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
@@ -108,13 +125,7 @@ def _named(ids: Sequence[int], process: str) -> str:
 
 
 def _missing(missing: Sequence[int], ids: Sequence[int], answer: Answer, process: str) -> str:
-    last = "no call so far"
-    if answer.recent:
-        call = answer.recent[-1]
-        ago = answer.now - (call.begun if call.ended is None else call.ended)
-        last = f"last call {call.text}, {ago:.1f} s ago"
-    text = f"{_named(missing, process)}, {last}; it is now at\n{_indented(answer.place.stack)}"
-    lines = [text, *_listed(answer.recent[-_SHOWN_CALLS:])]
+    lines = [missing_text(_named(missing, process), answer)]
     if answer.place.waits_for_lock:
         lines.append("    It waits for a lock.")
         others = [i for i in ids if i not in missing]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import linecache
 import os
 import sys
 import traceback
@@ -17,6 +16,8 @@ _MOST_FRAMES = 12
 _MOST_CHARACTERS = 2400
 
 _PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# What calls the code of a test, and tells its author nothing.
+_RUNNERS = ("_pytest", "pluggy")
 _LOCKING_MODULES = ("threading.py", "queue.py")
 
 
@@ -39,15 +40,17 @@ def place_of_thread(ident: int) -> Place:
     frame = sys._current_frames().get(ident)
     if frame is None:
         return Place("  its thread has ended\n", False)
-    frames = traceback.StackSummary.extract(
-        reversed(list(traceback.walk_stack(frame))), lookup_lines=False
-    )
-    # What the package does between the program and MPI says nothing to its user.
-    shown = [f for f in frames if not is_of_package(f.filename)][-_MOST_FRAMES:]
-    linecache.checkcache()
+    shown: list[tuple[FrameType, int]] = []
+    for caller, line in traceback.walk_stack(frame):
+        # What the package does between the program and MPI says nothing to its user.
+        if is_of_package(caller.f_code.co_filename):
+            continue
+        if shown and str(caller.f_globals.get("__name__")).partition(".")[0] in _RUNNERS:
+            break
+        shown.append((caller, line))
     if not shown:
         return Place("  no code of the program: it starts or ends\n", False)
-    text = "".join(traceback.StackSummary.from_list(shown).format())
+    text = "".join(traceback.StackSummary.extract(reversed(shown[:_MOST_FRAMES])).format())
     if len(text) > _MOST_CHARACTERS:
         text = "  …\n" + text[-_MOST_CHARACTERS:].partition("\n")[2]
     return Place(text, _waits_for_lock(frame))

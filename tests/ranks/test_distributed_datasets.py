@@ -376,6 +376,7 @@ def test_global_datasets_that_differ_between_ranks_are_an_error_everywhere(strat
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["known length", "unknown length"])
 def test_iterating_on_one_rank_only_is_an_error_at_the_next_collective(strategy, is_known):
+    """And nothing is left behind: the next iteration is the first one of all ranks."""
     needs_two_ranks(strategy)
     source = Dataset.range(8) if is_known else generated(np.arange(8))
     dataset = distributed(strategy, source.batch(4))
@@ -386,6 +387,29 @@ def test_iterating_on_one_rank_only_is_an_error_at_the_next_collective(strategy,
         strategy.run(lambda: None)
 
     assert_fails(strategy, mr.errors.CollectiveMismatchError, "", one_iterates)
+    check_steps(strategy, list(dataset), [np.arange(4), np.arange(4, 8)])
+    strategy.run(lambda: None)
+
+
+def test_datasets_that_one_rank_alone_makes_leave_nothing_behind(strategy):
+    """Neither those that it only makes, nor one that it iterates: an error at the next call."""
+    needs_two_ranks(strategy)
+
+    def epoch():
+        return list(distributed(strategy, generated(np.arange(4)).batch(4)))
+
+    if strategy.rank == 0:
+        distributed(strategy, generated(np.arange(4)).batch(4))
+    strategy.run(lambda: None)
+    check_steps(strategy, epoch(), [np.arange(4)])
+
+    def one_iterates():
+        if strategy.rank == 0:
+            epoch()
+        strategy.run(lambda: None)
+
+    assert_fails(strategy, mr.errors.CollectiveMismatchError, "", one_iterates)
+    check_steps(strategy, epoch(), [np.arange(4)])
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["known length", "unknown length"])
@@ -403,6 +427,22 @@ def test_one_step_more_on_one_rank_is_an_error_at_the_next_collective(strategy, 
     assert_fails(strategy, mr.errors.CollectiveMismatchError, "", one_skips_a_batch)
 
 
+def test_a_step_that_not_all_ranks_took_comes_again(strategy):
+    """Of an input whose length is not known, where each step is agreed on."""
+    needs_two_ranks(strategy)
+    iterator = iter(distributed(strategy, generated(np.arange(12)).batch(4)))
+    steps = [next(iterator)]
+
+    def one_takes_a_step():
+        if strategy.rank == strategy.size - 1:
+            next(iterator)
+        strategy.run(lambda: None)
+
+    for _ in range(2):
+        assert_fails(strategy, mr.errors.CollectiveMismatchError, "", one_takes_a_step)
+    check_steps(strategy, steps + list(iterator), np.arange(12).reshape(3, 4))
+
+
 def test_another_epoch_on_one_rank_is_an_error_at_the_next_collective(strategy):
     needs_two_ranks(strategy)
     dataset = distributed(strategy, Dataset.range(8).shuffle(seed=1).batch(4))
@@ -410,7 +450,7 @@ def test_another_epoch_on_one_rank_is_an_error_at_the_next_collective(strategy):
         iter(dataset)
 
     def epoch():
-        for batch in dataset:
-            strategy.reduce("SUM", batch, axis=0)
+        return [strategy.reduce("SUM", batch, axis=0) for batch in dataset]
 
     assert_fails(strategy, mr.errors.CollectiveMismatchError, "", epoch)
+    assert sum(epoch()) == 28

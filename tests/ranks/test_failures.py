@@ -1,4 +1,7 @@
-"""Replicas that fail (DESIGN.md section 6, decisions 15 to 17; tf_semantics.md 136 to 142)."""
+"""Replicas that fail (DESIGN.md section 6, decisions 15 to 17; tf_semantics.md 136 to 142).
+
+That each failure is one on every rank is in test_misuse.py; here is what else is promised.
+"""
 
 import signal
 import sys
@@ -29,20 +32,6 @@ class Custom(Exception):
         self.code = code
 
 
-class Unpicklable(Exception):
-    """Made of something that can't be pickled."""
-
-    def __init__(self, text):
-        super().__init__(text, lambda: None)
-
-
-class Unloadable(Exception):
-    """Can be pickled, but not loaded: its arguments are not those of its constructor."""
-
-    def __init__(self, left, right):
-        super().__init__(f"{left} and {right}")
-
-
 class Altered(Exception):
     """Comes back as something else."""
 
@@ -69,12 +58,11 @@ def raising(culprit, make, *, before=0, after=0):
     return step
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 1), (1, 0), (1, 1)])
-def test_what_a_replica_raises_is_raised_on_every_rank(strategy, before, after):
+def test_what_a_replica_raises_is_raised_on_every_rank(strategy):
     """Decision 16: same type, same arguments; the note names replica, rank, file and line."""
     ranks = ranks_of(strategy)
     for culprit in culprits(strategy):
-        step = raising(culprit, lambda i: Custom(i, {"a": [i]}), before=before, after=after)
+        step = raising(culprit, lambda i: Custom(i, {"a": [i]}), before=1, after=1)
         error = raises_everywhere(Custom, lambda step=step: strategy.run(step))
         assert type(error) is Custom
         assert error.args == (culprit, {"a": [culprit]})
@@ -124,19 +112,11 @@ def test_exceptions_of_every_kind_travel(strategy, make):
         check_works(strategy)
 
 
-@pytest.mark.parametrize("kind", [Unpicklable, Altered])
-def test_what_can_not_be_pickled_is_told_by_a_stand_in(strategy, kind):
+def test_what_comes_back_as_something_else_is_told_by_a_stand_in(strategy):
     """Decision 16: the others get its type name, text and traceback."""
     ranks = ranks_of(strategy)
     for culprit in culprits(strategy):
-        check_stand_in(strategy, culprit, ranks[culprit], lambda i: kind(f"text {i}"), kind)
-
-
-def test_what_can_not_be_loaded_is_told_by_a_stand_in(strategy):
-    ranks = ranks_of(strategy)
-    for culprit in culprits(strategy):
-        make = lambda i: Unloadable("text", i)  # noqa: E731
-        check_stand_in(strategy, culprit, ranks[culprit], make, Unloadable)
+        check_stand_in(strategy, culprit, ranks[culprit], lambda i: Altered(f"text {i}"), Altered)
 
 
 def test_a_class_that_only_some_ranks_have_is_told_by_a_stand_in(strategy, monkeypatch):
@@ -341,39 +321,6 @@ def test_what_merge_fn_raises_is_raised_by_run_on_every_rank(strategy, kind):
     check_works(strategy)
 
 
-@pytest.mark.parametrize("is_last_call", [True, False])
-def test_a_merge_fn_that_raises_on_one_rank_only(strategy, is_last_call):
-    """Decisions 15 and 16: an error on every rank, whatever the others do next."""
-    for culprit in sorted({0, strategy.size // 2, strategy.size - 1}):
-
-        def merge_fn(strategy, value, culprit=culprit):
-            if strategy.rank == culprit:
-                raise Custom(culprit, "only here")
-            return value
-
-        def step(merge_fn=merge_fn):
-            context = mr.get_replica_context()
-            merged = context.merge_call(merge_fn, (context.replica_id_in_sync_group,))
-            return merged if is_last_call else context.all_reduce("SUM", merged)
-
-        error = raises_everywhere(Custom, lambda step=step: strategy.run(step))
-        assert error.args == (culprit, "only here")
-        assert f"(rank {culprit})" in note_of(error)
-        check_works(strategy)
-
-
-def test_a_merge_fn_that_fails_in_a_collective_on_one_rank_only(strategy):
-    def merge_fn(strategy, value):
-        axis = 7 if strategy.rank == strategy.size - 1 else 0
-        return strategy.gather(value, axis)
-
-    def step():
-        return mr.get_replica_context().merge_call(merge_fn, (np.ones(2),))
-
-    raises_everywhere(ValueError, lambda: strategy.run(step))
-    check_works(strategy)
-
-
 @pytest.mark.parametrize(
     ("kind", "call"),
     [
@@ -446,21 +393,6 @@ def test_a_call_of_the_strategy_that_fails_on_one_rank_fails_on_all(strategy, ki
 
     for culprit in sorted({0, strategy.size // 2, strategy.size - 1}):
         raises_everywhere(kind, lambda culprit=culprit: attempt(culprit))
-        check_works(strategy)
-
-
-def test_an_interrupt_in_a_replica_is_raised_on_every_rank(strategy):
-    """Decision 16: Ctrl-C at one rank."""
-    for culprit in culprits(strategy):
-
-        def step(culprit=culprit):
-            context = mr.get_replica_context()
-            context.all_reduce("SUM", 1.0)
-            if context.replica_id_in_sync_group == culprit:
-                signal.raise_signal(signal.SIGINT)
-            return context.all_reduce("SUM", 1.0)
-
-        raises_everywhere(KeyboardInterrupt, lambda step=step: strategy.run(step))
         check_works(strategy)
 
 

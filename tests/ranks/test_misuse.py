@@ -3,10 +3,11 @@
 Each is the same error on every rank, and leaves nothing behind (DESIGN.md sections 1 and 6).
 """
 
+import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import check_works, culprits, error_of, gathered
+from everywhere import check_mistake, gathered
 from mistakes import MISTAKES
 
 
@@ -35,51 +36,47 @@ def kept_strategy(request):
 
 def test_a_mistake_is_the_same_error_on_every_rank(kept_strategy, mistake):
     """Whichever replica makes it: the first, a middle one or the last."""
-    strategy, layout = kept_strategy, kept_strategy.engine.layout
-    for culprit in culprits(strategy):
-        origin = layout.rank_of(culprit)
-        kinds = [mistake.elsewhere or mistake.error] * strategy.size
-        kinds[origin] = mistake.error
-        error = error_of(lambda culprit=culprit: mistake.make(strategy, culprit))
-        found = gathered((type(error).__name__, str(error)))
-        if not all(gathered(isinstance(error, kinds[strategy.rank]))):
-            raise AssertionError(f"mistake of replica {culprit}: {found}") from error
-        if mistake.elsewhere is not None:  # the rank of origin raises the original
-            del found[origin]
-        assert len(set(found)) <= 1
-
-        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        replica, replicas = (culprit,), layout.replica_ids(origin)
-        words = [
-            word.replace("{replica}", layout.describe(replica)).replace(
-                "{replicas}", layout.describe(replicas)
-            )
-            for word in mistake.words
-        ]
-        if mistake.names_both_sides:
-            wrong = replica if mistake.in_a_step else replicas
-            right = set(layout.all_replica_ids).difference(wrong)
-            words += [layout.describe(wrong), layout.describe(right)]
-        assert [word for word in (*words, *mistake.places) if word not in text] == [], text
-        check_works(strategy)
+    check_mistake(kept_strategy, mistake)
 
 
 def test_a_mistake_can_be_caught_at_the_call_by_all_replicas(kept_strategy, mistake):
     """And the step goes on."""
     count = kept_strategy.num_replicas_in_sync
-    for culprit in culprits(kept_strategy):
-        caught = []
+    caught = []
 
-        def step(culprit=culprit, caught=caught):
-            context = mr.get_replica_context()
-            mine = context.replica_id_in_sync_group
-            try:
-                mistake.in_a_step(context, mine == culprit)
-            except mistake.error as error:
-                caught.append((type(error).__name__, str(error)))
-            return context.all_reduce("SUM", mine + 1)
+    def step():
+        context = mr.get_replica_context()
+        mine = context.replica_id_in_sync_group
+        try:
+            mistake.in_a_step(context, mine == count // 2)
+        except mistake.error as error:
+            caught.append((type(error).__name__, str(error)))
+        return context.all_reduce("SUM", mine + 1)
 
-        totals = kept_strategy.experimental_local_results(kept_strategy.run(step))
-        assert set(totals) == {count * (count + 1) // 2}
-        assert len(caught) == len(kept_strategy.local_replica_ids)
-        assert len({one for of_rank in gathered(caught) for one in of_rank}) == 1
+    totals = kept_strategy.experimental_local_results(kept_strategy.run(step))
+    assert set(totals) == {count * (count + 1) // 2}
+    assert len(caught) == len(kept_strategy.local_replica_ids)
+    assert len({one for of_rank in gathered(caught) for one in of_rank}) == 1
+
+
+def test_after_all_of_them_variables_and_input_work_too(kept_strategy):
+    """Each rank counts the variables and datasets that it makes: it must have gone on alike."""
+    strategy = kept_strategy
+    count = strategy.num_replicas_in_sync
+    with strategy.scope():
+        variable = mr.Variable(0.0)
+
+    def step(x):
+        context = mr.get_replica_context()
+        variable.assign_add(context.all_reduce("SUM", float(x.sum())))
+        return variable
+
+    rows = np.arange(8.0 * count)
+    for dataset in (
+        mr.data.Dataset.from_tensor_slices(rows).batch(2 * count),
+        mr.data.Dataset.from_generator(lambda: iter(rows)).batch(2 * count),
+    ):
+        variable.assign(0.0)
+        for batch in strategy.experimental_distribute_dataset(dataset):
+            assert strategy.run(step, args=(batch,)) is variable
+        assert float(variable) == rows.sum()
