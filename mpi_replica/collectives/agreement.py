@@ -300,15 +300,16 @@ class Agreement:
     def raise_failure(
         self, mine: Exception | None, told: Sequence[tuple[int, travel.TravellingError]]
     ) -> NoReturn:
-        """Raise the failure of an exchange of data: this rank's, or what others told of theirs.
+        """Raise the failure of an exchange of data: that of the lowest rank which told of one.
 
         All ranks have come to the end of the exchange, and its results are thrown away.
         """
-        if mine is not None:
-            error: BaseException = mine
-        else:
-            _, traveller = min(told, key=lambda entry: entry[0])
-            error = travel.load(traveller) or travel.stand_in(traveller)
+        error: BaseException | None = mine
+        lowest = min(told, key=lambda entry: entry[0], default=None)
+        if lowest is not None and (error is None or lowest[0] < self._layout.rank):
+            error = travel.load(lowest[1]) or travel.stand_in(lowest[1])
+        if error is None:
+            raise RuntimeError("no rank has told of a failure")
         self._last_error = None
         self.raised = error
         raise error

@@ -181,15 +181,18 @@ class Engine:
         The others are told first. Then this rank comes to the exchange nonetheless: what it gives
         there does not matter, since `moving` raises the error on all ranks.
         """
+        step = self.transport.steps + 1
         try:
             return exchange(*arguments)
         except Exception as error:
             if self.transport.is_in_flight:  # it was begun: no way back
                 raise
+            if self.transport.mailbox is None and self.layout.size > 1:
+                raise  # the others can't be told, and would go on with wrong numbers
             if self._failure is None:
                 self._failure = error
                 packed = travel.pack(error, self.layout.describe(self.layout.local_replica_ids))
-                self.channel.tell(("failure", pickle.dumps(packed, 5)))
+                self.channel.tell(("failure", step, pickle.dumps(packed, 5)))
             return exchange(*arguments)
 
     @contextmanager
@@ -205,9 +208,9 @@ class Engine:
                 self.agreement.time_out(call)
         # What a rank told before it came to the exchange has come when the exchange has ended.
         self.channel.read()
-        if self._failure is not None or self.channel.failures:
+        told = self.channel.take_failures()
+        if self._failure is not None or told:
             failure, self._failure = self._failure, None
-            told, self.channel.failures = self.channel.failures, []
             self.agreement.raise_failure(failure, [(r, pickle.loads(data)) for r, data in told])
 
     @contextmanager
