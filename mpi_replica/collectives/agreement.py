@@ -277,6 +277,7 @@ class Agreement:
         """Exchange headers; return the payloads, or None where the headers differ."""
         about = (first.fingerprint, self.notes.chain, state)
         mine = header(compared_part(*about), payload) if payload else header_without_payload(*about)
+        step = self._transport.steps
         try:
             if self._wide:
                 word = words(compared_part(*about))
@@ -296,7 +297,8 @@ class Agreement:
         except WaitGivenUpError:
             self.time_out(first)
         except BaseException as broken:
-            self._break_off_halfway(broken)
+            # The others may have gone on, where the exchange has ended.
+            self._break_off_halfway(broken, self._transport.steps > step)
             raise
         found = payloads_of_equals(headers, mine, payload)
         if found is not None and state == AGREES:
@@ -314,12 +316,12 @@ class Agreement:
         self.raised = failure
         raise failure
 
-    def _break_off_halfway(self, error: BaseException) -> None:
-        """Give up the strategy if `error` came up while a message is in flight.
+    def _break_off_halfway(self, error: BaseException, is_late: bool = False) -> None:
+        """Give up the strategy if `error` came up while a message is in flight, or too late.
 
         A signal's handler can raise at any time, that of a time limit, say.
         """
-        if self._transport.is_in_flight and self.final is None:
+        if (self._transport.is_in_flight or is_late) and not self.is_agreed(error):
             self.break_off(error)
 
     def break_off(self, error: BaseException) -> None:

@@ -185,11 +185,13 @@ class Engine:
         step = self.transport.steps + 1
         try:
             return exchange(*arguments)
+        except WaitGivenUpError:
+            raise
         except Exception as error:
-            if self.transport.is_in_flight:  # it was begun: no way back
-                raise
-            if self.transport.mailbox is None and self.layout.size > 1:
-                self.agreement.break_off(error)  # the others can't be told, and would go on
+            # Begun, or even ended: no way back. And those who can't be told would go on.
+            is_begun = self.transport.is_in_flight or self.transport.steps >= step
+            if is_begun or (self.transport.mailbox is None and self.layout.size > 1):
+                self.agreement.break_off(error)
                 raise
             if self._failure is None:
                 self._failure = error

@@ -201,16 +201,6 @@ class Channel:
                 sender, data = letter
                 self._deal_with(sender, *pickle.loads(data))
 
-    def take_failures(self) -> list[tuple[int, bytes]]:
-        """Return the failures of exchanges that have ended here; others are ahead, and failed."""
-        if not self.failures:
-            return []
-        with self._lock:
-            ended = self._transport.steps_ended
-            due = [(rank, data) for rank, step, data in self.failures if step <= ended]
-            self.failures = [failure for failure in self.failures if failure[1] > ended]
-        return due
-
     def ask(self, seconds: float) -> dict[int, Answer]:
         """Return where the ranks are, by rank: this one, and those that answer in this time."""
         with self._lock:
@@ -223,6 +213,16 @@ class Channel:
         with self._lock:
             self._asked = None
         return asked.answers
+
+    def take_failures(self) -> list[tuple[int, bytes]]:
+        """Return the failures of exchanges that have ended here; others are ahead, and failed."""
+        if not self.failures:
+            return []
+        with self._lock:
+            ended = self._transport.steps_ended
+            due = [(rank, data) for rank, step, data in self.failures if step <= ended]
+            self.failures = [failure for failure in self.failures if failure[1] > ended]
+        return due
 
     def tell_of_break(self, error: BaseException) -> None:
         """End the waits of all other ranks: this one has left a call halfway."""
