@@ -1,65 +1,228 @@
-"""An error of the transport on one rank, before it sent anything, is that error on every rank."""
+"""An error of the transport on one rank, before it sent anything, is that error on every rank.
+
+At each exchange of each kind of call, on each rank in turn; and the next collective works. What
+fails when the message is on its way already is final (see tests/test_watch.py).
+"""
+
+import functools
 
 import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import check_works, raises_everywhere
+from everywhere import check_works, error_of, needs_two_ranks, raises_everywhere
+
+METHODS = ("exchange", "maximum", "all_gather_bytes", "all_gather_blocks", "all_reduce")
 
 
-@pytest.fixture
-def fails_once(strategy, monkeypatch):
-    """Let a method of the transport fail on one rank, the next time that it is called there."""
+class Exchanges:
+    """Counts the exchanges of a strategy, and lets one fail on this rank in place of its message.
 
-    def break_it(method, rank):
-        if strategy.rank != rank:
-            return
-        transport = strategy.engine.transport
+    Parameters
+    ----------
+    fails_at : int, optional
+        The number of the exchange that fails.
+    """
 
-        def broken(*args, **kwargs):
-            monkeypatch.undo()
-            raise OSError(f"{method} failed on rank {rank}")
+    def __init__(self, strategy, monkeypatch, fails_at=None):
+        self.transport = strategy.engine.transport
+        self.rank = strategy.rank
+        self.monkeypatch = monkeypatch
+        self.fails_at = fails_at
+        self.methods = []
 
-        monkeypatch.setattr(transport, method, broken)
+    def during(self, call):
+        """Call `call`."""
+        with self.monkeypatch.context() as patch:
+            for name in METHODS:
+                patch.setattr(self.transport, name, self.counted(name))
+            call()
 
-    return break_it
+    def counted(self, name):
+        method = getattr(self.transport, name)
 
+        def counted(*args, **kwargs):
+            number = len(self.methods)
+            self.methods.append(name)
+            if number == self.fails_at:
+                raise OSError(f"{name} failed on rank {self.rank}, at {number}")
+            return method(*args, **kwargs)
 
-def reduce_small():
-    ctx = mr.get_replica_context()
-    return ctx.all_reduce("SUM", float(ctx.replica_id_in_sync_group))
-
-
-def gather_rows():
-    ctx = mr.get_replica_context()
-    return ctx.all_gather(np.arange(ctx.replica_id_in_sync_group), axis=0)
-
-
-def merge():
-    ctx = mr.get_replica_context()
-    return ctx.merge_call(lambda strategy, x: None, (ctx.replica_id_in_sync_group,))
-
-
-@pytest.mark.parametrize("step", [reduce_small, gather_rows, merge, lambda: None])
-def test_in_a_step(strategy, fails_once, step):
-    for rank in range(strategy.size):
-        fails_once("exchange", rank)
-        error = raises_everywhere(OSError, lambda: strategy.run(step))
-        assert str(error) == f"exchange failed on rank {rank}"
-        check_works(strategy)
+        return counted
 
 
-def test_in_cross_replica_context(strategy, fails_once):
-    ids = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group)
-    with strategy.scope():
-        v = mr.Variable(1.0)
-    calls = [lambda: strategy.extended.broadcast_to(strategy.rank), lambda: v.assign(2.0)]
-    if strategy.size > 1:  # on one rank all values are at hand, and nothing is exchanged
-        calls.append(lambda: strategy.reduce("SUM", ids, axis=None))
-    for call in calls:
+def context():
+    return mr.get_replica_context()
+
+
+def mine():
+    return context().replica_id_in_sync_group
+
+
+def filled(shape, dtype="f8"):
+    return np.full(shape, 1 + mine(), dtype)
+
+
+def all_reduce(op, *leaves, **options):
+    def step():
+        given = mr.CommunicationOptions(**options)
+        return context().all_reduce(op, [filled(*leaf) for leaf in leaves], given)
+
+    return lambda strategy: strategy.run(step)
+
+
+def all_gather(*shapes, axis=0, uneven=0):
+    def step():
+        more = uneven * mine()
+        return context().all_gather([filled((n + more, *rest)) for n, *rest in shapes], axis)
+
+    return lambda strategy: strategy.run(step)
+
+
+def merge_call(*leaves, look=False):
+    def merge_fn(strategy, *args):
+        return [float(np.sum(x.values[0])) for x in args] if look else None
+
+    return lambda strategy: strategy.run(
+        lambda: context().merge_call(merge_fn, [filled(leaf) for leaf in leaves])
+    )
+
+
+def from_above(call):
+    def do(strategy):
+        rows = strategy.experimental_distribute_values_from_function(
+            lambda context: np.full(9000, float(context.replica_id_in_sync_group))
+        )
+        return call(strategy, rows)
+
+    return do
+
+
+def variable(call, **settings):
+    def do(strategy):
+        with strategy.scope():
+            made = mr.Variable(1.0, **settings)
+        return call(strategy, made)
+
+    return do
+
+
+SUM, FIRST = mr.VariableAggregation.SUM, mr.VariableAggregation.ONLY_FIRST_REPLICA
+CALLS = {
+    "all_reduce in the header": all_reduce("SUM", (1,)),
+    "all_reduce of a pack": all_reduce("MEAN", (3000, "f4"), (1, "i8")),
+    "all_reduce in pieces": all_reduce(
+        "SUM", (20_000,), (3, "i8"), (9000,), bytes_per_pack=1 << 16
+    ),
+    "all_reduce of the greatest": all_reduce("MAX", (20_000,)),
+    "all_reduce of half floats": all_reduce("MEAN", (40_000, "f2")),
+    "all_gather in the header": all_gather((2,)),
+    "all_gather of large leaves": all_gather((9000,), (9000, 2)),
+    "all_gather of uneven leaves": all_gather((70_000,), (3, 2), (5,), uneven=7),
+    "all_gather of many leaves": all_gather(*[(4,)] * 100),
+    "all_gather along another axis": all_gather((4, 5000), axis=1),
+    "merge_call": merge_call(3),
+    "merge_call of more": merge_call(4000),
+    "merge_call that looks": merge_call(9000, 3, 9000, look=True),
+    "reduce": from_above(lambda strategy, x: strategy.reduce("SUM", x, axis=None)),
+    "reduce along an axis": from_above(lambda strategy, x: strategy.reduce("MEAN", x, axis=0)),
+    "gather": from_above(lambda strategy, x: strategy.gather(x, axis=0)),
+    "broadcast_to": lambda strategy: strategy.extended.broadcast_to(1.0),
+    "broadcast_to of more": lambda strategy: strategy.extended.broadcast_to(bytes(2 << 20)),
+    "variable": variable(lambda strategy, v: v.assign(3.0)),
+    "variable in a step": variable(lambda strategy, v: strategy.run(lambda: v.assign(3.0))),
+    "variable that sums": variable(
+        lambda strategy, v: strategy.run(lambda: v.assign_add(float(mine()))), aggregation=SUM
+    ),
+    "variable of the first": variable(
+        lambda strategy, v: strategy.run(lambda: v.assign(float(mine()))), aggregation=FIRST
+    ),
+    "variable that is read": variable(
+        lambda strategy, v: float(v),
+        aggregation=SUM,
+        synchronization=mr.VariableSynchronization.ON_READ,
+    ),
+    "end of a run": lambda strategy: strategy.run(int),
+}
+
+
+def check_each_exchange(strategy, monkeypatch, call):
+    """Let each exchange of `call` fail on each rank; return the methods of the exchanges."""
+    all_of_them = Exchanges(strategy, monkeypatch)
+    all_of_them.during(lambda: call(strategy))
+    for number, method in enumerate(all_of_them.methods):
         for rank in range(strategy.size):
-            fails_once("exchange", rank)
-            error = raises_everywhere(OSError, call)
-            assert str(error) == f"exchange failed on rank {rank}"
+            one = Exchanges(strategy, monkeypatch, number if rank == strategy.rank else None)
+            failing = functools.partial(one.during, lambda: call(strategy))
+            error = raises_everywhere(OSError, failing)
+            assert str(error) == f"{method} failed on rank {rank}, at {number}"
             check_works(strategy)
-    assert float(v) == 1.0
+    return all_of_them.methods
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_at_each_exchange_of_a_call(strategy, monkeypatch, name):
+    assert check_each_exchange(strategy, monkeypatch, CALLS[name]) or strategy.size == 1
+
+
+WITH_DATA = [name for name in CALLS if "pieces" in name or "many" in name or "looks" in name]
+
+
+@pytest.mark.parametrize("name", WITH_DATA)
+def test_with_a_timeout(monkeypatch, name):
+    options = mr.CommunicationOptions(timeout_seconds=60)
+    with mr.MPIStrategy(replicas_per_rank=2, communication_options=options) as strategy:
+        check_each_exchange(strategy, monkeypatch, CALLS[name])
+
+
+@pytest.mark.parametrize("name", [*WITH_DATA, "merge_call", "all_gather in the header"])
+def test_with_more_ranks_than_see_all_headers(strategy, monkeypatch, name):
+    """Section 6: there two messages take the place of a header."""
+    monkeypatch.setattr(strategy.engine.agreement, "_wide", True)
+    methods = check_each_exchange(strategy, monkeypatch, CALLS[name])
+    assert methods[0] == "maximum"
+
+
+def differ():
+    context().all_reduce("SUM", np.ones(2 + mine()))
+
+
+def fail():
+    if mine() == 1:
+        raise ValueError("from replica 1")
+    context().all_reduce("SUM", 1.0)
+
+
+def end_apart():
+    return None if mine() else 1
+
+
+@pytest.mark.parametrize("step", [differ, fail, end_apart])
+def test_while_the_ranks_tell_each_other_what_is_wrong(strategy, monkeypatch, step):
+    """All ranks raise one error: this one, or what they were about to raise."""
+    needs_two_ranks(strategy)
+    all_of_them = Exchanges(strategy, monkeypatch)
+    wrong = error_of(lambda: all_of_them.during(lambda: strategy.run(step)))
+    for number in range(len(all_of_them.methods)):
+        for rank in range(strategy.size):
+            one = Exchanges(strategy, monkeypatch, number if rank == strategy.rank else None)
+            failing = functools.partial(one.during, lambda: strategy.run(step))
+            error = raises_everywhere(Exception, failing)
+            assert type(error) in (OSError, type(wrong))
+            check_works(strategy)
+
+
+def test_of_two_ranks_that_fail_the_lower_one_counts(strategy, monkeypatch):
+    """Also where the other one fails earlier."""
+    needs_two_ranks(strategy)
+    call = CALLS["all_reduce in pieces"]
+    all_of_them = Exchanges(strategy, monkeypatch)
+    all_of_them.during(lambda: call(strategy))
+    first = all_of_them.methods.index("all_reduce")
+    lower, higher = strategy.size - 2, strategy.size - 1
+    for at in ({lower: first, higher: first}, {lower: first + 2, higher: first + 1}):
+        one = Exchanges(strategy, monkeypatch, at.get(strategy.rank))
+        failing = functools.partial(one.during, lambda: call(strategy))
+        error = raises_everywhere(OSError, failing)
+        assert str(error) == f"all_reduce failed on rank {lower}, at {at[lower]}"
+        check_works(strategy)
