@@ -19,7 +19,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from ..errors import (
     CollectiveTimeoutError,
@@ -92,6 +92,9 @@ class Agreement:
         self._serial = 0
         #: Called where this rank gives up the strategy, to tell the others.
         self.on_break: Callable[[BaseException], None] = lambda _: None
+        #: Does an exchange that no rank may miss, and gives what went wrong in such ones.
+        self.carry: Callable[..., Any] = lambda exchange, *arguments: exchange(*arguments)
+        self.take_failure: Callable[[], BaseException | None] = lambda: None
 
     @property
     def carries_payload(self) -> bool:
@@ -274,6 +277,7 @@ class Agreement:
         """Exchange headers; return the payloads, or None where the headers differ."""
         about = (first.fingerprint, self.notes.chain, state)
         mine = header(compared_part(*about), payload) if payload else header_without_payload(*about)
+        step = self._transport.steps
         try:
             if self._wide:
                 word = words(compared_part(*about))
@@ -284,11 +288,17 @@ class Agreement:
                     return None
                 if not payload:
                     return []
-            headers = bytes(self._transport.exchange(mine, seconds))
+                headers = bytes(self.carry(self._transport.exchange, mine, seconds))
+                failure = self.take_failure()
+                if failure is not None:
+                    self.raise_failure(failure)
+            else:
+                headers = bytes(self._transport.exchange(mine, seconds))
         except WaitGivenUpError:
             self.time_out(first)
         except BaseException as broken:
-            self._break_off_halfway(broken)
+            # The others may have gone on, where the exchange has ended.
+            self._break_off_halfway(broken, self._transport.steps > step)
             raise
         found = payloads_of_equals(headers, mine, payload)
         if found is not None and state == AGREES:
@@ -297,29 +307,21 @@ class Agreement:
             self._others_left(headers, first)
         return None
 
-    def raise_failure(
-        self, mine: Exception | None, told: Sequence[tuple[int, travel.TravellingError]]
-    ) -> NoReturn:
-        """Raise the failure of an exchange of data: that of the lowest rank which told of one.
+    def raise_failure(self, failure: BaseException) -> NoReturn:
+        """Raise the failure of an exchange on some rank, which all have come to the end of.
 
-        All ranks have come to the end of the exchange, and its results are thrown away.
+        Its results are thrown away.
         """
-        error: BaseException | None = mine
-        lowest = min(told, key=lambda entry: entry[0], default=None)
-        if lowest is not None and (error is None or lowest[0] < self._layout.rank):
-            error = travel.load(lowest[1]) or travel.stand_in(lowest[1])
-        if error is None:
-            raise RuntimeError("no rank has told of a failure")
         self._last_error = None
-        self.raised = error
-        raise error
+        self.raised = failure
+        raise failure
 
-    def _break_off_halfway(self, error: BaseException) -> None:
-        """Give up the strategy if `error` came up while a message is in flight.
+    def _break_off_halfway(self, error: BaseException, is_late: bool = False) -> None:
+        """Give up the strategy if `error` came up while a message is in flight, or too late.
 
         A signal's handler can raise at any time, that of a time limit, say.
         """
-        if self._transport.is_in_flight and self.final is None:
+        if (self._transport.is_in_flight or is_late) and not self.is_agreed(error):
             self.break_off(error)
 
     def break_off(self, error: BaseException) -> None:
@@ -363,18 +365,21 @@ class Agreement:
         """Exchange reports and raise what follows."""
         report = Report(tuple(stands), self.notes.all, self._last_ordinal)
         try:
-            texts = self._transport.all_gather_bytes(pickle.dumps(report, 5), seconds)
+            gather = self._transport.all_gather_bytes
+            texts = self.carry(gather, pickle.dumps(report, 5), seconds)
             reports: list[Report] = [pickle.loads(text) for text in texts]
             verdict = judge(reports, self._layout)
             self._last_ordinal = max(report.run_ordinal for report in reports) + 1
-            if verdict.action == "promote":
+            failure = self.take_failure()
+            if verdict.action == "promote" and failure is None:
                 raise Promotion(verdict.leaves)
-            if verdict.action == "combine":
+            if verdict.action == "combine" and failure is None:
                 self._forget()
                 raise Combination(verdict.kinds)
             self.notes.undo([report.notes for report in reports])
             self.notes.drop()
-            error = self._agreed_error(verdict, originals, seconds)
+            error = failure or self._agreed_error(verdict, originals, seconds)
+            error = self.take_failure() or error
         except WaitGivenUpError:
             self.time_out(first)
         except BaseException as broken:
@@ -396,10 +401,9 @@ class Agreement:
         mine = self._layout.rank == verdict.origin_rank
         error = originals[verdict.origin_replica] if mine else travel.load(traveller)
         flag = b"" if error is None else b"loaded"
-        if not mine and not all(self._transport.all_gather_bytes(flag, seconds)):
+        flags = self.carry(self._transport.all_gather_bytes, flag, seconds)
+        if not mine and not all(flags):
             error = None
-        elif mine:
-            self._transport.all_gather_bytes(flag, seconds)
         if error is None:
             error = travel.stand_in(traveller)
         elif mine and (told := f"raised by {traveller.origin}") not in getattr(

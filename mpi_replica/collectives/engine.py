@@ -56,6 +56,7 @@ class Engine:
         )
         self._recorder = self.channel.recorder
         self.agreement.on_break = self.channel.tell_of_break
+        self.agreement.carry, self.agreement.take_failure = self.carry, self.take_failure
 
     def name_of_next_dataset(self) -> str:
         """Return a name for a distributed dataset, the same on all ranks.
@@ -184,11 +185,14 @@ class Engine:
         step = self.transport.steps + 1
         try:
             return exchange(*arguments)
+        except WaitGivenUpError:
+            raise
         except Exception as error:
-            if self.transport.is_in_flight:  # it was begun: no way back
+            # Begun, or even ended: no way back. And those who can't be told would go on.
+            is_begun = self.transport.is_in_flight or self.transport.steps >= step
+            if is_begun or (self.transport.mailbox is None and self.layout.size > 1):
+                self.agreement.break_off(error)
                 raise
-            if self.transport.mailbox is None and self.layout.size > 1:
-                raise  # the others can't be told, and would go on with wrong numbers
             if self._failure is None:
                 self._failure = error
                 packed = travel.pack(error, self.layout.describe(self.layout.local_replica_ids))
@@ -206,12 +210,21 @@ class Engine:
                 yield
             except WaitGivenUpError:
                 self.agreement.time_out(call)
+        failure = self.take_failure()
+        if failure is not None:
+            self.agreement.raise_failure(failure)
+
+    def take_failure(self) -> BaseException | None:
+        """Return why an exchange failed that has ended now, if it did: on all ranks the same."""
         # What a rank told before it came to the exchange has come when the exchange has ended.
         self.channel.read()
+        mine, self._failure = self._failure, None
         told = self.channel.take_failures()
-        if self._failure is not None or told:
-            failure, self._failure = self._failure, None
-            self.agreement.raise_failure(failure, [(r, pickle.loads(data)) for r, data in told])
+        rank, data = min(told, default=(self.layout.size, b""))
+        if not told or (mine is not None and self.layout.rank < rank):
+            return mine
+        traveller = pickle.loads(data)
+        return travel.load(traveller) or travel.stand_in(traveller)
 
     @contextmanager
     def irrevocable(self) -> Iterator[None]:
