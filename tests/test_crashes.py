@@ -284,7 +284,8 @@ def test_the_end_of_a_forked_child_is_local(launch):
         text, *rest = (line for line in told(done) if line.startswith(f"[{rank}]"))
         assert "forked child" in text
         assert rest == [f"[{rank}] 7", f"[{rank}] done"]
-        assert done.stderr.count(f"ValueError: in the child of rank {rank}") == 1
+        # Python writes a traceback in parts, and those of the children may mix.
+        assert done.stderr.count(f"in the child of rank {rank}") == 1
 
 
 def test_an_abandoned_replica_does_not_keep_the_program_from_ending(launch):

@@ -167,8 +167,11 @@ def test_an_interrupt_in_a_step_ends_every_rank(launch, who):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_at_the_launcher_ends_the_job(launch, tmp_path, times):
-    """A terminal sends it to the launcher, which ends the ranks or passes it on."""
+def test_ctrl_c_at_the_launcher_ends_the_job(library, launch, tmp_path, times):
+    """A terminal sends it to the launcher, which ends the ranks or passes it on.
+
+    MPICH's may report success where it comes twice.
+    """
 
     def interrupt(launcher):
         deadline = time.monotonic() + LIMIT_SECONDS
@@ -181,18 +184,17 @@ def test_ctrl_c_at_the_launcher_ends_the_job(launch, tmp_path, times):
 
     done = launch(
         """
-        strategy = mr.MPIStrategy()
-        check(strategy)
-        tell("ready")
-
         def step():
+            total()
+            tell("ready")
             while True:
                 total()
 
-        strategy.run(step)
+        mr.MPIStrategy().run(step)
         """,
         3,
         meanwhile=interrupt,
+        succeeds=None if library == "mpich" and times == 2 else False,
     )
     assert len(re.findall(r"^\[rank \d of 3\] Traceback", done.stderr, re.MULTILINE)) <= 1
 
