@@ -34,7 +34,10 @@ SITUATIONS = {
     },
     "finals.py": {
         2: ["timeout, first", "both over the world, first"],
-        3: ["timeout, last", "both over the world, last", "a part of the world", "a ring"],
+        3: [
+            *("timeout, last", "both over the world, last", "a part of the world", "a ring"),
+            *("failure after a header", "failure after data"),
+        ],
         4: ["timeout, middle", "both over the world, middle"],
     },
 }
@@ -305,6 +308,18 @@ def test_ranks_that_wait_for_each_other_in_several_strategies_get_one_error(
         assert text.count(f" at {place('finals.py', call)}") == 1
     assert text.count(" of a strategy of ") == len(calls)
     assert all(all(again) for _, _, again in of_ranks)
+
+
+@pytest.mark.parametrize("situation", ["failure after a header", "failure after data"])
+def test_what_fails_when_a_message_is_on_its_way_is_final_on_all_ranks(finals, situation):
+    """It can't be told in the call itself, as it can before (see test_transport_errors.py)."""
+    *others, last = finals().found[situation]
+    assert last == ["OSError", "the network is gone", [True]]
+    ((kind, text),) = {(kind, text) for kind, text, _ in others}
+    assert kind == "RankLostError"
+    call = rf"all_reduce\(SUM, float64\[9000\]\) at {place('finals.py', 'large')}"
+    assert re.match(rf"replica 2 \(rank 2\) left {call} halfway, by OSError: the network is", text)
+    assert [again for _, _, again in others] == [[True], [True]]
 
 
 @pytest.mark.parametrize("ranks", SITUATIONS["finals.py"])

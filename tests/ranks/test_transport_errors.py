@@ -151,7 +151,7 @@ def check_each_exchange(strategy, monkeypatch, call):
     all_of_them = Exchanges(strategy, monkeypatch)
     all_of_them.during(lambda: call(strategy))
     for number, method in enumerate(all_of_them.methods):
-        for rank in range(strategy.size):
+        for rank in sorted({0, strategy.size // 2, strategy.size - 1}):
             one = Exchanges(strategy, monkeypatch, number if rank == strategy.rank else None)
             failing = functools.partial(one.during, lambda: call(strategy))
             error = raises_everywhere(OSError, failing)

@@ -30,6 +30,10 @@ def third_call():
     return mr.get_replica_context().all_gather(np.ones(3), axis=0)  # third
 
 
+def large_call():
+    return mr.get_replica_context().all_reduce("SUM", np.ones(9000))  # large
+
+
 def timed_call():
     options = mr.CommunicationOptions(timeout_seconds=1)
     return mr.get_replica_context().all_reduce("SUM", 1.0, options)  # timed
@@ -64,6 +68,24 @@ def late_beyond_the_timeout(culprit, replicas_per_rank=1):
         lambda: strategy.run(int),
         lambda: strategy.extended.broadcast_to(rank),
     )
+    strategy.close()
+    return found
+
+
+def failure_after(method):
+    """An exchange of the last rank fails when it has been made: the others can't know."""
+    strategy = mr.MPIStrategy()
+    strategy.run(first_call)
+    if rank == last:
+        transport = strategy.engine.transport
+        made = getattr(transport, method)
+
+        def fails(*args):
+            made(*args)
+            raise OSError("the network is gone")
+
+        setattr(transport, method, fails)
+    found = told(error_of(lambda: strategy.run(large_call)), lambda: strategy.run(large_call))
     strategy.close()
     return found
 
@@ -123,6 +145,8 @@ SITUATIONS = {
     "both over the world, last": lambda: both_over_the_world(last),
     "a part of the world": lambda: a_part_of_the_world(last),
     "a ring": a_ring,
+    "failure after a header": lambda: failure_after("exchange"),
+    "failure after data": lambda: failure_after("all_reduce"),
 }
 
 found = {}
