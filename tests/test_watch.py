@@ -349,7 +349,7 @@ def test_a_signal_to_one_rank_has_every_rank_write_where_it_is(launch):
     """Once, also inside a call of MPI that is the program's own, and where it has the signal."""
     done = launch(
         """
-        import threading
+        import threading, time
 
         mine = lambda *_: tell("mine")
         if rank == 1:
@@ -369,7 +369,7 @@ def test_a_signal_to_one_rank_has_every_rank_write_where_it_is(launch):
 
         def tell_when_it_waits():
             while not strategy.engine.channel.is_waiting:
-                pass
+                time.sleep(0.001)
             world.send(None, 0, 6)
 
         sys.stderr = Stderr()
