@@ -114,11 +114,15 @@ def _tell_that_it_ends(cause: str = "", seconds: float | None = None) -> bool:
     limit = None if seconds is None else time.monotonic() + seconds
     # All at once: another rank may be in a call of the second strategy, and leave the first later.
     left = [e.agreement.leaving(cause) for e in _engines if e.is_in_its_thread()]
-    while left:
-        left = [one for one in left if next(one, _DONE) is not _DONE]
-        if left and limit is not None and time.monotonic() > limit:
-            return False
-        time.sleep(_POLL_SECONDS if left else 0)
+    try:
+        while left:
+            left = [one for one in left if next(one, _DONE) is not _DONE]
+            if left and limit is not None and time.monotonic() > limit:
+                return False
+            time.sleep(_POLL_SECONDS if left else 0)
+    except Exception as error:  # they can't be told, and would wait for ever
+        _print(error, _engines[-1].layout.rank, _engines[-1].layout.size)
+        abort(1)
     return True
 
 

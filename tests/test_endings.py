@@ -117,3 +117,19 @@ def test_what_a_signal_handler_raises_in_an_exchange_ends_the_wait_of_all_ranks(
     assert done.returncode != 0
     assert "0 two minutes" in done.stdout
     assert "1 replica 0 (rank 0) left all_reduce(SUM, float64[]) at train.py:" in done.stdout
+
+
+def test_a_rank_that_can_not_tell_that_it_ends_ends_the_job(launch):
+    """The others would wait for it for ever."""
+    done = launch(
+        """
+        strategy = mr.MPIStrategy()
+        strategy.run(lambda: None)
+        if strategy.rank == 1:
+            def fails(header):
+                raise OSError("the network is gone")
+            strategy.engine.transport.begin_exchange = fails
+        """
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("OSError: the network is gone") == 1
