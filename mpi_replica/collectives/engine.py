@@ -253,12 +253,13 @@ class Engine:
     def with_reserve(self, allocate: Callable[[], T]) -> T:
         """Return what `allocate` gives: memory that is needed after all ranks have agreed.
 
-        It can't fail any more then, so some memory was laid by, which is given up for it.
+        It must not fail any more then, so some memory was laid by, which is given up for it.
         """
         try:
             return allocate()
         except MemoryError:
-            self._reserve = np.empty(0, np.uint8)
+            self._reserve = np.zeros(0, np.uint8)
+        with self.irrevocable():
             return allocate()
 
     def lay_by_reserve(self, size_bytes: int) -> None:

@@ -4,13 +4,14 @@ import contextlib
 import contextvars
 import functools
 import threading
+import time
 import warnings
 
 import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import check_works, error_of, raises_everywhere
+from everywhere import check_works, culprits, error_of, needs_two_ranks, raises_everywhere
 
 
 def state():
@@ -357,6 +358,64 @@ def test_a_replica_must_not_call_from_a_thread_that_it_starts(strategy):
     names, totals = strategy.run(step)
     assert set(strategy.experimental_local_results(names)) == {"ContextError"}
     assert set(strategy.experimental_local_results(totals)) == {strategy.num_replicas_in_sync}
+
+
+@pytest.mark.parametrize("call", THREADED_CALLS)
+def test_nor_may_it_call_the_strategy_there(strategy, call):
+    """On every rank it is the error of the run, since the others wait for that replica."""
+    ones = strategy.run(lambda: np.ones(1))
+
+    def step(culprit):
+        context = mr.get_replica_context()
+        if context.replica_id_in_sync_group == culprit:
+            raise in_a_thread(lambda: THREADED_CALLS[call](strategy, ones))
+        context.all_reduce("SUM", 1.0)
+
+    for culprit in culprits(strategy):
+        run = functools.partial(strategy.run, step, (culprit,))
+        error = raises_everywhere(mr.errors.ContextError, run)
+        assert "thread" in str(error)
+        check_works(strategy)
+
+
+def test_a_thread_that_calls_while_the_main_thread_is_in_a_collective_comes_after_it(strategy):
+    """The ranks agree on its mistake at their next call."""
+    needs_two_ranks(strategy)
+    from mpi4py import MPI  # starts MPI, so not when this file is imported
+
+    world = MPI.COMM_WORLD
+
+    def call_from_above(culprit):
+        while not strategy.engine.channel.is_waiting:
+            time.sleep(0.001)  # each turn takes the interpreter from the thread that waits
+        for rank in range(strategy.size):
+            if rank != culprit:
+                world.send(None, rank)
+        strategy.extended.broadcast_to(2.0)
+
+    def mistake(culprit, values):
+        errors = []
+        thread = threading.Thread(
+            target=lambda: errors.append(error_of(lambda: call_from_above(culprit)))
+        )
+        if strategy.rank == culprit:
+            thread.start()
+        else:
+            world.recv(source=culprit)
+        values.append(strategy.extended.broadcast_to(1.0))
+        if strategy.rank == culprit:
+            thread.join()
+            raise errors[0]
+        values.append(strategy.extended.broadcast_to(3.0))
+
+    for culprit in {0, strategy.size - 1}:
+        values = []
+        error = raises_everywhere(
+            mr.errors.ContextError, functools.partial(mistake, culprit, values)
+        )
+        assert "broadcast_to in thread" in str(error)
+        assert values == [1.0]
+        check_works(strategy)
 
 
 @pytest.mark.parametrize("replicas_per_rank", [1, 2])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import check_works, error_of, gathered
+from everywhere import check_works, error_of, gathered, needs_two_ranks
 
 MANY = 1 << 18  # items: 2 MiB as float64
 MIB = 1 << 20
@@ -126,6 +126,57 @@ def test_a_memory_error_on_one_rank_is_one_on_every_rank(name, replicas_per_rank
                 assert len({text for _, text, _ in found}) == 1
                 check_works(strategy)
             assert fails_at > 1 or size == 1
+
+
+# What takes memory after the ranks have agreed: its size is known only then, and 1 MiB at most.
+LATE_CALLS = {
+    "all_gather": all_gather(3000, 0),
+    "all_gather along another axis": all_gather((4, 3000), 1),
+    "all_gather of many small leaves": all_gather(300, 0, 5),
+    "merge_call": merge_call(lambda i: np.full(3000, i), look=True),
+    "merge_call of bytes": merge_call(lambda i: bytes(3000)),
+    "gather": from_above(lambda s, x: s.gather(x, axis=0), 3000),
+    "broadcast_to": lambda s: s.extended.broadcast_to(bytes(3000)),
+}
+
+
+@pytest.mark.parametrize("name", LATE_CALLS)
+def test_memory_that_was_laid_by_is_given_up_for_what_is_needed_after_the_header(
+    strategy, monkeypatch, name
+):
+    """Too late for an error on every rank: there is none."""
+    needs_two_ranks(strategy)
+    call = LATE_CALLS[name]
+    expected = str(call(strategy))
+    for culprit in range(strategy.size):
+        with monkeypatch.context() as patch:
+            once = Once(strategy.rank == culprit, np.empty)
+            exchange = strategy.engine.transport.exchange
+
+            def send(*args, exchange=exchange, patch=patch, once=once, **kwargs):
+                headers = exchange(*args, **kwargs)
+                patch.setattr(np, "empty", once.make)
+                return headers
+
+            patch.setattr(strategy.engine.transport, "exchange", send)
+            assert str(call(strategy)) == expected
+        assert any(gathered(once.has_failed))
+        check_works(strategy)
+
+
+class Once:
+    """Stands for np.empty, which fails at its first call."""
+
+    def __init__(self, fails, empty):
+        self.fails = fails
+        self.empty = empty
+        self.has_failed = False
+
+    def make(self, *args, **kwargs):
+        if self.fails and not self.has_failed:
+            self.has_failed = True
+            raise MemoryError
+        return self.empty(*args, **kwargs)
 
 
 MOVES_NOTHING = ("all_reduce in the header", "reduce along an axis")

@@ -34,6 +34,10 @@ def large_call():
     return mr.get_replica_context().all_reduce("SUM", np.ones(9000))  # large
 
 
+def gather_call():
+    return mr.get_replica_context().all_gather(np.ones(900), axis=0)  # gather
+
+
 def timed_call():
     options = mr.CommunicationOptions(timeout_seconds=1)
     return mr.get_replica_context().all_reduce("SUM", 1.0, options)  # timed
@@ -86,6 +90,29 @@ def failure_after(method):
 
         setattr(transport, method, fails)
     found = told(error_of(lambda: strategy.run(large_call)), lambda: strategy.run(large_call))
+    strategy.close()
+    return found
+
+
+def no_memory():
+    """The last rank has none, not even what it has laid by, when all have agreed to a call."""
+    strategy = mr.MPIStrategy()
+    strategy.run(first_call)
+    made, empty = strategy.engine.transport.exchange, np.empty
+
+    def fails(*args, **kwargs):
+        raise MemoryError("there is none")
+
+    def exchange(*args):
+        headers = made(*args)
+        np.empty = fails
+        return headers
+
+    if rank == last:
+        strategy.engine.transport.exchange = exchange
+    error = error_of(lambda: strategy.run(gather_call))
+    np.empty = empty
+    found = told(error, lambda: strategy.run(gather_call))
     strategy.close()
     return found
 
@@ -147,6 +174,7 @@ SITUATIONS = {
     "a ring": a_ring,
     "failure after a header": lambda: failure_after("exchange"),
     "failure after data": lambda: failure_after("all_reduce"),
+    "no memory": no_memory,
 }
 
 found = {}
