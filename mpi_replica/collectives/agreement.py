@@ -75,7 +75,8 @@ class Agreement:
         self._wide = transport.size > _ALLGATHER_RANKS
         #: Runs that this rank is in, the innermost last.
         self.runs: list[_Run] = []
-        self._last_ordinal = 0
+        #: Ordinal of the last run that began, or what all ranks set it to after an error.
+        self.last_run_ordinal = 0
         #: The exception that was raised last because all ranks agreed to.
         self.raised: BaseException | None = None
         #: Why the strategy can't be used any more.
@@ -106,15 +107,10 @@ class Agreement:
         """Ordinal of the innermost run that this rank is in; 0 outside."""
         return self.runs[-1].ordinal if self.runs else 0
 
-    @property
-    def last_run_ordinal(self) -> int:
-        """Ordinal of the last run that began, or what all ranks set it to after an error."""
-        return self._last_ordinal
-
     def enter_run(self, run: _Run) -> None:
         """Begin a run: it gets the next ordinal."""
-        self._last_ordinal += 1
-        run.ordinal = self._last_ordinal
+        self.last_run_ordinal += 1
+        run.ordinal = self.last_run_ordinal
         self.runs.append(run)
 
     def leave_run(self) -> None:
@@ -363,13 +359,13 @@ class Agreement:
         seconds: float | None,
     ) -> NoReturn:
         """Exchange reports and raise what follows."""
-        report = Report(tuple(stands), self.notes.all, self._last_ordinal)
+        report = Report(tuple(stands), self.notes.all, self.last_run_ordinal)
         try:
             gather = self._transport.all_gather_bytes
             texts = self.carry(gather, pickle.dumps(report, 5), seconds)
             reports: list[Report] = [pickle.loads(text) for text in texts]
             verdict = judge(reports, self._layout)
-            self._last_ordinal = max(report.run_ordinal for report in reports) + 1
+            self.last_run_ordinal = max(report.run_ordinal for report in reports) + 1
             failure = self.take_failure()
             if verdict.action == "promote" and failure is None:
                 raise Promotion(verdict.leaves)
