@@ -99,6 +99,7 @@ class MPIStrategy(Strategy):
         self._is_closed = False
         gate.install(ending.abort)
         if transport.size > 1:
+            self._engine.channel.abort = ending.abort
             ending.remember(self._engine)
         if transport.size > 1 or len(layout.local_replica_ids) > 1:
             watcher.add(self._engine.channel, transport.hosts[transport.rank])

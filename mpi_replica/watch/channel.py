@@ -122,6 +122,8 @@ class Channel:
         self.on_cycle: Callable[[Channel, tuple[Any, ...]], None] = lambda *_: None
         #: Called where a rank asks all others to print where they are.
         self.on_print: Callable[[str], None] = lambda _: None
+        #: Called where the job can't go on, with its exit status.
+        self.abort: Callable[[int], None] = transport.abort
         self._transport = transport
         self._processes = Processes(transport.hosts, transport.pids)
         self._local_meeting = local_meeting
@@ -320,7 +322,7 @@ class Channel:
     def _end_if_stuck(self, now: float) -> None:
         """End the job where this rank is in a blocking call that another one has given up."""
         goes_on = not self.is_waiting or self.step != self._step
-        if goes_on or not (self.is_over or self.failures):
+        if goes_on or not self.is_over:
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = now
@@ -330,7 +332,7 @@ class Channel:
                 self.layout.rank,
                 self.call(),
             )
-            self._transport.abort(1)
+            self.abort(1)
 
     def _look_at_replicas(self, now: float) -> None:
         """Report replicas of this rank that wait for another one of it."""

@@ -1,0 +1,86 @@
+"""Watchers without MPI and without their threads: they look when a test says so, by its clock."""
+
+import threading
+from collections import deque
+
+from mpi_replica.layout import Layout
+from mpi_replica.transport.base import Mailbox
+from mpi_replica.transport.single import SingleTransport
+from mpi_replica.watch import channel as channel_module
+from mpi_replica.watch.channel import Channel
+
+
+class Clock:
+    """The time of all watchers, in seconds."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr(channel_module.time, "monotonic", lambda: self.now)
+
+
+class Post(Mailbox):
+    """The mailbox of a rank of this process."""
+
+    is_slow = False
+
+    def __init__(self, rank, boxes):
+        self.rank = rank
+        self.boxes = boxes
+
+    def send(self, rank, data):
+        self.boxes[rank].append((self.rank, data))
+
+    def receive(self):
+        box = self.boxes[self.rank]
+        return box.popleft() if box and not self.is_slow else None
+
+    def close(self):
+        pass
+
+
+class World:
+    """The channels of a strategy over some ranks, all of them in this process."""
+
+    def __init__(self, size, clock):
+        self.clock = clock
+        self.errors = {}
+        self.aborts = []
+        self.local = {rank: ((rank,), "") for rank in range(size)}
+        boxes = [deque() for _ in range(size)]
+        self.transports = [SingleTransport() for _ in range(size)]
+        self.channels = []
+        for rank, transport in enumerate(self.transports):
+            transport.hosts, transport.pids = ("n",) * size, tuple(range(size))
+            transport.size, transport.mailbox = size, Post(rank, boxes)
+            channel = Channel(
+                transport,
+                Layout((1,) * size, rank),
+                threading.get_ident,
+                lambda rank=rank: self.local[rank],
+                lambda error, rank=rank: self.errors.setdefault(rank, error),
+            )
+            channel.is_watched = True
+            channel.abort = lambda status, rank=rank: self.aborts.append(rank)
+            self.channels.append(channel)
+
+    def begin(self, *ranks, timeout_seconds=None):
+        """Let ranks come to an exchange."""
+        for rank in ranks:
+            self.channels[rank].recorder.begin(f"call of rank {rank}", timeout_seconds)
+            self.transports[rank].steps += 1
+
+    def end(self, *ranks):
+        """End the exchange of ranks."""
+        for rank in ranks:
+            self.transports[rank].steps_ended = self.transports[rank].steps
+
+    def look(self, *ranks, after=0.0):
+        """Let the watchers of some ranks look, or of all."""
+        self.clock.now += after
+        for rank in ranks or range(len(self.channels)):
+            self.channels[rank].tick(self.clock.now)
+
+    def pass_time(self, seconds, *ranks):
+        """Let the watchers look ten times a second."""
+        for _ in range(round(10 * seconds)):
+            self.look(*ranks, after=0.1)

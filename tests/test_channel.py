@@ -1,0 +1,184 @@
+"""When a watcher asks, answers, reports and keeps still: by a clock that the test sets (issue 3).
+
+On ranks of MPI, and by their own clock: see test_watch.py.
+"""
+
+import logging
+
+import pytest
+
+from channels import Clock, Post, World
+
+
+class Reports(logging.Handler):
+    def __init__(self, world):
+        super().__init__()
+        self.world = world
+
+    def emit(self, record):
+        self.world.reports.append((self.world.clock.now - 1000, record.getMessage()))
+
+
+@pytest.fixture
+def world(monkeypatch):
+    monkeypatch.setenv("MPI_REPLICA_STALL_SECONDS", "10")
+    world = World(3, Clock(monkeypatch))
+    world.reports = []
+    logger, handler = logging.getLogger("mpi_replica"), Reports(world)
+    logger.addHandler(handler)
+    yield world
+    logger.removeHandler(handler)
+
+
+def test_the_lowest_rank_that_waits_reports_at_the_limit_and_at_its_multiples(world):
+    world.begin(1, 2)
+    world.pass_time(90)
+    times = [seconds for seconds, _ in world.reports]
+    assert [round(seconds / 10) for seconds in times] == [1, 2, 4, 8]
+    assert all(text.startswith("call of rank 1 has waited ") for _, text in world.reports)
+    assert all("missing: replica 0 (rank 0," in text for _, text in world.reports)
+
+
+def test_a_new_wait_has_the_limit_again(world):
+    world.begin(1, 2)
+    world.pass_time(25)
+    world.begin(0)
+    world.end(0, 1, 2)
+    world.pass_time(3)
+    world.begin(0, 1)
+    world.pass_time(11)
+    assert [round(seconds) for seconds, _ in world.reports] == [10, 20, 38]
+
+
+def test_waits_below_the_limit_are_not_reported(world):
+    for _ in range(5):
+        world.begin(0, 1)
+        world.pass_time(9)
+        world.begin(2)
+        world.end(0, 1, 2)
+    assert world.reports == []
+
+
+def test_who_was_asked_leaves_it_to_the_rank_that_asked(world):
+    """Also a lower one, whose watcher looked later."""
+    world.begin(0, 1)
+    world.pass_time(9)
+    world.pass_time(2, 1, 2)  # rank 0's watcher gets no time
+    world.pass_time(6)
+    assert len(world.reports) == 1
+    assert world.reports[0][1].startswith("call of rank 1 has waited ")
+
+
+def test_of_two_that_ask_at_once_the_lower_one_reports(world, monkeypatch):
+    world.begin(0, 1)
+    world.look()
+    with monkeypatch.context() as patch:
+        patch.setattr(Post, "is_slow", True)
+        world.look(1, 0, after=12)  # both ask before they hear of the other
+    world.pass_time(3, 1, 0, 2)
+    assert len(world.reports) == 1
+    assert world.reports[0][1].startswith("call of rank 0 has waited ")
+
+
+def test_a_rank_that_gives_no_answer_in_time_is_told_so(world):
+    world.begin(0, 1)
+    world.pass_time(12, 0, 1)
+    ((_, text),) = world.reports
+    assert "missing: replica 2 (rank 2, host n, pid 2) does not answer" in text
+
+
+def test_a_late_answer_is_of_no_use_to_the_next_question(world):
+    world.begin(0, 1)
+    world.pass_time(12, 0, 1)
+    world.look(2)  # it answers now, and stops again
+    world.pass_time(10, 0, 1)
+    assert len(world.reports) == 2
+    assert "does not answer" in world.reports[1][1]
+
+
+def test_a_rank_that_comes_while_it_is_asked_is_not_reported(world):
+    world.begin(0, 1)
+    world.pass_time(10, 0, 1)
+    world.look(0, after=0.1)  # it has asked
+    world.begin(2)
+    world.end(0, 1, 2)
+    world.pass_time(5)
+    assert world.reports == []
+
+
+def test_a_rank_with_replicas_that_wait_for_one_of_them_leaves_the_report_to_the_others(world):
+    world.local[2] = (2,), "a call of its other replicas"
+    world.begin(0, 1)
+    world.pass_time(90)
+    assert {text.partition(" has")[0] for _, text in world.reports} == {"call of rank 0"}
+
+
+def test_it_reports_itself_where_no_other_rank_waits(world):
+    world.local[2] = (2,), "a call of its other replicas"
+    world.pass_time(45)
+    assert [round(seconds / 10) for seconds, _ in world.reports] == [1, 2, 4]
+    assert {text.partition(" has")[0] for _, text in world.reports} == {
+        "a call of its other replicas"
+    }
+
+
+def test_a_timeout_is_told_to_all_ranks_with_the_report(world):
+    world.begin(1, 2, timeout_seconds=3)
+    world.pass_time(5)
+    assert sorted(world.errors) == [0, 1, 2]
+    ((kind, text),) = {(type(error).__name__, str(error)) for error in world.errors.values()}
+    assert kind == "CollectiveTimeoutError"
+    assert text.startswith("call of rank 1 has waited 3.0 s.")
+    assert "missing: replica 0 (rank 0," in text
+    assert world.reports == []
+    world.end(1, 2)
+    world.pass_time(30)
+    assert world.aborts == []
+
+
+def test_a_rank_that_can_not_come_out_of_a_call_that_was_given_up_ends_the_job(world):
+    world.begin(0, 1, timeout_seconds=3)
+    world.pass_time(4)
+    world.end(1)
+    world.pass_time(1)
+    assert world.aborts == []
+    world.pass_time(3)
+    assert set(world.aborts) == {0}
+
+
+@pytest.mark.parametrize("what", ["failure", "final"])
+def test_a_rank_that_makes_steps_is_not_taken_for_one_that_can_not_come_out(world, what):
+    """It moves large data, piece by piece."""
+    told = {"failure": ("failure", 1, b""), "final": ("final", "break", "it is broken")}
+    world.channels[2].tell(told[what])
+    for _ in range(60):
+        world.begin(0, 1)
+        world.look(after=0.1)
+        world.end(0, 1)
+    assert world.aborts == []
+    assert len(world.errors) == 2 * (what == "final")
+
+
+def test_a_failure_elsewhere_ends_no_job_where_a_third_rank_is_slow(world):
+    """The one that failed comes to the exchange nonetheless."""
+    world.begin(0, 2)
+    world.channels[2].tell(("failure", 1, b"why"))
+    world.pass_time(9)
+    assert world.aborts == []
+    world.begin(1)
+    world.end(0, 1, 2)
+    assert [channel.take_failures() for channel in world.channels] == [[(2, b"why")]] * 2 + [[]]
+
+
+def test_a_failure_belongs_to_the_exchange_that_failed(world):
+    """The rank that failed may be ahead."""
+    world.begin(0, 1, 2)
+    world.end(1, 2)
+    world.channels[2].tell(("failure", 2, b"why"))
+    world.look()
+    world.end(0)
+    assert world.channels[0].take_failures() == []
+    world.begin(0, 1, 2)
+    world.end(0, 1, 2)
+    assert world.channels[0].take_failures() == [(2, b"why")]
+    assert world.channels[0].take_failures() == []

@@ -1,0 +1,120 @@
+"""Who finds a cycle of waits, and when: by a clock that the test sets (issue 3).
+
+On ranks of MPI, and by their own clock: see test_watch.py.
+"""
+
+import pytest
+
+from channels import Clock, World
+from mpi_replica.watch.cycles import CycleSearch
+
+
+class Ranks:
+    """Three ranks with several strategies each, and their watchers."""
+
+    def __init__(self, monkeypatch):
+        self.clock = Clock(monkeypatch)
+        self.searches = [CycleSearch("n", 100 + rank) for rank in range(3)]
+        self.channels = [[], [], []]
+
+    def strategy(self, *ranks):
+        """Return a strategy over some of the ranks."""
+        world = World(len(ranks), self.clock)
+        for rank, channel in zip(ranks, world.channels, strict=True):
+            self.channels[rank].append(channel)
+            channel.on_cycle = lambda channel, message, rank=rank: self.searches[rank].receive(
+                self.channels[rank], channel, message
+            )
+        return world
+
+    def pass_time(self, seconds, *ranks):
+        """Let the watchers of some ranks look ten times a second."""
+        for _ in range(round(10 * seconds)):
+            self.clock.now += 0.1
+            for rank in ranks or range(3):
+                for channel in self.channels[rank]:
+                    channel.tick(self.clock.now)
+                self.searches[rank].tick(self.channels[rank], self.clock.now)
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    return Ranks(monkeypatch)
+
+
+def one_text(*worlds):
+    """Return the text of the errors of all ranks of some strategies, which is one."""
+    errors = [error for world in worlds for error in world.errors.values()]
+    assert [sorted(world.errors) for world in worlds] == [
+        list(range(len(world.channels))) for world in worlds
+    ]
+    assert {type(error).__name__ for error in errors} == {"CollectiveMismatchError"}
+    (text,) = {str(error) for error in errors}
+    return text
+
+
+def test_a_cycle_is_found_after_a_second(ranks):
+    one, two = ranks.strategy(0, 1, 2), ranks.strategy(0, 1, 2)
+    one.begin(0, 1)
+    two.begin(2)
+    ranks.pass_time(1)
+    assert one.errors == two.errors == {}
+    ranks.pass_time(1)
+    text = one_text(one, two)
+    assert "replica 0 (rank 0) of a strategy of 3 replicas: call of rank 0; replica 2" in text
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_two_ranks_that_could_find_cycles_tell_of_one(ranks, order):
+    """In whatever order their watchers look, and also where the lower one looks late."""
+    one, two = ranks.strategy(0, 1, 2), ranks.strategy(0, 1, 2)
+    one.begin(0, 1)
+    two.begin(2)
+    ranks.pass_time(0.5, *order)
+    ranks.pass_time(0.7, *order[:2])
+    ranks.pass_time(3, *order)
+    one_text(one, two)
+
+
+def test_a_cycle_that_the_lowest_waiting_rank_is_not_in_is_found_as_well(ranks):
+    """Rank 0 searches first, in vain."""
+    ranks.strategy(0)
+    one, two = ranks.strategy(0, 1, 2), ranks.strategy(1, 2)
+    one.begin(0, 1)
+    two.begin(1)
+    ranks.pass_time(3)
+    assert "replica 1 (rank 1) of a strategy of 3 replicas" in one_text(one, two)
+
+
+def test_a_ring_of_strategies_is_found(ranks):
+    pairs = [ranks.strategy(0, 1), ranks.strategy(1, 2), ranks.strategy(2, 0)]
+    for pair in pairs:
+        pair.begin(0)
+    ranks.pass_time(2)
+    assert one_text(*pairs).count("of a strategy of 2 replicas") == 1  # their texts are alike
+
+
+def test_a_rank_that_is_only_late_is_no_cycle(ranks):
+    one, two = ranks.strategy(0, 1, 2), ranks.strategy(0, 1, 2)
+    one.begin(0, 1)
+    ranks.pass_time(9)
+    two.begin(2)  # its partners will come when it has come to them
+    two.end(2)
+    one.begin(2)
+    one.end(0, 1, 2)
+    two.begin(0, 1)
+    ranks.pass_time(9)
+    assert one.errors == two.errors == {}
+
+
+def test_ranks_that_wait_in_one_strategy_after_the_other_are_no_cycle(ranks):
+    one, two = ranks.strategy(0, 1, 2), ranks.strategy(0, 1, 2)
+    one.begin(0, 1)
+    ranks.pass_time(1.1)  # rank 0 has begun to search
+    one.begin(2)
+    one.end(0, 1, 2)
+    two.begin(0, 2)
+    ranks.pass_time(9)
+    two.begin(1)
+    two.end(0, 1, 2)
+    assert one.errors == two.errors == {}
