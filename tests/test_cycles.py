@@ -5,7 +5,7 @@ On ranks of MPI, and by their own clock: see test_watch.py.
 
 import pytest
 
-from channels import Clock, World
+from channels import Clock, Post, World
 from mpi_replica.watch.cycles import CycleSearch
 
 
@@ -65,14 +65,30 @@ def test_a_cycle_is_found_after_a_second(ranks):
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_two_ranks_that_could_find_cycles_tell_of_one(ranks, order):
-    """In whatever order their watchers look, and also where the lower one looks late."""
-    one, two = ranks.strategy(0, 1, 2), ranks.strategy(0, 1, 2)
+@pytest.mark.parametrize("slow_seconds", [0, 0.3])
+def test_two_ranks_that_could_find_cycles_tell_of_one(ranks, monkeypatch, order, slow_seconds):
+    """In whatever order their watchers look; where they search before they hear of the other."""
+    two, one = ranks.strategy(0, 1, 2), ranks.strategy(0, 1, 2)
     one.begin(0, 1)
     two.begin(2)
-    ranks.pass_time(0.5, *order)
-    ranks.pass_time(0.7, *order[:2])
+    ranks.pass_time(1, *order)
+    with monkeypatch.context() as patch:
+        patch.setattr(Post, "is_slow", True)
+        ranks.pass_time(slow_seconds, *order)
     ranks.pass_time(3, *order)
+    one_text(one, two)
+
+
+def test_who_finds_a_cycle_can_not_complete_a_call_of_it_any_more(ranks):
+    """When its wait ends it may come there before the others have heard of it."""
+    one, two = ranks.strategy(0, 1, 2), ranks.strategy(0, 1, 2)
+    one.begin(1, 2)
+    two.begin(0)
+    while not two.errors:
+        ranks.pass_time(0.1, 1, 2)
+        ranks.pass_time(0.1, 0)
+    assert list(one.errors) == list(two.errors) == [0]
+    ranks.pass_time(1)
     one_text(one, two)
 
 
