@@ -124,9 +124,10 @@ class CycleSearch:
                 # It has waited there all the time, and so each of the path still waits. Every
                 # process of a cycle finds it, and may be in several: one of them speaks.
                 is_same = wait == path[0] and other.step == origin[-1]
-                is_left = self._search(other).is_left_to_another
-                if is_same and not is_left and wait.place == min(known.place for known in path):
-                    self._found(channel, other, path)
+                if is_same and wait.place == min(known.place for known in path):
+                    other.read()  # others that wait there may have begun to search, or be done
+                    if not self._search(other).is_left_to_another:
+                        self._found(channel, other, path)
             elif wait.place not in [known.place for known in path]:
                 other.tell(("probe", origin, other.step, (*path, wait)))
 
