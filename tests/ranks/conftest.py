@@ -13,10 +13,11 @@ LAYOUTS = {
 }
 
 # By number of ranks: 3 ranks with 5 replicas and 4 with 6 are where order and uneven blocks show.
-LAYOUTS_ON = {1: ["one", "four"], 2: ["one", "two", "mixed"], 3: ["five"], 4: ["six"]}
+LAYOUTS_ON = {1: ["one", "four"], 2: ["one", "two"], 3: ["five"], 4: ["six"]}
 
-# What must also be seen on 4 ranks with one replica each; for all tests that would take too long.
-ALSO_ONE_ON_4 = ("test_all_reduce", "test_all_gather", "test_merge_call", "test_agreement")
+# What must also be seen in further layouts; for all tests that would take too long.
+FURTHER_ON = {2: ["mixed"], 4: ["one"]}
+FURTHER = ("test_all_reduce", "test_all_gather", "test_merge_call", "test_agreement")
 
 
 def pytest_itemcollected(item):
@@ -27,10 +28,10 @@ def pytest_generate_tests(metafunc):
     if "strategy" in metafunc.fixturenames:
         from mpi4py import MPI  # `mpi_replica.testing` has started it
 
-        layouts = LAYOUTS_ON.get(MPI.COMM_WORLD.size, ["one", "mixed"])
-        name = metafunc.module.__name__.rpartition(".")[2]
-        if MPI.COMM_WORLD.size == 4 and name in ALSO_ONE_ON_4:
-            layouts = ["one", *layouts]
+        size = MPI.COMM_WORLD.size
+        layouts = LAYOUTS_ON.get(size, ["one", "mixed"])
+        if metafunc.module.__name__.rpartition(".")[2] in FURTHER:
+            layouts = [*layouts, *FURTHER_ON.get(size, [])]
         metafunc.parametrize("strategy", layouts, indirect=True)
 
 
