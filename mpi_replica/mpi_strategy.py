@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -103,6 +104,8 @@ class MPIStrategy(Strategy):
             ending.remember(self._engine)
         if transport.size > 1 or len(layout.local_replica_ids) > 1:
             watcher.add(self._engine.channel, transport.hosts[transport.rank])
+        if transport.size == 1:  # one that is not closed, and that nobody else may wait for
+            weakref.finalize(self, watcher.remove, self._engine.channel).atexit = False
 
     @property
     def communicator(self) -> Any:

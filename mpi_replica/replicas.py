@@ -46,18 +46,22 @@ class Worker:
 
     def __init__(self) -> None:
         self.greenlet = greenlet.greenlet(self._work)
+        # Not an argument of the greenlet: that would be kept for as long as the greenlet is.
+        self._seat: Seat | None = None
 
     def begin(self, seat: Seat) -> None:
         """Run the replica of `seat` until it posts a call or ends."""
+        self._seat = seat
         self.greenlet.gr_context = contextvars.copy_context()
-        self.greenlet.switch(seat)
+        self.greenlet.switch()
 
-    def _work(self, seat: Seat) -> None:
-        while True:
+    def _work(self) -> None:
+        while (seat := self._seat) is not None:
             seat.work()
             hub = seat.run.hub
             del seat  # an idle worker must not keep what the last step used
-            seat = hub.switch()
+            self._seat = None
+            hub.switch()
 
 
 class Seat:

@@ -5,6 +5,7 @@ test looks at one of them.
 """
 
 import functools
+import gc
 import json
 import logging
 import os
@@ -433,3 +434,15 @@ def test_without_a_watcher_on_one_rank_there_is_none_and_a_timeout_is_local(laun
     assert "has waited 1 s for the other ranks (replica 0 (rank 0) waits)" in text
     assert "missing" not in text
     assert "Without a watcher on every rank it is not known who is missing" in done.stderr
+
+
+def test_a_strategy_that_is_dropped_without_being_closed_is_watched_no_more():
+    before = set(threading.enumerate())
+    strategy = mr.MPIStrategy(num_replicas=2)
+    strategy.run(lambda: None)
+    channel = strategy.engine.channel
+    assert channel.is_watched
+    del strategy
+    gc.collect()
+    assert not channel.is_watched
+    assert not set(threading.enumerate()) - before
