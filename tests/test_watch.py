@@ -259,7 +259,7 @@ def test_a_lock_of_another_replica_is_recognised_where_there_is_no_other_rank(mo
         assert f"pid {os.getpid()}), no call so far; it is now at" in missing
         assert lines[-2] == "      with lock:"
         assert lines[-1].startswith("    It waits for a lock, while replica 0 of the same rank")
-    assert "mpi_replica watch" not in [thread.name for thread in threading.enumerate()]
+    assert not strategy.engine.channel.is_watched
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from ..layout import Layout
 from ..transport import Transport, WaitGivenUpError
 from . import travel
 from .call import Call
+from .callsite import CallSite
 from .header import (
     AGREES,
     INLINE_BYTES,
@@ -49,7 +50,7 @@ from .header import (
 )
 from .judgement import Combination, Promotion, Verdict, judge, rank_left
 from .notes import Notes
-from .standing import Report, Stand
+from .standing import Note, Report, Stand
 
 __all__ = ["INLINE_BYTES", "Agreement"]
 
@@ -306,10 +307,15 @@ class Agreement:
     def raise_failure(self, failure: BaseException) -> NoReturn:
         """Raise the failure of an exchange on some rank, which all have come to the end of.
 
-        Its results are thrown away.
+        Its results are thrown away. Where ranks are on several hosts, one may not have heard of it
+        in time, and goes on with them: the note makes its next header an error.
         """
         self._last_error = None
         self.raised = failure
+        nowhere = CallSite(b"", (), 0)
+        self.notes.add(
+            Note("the failure of an exchange", nowhere, 0, "", "CollectiveMismatchError")
+        )
         raise failure
 
     def _break_off_halfway(self, error: BaseException, is_late: bool = False) -> None:

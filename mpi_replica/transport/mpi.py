@@ -48,7 +48,10 @@ _WATCH = "MPI_REPLICA_WATCH"
 # A watcher tells when the wait is over; where none does, the rank itself ends it so much later.
 _SECONDS_FOR_THE_WATCHER = 3.0
 
-_SPINS = 2000
+# A wait begins with asking again and again: first so often, which is not counted as a wait, then
+# for so long. Each time lets another thread of this process run, which may take its time.
+_SPINS = 200
+_SPIN_SECONDS = 0.001
 _SECONDS_BEFORE_SLEEP = 0.02
 # Who has waited long may wait a little longer, and leaves the core to others.
 _SLEEP_PER_WAIT = 0.02
@@ -168,6 +171,7 @@ class MPITransport(Transport):
         crowded = {host: _is_crowded(host, places) for host in self.hosts}
         # Where ranks outnumber cores a rank that spins keeps the one it waits for from running.
         self._spins = 0 if crowded[here[0]] else _SPINS
+        self._spin_seconds = 0.0 if crowded[here[0]] else _SPIN_SECONDS
         # A blocking collective of one rank does not match a non-blocking one of another.
         self._blocks = not any(crowded.values())
         self._header = np.zeros(HEADER_BYTES, np.uint8)
@@ -348,18 +352,15 @@ class MPITransport(Transport):
         """Poll until the request is complete; give the core away while it is not."""
         self.steps += 1
         test = request.Test
-        for _ in range(self._spins):
-            if test():
-                self.is_in_flight = False
-                self.steps_ended = self.steps
-                return
         if timeout_seconds is not None and self.mailbox is not None:
             timeout_seconds += _SECONDS_FOR_THE_WATCHER
         start = time.monotonic()
         try:
             while not test():
-                _give_core_away()
                 waited = time.monotonic() - start
+                if waited < self._spin_seconds:
+                    continue
+                _give_core_away()
                 is_late = timeout_seconds is not None and waited > timeout_seconds
                 if self.is_interrupted or is_late:
                     raise WaitGivenUpError

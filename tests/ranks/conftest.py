@@ -17,7 +17,7 @@ LAYOUTS_ON = {1: ["one", "four"], 2: ["one", "two"], 3: ["five"], 4: ["six"]}
 
 # What must also be seen in further layouts; for all tests that would take too long.
 FURTHER_ON = {2: ["mixed"], 4: ["one"]}
-FURTHER = ("test_all_reduce", "test_all_gather", "test_merge_call", "test_agreement")
+FURTHER = ("test_all_reduce", "test_agreement")
 
 
 def pytest_itemcollected(item):
