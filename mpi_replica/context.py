@@ -16,8 +16,7 @@ has a state of its own.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -126,14 +125,24 @@ def restore_state(token: contextvars.Token[State | None]) -> None:
     _state.reset(token)
 
 
-@contextmanager
-def entered(state: State) -> Iterator[None]:
+class entered:
     """Run the body in `state`."""
-    token = _state.set(state)
-    try:
-        yield
-    finally:
-        _state.reset(token)
+
+    __slots__ = ("_state", "_token")
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def __enter__(self) -> None:
+        self._token = _state.set(self._state)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _state.reset(self._token)
 
 
 def current_strategy() -> StrategyLike:

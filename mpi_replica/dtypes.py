@@ -27,6 +27,9 @@ from .options import ReduceOp
 
 __all__ = ["accumulation", "as_array", "as_plain_array", "is_text", "wire_name"]
 
+# Asking whether they are masked arrays takes longer than all else.
+_NUMBER_TYPES = frozenset({np.ndarray, float, int, bool, np.float32, np.float64, np.int64})
+
 _NARROW_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
@@ -84,7 +87,7 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
     TypeError
         It is a masked array.
     """
-    if isinstance(value, np.ma.MaskedArray):
+    if type(value) not in _NUMBER_TYPES and isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             "masked arrays can't be communicated: the mask would be lost. Pass value.filled(...),"
             " or value and mask as two leaves."

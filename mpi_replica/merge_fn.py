@@ -48,6 +48,9 @@ def unpacked(value: Any, replica_ids: Sequence[int]) -> list[Any]:
     Each replica may write into the arrays that it gets: they must not be those of another one.
     """
 
+    if value is None:
+        return [None] * len(replica_ids)
+
     def component(leaf: Any, replica_id: int) -> Any:
         own = component_of(leaf, replica_id)
         is_shared = replica_id != replica_ids[0] and not isinstance(leaf, PerReplica)

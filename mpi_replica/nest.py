@@ -6,6 +6,7 @@ included. Keys of a dict are visited in sorted order. The work is done by optree
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -17,8 +18,8 @@ from .errors import StructureMismatchError
 
 __all__ = [
     "Structure",
-    "are_plain",
     "flatten",
+    "flatten_plain",
     "key",
     "leaf_paths",
     "map_structure",
@@ -44,14 +45,6 @@ _paths: dict[Structure, tuple[str, ...]] = {_LEAF: ("",)}
 _CACHE_SIZE = 4096
 
 
-def are_plain(leaves: Iterable[Any]) -> bool:
-    """Return whether all leaves are arrays, numbers, strings or None: of no class of this package.
-
-    Quick; some plain leaves of rarer types are not known to be.
-    """
-    return _LEAF_TYPES.issuperset(map(type, leaves))
-
-
 def flatten(value: Any) -> tuple[list[Any], Structure]:
     """Return the leaves of `value`, in a fixed order, and its structure."""
     if type(value) in _LEAF_TYPES:
@@ -59,12 +52,56 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
     return optree.tree_flatten(value, none_is_leaf=True)
 
 
-def key(structure: Structure) -> Structure | None:
-    """Return what stands for `structure` in keys of a cache: None for that of a leaf.
+def flatten_plain(value: Any) -> tuple[list[Any], Structure, bool]:
+    """Do as `flatten`; tell also whether all leaves are arrays, numbers, strings or None.
+
+    Quick: some plain leaves of rarer types are not known to be.
+    """
+    kind = type(value)
+    if kind in _LEAF_TYPES:
+        return [value], _LEAF, True
+    if kind is dict:
+        known = _flat_dicts.get(tuple(value))
+        if known is not None:
+            keys, structure = known
+            leaves = [value[key] for key in keys]
+            if _LEAF_TYPES.issuperset(map(type, leaves)):
+                return leaves, structure, True
+    leaves, structure = optree.tree_flatten(value, none_is_leaf=True)
+    is_plain = _LEAF_TYPES.issuperset(map(type, leaves))
+    if kind is dict and is_plain and len(leaves) == len(value):
+        _learn_flat_dict(value, structure)
+    return leaves, structure, is_plain
+
+
+# A dict of arrays is the commonest nest: of those with the same keys in the same order, the keys
+# in the order of the leaves, and the structure.
+_flat_dicts: dict[tuple[str, ...], tuple[list[str], Structure]] = {}
+# Of structures that are kept, by their id.
+_numbers: dict[int, int] = {id(_LEAF): 0}
+_counter = itertools.count(1)  # a number never comes to mean another structure
+
+
+def _learn_flat_dict(value: dict[Any, Any], structure: Structure) -> None:
+    # Keys of other types can be equal and yet be others, as 1 and True.
+    if not all(type(key) is str for key in value):
+        return
+    if any(not optree.tree_is_leaf(leaf, none_is_leaf=True) for leaf in value.values()):
+        return
+    if len(_flat_dicts) >= _CACHE_SIZE:
+        _flat_dicts.clear()
+        _numbers.clear()
+        _numbers[id(_LEAF)] = 0
+    _numbers[id(structure)] = next(_counter)
+    _flat_dicts[tuple(value)] = (sorted(value), structure)
+
+
+def key(structure: Structure) -> Structure | int:
+    """Return what stands for `structure` in the keys of a cache: a number, where it has one.
 
     optree hashes and compares all of a structure each time.
     """
-    return None if structure is _LEAF else structure
+    return _numbers.get(id(structure), structure)
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:

@@ -94,7 +94,7 @@ class ReplicaContext:
         self._replica_id = replica_id
         self._seat: _Seat | None = None
         #: That of the code that this context belongs to; None for one that was made by hand.
-        self.state: State | None = None
+        self._state: State | None = None
         self._tokens: list[contextvars.Token[State | None]] = []
 
     @classmethod
@@ -104,9 +104,14 @@ class ReplicaContext:
         context._strategy = strategy
         context._replica_id = seat.replica_id
         context._seat = seat
-        context.state = State(strategy, context, "replica")
+        context._state = State(strategy, context, "replica")
         context._tokens = []
         return context
+
+    @property
+    def state(self) -> State | None:
+        """What the code of this replica is part of; None for a context that was made by hand."""
+        return self._state
 
     def __enter__(self) -> ReplicaContext:
         require_cross_replica(self._strategy, "ReplicaContext.__enter__")
@@ -221,16 +226,15 @@ class ReplicaContext:
         >>> mr.get_replica_context().all_reduce("MEAN", {"a": np.array([1, 2])})
         {'a': array([1., 2.])}
         """
-        self._check("all_reduce", "strategy.reduce")
-        engine = self._strategy.engine
-        leaves, structure = nest.flatten(value)
-        if not nest.are_plain(leaves):
+        if current_state() is not self._state or self._state is None:
+            self._check("all_reduce", "strategy.reduce")
+        leaves, structure, is_plain = nest.flatten_plain(value)
+        if not is_plain:
             return self._all_reduce_values(reduce_op, leaves, structure, options, out)
-        mine = [leaves]
-        kind = "all_reduce"
-        return self.meet(
-            engine.make(kind, options, AllReduce, kind, reduce_op, mine, structure, out)
+        call = self._strategy.engine.make(
+            "all_reduce", options, AllReduce, "all_reduce", reduce_op, [leaves], structure, out
         )
+        return self.meet(call) if self._seat is None else self._seat.meet(call)
 
     def _all_reduce_values(
         self,
@@ -418,7 +422,7 @@ class ReplicaContext:
     def _check(self, call: str, instead: str) -> None:
         """Raise unless this is the context of the code that runs."""
         state = current_state()
-        if state is not None and state is self.state:
+        if state is not None and state is self._state:
             return
         current = get_replica_context()
         if current is self:

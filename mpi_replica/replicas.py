@@ -39,6 +39,9 @@ _MOST_REFUSALS = 100
 #: Leaves of a merge_fn's result above this size are not compared between ranks.
 _HASHED_BYTES = 1 << 16
 
+# What most of them return.
+_NOTHING = digest_of(None)
+
 _abandoned: list[Seat] = []  # never resumed and never collected: that would run their code
 
 
@@ -292,7 +295,7 @@ class Run:
                 " through args instead of using it from outside."
             )
             what = f"the result of merge_fn {call.identity.text}"
-            digest = digest_of(_comparable(result))
+            digest = _NOTHING if result is None else digest_of(_comparable(result))
             self.engine.agreement.notes.add(
                 Note(what, call.site, digest, advice, "CollectiveMismatchError")
             )

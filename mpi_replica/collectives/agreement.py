@@ -153,7 +153,9 @@ class Agreement:
             self.fail(calls, error)
         if not is_agreed:
             self._settle([self.stand(call) for call in calls], {}, first, seconds)
-        self._forget()
+        self._last_error = self.raised = None
+        if self.notes.chain:
+            self.notes.drop()
 
     def payloads(self) -> list[bytes]:
         """Return what each rank gave to the last `agree`, where there was a payload."""
@@ -263,11 +265,6 @@ class Agreement:
     def is_agreed(self, error: BaseException) -> bool:
         """Return whether all ranks raise `error`, or its counterparts, in this moment."""
         return error is self.raised or error is self.final
-
-    def _forget(self) -> None:
-        self._last_error = self.raised = None
-        if self.notes.chain:
-            self.notes.drop()
 
     def _compare(self, state: int, payload: bytes, first: Call, seconds: float | None) -> bool:
         """Exchange headers; return whether all ranks agree."""
@@ -386,7 +383,8 @@ class Agreement:
             if verdict.action == "promote" and failure is None:
                 raise Promotion(verdict.leaves)
             if verdict.action == "combine" and failure is None:
-                self._forget()
+                self._last_error = self.raised = None
+                self.notes.drop()
                 raise Combination(verdict.kinds)
             self.notes.undo([report.notes for report in reports])
             self.notes.drop()

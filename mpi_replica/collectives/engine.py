@@ -23,17 +23,13 @@ from . import travel
 from .agreement import INLINE_BYTES, Agreement
 from .call import Call, FailedCall
 from .callsite import call_site
-from .inline import InlineReduction
+from .inline import InlineReductions
 from .judgement import Promotion
-from .packing import Plan
 from .standing import Stand
 
 __all__ = ["Engine"]
 
 T = TypeVar("T")
-
-# A program that makes new shapes all the time must not grow.
-_CACHE_SIZE = 1024
 
 
 class Engine:
@@ -51,7 +47,6 @@ class Engine:
         self._thread = get_ident()
         self._was_used = False
         self._scratch = np.empty(0, np.uint8)
-        self._inline: dict[Plan, InlineReduction] = {}
         self._reserve = np.empty(0, np.uint8)
         # Held from a header to the end of its call: another thread may only tell of its mistake
         # between two calls.
@@ -70,6 +65,8 @@ class Engine:
         #: Calls a function without warnings of numpy's about overflow or NaN: those of a reduction
         #: are no mistake of the program. A fifth of the price of ``np.errstate``.
         self.quietly: Callable[..., Any] = context.run
+        #: What reduces leaves in the header, by their plan.
+        self.inline = InlineReductions(transport.headers, layout.num_replicas, self.quietly)
         self.agreement.on_break = self.channel.tell_of_break
         self.agreement.carry, self.agreement.take_failure = self.carry, self.take_failure
 
@@ -168,20 +165,39 @@ class Engine:
 
     def perform(self, calls: list[Call]) -> list[Any]:
         """Perform calls of the local replicas that agree, and return a result for each."""
-        self._begin(calls[0])
+        first = calls[0]
+        # As `_begin` and `_end` do, without calls of them.
+        gate.close()
+        self._lock.acquire()
+        recorder = self._recorder
+        recorder.begin(first.text or first.kind, first.options.timeout_seconds)
         try:
-            while True:
-                try:
-                    first = calls[0]
-                    for call in calls:
-                        if not call.agrees or call.fingerprint != first.fingerprint:
-                            self._report_apart(calls)
-                    return first.perform(self, calls)
-                except Promotion as promotion:
-                    for call in calls:
-                        call.promote(promotion.leaves)
+            if len(calls) > 1 or not first.agrees:
+                self._require_one_call(calls)
+            return first.perform(self, calls)
+        except Promotion as promotion:
+            return self._perform_promoted(calls, promotion)
         finally:
-            self._end()
+            recorder.end()
+            self._lock.release()
+            gate.open()
+
+    def _require_one_call(self, calls: list[Call]) -> None:
+        """Tell the other ranks where the local replicas are at different calls."""
+        first = calls[0]
+        for call in calls:
+            if not call.agrees or call.fingerprint != first.fingerprint:
+                self._report_apart(calls)
+
+    def _perform_promoted(self, calls: list[Call], promotion: Promotion) -> list[Any]:
+        while True:
+            for call in calls:
+                call.promote(promotion.leaves)
+            try:
+                self._require_one_call(calls)
+                return calls[0].perform(self, calls)
+            except Promotion as further:
+                promotion = further
 
     def _begin(self, call: Call) -> None:
         """Keep interrupts and other threads out, and record the call, until `_end`."""
@@ -244,17 +260,6 @@ class Engine:
         differ otherwise, or wait for each other.
         """
         return _Irrevocable(self)
-
-    def inline(self, plan: Plan) -> InlineReduction:
-        """Return what reduces leaves of `plan` in the header."""
-        reduction = self._inline.get(plan)
-        if reduction is None:
-            if len(self._inline) >= _CACHE_SIZE:
-                self._inline.clear()
-            reduction = self._inline[plan] = InlineReduction(
-                plan, self.transport.headers, self.layout.num_replicas, self.quietly
-            )
-        return reduction
 
     def _report_apart(self, calls: list[Call]) -> None:
         """Tell the others, replica by replica, what a call's components on this rank are."""

@@ -15,9 +15,12 @@ from ..transport.base import HEADER_BYTES, Bytes
 from .header import PAYLOAD_START
 from .packing import Plan, Slot
 
-__all__ = ["UFUNCS", "InlineReduction"]
+__all__ = ["UFUNCS", "InlineReduction", "InlineReductions"]
 
 Array = np.ndarray[Any, Any]
+
+# A program that makes new shapes all the time must not grow.
+_CACHE_SIZE = 1024
 
 #: What combines two contributions.
 UFUNCS: dict[ReduceOp, np.ufunc] = {
@@ -50,15 +53,17 @@ class InlineReduction:
         self._plan = plan
         self._scale = num_replicas if plan.op is ReduceOp.MEAN else 1
         self._leaves = len(plan.results)
+        self._order = plan.plain_order
         self._buffers = [(pack.length, pack.dtype) for pack in plan.packs]
         # of each pack, the contributions of the ranks, and its slots
-        self._parts: list[tuple[Array, list[Array], tuple[Slot, ...]]] = []
+        self._parts: list[tuple[Array, Array | None, list[Array], tuple[Slot, ...]]] = []
         start = PAYLOAD_START
         for pack in plan.packs:
             stop = start + pack.size_bytes
             firsts = range(0, headers.size, HEADER_BYTES)
             rows = [headers[first + start : first + stop].view(pack.dtype) for first in firsts]
-            self._parts.append((rows[0], rows[1:], pack.slots))
+            second = rows[1] if len(rows) > 1 else None
+            self._parts.append((rows[0], second, rows[2:], pack.slots))
             start = stop
 
     def prepare(self, contributions: Sequence[Sequence[Array]]) -> tuple[bytes, list[Array]]:
@@ -66,12 +71,16 @@ class InlineReduction:
 
         Before the ranks agree: it may fail.
         """
-        totals = [np.empty(length, dtype) for length, dtype in self._buffers]
-        order = self._plan.plain_order
-        if order is not None and len(contributions) == 1:
-            leaves = contributions[0]
-            return b"".join([leaves[leaf].tobytes() for leaf in order]), totals
-        return self._quietly(self._combined_here, contributions), totals
+        totals = []
+        for length, dtype in self._buffers:
+            totals.append(np.empty(length, dtype))
+        order = self._order
+        if order is None or len(contributions) > 1:
+            return self._quietly(self._combined_here, contributions), totals
+        leaves = contributions[0]
+        if len(order) == 1:
+            return leaves[order[0]].tobytes(), totals
+        return b"".join([leaves[leaf].tobytes() for leaf in order]), totals
 
     def _combined_here(self, contributions: Sequence[Sequence[Array]]) -> bytes:
         parts = []
@@ -89,28 +98,52 @@ class InlineReduction:
 
         They are views of `totals` that share no item, and numpy scalars.
         """
-        quietly, ufunc = self._quietly, self._ufunc
-        for total, (first, others, _) in zip(totals, self._parts, strict=True):
-            if len(others) == 1:
-                quietly(ufunc, first, others[0], out=total)
-            else:
+        combine, ufunc = self._quietly, self._ufunc
+        results: list[Any] = [None] * self._leaves
+        place = 0
+        for first, second, others, slots in self._parts:
+            total = totals[place]
+            place += 1
+            if second is None:
                 total[...] = first
+            else:
+                combine(ufunc, first, second, out=total)
                 for row in others:
-                    quietly(ufunc, total, row, out=total)
+                    combine(ufunc, total, row, out=total)
             if self._scale != 1:
-                quietly(np.divide, total, self._scale, out=total)
-        return self._cut(totals)
+                combine(np.divide, total, self._scale, out=total)
+            _cut(slots, total, results)
+        return results
 
     def copies(self, totals: Sequence[Array]) -> list[Any]:
         """Return the same leaves again, in memory of their own."""
-        return self._cut([total.copy() for total in totals])
-
-    def _cut(self, totals: Sequence[Array]) -> list[Any]:
         results: list[Any] = [None] * self._leaves
-        for total, (_, _, slots) in zip(totals, self._parts, strict=True):
-            for leaf, where, shape, dtype in slots:
-                part = total[where]
-                if shape is not None:
-                    part = part.reshape(shape)
-                results[leaf] = part if dtype is None else part.astype(dtype)
+        for total, (_, _, _, slots) in zip(totals, self._parts, strict=True):
+            _cut(slots, total.copy(), results)
         return results
+
+
+def _cut(slots: Sequence[Slot], total: Array, results: list[Any]) -> None:
+    """Put the leaves of a pack in their places in `results`."""
+    for leaf, where, shape, dtype in slots:
+        part = total[where]
+        if shape is not None:
+            part = part.reshape(shape)
+        results[leaf] = part if dtype is None else part.astype(dtype)
+
+
+class InlineReductions(dict[Plan, InlineReduction]):
+    """The `InlineReduction` of each plan; made when it is asked for.
+
+    Parameters as those of `InlineReduction`.
+    """
+
+    def __init__(self, headers: Bytes, num_replicas: int, quietly: Callable[..., Any]) -> None:
+        super().__init__()
+        self._about = headers, num_replicas, quietly
+
+    def __missing__(self, plan: Plan) -> InlineReduction:
+        if len(self) >= _CACHE_SIZE:
+            self.clear()
+        reduction = self[plan] = InlineReduction(plan, *self._about)
+        return reduction

@@ -33,7 +33,11 @@ Array = np.ndarray[Any, Any]
 #: Array leaves of this size are gathered when somebody looks at them.
 LAZY_BYTES = 1 << 16
 
-_NONE, _OBJECT, _ARRAY, _LAZY, _DTYPE_PICKLED = "noald"
+_NONE, _PLAIN, _OBJECT, _ARRAY, _SCALAR, _LAZY, _DTYPE_PICKLED = "npoasld"
+
+# marshal writes them as they are, at a tenth of the price of pickle.
+_PLAIN_TYPES = frozenset({int, float, complex, bool, str, bytes})
+_NUMPY_NUMBERS = frozenset(np.dtype(code).type for code in "?bBhHiIlLqQefdFD")
 
 
 class MergeScope:
@@ -158,13 +162,19 @@ def _pack(leaves: Sequence[Any]) -> tuple[list[tuple[Any, ...]], bytes]:
     table: list[tuple[Any, ...]] = []
     data: list[bytes] = []
     for leaf in leaves:
+        kind = type(leaf)
         if leaf is None or isinstance(leaf, DistributedValues):
             table.append((_NONE,))
-        elif type(leaf) is np.ndarray and not leaf.dtype.hasobject:
-            kind = _LAZY if leaf.nbytes >= LAZY_BYTES else _ARRAY
-            table.append((kind, *_dtype_on_wire(leaf.dtype), leaf.shape))
-            if kind == _ARRAY:
+        elif kind in _PLAIN_TYPES:
+            table.append((_PLAIN, leaf))
+        elif kind is np.ndarray and not leaf.dtype.hasobject:
+            how = _LAZY if leaf.nbytes >= LAZY_BYTES else _ARRAY
+            table.append((how, *_dtype_on_wire(leaf.dtype), leaf.shape))
+            if how == _ARRAY:
                 data.append(leaf.tobytes())
+        elif kind in _NUMPY_NUMBERS:
+            table.append((_SCALAR, *_dtype_on_wire(leaf.dtype), ()))
+            data.append(leaf.tobytes())
         else:
             table.append((_OBJECT, pickle.dumps(leaf, protocol=5)))
     return table, b"".join(data)
@@ -182,6 +192,8 @@ def _unpack(table: Sequence[tuple[Any, ...]], data: bytes) -> list[_Held | _Else
     for kind, *rest in table:
         if kind == _NONE:
             entries.append(_Held(None))
+        elif kind == _PLAIN:
+            entries.append(_Held(rest[0]))
         elif kind == _OBJECT:
             entries.append(_Held(pickle.loads(rest[0])))
         else:
@@ -191,10 +203,10 @@ def _unpack(table: Sequence[tuple[Any, ...]], data: bytes) -> list[_Held | _Else
                 entries.append(_Elsewhere(dtype, shape))
                 continue
             size = math.prod(shape)
-            # a copy: arrays of other replicas are as writable as one's own
-            array = np.frombuffer(data, dtype, size, start).reshape(shape).copy()
+            # copied: arrays of other replicas are as writable as one's own
+            array = np.frombuffer(data, dtype, size, start)
             start += size * dtype.itemsize
-            entries.append(_Held(array))
+            entries.append(_Held(array[0] if kind == _SCALAR else array.reshape(shape).copy()))
     return entries
 
 

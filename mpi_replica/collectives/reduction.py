@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import nest
-from ..dtypes import accumulation, as_array, wire_name
+from ..dtypes import accumulation, as_array as _as_array, wire_name
 from ..options import CommunicationOptions, ReduceOp
 from .call import Call
 from .callsite import CallSite
@@ -28,6 +28,8 @@ __all__ = ["AllReduce"]
 
 Array = np.ndarray[Any, Any]
 
+_ARRAY = np.ndarray
+_OPS = ReduceOp.__members__
 _FLOAT64 = np.dtype(np.float64)
 _PYTHON_NUMBERS = {int: "int", float: "float"}
 
@@ -79,24 +81,24 @@ class AllReduce(Call):
         self.site = site
         self.options = options
         self.kind = kind
-        self.op = op = ReduceOp.of(op)
-        self.asked = asked or op
+        self.op = _OPS.get(op) or ReduceOp.of(op)
+        self.asked = asked or self.op
         self.given = contributions
         self.structure = structure
         self.detail = detail
         self.flat_paths = paths
         self.then = then
         self.dtypes = dtypes
-        self.contributions: list[list[Array]] = [
-            [leaf if type(leaf) is np.ndarray else as_array(leaf) for leaf in leaves]
-            for leaves in contributions
-        ]
+        first = [leaf if type(leaf) is _ARRAY else _as_array(leaf) for leaf in contributions[0]]
+        self.contributions = [first]
+        for leaves in contributions[1:]:
+            self.contributions.append([_as_array(leaf) for leaf in leaves])
         if out is not None:
-            self.outputs = Outputs(out, structure, self.contributions[0])
-            self.detail = self.outputs.words
+            outputs = self.outputs = Outputs(out, structure, first)
+            self.detail = outputs.words
         self._sign()
-        if self.outputs is not None:
-            self.outputs.check(self.plan.results, self.paths)
+        if out is not None:
+            outputs.check(self.plan.results, self.paths)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -172,21 +174,19 @@ class AllReduce(Call):
         return "float" if index in self.promoted else _PYTHON_NUMBERS.get(type(leaf), "")
 
     def perform(self, engine: Engine, calls: Sequence[AllReduce]) -> list[Any]:
-        contributions = self.contributions
-        if len(calls) > 1:
-            contributions = [leaves for call in calls for leaves in call.contributions]
-            if self.outputs is not None:
-                with engine.agreement.preparing(calls):
-                    self._check_apart(calls)
         is_inline = self.plan.small_bytes <= engine.inline_bytes
         reduce = self._reduce_inline if is_inline else self._reduce_in_pieces
-        first, *others = reduce(engine, calls, contributions)
+        if len(calls) == 1:
+            results = reduce(engine, calls, self.contributions)[0]
+            return [self.nested(results) if self.then is None else self.then(results)]
+        contributions = [leaves for call in calls for leaves in call.contributions]
+        if self.outputs is not None:
+            with engine.agreement.preparing(calls):
+                self._check_apart(calls)
+        each = reduce(engine, calls, contributions)
         if self.then is not None:
-            return [self.then(first)] * len(calls)
-        results = [self.nested(first)]
-        for call, leaves in zip(calls[1:], others, strict=True):
-            results.append(call.nested(leaves))
-        return results
+            return [self.then(each[0])] * len(calls)
+        return [call.nested(results) for call, results in zip(calls, each, strict=True)]
 
     def nested(self, results: list[Any]) -> Any:
         """Return the results as this call gives them."""
@@ -207,7 +207,7 @@ class AllReduce(Call):
     ) -> list[list[Any]]:
         agreement = engine.agreement
         try:
-            reduction = engine.inline(self.plan)
+            reduction = engine.inline[self.plan]
             payload, totals = reduction.prepare(contributions)
         except Exception as error:
             agreement.fail(calls, error)

@@ -170,7 +170,7 @@ class MPITransport(Transport):
             self.mailbox = MPIMailbox(self._comm)
         crowded = {host: _is_crowded(host, places) for host in self.hosts}
         # Where ranks outnumber cores a rank that spins keeps the one it waits for from running.
-        self._spins = 0 if crowded[here[0]] else _SPINS
+        self._spins = range(0 if crowded[here[0]] else _SPINS)
         self._spin_seconds = 0.0 if crowded[here[0]] else _SPIN_SECONDS
         # A blocking collective of one rank does not match a non-blocking one of another.
         self._blocks = not any(crowded.values())
@@ -187,11 +187,10 @@ class MPITransport(Transport):
         request = self._start_exchange(header)
         # Every collective waits here: the first spins are those of `_wait`, without a call of it.
         test = request.Test
-        for _ in range(self._spins):
+        for _ in self._spins:
             if test():
                 self.is_in_flight = False
-                self.steps += 1
-                self.steps_ended = self.steps
+                self.steps = self.steps_ended = self.steps + 1
                 return
         self._wait(request, timeout_seconds)
 
