@@ -39,7 +39,7 @@ class Layout:
         least, more = divmod(num_replicas, size)
         return cls(tuple(least + (r < more) for r in range(size)), rank)
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """How many ranks there are."""
         return len(self.counts)

@@ -71,18 +71,19 @@ class Worker:
 class Seat:
     """The place of one local replica in a run."""
 
+    #: "new", "waits" at a call, "returned", "raised" or "abandoned"
+    status = "new"
+    call: Call | None = None
+    value: Any = None
+    error: BaseException | None = None
+    worker: Worker | None = None
+    _refusals = 0
+
     def __init__(self, run: Run, replica_id: int, args: Sequence[Any], kwargs: Mapping[str, Any]):
         self.run = run
         self.replica_id = replica_id
         self.args = args
         self.kwargs = kwargs
-        #: "new", "waits" at a call, "returned", "raised" or "abandoned"
-        self.status = "new"
-        self.call: Call | None = None
-        self.value: Any = None
-        self.error: BaseException | None = None
-        self.worker: Worker | None = None
-        self._refusals = 0
 
     def work(self) -> None:
         """Run the step function to its end; called in the greenlet of the replica."""
@@ -156,16 +157,22 @@ class RunEnd(Call):
     status = "returned"
 
     def __init__(self, run: Run, value: Any, replica_id: int | None = None) -> None:
-        super().__init__(run.site, run.options)
+        self.site = run.site
+        self.options = run.options
         self.function = run.identity
-        leaves, self.structure = nest.flatten(value)
-        if replica_id is not None:  # a PerReplica stands for a component here, too
-            number = run.engine.layout.num_replicas
-            leaves = [component_of(leaf, replica_id, number) for leaf in leaves]
+        leaves, self.structure, is_plain = nest.flatten_plain(value)
+        if replica_id is not None:
+            self.replica_ids = (replica_id,)
+            if not is_plain:  # a PerReplica stands for a component here, too
+                number = run.engine.layout.num_replicas
+                leaves = [component_of(leaf, replica_id, number) for leaf in leaves]
         self.leaves = leaves
         name = run.strategy.name_of_variable
         self.kinds = tuple(
-            "none" if leaf is None else (name(leaf) or "value") for leaf in self.leaves
+            [
+                "none" if leaf is None else ("" if is_plain else name(leaf)) or "value"
+                for leaf in leaves
+            ]
         )
         self.identify((self.function.digest, nest.key(self.structure), self.kinds))
 
@@ -189,6 +196,14 @@ class RunEnd(Call):
 class Run:
     """One call of ``strategy.run`` on this rank."""
 
+    ordinal = 0
+    #: Why the run is over before its end; set by the agreement.
+    doom: BaseException | None = None
+    #: Whether that is an exception of a replica, and not a disagreement.
+    a_replica_failed = True
+    #: What came up where it did, for the hub.
+    failure: BaseException | None = None
+
     def __init__(
         self,
         strategy: StrategyLike,
@@ -205,15 +220,8 @@ class Run:
         self.engine = strategy.engine
         self.seats = [Seat(self, *seat) for seat in seats]
         self.hub = greenlet.getcurrent()
-        self.ordinal = 0
-        #: Why the run is over before its end; set by the agreement.
-        self.doom: BaseException | None = None
-        #: Whether that is an exception of a replica, and not a disagreement.
-        self.a_replica_failed = True
         #: Whether this rank has one replica, which performs its calls itself.
         self.is_alone = len(self.seats) == 1
-        #: What came up where it did, for the hub.
-        self.failure: BaseException | None = None
 
     def execute(self, workers: list[Worker]) -> Any:
         """Run the function on all local replicas; return what they returned, merged."""
@@ -230,10 +238,11 @@ class Run:
                     if self.failure is not None:
                         failure, self.failure = self.failure, None
                         raise failure
+                    returned = [seat for seat in self.seats if seat.status == "returned"]
+                    if len(returned) == len(self.seats):
+                        return self._end()
                     if len(waiting) == len(self.seats):
                         answers = self._perform([seat.call for seat in waiting if seat.call])
-                    elif all(seat.status == "returned" for seat in self.seats):
-                        return self._end()
                     else:
                         self._report()
                     for seat, answer in zip(waiting, answers, strict=True):
@@ -347,23 +356,20 @@ class Run:
     def _end(self) -> Any:
         """Agree on the end of the run; return what the local replicas returned, wrapped."""
         ends = [RunEnd(self, seat.value, seat.replica_id) for seat in self.seats]
-        for end, seat in zip(ends, self.seats, strict=True):
-            end.replica_ids = (seat.replica_id,)
         try:
-            kinds = self.engine.perform(list(ends))[0]
+            kinds = self.engine.perform(ends)[0]
         except Combination as combination:
             kinds = combination.kinds
         layout = self.engine.layout
         leaves: list[Any] = []
         for index, kind in enumerate(kinds):
-            values = [end.leaves[index] for end in ends]
             if kind == "none":
                 leaves.append(None)
             elif kind == "value":
-                ids = layout.local_replica_ids
-                leaves.append(PerReplica(values, ids, layout.num_replicas))
+                values = [end.leaves[index] for end in ends]
+                leaves.append(PerReplica(values, layout.local_replica_ids, layout.num_replicas))
             else:
-                leaves.append(values[0])
+                leaves.append(ends[0].leaves[index])
         return nest.unflatten(ends[0].structure, leaves)
 
     def _unwind(self) -> None:

@@ -163,7 +163,7 @@ class Engine:
         finally:
             self._end()
 
-    def perform(self, calls: list[Call]) -> list[Any]:
+    def perform(self, calls: Sequence[Call]) -> list[Any]:
         """Perform calls of the local replicas that agree, and return a result for each."""
         first = calls[0]
         # As `_begin` and `_end` do, without calls of them.
@@ -182,14 +182,14 @@ class Engine:
             self._lock.release()
             gate.open()
 
-    def _require_one_call(self, calls: list[Call]) -> None:
+    def _require_one_call(self, calls: Sequence[Call]) -> None:
         """Tell the other ranks where the local replicas are at different calls."""
         first = calls[0]
         for call in calls:
             if not call.agrees or call.fingerprint != first.fingerprint:
                 self._report_apart(calls)
 
-    def _perform_promoted(self, calls: list[Call], promotion: Promotion) -> list[Any]:
+    def _perform_promoted(self, calls: Sequence[Call], promotion: Promotion) -> list[Any]:
         while True:
             for call in calls:
                 call.promote(promotion.leaves)
@@ -261,7 +261,7 @@ class Engine:
         """
         return _Irrevocable(self)
 
-    def _report_apart(self, calls: list[Call]) -> None:
+    def _report_apart(self, calls: Sequence[Call]) -> None:
         """Tell the others, replica by replica, what a call's components on this rank are."""
         ordinal = self.agreement.run_ordinal
         stands = [
