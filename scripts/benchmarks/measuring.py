@@ -12,6 +12,8 @@ below which 10 and 90 % of them lie; of two sides the median of the differences,
 of batches that follow each other. Before all that each side runs for some milliseconds to warm up:
 connections, caches, memory.
 
+A side is a *loop*: a function that makes as many calls as it is told to.
+
 Numbers mean something only on a machine that does nothing else, with a core for each rank; on more
 ranks than cores they tell about the scheduler, too.
 """
@@ -19,15 +21,22 @@ ranks than cores they tell about the scheduler, too.
 import itertools
 import json
 import os
+import platform
 import time
+from importlib.metadata import version
 
 import numpy as np
+
+import mpi_replica as mr
+
+from .tables import Beside, Row
 
 _BATCH_SECONDS = 1e-3
 _WARM_UP_SECONDS = 20e-3
 _MOST_CALLS = 1000
-# What a measurement may take in all; where calls are slow there are fewer batches.
+# What a measurement may take in all, and a sweep; where calls are slow there are fewer batches.
 _LIMIT_SECONDS = 20
+_SWEEP_SECONDS = 3
 
 
 class World:
@@ -67,7 +76,10 @@ class World:
         library = " ".join(library.split())
         threads = os.environ.get("OMP_NUM_THREADS")
         load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
-        return f"{library}; {os.cpu_count()} cores, load {load}; OMP_NUM_THREADS={threads}"
+        versions = ", ".join(f"{name} {version(name)}" for name in ("mpi4py", "numpy"))
+        python = f"Python {platform.python_version()}, {versions}"
+        machine = f"{os.cpu_count()} cores, load {load}; OMP_NUM_THREADS={threads}"
+        return f"{library}; {python}; {machine}"
 
     def greatest(self, values):
         """Return the greatest of each value over all ranks. Collective."""
@@ -75,63 +87,110 @@ class World:
         self.comm.Allreduce(self.mpi.IN_PLACE, greatest, self.mpi.MAX)
         return greatest
 
-    def in_turn(self, sides, batches):
+    def in_turn(self, loops, batches, limit_seconds=_LIMIT_SECONDS):
         """Return the seconds that a call takes: a row for each side, a column for each batch.
 
         Collective.
 
         Parameters
         ----------
-        sides : sequence of callable
-            Each makes one call.
+        loops : sequence of callable
+            The sides: each makes as many calls as its argument says.
         batches : int
             How many of each side.
+        limit_seconds : float
+            What all batches may take, roughly: where calls are slow there are fewer.
         """
-        counts, pair_seconds = [], 0.0
-        for side in sides:
-            seconds = self._warm_up(side, batches)
+        counts, round_seconds = [], 0.0
+        for loop in loops:
+            seconds = self._warm_up(loop, batches)
             count = min(max(round(_BATCH_SECONDS / seconds), 1), _MOST_CALLS)
             counts.append(count)
-            pair_seconds += count * seconds
-        batches = max(min(batches, int(_LIMIT_SECONDS / pair_seconds)), 3)
-        taken = np.empty((len(sides), batches))
+            round_seconds += count * seconds
+        batches = max(min(batches, int(limit_seconds / round_seconds)), 3)
+        taken = np.empty((len(loops), batches))
         for batch in range(batches):
-            for index, side in enumerate(sides):
-                taken[index, batch] = self._seconds(side, counts[index])
+            for index, loop in enumerate(loops):
+                taken[index, batch] = self._seconds(loop, counts[index])
         return self.greatest(taken) / np.array(counts)[:, np.newaxis]
 
-    def _warm_up(self, side, batches):
+    def best(self, loops, batches, number=2):
+        """Return the names of the fastest of some sides, the fastest first. Collective.
+
+        A sweep: short, since what it finds is measured again in turn with the others.
+
+        Parameters
+        ----------
+        loops : dict of str to callable
+            Sides by name.
+        batches : int
+            What the measurement that follows has.
+        number : int
+            How many names at most.
+        """
+        taken = self.in_turn(list(loops.values()), max(batches // 20, 3), _SWEEP_SECONDS)
+        return fastest(list(loops), taken, number)
+
+    def _warm_up(self, loop, batches):
         """Return what a call takes on the slowest rank, roughly, after some calls."""
         count, spent, seconds = 1, 0.0, 1.0
         # A few batches are a trial of the program, not of the machine.
         least = _WARM_UP_SECONDS if batches > 10 else _BATCH_SECONDS
         while spent < least:
-            taken = float(self.greatest(self._seconds(side, count)))
+            taken = float(self.greatest(self._seconds(loop, count)))
             spent += taken
             seconds = taken / count
             count = min(2 * count, _MOST_CALLS)
         return max(seconds, 1e-8)
 
-    def _seconds(self, side, count):
-        calls = itertools.repeat(None, count)
+    def _seconds(self, loop, count):
         self.comm.Barrier()
         start = time.perf_counter()
-        for _ in calls:
-            side()
+        loop(count)
         return time.perf_counter() - start
+
+
+def repeated(call):
+    """Return the loop that makes a call again and again."""
+
+    def loop(count):
+        for _ in itertools.repeat(None, count):
+            call()
+
+    return loop
+
+
+def in_replica(strategy, call):
+    """Return a loop that makes ``call(context)`` again and again in the replicas of one `run`."""
+
+    def step(count):
+        context = mr.get_replica_context()
+        for _ in itertools.repeat(None, count):
+            call(context)
+
+    return lambda count: strategy.run(step, args=(count,))
+
+
+def fastest(names, taken, number):
+    """Return so many names, by the medians of the rows of `taken`, the least first."""
+    order = np.argsort(np.median(taken, axis=1), kind="stable")
+    return [names[index] for index in order[:number]]
+
+
+def row(what, ranks, ours, *besides, **fields):
+    """Return a `Row` of batches of ours."""
+    value = float(np.median(ours))
+    return Row(what, str(ranks), value, spread(ours), besides=besides, **fields)
+
+
+def beside(name, ours, others, comparison="ratio", goal=None):
+    """Return what stands in a row beside ours: batches of the same rounds."""
+    of_rounds = ours - others if comparison == "difference" else ours / others
+    compared = float(np.median(of_rounds))
+    return Beside(name, float(np.median(others)), spread(others), comparison, compared, goal)
 
 
 def spread(values):
     """Return between what the middle of all values lies: 10 and 90 % are below."""
     low, high = np.percentile(values, [10, 90])
     return float(low), float(high)
-
-
-def compared(ours, yardstick, comparison):
-    """Return the fields of a row that hold batches of ours against those of the yardstick."""
-    fields = {"value": float(np.median(ours)), "spread": spread(ours)}
-    fields["yardstick_value"] = float(np.median(yardstick))
-    if comparison:
-        of_pairs = ours - yardstick if comparison == "difference" else ours / yardstick
-        fields |= {"comparison": comparison, "compared": float(np.median(of_pairs))}
-    return fields
