@@ -33,6 +33,7 @@ from .tables import Beside, Row
 
 _BATCH_SECONDS = 1e-3
 _WARM_UP_SECONDS = 20e-3
+_TRIAL_WARM_UP_SECONDS = 5e-3
 _MOST_CALLS = 1000
 # What a measurement may take in all, and a sweep; where calls are slow there are fewer batches.
 _LIMIT_SECONDS = 20
@@ -87,6 +88,11 @@ class World:
         self.comm.Allreduce(self.mpi.IN_PLACE, greatest, self.mpi.MAX)
         return greatest
 
+    def require(self, is_right, what):
+        """Raise if what somebody computed is not right."""
+        if not is_right:
+            raise RuntimeError(f"{what} gave a wrong result on rank {self.rank} of {self.size}")
+
     def in_turn(self, loops, batches, limit_seconds=_LIMIT_SECONDS):
         """Return the seconds that a call takes: a row for each side, a column for each batch.
 
@@ -135,7 +141,7 @@ class World:
         """Return what a call takes on the slowest rank, roughly, after some calls."""
         count, spent, seconds = 1, 0.0, 1.0
         # A few batches are a trial of the program, not of the machine.
-        least = _WARM_UP_SECONDS if batches > 10 else _BATCH_SECONDS
+        least = _WARM_UP_SECONDS if batches > 10 else _TRIAL_WARM_UP_SECONDS
         while spent < least:
             taken = float(self.greatest(self._seconds(loop, count)))
             spent += taken
