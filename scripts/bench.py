@@ -145,7 +145,7 @@ def measured(name, library, settings):
         library,
         module.__doc__.splitlines()[0],
         f"{datetime.datetime.now():%Y-%m-%d %H:%M}; {outcomes[0].facts}",
-        getattr(module, "rows", rows_of)(outcomes),
+        list(getattr(module, "rows", rows_of)(outcomes)),
     )
     print(report.text())
     if hasattr(module, "footer"):

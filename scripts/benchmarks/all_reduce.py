@@ -13,7 +13,7 @@ import mpi_replica as mr
 from . import by_hand, nests
 from .by_hand import FRESH, IN_PLACE, KEPT
 from .launching import Launch
-from .measuring import beside, in_replica, repeated, row
+from .measuring import in_replica
 from .peers import gloo_way
 from .tables import quantity
 
@@ -72,21 +72,15 @@ def measured(
     _check(world, strategy, ours, ways | others, leaves)
     others["memcpy"] = by_hand.memcpy_way(contract, leaves, results)
 
-    loops = {what: repeated(way) for what, way in (ways | others).items()}
-    best = world.best({what: loops[what] for what in ways}, batches)
-    sides = [*best, *others]
-    mine, *taken = world.in_turn(
-        [in_replica(strategy, ours), *(loops[what] for what in sides)], batches
-    )
-    taken = dict(zip(sides, taken, strict=True))
-    best = min(best, key=lambda what: np.median(taken[what]))
-    goals = {best: goal, naive: goal_of_naive}
     size = sum(leaf.nbytes for leaf in leaves)
-    return row(
+    return world.beside_best(
         f"{name.format(count=len(leaves))}, {quantity(size, 'B')}, {contract}",
-        world.size,
-        mine,
-        *(beside(what, mine, taken[what], goal=goals.get(what)) for what in (best, *others)),
+        in_replica(strategy, ours),
+        ways,
+        others,
+        batches,
+        goal=goal,
+        goals={naive: goal_of_naive},
         size_bytes=size,
     )
 

@@ -120,22 +120,38 @@ class World:
                 taken[index, batch] = self._seconds(loop, counts[index])
         return self.greatest(taken) / np.array(counts)[:, np.newaxis]
 
-    def best(self, loops, batches, number=2):
-        """Return the names of the fastest of some sides, the fastest first. Collective.
+    def beside_best(self, what, ours, ways, others, batches, goal=None, goals=None, **fields):
+        """Return a `Row` of ours beside the best of several ways and others. Collective.
 
-        A sweep: short, since what it finds is measured again in turn with the others.
+        A short sweep finds the two best ways; they are measured again in turn with all others, and
+        the better one stands in the row.
 
         Parameters
         ----------
-        loops : dict of str to callable
-            Sides by name.
+        what : str
+        ours : callable
+            A loop.
+        ways, others : dict of str to callable
+            Calls, by name.
         batches : int
-            What the measurement that follows has.
-        number : int
-            How many names at most.
+            How many of each side.
+        goal : float, optional
+            For the ratio of ours and the best way.
+        goals : dict of str to float, optional
+            For ratios of ours and others.
+        **fields
+            More of the row.
         """
-        taken = self.in_turn(list(loops.values()), max(batches // 20, 3), _SWEEP_SECONDS)
-        return fastest(list(loops), taken, number)
+        loops = {name: repeated(call) for name, call in (ways | others).items()}
+        swept = self.in_turn([loops[name] for name in ways], max(batches // 20, 3), _SWEEP_SECONDS)
+        names = [*fastest(list(ways), swept)[:2], *others]
+        mine, *taken = self.in_turn([ours, *(loops[name] for name in names)], batches)
+        of_best = len(names) - len(others)
+        best = names.index(fastest(names[:of_best], taken[:of_best])[0])
+        besides = [beside(names[best], mine, taken[best], goal=goal)]
+        for name, times in zip(names[of_best:], taken[of_best:], strict=True):
+            besides.append(beside(name, mine, times, goal=(goals or {}).get(name)))
+        return row(what, self.size, mine, *besides, **fields)
 
     def _warm_up(self, loop, batches):
         """Return what a call takes on the slowest rank, roughly, after some calls."""
@@ -177,10 +193,10 @@ def in_replica(strategy, call):
     return lambda count: strategy.run(step, args=(count,))
 
 
-def fastest(names, taken, number):
-    """Return so many names, by the medians of the rows of `taken`, the least first."""
+def fastest(names, taken):
+    """Return the names by the medians of their batches, the least first."""
     order = np.argsort(np.median(taken, axis=1), kind="stable")
-    return [names[index] for index in order[:number]]
+    return [names[index] for index in order]
 
 
 def row(what, ranks, ours, *besides, **fields):
