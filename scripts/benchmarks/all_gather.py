@@ -12,6 +12,7 @@ import numpy as np
 
 import mpi_replica as mr
 
+from .by_hand import pieces_of
 from .launching import Launch
 from .measuring import in_replica
 from .tables import quantity
@@ -99,8 +100,7 @@ def _along_first(world, block, whole):
     ways = {"by hand, one Allgatherv": one}
     for piece in _PIECES:
         if piece < whole // world.size:
-            name = f"by hand, {piece / (1 << 20):.3g} MiB pieces"
-            ways[name] = partial(cut, piece // block.itemsize)
+            ways[f"by hand, {pieces_of(piece)}"] = partial(cut, piece // block.itemsize)
     return ways
 
 

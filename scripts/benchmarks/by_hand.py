@@ -41,7 +41,7 @@ def expert_ways(world, contract, leaves, results):
         return {"by hand, one message": _one_message(world, contract, leaves[0], results)}
     ways = {}
     for size in sorted({min(size, whole) for size in _PIECES}):
-        pieces = "one piece" if size == whole else f"{size / (1 << 20):.3g} MiB pieces"
+        pieces = "one piece" if size == whole else pieces_of(size)
         for copies_first in (False,) if contract == IN_PLACE else (False, True):
             plan = _Plan(world, leaves, size, contract == IN_PLACE, copies_first)
             name = f"by hand, {pieces}{', copied first' * copies_first}"
@@ -52,6 +52,11 @@ def expert_ways(world, contract, leaves, results):
             if len(leaves) > 1:
                 ways[f"{name}, one buffer"] = plan.to_fresh_buffer
     return ways
+
+
+def pieces_of(size_bytes):
+    """Return the words for pieces of this size."""
+    return f"{size_bytes / (1 << 20):.3g} MiB pieces"
 
 
 def naive_way(world, contract, leaves, results):

@@ -24,6 +24,7 @@ import os
 import platform
 import time
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -77,7 +78,8 @@ class World:
         library = " ".join(library.split())
         threads = os.environ.get("OMP_NUM_THREADS")
         load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
-        versions = ", ".join(f"{name} {version(name)}" for name in ("mpi4py", "numpy"))
+        names = [name for name in ("mpi4py", "numpy", "torch") if find_spec(name)]
+        versions = ", ".join(f"{name} {version(name)}" for name in names)
         python = f"Python {platform.python_version()}, {versions}"
         machine = f"{os.cpu_count()} cores, load {load}; OMP_NUM_THREADS={threads}"
         return f"{library}; {python}; {machine}"

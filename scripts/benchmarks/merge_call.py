@@ -34,8 +34,8 @@ def optimizer(world, width, batches):
 
     with mr.MPIStrategy() as strategy:
         mine, found = nests.contribution(gradients, world.rank), []
-        in_replica(strategy, lambda context: found.append(context.merge_call(_sums, args=(mine,))))(1)
-        world.require(nests.are_equal(found[0], nests.total(gradients, world.size)), "merge_call")
+        in_replica(strategy, lambda context: found.extend(context.merge_call(_sums, (mine,))))(1)
+        world.require(nests.are_equal(found, nests.total(gradients, world.size)), "merge_call")
         del found[:], mine[:]
         sides = [in_replica(strategy, side) for side in (merged, reduced)]
         ours, others = world.in_turn(sides, batches)

@@ -11,12 +11,13 @@ import numpy as np
 import mpi_replica as mr
 
 from . import nests
+from .by_hand import pieces_of
 from .launching import Launch
 from .measuring import in_replica
 from .tables import quantity
 
 _COUNT = 25_600_000
-_PIECES = tuple(1 << power for power in (18, 19, 20, 21, 22))  # bytes in float32
+_PIECES = tuple(1 << power for power in (18, 19, 20, 21, 22))  # bytes of float32
 
 # The goal, for 2 ranks: the most against the array as a whole.
 _MOST_RATIO = 1 / 1.4
@@ -40,7 +41,7 @@ def reductions(world, name, count, batches):
     expected = nests.total([value], world.size)
     naive = "by hand, as a whole"
     ways = {
-        f"by hand, pieces of {quantity(piece / 2, 'B')}": _in_pieces(world, value, piece // 4)
+        f"by hand, {pieces_of(piece)}": _in_pieces(world, value, piece // 4)
         for piece in _PIECES
         if piece < 4 * count
     }

@@ -10,6 +10,9 @@ import numpy as np
 
 from .by_hand import FRESH, IN_PLACE
 
+# Removed at the end of the process.
+_folders = []
+
 
 def gloo_way(world, contract, leaves, results):
     """Return how PyTorch's gloo does it, as a way of by_hand.py; None where it is not installed.
@@ -57,7 +60,9 @@ def _gloo(world):
     from torch import distributed
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    folder = world.comm.bcast(tempfile.mkdtemp() if world.rank == 0 else None)
+    if world.rank == 0:
+        _folders.append(tempfile.TemporaryDirectory())
+    folder = world.comm.bcast(_folders[0].name if world.rank == 0 else None)
     store = Path(folder) / "store"
     distributed.init_process_group(
         "gloo", init_method=store.as_uri(), rank=world.rank, world_size=world.size

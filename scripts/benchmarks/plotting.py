@@ -40,20 +40,23 @@ def draw(reports, path):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    shown = [
+        (f"{report.library}, {ranks} ranks", [row for row in report.rows if row.ranks == ranks])
+        for report in reports
+        for ranks in dict.fromkeys(row.ranks for row in report.rows)
+    ]
     figure, panels = pyplot.subplots(
-        1, len(reports), figsize=(6 * len(reports), 5), sharey=True, squeeze=False
+        1, len(shown), figsize=(6 * len(shown), 5), sharey=True, squeeze=False
     )
-    for panel, report in zip(panels[0], reports, strict=True):
-        for name, points in series(report.rows).items():
+    for panel, (title, rows) in zip(panels[0], shown, strict=True):
+        for name, points in series(rows).items():
             sizes, medians, spreads = zip(*sorted(points), strict=True)
-            microseconds = [1e6 * seconds for seconds in medians]
-            (line,) = panel.loglog(sizes, microseconds, marker="o", label=name)
-            low, high = ([1e6 * seconds for seconds in of] for of in zip(*spreads, strict=True))
+            (line,) = panel.loglog(sizes, medians, marker="o", label=name)
+            low, high = zip(*spreads, strict=True)
             panel.fill_between(sizes, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-        ranks = ", ".join(sorted({row.ranks for row in report.rows}))
-        panel.set(title=f"{report.library}, {ranks} ranks", xlabel="bytes of a replica's array")
+        panel.set(title=title, xlabel="bytes of a replica's array")
         panel.grid(visible=True, alpha=0.3)
-    panels[0][0].set_ylabel("median time of all_reduce [µs], and 10-90 %")
+    panels[0][0].set_ylabel("seconds of an all_reduce: median, and 10 to 90 %")
     panels[0][0].legend()
     figure.tight_layout()
     figure.savefig(path, dpi=150)
