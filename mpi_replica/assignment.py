@@ -159,14 +159,7 @@ class Assignable(DistributedValues):
             op = ReduceOp.from_variable_aggregation(mode)
             structure = nest.flatten(None)[1]
             return AllReduce(
-                kind,
-                op,
-                [[mine]],
-                structure,
-                site,
-                options,
-                self.identity,
-                then=write_sum,
+                site, options, kind, op, [[mine]], structure, None, self.identity, then=write_sum
             )
 
         return make

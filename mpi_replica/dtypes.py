@@ -25,7 +25,7 @@ import numpy as np
 
 from .options import ReduceOp
 
-__all__ = ["accumulation", "as_plain_array", "is_text", "wire_name"]
+__all__ = ["accumulation", "as_array", "as_plain_array", "is_text", "wire_name"]
 
 _NARROW_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -39,6 +39,8 @@ def accumulation(dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.
     TypeError
         `op` has no meaning for `dtype`; the text says what to do.
     """
+    if not dtype.isnative:
+        dtype = dtype.newbyteorder("=")
     if dtype.name in _NARROW_FLOATS:
         return np.dtype(np.float32), dtype
     if dtype.kind == "b":
@@ -74,10 +76,8 @@ def accumulation(dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.
     )
 
 
-def as_plain_array(value: Any) -> np.ndarray[Any, Any]:
-    """Return `value` as an array of native byte order, aligned and in C order.
-
-    It is copied only where it must be. Read-only, 0-d and empty arrays are kept as they are.
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    """Return `value` as an array, in whatever order it is.
 
     Raises
     ------
@@ -89,7 +89,20 @@ def as_plain_array(value: Any) -> np.ndarray[Any, Any]:
             "masked arrays can't be communicated: the mask would be lost. Pass value.filled(...),"
             " or value and mask as two leaves."
         )
-    array = np.asarray(value)
+    return np.asarray(value)
+
+
+def as_plain_array(value: Any) -> np.ndarray[Any, Any]:
+    """Return `value` as an array of native byte order, aligned and in C order.
+
+    It is copied only where it must be. Read-only, 0-d and empty arrays are kept as they are.
+
+    Raises
+    ------
+    TypeError
+        It is a masked array.
+    """
+    array = as_array(value)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if not (array.flags.c_contiguous and array.flags.aligned):  # mpi4py takes aligned ones only

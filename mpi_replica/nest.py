@@ -17,7 +17,9 @@ from .errors import StructureMismatchError
 
 __all__ = [
     "Structure",
+    "are_plain",
     "flatten",
+    "key",
     "leaf_paths",
     "map_structure",
     "structure_text",
@@ -42,11 +44,27 @@ _paths: dict[Structure, tuple[str, ...]] = {_LEAF: ("",)}
 _CACHE_SIZE = 4096
 
 
+def are_plain(leaves: Iterable[Any]) -> bool:
+    """Return whether all leaves are arrays, numbers, strings or None: of no class of this package.
+
+    Quick; some plain leaves of rarer types are not known to be.
+    """
+    return _LEAF_TYPES.issuperset(map(type, leaves))
+
+
 def flatten(value: Any) -> tuple[list[Any], Structure]:
     """Return the leaves of `value`, in a fixed order, and its structure."""
     if type(value) in _LEAF_TYPES:
         return [value], _LEAF
     return optree.tree_flatten(value, none_is_leaf=True)
+
+
+def key(structure: Structure) -> Structure | None:
+    """Return what stands for `structure` in keys of a cache: None for that of a leaf.
+
+    optree hashes and compares all of a structure each time.
+    """
+    return None if structure is _LEAF else structure
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:

@@ -34,6 +34,9 @@ class ReduceOp(enum.Enum):
     MAX = "MAX"
     PROD = "PROD"
 
+    # Enum's own hashes the name, in Python, at every lookup by op; members are single objects.
+    __hash__ = object.__hash__
+
     @classmethod
     def of(cls, op: ReduceOp | str) -> ReduceOp:
         """Return the op that `op` names.
@@ -47,8 +50,10 @@ class ReduceOp(enum.Enum):
         """
         if isinstance(op, ReduceOp):
             return op
-        if isinstance(op, str) and op.upper() in cls.__members__:
-            return cls[op.upper()]
+        if isinstance(op, str):
+            known = _OPS.get(op) or _OPS.get(op.upper())
+            if known is not None:
+                return known
         names = ", ".join(cls.__members__)
         if isinstance(op, str):
             raise ValueError(
@@ -72,6 +77,9 @@ class ReduceOp(enum.Enum):
         if aggregation is VariableAggregation.MEAN:
             return ReduceOp.MEAN
         raise ValueError(f"{aggregation!r} is not a reduction. Only SUM and MEAN are.")
+
+
+_OPS = {op.name: op for op in ReduceOp}
 
 
 class VariableSynchronization(enum.Enum):
@@ -131,6 +139,8 @@ implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, na
     implementation: CommunicationImplementation = CommunicationImplementation.AUTO
     reproducible: bool | None = None
     name: str | None = None
+    #: What of it changes the messages, in words: it must be the same on all replicas.
+    wire: str = dataclasses.field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.bytes_per_pack, bool) or not isinstance(self.bytes_per_pack, int):
@@ -158,6 +168,10 @@ implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, na
                 "reproducible=True has no engine yet. Leave it out: sums then depend on the layout"
                 " in the last bits."
             )
+        # How the messages are cut, and whether they are waited for in a loop.
+        packs = f"bytes_per_pack={self.bytes_per_pack}" if self.bytes_per_pack else ""
+        waits = "" if self.timeout_seconds is None else "with a timeout"
+        object.__setattr__(self, "wire", ", ".join(filter(None, [packs, waits])))
 
     def merge(self, call: CommunicationOptions | None) -> CommunicationOptions:
         """Return these options with the fields that are set in `call` put over them.
@@ -177,7 +191,7 @@ implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, na
         given = {
             field.name: getattr(call, field.name)
             for field in dataclasses.fields(call)
-            if getattr(call, field.name) != field.default
+            if field.init and getattr(call, field.name) != field.default
         }
         return dataclasses.replace(self, **given)
 

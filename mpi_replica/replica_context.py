@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 
 from . import nest
 from .collectives.call import Call
+from .collectives.callsite import CallSite
 from .collectives.engine import Engine
 from .collectives.gathering import AllGather
 from .collectives.merging import MergeCall
@@ -90,15 +91,23 @@ class ReplicaContext:
                 f" {count - 1}."
             )
         self._strategy = strategy
+        self._engine: Engine = strategy.engine
         self._replica_id = replica_id
         self._seat: _Seat | None = None
+        #: That of the code that this context belongs to; None for one that was made by hand.
+        self.state: State | None = None
         self._tokens: list[contextvars.Token[State | None]] = []
 
     @classmethod
     def of_seat(cls, strategy: StrategyLike, seat: _Seat) -> ReplicaContext:
         """Return the context of a replica that runs."""
-        context = cls(strategy, seat.replica_id)
+        context = cls.__new__(cls)  # nothing is to be checked
+        context._strategy = strategy
+        context._engine = strategy.engine
+        context._replica_id = seat.replica_id
         context._seat = seat
+        context.state = State(strategy, context, "replica")
+        context._tokens = []
         return context
 
     def __enter__(self) -> ReplicaContext:
@@ -156,6 +165,8 @@ class ReplicaContext:
         reduce_op: ReduceOp | str,
         value: Any,
         options: CommunicationOptions | None = None,
+        *,
+        out: Any = None,
     ) -> Any:
         """Combine the values of all replicas and give every replica the result.
 
@@ -170,12 +181,16 @@ class ReplicaContext:
             ``np.array([1, 2])`` for an array. A `PerReplica` stands for this replica's component.
         options : CommunicationOptions, optional
             Fields that are set win over those of the strategy.
+        out : nest of numpy.ndarray, optional
+            Where the results go, so that nothing is allocated: a nest like `value`, of writable
+            C-contiguous arrays with the dtypes and shapes of the results. `value` itself for a
+            reduction in place. Otherwise it shares no memory with it. On all replicas alike.
 
         Returns
         -------
         nest of numpy.ndarray
-            Fresh C-contiguous arrays; a 0-d result is a numpy scalar. The same bits on every
-            replica. SUM and MEAN accumulate float16 and bfloat16 in float32; MEAN of integers and
+            `out` where it is given. Otherwise fresh C-contiguous arrays; a 0-d result is a numpy
+            scalar. The same bits on every replica. SUM and MEAN accumulate float16 and bfloat16 in float32; MEAN of integers and
             bools is float64. For `IndexedSlices`: the slices of all replicas, one behind the
             other.
 
@@ -186,15 +201,21 @@ class ReplicaContext:
         CollectiveMismatchError
             Replicas are at different calls, or at one with another op; on every rank.
         TypeError
-            A leaf can't be reduced: SUM of bool, strings, objects; on every rank.
+            A leaf can't be reduced: SUM of bool, strings, objects; a leaf of `out` has another
+            dtype than its result; on every rank.
+        ValueError
+            A leaf of `out` has another shape, is read-only, not C-contiguous, or shares memory with
+            another leaf; on every rank.
         ContextError
             Not called by this replica.
 
         Notes
         -----
-        One message of 256 bytes a rank where all leaves together have 237 bytes or less.
-        Otherwise that and one Allreduce for each 1 MiB (or ``bytes_per_pack``). Counterpart of
-        ``tf.distribute.ReplicaContext.all_reduce``.
+        One message of 256 bytes a rank where all leaves together have 232 bytes or less. Otherwise
+        that, one Allreduce for each 4 MiB of each leaf of 64 KiB and more, and one for each 1 MiB
+        of smaller ones (or of ``bytes_per_pack`` each). Where every rank has one replica, large
+        leaves that are C-contiguous are not copied. float16 and bfloat16 travel as they are, in one
+        Alltoallv and one Allgatherv. Counterpart of ``tf.distribute.ReplicaContext.all_reduce``.
 
         Examples
         --------
@@ -205,6 +226,22 @@ class ReplicaContext:
         self._check("all_reduce", "strategy.reduce")
         engine = self._engine
         leaves, structure = nest.flatten(value)
+        if not nest.are_plain(leaves):
+            return self._all_reduce_values(reduce_op, leaves, structure, options, out)
+        mine = [leaves]
+        kind = "all_reduce"
+        return self.meet(engine.make(kind, options, AllReduce, kind, reduce_op, mine, structure, out))
+
+    def _all_reduce_values(
+        self,
+        reduce_op: ReduceOp | str,
+        leaves: Sequence[Any],
+        structure: nest.Structure,
+        options: CommunicationOptions | None,
+        out: Any,
+    ) -> Any:
+        """Do as `all_reduce`, for leaves that may be values per replica, slices, or no numbers."""
+        engine = self._engine
         mine: list[Any] = []
         wrong: Exception | None = None
         try:
@@ -212,13 +249,12 @@ class ReplicaContext:
         except Exception as error:
             wrong = error  # raised where the call is made, which tells the other ranks
         if any(is_sparse(leaf) for leaf in mine):
-            return reduce_with_slices(engine, self.meet, reduce_op, mine, structure, options)
+            return reduce_with_slices(engine, self.meet, reduce_op, mine, structure, options, out)
 
-        def make(site: Any, merged: CommunicationOptions) -> Call:
-            op = ReduceOp.of(reduce_op)
+        def make(site: CallSite, merged: CommunicationOptions) -> Call:
             if wrong is not None:
                 raise wrong
-            return AllReduce("all_reduce", op, [mine], structure, site, merged)
+            return AllReduce(site, merged, "all_reduce", reduce_op, [mine], structure, out)
 
         return self.meet(engine.make("all_reduce", options, make))
 
@@ -267,10 +303,10 @@ class ReplicaContext:
         """
         self._check("all_gather", "strategy.gather")
 
-        def make(site: Any, merged: CommunicationOptions) -> Call:
+        def make(site: CallSite, merged: CommunicationOptions) -> Call:
             flat, structure = nest.flatten(value)
             mine = self._components(flat)
-            return AllGather("all_gather", axis, [mine], structure, site, merged)
+            return AllGather(site, merged, "all_gather", axis, [mine], structure)
 
         return self.meet(self._engine.make("all_gather", options, make))
 
@@ -342,7 +378,7 @@ class ReplicaContext:
             with entered(State(strategy, None, "merge_fn")):
                 return merge_fn(strategy, *args, **named)
 
-        def make(site: Any, merged: CommunicationOptions) -> Call:
+        def make(site: CallSite, merged: CommunicationOptions) -> Call:
             check()
             return MergeCall(
                 merge_fn,
@@ -361,10 +397,6 @@ class ReplicaContext:
         mine, number = self.replica_id_in_sync_group, self.num_replicas_in_sync
         return [component_of(leaf, mine, number) for leaf in leaves]
 
-    @property
-    def _engine(self) -> Engine:
-        return self._strategy.engine
-
     def meet(self, call: Call) -> Any:
         """Wait until all replicas are at `call`, and return its result."""
         if self._seat is not None:
@@ -380,7 +412,10 @@ class ReplicaContext:
             )
 
     def _check(self, call: str, instead: str) -> None:
+        """Raise unless this is the context of the code that runs."""
         state = current_state()
+        if state is not None and state is self.state:
+            return
         current = get_replica_context()
         if current is self:
             self._check_is_only(call)

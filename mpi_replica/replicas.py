@@ -3,7 +3,8 @@
 Each replica runs in a greenlet. They run one at a time, in the order of their ids, and switch
 only at collectives: a replica posts its call and switches to the hub (the code that called
 ``strategy.run``); when all local replicas have posted, the hub performs the call with the other
-ranks and resumes them. A rank with one replica works in the same way.
+ranks and resumes them. A rank's only replica performs its calls itself, but for those that run
+functions of the program.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .collectives.engine import Engine
 from .collectives.judgement import Combination
 from .collectives.merging import MergeCall
 from .collectives.standing import CallDescription, LeafDescription, Note, Stand
-from .context import State, StrategyLike, entered
+from .context import State, StrategyLike, entered, swap_state
 from .errors import ContextError, ReplicaStopped
 from .merge_fn import invoke_merge_fn, unpacked
 from .options import CommunicationOptions
@@ -84,9 +85,9 @@ class Seat:
         """Run the step function to its end; called in the greenlet of the replica."""
         strategy = self.run.strategy
         context = ReplicaContext.of_seat(strategy, self)
+        swap_state(context.state)  # in a context of the replica's own, which is thrown away
         try:
-            with entered(State(strategy, context, "replica")):
-                self.value = self.run.fn(*self.args, **self.kwargs)
+            self.value = self.run.fn(*self.args, **self.kwargs)
             self.status = "returned"
         except greenlet.GreenletExit:
             raise
@@ -107,6 +108,16 @@ class Seat:
         call.replica_ids = (self.replica_id,)
         self.call = call
         self.status = "waits"
+        if run.is_alone and call.error is None and not call.runs_user_code:
+            # No partner to wait for: without two switches. The hub deals with errors.
+            try:
+                result = run.engine.perform([call])[0]
+            except BaseException as error:
+                run.failure = error
+            else:
+                self.call = None
+                self.status = "runs"
+                return result
         return run.hub.switch()
 
     def refuse(self, doom: BaseException) -> None:
@@ -153,7 +164,7 @@ class RunEnd(Call):
         self.kinds = tuple(
             "none" if leaf is None else (name(leaf) or "value") for leaf in self.leaves
         )
-        self.identify((self.function, self.structure, self.kinds), self.describe)
+        self.identify((self.function.digest, nest.key(self.structure), self.kinds))
 
     def words(self, position: int = 0) -> CallDescription:
         return CallDescription(
@@ -196,6 +207,10 @@ class Run:
         self.doom: BaseException | None = None
         #: Whether that is an exception of a replica, and not a disagreement.
         self.a_replica_failed = True
+        #: Whether this rank has one replica, which performs its calls itself.
+        self.is_alone = len(self.seats) == 1
+        #: What came up where it did, for the hub.
+        self.failure: BaseException | None = None
 
     def execute(self, workers: list[Worker]) -> Any:
         """Run the function on all local replicas; return what they returned, merged."""
@@ -209,6 +224,9 @@ class Run:
             while self.doom is None:
                 waiting = [seat for seat in self.seats if seat.status == "waits"]
                 try:
+                    if self.failure is not None:
+                        failure, self.failure = self.failure, None
+                        raise failure
                     if len(waiting) == len(self.seats):
                         answers = self._perform([seat.call for seat in waiting if seat.call])
                     elif all(seat.status == "returned" for seat in self.seats):

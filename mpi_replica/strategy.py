@@ -162,7 +162,7 @@ class Strategy:
         engine.check_thread("strategy.run")
         site = call_site()
         try:
-            merged = engine.options.merge(options)
+            merged = engine.options if options is None else engine.options.merge(options)
             run = Run(self, fn, self._seats(fn, args, kwargs), site, merged)
         except Exception as error:
             engine.fail("run", error)
@@ -180,6 +180,8 @@ class Strategy:
         if kwargs is not None and not isinstance(kwargs, Mapping):
             raise ValueError(f"kwargs must be a mapping, got {kwargs!r}.")
         layout = self._engine.layout
+        if not args and not kwargs:
+            return [(i, (), {}) for i in layout.local_replica_ids]
         leaves, structure = nest.flatten((tuple(args), dict(kwargs or {})))
         for leaf in leaves:
             if isinstance(leaf, PerReplica):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from ..errors import (
@@ -39,11 +39,9 @@ from .header import (
     INLINE_BYTES,
     LEAVES,
     REPORTS,
-    compared_part,
-    header,
-    header_without_payload,
+    are_equal,
+    head,
     payloads,
-    payloads_of_equals,
     state_of_words,
     states,
     words,
@@ -126,11 +124,12 @@ class Agreement:
         runs = self.runs[-1:]
         return runs[0].meeting() if runs else (self._layout.local_replica_ids, "")
 
-    def agree(self, calls: Sequence[Call], payload: bytes = b"") -> list[bytes]:
-        """Return the payloads of all ranks; all of them are at the call. Collective.
+    def agree(self, calls: Sequence[Call], payload: bytes = b"") -> None:
+        """Return when all ranks are known to be at the call. Collective.
 
         `calls` are those of the local replicas, which agree among themselves. `payload` has
-        `INLINE_BYTES` at most, and is there on all ranks or on none.
+        `INLINE_BYTES` at most, and is there on all ranks or on none; `payloads` tells those of
+        all ranks.
 
         Raises
         ------
@@ -144,16 +143,19 @@ class Agreement:
             self.fail(calls, KeyboardInterrupt())
         seconds = first.options.timeout_seconds
         try:
-            payloads = self._compare(AGREES, payload, first, seconds)
+            is_agreed = self._compare(AGREES, payload, first, seconds)
         except Exception as error:
             if self.is_agreed(error):
                 raise
             # The transport failed; the others still wait for a header of this rank.
             self.fail(calls, error)
-        if payloads is None:
+        if not is_agreed:
             self._settle([self.stand(call) for call in calls], {}, first, seconds)
         self._forget()
-        return payloads
+
+    def payloads(self) -> list[bytes]:
+        """Return what each rank gave to the last `agree`, where there was a payload."""
+        return payloads(self._transport.headers.tobytes())
 
     def fail(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
         """Tell the other ranks that `error` came up here, inside the call; raise what is agreed."""
@@ -161,13 +163,9 @@ class Agreement:
         stands[0] = self.failed_stand(calls[0], error)
         self.report(stands, {calls[0].replica_ids[0]: error}, calls[0])
 
-    @contextmanager
-    def preparing(self, calls: Sequence[Call]) -> Iterator[None]:
-        """Turn an error on this rank, before the header, into one on every rank."""
-        try:
-            yield
-        except Exception as error:
-            self.fail(calls, error)
+    def preparing(self, calls: Sequence[Call]) -> _Preparing:
+        """Return a context that turns an error here, before the header, into one on every rank."""
+        return _Preparing(self, calls)
 
     def report(
         self, stands: Sequence[Stand], originals: Mapping[int, BaseException], first: Call
@@ -202,19 +200,20 @@ class Agreement:
             return
         self._is_out_of_step = True
         self.final = RankLostError("the program of this rank has ended.")
-        compared = compared_part(0, 0, LEAVES)
+        payload = cause.encode()[:INLINE_BYTES]
+        mine = head(0, 0, LEAVES, len(payload)) + payload
         if self._wide:
-            mine = words(compared)
-            finished = self._transport.begin_maximum(mine)
+            word = words(mine)
+            finished = self._transport.begin_maximum(word)
             while (greatest := finished()) is None:
                 yield
-            if (greatest == mine).all():
+            if (greatest == word).all():
                 return
-        payload = cause.encode()[:INLINE_BYTES]
-        exchange = self._transport.begin_exchange(header(compared, payload))
-        while (headers := exchange()) is None:
+        is_done = self._transport.begin_exchange(mine)
+        while not is_done():
             yield
-        self.others_stay = any(state != LEAVES for state in states(bytes(headers)))
+        headers = self._transport.headers.tobytes()
+        self.others_stay = any(state != LEAVES for state in states(headers))
 
     def _others_left(self, headers: bytes, call: Call) -> NoReturn:
         """Raise, since the program has ended on some ranks."""
@@ -268,41 +267,46 @@ class Agreement:
         if self.notes.chain:
             self.notes.drop()
 
-    def _compare(
-        self, state: int, payload: bytes, first: Call, seconds: float | None
-    ) -> list[bytes] | None:
-        """Exchange headers; return the payloads, or None where the headers differ."""
-        about = (first.fingerprint, self.notes.chain, state)
-        mine = header(compared_part(*about), payload) if payload else header_without_payload(*about)
-        step = self._transport.steps
+    def _compare(self, state: int, payload: bytes, first: Call, seconds: float | None) -> bool:
+        """Exchange headers; return whether all ranks agree."""
+        mine = head(first.fingerprint, self.notes.chain, state, len(payload)) + payload
+        transport = self._transport
+        step = transport.steps
         try:
             if self._wide:
-                word = words(compared_part(*about))
-                greatest = self._transport.maximum(word, seconds)
-                if state_of_words(greatest) == LEAVES:
-                    self._others_left(bytes(self._transport.exchange(mine, seconds)), first)
-                if (greatest != word).any() or state != AGREES:
-                    return None
-                if not payload:
-                    return []
-                headers = bytes(self.carry(self._transport.exchange, mine, seconds))
-                failure = self.take_failure()
-                if failure is not None:
-                    self.raise_failure(failure)
-            else:
-                headers = bytes(self._transport.exchange(mine, seconds))
+                return self._compare_widely(state, mine, bool(payload), first, seconds)
+            transport.exchange(mine, seconds)
         except WaitGivenUpError:
             self.time_out(first)
         except BaseException as broken:
             # The others may have gone on, where the exchange has ended.
-            self._break_off_halfway(broken, self._transport.steps > step)
+            self._break_off_halfway(broken, transport.steps > step)
             raise
-        found = payloads_of_equals(headers, mine, payload)
-        if found is not None and state == AGREES:
-            return found
-        if found is None and LEAVES in states(headers):
+        headers = transport.headers.tobytes()
+        if are_equal(headers, mine):
+            return state == AGREES
+        if LEAVES in states(headers):
             self._others_left(headers, first)
-        return None
+        return False
+
+    def _compare_widely(
+        self, state: int, mine: bytes, has_payload: bool, first: Call, seconds: float | None
+    ) -> bool:
+        """Do as `_compare`, with a reduction; headers travel only where they carry something."""
+        transport = self._transport
+        word = words(mine)
+        greatest = transport.maximum(word, seconds)
+        if state_of_words(greatest) == LEAVES:
+            transport.exchange(mine, seconds)
+            self._others_left(transport.headers.tobytes(), first)
+        if (greatest != word).any() or state != AGREES:
+            return False
+        if has_payload:
+            self.carry(transport.exchange, mine, seconds)
+            failure = self.take_failure()
+            if failure is not None:
+                self.raise_failure(failure)
+        return True
 
     def raise_failure(self, failure: BaseException) -> NoReturn:
         """Raise the failure of an exchange on some rank, which all have come to the end of.
@@ -434,6 +438,24 @@ class Agreement:
                 raise stopped from error
         self.raised = error
         raise error
+
+
+class _Preparing:  # not a generator: those cost a microsecond each
+    def __init__(self, agreement: Agreement, calls: Sequence[Call]) -> None:
+        self._agreement = agreement
+        self._calls = calls
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception):
+            self._agreement.fail(self._calls, error)
 
 
 def _mark_reporter(error: BaseException, rank: int) -> None:

@@ -34,7 +34,8 @@ def agree_on_blobs(engine: Engine, calls: Sequence[Call], blob: bytes) -> list[m
         payload = _FOLLOWS + _LENGTH.pack(len(blob))
     with agreement.preparing(calls):
         engine.lay_by_reserve(LARGE_BYTES)
-    payloads = agreement.agree(calls, payload)
+    agreement.agree(calls, payload)
+    payloads = agreement.payloads()
     if all(data[:1] == _INLINE for data in payloads):
         return [memoryview(data)[1:] for data in payloads]
     lengths = [

@@ -60,7 +60,7 @@ class Broadcast(Call):
         if compared:
             array = np.asarray(value)
             self.leaf = LeafDescription(wire_name(array.dtype), array.shape)
-        self.identify((detail, self.leaf), self.describe)
+        self.identify((detail, self.leaf))
 
     def words(self, position: int = 0) -> CallDescription:
         return CallDescription(
@@ -114,7 +114,7 @@ class EqualEverywhere(Call):
         self.value = value
         self.then = then
         self.note = Note(f"{kind}({detail})", site, digest_of(value), advice, "ValueError")
-        self.identify(detail, self.describe)
+        self.identify(detail)
 
     def words(self, position: int = 0) -> CallDescription:
         return CallDescription(self.kind, self.detail, self.site, self.options.name)

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
 
 from ..options import CommunicationOptions
 from .callsite import CallSite
 from .standing import CallDescription
 
-__all__ = ["Call", "FailedCall"]
+__all__ = ["Call", "FailedCall", "Known"]
 
 # The same few calls come again and again; a program that makes new ones all the time (uneven
 # shapes) must not grow.
 _CACHE_SIZE = 4096
-_known: dict[Hashable, tuple[int, str]] = {}
+_known: dict[Hashable, Known] = {}
+
+
+class Known(NamedTuple):
+    """What is worked out once for all calls that are alike."""
+
+    fingerprint: int
+    #: The call and its place, as "all_reduce(SUM, 12 leaves, 4.1 MB) at train.py:88".
+    text: str
+    #: What a kind of call needs beside; see `Call.make_plan`.
+    plan: Any
 
 
 class Call(abc.ABC):
@@ -32,39 +42,41 @@ class Call(abc.ABC):
     replica_ids: tuple[int, ...] = ()
     #: What went wrong while it was made; such a call only tells the others.
     error: BaseException | None = None
+    #: Whether it runs functions of the program: with the context of the caller of ``run``.
+    runs_user_code: bool = False
     #: Whether the components agree that a cross-replica call has for each replica of this rank.
     agrees: bool = True
+
+    fingerprint: int = 0
+    text: str = ""
+    #: What all calls that are alike share beside: how the data travels, say.
+    plan: Any = None
 
     def __init__(self, site: CallSite, options: CommunicationOptions) -> None:
         self.site = site
         self.options = options
-        self.fingerprint = 0
-        #: The call and its place, as "all_reduce(SUM, 12 leaves, 4.1 MB) at train.py:88".
-        self.text = ""
-        # How the messages are cut, and whether they are waited for in a loop, must be the same.
-        self._wire = ""
-        if options.bytes_per_pack or options.timeout_seconds is not None:
-            packs = f"bytes_per_pack={options.bytes_per_pack}" if options.bytes_per_pack else ""
-            waits = "" if options.timeout_seconds is None else "with a timeout"
-            self._wire = ", ".join(filter(None, [packs, waits]))
 
-    def identify(self, key: Hashable, describe: Callable[[], CallDescription]) -> None:
-        """Set the fingerprint; `key` and the site tell this call from every other one."""
-        name = self.options.name
-        place = self.site.digest if name is None else name
-        whole = (self.kind, place, self._wire, key)
+    def identify(self, key: Hashable) -> None:
+        """Set fingerprint, text and plan; `key` and the site tell this call from every other one."""
+        options = self.options
+        whole = (self.kind, self.site.digest, options.name, options.wire, key)
         known = _known.get(whole)
         if known is None:
+            plan = self.make_plan()
             if len(_known) >= _CACHE_SIZE:
                 _known.clear()
-            description = describe()
+            description = self.describe()
             text = f"{description.what} at {description.where}"
-            known = _known[whole] = (description.fingerprint(), text)
-        self.fingerprint, self.text = known
+            known = _known[whole] = Known(description.fingerprint(), text, plan)
+        self.fingerprint, self.text, self.plan = known
+
+    def make_plan(self) -> Any:
+        """Return what depends on nothing but the key of this call."""
+        return None
 
     def describe(self, position: int = 0) -> CallDescription:
         """Return the call in words, as the replica at `position` of `replica_ids` makes it."""
-        return self.words(position)._replace(wire=self._wire)
+        return self.words(position)._replace(wire=self.options.wire)
 
     @abc.abstractmethod
     def words(self, position: int = 0) -> CallDescription:

@@ -13,7 +13,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 from ..watch.stacks import is_of_package
@@ -54,6 +54,7 @@ class CallSite(NamedTuple):
 # Keys hold ids of code objects, since hashing a code object hashes its bytes and constants each
 # time. The code objects are kept, so that an id never comes to mean another one.
 _user_code: dict[int, CodeType | None] = {}
+_UNKNOWN = (lambda: None).__code__  # of no frame
 _kept: list[CodeType] = []
 _boundaries: set[int] = set()
 _sites: dict[tuple[int, ...], CallSite] = {}
@@ -79,14 +80,14 @@ def call_site() -> CallSite:
     ``merge_call``; outside of them, to the bottom of the stack. Frames of the package are left
     out, and so is a code object that was seen already (recursion).
     """
-    frame: FrameType | None = sys._getframe(1)
+    # What calls this function is of the package.
+    frame: FrameType | None = sys._getframe(2)
     key: list[int] = []
     while frame is not None:
         code = frame.f_code
         name = id(code)
-        try:
-            user_code = _user_code[name]
-        except KeyError:
+        user_code = _user_code.get(name, _UNKNOWN)
+        if user_code is _UNKNOWN:
             user_code = _is_user_code(code)
         if user_code is None:
             if name in _boundaries:
@@ -151,6 +152,8 @@ def function_identity(function: Callable[..., Any]) -> FunctionIdentity:
 
     `functools.partial` and bound methods are unwrapped: objects differ even inside one rank.
     """
+    if type(function) is FunctionType:
+        return _code_identity(function.__code__)
     for _ in range(_MOST_WRAPPERS):
         if isinstance(function, functools.partial):
             function = function.func
@@ -165,7 +168,7 @@ def function_identity(function: Callable[..., Any]) -> FunctionIdentity:
         # an object whose class says what a call does
         code = getattr(vars(type(function)).get("__call__"), "__code__", None)
     if isinstance(code, CodeType):
-        return _code_identity(id(code), code)
+        return _code_identity(code)
     kind = type(function)
     name = getattr(function, "__qualname__", None)
     module = getattr(function, "__module__", None)
@@ -174,8 +177,21 @@ def function_identity(function: Callable[..., Any]) -> FunctionIdentity:
     return FunctionIdentity(f"{module}.{name}".encode(), f"{module}.{name}")
 
 
-@functools.lru_cache(maxsize=4096)
-def _code_identity(_: int, code: CodeType) -> FunctionIdentity:
+def _code_identity(code: CodeType) -> FunctionIdentity:
+    known = _identities.get(id(code))
+    if known is None:
+        if len(_identities) >= _MOST_IDENTITIES:
+            _identities.clear()
+        known = _identities[id(code)] = (code, _identified(code))
+    return known[1]
+
+
+# By ids, as above; an entry keeps its code.
+_identities: dict[int, tuple[CodeType, FunctionIdentity]] = {}
+_MOST_IDENTITIES = 4096
+
+
+def _identified(code: CodeType) -> FunctionIdentity:
     file = os.path.basename(code.co_filename)
     digest = hashlib.blake2b(digest_size=8)
     digest.update(f"{file}\0{code.co_qualname}\0{code.co_firstlineno}\0".encode())

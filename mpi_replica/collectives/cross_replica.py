@@ -53,7 +53,7 @@ def reduce(
             paths = [leaves.paths[index] for index in wanted]
             words = ", ".join(filter(None, [f"axis={axes}" if axis is not None else "", detail]))
             if axes is None:
-                return AllReduce(kind, op, rows, leaves.structure, site, merged, words, paths)
+                return AllReduce(site, merged, kind, op, rows, leaves.structure, None, words, paths)
             return _along_axes(kind, op, rows, axes, paths, leaves.structure, site, merged, words)
 
         return own.make(kind, options, made)
@@ -91,7 +91,7 @@ def gather(
         def made(site: CallSite, merged: CommunicationOptions) -> Call:
             paths = [leaves.paths[index] for index in wanted]
             rows = leaves.rows(own, wanted)
-            return AllGather("gather", axis, rows, leaves.structure, site, merged, None, paths)
+            return AllGather(site, merged, "gather", axis, rows, leaves.structure, None, paths)
 
         return own.make("gather", options, made)
 
@@ -203,12 +203,13 @@ def _along_axes(
     inner = ReduceOp.SUM if op is ReduceOp.MEAN else op
     all_paths = [*paths, *(f"{path} (its number of elements)" for path in paths)]
     return AllReduce(
+        site,
+        options,
         kind,
         inner,
         contributions,
         structure,
-        site,
-        options,
+        None,
         detail,
         all_paths,
         finish,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Any, NoReturn, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from ..watch import Channel
 from . import travel
 from .agreement import Agreement
 from .call import Call, FailedCall
-from .callsite import CallSite, call_site
+from .callsite import call_site
 from .judgement import Promotion
 from .standing import Stand
 
@@ -38,6 +40,8 @@ class Engine:
         self.options = options
         self.agreement = Agreement(transport, layout)
         self.variable_numbers = itertools.count()
+        #: What calls of one plan share on this engine.
+        self.kept: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._datasets = (0, 0)
         self._thread = threading.get_ident()
         self._was_used = False
@@ -55,6 +59,11 @@ class Engine:
             self.agreement.give_up,
         )
         self._recorder = self.channel.recorder
+        context = contextvars.copy_context()
+        context.run(np.seterr, all="ignore")
+        #: Calls a function without warnings of numpy's about overflow or NaN: those of a reduction
+        #: are no mistake of the program. A fifth of the price of ``np.errstate``.
+        self.quietly: Callable[..., Any] = context.run
         self.agreement.on_break = self.channel.tell_of_break
         self.agreement.carry, self.agreement.take_failure = self.carry, self.take_failure
 
@@ -104,15 +113,20 @@ class Engine:
         self,
         kind: str,
         options: CommunicationOptions | None,
-        make: Callable[[CallSite, CommunicationOptions], Call],
+        make: Callable[..., Call],
+        *arguments: Any,
     ) -> Call:
-        """Return the call that `make` makes; if it fails, one that tells the other ranks."""
+        """Return the call that `make` makes of site, options and arguments.
+
+        If it fails, return one that tells the other ranks.
+        """
         self.check_thread(kind)
         site = call_site()
         merged = self.options
         try:
-            merged = self.options.merge(options)
-            return make(site, merged)
+            if options is not None:
+                merged = merged.merge(options)
+            return make(site, merged, *arguments)
         except Exception as error:
             return FailedCall(kind, error, site, merged)
 
@@ -199,20 +213,12 @@ class Engine:
                 self.channel.tell(("failure", step, pickle.dumps(packed, 5)))
             return exchange(*arguments)
 
-    @contextmanager
-    def moving(self, call: Call) -> Iterator[None]:
+    def moving(self, call: Call) -> _Moving:
         """Guard the movement of data, as `irrevocable` does, and keep the limit of the wait.
 
         An exchange that failed on a rank (see `carry`) is raised on all ranks at the end.
         """
-        with self.irrevocable():
-            try:
-                yield
-            except WaitGivenUpError:
-                self.agreement.time_out(call)
-        failure = self.take_failure()
-        if failure is not None:
-            self.agreement.raise_failure(failure)
+        return _Moving(self, call)
 
     def take_failure(self) -> BaseException | None:
         """Return why an exchange failed that has ended now, if it did: on all ranks the same."""
@@ -226,19 +232,13 @@ class Engine:
         traveller = pickle.loads(data)
         return travel.load(traveller) or travel.stand_in(traveller)
 
-    @contextmanager
-    def irrevocable(self) -> Iterator[None]:
+    def irrevocable(self) -> _Irrevocable:
         """Guard what every rank does once all have agreed to: a failure can't be told to them.
 
         It is raised here, now and at every later call; uncaught, it ends the job. The ranks would
         differ otherwise, or wait for each other.
         """
-        try:
-            yield
-        except BaseException as error:
-            if self.agreement.final is None:
-                self.agreement.break_off(error)
-            raise
+        return _Irrevocable(self)
 
     def _report_apart(self, calls: list[Call]) -> None:
         """Tell the others, replica by replica, what a call's components on this rank are."""
@@ -272,3 +272,41 @@ class Engine:
         if self._scratch.size < size_bytes:
             self._scratch = np.empty(size_bytes, np.uint8)
         return self._scratch[:size_bytes]
+
+
+# Classes, since a generator for a context manager costs two microseconds.
+class _Irrevocable:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        agreement = self._engine.agreement
+        if error is not None and agreement.final is None:
+            agreement.break_off(error)
+
+
+class _Moving(_Irrevocable):
+    def __init__(self, engine: Engine, call: Call) -> None:
+        super().__init__(engine)
+        self._call = call
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        engine = self._engine
+        if isinstance(error, WaitGivenUpError):
+            engine.agreement.time_out(self._call)
+        super().__exit__(kind, error, traceback)
+        if error is None and (failure := engine.take_failure()) is not None:
+            engine.agreement.raise_failure(failure)

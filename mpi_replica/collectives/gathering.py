@@ -43,12 +43,12 @@ class AllGather(Call):
 
     def __init__(
         self,
+        site: CallSite,
+        options: CommunicationOptions,
         kind: str,
         axis: int,
         contributions: Sequence[Sequence[Any]],
         structure: nest.Structure,
-        site: CallSite,
-        options: CommunicationOptions,
         detail: str | None = None,
         paths: Sequence[str] | None = None,
     ) -> None:
@@ -65,7 +65,7 @@ class AllGather(Call):
         self.contributions = [self._arrays(leaves) for leaves in contributions]
         signatures = [self._signature(arrays) for arrays in self.contributions]
         self.agrees = all(signature == signatures[0] for signature in signatures)
-        self.identify((self.detail, structure, self.paths, signatures[0]), self.describe)
+        self.identify((self.detail, nest.key(structure), self.paths, signatures[0]))
 
     def _arrays(self, leaves: Sequence[Any]) -> list[Array]:
         arrays = []
@@ -148,7 +148,8 @@ def _gather(
         elif 1 + len(head) <= INLINE_BYTES:
             payload = _WITHOUT_DATA + head
         engine.lay_by_reserve(LARGE_BYTES)
-    payloads = agreement.agree(calls, payload)
+    agreement.agree(calls, payload)
+    payloads = agreement.payloads()
     inline = all(data[:1] == _WITH_DATA for data in payloads)
     if any(data[:1] == _TOO_LONG for data in payloads):
         with engine.moving(call):
@@ -169,7 +170,7 @@ def _gather(
     if sum(leaf.result_bytes for leaf in leaves) > LARGE_BYTES:
         with agreement.preparing(calls):
             pack = _allocate(leaves)
-        agreement.agree(calls, b"\0")
+        agreement.agree(calls)
     else:
         pack = engine.with_reserve(lambda: _allocate(leaves))
     if inline:

@@ -58,6 +58,7 @@ class MergeCall(Call):
     """
 
     kind = "merge_call"
+    runs_user_code = True
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class MergeCall(Call):
         self.leaves = [component_of(leaf, replica_id) for leaf in leaves]
         self.shared = [is_shared(leaf) for leaf in self.leaves]
         self.packed = _pack(self.leaves) if travels else ([], b"")
-        self.identify((identity.digest, self.structure, tuple(self.shared)), self.describe)
+        self.identify((identity.digest, nest.key(self.structure), tuple(self.shared)))
 
     def words(self, position: int = 0) -> CallDescription:
         leaves = tuple(LeafDescription(name or "value") for name in self.shared)
@@ -266,7 +267,7 @@ class _Look(Call):
         super().__init__(site, options)
         self.path = path
         self.column = column
-        self.identify(path, self.describe)
+        self.identify(path)
 
     def words(self, position: int = 0) -> CallDescription:
         return CallDescription(

@@ -1,38 +1,34 @@
 """all_reduce: one result out of the contributions of all replicas.
 
-`_reduce_replicas` is the one engine behind ``all_reduce``, ``reduce``, ``reduce_to`` and the
-aggregations of variables: it takes the leaves of each local replica and gives one result for
-each leaf.
+`AllReduce` is behind ``all_reduce``, ``reduce``, ``reduce_to`` and the aggregations of variables:
+it takes the leaves of each local replica and gives one result for each leaf. What is small travels
+in the header (`inline`), all else in pieces (`streaming`).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import nest
-from ..dtypes import accumulation, as_plain_array, wire_name
+from ..dtypes import accumulation, as_array, wire_name
 from ..options import CommunicationOptions, ReduceOp
 from .agreement import INLINE_BYTES
 from .call import Call
 from .callsite import CallSite
 from .engine import Engine
+from .inline import InlineReduction
+from .outputs import Outputs
 from .packing import Plan, plan
 from .standing import CallDescription, LeafDescription
+from .streaming import Movement
 
 __all__ = ["AllReduce"]
 
 Array = np.ndarray[Any, Any]
-
-_UFUNCS: dict[ReduceOp, np.ufunc] = {
-    ReduceOp.SUM: np.add,
-    ReduceOp.MEAN: np.add,
-    ReduceOp.MIN: np.minimum,
-    ReduceOp.MAX: np.maximum,
-    ReduceOp.PROD: np.multiply,
-}
 
 _FLOAT64 = np.dtype(np.float64)
 _PYTHON_NUMBERS = {int: "int", float: "float"}
@@ -47,6 +43,10 @@ class AllReduce(Call):
         The name of the call, as the user knows it.
     contributions : list of list
         The leaves of each replica that this call stands for.
+    out : nest, optional
+        Where the results go.
+    detail : str
+        What else of the arguments must be the same.
     paths : sequence of str, optional
         Where the leaves are, where these are only some of the leaves of `structure`, and the
         result is a list.
@@ -58,94 +58,103 @@ class AllReduce(Call):
         What the leaves of each replica were before a part of the reduction was done.
     """
 
+    outputs: Outputs | None = None
+    #: Leaves that are Python ints here, and Python floats on other replicas.
+    promoted: Sequence[int] = ()
+    plan: Plan
+
     def __init__(
         self,
-        kind: str,
-        op: ReduceOp,
-        contributions: Sequence[Sequence[Any]],
-        structure: nest.Structure,
         site: CallSite,
         options: CommunicationOptions,
+        kind: str,
+        op: ReduceOp | str,
+        contributions: Sequence[Sequence[Any]],
+        structure: nest.Structure,
+        out: Any = None,
         detail: str = "",
         paths: Sequence[str] | None = None,
         then: Callable[[list[Any]], Any] | None = None,
         asked: ReduceOp | None = None,
         dtypes: Sequence[Sequence[np.dtype[Any]]] | None = None,
     ) -> None:
-        super().__init__(site, options)
+        self.site = site
+        self.options = options
         self.kind = kind
-        self.op = op
-        self.asked = asked or op
-        self.dtypes = dtypes
+        self.op = ReduceOp.of(op)
+        self.asked = asked or self.op
+        self.given = contributions
         self.structure = structure
-        self.is_flat = paths is not None
-        self.paths = nest.leaf_paths(structure) if paths is None else tuple(paths)
         self.detail = detail
+        self.flat_paths = paths
         self.then = then
-        self.python_numbers = [
-            [_PYTHON_NUMBERS.get(type(leaf), "") for leaf in leaves] for leaves in contributions
+        self.dtypes = dtypes
+        self.contributions: list[list[Array]] = [
+            [leaf if type(leaf) is np.ndarray else as_array(leaf) for leaf in leaves]
+            for leaves in contributions
         ]
-        self.contributions = [self._arrays(leaves) for leaves in contributions]
+        if out is not None:
+            self.outputs = Outputs(out, structure, self.contributions[0])
+            self.detail = self.outputs.words
         self._sign()
+        if self.outputs is not None:
+            self.outputs.check(self.plan.results, self.paths)
 
-    def _arrays(self, leaves: Sequence[Any]) -> list[Array]:
-        arrays = []
-        for index, leaf in enumerate(leaves):
-            array = as_plain_array(leaf)
-            if array.dtype.kind not in "biufc" and (
-                array.dtype.kind != "V" or array.dtype.names is not None or leaf is None
-            ):
-                path = self.paths[index]
-                raise TypeError(
-                    f"{self.kind} got {type(leaf).__name__} of dtype {array.dtype} for value{path}:"
-                    f" {self.op.name} needs numbers. Use all_gather for strings and merge_call for"
-                    " other values."
-                )
-            arrays.append(array)
-        return arrays
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where each leaf is."""
+        paths = self.flat_paths
+        return nest.leaf_paths(self.structure) if paths is None else tuple(paths)
 
     def _sign(self) -> None:
-        signature = tuple((array.dtype, array.shape) for array in self.contributions[0])
+        first, *others = self.contributions
+        signature = tuple([(array.dtype, array.shape) for array in first])
         dtypes = None if self.dtypes is None else tuple(self.dtypes[0])
-        for position, arrays in enumerate(self.contributions):
-            if tuple((array.dtype, array.shape) for array in arrays) != signature or (
+        for position, arrays in enumerate(others, 1):
+            if tuple([(array.dtype, array.shape) for array in arrays]) != signature or (
                 self.dtypes is not None and tuple(self.dtypes[position]) != dtypes
             ):
                 self.agrees = False
                 return
         self.agrees = True
-        try:
-            self.plan: Plan = plan(signature, self.op, self.options.bytes_per_pack)
-        except TypeError:
-            self._name_what_has_no_meaning()
-            raise
-        key = (self.asked, self.detail, self.structure, self.paths, signature, dtypes)
-        self.identify(key, self.describe)
+        self.signature = signature
+        key = (self.op, self.asked, self.detail, nest.key(self.structure), signature)
+        if dtypes is not None or self.flat_paths is not None:
+            key += (dtypes, self.paths)  # type: ignore[assignment]
+        self.identify(key)
 
-    def _name_what_has_no_meaning(self) -> None:
-        """Raise the plan's error with the path of the leaf that it is about."""
-        for path, array in zip(self.paths, self.contributions[0], strict=True):
+    def make_plan(self) -> Plan:
+        """Return how the leaves travel; raise where one can't be reduced."""
+        for path, leaf, array in zip(
+            self.paths, self.given[0], self.contributions[0], strict=True
+        ):
+            dtype = array.dtype
+            if dtype.kind not in "biufc" and (dtype.kind != "V" or dtype.names is not None):
+                raise TypeError(
+                    f"{self.kind} got {type(leaf).__name__} of dtype {dtype} for value{path}:"
+                    f" {self.op.name} needs numbers. Use all_gather for strings and merge_call for"
+                    " other values."
+                )
             try:
-                accumulation(array.dtype, self.op)
+                accumulation(dtype, self.op)
             except TypeError as error:
                 raise TypeError(f"{self.kind} of value{path}: {error}") from None
+        return plan(self.signature, self.op, self.options.bytes_per_pack)
 
     def promote(self, leaves: Sequence[int]) -> None:
         for arrays in self.contributions:
             for index in leaves:
                 arrays[index] = arrays[index].astype(_FLOAT64)
-        for numbers in self.python_numbers:
-            for index in leaves:
-                numbers[index] = "float"
+        self.promoted = (*self.promoted, *leaves)
         self._sign()
 
     def words(self, position: int = 0) -> CallDescription:
         arrays = self.contributions[position]
         dtypes = [a.dtype for a in arrays] if self.dtypes is None else self.dtypes[position]
         leaves = tuple(
-            LeafDescription(wire_name(dtype), array.shape, number)
-            for dtype, array, number in zip(
-                dtypes, arrays, self.python_numbers[position], strict=True
+            LeafDescription(wire_name(dtype), array.shape, self._python_number(index, leaf))
+            for index, (leaf, dtype, array) in enumerate(
+                zip(self.given[position], dtypes, arrays, strict=True)
             )
         )
         return CallDescription(
@@ -159,172 +168,80 @@ class AllReduce(Call):
             size_bytes=sum(array.nbytes for array in arrays),
         )
 
+    def _python_number(self, index: int, leaf: Any) -> str:
+        return "float" if index in self.promoted else _PYTHON_NUMBERS.get(type(leaf), "")
+
     def perform(self, engine: Engine, calls: Sequence[AllReduce]) -> list[Any]:
-        contributions = [leaves for call in calls for leaves in call.contributions]
-        results = _reduce_replicas(engine, calls, contributions)
+        contributions = self.contributions
+        if len(calls) > 1:
+            contributions = [leaves for call in calls for leaves in call.contributions]
+            if self.outputs is not None:
+                with engine.agreement.preparing(calls):
+                    self._check_apart(calls)
+        if self.plan.small_bytes <= INLINE_BYTES and engine.agreement.carries_payload:
+            each = self._perform_inline(engine, calls, contributions)
+        else:
+            each = self._perform_in_pieces(engine, calls, contributions)
         if self.then is not None:
-            return [self.then(results)] * len(calls)
+            return [self.then(each[0])]
+        if self.flat_paths is not None:
+            return each
+        return [
+            nest.unflatten(call.structure, results) if call.outputs is None else call.outputs.nest
+            for call, results in zip(calls, each, strict=True)
+        ]
+
+    def _check_apart(self, calls: Sequence[AllReduce]) -> None:
+        for call, other in itertools.permutations(calls, 2):
+            if call.outputs is not None:
+                call.outputs.check_apart(other.contributions[0], self.paths)
+
+    def _perform_inline(
+        self,
+        engine: Engine,
+        calls: Sequence[AllReduce],
+        contributions: Sequence[Sequence[Array]],
+    ) -> list[list[Any]]:
+        agreement, kept = engine.agreement, engine.kept
+        with agreement.preparing(calls):
+            reduction = kept.get(self.plan)
+            if reduction is None:
+                reduction = kept[self.plan] = InlineReduction(engine, self.plan)
+            payload = reduction.payload(contributions)
+        agreement.agree(calls, payload)
+        totals = reduction.totals(engine.layout.num_replicas if self.op is ReduceOp.MEAN else 1)
+        each = [reduction.results(totals)]
         # Each replica may write into its result: it must not be the array of another one.
-        each = [results, *([np.copy(result)[()] for result in results] for _ in calls[1:])]
-        return each if self.is_flat else [nest.unflatten(self.structure, mine) for mine in each]
+        for _ in calls[1:]:
+            each.append(reduction.results([total.copy() for total in totals]))
+        for call, results in zip(calls, each, strict=True):
+            if call.outputs is not None:
+                call.outputs.take(results)
+        return each
 
-
-def _reduce_replicas(
-    engine: Engine, calls: Sequence[AllReduce], contributions: Sequence[Sequence[Array]]
-) -> list[Any]:
-    """Reduce the leaves of all replicas; return the results, fresh arrays or numpy scalars.
-
-    `contributions` are the leaves of each local replica. Everything that can fail is done before
-    the ranks agree: after it, no memory is allocated and no user code runs.
-    """
-    call = calls[0]
-    op = call.op
-    agreement = engine.agreement
-    scale = engine.layout.num_replicas if op is ReduceOp.MEAN else 1
-    with agreement.preparing(calls):
-        steps = call.plan
-        results = [np.empty(shape, dtype) for dtype, shape in steps.results]
-        small = steps.small_bytes
-        inline = agreement.carries_payload and small is not None and small <= INLINE_BYTES
-        # The second part holds what MIN and MAX need beside a piece: keys, a shift and a mask.
-        parts = 4 if op in (ReduceOp.MIN, ReduceOp.MAX) else 1
-        scratch = engine.scratch(parts * steps.scratch_bytes)
-        payload = _fold_packs(steps, op, contributions) if inline else b""
-    payloads = agreement.agree(calls, payload)
-    if inline:
-        _finish_inline(steps, op, payloads, scale, results)
-    else:
-        with engine.moving(call):
-            _move(engine, steps, op, contributions, scratch, scale, results, call.options)
-    return [result[()] if result.ndim == 0 else result for result in results]
-
-
-def _fold(op: ReduceOp, arrays: Sequence[Array], out: Array) -> None:
-    """Combine arrays of equal shape into `out`, in their order, in the dtype of `out`."""
-    np.copyto(out, arrays[0], casting="unsafe")
-    ufunc = _UFUNCS[op]
-    for array in arrays[1:]:
-        ufunc(out, array, out=out, casting="unsafe", dtype=out.dtype)
-
-
-def _fold_packs(steps: Plan, op: ReduceOp, contributions: Sequence[Sequence[Array]]) -> bytes:
-    parts = []
-    with np.errstate(all="ignore"):
-        for pack in steps.packs:
-            buffer = np.empty(pack.length, pack.dtype)
-            for slot in pack.slots:
-                arrays = [leaves[slot.leaf].reshape(-1) for leaves in contributions]
-                _fold(op, arrays, buffer[slot.start : slot.stop])
-            parts.append(buffer.tobytes())
-    return b"".join(parts)
-
-
-def _finish_inline(
-    steps: Plan, op: ReduceOp, payloads: Sequence[bytes], scale: int, results: Sequence[Array]
-) -> None:
-    start = 0
-    with np.errstate(all="ignore"):
-        for pack in steps.packs:
-            rows = [np.frombuffer(data, pack.dtype, pack.length, start) for data in payloads]
-            start += pack.size_bytes
-            total = rows[0].copy()
-            _fold(op, rows, total)
-            _unpack(pack, total, scale, results)
-
-
-def _unpack(pack: Any, total: Array, scale: int, results: Sequence[Array]) -> None:
-    if scale != 1:
-        np.divide(total, scale, out=total)
-    for slot in pack.slots:
-        np.copyto(results[slot.leaf].reshape(-1), total[slot.start : slot.stop], casting="unsafe")
-
-
-def _move(
-    engine: Engine,
-    steps: Plan,
-    op: ReduceOp,
-    contributions: Sequence[Sequence[Array]],
-    scratch: Array,
-    scale: int,
-    results: Sequence[Array],
-    options: CommunicationOptions,
-) -> None:
-    """Reduce over the ranks, pack by pack and piece by piece."""
-    beside = scratch[steps.scratch_bytes :]
-    # MPI wants "in place" from all ranks or from none: a rank with one replica among others with
-    # several reduces in place, too.
-    from_leaves = all(count == 1 for count in engine.layout.counts)
-    with np.errstate(all="ignore"):
-        for pack in steps.packs:
-            buffer = scratch[: pack.size_bytes].view(pack.dtype)
-            for slot in pack.slots:
-                arrays = [leaves[slot.leaf].reshape(-1) for leaves in contributions]
-                _fold(op, arrays, buffer[slot.start : slot.stop])
-            _across_ranks(engine, op, None, buffer, beside, options.timeout_seconds)
-            _unpack(pack, buffer, scale, results)
-        for stream in steps.streams:
-            leaves = [of_replica[stream.leaf].reshape(-1) for of_replica in contributions]
-            result = results[stream.leaf].reshape(-1)
-            for start in range(0, stream.length, stream.piece):
-                stop = min(start + stream.piece, stream.length)
-                pieces = [leaf[start:stop] for leaf in leaves]
-                target = result[start:stop]
-                direct = target.dtype == stream.dtype
-                size = (stop - start) * stream.dtype.itemsize
-                total = target if direct else scratch[:size].view(stream.dtype)
-                send = None
-                if from_leaves and pieces[0].dtype == stream.dtype:
-                    send = pieces[0]
-                else:
-                    _fold(op, pieces, total)
-                _across_ranks(engine, op, send, total, beside, options.timeout_seconds)
-                if scale != 1:
-                    np.divide(total, scale, out=total)
-                if not direct:
-                    np.copyto(target, total, casting="unsafe")
-
-
-def _across_ranks(
-    engine: Engine,
-    op: ReduceOp,
-    send: Array | None,
-    total: Array,
-    scratch: Array,
-    timeout_seconds: float | None,
-) -> None:
-    """Reduce `send`, or `total` in place, over the ranks into `total`."""
-    transport = engine.transport
-    if transport.size == 1:
-        if send is not None:
-            np.copyto(total, send)
-        return
-    if total.dtype.kind == "b":  # MIN and MAX of bool: MPI knows them for integers only
-        total = total.view(np.uint8)
-        send = None if send is None else send.view(np.uint8)
-    if op not in (ReduceOp.MIN, ReduceOp.MAX) or total.dtype.kind != "f":
-        engine.carry(transport.all_reduce, send, total, op, timeout_seconds)
-        return
-    # MPI leaves open what MIN and MAX do with NaN, and libraries give it or drop it by position.
-    # Integers that are ordered like the floats, with NaN beyond all others, leave nothing open.
-    source = total if send is None else send
-    keys, shifted, rest = np.split(scratch, [total.nbytes, 2 * total.nbytes])
-    keys, shifted = (part.view(f"i{total.dtype.itemsize}") for part in (keys, shifted))
-    is_nan = rest[: total.size].view(np.bool_)
-    bounds = np.iinfo(keys.dtype)
-    beyond = bounds.min if op is ReduceOp.MIN else bounds.max
-    np.copyto(keys, source.view(keys.dtype))
-    _flip_negative(keys, shifted)
-    np.isnan(source, out=is_nan)
-    np.copyto(keys, beyond, where=is_nan)
-    engine.carry(transport.all_reduce, None, keys, op, timeout_seconds)
-    np.equal(keys, beyond, out=is_nan)
-    _flip_negative(keys, shifted)
-    np.copyto(total, keys.view(total.dtype))
-    np.copyto(total, np.nan, where=is_nan)
-
-
-def _flip_negative(keys: Array, shifted: Array) -> None:
-    """Turn float bits into integers of the same order, or back: negative ones count downwards."""
-    np.right_shift(keys, keys.dtype.itemsize * 8 - 1, out=shifted)
-    np.bitwise_and(shifted, np.iinfo(keys.dtype).max, out=shifted)
-    np.bitwise_xor(keys, shifted, out=keys)
+    def _perform_in_pieces(
+        self,
+        engine: Engine,
+        calls: Sequence[AllReduce],
+        contributions: Sequence[Sequence[Array]],
+    ) -> list[list[Any]]:
+        # Everything that can fail is done before the ranks agree.
+        with engine.agreement.preparing(calls):
+            each = [
+                [np.empty(shape, dtype) for dtype, shape in self.plan.results]
+                if call.outputs is None
+                else call.outputs.leaves
+                for call in calls
+            ]
+            movement = Movement(
+                engine,
+                self.plan,
+                contributions,
+                each,
+                self.options.timeout_seconds,
+                is_in_place=self.outputs is not None and self.outputs.are_values,
+            )
+        engine.agreement.agree(calls)
+        with engine.moving(self):
+            movement.run()
+        return [[leaf if leaf.ndim else leaf[()] for leaf in results] for results in each]

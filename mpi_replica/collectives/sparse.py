@@ -32,6 +32,7 @@ def reduce_with_slices(
     leaves: Sequence[Any],
     structure: nest.Structure,
     options: CommunicationOptions | None,
+    out: Any,
 ) -> Any:
     """Return ``all_reduce`` of a nest in which some leaves are `IndexedSlices`.
 
@@ -44,6 +45,11 @@ def reduce_with_slices(
 
     def gather(site: CallSite, merged: CommunicationOptions) -> Call:
         op = ReduceOp.of(reduce_op)
+        if out is not None:
+            raise TypeError(
+                "out= can't take the sum of IndexedSlices: it has as many rows as all replicas"
+                " have together. Leave out= away, or use to_dense()."
+            )
         if op not in (ReduceOp.SUM, ReduceOp.MEAN):
             raise TypeError(
                 f"{op.name} of IndexedSlices has no meaning. Use SUM or MEAN, or to_dense()."
@@ -56,13 +62,13 @@ def reduce_with_slices(
         where = [f"{paths[index]} of dense shape {leaves[index].dense_shape}" for index in sparse]
         detail = f"{op.name}, IndexedSlices at value{', value'.join(where)}"
         names = [f"{paths[index]}.{part}" for index in sparse for part in ("values", "indices")]
-        return AllGather("all_reduce", 0, [parts], structure, site, merged, detail, names)
+        return AllGather(site, merged, "all_reduce", 0, [parts], structure, detail, names)
 
     def reduce(site: CallSite, merged: CommunicationOptions) -> Call:
         values = [leaves[index] for index in dense]
         names = [paths[index] for index in dense]
         op = ReduceOp.of(reduce_op)
-        return AllReduce("all_reduce", op, [values], structure, site, merged, "", names)
+        return AllReduce(site, merged, "all_reduce", op, [values], structure, None, "", names)
 
     results: list[Any] = [None] * len(leaves)
     gathered = meet(engine.make("all_reduce", options, gather))

@@ -337,7 +337,7 @@ class _NextStep(Call):
         self.spec = spec
         self.is_global = is_global
         self.taken = taken
-        self.identify(is_global, self.describe)
+        self.identify(is_global)
 
     def words(self, position: int = 0) -> CallDescription:
         return CallDescription(self.kind, "", self.site, self.options.name)
@@ -348,7 +348,8 @@ class _NextStep(Call):
         else:
             ended = self._ENDED_UNSEEN if self.spec is None else self._ENDED
             mine = self._STATE.pack(ended, -1)
-        states = [self._STATE.unpack(data) for data in engine.agreement.agree(calls, mine)]
+        engine.agreement.agree(calls, mine)
+        states = [self._STATE.unpack(data) for data in engine.agreement.payloads()]
         self.taken()
         kinds = [kind for kind, _ in states]
         if self._HAS not in kinds:

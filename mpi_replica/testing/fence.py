@@ -131,7 +131,9 @@ class Fence:
         digest = hashlib.blake2b(compared, digest_size=16).digest()
         header = _HEADER.pack(digest, arrival.kind.encode(), arrival.stage, has_more)
         header = header.ljust(HEADER_BYTES, b"\0")
-        headers = self._wait(self._transport.begin_exchange(header), arrival, _PATIENCE)
+        ended = self._transport.begin_exchange(header)
+        self._wait(lambda: ended() or None, arrival, _PATIENCE)
+        headers = self._transport.headers.tobytes()
         arrivals = [arrival] * self.size
         if has_more or headers != header * self.size:
             arrivals = self._tell(arrival._replace(has_left_all=self._has_left_all))

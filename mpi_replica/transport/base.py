@@ -61,6 +61,10 @@ class Transport(abc.ABC):
     #: How many exchanges were begun, and how many of them have ended: all ranks count alike.
     steps: int = 0
     steps_ended: int = 0
+    #: Bytes that this rank gave to all exchanges.
+    sent_bytes: int = 0
+    #: What the last `exchange` gave: the headers of all ranks, one behind the other.
+    headers: Bytes
     #: Whether an exchange was begun that has not ended: nothing else can be sent then.
     is_in_flight: bool = False
     #: Set from another thread: waits end with `WaitGivenUpError`. A blocking call is not woken.
@@ -69,10 +73,10 @@ class Transport(abc.ABC):
     communicator: Any
 
     @abc.abstractmethod
-    def exchange(self, header: bytes, timeout_seconds: float | None = None) -> memoryview:
-        """Return the headers of all ranks, in rank order, one behind the other.
+    def exchange(self, header: bytes, timeout_seconds: float | None = None) -> None:
+        """Fill `headers` with those of all ranks, in rank order.
 
-        `header` has `HEADER_BYTES` bytes. The result is valid until the next call.
+        `header` has `HEADER_BYTES` bytes at most; what stands behind a shorter one is undefined.
         """
 
     @abc.abstractmethod
@@ -82,8 +86,8 @@ class Transport(abc.ABC):
         """Return the greatest of each of a few words over all ranks."""
 
     @abc.abstractmethod
-    def begin_exchange(self, header: bytes) -> Callable[[], memoryview | None]:
-        """Start an `exchange`; what is returned gives its result, or None while it goes on."""
+    def begin_exchange(self, header: bytes) -> Callable[[], bool]:
+        """Start an `exchange`; what is returned tells whether it has ended."""
 
     @abc.abstractmethod
     def begin_maximum(
@@ -120,6 +124,20 @@ class Transport(abc.ABC):
         """Combine arrays of all ranks element by element into `receive`; MEAN is not divided.
 
         None for `send`: in place (that holds on all ranks or on none).
+        """
+
+    @abc.abstractmethod
+    def all_to_all(
+        self,
+        send: Bytes,
+        send_counts: Sequence[int],
+        receive: Bytes,
+        receive_counts: Sequence[int],
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """Give each rank its block of `send`, and fill `receive` with those that it is given.
+
+        Counts are the bytes of the blocks, which lie one behind the other in rank order.
         """
 
     @abc.abstractmethod

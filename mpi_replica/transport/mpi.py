@@ -175,16 +175,15 @@ class MPITransport(Transport):
         # A blocking collective of one rank does not match a non-blocking one of another.
         self._blocks = not any(crowded.values())
         self._header = np.zeros(HEADER_BYTES, np.uint8)
-        self._headers = np.zeros(HEADER_BYTES * self.size, np.uint8)
+        self.headers = np.zeros(HEADER_BYTES * self.size, np.uint8)
         self._header_view = self._header.data
-        self._headers_view = self._headers.data
         self._exchange: MPI.Prequest | None
         try:
-            self._exchange = self._comm.Allgather_init(self._header, self._headers)
+            self._exchange = self._comm.Allgather_init(self._header, self.headers)
         except NotImplementedError:  # persistent collectives are MPI-4
             self._exchange = None
 
-    def exchange(self, header: bytes, timeout_seconds: float | None = None) -> memoryview:
+    def exchange(self, header: bytes, timeout_seconds: float | None = None) -> None:
         request = self._start_exchange(header)
         # Every collective waits here: the first spins are those of `_wait`, without a call of it.
         test = request.Test
@@ -193,18 +192,17 @@ class MPITransport(Transport):
                 self.is_in_flight = False
                 self.steps += 1
                 self.steps_ended = self.steps
-                return self._headers_view
+                return
         self._wait(request, timeout_seconds)
-        return self._headers_view
 
-    def begin_exchange(self, header: bytes) -> Callable[[], memoryview | None]:
-        request = self._start_exchange(header)
-        return lambda: self._headers_view if request.Test() else None
+    def begin_exchange(self, header: bytes) -> Callable[[], bool]:
+        return self._start_exchange(header).Test
 
     def _start_exchange(self, header: bytes) -> MPI.Request:
-        self._header_view[:] = header
+        self._header_view[: len(header)] = header
+        self.sent_bytes += HEADER_BYTES
         if self._exchange is None:
-            request: MPI.Request = self._begin(self._comm.Iallgather, (self._header, self._headers))
+            request: MPI.Request = self._begin(self._comm.Iallgather, (self._header, self.headers))
             return request
         self.is_in_flight = True
         try:  # as `_begin` does, without a call of it
@@ -218,6 +216,7 @@ class MPITransport(Transport):
         self, words: npt.NDArray[np.uint64], timeout_seconds: float | None = None
     ) -> npt.NDArray[np.uint64]:
         greatest = np.empty_like(words)
+        self.sent_bytes += words.nbytes
         self._run(self._comm.Iallreduce, (words, greatest, MPI.MAX), timeout_seconds)
         return greatest
 
@@ -232,6 +231,7 @@ class MPITransport(Transport):
     def all_gather_bytes(self, data: bytes, timeout_seconds: float | None = None) -> list[bytes]:
         lengths = np.empty(self.size, np.int64)
         mine = np.array([len(data)], np.int64)
+        self.sent_bytes += mine.nbytes
         self._run(self._comm.Iallgather, (mine, lengths), timeout_seconds)
         receive = np.empty(int(lengths.sum()), np.uint8)
         counts = lengths.tolist()
@@ -265,6 +265,7 @@ class MPITransport(Transport):
         starts = [0]
         for count in counts:
             starts.append(starts[-1] + count)
+        self.sent_bytes += counts[self.rank]
         if starts[-1] > _LARGEST_MESSAGE_BYTES:
             self._gather_large_blocks(send, receive, starts, timeout_seconds, blocks=blocks)
             return
@@ -301,9 +302,24 @@ class MPITransport(Transport):
     ) -> None:
         source = MPI.IN_PLACE if send is None else send
         arguments = (source, receive, _OPS[op])
+        self.sent_bytes += receive.nbytes
         blocks = self._blocks and timeout_seconds is None
         call = self._comm.Allreduce if blocks else self._comm.Iallreduce
         self._run(call, arguments, timeout_seconds)
+
+    def all_to_all(
+        self,
+        send: Bytes,
+        send_counts: Sequence[int],
+        receive: Bytes,
+        receive_counts: Sequence[int],
+        timeout_seconds: float | None = None,
+    ) -> None:
+        blocks = self._blocks and timeout_seconds is None
+        call = self._comm.Alltoallv if blocks else self._comm.Ialltoallv
+        self.sent_bytes += send.nbytes
+        specs = ([send, send_counts, MPI.BYTE], [receive, receive_counts, MPI.BYTE])
+        self._run(call, specs, timeout_seconds)
 
     def abort(self, status: int) -> None:
         MPI.COMM_WORLD.Abort(status)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..options import ReduceOp
-from .base import Bytes, Transport
+from .base import HEADER_BYTES, Bytes, Transport
 
 __all__ = ["SingleTransport"]
 
@@ -25,17 +25,20 @@ class SingleTransport(Transport):
         self.hosts = (socket.gethostname(),)
         self.pids = (os.getpid(),)
         self.communicator = None
+        self.headers = np.zeros(HEADER_BYTES, np.uint8)
+        self._headers_view = self.headers.data
 
-    def exchange(self, header: bytes, timeout_seconds: float | None = None) -> memoryview:
-        return memoryview(header)
+    def exchange(self, header: bytes, timeout_seconds: float | None = None) -> None:
+        self._headers_view[: len(header)] = header
 
     def maximum(
         self, words: npt.NDArray[np.uint64], timeout_seconds: float | None = None
     ) -> npt.NDArray[np.uint64]:
         return words
 
-    def begin_exchange(self, header: bytes) -> Callable[[], memoryview | None]:
-        return lambda: memoryview(header)
+    def begin_exchange(self, header: bytes) -> Callable[[], bool]:
+        self.exchange(header)
+        return lambda: True
 
     def begin_maximum(
         self, words: npt.NDArray[np.uint64]
@@ -64,6 +67,16 @@ class SingleTransport(Transport):
     ) -> None:
         if send is not None:
             np.copyto(receive, send)
+
+    def all_to_all(
+        self,
+        send: Bytes,
+        send_counts: Sequence[int],
+        receive: Bytes,
+        receive_counts: Sequence[int],
+        timeout_seconds: float | None = None,
+    ) -> None:
+        np.copyto(receive, send)
 
     def abort(self, status: int) -> None:
         os._exit(status)

@@ -1,0 +1,154 @@
+"""``out=``: results go where the caller wants them.
+
+Their memory must not overlap that of other leaves: a piece that was written must not be read as a
+contribution afterwards.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+
+from .. import nest
+from ..errors import StructureMismatchError
+
+__all__ = ["Outputs"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Outputs:
+    """The arrays of one replica that get the results of a call.
+
+    Parameters
+    ----------
+    out : nest of numpy.ndarray
+        As the caller gave it.
+    structure : nest.Structure
+        Of the value that is reduced.
+    values : sequence of numpy.ndarray
+        The leaves of that value.
+
+    Raises
+    ------
+    StructureMismatchError
+        `out` is another nest than the value.
+    """
+
+    def __init__(self, out: Any, structure: nest.Structure, values: Sequence[Array]) -> None:
+        self.nest = out
+        self.leaves, found = nest.flatten(out)
+        if found != structure:
+            raise StructureMismatchError(
+                f"out must be the same nest as the value: it is {nest.structure_text(found)}, and"
+                f" the value is {nest.structure_text(structure)}."
+            )
+        self._values = values
+        #: Whether each result takes the place of its value.
+        self.are_values = all(map(_is_same_memory, self.leaves, values))
+
+    @property
+    def words(self) -> str:
+        """What all replicas must do alike: MPI reduces in place on all ranks or on none."""
+        return "out=value" if self.are_values else "out"
+
+    def check(
+        self, results: Sequence[tuple[np.dtype[Any], tuple[int, ...]]], paths: Sequence[str]
+    ) -> None:
+        """Raise where a leaf can't take its result, which has this dtype and shape.
+
+        Raises
+        ------
+        TypeError
+            It is no array, or one of another dtype.
+        ValueError
+            Its shape is another one, it is read-only or not C-contiguous, or it overlaps another
+            leaf.
+        """
+        for leaf, (dtype, shape), path in zip(self.leaves, results, paths, strict=True):
+            if not isinstance(leaf, np.ndarray) or leaf.dtype != dtype:
+                what = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else repr(leaf)
+                raise TypeError(
+                    f"out{path} must be an array of {dtype}, which is what the reduction gives; it"
+                    f" is {what}."
+                )
+            if leaf.shape != shape:
+                raise ValueError(f"out{path} must have shape {shape}, it has {leaf.shape}.")
+            if not leaf.flags.carray:  # writable, aligned and in C order
+                raise ValueError(
+                    f"out{path} must be a writable C-contiguous array; it is"
+                    f" {'not writable' if not leaf.flags.writeable else 'not C-contiguous'}."
+                )
+        self._check_overlaps(paths)
+
+    def _check_overlaps(self, paths: Sequence[str]) -> None:
+        if self._own_their_memory():
+            return
+        spans = sorted(
+            (*byte_bounds(leaf), path)
+            for leaf, path in zip(self.leaves, paths, strict=True)
+            if leaf.size
+        )
+        for (_, stop, path), (start, _, other) in itertools.pairwise(spans):
+            if start < stop:
+                raise ValueError(
+                    f"out{path} and out{other} share memory. Each leaf needs memory of its own."
+                )
+        starts = [start for start, _, _ in spans]
+        for value, own in zip(self._values, paths, strict=True):
+            start, stop = byte_bounds(value)
+            # the only ones that can overlap: those that begin before the end, from the last back
+            for at in range(bisect.bisect_left(starts, stop) - 1, -1, -1):
+                first, end, path = spans[at]
+                if end <= start:
+                    break
+                if value.size and not (path == own and (first, end) == (start, stop)):
+                    raise _overlap(path, own, "")
+
+    def _own_their_memory(self) -> bool:
+        """Return whether all are arrays that no other one here is a view of; quickly."""
+        outs = {id(leaf) for leaf in self.leaves}
+        if len(outs) < len(self.leaves) or any(leaf.base is not None for leaf in self.leaves):
+            return False
+        if self.are_values:
+            return True
+        return all(value.base is None and id(value) not in outs for value in self._values)
+
+    def check_apart(self, values: Sequence[Array], paths: Sequence[str]) -> None:
+        """Raise where memory of `out` holds a value of another replica of this rank.
+
+        Raises
+        ------
+        ValueError
+            It does: that value would be lost before it is read.
+        """
+        for leaf, path in zip(self.leaves, paths, strict=True):
+            for value, own in zip(values, paths, strict=True):
+                if np.may_share_memory(leaf, value):
+                    raise _overlap(path, own, " of another replica of the same rank")
+
+    def take(self, results: Sequence[Any]) -> None:
+        """Write the results into the leaves."""
+        for leaf, result in zip(self.leaves, results, strict=True):
+            leaf[...] = result
+
+
+def _is_same_memory(leaf: Any, value: Array) -> bool:
+    if leaf is value:
+        return True
+    if not isinstance(leaf, np.ndarray) or leaf.base is None:
+        return False
+    same = leaf.dtype == value.dtype and leaf.shape == value.shape
+    return same and value.flags.c_contiguous and byte_bounds(leaf) == byte_bounds(value)
+
+
+def _overlap(path: str, own: str, whose: str) -> ValueError:
+    return ValueError(
+        f"out{path} shares memory with value{own}{whose}. It needs memory of its own, or exactly"
+        " that of the value which it replaces."
+    )

@@ -1,0 +1,233 @@
+"""Reductions that do not fit into the header: pack by pack, and piece by piece.
+
+A piece of a large leaf goes straight from the leaf into the result where nothing is to be done to
+it: where each rank has one replica, and the leaf is an array that MPI can send. Floats of 2 bytes
+are scattered: each rank gets a part of all contributions, adds them in 4 bytes, and gives the
+rounded sums to all. That halves what travels, and what each rank has to convert.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..options import ReduceOp
+from .engine import Engine
+from .inline import UFUNCS
+from .packing import ALIGNMENT, Pack, Piece, Plan, Stream, is_ordered_by_keys
+
+__all__ = ["Movement"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Movement:
+    """The movement of one reduction's data; all that it needs is allocated when it is made.
+
+    Parameters
+    ----------
+    contributions, results : sequence of sequence of array
+        The leaves of each local replica, and where their results go.
+    is_in_place : bool
+        Whether each large result is the memory of its leaf, on all ranks.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        plan: Plan,
+        contributions: Sequence[Sequence[Array]],
+        results: Sequence[Sequence[Array]],
+        timeout_seconds: float | None,
+        *,
+        is_in_place: bool,
+    ) -> None:
+        self._plan = plan
+        self._engine = engine
+        self._transport = engine.transport
+        self._contributions = contributions
+        self._results = results
+        self._timeout_seconds = timeout_seconds
+        self._is_in_place = is_in_place
+        self._op = plan.op
+        self._ufunc = UFUNCS[plan.op]
+        layout = engine.layout
+        self._scale = layout.num_replicas if plan.op is ReduceOp.MEAN else 1
+        # MPI wants "in place" from all ranks or from none: where one has several replicas, all
+        # combine in the result, or in scratch memory, and reduce that in place.
+        self._one_each = all(count == 1 for count in layout.counts)
+        # The parts that ranks scatter are as long as the longest of them.
+        self._scratch = engine.scratch(plan.scratch_bytes + ALIGNMENT * layout.size)
+        self._used_bytes = 0
+
+    def run(self) -> None:
+        """Move everything; called where all ranks have agreed to."""
+        self._engine.quietly(self._run)
+
+    def _run(self) -> None:
+        for pack in self._plan.packs:
+            self._move_pack(pack)
+        for stream in self._plan.streams:
+            is_scattered = stream.is_narrow and self._one_each and self._transport.size > 1
+            move = self._scatter_piece if is_scattered else self._move_piece
+            leaves = [of_replica[stream.leaf] for of_replica in self._contributions]
+            results = [of_replica[stream.leaf] for of_replica in self._results]
+            for piece in stream.pieces:
+                self._used_bytes = 0
+                targets = [result[piece.index] for result in results]
+                move(stream, piece, [leaf[piece.index] for leaf in leaves], targets[0])
+                for target in targets[1:]:  # while it is in the cache
+                    np.copyto(target, targets[0])
+
+    def _move_pack(self, pack: Pack) -> None:
+        self._used_bytes = 0
+        buffer = self._take(pack.dtype, pack.length)
+        contributions = self._contributions
+        if self._plan.plain_order is not None and len(contributions) == 1:
+            leaves = contributions[0]
+            np.concatenate([leaves[slot.leaf] for slot in pack.slots], axis=None, out=buffer)
+        else:
+            for slot in pack.slots:
+                where = slot.where if isinstance(slot.where, slice) else slice(slot.where, slot.where + 1)
+                part = buffer[where]
+                self._fold([leaves[slot.leaf].reshape(-1) for leaves in contributions], part)
+        self._over_ranks(None, buffer)
+        if self._scale != 1:
+            np.divide(buffer, self._scale, out=buffer)
+        for results in self._results:
+            for leaf, where, shape, dtype in pack.slots:
+                part = buffer[where]
+                if shape is not None:
+                    part = part.reshape(shape)
+                if dtype is None:
+                    results[leaf][...] = part
+                else:
+                    np.copyto(results[leaf], part, casting="unsafe")
+
+    def _move_piece(
+        self, stream: Stream, piece: Piece, arrays: Sequence[Array], target: Array
+    ) -> None:
+        is_direct = stream.dtype == stream.result_dtype
+        total = target if is_direct else self._take(stream.dtype, piece.length)
+        total = total.reshape(-1)
+        send = None
+        if not (self._one_each and is_direct):
+            self._fold(arrays, total.reshape(piece.shape))
+        elif not self._is_in_place:
+            send = self._sendable(stream.dtype, arrays[0], target)
+        self._over_ranks(send, total)
+        if self._scale != 1:
+            np.divide(total, self._scale, out=total)
+        if not is_direct:
+            np.copyto(target, total.reshape(piece.shape), casting="unsafe")
+
+    def _sendable(self, dtype: np.dtype[Any], array: Array, target: Array) -> Array:
+        """Return `array` as MPI takes it: the array itself, or a copy in scratch memory."""
+        flags = array.flags
+        if flags.c_contiguous and flags.aligned and array.dtype == dtype:
+            # MPI must not be given the memory of the result beside it.
+            if not np.may_share_memory(array, target):
+                return array.reshape(-1)
+        copy = self._take(dtype, array.size)
+        np.copyto(copy.reshape(array.shape), array)
+        return copy
+
+    def _scatter_piece(
+        self, stream: Stream, piece: Piece, arrays: Sequence[Array], target: Array
+    ) -> None:
+        """Have each rank add up a part of the piece, wide, and give the rounded sums to all."""
+        narrow, size, rank = stream.result_dtype, self._transport.size, self._transport.rank
+        # the same cut on all ranks
+        ends = [piece.length * (r + 1) // size for r in range(size)]
+        lengths = [end - start for start, end in itertools.pairwise([0, *ends])]
+        part = lengths[rank]
+        send = arrays[0]
+        if send.flags.c_contiguous and send.dtype == narrow:
+            send = send.reshape(-1)
+        else:
+            send = self._take(narrow, piece.length)
+            np.copyto(send.reshape(piece.shape), arrays[0])
+        given = self._take(narrow, part * size)
+        item = narrow.itemsize
+        self._engine.carry(
+            self._transport.all_to_all,
+            send.view(np.uint8),
+            [length * item for length in lengths],
+            given.view(np.uint8),
+            [part * item] * size,
+            self._timeout_seconds,
+        )
+        rows = given.reshape(size, part)
+        total = self._take(stream.dtype, part)
+        self._fold(list(rows), total)
+        if self._scale != 1:
+            np.divide(total, self._scale, out=total)
+        sums = given[:part]
+        np.copyto(sums, total, casting="unsafe")
+        self._engine.carry(
+            self._transport.all_gather_blocks,
+            sums.view(np.uint8),
+            target.reshape(-1).view(np.uint8),
+            [length * item for length in lengths],
+            self._timeout_seconds,
+        )
+
+    def _take(self, dtype: np.dtype[Any], length: int) -> Array:
+        """Return scratch memory behind what was taken since `_used_bytes` was 0."""
+        start = self._used_bytes
+        stop = start + length * dtype.itemsize
+        self._used_bytes = stop + -stop % ALIGNMENT
+        return self._scratch[start:stop].view(dtype)
+
+    def _fold(self, arrays: Sequence[Array], out: Array) -> None:
+        """Combine arrays of equal shape into `out`, in their order, in the dtype of `out`."""
+        np.copyto(out, arrays[0], casting="unsafe")
+        for array in arrays[1:]:
+            self._ufunc(out, array, out=out, casting="unsafe", dtype=out.dtype)
+
+    def _over_ranks(self, send: Array | None, total: Array) -> None:
+        """Reduce `send`, or `total` in place, over the ranks into `total`."""
+        transport, op = self._transport, self._op
+        if transport.size == 1:
+            if send is not None:
+                np.copyto(total, send)
+            return
+        if is_ordered_by_keys(total.dtype, op):
+            self._over_ranks_by_keys(total if send is None else send, total)
+            return
+        if total.dtype.kind == "b":  # MIN and MAX of bool: MPI knows them for integers only
+            total = total.view(np.uint8)
+            send = None if send is None else send.view(np.uint8)
+        self._engine.carry(transport.all_reduce, send, total, op, self._timeout_seconds)
+
+    def _over_ranks_by_keys(self, source: Array, total: Array) -> None:
+        """Reduce integers that are ordered like the floats, with NaN beyond all others.
+
+        MPI leaves open what MIN and MAX do with NaN, and libraries give it or drop it by position.
+        """
+        key = np.dtype(f"i{total.dtype.itemsize}")
+        keys = self._take(key, total.size)
+        shifted = self._take(key, total.size)
+        is_nan = self._take(np.dtype(np.bool_), total.size)
+        bounds = np.iinfo(key)
+        beyond = bounds.min if self._op is ReduceOp.MIN else bounds.max
+        np.copyto(keys, source.view(key))
+        _flip_negative(keys, shifted)
+        np.isnan(source, out=is_nan)
+        np.copyto(keys, beyond, where=is_nan)
+        all_reduce = self._transport.all_reduce
+        self._engine.carry(all_reduce, None, keys, self._op, self._timeout_seconds)
+        np.equal(keys, beyond, out=is_nan)
+        _flip_negative(keys, shifted)
+        np.copyto(total, keys.view(total.dtype))
+        np.copyto(total, np.nan, where=is_nan)
+
+
+def _flip_negative(keys: Array, shifted: Array) -> None:
+    """Turn float bits into integers of the same order, or back: negative ones count downwards."""
+    np.right_shift(keys, keys.dtype.itemsize * 8 - 1, out=shifted)
+    np.bitwise_and(shifted, np.iinfo(keys.dtype).max, out=shifted)
+    np.bitwise_xor(keys, shifted, out=keys)
