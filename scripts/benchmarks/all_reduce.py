@@ -67,7 +67,7 @@ def measured(world, strategy, name, contract, shapes, batches, *, goal=None, goa
     naive, naive_way = by_hand.naive_way(world, contract, leaves, results)
     gloo = gloo_way(world, contract, leaves, results)
     others = {naive: naive_way} if gloo is None else {naive: naive_way, "gloo": gloo}
-    _check(world, strategy, ours, ways | others, leaves)
+    _check(world, strategy, ours, ways | others, leaves, results or [])
     others["memcpy"] = by_hand.memcpy_way(contract, leaves, results)
 
     size = sum(leaf.nbytes for leaf in leaves)
@@ -83,12 +83,14 @@ def measured(world, strategy, name, contract, shapes, batches, *, goal=None, goa
     )
 
 
-def _check(world, strategy, ours, ways, leaves):
+def _check(world, strategy, ours, ways, leaves, results):
     """Raise unless this runtime and all others give the sums; leave zeros, which stay so."""
     mine = nests.contribution(leaves, world.rank)
     sums = nests.total(leaves, world.size)
 
     def restore():
+        for result in results:
+            result.fill(-1)
         for leaf, numbers in zip(leaves, mine, strict=True):
             np.copyto(leaf, numbers)
 

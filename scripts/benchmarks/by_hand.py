@@ -39,10 +39,11 @@ def expert_ways(world, contract, leaves, results):
     whole = sum(leaf.nbytes for leaf in leaves)
     if len(leaves) == 1 and whole <= _PIECES[0]:
         return {"by hand, one message": _one_message(world, contract, leaves[0], results)}
+    has_large = any(leaf.nbytes >= _SMALL_BYTES for leaf in leaves)
     ways = {}
     for size in sorted({min(size, whole) for size in _PIECES}):
         pieces = "one piece" if size == whole else pieces_of(size)
-        for copies_first in (False,) if contract == IN_PLACE else (False, True):
+        for copies_first in (False, True) if has_large and contract != IN_PLACE else (False,):
             plan = _Plan(world, leaves, size, contract == IN_PLACE, copies_first)
             name = f"by hand, {pieces}{', copied first' * copies_first}"
             if contract != FRESH:

@@ -185,7 +185,10 @@ def repeated(call):
 
 
 def in_replica(strategy, call):
-    """Return a loop that makes ``call(context)`` again and again in the replicas of one `run`."""
+    """Return a loop that makes ``call(context)`` again and again in the replicas of one `run`.
+
+    What `run` itself takes is shared out over the calls.
+    """
 
     def step(count):
         context = mr.get_replica_context()
