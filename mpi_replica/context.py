@@ -46,10 +46,8 @@ class StrategyLike(Protocol):
     """What the floors below know of a `Strategy`."""
 
     is_default: bool
-
-    @property
-    def engine(self) -> Engine:
-        """What it communicates with."""
+    #: What it communicates with.
+    engine: Engine
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from _thread import get_ident  # looked up at every collective
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -30,7 +31,7 @@ class InterruptGate:
     def install(self, abort: Callable[[int], Any]) -> None:
         """Put the gate before Python's own handler of SIGINT; a program's own handler stays."""
         self.abort = abort
-        if self._installed or threading.get_ident() != self._main:
+        if self._installed or get_ident() != self._main:
             return
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._handle)
@@ -46,17 +47,17 @@ class InterruptGate:
 
     def close(self) -> None:
         """Hold interrupts back from now on, until `open` was called as often as this."""
-        if threading.get_ident() == self._main:
+        if get_ident() == self._main:
             self._depth += 1
 
     def open(self) -> None:
         """Let interrupts through; one that was held back waits for `take`."""
-        if threading.get_ident() == self._main:
+        if get_ident() == self._main:
             self._depth -= 1
 
     def take(self) -> bool:
         """Return whether an interrupt was held back, and forget it."""
-        if self.is_pending and threading.get_ident() == self._main:
+        if self.is_pending and get_ident() == self._main:
             self.is_pending = False
             return True
         return False

@@ -100,32 +100,32 @@ class MPIStrategy(Strategy):
         self._is_closed = False
         gate.install(ending.abort)
         if transport.size > 1:
-            self._engine.channel.abort = ending.abort
-            ending.remember(self._engine)
+            self.engine.channel.abort = ending.abort
+            ending.remember(self.engine)
         if transport.size > 1 or len(layout.local_replica_ids) > 1:
-            watcher.add(self._engine.channel, transport.hosts[transport.rank])
+            watcher.add(self.engine.channel, transport.hosts[transport.rank])
         if transport.size == 1:  # one that is not closed, and that nobody else may wait for
-            weakref.finalize(self, watcher.remove, self._engine.channel).atexit = False
+            weakref.finalize(self, watcher.remove, self.engine.channel).atexit = False
 
     @property
     def communicator(self) -> Any:
         """The strategy's own communicator; None without MPI. Do not communicate on it."""
-        return self._engine.transport.communicator
+        return self.engine.transport.communicator
 
     @property
     def rank(self) -> int:
         """The rank of this process."""
-        return self._engine.layout.rank
+        return self.engine.layout.rank
 
     @property
     def size(self) -> int:
         """How many ranks there are."""
-        return self._engine.layout.size
+        return self.engine.layout.size
 
     @property
     def local_replica_ids(self) -> tuple[int, ...]:
         """Global ids of the replicas of this rank."""
-        return self._engine.layout.local_replica_ids
+        return self.engine.layout.local_replica_ids
 
     def close(self) -> None:
         """Give back the communicator. Collective; a second call does nothing.
@@ -138,7 +138,7 @@ class MPIStrategy(Strategy):
         if self._is_closed:
             return
         require_cross_replica(self, "close")
-        engine = self._engine
+        engine = self.engine
         if engine.agreement.final is None:
             engine.cross_replica(engine.make("close", None, _Close))
             ending.forget(engine)
@@ -148,8 +148,8 @@ class MPIStrategy(Strategy):
 
     def _close_here(self) -> None:
         self._is_closed = True
-        watcher.remove(self._engine.channel)
-        self._engine.agreement.close()
+        watcher.remove(self.engine.channel)
+        self.engine.agreement.close()
 
     def __enter__(self) -> MPIStrategy:
         return self

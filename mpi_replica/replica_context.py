@@ -91,7 +91,6 @@ class ReplicaContext:
                 f" {count - 1}."
             )
         self._strategy = strategy
-        self._engine: Engine = strategy.engine
         self._replica_id = replica_id
         self._seat: _Seat | None = None
         #: That of the code that this context belongs to; None for one that was made by hand.
@@ -103,7 +102,6 @@ class ReplicaContext:
         """Return the context of a replica that runs."""
         context = cls.__new__(cls)  # nothing is to be checked
         context._strategy = strategy
-        context._engine = strategy.engine
         context._replica_id = seat.replica_id
         context._seat = seat
         context.state = State(strategy, context, "replica")
@@ -224,13 +222,15 @@ class ReplicaContext:
         {'a': array([1., 2.])}
         """
         self._check("all_reduce", "strategy.reduce")
-        engine = self._engine
+        engine = self._strategy.engine
         leaves, structure = nest.flatten(value)
         if not nest.are_plain(leaves):
             return self._all_reduce_values(reduce_op, leaves, structure, options, out)
         mine = [leaves]
         kind = "all_reduce"
-        return self.meet(engine.make(kind, options, AllReduce, kind, reduce_op, mine, structure, out))
+        return self.meet(
+            engine.make(kind, options, AllReduce, kind, reduce_op, mine, structure, out)
+        )
 
     def _all_reduce_values(
         self,
@@ -392,6 +392,10 @@ class ReplicaContext:
             )
 
         return self.meet(self._engine.make("merge_call", None, make))
+
+    @property
+    def _engine(self) -> Engine:
+        return self._strategy.engine  # the default strategy has one for each thread
 
     def _components(self, leaves: Sequence[Any]) -> list[Any]:
         mine, number = self.replica_id_in_sync_group, self.num_replicas_in_sync

@@ -44,12 +44,13 @@ class Strategy:
     is_default = False
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        #: What the strategy communicates with.
+        self.engine = engine
         self._extended = StrategyExtended(self)
         self._workers: list[Worker] = []
 
     def __repr__(self) -> str:
-        layout = self._engine.layout
+        layout = self.engine.layout
         return f"<{type(self).__name__}: {layout.num_replicas} replicas on {layout.size} ranks>"
 
     def __copy__(self) -> NoReturn:
@@ -62,11 +63,6 @@ class Strategy:
         raise TypeError("a strategy can't be pickled: it holds communicators.")
 
     @property
-    def engine(self) -> Engine:
-        """What the strategy communicates with."""
-        return self._engine
-
-    @property
     def extended(self) -> StrategyExtended:
         """Further methods, for library code (`tf.distribute.StrategyExtended`)."""
         return self._extended
@@ -74,12 +70,12 @@ class Strategy:
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas all ranks host together."""
-        return self._engine.layout.num_replicas
+        return self.engine.layout.num_replicas
 
     @property
     def cluster_resolver(self) -> MPIClusterResolver:
         """Hosts and ranks, in tf's words."""
-        return MPIClusterResolver(self._engine.transport)
+        return MPIClusterResolver(self.engine.transport)
 
     def scope(self) -> Scope[Self]:
         """Return a context manager in which this is the current strategy, above all replicas.
@@ -158,7 +154,7 @@ class Strategy:
         }
         """
         require_cross_replica(self, "run")
-        engine = self._engine
+        engine = self.engine
         engine.check_thread("strategy.run")
         site = call_site()
         try:
@@ -179,7 +175,7 @@ class Strategy:
             )
         if kwargs is not None and not isinstance(kwargs, Mapping):
             raise ValueError(f"kwargs must be a mapping, got {kwargs!r}.")
-        layout = self._engine.layout
+        layout = self.engine.layout
         if not args and not kwargs:
             return [(i, (), {}) for i in layout.local_replica_ids]
         leaves, structure = nest.flatten((tuple(args), dict(kwargs or {})))
@@ -235,7 +231,7 @@ class Strategy:
         """
         require_cross_replica(self, "reduce")
         return cross_replica.reduce(
-            self._engine, "reduce", reduce_op, value, axis, None, plain_is_component=self.is_default
+            self.engine, "reduce", reduce_op, value, axis, None, plain_is_component=self.is_default
         )
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -277,7 +273,7 @@ class Strategy:
         """
         require_cross_replica(self, "gather")
         return cross_replica.gather(
-            self._engine, value, axis, None, plain_is_component=self.is_default
+            self.engine, value, axis, None, plain_is_component=self.is_default
         )
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
@@ -305,7 +301,7 @@ class Strategy:
         >>> strategy.experimental_local_results(strategy.run(lambda: 7))
         (7, 7)
         """
-        return local_results(value, self._engine.layout.local_replica_ids)
+        return local_results(value, self.engine.layout.local_replica_ids)
 
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
@@ -339,7 +335,7 @@ class Strategy:
           1: 10
         }
         """
-        layout = self._engine.layout
+        layout = self.engine.layout
         ids, number = layout.local_replica_ids, layout.num_replicas
         return nest.transposed(
             [value_fn(ValueContext(i, number)) for i in ids],
@@ -383,7 +379,7 @@ class Strategy:
         }
         """
         require_cross_replica(self, "experimental_distribute_dataset")
-        return DistributedDataset.of_global_batches(self._engine, dataset, options)
+        return DistributedDataset.of_global_batches(self.engine, dataset, options)
 
     def distribute_datasets_from_function(
         self,
@@ -408,7 +404,7 @@ class Strategy:
             ``tf.distribute.Strategy.distribute_datasets_from_function``.
         """
         require_cross_replica(self, "distribute_datasets_from_function")
-        return DistributedDataset.from_function(self._engine, dataset_fn, options)
+        return DistributedDataset.from_function(self.engine, dataset_fn, options)
 
     def name_of_variable(self, value: Any) -> str | None:
         """Return a name for a variable, the same on all ranks; None for anything else."""

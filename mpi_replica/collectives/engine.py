@@ -6,10 +6,10 @@ import contextvars
 import itertools
 import pickle
 import threading
+from _thread import get_ident
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -20,15 +20,20 @@ from ..options import CommunicationOptions
 from ..transport import Transport, WaitGivenUpError
 from ..watch import Channel
 from . import travel
-from .agreement import Agreement
+from .agreement import INLINE_BYTES, Agreement
 from .call import Call, FailedCall
 from .callsite import call_site
+from .inline import InlineReduction
 from .judgement import Promotion
+from .packing import Plan
 from .standing import Stand
 
 __all__ = ["Engine"]
 
 T = TypeVar("T")
+
+# A program that makes new shapes all the time must not grow.
+_CACHE_SIZE = 1024
 
 
 class Engine:
@@ -39,13 +44,14 @@ class Engine:
         self.layout = layout
         self.options = options
         self.agreement = Agreement(transport, layout)
+        #: The most bytes that travel with the agreement, and so cost no message of their own.
+        self.inline_bytes = INLINE_BYTES if self.agreement.carries_payload else -1
         self.variable_numbers = itertools.count()
-        #: What calls of one plan share on this engine.
-        self.kept: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._datasets = (0, 0)
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self._was_used = False
         self._scratch = np.empty(0, np.uint8)
+        self._inline: dict[Plan, InlineReduction] = {}
         self._reserve = np.empty(0, np.uint8)
         # Held from a header to the end of its call: another thread may only tell of its mistake
         # between two calls.
@@ -87,11 +93,10 @@ class Engine:
         ContextError
             On every rank: this is the call that the others wait for.
         """
-        current = threading.get_ident()
-        if current == self._thread:
+        if get_ident() == self._thread:
             self._was_used = True
         elif not self._was_used:
-            self._thread = current
+            self._thread = get_ident()
             self._was_used = True
         else:
             error = ContextError(
@@ -107,7 +112,7 @@ class Engine:
 
     def is_in_its_thread(self) -> bool:
         """Return whether `check_thread` would pass."""
-        return not self._was_used or threading.get_ident() == self._thread
+        return not self._was_used or get_ident() == self._thread
 
     def make(
         self,
@@ -239,6 +244,17 @@ class Engine:
         differ otherwise, or wait for each other.
         """
         return _Irrevocable(self)
+
+    def inline(self, plan: Plan) -> InlineReduction:
+        """Return what reduces leaves of `plan` in the header."""
+        reduction = self._inline.get(plan)
+        if reduction is None:
+            if len(self._inline) >= _CACHE_SIZE:
+                self._inline.clear()
+            reduction = self._inline[plan] = InlineReduction(
+                plan, self.transport.headers, self.layout.num_replicas, self.quietly
+            )
+        return reduction
 
     def _report_apart(self, calls: list[Call]) -> None:
         """Tell the others, replica by replica, what a call's components on this rank are."""

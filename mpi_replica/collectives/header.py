@@ -16,11 +16,11 @@ from ..transport import HEADER_BYTES
 
 __all__ = [
     "AGREES",
+    "COMPARED_BYTES",
     "INLINE_BYTES",
     "LEAVES",
     "PAYLOAD_START",
     "REPORTS",
-    "are_equal",
     "head",
     "payloads",
     "state_of_words",
@@ -31,7 +31,8 @@ __all__ = [
 # fingerprint, chain of notes, state; then the length of the payload. Numbers of 8 bytes in the
 # payload are aligned.
 _HEAD = struct.Struct("<QQBxH4x")
-_COMPARED_BYTES = 17
+#: What must be the same on all ranks.
+COMPARED_BYTES = 17
 _LENGTH = struct.Struct("<H")
 _LENGTH_START = 18
 
@@ -48,15 +49,6 @@ AGREES, REPORTS, LEAVES = 0, 1, 2
 head = _HEAD.pack
 
 
-def are_equal(headers: bytes, mine: bytes) -> bool:
-    """Return whether what is compared is the same in the headers of all ranks as in `mine`."""
-    compared = mine[:_COMPARED_BYTES]
-    for start in range(0, len(headers), HEADER_BYTES):  # no `all`: a generator costs as much again
-        if not headers.startswith(compared, start):
-            return False
-    return True
-
-
 def payloads(headers: bytes) -> list[bytes]:
     """Return the payloads of all ranks."""
     found = []
@@ -68,12 +60,12 @@ def payloads(headers: bytes) -> list[bytes]:
 
 def states(headers: bytes) -> list[int]:
     """Return the states of all ranks."""
-    return list(headers[_COMPARED_BYTES - 1 :: HEADER_BYTES])
+    return list(headers[COMPARED_BYTES - 1 :: HEADER_BYTES])
 
 
 def words(mine: bytes) -> npt.NDArray[np.uint64]:
     """Return words whose maximum over the ranks is theirs only where all ranks have the same."""
-    compared = mine[:_COMPARED_BYTES]
+    compared = mine[:COMPARED_BYTES]
     word = int.from_bytes(hashlib.blake2b(compared, digest_size=8).digest(), "little")
     return np.array([word, ~np.uint64(word), compared[-1]], np.uint64)
 

@@ -5,16 +5,15 @@ Every rank has the contributions of all, and combines them in rank order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..options import ReduceOp
-from ..transport import HEADER_BYTES
-from .engine import Engine
+from ..transport.base import HEADER_BYTES, Bytes
 from .header import PAYLOAD_START
-from .packing import Plan
+from .packing import Plan, Slot
 
 __all__ = ["UFUNCS", "InlineReduction"]
 
@@ -31,33 +30,48 @@ UFUNCS: dict[ReduceOp, np.ufunc] = {
 
 
 class InlineReduction:
-    """A plan without streams, and where its packs stand in the headers of an engine.
+    """A plan without streams, and where its packs stand in the headers.
 
-    Made once for each plan, since the views of the headers stay the same.
+    Made once for each plan.
+
+    Parameters
+    ----------
+    headers : array of bytes
+        Where the transport always puts the headers of all ranks.
+    quietly : callable
+        Calls a function without numpy's warnings.
     """
 
-    def __init__(self, engine: Engine, plan: Plan) -> None:
-        self._quietly = engine.quietly
+    def __init__(
+        self, plan: Plan, headers: Bytes, num_replicas: int, quietly: Callable[..., Any]
+    ) -> None:
+        self._quietly = quietly
         self._ufunc = UFUNCS[plan.op]
         self._plan = plan
-        # of each pack, the contribution of each rank
-        self._rows: list[list[Array]] = []
-        headers, start = engine.transport.headers, PAYLOAD_START
+        self._scale = num_replicas if plan.op is ReduceOp.MEAN else 1
+        self._leaves = len(plan.results)
+        self._buffers = [(pack.length, pack.dtype) for pack in plan.packs]
+        # of each pack, the contributions of the ranks, and its slots
+        self._parts: list[tuple[Array, list[Array], tuple[Slot, ...]]] = []
+        start = PAYLOAD_START
         for pack in plan.packs:
             stop = start + pack.size_bytes
             firsts = range(0, headers.size, HEADER_BYTES)
-            self._rows.append(
-                [headers[first + start : first + stop].view(pack.dtype) for first in firsts]
-            )
+            rows = [headers[first + start : first + stop].view(pack.dtype) for first in firsts]
+            self._parts.append((rows[0], rows[1:], pack.slots))
             start = stop
 
-    def payload(self, contributions: Sequence[Sequence[Array]]) -> bytes:
-        """Return what this rank sends: the leaves of its replicas, combined."""
+    def prepare(self, contributions: Sequence[Sequence[Array]]) -> tuple[bytes, list[Array]]:
+        """Return what this rank sends, its replicas combined, and memory for `results`.
+
+        Before the ranks agree: it may fail.
+        """
+        totals = [np.empty(length, dtype) for length, dtype in self._buffers]
         order = self._plan.plain_order
         if order is not None and len(contributions) == 1:
             leaves = contributions[0]
-            return b"".join([leaves[leaf].tobytes() for leaf in order])
-        return self._quietly(self._combined_here, contributions)  # type: ignore[no-any-return]
+            return b"".join([leaves[leaf].tobytes() for leaf in order]), totals
+        return self._quietly(self._combined_here, contributions), totals
 
     def _combined_here(self, contributions: Sequence[Sequence[Array]]) -> bytes:
         parts = []
@@ -70,26 +84,33 @@ class InlineReduction:
                 parts.append(total.tobytes())
         return b"".join(parts)
 
-    def totals(self, scale: int) -> list[Array]:
-        """Return the items of each pack, combined over the ranks; `scale` divides them."""
-        return [self._total(rows, scale) for rows in self._rows]
-
-    def _total(self, rows: Sequence[Array], scale: int) -> Array:
-        quietly = self._quietly
-        if len(rows) == 1:
-            total = rows[0].copy()
-        else:
-            total = quietly(self._ufunc, rows[0], rows[1])
-            for row in rows[2:]:
-                quietly(self._ufunc, total, row, total)
-        if scale != 1:
-            quietly(np.divide, total, scale, total)
-        return total
-
     def results(self, totals: Sequence[Array]) -> list[Any]:
-        """Return the leaves: views of `totals` that share no item, and numpy scalars."""
-        results: list[Any] = [None] * len(self._plan.results)
-        for pack, total in zip(self._plan.packs, totals, strict=True):
-            for slot in pack.slots:
-                results[slot.leaf] = slot.cut(total)
+        """Return the leaves, combined over the ranks in their order.
+
+        They are views of `totals` that share no item, and numpy scalars.
+        """
+        quietly, ufunc = self._quietly, self._ufunc
+        for total, (first, others, _) in zip(totals, self._parts, strict=True):
+            if len(others) == 1:
+                quietly(ufunc, first, others[0], out=total)
+            else:
+                total[...] = first
+                for row in others:
+                    quietly(ufunc, total, row, out=total)
+            if self._scale != 1:
+                quietly(np.divide, total, self._scale, out=total)
+        return self._cut(totals)
+
+    def copies(self, totals: Sequence[Array]) -> list[Any]:
+        """Return the same leaves again, in memory of their own."""
+        return self._cut([total.copy() for total in totals])
+
+    def _cut(self, totals: Sequence[Array]) -> list[Any]:
+        results: list[Any] = [None] * self._leaves
+        for total, (_, _, slots) in zip(totals, self._parts, strict=True):
+            for leaf, where, shape, dtype in slots:
+                part = total[where]
+                if shape is not None:
+                    part = part.reshape(shape)
+                results[leaf] = part if dtype is None else part.astype(dtype)
         return results

@@ -18,7 +18,17 @@ import numpy as np
 from ..dtypes import accumulation
 from ..options import ReduceOp
 
-__all__ = ["ALIGNMENT", "Pack", "Piece", "Plan", "Slot", "Stream", "is_ordered_by_keys", "pieces", "plan"]
+__all__ = [
+    "ALIGNMENT",
+    "Pack",
+    "Piece",
+    "Plan",
+    "Slot",
+    "Stream",
+    "is_ordered_by_keys",
+    "pieces",
+    "plan",
+]
 
 # Bytes of a piece, where the user does not say: the fastest on both libraries that were measured,
 # for pieces that go from leaf to result.
@@ -50,13 +60,6 @@ class Slot(NamedTuple):
     shape: tuple[int, ...] | None
     #: Of the result; None where it is that of the pack.
     dtype: np.dtype[Any] | None
-
-    def cut(self, items: np.ndarray[Any, Any]) -> Any:
-        """Return this leaf out of the items of its pack: a view, or a numpy scalar."""
-        part = items[self.where]
-        if self.shape is not None:
-            part = part.reshape(self.shape)
-        return part if self.dtype is None else part.astype(self.dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,7 +93,18 @@ class Stream:
     dtype: np.dtype[Any]
     #: Of the result.
     result_dtype: np.dtype[Any]
-    pieces: tuple[Piece, ...]
+    shape: tuple[int, ...]
+    #: The most items of a piece.
+    piece: int
+
+    def pieces(self) -> Iterator[Piece]:
+        """Cut the leaf into pieces."""
+        return pieces(self.shape, self.piece)
+
+    @property
+    def piece_bytes(self) -> int:
+        """The most bytes of a piece, in `dtype`."""
+        return min(self.piece, math.prod(self.shape)) * self.dtype.itemsize
 
     @property
     def is_narrow(self) -> bool:
@@ -139,10 +153,12 @@ def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
         if length * wide.itemsize >= min(_SMALL_BYTES, most_pack_bytes):
             piece_bytes = bytes_per_pack or _default_piece_bytes(wide, result, op)
             piece = max(1, min(piece_bytes, _LARGEST_PIECE_BYTES) // wide.itemsize)
-            streams.append(Stream(leaf, wide, result, tuple(pieces(shape, piece))))
+            streams.append(Stream(leaf, wide, result, shape, piece))
             continue
         pack = open_packs.get(wide)
-        if pack is None or (pack.slots and (pack.length + length) * wide.itemsize > most_pack_bytes):
+        if pack is None or (
+            pack.slots and (pack.length + length) * wide.itemsize > most_pack_bytes
+        ):
             pack = open_packs[wide] = _OpenPack(wide)
             packs.append(pack)
         pack.add(leaf, shape, length, result)
@@ -150,10 +166,7 @@ def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
     closed = [pack.closed() for pack in sorted(packs, key=lambda p: -p.dtype.itemsize)]
     needs = [pack.size_bytes * _buffers(pack.dtype, pack.dtype, op) for pack in closed]
     needs += [
-        max(piece.length for piece in stream.pieces)
-        * stream.dtype.itemsize
-        * _buffers(stream.dtype, stream.result_dtype, op)
-        for stream in streams
+        stream.piece_bytes * _buffers(stream.dtype, stream.result_dtype, op) for stream in streams
     ]
     slots = [(slot, pack) for pack in closed for slot in pack.slots]
     is_plain = all(signature[slot.leaf][0] == pack.dtype for slot, pack in slots)

@@ -16,13 +16,11 @@ import numpy as np
 from .. import nest
 from ..dtypes import accumulation, as_array, wire_name
 from ..options import CommunicationOptions, ReduceOp
-from .agreement import INLINE_BYTES
 from .call import Call
 from .callsite import CallSite
 from .engine import Engine
-from .inline import InlineReduction
 from .outputs import Outputs
-from .packing import Plan, plan
+from .packing import Plan, Signature, plan
 from .standing import CallDescription, LeafDescription
 from .streaming import Movement
 
@@ -81,8 +79,8 @@ class AllReduce(Call):
         self.site = site
         self.options = options
         self.kind = kind
-        self.op = ReduceOp.of(op)
-        self.asked = asked or self.op
+        self.op = op = ReduceOp.of(op)
+        self.asked = asked or op
         self.given = contributions
         self.structure = structure
         self.detail = detail
@@ -107,27 +105,29 @@ class AllReduce(Call):
         return nest.leaf_paths(self.structure) if paths is None else tuple(paths)
 
     def _sign(self) -> None:
-        first, *others = self.contributions
-        signature = tuple([(array.dtype, array.shape) for array in first])
-        dtypes = None if self.dtypes is None else tuple(self.dtypes[0])
-        for position, arrays in enumerate(others, 1):
-            if tuple([(array.dtype, array.shape) for array in arrays]) != signature or (
-                self.dtypes is not None and tuple(self.dtypes[position]) != dtypes
-            ):
-                self.agrees = False
-                return
-        self.agrees = True
+        contributions = self.contributions
+        signature = tuple([(array.dtype, array.shape) for array in contributions[0]])
+        key: tuple[Any, ...] = (self.op, self.detail, nest.key(self.structure), signature)
+        if self.dtypes is not None or self.flat_paths is not None:
+            dtypes = None if self.dtypes is None else tuple(self.dtypes[0])
+            key += (self.asked, dtypes, self.paths)
         self.signature = signature
-        key = (self.op, self.asked, self.detail, nest.key(self.structure), signature)
-        if dtypes is not None or self.flat_paths is not None:
-            key += (dtypes, self.paths)  # type: ignore[assignment]
-        self.identify(key)
+        self.agrees = len(contributions) == 1 or self._components_agree(signature)
+        if self.agrees:
+            self.identify(key)
+
+    def _components_agree(self, signature: Signature) -> bool:
+        for position, arrays in enumerate(self.contributions):
+            other = tuple([(array.dtype, array.shape) for array in arrays])
+            if other != signature and _native(other) != _native(signature):
+                return False
+            if self.dtypes is not None and tuple(self.dtypes[position]) != tuple(self.dtypes[0]):
+                return False
+        return True
 
     def make_plan(self) -> Plan:
         """Return how the leaves travel; raise where one can't be reduced."""
-        for path, leaf, array in zip(
-            self.paths, self.given[0], self.contributions[0], strict=True
-        ):
+        for path, leaf, array in zip(self.paths, self.given[0], self.contributions[0], strict=True):
             dtype = array.dtype
             if dtype.kind not in "biufc" and (dtype.kind != "V" or dtype.names is not None):
                 raise TypeError(
@@ -178,48 +178,51 @@ class AllReduce(Call):
             if self.outputs is not None:
                 with engine.agreement.preparing(calls):
                     self._check_apart(calls)
-        if self.plan.small_bytes <= INLINE_BYTES and engine.agreement.carries_payload:
-            each = self._perform_inline(engine, calls, contributions)
-        else:
-            each = self._perform_in_pieces(engine, calls, contributions)
+        is_inline = self.plan.small_bytes <= engine.inline_bytes
+        reduce = self._reduce_inline if is_inline else self._reduce_in_pieces
+        first, *others = reduce(engine, calls, contributions)
         if self.then is not None:
-            return [self.then(each[0])]
-        if self.flat_paths is not None:
-            return each
-        return [
-            nest.unflatten(call.structure, results) if call.outputs is None else call.outputs.nest
-            for call, results in zip(calls, each, strict=True)
-        ]
+            return [self.then(first)] * len(calls)
+        results = [self.nested(first)]
+        for call, leaves in zip(calls[1:], others, strict=True):
+            results.append(call.nested(leaves))
+        return results
+
+    def nested(self, results: list[Any]) -> Any:
+        """Return the results as this call gives them."""
+        if self.outputs is not None:
+            return self.outputs.nest
+        return results if self.flat_paths is not None else nest.unflatten(self.structure, results)
 
     def _check_apart(self, calls: Sequence[AllReduce]) -> None:
         for call, other in itertools.permutations(calls, 2):
             if call.outputs is not None:
                 call.outputs.check_apart(other.contributions[0], self.paths)
 
-    def _perform_inline(
+    def _reduce_inline(
         self,
         engine: Engine,
         calls: Sequence[AllReduce],
         contributions: Sequence[Sequence[Array]],
     ) -> list[list[Any]]:
-        agreement, kept = engine.agreement, engine.kept
-        with agreement.preparing(calls):
-            reduction = kept.get(self.plan)
-            if reduction is None:
-                reduction = kept[self.plan] = InlineReduction(engine, self.plan)
-            payload = reduction.payload(contributions)
+        agreement = engine.agreement
+        try:
+            reduction = engine.inline(self.plan)
+            payload, totals = reduction.prepare(contributions)
+        except Exception as error:
+            agreement.fail(calls, error)
         agreement.agree(calls, payload)
-        totals = reduction.totals(engine.layout.num_replicas if self.op is ReduceOp.MEAN else 1)
         each = [reduction.results(totals)]
-        # Each replica may write into its result: it must not be the array of another one.
         for _ in calls[1:]:
-            each.append(reduction.results([total.copy() for total in totals]))
-        for call, results in zip(calls, each, strict=True):
-            if call.outputs is not None:
-                call.outputs.take(results)
+            # Each replica may write into its results: they must not be those of another one.
+            each.append(reduction.copies(totals))
+        if self.outputs is not None:
+            for call, results in zip(calls, each, strict=True):
+                if call.outputs is not None:
+                    call.outputs.take(results)
         return each
 
-    def _perform_in_pieces(
+    def _reduce_in_pieces(
         self,
         engine: Engine,
         calls: Sequence[AllReduce],
@@ -245,3 +248,8 @@ class AllReduce(Call):
         with engine.moving(self):
             movement.run()
         return [[leaf if leaf.ndim else leaf[()] for leaf in results] for results in each]
+
+
+def _native(signature: Signature) -> Signature:
+    """Return `signature` with dtypes of native byte order, which is no difference that counts."""
+    return tuple((dtype.newbyteorder("="), shape) for dtype, shape in signature)

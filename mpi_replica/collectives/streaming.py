@@ -75,7 +75,7 @@ class Movement:
             move = self._scatter_piece if is_scattered else self._move_piece
             leaves = [of_replica[stream.leaf] for of_replica in self._contributions]
             results = [of_replica[stream.leaf] for of_replica in self._results]
-            for piece in stream.pieces:
+            for piece in stream.pieces():
                 self._used_bytes = 0
                 targets = [result[piece.index] for result in results]
                 move(stream, piece, [leaf[piece.index] for leaf in leaves], targets[0])
@@ -91,7 +91,11 @@ class Movement:
             np.concatenate([leaves[slot.leaf] for slot in pack.slots], axis=None, out=buffer)
         else:
             for slot in pack.slots:
-                where = slot.where if isinstance(slot.where, slice) else slice(slot.where, slot.where + 1)
+                where = (
+                    slot.where
+                    if isinstance(slot.where, slice)
+                    else slice(slot.where, slot.where + 1)
+                )
                 part = buffer[where]
                 self._fold([leaves[slot.leaf].reshape(-1) for leaves in contributions], part)
         self._over_ranks(None, buffer)
