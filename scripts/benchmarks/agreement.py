@@ -18,7 +18,7 @@ from mpi_replica.collectives.standing import CallDescription
 from mpi_replica.transport import HEADER_BYTES
 
 from .launching import Launch
-from .measuring import beside, in_replica, repeated, row, spread
+from .measuring import beside, row, spread
 from .tables import Beside, Row, rows_of
 
 _SIZES = {"1 value": 1, "1 kB": 250, "64 kB": 16_000, "1 MB": 250_000}  # float32
@@ -109,7 +109,7 @@ def exchanges(world, batches):
     with mr.MPIStrategy() as strategy:
         agree = agreement_of(strategy)
         with _bare_exchange(world) as (bare, name):
-            ours, others = world.in_turn([repeated(agree), repeated(bare)], batches)
+            ours, others = world.in_turn([world.repeated(agree), world.repeated(bare)], batches)
             yield row("agreement alone", world.size, ours, beside(name, ours, others, "difference"))
 
             for size, count in _SIZES.items():
@@ -123,7 +123,7 @@ def exchanges(world, batches):
                     bare()
                     raw()
 
-                sides = [repeated(side) for side in (agreed, preceded, raw)]
+                sides = [world.repeated(side) for side in (agreed, preceded, raw)]
                 ours, least, others = world.in_turn(sides, batches)
                 by_ratio = size == "1 MB"
                 goal = None
@@ -136,8 +136,8 @@ def exchanges(world, batches):
                 yield row(f"bare message + Allreduce of {size}", world.size, least, against)
 
         for size, count in _SIZES.items():
-            whole = in_replica(strategy, _all_reduce_of(count))
-            ours, others = world.in_turn([whole, repeated(_allreduce(world, count))], batches)
+            whole = world.in_replica(strategy, _all_reduce_of(count))
+            ours, others = world.in_turn([whole, world.repeated(_allreduce(world, count))], batches)
             against = beside("Allreduce", ours, others)
             yield row(f"ctx.all_reduce of {size}", world.size, ours, against)
 
@@ -145,7 +145,7 @@ def exchanges(world, batches):
 def watched(world, batches, watch, late_seconds):
     """Measure the smallest call, and what ranks use while they wait for a late one."""
     with mr.MPIStrategy() as strategy:
-        (taken,) = world.in_turn([in_replica(strategy, _all_reduce_of(1))], batches)
+        (taken,) = world.in_turn([world.in_replica(strategy, _all_reduce_of(1))], batches)
         yield {"watch": watch, "ranks": str(world.size), "batches": taken.tolist()}
         if not late_seconds:
             return

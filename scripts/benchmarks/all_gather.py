@@ -14,7 +14,6 @@ import mpi_replica as mr
 
 from .by_hand import pieces_of
 from .launching import Launch
-from .measuring import in_replica
 from .tables import quantity
 
 _TOTALS = (250, 16_000, 250_000, 4_000_000, 25_000_000)  # float32 of all ranks: 1 kB to 100 MB
@@ -54,9 +53,8 @@ def _measured(world, strategy, total, axis, batches):
         return context.all_gather(block, axis=axis)
 
     ways = (_along_first if axis == 0 else _along_second)(world, block, result.nbytes)
-    found = []
-    in_replica(strategy, lambda context: found.append(ours(context)))(1)
-    for what, way in {"this runtime": found.pop, **ways}.items():
+    ours_once = partial(world.once, strategy, ours)
+    for what, way in {"this runtime": ours_once, **ways}.items():
         world.require(np.array_equal(way(), result), f"{what}, axis {axis}")
 
     def pickled():
@@ -64,7 +62,7 @@ def _measured(world, strategy, total, axis, batches):
 
     return world.beside_best(
         f"blocks of unequal lengths, {size} in all, axis {axis}",
-        in_replica(strategy, ours),
+        world.in_replica(strategy, ours),
         ways,
         {"naive: allgather, concatenate": pickled, "memcpy": result.copy},
         batches,

@@ -13,7 +13,6 @@ import mpi_replica as mr
 from . import by_hand, nests
 from .by_hand import IN_PLACE, KEPT
 from .launching import Launch
-from .measuring import in_replica
 from .peers import gloo_way
 from .tables import quantity
 
@@ -73,7 +72,7 @@ def measured(world, strategy, name, contract, shapes, batches, *, goal=None, goa
     size = sum(leaf.nbytes for leaf in leaves)
     return world.beside_best(
         f"{name.format(count=len(leaves))}, {quantity(size, 'B')}, {contract}",
-        in_replica(strategy, ours),
+        world.in_replica(strategy, ours),
         ways,
         others,
         batches,
@@ -94,10 +93,10 @@ def _check(world, strategy, ours, ways, leaves, results):
         for leaf, numbers in zip(leaves, mine, strict=True):
             np.copyto(leaf, numbers)
 
-    found = []
     restore()
-    in_replica(strategy, lambda context: found.append(ours(context)))(1)
-    world.require(nests.are_equal(nests.leaves_of(found.pop()), sums), "this runtime")
+    found = nests.leaves_of(world.once(strategy, ours))
+    world.require(nests.are_equal(found, sums), "this runtime")
+    del found
     for what, way in ways.items():
         restore()
         world.require(nests.are_equal(way(), sums), what)

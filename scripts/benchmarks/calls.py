@@ -5,13 +5,15 @@ as programs do. The other side is the call of mpi4py that does what is asked for
 """
 
 import itertools
+import time
+from functools import partial
 
 import numpy as np
 
 import mpi_replica as mr
 
 from .launching import Launch
-from .measuring import beside, repeated, row
+from .measuring import beside, row
 from .peers import gloo_way
 
 # Goals, for 2 ranks: seconds, and the most against what stands beside it.
@@ -35,7 +37,7 @@ def small_calls(world, batches):
         return most if world.size == 2 else None
 
     by_hand = {
-        name: repeated(call)
+        name: world.repeated(call)
         for name, call in {
             "comm.allreduce(1.0)": lambda: world.comm.allreduce(1.0),
             "comm.allgather(1.0)": lambda: world.comm.allgather(1.0),
@@ -44,13 +46,14 @@ def small_calls(world, batches):
     }
     with mr.MPIStrategy() as strategy:
         scalar, nest, merge = (
-            _in_steps(strategy, step) for step in (_reduce_scalar, _reduce_nest, _merge)
+            world.of_step(strategy, partial(step, world.begin))
+            for step in (_reduce_scalar, _reduce_nest, _merge)
         )
         _check(world, strategy)
         value = np.ones(1, np.float32)
         gloo = gloo_way(world, "in place", [value], [value])
         sides = [scalar, nest, by_hand["comm.allreduce(1.0)"]]
-        sides += [] if gloo is None else [repeated(gloo)]
+        sides += [] if gloo is None else [world.repeated(gloo)]
         ours, of_nest, others, *peers = world.in_turn(sides, batches)
         yield row(
             "ctx.all_reduce of a float32",
@@ -72,7 +75,7 @@ def small_calls(world, batches):
 
     for replicas, most in _MOST_RUN.items():
         with mr.MPIStrategy(replicas_per_rank=replicas) as strategy:
-            empty = _runs(strategy)
+            empty = _runs(world, strategy)
             ours, others = world.in_turn([empty, by_hand["comm.Barrier()"]], batches)
         against = beside("comm.Barrier()", ours, others)
         ranks = f"{world.size} x {replicas}"
@@ -82,40 +85,43 @@ def small_calls(world, batches):
 # The loops stand in the steps themselves: each frame between a call and the step costs time.
 
 
-def _in_steps(strategy, step):
-    """Return the loop that `step` makes."""
-    return lambda count: strategy.run(step, args=(count,))
-
-
-def _reduce_scalar(count):
+def _reduce_scalar(begin, count):
     all_reduce, value = mr.get_replica_context().all_reduce, np.float32(1)
+    start = begin()
     for _ in itertools.repeat(None, count):
         all_reduce("SUM", value)
+    return time.perf_counter() - start
 
 
-def _reduce_nest(count):
+def _reduce_nest(begin, count):
     all_reduce = mr.get_replica_context().all_reduce
     value = {name: np.ones(10, np.float32) for name in ("loss", "norm", "hits", "rows")}
+    start = begin()
     for _ in itertools.repeat(None, count):
         all_reduce("SUM", value)
+    return time.perf_counter() - start
 
 
-def _merge(count):
+def _merge(begin, count):
     merge_call = mr.get_replica_context().merge_call
+    start = begin()
     for _ in itertools.repeat(None, count):
         merge_call(_nothing, args=(1.0,))
+    return time.perf_counter() - start
 
 
 def _nothing(*_):
     """Return None."""
 
 
-def _runs(strategy):
+def _runs(world, strategy):
     run = strategy.run
 
     def loop(count):
+        start = world.begin()
         for _ in itertools.repeat(None, count):
             run(_nothing)
+        return time.perf_counter() - start
 
     return loop
 

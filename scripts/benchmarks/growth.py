@@ -15,7 +15,6 @@ import mpi_replica as mr
 
 from .agreement import agreement_of
 from .launching import Launch
-from .measuring import in_replica
 from .tables import Beside, Row, rows_of
 
 _REPLICAS = (1, 2, 4, 8)  # of each rank
@@ -117,10 +116,10 @@ def _nothing(*_):
 
 def _of_one_call(world, strategy, call):
     """Return the MPI calls and the bytes of one call: of a run that makes two, without the run."""
-    run = _counted(world, strategy, lambda: in_replica(strategy, _nothing)(0))
+    run = _counted(world, strategy, lambda: world.in_replica(strategy, _nothing)(0))
     if call is None:
         return run
-    loop = in_replica(strategy, call)
+    loop = world.in_replica(strategy, call)
     return (_counted(world, strategy, lambda: loop(2)) - run) / 2
 
 

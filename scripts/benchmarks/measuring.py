@@ -12,7 +12,9 @@ below which 10 and 90 % of them lie; of two sides the median of the differences,
 of batches that follow each other. Before all that each side runs for some milliseconds to warm up:
 connections, caches, memory.
 
-A side is a *loop*: a function that makes as many calls as it is told to.
+A side is a *loop*: a function that makes as many calls as it is told to, after a barrier, and
+returns the seconds. One that calls in replicas does all that within one `run`, whose own time does
+not count.
 
 Numbers mean something only on a machine that does nothing else, with a core for each rank; on more
 ranks than cores they tell about the scheduler, too.
@@ -103,7 +105,7 @@ class World:
         Parameters
         ----------
         loops : sequence of callable
-            The sides: each makes as many calls as its argument says.
+            The sides: each makes as many calls as its argument says, and returns the seconds.
         batches : int
             How many of each side.
         limit_seconds : float
@@ -119,7 +121,7 @@ class World:
         taken = np.empty((len(loops), batches))
         for batch in range(batches):
             for index, loop in enumerate(loops):
-                taken[index, batch] = self._seconds(loop, counts[index])
+                taken[index, batch] = loop(counts[index])
         return self.greatest(taken) / np.array(counts)[:, np.newaxis]
 
     def beside_best(self, what, ours, ways, others, batches, goal=None, goals=None, **fields):
@@ -144,7 +146,7 @@ class World:
         **fields
             More of the row.
         """
-        loops = {name: repeated(call) for name, call in (ways | others).items()}
+        loops = {name: self.repeated(call) for name, call in (ways | others).items()}
         swept = self.in_turn([loops[name] for name in ways], max(batches // 20, 3), _SWEEP_SECONDS)
         names = [*fastest(list(ways), swept)[:2], *others]
         mine, *taken = self.in_turn([ours, *(loops[name] for name in names)], batches)
@@ -161,41 +163,50 @@ class World:
         # A few batches are a trial of the program, not of the machine.
         least = _WARM_UP_SECONDS if batches > 10 else _TRIAL_WARM_UP_SECONDS
         while spent < least:
-            taken = float(self.greatest(self._seconds(loop, count)))
+            taken = float(self.greatest(loop(count)))
             spent += taken
             seconds = taken / count
             count = min(2 * count, _MOST_CALLS)
         return max(seconds, 1e-8)
 
-    def _seconds(self, loop, count):
+    def begin(self):
+        """Return the time, after all ranks have come here: what a loop does first. Collective."""
         self.comm.Barrier()
-        start = time.perf_counter()
-        loop(count)
-        return time.perf_counter() - start
+        return time.perf_counter()
 
+    def repeated(self, call):
+        """Return the loop that makes a call again and again."""
 
-def repeated(call):
-    """Return the loop that makes a call again and again."""
+        def loop(count):
+            start = self.begin()
+            for _ in itertools.repeat(None, count):
+                call()
+            return time.perf_counter() - start
 
-    def loop(count):
-        for _ in itertools.repeat(None, count):
-            call()
+        return loop
 
-    return loop
+    def in_replica(self, strategy, call):
+        """Return the loop that makes ``call(context)`` again and again in a replica."""
 
+        def step(count):
+            context = mr.get_replica_context()
+            start = self.begin()
+            for _ in itertools.repeat(None, count):
+                call(context)
+            return time.perf_counter() - start
 
-def in_replica(strategy, call):
-    """Return a loop that makes ``call(context)`` again and again in the replicas of one `run`.
+        return self.of_step(strategy, step)
 
-    What `run` itself takes is shared out over the calls.
-    """
+    def once(self, strategy, call):
+        """Return what ``call(context)`` gives in this rank's replica."""
+        found = []
+        self.in_replica(strategy, lambda context: found.append(call(context)))(1)
+        return found[0]
 
-    def step(count):
-        context = mr.get_replica_context()
-        for _ in itertools.repeat(None, count):
-            call(context)
-
-    return lambda count: strategy.run(step, args=(count,))
+    def of_step(self, strategy, step):
+        """Return the loop that a step function is; each rank has one replica."""
+        results = strategy.experimental_local_results
+        return lambda count: results(strategy.run(step, args=(count,)))[0]
 
 
 def fastest(names, taken):

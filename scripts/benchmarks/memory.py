@@ -26,7 +26,6 @@ import mpi_replica as mr
 
 from . import nests
 from .launching import Launch
-from .measuring import in_replica
 from .tables import Row, quantity
 
 _GOAL_BYTES = 16e6
@@ -55,7 +54,7 @@ def growth(world, case, parts):
             result = call(world, context, value)
             results.append(sum(leaf.nbytes for leaf in nests.leaves_of(result)))
 
-        twice = in_replica(strategy, counted)
+        twice = world.in_replica(strategy, counted)
         gc.collect()
         with suppress(AttributeError):  # glibc has it
             ctypes.CDLL(None).malloc_trim(0)

@@ -7,7 +7,7 @@ import mpi_replica as mr
 
 from . import nests
 from .launching import Launch
-from .measuring import beside, in_replica, row
+from .measuring import beside, row
 from .tables import quantity
 
 # The goal, for 2 ranks: the most against all_reduce.
@@ -33,11 +33,11 @@ def optimizer(world, width, batches):
         context.all_reduce("SUM", gradients)
 
     with mr.MPIStrategy() as strategy:
-        mine, found = nests.contribution(gradients, world.rank), []
-        in_replica(strategy, lambda context: found.extend(context.merge_call(_sums, (mine,))))(1)
-        world.require(nests.are_equal(found, nests.total(gradients, world.size)), "merge_call")
-        del found[:], mine[:]
-        sides = [in_replica(strategy, side) for side in (merged, reduced)]
+        mine = nests.contribution(gradients, world.rank)
+        sums = world.once(strategy, lambda context: context.merge_call(_sums, args=(mine,)))
+        world.require(nests.are_equal(sums, nests.total(gradients, world.size)), "merge_call")
+        del mine, sums
+        sides = [world.in_replica(strategy, side) for side in (merged, reduced)]
         ours, others = world.in_turn(sides, batches)
     size = quantity(sum(gradient.nbytes for gradient in gradients), "B")
     yield row(

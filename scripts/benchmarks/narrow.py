@@ -13,7 +13,6 @@ import mpi_replica as mr
 from . import nests
 from .by_hand import pieces_of
 from .launching import Launch
-from .measuring import in_replica
 from .tables import quantity
 
 _COUNT = 25_600_000
@@ -51,13 +50,12 @@ def reductions(world, name, count, batches):
         return context.all_reduce("SUM", value)
 
     with mr.MPIStrategy() as strategy:
-        found = []
-        in_replica(strategy, lambda context: found.append(ours(context)))(1)
-        for what, way in {"this runtime": found.pop, **ways, naive: others[naive]}.items():
+        ours_once = partial(world.once, strategy, ours)
+        for what, way in {"this runtime": ours_once, **ways, naive: others[naive]}.items():
             world.require(nests.are_equal([way()], expected), f"{what}, {name}")
         yield world.beside_best(
             f"{count:,} of {name}, {quantity(value.nbytes, 'B')}",
-            in_replica(strategy, ours),
+            world.in_replica(strategy, ours),
             ways,
             others,
             batches,

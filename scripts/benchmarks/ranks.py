@@ -11,7 +11,7 @@ import mpi_replica as mr
 
 from .agreement import agreement_of
 from .launching import Launch
-from .measuring import beside, in_replica, repeated, row
+from .measuring import beside, row
 
 _SMALL = {"1 value": 1, "1 kB": 250, "64 kB": 16_000}  # float32
 _LARGE = {"1 MB": 250_000, "16 MB": 4_000_000}
@@ -32,7 +32,7 @@ def launches(settings):
 def reductions(world, batches, is_quick):
     """Measure arrays of each size."""
     with mr.MPIStrategy() as strategy:
-        agree = repeated(agreement_of(strategy))
+        agree = world.repeated(agreement_of(strategy))
         for size, count in _SMALL.items():
             ours, raw = _sides(world, strategy, count)
             mine, alone, others = world.in_turn([ours, agree, raw], batches)
@@ -55,7 +55,9 @@ def _sides(world, strategy, count):
         allreduce(value, result, op)
         return result
 
-    found = []
-    in_replica(strategy, lambda context: found.append(context.all_reduce("SUM", value)))(1)
-    world.require(np.all(found[0] == expected) and np.all(raw() == expected), "all_reduce")
-    return in_replica(strategy, lambda context: context.all_reduce("SUM", value)), repeated(raw)
+    def ours(context):
+        return context.all_reduce("SUM", value)
+
+    for what, result in {"this runtime": world.once(strategy, ours), "Allreduce": raw()}.items():
+        world.require(np.all(result == expected), what)
+    return world.in_replica(strategy, ours), world.repeated(raw)
