@@ -33,10 +33,7 @@ def optimizer(world, width, batches):
         context.all_reduce("SUM", gradients)
 
     with mr.MPIStrategy() as strategy:
-        mine = nests.contribution(gradients, world.rank)
-        sums = world.once(strategy, lambda context: context.merge_call(_sums, args=(mine,)))
-        world.require(nests.are_equal(sums, nests.total(gradients, world.size)), "merge_call")
-        del mine, sums
+        _check(world, strategy, gradients)
         sides = [world.in_replica(strategy, side) for side in (merged, reduced)]
         ours, others = world.in_turn(sides, batches)
     size = quantity(sum(gradient.nbytes for gradient in gradients), "B")
@@ -50,6 +47,13 @@ def optimizer(world, width, batches):
 
 def _reduce(strategy, gradients):
     strategy.extended.batch_reduce_to("SUM", [(gradient, None) for gradient in gradients])
+
+
+def _check(world, strategy, gradients):
+    """Raise unless a merge_fn gets the sums."""
+    mine = nests.contribution(gradients, world.rank)
+    sums = world.once(strategy, lambda context: context.merge_call(_sums, args=(mine,)))
+    world.require(nests.are_equal(sums, nests.total(mine, world.size)), "merge_call")
 
 
 def _sums(strategy, gradients):
