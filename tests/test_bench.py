@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import benchmarks
-from benchmarks import nests
+from benchmarks import growth, nests
 from benchmarks.by_hand import CONTRACTS, expert_ways, naive_way
-from benchmarks.launching import Launch, start
+from benchmarks.launching import Launch, Outcome, start
 from benchmarks.measuring import fastest
+from benchmarks.memory import peak_bytes, resident_bytes
 from benchmarks.plotting import series
 from benchmarks.tables import Beside, Row, quantity, table
 from launching import LIBRARIES, ROOT, find_interpreter, rank_environment
@@ -174,6 +175,26 @@ def test_the_plot_has_a_line_for_each_side_whatever_was_best_by_hand():
         "this runtime": [(4, 1.0, (1, 2)), (8, 3.0, (3, 4))],
         "by hand": [(4, 2.0, (1, 3)), (8, 4.0, (4, 5))],
     }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forgets a peak")
+def test_memory_that_was_given_back_shows_in_the_peak():
+    before = resident_bytes()
+    np.ones(10_000_000)
+    assert 75e6 < peak_bytes() - before < 90e6  # the kernel counts roughly
+    assert peak_bytes() - resident_bytes() > 70e6
+    assert peak_bytes() - resident_bytes() < 10e6
+
+
+def test_what_agreement_sends_may_grow_up_to_32_ranks_only():
+    records = [
+        {"ranks": 2, "few": 512, "many": 24},
+        {"ranks": 4, "few": 1025, "many": 24},
+        {"ranks": 8, "few": 256, "many": 25},
+    ]
+    outcomes = [Outcome(Launch("agreements", 2), "", records, 0, "", 0.0)]
+    found = growth.rows(outcomes)
+    assert [row.is_over for row in found] == [False, True, False, False, False, True]
 
 
 def test_resnet50_has_the_parameters_of_the_paper():

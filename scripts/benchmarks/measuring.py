@@ -1,15 +1,15 @@
-"""Measure on several ranks: ours and the yardstick in turn, in many short batches.
+"""Measure on several ranks: this runtime and other ways in turn, in many short batches.
 
 What a call costs changes from run to run and within a run: other programs, the clock of the
 cores, where pages lie. So nothing is compared that was not measured in the same run, and there a
-batch of ours and one of the yardstick follow each other, many times (A B A B ...), so that what
-disturbs one disturbs the other. A batch is as many calls as take about a millisecond, the same
+batch of each side follows one of the side before it, many times (A B C A B C ...), so that what
+disturbs one disturbs the others. A batch is as many calls as take about a millisecond, the same
 number on all ranks: short enough that most batches see no disturbance, long enough for the clock.
 
 All ranks meet at a barrier before each batch. What counts is the time from there until the last
 rank has done its calls. What is reported of a side is the median of its batches, and the times
 below which 10 and 90 % of them lie; of two sides the median of the differences, or of the ratios,
-of batches that follow each other. Before all that each side runs for some milliseconds to warm up:
+of batches of the same round. Before all that each side runs for some milliseconds to warm up:
 connections, caches, memory.
 
 A side is a *loop*: a function that makes as many calls as it is told to, after a barrier, and

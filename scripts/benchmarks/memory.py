@@ -58,25 +58,26 @@ def growth(world, case, parts):
         gc.collect()
         with suppress(AttributeError):  # glibc has it
             ctypes.CDLL(None).malloc_trim(0)
-        before = _resident_bytes()
+        before = resident_bytes()
         twice(2)
-        (extra,) = world.greatest([_peak_bytes() - before - results[0]])
+        (extra,) = world.greatest([peak_bytes() - before - results[0]])
     goal = _GOAL_BYTES if world.size == 2 and "by hand" not in case else None
     inputs = sum(leaf.nbytes for leaf in nests.leaves_of(value))
     what = f"{case}: {quantity(inputs, 'B')}, result {quantity(results[0], 'B')}"
     yield Row(what, str(world.size), extra, unit="B", goal=goal)
 
 
-def _resident_bytes():
-    """Return the resident size, which is the peak from now on; else the peak."""
+def resident_bytes():
+    """Return the resident size and forget the peak before; the peak where that can't be done."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        return _peak_bytes()
+        return peak_bytes()
     return _of_status("VmRSS")
 
 
-def _peak_bytes():
+def peak_bytes():
+    """Return the greatest resident size since `resident_bytes` was called."""
     with suppress(OSError):
         return _of_status("VmHWM")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT_OF_MAXRSS

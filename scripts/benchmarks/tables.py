@@ -34,9 +34,14 @@ class Beside:
     goal: float | None = None
 
     @property
+    def judged(self):
+        """What the goal is for."""
+        return self.value if self.compared is None else self.compared
+
+    @property
     def is_over(self):
         """Whether the goal is missed."""
-        return _is_over(self.value if self.compared is None else self.compared, self.goal)
+        return _is_over(self.judged, self.goal)
 
     def cells(self, unit):
         """Return the texts of the columns that are about it."""
@@ -46,7 +51,7 @@ class Beside:
             _range(self.spread, unit),
             "" if self.compared is None else self._limit(self.compared, unit),
             "" if self.goal is None else self._limit(self.goal, unit),
-            _verdict(self.value if self.compared is None else self.compared, self.goal),
+            _verdict(self.judged, self.goal),
         )
 
     def _limit(self, number, unit):
