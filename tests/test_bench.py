@@ -1,13 +1,23 @@
 """scripts/bench.py: that it measures and tells what is wrong, not what it finds."""
 
+import dataclasses
+import json
+import math
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from benchmarks.launching import Launch, start
-from benchmarks.tables import Row, table
+import benchmarks
+from benchmarks import growth, nests
+from benchmarks.by_hand import CONTRACTS, expert_ways, naive_way
+from benchmarks.launching import Launch, Outcome, start
+from benchmarks.measuring import fastest
+from benchmarks.memory import peak_bytes, resident_bytes
+from benchmarks.plotting import series
+from benchmarks.tables import Beside, Row, quantity, table
 from launching import LIBRARIES, ROOT, find_interpreter, rank_environment
 from mistakes import MISTAKES
 
@@ -16,12 +26,13 @@ pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 QUANTITY = r"[\d.]+ (?:s|ms|µs|%)"
 
 
-def rows_of_a_quick_run(name, library):
-    """Return the lines of a table by what stands first in them."""
+def quick_run(library, *arguments):
+    """Return what scripts/bench.py prints in a trial with one library."""
     python = find_interpreter(library)
     env = {"MPI_REPLICA_TEST_MPICH": python if library == "mpich" else None}
+    command = [sys.executable, ROOT / "scripts" / "bench.py", "--quick", "--mpi", library]
     done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "bench.py", name, "--quick", "--mpi", library],
+        [*command, *arguments],
         env=rank_environment(timeout_seconds=60, additions=env),
         capture_output=True,
         text=True,
@@ -30,7 +41,12 @@ def rows_of_a_quick_run(name, library):
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert done.stderr == ""
-    title, facts, _, heading, *lines = done.stdout.splitlines()
+    return done.stdout
+
+
+def rows_of_a_quick_run(name, library):
+    """Return the lines of a table by what stands first in them."""
+    title, facts, _, heading, *lines = quick_run(library, name).splitlines()
     assert title.startswith(f"{name}: ")
     assert {"openmpi": "Open MPI", "mpich": "MPICH"}[library] in facts
     assert heading.split()[:2] == ["ranks", "median"]
@@ -64,24 +80,154 @@ def test_each_mistake_has_a_row_with_the_time_to_its_error(library):
         assert re.search(rf"2 x [12], replica \d +{QUANTITY} .* {QUANTITY}  +2 s  ", rows[name])
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_this_runtime_stands_beside_other_ways_from_the_same_run(library, tmp_path):
+    kept, plot = tmp_path / "rows.json", tmp_path / "sizes.png"
+    printed = quick_run(library, "calls", "all_reduce", "--json", kept, "--plot", plot)
+    tables = {each["name"]: each for each in json.loads(kept.read_text())["tables"]}
+    assert list(tables) == ["calls", "all_reduce", "sizes"]
+    for each in tables.values():
+        assert each["library"] == library
+        assert f"{each['title']}\n{each['facts']}\n\n" in printed
+        for row in each["rows"]:
+            assert f"\n{row['what']}  " in printed
+            assert row["besides"]
+            for side in (row, *row["besides"]):
+                low, high = side["spread"]
+                assert 0 < low <= side["value"] <= high
+    contracts = [row["what"].rpartition(", ")[2] for row in tables["all_reduce"]["rows"]]
+    assert contracts == list(CONTRACTS) * 4
+    for row in tables["all_reduce"]["rows"] + tables["sizes"]["rows"]:
+        kinds = [re.split("[,:]", side["name"])[0] for side in row["besides"]]
+        assert [kind for kind in kinds if kind != "gloo"] == ["by hand", "naive", "memcpy"]
+    assert plot.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+@pytest.mark.parametrize("name", [["--plot", "sizes"], ["no_such_table"], []])
+def test_what_cannot_be_measured_is_refused(name):
+    command = [sys.executable, ROOT / "scripts" / "bench.py", *name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert "error: " in done.stderr
+
+
+def test_all_is_every_table_of_costs():
+    assert set(benchmarks.NAMES) - set(benchmarks.ALL) == {"misuse"}
+    folder = ROOT / "scripts" / "benchmarks"
+    for name in benchmarks.NAMES:
+        first = (folder / f"{name}.py").read_text().splitlines()[0]
+        assert first.startswith(f'"""{name}: ')
+
+
 def test_a_goal_is_for_what_is_compared_or_else_for_the_value():
     assert Row("a", "2", 5e-6, goal=4e-6).is_over
-    assert not Row("a", "2", 5e-6, goal=4e-6, comparison="difference", compared=3e-6).is_over
     assert not Row("a", "2", 5e-6).is_over
+    assert Beside("b", 3, goal=2).is_over
+    assert not Beside("b", 3, None, "difference", 1, goal=2).is_over
+    assert Row("a", "2", 5e-6, goal=6e-6, besides=(Beside("b", 3, goal=2),)).is_over
+
+
+def test_a_row_comes_back_from_its_record():
+    row = Row("a", "2", 5e-6, (4e-6, 6e-6), besides=(Beside("b", 3e-6, (2e-6, 4e-6), goal=2),))
+    assert Row.of_record(json.loads(json.dumps(dataclasses.asdict(row)))).lines() == row.lines()
 
 
 def test_a_table_aligns_its_columns_and_leaves_out_those_that_are_empty():
+    ours = Beside("by hand", 1.4e-6, None, "ratio", 1.01, goal=1.02)
     rows = [
-        Row("fast", "2", 1.5e-6, comparison="ratio", compared=1.01, goal=1.02),
-        Row("slow and long", "4", 0.25, comparison="ratio", compared=12, goal=1.02),
-        Row("wrong", "4", 3, problem="rank 1: no error was raised"),
+        Row("fast", "2", 1.5e-6, goal=8e-6, besides=(ours, Beside("memcpy", 1e-7))),
+        Row("slow and long", "4", 0.25, besides=(Beside("by hand", 0.02, None, "ratio", 12),)),
+        Row("wrong", "4", 3, problem="on rank 1"),
     ]
     expected = """
-               ranks  median  against it     goal
-fast               2  1.5 µs     1.010 x  1.020 x  ok
-slow and long      4  250 ms        12 x  1.020 x  over
-wrong              4     3 s                       WRONG: rank 1: no error was raised"""
+               ranks  median  beside   median  against it     goal
+fast               2  1.5 µs                                  8 µs  ok
+                              by hand  1.4 µs     1.010 x  1.020 x  ok
+                              memcpy   0.1 µs
+slow and long      4  250 ms  by hand   20 ms        12 x
+wrong              4     3 s                                        WRONG: on rank 1"""
     assert table(rows) == expected.removeprefix("\n")
+
+
+QUANTITIES = [
+    *((1.234e-6, "s", "1.23 µs"), (0, "s", "0 µs"), (250e-3, "s", "250 ms"), (61, "s", "61 s")),
+    *((1.02e8, "B", "102 MB"), (-5e4, "B", "-50 kB"), (256, "B", "256 B")),
+    *((0.05, "%", "5 %"), (3, "", "3"), (1.5, "", "1.5")),
+]
+
+
+@pytest.mark.parametrize(("number", "unit", "text"), QUANTITIES)
+def test_quantities_have_three_digits_and_a_unit(number, unit, text):
+    assert quantity(number, unit) == text
+
+
+def test_the_fastest_side_is_that_of_the_least_median():
+    taken = np.array([[3, 1, 3], [2, 2, 9], [4, 4, 1]])
+    assert fastest(["a", "b", "c"], taken) == ["b", "a", "c"]
+
+
+def test_the_plot_has_a_line_for_each_side_whatever_was_best_by_hand():
+    rows = [
+        Row("a", "2", 1.0, (1, 2), size_bytes=4, besides=(Beside("by hand, 1 MiB", 2.0, (1, 3)),)),
+        Row("b", "2", 3.0, (3, 4), size_bytes=8, besides=(Beside("by hand, 2 MiB", 4.0, (4, 5)),)),
+    ]
+    assert series(rows) == {
+        "this runtime": [(4, 1.0, (1, 2)), (8, 3.0, (3, 4))],
+        "by hand": [(4, 2.0, (1, 3)), (8, 4.0, (4, 5))],
+    }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forgets a peak")
+def test_memory_that_was_given_back_shows_in_the_peak():
+    before = resident_bytes()
+    np.ones(10_000_000)
+    assert 75e6 < peak_bytes() - before < 90e6  # the kernel counts roughly
+    assert peak_bytes() - resident_bytes() > 70e6
+    assert peak_bytes() - resident_bytes() < 10e6
+
+
+def test_what_agreement_sends_may_grow_up_to_32_ranks_only():
+    records = [
+        {"ranks": 2, "few": 512, "many": 24},
+        {"ranks": 4, "few": 1025, "many": 24},
+        {"ranks": 8, "few": 256, "many": 25},
+    ]
+    outcomes = [Outcome(Launch("agreements", 2), "", records, 0, "", 0.0)]
+    found = growth.rows(outcomes)
+    assert [row.is_over for row in found] == [False, True, False, False, False, True]
+
+
+def test_resnet50_has_the_parameters_of_the_paper():
+    shapes = nests.leaves_of(nests.resnet50())
+    assert (len(shapes), sum(map(math.prod, shapes))) == (161, 25_557_032)
+
+
+class EqualRanks:
+    """Two ranks that hold the same, as the ways by hand see them."""
+
+    def __init__(self):
+        self.comm = self.mpi = self
+        self.SUM, self.IN_PLACE = "sum", "in place"
+
+    def Allreduce(self, send, receive, op):
+        receive[...] = 2 * (receive if send is self.IN_PLACE else send)
+
+
+SHAPES = {"one value": [(1,)], "large": [(300, 1000)]}
+SHAPES["of all sizes"] = [(5,), (17_000,), (2, 3), (90_000,), (), (16_000,)]
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+def test_all_ways_by_hand_give_the_sums(contract, shapes):
+    world, arrays = EqualRanks(), nests.arrays_of(shapes)
+    for way in range(len(expert_ways(world, contract, arrays, arrays)) + 1):
+        leaves = nests.contribution(arrays, rank=0)
+        expected = [2 * leaf for leaf in leaves]
+        given = {"fresh": None, "kept": nests.arrays_of(shapes), "in place": leaves}[contract]
+        ways = list(expert_ways(world, contract, leaves, given).values())
+        ways.append(naive_way(world, contract, leaves, given)[1])
+        assert nests.are_equal(ways[way](), expected)
 
 
 def test_a_launch_tells_how_it_went_wrong(monkeypatch):

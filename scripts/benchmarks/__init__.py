@@ -1,23 +1,42 @@
-"""What scripts/bench.py measures: one file for each table, beside those that all tables share.
+"""What scripts/bench.py measures: one file for each table, beside those that tables share.
 
 launching.py   which Python has which MPI library, and how it is started on some ranks
-measuring.py   what runs on the ranks: batches of ours and of the yardstick in turn
+measuring.py   what runs on the ranks: batches of all sides in turn
+nests.py       what is reduced: ResNet-50's gradients and others
+by_hand.py     reductions as an expert writes them with mpi4py
+peers.py       reductions of other packages, where they are installed
 tables.py      rows, and how they are printed
+plotting.py    times against sizes, as a picture
 
 A table is a module with a docstring, whose first line is its title, and
 
 ``launches(settings)``
     What to start for one MPI library, as `launching.Launch` objects. Each names a *part*: a
     function of the module that runs on every rank, ``part(world, **arguments)``. What it yields on
-    rank 0 is kept, and what any rank gives to ``world.tell``: records, dicts that JSON can hold.
-``rows(outcomes)``
+    rank 0 is kept, and what any rank gives to ``world.tell``: rows, or records, dicts that JSON can
+    hold.
+``rows(outcomes)``, optional
     The `tables.Row` objects, made of the `launching.Outcome` of each launch, in the order in which
-    they are printed.
-``COMPARED``, optional
-    What stands above the column of ``Row.compared``.
+    they are printed. Without it they are those that the parts yielded.
 ``footer(rows)``, optional
     A last line.
 """
 
 #: The modules, in the order in which they are measured.
-NAMES = ("agreement", "misuse")
+NAMES = (
+    "calls",
+    "agreement",
+    "all_reduce",
+    "sizes",
+    "all_gather",
+    "merge_call",
+    "narrow",
+    "memory",
+    "startup",
+    "ranks",
+    "growth",
+    "misuse",
+)
+
+#: What `all` stands for: what things cost. How soon mistakes are told is another question.
+ALL = tuple(name for name in NAMES if name != "misuse")

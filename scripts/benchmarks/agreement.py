@@ -18,8 +18,8 @@ from mpi_replica.collectives.standing import CallDescription
 from mpi_replica.transport import HEADER_BYTES
 
 from .launching import Launch
-from .measuring import compared, spread
-from .tables import Row
+from .measuring import beside, row, spread
+from .tables import Beside, Row, rows_of
 
 _SIZES = {"1 value": 1, "1 kB": 250, "64 kB": 16_000, "1 MB": 250_000}  # float32
 _LATE_SECONDS = 5
@@ -48,8 +48,7 @@ def launches(settings):
 def rows(outcomes):
     """Return the rows of all launches."""
     records = [record for outcome in outcomes for record in outcome.records]
-    found = [Row(**record["row"]) for record in records if "row" in record]
-    found += _watchers([record for record in records if "watch" in record])
+    found = [*rows_of(outcomes), *_watchers([record for record in records if "watch" in record])]
     # The bare message, then what the header adds to it, then whole calls.
     return sorted(found, key=lambda row: (row.unit == "%", "ctx." in row.what))
 
@@ -68,10 +67,15 @@ def _watchers(records):
         records[0]["ranks"],
         float(np.median(with_it)),
         spread(with_it),
-        yardstick="not watched",
-        yardstick_value=float(np.median(without)),
-        comparison="difference",
-        compared=float(np.median(of_pairs)),
+        besides=(
+            Beside(
+                "not watched",
+                float(np.median(without)),
+                spread(without),
+                "difference",
+                float(np.median(of_pairs)),
+            ),
+        ),
     )
 
 
@@ -90,58 +94,58 @@ class _Nothing(Call):
         return [None]
 
 
+def agreement_of(strategy):
+    """Return what makes the ranks agree, and nothing else, as each collective does first."""
+    engine = strategy.engine
+    call = engine.make("nothing", None, _Nothing)
+    call.replica_ids = engine.layout.local_replica_ids
+    calls, agree = [call], engine.agreement.agree
+    return lambda: agree(calls)
+
+
 def exchanges(world, batches):
     """Measure the header alone and before collectives, and whole calls."""
     on_open_mpi = "Open MPI" in world.mpi.Get_library_version()
     with mr.MPIStrategy() as strategy:
-        engine = strategy.engine
-        call = engine.make("nothing", None, _Nothing)
-        call.replica_ids = engine.layout.local_replica_ids
-        calls, agree = [call], engine.agreement.agree
-
-        def agreement():
-            agree(calls)
-
+        agree = agreement_of(strategy)
         with _bare_exchange(world) as (bare, name):
-            ours, yardstick = world.in_turn([agreement, bare], batches)
-            about = {"yardstick": name, **compared(ours, yardstick, "difference")}
-            yield _row("agreement alone", world, about)
+            ours, others = world.in_turn([world.repeated(agree), world.repeated(bare)], batches)
+            yield row("agreement alone", world.size, ours, beside(name, ours, others, "difference"))
 
             for size, count in _SIZES.items():
                 raw = _allreduce(world, count)
 
                 def agreed(raw=raw):
-                    agree(calls)
+                    agree()
                     raw()
 
                 def preceded(raw=raw):
                     bare()
                     raw()
 
-                ours, least, yardstick = world.in_turn([agreed, preceded, raw], batches)
+                sides = [world.repeated(side) for side in (agreed, preceded, raw)]
+                ours, least, others = world.in_turn(sides, batches)
                 by_ratio = size == "1 MB"
                 goal = None
                 if world.size == 2 and (by_ratio or on_open_mpi):
                     goal = _MOST_RATIO if by_ratio else _MOST_ADDED
                 comparison = "ratio" if by_ratio else "difference"
-                about = {"yardstick": "Allreduce", "goal": goal}
-                about |= compared(ours, yardstick, comparison)
-                yield _row(f"agreement + Allreduce of {size}", world, about)
-                about = {"yardstick": "Allreduce", **compared(least, yardstick, comparison)}
-                yield _row(f"bare message + Allreduce of {size}", world, about)
+                against = beside("Allreduce", ours, others, comparison, goal)
+                yield row(f"agreement + Allreduce of {size}", world.size, ours, against)
+                against = beside("Allreduce", least, others, comparison)
+                yield row(f"bare message + Allreduce of {size}", world.size, least, against)
 
         for size, count in _SIZES.items():
-            raw, value = _allreduce(world, count), np.ones(count, np.float32)
-            whole, yardstick = _in_a_step(strategy, world, value, raw, batches)
-            about = {"yardstick": "Allreduce", **compared(whole, yardstick, "ratio")}
-            yield _row(f"ctx.all_reduce of {size}", world, about)
+            whole = world.in_replica(strategy, _all_reduce_of(count))
+            ours, others = world.in_turn([whole, world.repeated(_allreduce(world, count))], batches)
+            against = beside("Allreduce", ours, others)
+            yield row(f"ctx.all_reduce of {size}", world.size, ours, against)
 
 
 def watched(world, batches, watch, late_seconds):
     """Measure the smallest call, and what ranks use while they wait for a late one."""
     with mr.MPIStrategy() as strategy:
-        value = np.ones(1, np.float32)
-        (taken,) = _in_a_step(strategy, world, value, None, batches)
+        (taken,) = world.in_turn([world.in_replica(strategy, _all_reduce_of(1))], batches)
         yield {"watch": watch, "ranks": str(world.size), "batches": taken.tolist()}
         if not late_seconds:
             return
@@ -151,10 +155,11 @@ def watched(world, batches, watch, late_seconds):
         used = strategy.experimental_local_results(used)[0]
         waiting, late = world.greatest([0 if is_late else used, used if is_late else 0])
         watcher = "" if watch == "1" else ", not watched"
-        about = {"unit": "%", "value": waiting, "goal": _MOST_USED}
-        yield _row(f"a core, of a rank that waits {late_seconds:g} s{watcher}", world, about)
-        about = {"unit": "%", "value": late, "goal": _MOST_USED}
-        yield _row(f"a core, of the rank that it waits for, asleep{watcher}", world, about)
+        for what, share in (
+            (f"a core, of a rank that waits {late_seconds:g} s", waiting),
+            ("a core, of the rank that it waits for, asleep", late),
+        ):
+            yield Row(f"{what}{watcher}", str(world.size), share, unit="%", goal=_MOST_USED)
 
 
 def _share_of_a_core(late_seconds, is_late):
@@ -200,21 +205,7 @@ def _allreduce(world, count):
     return lambda: call(send, receive, op)
 
 
-def _in_a_step(strategy, world, value, raw, batches):
-    """Measure ``ctx.all_reduce`` in one `run`, in turn with `raw` if it is given."""
-    taken = None
-
-    def step():
-        nonlocal taken
-        reduce = mr.get_replica_context().all_reduce
-        sides = [lambda: reduce("SUM", value)]
-        if raw is not None:
-            sides.append(raw)
-        taken = world.in_turn(sides, batches)
-
-    strategy.run(step)
-    return taken
-
-
-def _row(what, world, about):
-    return {"row": {"what": what, "ranks": str(world.size), **about}}
+def _all_reduce_of(count):
+    """Return what makes a ``ctx.all_reduce`` of so many values."""
+    value = np.ones(count, np.float32)
+    return lambda context: context.all_reduce("SUM", value)

@@ -20,10 +20,7 @@ import mpi_replica as mr
 
 from .launching import Launch
 from .measuring import spread
-from .tables import Row
-
-#: What the rows are compared by.
-COMPARED = "slowest"
+from .tables import Beside, Row
 
 _GOAL_SECONDS = 2
 _LIMIT_SECONDS = 60
@@ -53,7 +50,7 @@ def rows(outcomes):
             found = [_end(outcome)]
         for case in found:
             cases.setdefault(case["mistake"], []).append(case)
-    return sorted(map(_row, cases.values()), key=lambda row: row.compared, reverse=True)
+    return sorted(map(_row, cases.values()), key=_slowest, reverse=True)
 
 
 def footer(rows):
@@ -61,7 +58,11 @@ def footer(rows):
     over = sum(row.is_over for row in rows)
     slowest = rows[0]
     text = f"{len(rows)} mistakes, {over} over {_GOAL_SECONDS} s. The slowest: {slowest.what!r}"
-    return f"{text}, {slowest.compared:.3g} s on {slowest.ranks}."
+    return f"{text}, {_slowest(slowest):.3g} s on {slowest.ranks}."
+
+
+def _slowest(row):
+    return row.besides[0].value
 
 
 def _row(cases):
@@ -73,9 +74,7 @@ def _row(cases):
         slowest["where"],
         float(np.median(seconds)),
         spread(seconds),
-        comparison="slowest",
-        compared=slowest["seconds"],
-        goal=_GOAL_SECONDS,
+        besides=(Beside("the slowest", slowest["seconds"], goal=_GOAL_SECONDS),),
         problem="; ".join(problems),
     )
 
