@@ -50,6 +50,11 @@ class Layout:
         return sum(self.counts)
 
     @functools.cached_property
+    def has_one_each(self) -> bool:
+        """Whether each rank hosts one replica."""
+        return all(count == 1 for count in self.counts)
+
+    @functools.cached_property
     def local_replica_ids(self) -> tuple[int, ...]:
         """Global ids of the replicas of this rank."""
         return self.replica_ids(self.rank)

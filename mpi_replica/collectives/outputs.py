@@ -42,15 +42,15 @@ class Outputs:
 
     def __init__(self, out: Any, structure: nest.Structure, values: Sequence[Array]) -> None:
         self.nest = out
-        self.leaves, found = nest.flatten(out)
-        if found != structure:
+        self.leaves, found, _ = nest.flatten_plain(out)
+        if found is not structure and found != structure:
             raise StructureMismatchError(
                 f"out must be the same nest as the value: it is {nest.structure_text(found)}, and"
                 f" the value is {nest.structure_text(structure)}."
             )
         self._values = values
         #: Whether each result takes the place of its value.
-        self.are_values = all(map(_is_same_memory, self.leaves, values))
+        self.are_values = out is not None and all(map(_is_same_memory, self.leaves, values))
 
     @property
     def words(self) -> str:
@@ -70,25 +70,21 @@ class Outputs:
             Its shape is another one, it is read-only or not C-contiguous, or it overlaps another
             leaf.
         """
-        for leaf, (dtype, shape), path in zip(self.leaves, results, paths, strict=True):
-            if not isinstance(leaf, np.ndarray) or leaf.dtype != dtype:
-                what = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else repr(leaf)
-                raise TypeError(
-                    f"out{path} must be an array of {dtype}, which is what the reduction gives; it"
-                    f" is {what}."
-                )
-            if leaf.shape != shape:
-                raise ValueError(f"out{path} must have shape {shape}, it has {leaf.shape}.")
-            if not leaf.flags.carray:  # writable, aligned and in C order
-                raise ValueError(
-                    f"out{path} must be a writable C-contiguous array; it is"
-                    f" {'not writable' if not leaf.flags.writeable else 'not C-contiguous'}."
-                )
-        self._check_overlaps(paths)
+        place = 0
+        for leaf in self.leaves:
+            dtype, shape = results[place]
+            if (
+                type(leaf) is not np.ndarray
+                or leaf.dtype != dtype
+                or leaf.shape != shape
+                or not leaf.flags.carray  # writable, aligned and in C order
+            ):
+                _require_fitting(leaf, dtype, shape, paths[place])
+            place += 1
+        if not self._own_their_memory():
+            self._check_overlaps(paths)
 
     def _check_overlaps(self, paths: Sequence[str]) -> None:
-        if self._own_their_memory():
-            return
         spans = sorted(
             (*byte_bounds(leaf), path)
             for leaf, path in zip(self.leaves, paths, strict=True)
@@ -112,12 +108,18 @@ class Outputs:
 
     def _own_their_memory(self) -> bool:
         """Return whether all are arrays that no other one here is a view of; quickly."""
-        outs = {id(leaf) for leaf in self.leaves}
-        if len(outs) < len(self.leaves) or any(leaf.base is not None for leaf in self.leaves):
+        for leaf in self.leaves:
+            if leaf.base is not None:
+                return False
+        outs = set(map(id, self.leaves))
+        if len(outs) < len(self.leaves):
             return False
         if self.are_values:
             return True
-        return all(value.base is None and id(value) not in outs for value in self._values)
+        for value in self._values:
+            if value.base is not None:
+                return False
+        return outs.isdisjoint(map(id, self._values))
 
     def check_apart(self, values: Sequence[Array], paths: Sequence[str]) -> None:
         """Raise where memory of `out` holds a value of another replica of this rank.
@@ -145,6 +147,23 @@ def _is_same_memory(leaf: Any, value: Array) -> bool:
         return False
     same = leaf.dtype == value.dtype and leaf.shape == value.shape
     return same and value.flags.c_contiguous and byte_bounds(leaf) == byte_bounds(value)
+
+
+def _require_fitting(leaf: Any, dtype: np.dtype[Any], shape: tuple[int, ...], path: str) -> None:
+    """Raise where `leaf` can't take a result of this dtype and shape."""
+    if not isinstance(leaf, np.ndarray) or leaf.dtype != dtype:
+        what = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else repr(leaf)
+        raise TypeError(
+            f"out{path} must be an array of {dtype}, which is what the reduction gives; it is"
+            f" {what}."
+        )
+    if leaf.shape != shape:
+        raise ValueError(f"out{path} must have shape {shape}, it has {leaf.shape}.")
+    if not leaf.flags.carray:
+        raise ValueError(
+            f"out{path} must be a writable C-contiguous array; it is"
+            f" {'not writable' if not leaf.flags.writeable else 'not C-contiguous'}."
+        )
 
 
 def _overlap(path: str, own: str, whose: str) -> ValueError:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..dtypes import accumulation
 from ..options import ReduceOp
+from .allocation import Allocation
 
 __all__ = [
     "ALIGNMENT",
@@ -30,19 +31,27 @@ __all__ = [
     "plan",
 ]
 
-# Bytes of a piece, where the user does not say: the fastest on both libraries that were measured,
-# for pieces that go from leaf to result.
-_PIECE_BYTES = 1 << 22
-# For those that stay in the cache while several buffers take part.
+# Bytes of a piece, where the user does not say: the fastest on the libraries that were measured.
+# A piece as large as its array would have MPI take memory from the system, and give it back.
+_PIECE_BYTES = 1 << 19
+# In place, of arrays that are much larger.
+_IN_PLACE_BYTES = 1 << 21
+_MUCH_LARGER = 2
+# Of packs and of pieces that stay in the cache while several buffers take part.
 _STAGED_BYTES = 1 << 20
-# For floats of 2 bytes, in the dtype that they accumulate in.
+# Of floats of 2 bytes, in the dtype that they accumulate in.
 _NARROW_BYTES = 1 << 21
 
 #: MPI counts items in a C int.
 _LARGEST_PIECE_BYTES = 1 << 30
 
+# So many pieces of a stream are kept.
+_MOST_KEPT = 4096
+
 #: Leaves below this share a pack; above, a message of their own costs less than the copy.
 _SMALL_BYTES = 1 << 16
+# Of a leaf that would share it with no other.
+_ALONE_BYTES = 1 << 11
 
 #: Of all scratch memory: no number needs a larger one.
 ALIGNMENT = 16
@@ -79,9 +88,10 @@ class Pack:
 class Piece(NamedTuple):
     """A part of a large leaf: some of its rows, or of a row; it is contiguous in C order."""
 
+    start: int
+    stop: int
+    #: What gives it from an array in whatever order.
     index: tuple[Any, ...]
-    shape: tuple[int, ...]
-    length: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,22 +104,47 @@ class Stream:
     #: Of the result.
     result_dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    #: The most items of a piece.
+    #: The most items of a piece, and of one that is reduced in place.
     piece: int
+    in_place_piece: int
 
-    def pieces(self) -> Iterator[Piece]:
-        """Cut the leaf into pieces."""
-        return pieces(self.shape, self.piece)
+    def pieces(self, *, in_place: bool = False) -> Iterable[Piece]:
+        """Return the pieces of the leaf."""
+        return self._in_place_pieces if in_place else self._pieces
+
+    @functools.cached_property
+    def _pieces(self) -> Iterable[Piece]:
+        return _Pieces.of(self.shape, self.piece)
+
+    @functools.cached_property
+    def _in_place_pieces(self) -> Iterable[Piece]:
+        return _Pieces.of(self.shape, self.in_place_piece)
 
     @property
     def piece_bytes(self) -> int:
         """The most bytes of a piece, in `dtype`."""
-        return min(self.piece, math.prod(self.shape)) * self.dtype.itemsize
+        most = max(self.piece, self.in_place_piece)
+        return min(most, math.prod(self.shape)) * self.dtype.itemsize
 
     @property
     def is_narrow(self) -> bool:
         """Whether the result has fewer bytes than what it accumulates in: it travels, then."""
         return self.result_dtype.itemsize < self.dtype.itemsize
+
+
+class _Pieces:
+    """Pieces that are made when they are asked for: a leaf may say that it has any size."""
+
+    def __init__(self, shape: tuple[int, ...], most: int) -> None:
+        self._about = shape, most
+
+    @staticmethod
+    def of(shape: tuple[int, ...], most: int) -> Iterable[Piece]:
+        made = _Pieces(shape, most)
+        return tuple(made) if math.prod(shape) // most < _MOST_KEPT else made
+
+    def __iter__(self) -> Iterator[Piece]:
+        return pieces(*self._about)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -131,6 +166,11 @@ class Plan:
     #: The leaves in the packs, in the order in which they travel, where each has its pack's dtype.
     plain_order: tuple[int, ...] | None
 
+    @functools.cached_property
+    def allocation(self) -> Allocation:
+        """Where fresh results lie."""
+        return Allocation(self.results)
+
 
 @functools.lru_cache(maxsize=1024)
 def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
@@ -142,6 +182,7 @@ def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
         `op` has no meaning for a dtype.
     """
     most_pack_bytes = min(bytes_per_pack or _STAGED_BYTES, _LARGEST_PIECE_BYTES)
+    alone = _alone_in_their_packs(signature, op)
     open_packs: dict[np.dtype[Any], _OpenPack] = {}
     packs: list[_OpenPack] = []
     streams: list[Stream] = []
@@ -150,10 +191,15 @@ def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
         wide, result = accumulation(dtype, op)
         results.append((result, shape))
         length = math.prod(shape)
-        if length * wide.itemsize >= min(_SMALL_BYTES, most_pack_bytes):
-            piece_bytes = bytes_per_pack or _default_piece_bytes(wide, result, op)
-            piece = max(1, min(piece_bytes, _LARGEST_PIECE_BYTES) // wide.itemsize)
-            streams.append(Stream(leaf, wide, result, shape, piece))
+        size_bytes = length * wide.itemsize
+        least = _ALONE_BYTES if leaf in alone else _SMALL_BYTES
+        if size_bytes >= min(least, most_pack_bytes):
+            defaults = _default_piece_bytes(wide, result, op, size_bytes)
+            piece, in_place = (
+                max(1, min(bytes_per_pack or default, _LARGEST_PIECE_BYTES) // wide.itemsize)
+                for default in defaults
+            )
+            streams.append(Stream(leaf, wide, result, shape, piece, in_place))
             continue
         pack = open_packs.get(wide)
         if pack is None or (
@@ -179,6 +225,16 @@ def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
         math.inf if streams else sum(pack.size_bytes for pack in closed),
         tuple(slot.leaf for slot, _ in slots) if is_plain else None,
     )
+
+
+def _alone_in_their_packs(signature: Signature, op: ReduceOp) -> set[int]:
+    """Return the leaves that would be in a pack without others."""
+    of_dtype: dict[np.dtype[Any], list[int]] = {}
+    for leaf, (dtype, shape) in enumerate(signature):
+        wide, _ = accumulation(dtype, op)
+        if math.prod(shape) * wide.itemsize < _SMALL_BYTES:
+            of_dtype.setdefault(wide, []).append(leaf)
+    return {leaves[0] for leaves in of_dtype.values() if len(leaves) == 1}
 
 
 class _OpenPack:
@@ -210,10 +266,16 @@ def _buffers(wide: np.dtype[Any], result: np.dtype[Any], op: ReduceOp) -> int:
     return 2 if result.itemsize < wide.itemsize else 1
 
 
-def _default_piece_bytes(wide: np.dtype[Any], result: np.dtype[Any], op: ReduceOp) -> int:
+def _default_piece_bytes(
+    wide: np.dtype[Any], result: np.dtype[Any], op: ReduceOp, size_bytes: int
+) -> tuple[int, int]:
+    """Return the bytes of a piece, and of one that is reduced in place."""
     if is_ordered_by_keys(wide, op):
-        return _STAGED_BYTES
-    return _NARROW_BYTES if result.itemsize < wide.itemsize else _PIECE_BYTES
+        return _STAGED_BYTES, _STAGED_BYTES
+    if result.itemsize < wide.itemsize:
+        return _NARROW_BYTES, _NARROW_BYTES
+    is_much_larger = size_bytes >= _MUCH_LARGER * _IN_PLACE_BYTES
+    return _PIECE_BYTES, _IN_PLACE_BYTES if is_much_larger else _PIECE_BYTES
 
 
 def pieces(shape: tuple[int, ...], most: int) -> Iterator[Piece]:
@@ -222,15 +284,16 @@ def pieces(shape: tuple[int, ...], most: int) -> Iterator[Piece]:
     Along the first dimension, and within its rows where one alone is too long.
     """
     if not shape:
-        yield Piece((Ellipsis,), (), 1)
+        yield Piece(0, 1, (Ellipsis,))
         return
     row = math.prod(shape[1:])
     rows = most // row if row else shape[0]
     if rows >= 1 or len(shape) == 1:
         for start in range(0, shape[0], max(rows, 1)):
-            count = min(rows, shape[0] - start)
-            yield Piece((slice(start, start + count),), (count, *shape[1:]), count * row)
+            stop = min(start + rows, shape[0])
+            yield Piece(start * row, stop * row, (slice(start, stop),))
         return
     for first in range(shape[0]):
-        for index, inner, length in pieces(shape[1:], most):
-            yield Piece((first, *index), inner, length)
+        before = first * row
+        for start, stop, index in pieces(shape[1:], most):
+            yield Piece(before + start, before + stop, (first, *index))

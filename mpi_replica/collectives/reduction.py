@@ -229,11 +229,9 @@ class AllReduce(Call):
         contributions: Sequence[Sequence[Array]],
     ) -> list[list[Any]]:
         # Everything that can fail is done before the ranks agree.
-        with engine.agreement.preparing(calls):
+        try:
             each = [
-                [np.empty(shape, dtype) for dtype, shape in self.plan.results]
-                if call.outputs is None
-                else call.outputs.leaves
+                self.plan.allocation.make() if call.outputs is None else call.outputs.leaves
                 for call in calls
             ]
             movement = Movement(
@@ -244,9 +242,13 @@ class AllReduce(Call):
                 self.options.timeout_seconds,
                 is_in_place=self.outputs is not None and self.outputs.are_values,
             )
+        except Exception as error:
+            engine.agreement.fail(calls, error)
         engine.agreement.agree(calls)
         with engine.moving(self):
             movement.run()
+        if self.outputs is not None:
+            return each
         return [[leaf if leaf.ndim else leaf[()] for leaf in results] for results in each]
 
 

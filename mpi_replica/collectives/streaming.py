@@ -17,7 +17,7 @@ import numpy as np
 from ..options import ReduceOp
 from .engine import Engine
 from .inline import UFUNCS
-from .packing import ALIGNMENT, Pack, Piece, Plan, Stream, is_ordered_by_keys
+from .packing import ALIGNMENT, Pack, Plan, Stream, is_ordered_by_keys
 
 __all__ = ["Movement"]
 
@@ -46,7 +46,8 @@ class Movement:
         is_in_place: bool,
     ) -> None:
         self._plan = plan
-        self._engine = engine
+        self._carry = engine.carry
+        self._quietly = engine.quietly
         self._transport = engine.transport
         self._contributions = contributions
         self._results = results
@@ -58,29 +59,28 @@ class Movement:
         self._scale = layout.num_replicas if plan.op is ReduceOp.MEAN else 1
         # MPI wants "in place" from all ranks or from none: where one has several replicas, all
         # combine in the result, or in scratch memory, and reduce that in place.
-        self._one_each = all(count == 1 for count in layout.counts)
+        self._one_each = layout.has_one_each
         # The parts that ranks scatter are as long as the longest of them.
         self._scratch = engine.scratch(plan.scratch_bytes + ALIGNMENT * layout.size)
         self._used_bytes = 0
 
     def run(self) -> None:
         """Move everything; called where all ranks have agreed to."""
-        self._engine.quietly(self._run)
+        self._quietly(self._run)
 
     def _run(self) -> None:
         for pack in self._plan.packs:
             self._move_pack(pack)
         for stream in self._plan.streams:
-            is_scattered = stream.is_narrow and self._one_each and self._transport.size > 1
-            move = self._scatter_piece if is_scattered else self._move_piece
             leaves = [of_replica[stream.leaf] for of_replica in self._contributions]
             results = [of_replica[stream.leaf] for of_replica in self._results]
-            for piece in stream.pieces():
-                self._used_bytes = 0
-                targets = [result[piece.index] for result in results]
-                move(stream, piece, [leaf[piece.index] for leaf in leaves], targets[0])
-                for target in targets[1:]:  # while it is in the cache
-                    np.copyto(target, targets[0])
+            is_direct = stream.dtype == stream.result_dtype and self._one_each
+            if is_direct and not is_ordered_by_keys(stream.dtype, self._op):
+                self._move_straight(stream, leaves[0], results[0])
+            elif stream.is_narrow and self._one_each and self._transport.size > 1:
+                self._scatter(stream, leaves[0], results[0])
+            else:
+                self._move_combined(stream, leaves, results)
 
     def _move_pack(self, pack: Pack) -> None:
         self._used_bytes = 0
@@ -91,13 +91,9 @@ class Movement:
             np.concatenate([leaves[slot.leaf] for slot in pack.slots], axis=None, out=buffer)
         else:
             for slot in pack.slots:
-                where = (
-                    slot.where
-                    if isinstance(slot.where, slice)
-                    else slice(slot.where, slot.where + 1)
-                )
-                part = buffer[where]
-                self._fold([leaves[slot.leaf].reshape(-1) for leaves in contributions], part)
+                where = slot.where
+                part = buffer[where if isinstance(where, slice) else slice(where, where + 1)]
+                self._combine([leaves[slot.leaf].reshape(-1) for leaves in contributions], part)
         self._over_ranks(None, buffer)
         if self._scale != 1:
             np.divide(buffer, self._scale, out=buffer)
@@ -111,73 +107,89 @@ class Movement:
                 else:
                     np.copyto(results[leaf], part, casting="unsafe")
 
-    def _move_piece(
-        self, stream: Stream, piece: Piece, arrays: Sequence[Array], target: Array
-    ) -> None:
-        is_direct = stream.dtype == stream.result_dtype
-        total = target if is_direct else self._take(stream.dtype, piece.length)
-        total = total.reshape(-1)
-        send = None
-        if not (self._one_each and is_direct):
-            self._fold(arrays, total.reshape(piece.shape))
-        elif not self._is_in_place:
-            send = self._sendable(stream.dtype, arrays[0], target)
-        self._over_ranks(send, total)
-        if self._scale != 1:
-            np.divide(total, self._scale, out=total)
-        if not is_direct:
-            np.copyto(target, total.reshape(piece.shape), casting="unsafe")
-
-    def _sendable(self, dtype: np.dtype[Any], array: Array, target: Array) -> Array:
-        """Return `array` as MPI takes it: the array itself, or a copy in scratch memory."""
-        flags = array.flags
-        if flags.c_contiguous and flags.aligned and array.dtype == dtype:
+    def _move_straight(self, stream: Stream, leaf: Array, result: Array) -> None:
+        """Reduce from the leaf into the result."""
+        in_place, scale, dtype = self._is_in_place, self._scale, stream.dtype
+        flags = leaf.flags
+        items = None
+        if flags.c_contiguous and flags.aligned and leaf.dtype == dtype:
             # MPI must not be given the memory of the result beside it.
-            if not np.may_share_memory(array, target):
-                return array.reshape(-1)
-        copy = self._take(dtype, array.size)
-        np.copyto(copy.reshape(array.shape), array)
-        return copy
+            if in_place or not np.may_share_memory(leaf, result):
+                items = leaf.reshape(-1)
+        totals = result.reshape(-1)
+        send: Array | None = None
+        for start, stop, index in stream.pieces(in_place=in_place):
+            total = totals[start:stop]
+            if items is None:
+                self._used_bytes = 0
+                part = leaf[index]
+                send = self._take(dtype, stop - start)
+                np.copyto(send.reshape(part.shape), part)
+            elif not in_place:
+                send = items[start:stop]
+            self._over_ranks(send, total)
+            if scale != 1:
+                np.divide(total, scale, out=total)
 
-    def _scatter_piece(
-        self, stream: Stream, piece: Piece, arrays: Sequence[Array], target: Array
+    def _move_combined(
+        self, stream: Stream, leaves: Sequence[Array], results: Sequence[Array]
     ) -> None:
-        """Have each rank add up a part of the piece, wide, and give the rounded sums to all."""
+        """Combine the pieces of the local replicas, and reduce that in place."""
+        is_direct = stream.dtype == stream.result_dtype
+        for start, stop, index in stream.pieces():
+            self._used_bytes = 0
+            target = results[0][index]
+            wide = target.reshape(-1) if is_direct else self._take(stream.dtype, stop - start)
+            self._combine([leaf[index] for leaf in leaves], wide.reshape(target.shape))
+            self._over_ranks(None, wide)
+            if self._scale != 1:
+                np.divide(wide, self._scale, out=wide)
+            if not is_direct:
+                np.copyto(target, wide.reshape(target.shape), casting="unsafe")
+            for result in results[1:]:  # while it is in the cache
+                np.copyto(result[index], target)
+
+    def _scatter(self, stream: Stream, leaf: Array, result: Array) -> None:
+        """Have each rank add up a part of each piece, wide, and give the rounded sums to all."""
         narrow, size, rank = stream.result_dtype, self._transport.size, self._transport.rank
-        # the same cut on all ranks
-        ends = [piece.length * (r + 1) // size for r in range(size)]
-        lengths = [end - start for start, end in itertools.pairwise([0, *ends])]
-        part = lengths[rank]
-        send = arrays[0]
-        if send.flags.c_contiguous and send.dtype == narrow:
-            send = send.reshape(-1)
-        else:
-            send = self._take(narrow, piece.length)
-            np.copyto(send.reshape(piece.shape), arrays[0])
-        given = self._take(narrow, part * size)
         item = narrow.itemsize
-        self._engine.carry(
-            self._transport.all_to_all,
-            send.view(np.uint8),
-            [length * item for length in lengths],
-            given.view(np.uint8),
-            [part * item] * size,
-            self._timeout_seconds,
-        )
-        rows = given.reshape(size, part)
-        total = self._take(stream.dtype, part)
-        self._fold(list(rows), total)
-        if self._scale != 1:
-            np.divide(total, self._scale, out=total)
-        sums = given[:part]
-        np.copyto(sums, total, casting="unsafe")
-        self._engine.carry(
-            self._transport.all_gather_blocks,
-            sums.view(np.uint8),
-            target.reshape(-1).view(np.uint8),
-            [length * item for length in lengths],
-            self._timeout_seconds,
-        )
+        can_be_sent = leaf.flags.c_contiguous and leaf.dtype == narrow
+        for start, stop, index in stream.pieces():
+            self._used_bytes = 0
+            send = leaf[index]
+            if can_be_sent:
+                send = send.reshape(-1)
+            else:
+                copy = self._take(narrow, stop - start)
+                np.copyto(copy.reshape(send.shape), send)
+                send = copy
+            # the same cut on all ranks
+            ends = [(stop - start) * (r + 1) // size for r in range(size)]
+            lengths = [end - begin for begin, end in itertools.pairwise([0, *ends])]
+            part = lengths[rank]
+            counts = [length * item for length in lengths]
+            given = self._take(narrow, part * size)
+            self._carry(
+                self._transport.all_to_all,
+                send.view(np.uint8),
+                counts,
+                given.view(np.uint8),
+                [part * item] * size,
+                self._timeout_seconds,
+            )
+            total = self._take(stream.dtype, part)
+            self._combine(list(given.reshape(size, part)), total)
+            if self._scale != 1:
+                np.divide(total, self._scale, out=total)
+            sums = given[:part]
+            np.copyto(sums, total, casting="unsafe")
+            self._carry(
+                self._transport.all_gather_blocks,
+                sums.view(np.uint8),
+                result[index].reshape(-1).view(np.uint8),
+                counts,
+                self._timeout_seconds,
+            )
 
     def _take(self, dtype: np.dtype[Any], length: int) -> Array:
         """Return scratch memory behind what was taken since `_used_bytes` was 0."""
@@ -186,7 +198,7 @@ class Movement:
         self._used_bytes = stop + -stop % ALIGNMENT
         return self._scratch[start:stop].view(dtype)
 
-    def _fold(self, arrays: Sequence[Array], out: Array) -> None:
+    def _combine(self, arrays: Sequence[Array], out: Array) -> None:
         """Combine arrays of equal shape into `out`, in their order, in the dtype of `out`."""
         np.copyto(out, arrays[0], casting="unsafe")
         for array in arrays[1:]:
@@ -199,35 +211,38 @@ class Movement:
             if send is not None:
                 np.copyto(total, send)
             return
-        if is_ordered_by_keys(total.dtype, op):
-            self._over_ranks_by_keys(total if send is None else send, total)
-            return
-        if total.dtype.kind == "b":  # MIN and MAX of bool: MPI knows them for integers only
-            total = total.view(np.uint8)
-            send = None if send is None else send.view(np.uint8)
-        self._engine.carry(transport.all_reduce, send, total, op, self._timeout_seconds)
+        if op in _NOT_OF_MPI:
+            if total.dtype.kind == "f":
+                self._over_ranks_by_keys(total)
+                return
+            if total.dtype.kind == "b":  # MPI knows them for integers only
+                total = total.view(np.uint8)
+                send = None if send is None else send.view(np.uint8)
+        self._carry(transport.all_reduce, send, total, op, self._timeout_seconds)
 
-    def _over_ranks_by_keys(self, source: Array, total: Array) -> None:
+    def _over_ranks_by_keys(self, total: Array) -> None:
         """Reduce integers that are ordered like the floats, with NaN beyond all others.
 
         MPI leaves open what MIN and MAX do with NaN, and libraries give it or drop it by position.
         """
         key = np.dtype(f"i{total.dtype.itemsize}")
-        keys = self._take(key, total.size)
-        shifted = self._take(key, total.size)
+        keys, shifted = self._take(key, total.size), self._take(key, total.size)
         is_nan = self._take(np.dtype(np.bool_), total.size)
         bounds = np.iinfo(key)
         beyond = bounds.min if self._op is ReduceOp.MIN else bounds.max
-        np.copyto(keys, source.view(key))
+        np.copyto(keys, total.view(key))
         _flip_negative(keys, shifted)
-        np.isnan(source, out=is_nan)
+        np.isnan(total, out=is_nan)
         np.copyto(keys, beyond, where=is_nan)
-        all_reduce = self._transport.all_reduce
-        self._engine.carry(all_reduce, None, keys, self._op, self._timeout_seconds)
+        self._carry(self._transport.all_reduce, None, keys, self._op, self._timeout_seconds)
         np.equal(keys, beyond, out=is_nan)
         _flip_negative(keys, shifted)
         np.copyto(total, keys.view(total.dtype))
         np.copyto(total, np.nan, where=is_nan)
+
+
+#: Ops that MPI does not define for all numbers.
+_NOT_OF_MPI = (ReduceOp.MIN, ReduceOp.MAX)
 
 
 def _flip_negative(keys: Array, shifted: Array) -> None:

@@ -126,6 +126,6 @@ def _of_one_call(world, strategy, call):
 def _counted(world, strategy, action):
     """Return how many MPI calls `action` begins, and their bytes, on the rank with the most."""
     transport = strategy.engine.transport
-    calls, sent = transport.calls, transport.call_bytes
+    calls, sent = transport.steps, transport.sent_bytes
     action()
-    return world.greatest([transport.calls - calls, transport.call_bytes - sent])
+    return world.greatest([transport.steps - calls, transport.sent_bytes - sent])

@@ -34,7 +34,7 @@ import mpi_replica as mr
 
 from .tables import Beside, Row
 
-_BATCH_SECONDS = 1e-3
+_BATCH_SECONDS = 4e-3
 _WARM_UP_SECONDS = 20e-3
 _TRIAL_WARM_UP_SECONDS = 5e-3
 _MOST_CALLS = 1000

@@ -1,0 +1,72 @@
+"""Memory for fresh results.
+
+The system hands out new memory in pages of 4 KiB, and getting all of those of a large result takes
+longer than the reduction. Where a block of memory begins at a multiple of 2 MiB it gives pages of
+that size, to whom asks for them, as numpy does for 4 MiB and more. So results lie in such blocks,
+several in one; a result that is kept keeps its block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Allocation"]
+
+Array = np.ndarray[Any, Any]
+
+_LARGE_PAGE_BYTES = 1 << 21
+_BLOCK_BYTES = 1 << 24
+# A block of less gets no large pages.
+_LEAST_BLOCK_BYTES = 1 << 22
+# A smaller result that is kept would keep many times its size.
+_LEAST_BYTES = 1 << 19
+
+_ALIGNMENT = 64
+
+
+class Allocation:
+    """Where results of these dtypes and shapes lie: a plan, which `make` follows each time."""
+
+    def __init__(self, results: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> None:
+        self._results = tuple(results)
+        #: Bytes of each block, and (result, start, stop) of what lies in it.
+        self._blocks: list[tuple[int, list[tuple[int, int, int]]]] = []
+        self._alone = []
+        places: list[tuple[int, int, int]] = []
+        used = 0
+        for index, (dtype, shape) in enumerate(self._results):
+            size = math.prod(shape) * dtype.itemsize
+            if size < _LEAST_BYTES:
+                self._alone.append(index)
+                continue
+            if used + size > _BLOCK_BYTES:
+                self._close(places, used)
+                places, used = [], 0
+            places.append((index, used, used + size))
+            used += size + -size % _ALIGNMENT
+        self._close(places, used)
+
+    def _close(self, places: list[tuple[int, int, int]], used: int) -> None:
+        if used >= _LEAST_BLOCK_BYTES:
+            self._blocks.append((used, places))
+        else:
+            self._alone += [index for index, _, _ in places]
+
+    def make(self) -> list[Array]:
+        """Return an uninitialised C-contiguous array for each result."""
+        made: list[Any] = [None] * len(self._results)
+        for index in self._alone:
+            dtype, shape = self._results[index]
+            made[index] = np.empty(shape, dtype)
+        for size, places in self._blocks:
+            # What is not touched takes no memory.
+            block = np.empty(size + _LARGE_PAGE_BYTES, np.uint8)
+            block = block[-block.ctypes.data % _LARGE_PAGE_BYTES :]
+            for index, start, stop in places:
+                dtype, shape = self._results[index]
+                made[index] = block[start:stop].view(dtype).reshape(shape)
+        return made
