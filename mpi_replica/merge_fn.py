@@ -47,7 +47,6 @@ def unpacked(value: Any, replica_ids: Sequence[int]) -> list[Any]:
 
     Each replica may write into the arrays that it gets: they must not be those of another one.
     """
-
     if value is None:
         return [None] * len(replica_ids)
 

@@ -193,9 +193,9 @@ class ReplicaContext:
         -------
         nest of numpy.ndarray
             `out` where it is given. Otherwise fresh C-contiguous arrays; a 0-d result is a numpy
-            scalar. The same bits on every replica. SUM and MEAN accumulate float16 and bfloat16 in float32; MEAN of integers and
-            bools is float64. For `IndexedSlices`: the slices of all replicas, one behind the
-            other.
+            scalar. The same bits on every replica. SUM and MEAN accumulate float16 and bfloat16 in
+            float32; MEAN of integers and bools is float64. For `IndexedSlices`: the slices of all
+            replicas, one behind the other.
 
         Raises
         ------

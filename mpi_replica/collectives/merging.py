@@ -22,8 +22,8 @@ from ..values import DistributedValues, PerReplica, component_of
 from .blobs import agree_on_blobs
 from .call import Call
 from .callsite import CallSite, call_site, function_identity
+from .collecting import gather_bytes
 from .engine import Engine
-from .gathering import gather_bytes
 from .standing import CallDescription, LeafDescription
 
 __all__ = ["LAZY_BYTES", "LazyPerReplica", "MergeCall", "MergeScope"]

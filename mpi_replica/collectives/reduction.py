@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from .. import nest
-from ..dtypes import accumulation, as_array as _as_array, wire_name
+from ..dtypes import accumulation, wire_name
+from ..dtypes import as_array as _as_array
 from ..options import CommunicationOptions, ReduceOp
 from .call import Call
 from .callsite import CallSite

@@ -78,7 +78,7 @@ class TestCrowded(TransportContract):
 
     def make(self):
         transport = transport_over(None)
-        transport._spins, transport._blocks = 0, False
+        transport._spins, transport._blocks = range(0), False
         return transport
 
 

@@ -1,0 +1,153 @@
+"""Where the blocks of all replicas lie in what `all_gather` gives: a pure plan.
+
+The result is seen as rows: what lies before the axis counts them. In each row the blocks of the
+replicas follow each other. Along the first axis there is one row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..dtypes import is_text
+from .allocation import Allocation
+
+__all__ = ["Blocks", "Extents", "Gathering", "GatheringPlan", "LeafForm"]
+
+Array = np.ndarray[Any, Any]
+
+#: (extent along the axis, bytes of an item), for each replica of each rank.
+Extents = Sequence[Sequence[tuple[int, int]]]
+
+#: Leaves whose result is below this share messages, of so many bytes.
+_SHARED_BYTES = 1 << 16
+_PACK_BYTES = 1 << 20
+# A program whose extents change all the time must not grow.
+_CACHE_SIZE = 64
+
+
+class LeafForm(NamedTuple):
+    """What all replicas know of a leaf before they have told each other the extents."""
+
+    dtype: np.dtype[Any]
+    #: Not negative.
+    axis: int
+    #: With any extent along the axis.
+    shape: tuple[int, ...]
+
+
+class Blocks:
+    """The blocks of one leaf."""
+
+    def __init__(self, form: LeafForm, extents: Extents) -> None:
+        every = [entry for of_rank in extents for entry in of_rank]
+        sizes = [size for _, size in every]
+        self.dtype = form.dtype
+        self._items = [form.dtype] * len(every)
+        if is_text(form.dtype):
+            self._items = [_text(form.dtype, size) for size in sizes]
+            self.dtype = _text(form.dtype, max(sizes))
+        before, after = form.shape[: form.axis], form.shape[form.axis + 1 :]
+        self.rows = math.prod(before)
+        inner = math.prod(after)
+        #: Items of each replica's block, in one row; and where they begin there.
+        self.lengths = [extent * inner for extent, _ in every]
+        *self.starts, self.row_length = itertools.accumulate(self.lengths, initial=0)
+        self.row_bytes = self.row_length * self.dtype.itemsize
+        self.result = self.dtype, (*before, sum(extent for extent, _ in every), *after)
+        self.result_bytes = self.rows * self.row_bytes
+        #: Bytes of each rank's blocks, in one row.
+        self.rank_row_bytes = [
+            sum(extent for extent, _ in of_rank) * inner * self.dtype.itemsize
+            for of_rank in extents
+        ]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it shares a message with other small ones."""
+        return self.result_bytes <= _SHARED_BYTES
+
+    def table(self, result: Array) -> Array:
+        """Return the result as rows of items."""
+        return result.reshape(self.rows, self.row_length)
+
+    def place(self, table: Array, replica: int, block: Array, *, is_raw: bool = False) -> Array:
+        """Put the bytes of a replica's block into its place; return those that lie behind it.
+
+        `table` may hold some of the rows only. `is_raw`: strings have the replica's own item size.
+        """
+        dtype = self._items[replica] if is_raw else self.dtype
+        length, start = self.lengths[replica], self.starts[replica]
+        size = len(table) * length * dtype.itemsize
+        items = block[:size].view(dtype)
+        table[:, start : start + length] = items.reshape(len(table), length)
+        return block[size:]
+
+
+def _text(dtype: np.dtype[Any], item_bytes: int) -> np.dtype[Any]:
+    unit = 4 if dtype.kind == "U" else 1
+    return np.dtype(f"{dtype.kind}{max(1, item_bytes // unit)}")
+
+
+class Gathering:
+    """How the leaves of one call travel, where all extents are known."""
+
+    def __init__(self, forms: Sequence[LeafForm], extents: Sequence[Extents]) -> None:
+        self.leaves = [Blocks(form, of_leaf) for form, of_leaf in zip(forms, extents, strict=True)]
+        self.allocation = Allocation([leaf.result for leaf in self.leaves])
+        self.result_bytes = sum(leaf.result_bytes for leaf in self.leaves)
+        #: Small leaves that share a message, and leaves that have messages of their own.
+        self.packs: list[list[int]] = []
+        self.large: list[int] = []
+        used = 0
+        for index, leaf in enumerate(self.leaves):
+            if not leaf.is_small:
+                self.large.append(index)
+                continue
+            if not self.packs or used + leaf.result_bytes > _PACK_BYTES:
+                self.packs.append([])
+                used = 0
+            self.packs[-1].append(index)
+            used += leaf.result_bytes
+
+
+class GatheringPlan:
+    """What calls of one signature share."""
+
+    def __init__(self, forms: Sequence[LeafForm]) -> None:
+        self.forms = tuple(forms)
+        self._known: dict[tuple[bytes, ...], Gathering] = {}
+
+    def gathering(self, heads: Sequence[bytes], counts: Sequence[int]) -> Gathering:
+        """Return how the leaves travel; `heads` hold the extents that each rank told."""
+        key = tuple(heads)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _CACHE_SIZE:
+                self._known.clear()
+            known = self._known[key] = Gathering(self.forms, self._extents(heads, counts))
+        return known
+
+    def _extents(self, heads: Sequence[bytes], counts: Sequence[int]) -> list[Extents]:
+        number = len(self.forms)
+        tables = [
+            np.frombuffer(head, np.uint64).reshape(count, number, 2).tolist()
+            for head, count in zip(heads, counts, strict=True)
+        ]
+        return [
+            [[tuple(of_replica[index]) for of_replica in table] for table in tables]
+            for index in range(number)
+        ]
+
+    def head(self, contributions: Sequence[Sequence[Array]]) -> bytes:
+        """Return what a rank tells of its replicas' leaves: extent and item size of each."""
+        axes = [form.axis for form in self.forms]
+        numbers: list[int] = []
+        for leaves in contributions:
+            for leaf, axis in zip(leaves, axes, strict=True):
+                numbers += (leaf.shape[axis], leaf.dtype.itemsize)
+        return np.array(numbers, np.uint64).tobytes()
