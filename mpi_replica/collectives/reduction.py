@@ -21,7 +21,7 @@ from .call import Call
 from .callsite import CallSite
 from .engine import Engine
 from .outputs import Outputs
-from .packing import Plan, Signature, plan
+from .packing import Plan, Signature, plan, signature_of
 from .standing import CallDescription, LeafDescription
 from .streaming import Movement
 
@@ -29,8 +29,7 @@ __all__ = ["AllReduce"]
 
 Array = np.ndarray[Any, Any]
 
-_ARRAY = np.ndarray
-_OPS = ReduceOp.__members__
+_ARRAYS = frozenset({np.ndarray})
 _FLOAT64 = np.dtype(np.float64)
 _PYTHON_NUMBERS = {int: "int", float: "float"}
 
@@ -82,7 +81,7 @@ class AllReduce(Call):
         self.site = site
         self.options = options
         self.kind = kind
-        self.op = _OPS.get(op) or ReduceOp.of(op)
+        self.op = ReduceOp.of(op)
         self.asked = asked or self.op
         self.given = contributions
         self.structure = structure
@@ -90,8 +89,10 @@ class AllReduce(Call):
         self.flat_paths = paths
         self.then = then
         self.dtypes = dtypes
-        first = [leaf if type(leaf) is _ARRAY else _as_array(leaf) for leaf in contributions[0]]
-        self.contributions = [first]
+        first = contributions[0]
+        if not _ARRAYS.issuperset(map(type, first)):
+            first = [leaf if type(leaf) is np.ndarray else _as_array(leaf) for leaf in first]
+        self.contributions: list[Sequence[Array]] = [first]
         for leaves in contributions[1:]:
             self.contributions.append([_as_array(leaf) for leaf in leaves])
         if out is not None:
@@ -109,7 +110,7 @@ class AllReduce(Call):
 
     def _sign(self) -> None:
         contributions = self.contributions
-        signature = tuple([(array.dtype, array.shape) for array in contributions[0]])
+        signature = signature_of(contributions[0])
         key: tuple[Any, ...] = (self.op, self.detail, nest.key(self.structure), signature)
         if self.dtypes is not None or self.flat_paths is not None:
             dtypes = None if self.dtypes is None else tuple(self.dtypes[0])
@@ -121,7 +122,7 @@ class AllReduce(Call):
 
     def _components_agree(self, signature: Signature) -> bool:
         for position, arrays in enumerate(self.contributions):
-            other = tuple([(array.dtype, array.shape) for array in arrays])
+            other = signature_of(arrays)
             if other != signature and _native(other) != _native(signature):
                 return False
             if self.dtypes is not None and tuple(self.dtypes[position]) != tuple(self.dtypes[0]):
@@ -145,9 +146,11 @@ class AllReduce(Call):
         return plan(self.signature, self.op, self.options.bytes_per_pack)
 
     def promote(self, leaves: Sequence[int]) -> None:
-        for arrays in self.contributions:
+        for position, arrays in enumerate(self.contributions):
+            wide = list(arrays)
             for index in leaves:
-                arrays[index] = arrays[index].astype(_FLOAT64)
+                wide[index] = wide[index].astype(_FLOAT64)
+            self.contributions[position] = wide
         self.promoted = (*self.promoted, *leaves)
         self._sign()
 
@@ -241,6 +244,7 @@ class AllReduce(Call):
                 contributions,
                 each,
                 self.options.timeout_seconds,
+                has_outputs=self.outputs is not None,
                 is_in_place=self.outputs is not None and self.outputs.are_values,
             )
         except Exception as error:
@@ -248,11 +252,13 @@ class AllReduce(Call):
         engine.agreement.agree(calls)
         with engine.moving(self):
             movement.run()
-        if self.outputs is not None:
-            return each
-        return [[leaf if leaf.ndim else leaf[()] for leaf in results] for results in each]
+        if self.outputs is None and self.options.bytes_per_pack:
+            # Even scalars can be streams, then.
+            return [[leaf if leaf.ndim else leaf[()] for leaf in results] for results in each]
+        return each
 
 
 def _native(signature: Signature) -> Signature:
     """Return `signature` with dtypes of native byte order, which is no difference that counts."""
-    return tuple((dtype.newbyteorder("="), shape) for dtype, shape in signature)
+    dtypes, shapes = signature
+    return tuple(dtype.newbyteorder("=") for dtype in dtypes), shapes
