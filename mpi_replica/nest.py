@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from .errors import StructureMismatchError
 __all__ = [
     "Structure",
     "flatten",
+    "flatten_arguments",
     "flatten_plain",
     "key",
     "leaf_paths",
@@ -76,6 +77,24 @@ def flatten_plain(value: Any) -> tuple[list[Any], Structure, bool]:
     return leaves, structure, is_plain
 
 
+def flatten_arguments(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], Structure, bool]:
+    """Do as `flatten_plain`, for the nest ``(tuple(args), dict(kwargs))``."""
+    if not kwargs:
+        structure = _flat_arguments.get(len(args))
+        if structure is not None and _LEAF_TYPES.issuperset(map(type, args)):
+            return list(args), structure, True
+    leaves, structure, is_plain = flatten_plain((tuple(args), dict(kwargs)))
+    if not kwargs and is_plain and _is_flat(args) and len(_flat_arguments) < _CACHE_SIZE:
+        _numbers[id(structure)] = next(_counter)
+        _flat_arguments[len(args)] = structure
+    return leaves, structure, is_plain
+
+
+# Of the arguments of a call, where all are leaves, by their number.
+_flat_arguments: dict[int, Structure] = {}
+
 # Dicts and lists of arrays are the commonest nests. Of dicts with the same keys in the same order:
 # the keys in the order of the leaves, and the structure.
 _flat_dicts: dict[tuple[str, ...], tuple[list[str], Structure]] = {}
@@ -93,8 +112,7 @@ def _learn(value: Any, leaves: Sequence[Any], structure: Structure) -> None:
     kind = type(value)
     if kind not in (dict, list) or len(value) != len(leaves):
         return
-    items = value.values() if kind is dict else value
-    if any(not optree.tree_is_leaf(item, none_is_leaf=True) for item in items):
+    if not _is_flat(value.values() if kind is dict else value):
         return
     # Keys of other types can be equal and yet be others, as 1 and True.
     if kind is dict and not all(type(key) is str for key in value):
@@ -102,6 +120,7 @@ def _learn(value: Any, leaves: Sequence[Any], structure: Structure) -> None:
     if len(_flat_dicts) + len(_flat_lists) >= _CACHE_SIZE:
         _flat_dicts.clear()
         _flat_lists.clear()
+        _flat_arguments.clear()
         _numbers.clear()
         _numbers[id(_LEAF)] = 0
     _numbers[id(structure)] = next(_counter)
@@ -109,6 +128,10 @@ def _learn(value: Any, leaves: Sequence[Any], structure: Structure) -> None:
         _flat_dicts[tuple(value)] = (sorted(value), structure)
     else:
         _flat_lists[len(value)] = structure
+
+
+def _is_flat(items: Iterable[Any]) -> bool:
+    return all(optree.tree_is_leaf(item, none_is_leaf=True) for item in items)
 
 
 def key(structure: Structure) -> Structure | int:

@@ -78,9 +78,11 @@ class MergeCall(Call):
         super().__init__(site, options)
         self.function = function
         identity = self.identity = function_identity(function)
-        leaves, self.structure = nest.flatten((tuple(args), dict(kwargs)))
-        self.leaves = [component_of(leaf, replica_id) for leaf in leaves]
-        self.shared = [is_shared(leaf) for leaf in self.leaves]
+        self.leaves, self.structure, is_plain = nest.flatten_arguments(args, kwargs)
+        self.shared: list[str | None] = [None] * len(self.leaves)
+        if not is_plain:
+            self.leaves = [component_of(leaf, replica_id) for leaf in self.leaves]
+            self.shared = [is_shared(leaf) for leaf in self.leaves]
         self.packed = _pack(self.leaves) if travels else ([], b"")
         self.identify((identity.digest, nest.key(self.structure), tuple(self.shared)))
 
@@ -114,7 +116,8 @@ class MergeCall(Call):
                 if rank == layout.rank:  # its own objects, not copies of them
                     rows += [[_Held(leaf) for leaf in call.leaves] for call in calls]
                 else:
-                    rows += _unpack_all(*marshal.loads(data), layout.counts[rank])
+                    tables, joined = marshal.loads(data)
+                    rows += _unpack_all(tables, joined, layout.counts[rank])
         scope = MergeScope(engine, self.options)
         merged = [
             self._merge(index, [row[index] for row in rows], scope)
@@ -126,12 +129,16 @@ class MergeCall(Call):
     def _merge(self, index: int, column: Sequence[_Held | _Elsewhere], scope: MergeScope) -> Any:
         if self.shared[index] is not None:
             return self.leaves[index]
-        # Alike on all ranks, also on one that hosts all of the large components itself.
-        large = [isinstance(entry, _Elsewhere) or _is_lazy(entry.value) for entry in column]
-        if any(large) and scope.engine.layout.size > 1:
-            return LazyPerReplica(column, nest.leaf_paths(self.structure)[index], scope)
+        if scope.engine.layout.size > 1:
+            # Alike on all ranks, also on one that hosts all of the large components itself.
+            for entry in column:
+                if not isinstance(entry, _Held) or _is_lazy(entry.value):
+                    return LazyPerReplica(column, nest.leaf_paths(self.structure)[index], scope)
         values = [entry.value for entry in column if isinstance(entry, _Held)]
-        return None if all(value is None for value in values) else PerReplica(values)
+        for value in values:
+            if value is not None:
+                return PerReplica(values)
+        return None
 
 
 class _Held:

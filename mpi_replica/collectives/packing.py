@@ -68,6 +68,9 @@ _dtype_of, _shape_of = operator.attrgetter("dtype"), operator.attrgetter("shape"
 
 def signature_of(arrays: Sequence[np.ndarray[Any, Any]]) -> Signature:
     """Return dtypes and shapes of leaves."""
+    if len(arrays) == 1:
+        (array,) = arrays
+        return (array.dtype,), (array.shape,)
     return tuple(map(_dtype_of, arrays)), tuple(map(_shape_of, arrays))
 
 

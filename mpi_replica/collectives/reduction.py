@@ -29,7 +29,6 @@ __all__ = ["AllReduce"]
 
 Array = np.ndarray[Any, Any]
 
-_ARRAYS = frozenset({np.ndarray})
 _FLOAT64 = np.dtype(np.float64)
 _PYTHON_NUMBERS = {int: "int", float: "float"}
 
@@ -90,11 +89,13 @@ class AllReduce(Call):
         self.then = then
         self.dtypes = dtypes
         first = contributions[0]
-        if not _ARRAYS.issuperset(map(type, first)):
-            first = [leaf if type(leaf) is np.ndarray else _as_array(leaf) for leaf in first]
+        for leaf in first:
+            if type(leaf) is not np.ndarray:
+                first = list(map(_as_array, first))
+                break
         self.contributions: list[Sequence[Array]] = [first]
-        for leaves in contributions[1:]:
-            self.contributions.append([_as_array(leaf) for leaf in leaves])
+        if len(contributions) > 1:
+            self.contributions += [list(map(_as_array, leaves)) for leaves in contributions[1:]]
         if out is not None:
             outputs = self.outputs = Outputs(out, structure, first)
             self.detail = outputs.words
