@@ -123,7 +123,8 @@ class Engine:
 
         If it fails, return one that tells the other ranks.
         """
-        self.check_thread(kind)
+        if not self._was_used or get_ident() != self._thread:
+            self.check_thread(kind)
         site = call_site()
         merged = self.options
         try:

@@ -80,8 +80,8 @@ class AllReduce(Call):
         self.site = site
         self.options = options
         self.kind = kind
-        self.op = ReduceOp.of(op)
-        self.asked = asked or self.op
+        self.op = op = op if type(op) is ReduceOp else ReduceOp.of(op)
+        self.asked = asked or op
         self.given = contributions
         self.structure = structure
         self.detail = detail
@@ -183,7 +183,7 @@ class AllReduce(Call):
         reduce = self._reduce_inline if is_inline else self._reduce_in_pieces
         if len(calls) == 1:
             results = reduce(engine, calls, self.contributions)[0]
-            return [self.nested(results) if self.then is None else self.then(results)]
+            return [self.given_back(results) if self.then is None else self.then(results)]
         contributions = [leaves for call in calls for leaves in call.contributions]
         if self.outputs is not None:
             with engine.agreement.preparing(calls):
@@ -191,9 +191,9 @@ class AllReduce(Call):
         each = reduce(engine, calls, contributions)
         if self.then is not None:
             return [self.then(each[0])] * len(calls)
-        return [call.nested(results) for call, results in zip(calls, each, strict=True)]
+        return [call.given_back(results) for call, results in zip(calls, each, strict=True)]
 
-    def nested(self, results: list[Any]) -> Any:
+    def given_back(self, results: list[Any]) -> Any:
         """Return the results as this call gives them."""
         if self.outputs is not None:
             return self.outputs.nest
