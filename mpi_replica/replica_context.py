@@ -289,8 +289,9 @@ class ReplicaContext:
         self._check("all_gather", "strategy.gather")
 
         def make(site: CallSite, merged: CommunicationOptions) -> Call:
-            flat, structure = nest.flatten(value)
-            mine = self._components(flat)
+            mine, structure, is_plain = nest.flatten_plain(value)
+            if not is_plain:
+                mine = self._components(mine)
             return AllGather(site, merged, "all_gather", axis, [mine], structure)
 
         return self.meet(self._engine.make("all_gather", options, make))
