@@ -156,7 +156,7 @@ class Strategy:
         require_cross_replica(self, "run")
         engine = self.engine
         engine.check_thread("strategy.run")
-        site = call_site()
+        site = call_site(1)
         try:
             merged = engine.options if options is None else engine.options.merge(options)
             run = Run(self, fn, self._seats(fn, args, kwargs), site, merged)

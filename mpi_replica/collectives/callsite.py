@@ -73,15 +73,16 @@ def _is_user_code(code: CodeType) -> CodeType | None:
     return known
 
 
-def call_site() -> CallSite:
+def call_site(known: int = 0) -> CallSite:
     """Return the site of the call that the program is in.
+
+    The innermost frames, so many as are `known` to be of the package, are not looked at.
 
     The chain has every frame from here to the function that was given to ``run`` or
     ``merge_call``; outside of them, to the bottom of the stack. Frames of the package are left
     out, and so is a code object that was seen already (recursion).
     """
-    # What calls this function is of the package.
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(1 + known)
     key: list[int] = []
     while frame is not None:
         code = frame.f_code

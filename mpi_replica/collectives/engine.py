@@ -125,7 +125,7 @@ class Engine:
         """
         if not self._was_used or get_ident() != self._thread:
             self.check_thread(kind)
-        site = call_site()
+        site = call_site(2)  # this function, and the one of the package that calls it
         merged = self.options
         try:
             if options is not None:
