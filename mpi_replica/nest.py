@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from .errors import StructureMismatchError
 __all__ = [
     "Structure",
     "flatten",
+    "flatten_arguments",
     "flatten_plain",
     "key",
     "leaf_paths",
@@ -67,33 +68,70 @@ def flatten_plain(value: Any) -> tuple[list[Any], Structure, bool]:
             leaves = [value[key] for key in keys]
             if _LEAF_TYPES.issuperset(map(type, leaves)):
                 return leaves, structure, True
+    elif kind is list and len(value) in _flat_lists and _LEAF_TYPES.issuperset(map(type, value)):
+        return value.copy(), _flat_lists[len(value)], True
     leaves, structure = optree.tree_flatten(value, none_is_leaf=True)
     is_plain = _LEAF_TYPES.issuperset(map(type, leaves))
-    if kind is dict and is_plain and len(leaves) == len(value):
-        _learn_flat_dict(value, structure)
+    if is_plain:
+        _learn(value, leaves, structure)
     return leaves, structure, is_plain
 
 
-# A dict of arrays is the commonest nest: of those with the same keys in the same order, the keys
-# in the order of the leaves, and the structure.
+def flatten_arguments(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], Structure, bool]:
+    """Do as `flatten_plain`, for the nest ``(tuple(args), dict(kwargs))``."""
+    if not kwargs:
+        structure = _flat_arguments.get(len(args))
+        if structure is not None and _LEAF_TYPES.issuperset(map(type, args)):
+            return list(args), structure, True
+    leaves, structure, is_plain = flatten_plain((tuple(args), dict(kwargs)))
+    if not kwargs and is_plain and _is_flat(args) and len(_flat_arguments) < _CACHE_SIZE:
+        _numbers[id(structure)] = next(_counter)
+        _flat_arguments[len(args)] = structure
+    return leaves, structure, is_plain
+
+
+# Of the arguments of a call, where all are leaves, by their number.
+_flat_arguments: dict[int, Structure] = {}
+
+# Dicts and lists of arrays are the commonest nests. Of dicts with the same keys in the same order:
+# the keys in the order of the leaves, and the structure.
 _flat_dicts: dict[tuple[str, ...], tuple[list[str], Structure]] = {}
 # Of structures that are kept, by their id.
 _numbers: dict[int, int] = {id(_LEAF): 0}
 _counter = itertools.count(1)  # a number never comes to mean another structure
 
 
-def _learn_flat_dict(value: dict[Any, Any], structure: Structure) -> None:
+# Of lists of arrays of one length.
+_flat_lists: dict[int, Structure] = {}
+
+
+def _learn(value: Any, leaves: Sequence[Any], structure: Structure) -> None:
+    """Remember the structure of a dict or list whose items are all leaves."""
+    kind = type(value)
+    if kind not in (dict, list) or len(value) != len(leaves):
+        return
+    if not _is_flat(value.values() if kind is dict else value):
+        return
     # Keys of other types can be equal and yet be others, as 1 and True.
-    if not all(type(key) is str for key in value):
+    if kind is dict and not all(type(key) is str for key in value):
         return
-    if any(not optree.tree_is_leaf(leaf, none_is_leaf=True) for leaf in value.values()):
-        return
-    if len(_flat_dicts) >= _CACHE_SIZE:
+    if len(_flat_dicts) + len(_flat_lists) >= _CACHE_SIZE:
         _flat_dicts.clear()
+        _flat_lists.clear()
+        _flat_arguments.clear()
         _numbers.clear()
         _numbers[id(_LEAF)] = 0
     _numbers[id(structure)] = next(_counter)
-    _flat_dicts[tuple(value)] = (sorted(value), structure)
+    if kind is dict:
+        _flat_dicts[tuple(value)] = (sorted(value), structure)
+    else:
+        _flat_lists[len(value)] = structure
+
+
+def _is_flat(items: Iterable[Any]) -> bool:
+    return all(optree.tree_is_leaf(item, none_is_leaf=True) for item in items)
 
 
 def key(structure: Structure) -> Structure | int:

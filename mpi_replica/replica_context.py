@@ -17,7 +17,7 @@ from .collectives.engine import Engine
 from .collectives.gathering import AllGather
 from .collectives.merging import MergeCall
 from .collectives.reduction import AllReduce
-from .collectives.sparse import is_sparse, reduce_with_slices
+from .collectives.sparse import reduce_values
 from .context import (
     State,
     StrategyLike,
@@ -215,10 +215,12 @@ class ReplicaContext:
         Notes
         -----
         One message of 256 bytes a rank where all leaves together have 232 bytes or less. Otherwise
-        that, one Allreduce for each 4 MiB of each leaf of 64 KiB and more, and one for each 1 MiB
-        of smaller ones (or of ``bytes_per_pack`` each). Where every rank has one replica, large
-        leaves that are C-contiguous are not copied. float16 and bfloat16 travel as they are, in one
-        Alltoallv and one Allgatherv. Counterpart of ``tf.distribute.ReplicaContext.all_reduce``.
+        that, one Allreduce for each 512 KiB of a large leaf (2 MiB in place), and for each 1 MiB of
+        leaves below 64 KiB (or ``bytes_per_pack``). Where every rank has one replica, large
+        leaves that are C-contiguous are not copied; float16 and bfloat16 travel as they are, in one
+        Alltoallv and one Allgatherv for each 1 MiB. Results of one call may lie beside each other
+        in one block of memory: a kept one keeps up to 64 KiB, or 16 MiB where it has 512 KiB and
+        more. Counterpart of ``tf.distribute.ReplicaContext.all_reduce``.
 
         Examples
         --------
@@ -230,37 +232,14 @@ class ReplicaContext:
             self._check("all_reduce", "strategy.reduce")
         leaves, structure, is_plain = nest.flatten_plain(value)
         if not is_plain:
-            return self._all_reduce_values(reduce_op, leaves, structure, options, out)
+            components = functools.partial(self._components, leaves)
+            return reduce_values(
+                self._engine, self.meet, reduce_op, components, structure, options, out
+            )
         call = self._strategy.engine.make(
             "all_reduce", options, AllReduce, "all_reduce", reduce_op, [leaves], structure, out
         )
         return self.meet(call) if self._seat is None else self._seat.meet(call)
-
-    def _all_reduce_values(
-        self,
-        reduce_op: ReduceOp | str,
-        leaves: Sequence[Any],
-        structure: nest.Structure,
-        options: CommunicationOptions | None,
-        out: Any,
-    ) -> Any:
-        """Do as `all_reduce`, for leaves that may be values per replica, slices, or no numbers."""
-        engine = self._engine
-        mine: list[Any] = []
-        wrong: Exception | None = None
-        try:
-            mine = self._components(leaves)
-        except Exception as error:
-            wrong = error  # raised where the call is made, which tells the other ranks
-        if any(is_sparse(leaf) for leaf in mine):
-            return reduce_with_slices(engine, self.meet, reduce_op, mine, structure, options, out)
-
-        def make(site: CallSite, merged: CommunicationOptions) -> Call:
-            if wrong is not None:
-                raise wrong
-            return AllReduce(site, merged, "all_reduce", reduce_op, [mine], structure, out)
-
-        return self.meet(engine.make("all_reduce", options, make))
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate the values of all replicas along `axis`, and give every replica the result.
@@ -294,9 +273,11 @@ class ReplicaContext:
 
         Notes
         -----
-        One message of 256 bytes a rank where value and extents fit into it. Otherwise that and one
-        Allgatherv for each leaf of 64 KiB and more, and one for all others; one further message of
-        256 bytes where the results have more than 1 MiB; one copy for other axes than the first.
+        One message of 256 bytes a rank where value and extents fit into it. Otherwise that, one
+        Allgatherv for each leaf of 64 KiB and more, and one for each 1 MiB of smaller ones; one
+        further message of 256 bytes where the results have more than 1 MiB. Along another axis
+        than the first, one Allgatherv for each row of 256 KiB and more, and for each 1 MiB of
+        shorter rows, which are copied to their place. Results as those of `all_reduce`.
         Counterpart of ``tf.distribute.ReplicaContext.all_gather``.
 
         Examples
@@ -308,8 +289,9 @@ class ReplicaContext:
         self._check("all_gather", "strategy.gather")
 
         def make(site: CallSite, merged: CommunicationOptions) -> Call:
-            flat, structure = nest.flatten(value)
-            mine = self._components(flat)
+            mine, structure, is_plain = nest.flatten_plain(value)
+            if not is_plain:
+                mine = self._components(mine)
             return AllGather(site, merged, "all_gather", axis, [mine], structure)
 
         return self.meet(self._engine.make("all_gather", options, make))

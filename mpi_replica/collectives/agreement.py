@@ -16,9 +16,9 @@ logarithm of the ranks.
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from ..errors import (
@@ -34,6 +34,7 @@ from ..transport import HEADER_BYTES, Transport, WaitGivenUpError
 from . import travel
 from .call import Call
 from .callsite import CallSite
+from .guards import Preparing
 from .header import (
     AGREES,
     COMPARED_BYTES,
@@ -167,9 +168,9 @@ class Agreement:
         stands[0] = self.failed_stand(calls[0], error)
         self.report(stands, {calls[0].replica_ids[0]: error}, calls[0])
 
-    def preparing(self, calls: Sequence[Call]) -> _Preparing:
+    def preparing(self, calls: Sequence[Call]) -> Preparing:
         """Return a context that turns an error here, before the header, into one on every rank."""
-        return _Preparing(self, calls)
+        return Preparing(functools.partial(self.fail, calls))
 
     def report(
         self, stands: Sequence[Stand], originals: Mapping[int, BaseException], first: Call
@@ -442,24 +443,6 @@ class Agreement:
                 raise stopped from error
         self.raised = error
         raise error
-
-
-class _Preparing:  # not a generator: those cost a microsecond each
-    def __init__(self, agreement: Agreement, calls: Sequence[Call]) -> None:
-        self._agreement = agreement
-        self._calls = calls
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if isinstance(error, Exception):
-            self._agreement.fail(self._calls, error)
 
 
 def _mark_reporter(error: BaseException, rank: int) -> None:

@@ -28,45 +28,54 @@ _LEAST_BYTES = 1 << 19
 _ALIGNMENT = 64
 
 
-class Allocation:
-    """Where results of these dtypes and shapes lie: a plan, which `make` follows each time."""
+# Index of a result, from where to where it lies in its block, dtype and shape.
+_Place = tuple[int, int, int, np.dtype[Any], tuple[int, ...]]
 
-    def __init__(self, results: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> None:
-        self._results = tuple(results)
-        #: Bytes of each block, and (result, start, stop) of what lies in it.
-        self._blocks: list[tuple[int, list[tuple[int, int, int]]]] = []
-        self._alone = []
-        places: list[tuple[int, int, int]] = []
+
+class Allocation:
+    """Where results of these dtypes and shapes lie: a plan, which `make` follows each time.
+
+    For None there is no memory: the caller has it.
+    """
+
+    def __init__(self, results: Sequence[tuple[np.dtype[Any], tuple[int, ...]] | None]) -> None:
+        self._count = len(results)
+        #: Bytes of each block, and what lies in it.
+        self._blocks: list[tuple[int, list[_Place]]] = []
+        #: Results of their own: index, dtype and shape.
+        self._alone: list[tuple[int, np.dtype[Any], tuple[int, ...]]] = []
+        places: list[_Place] = []
         used = 0
-        for index, (dtype, shape) in enumerate(self._results):
+        for index, about in enumerate(results):
+            if about is None:
+                continue
+            dtype, shape = about
             size = math.prod(shape) * dtype.itemsize
             if size < _LEAST_BYTES:
-                self._alone.append(index)
+                self._alone.append((index, dtype, shape))
                 continue
             if used + size > _BLOCK_BYTES:
                 self._close(places, used)
                 places, used = [], 0
-            places.append((index, used, used + size))
+            places.append((index, used, used + size, dtype, shape))
             used += size + -size % _ALIGNMENT
         self._close(places, used)
 
-    def _close(self, places: list[tuple[int, int, int]], used: int) -> None:
+    def _close(self, places: list[_Place], used: int) -> None:
         if used >= _LEAST_BLOCK_BYTES:
             self._blocks.append((used, places))
         else:
-            self._alone += [index for index, _, _ in places]
+            self._alone += [(index, dtype, shape) for index, _, _, dtype, shape in places]
 
     def make(self) -> list[Array]:
         """Return an uninitialised C-contiguous array for each result."""
-        made: list[Any] = [None] * len(self._results)
-        for index in self._alone:
-            dtype, shape = self._results[index]
+        made: list[Any] = [None] * self._count
+        for index, dtype, shape in self._alone:
             made[index] = np.empty(shape, dtype)
         for size, places in self._blocks:
             # What is not touched takes no memory.
             block = np.empty(size + _LARGE_PAGE_BYTES, np.uint8)
             block = block[-block.ctypes.data % _LARGE_PAGE_BYTES :]
-            for index, start, stop in places:
-                dtype, shape = self._results[index]
+            for index, start, stop, dtype, shape in places:
                 made[index] = block[start:stop].view(dtype).reshape(shape)
         return made

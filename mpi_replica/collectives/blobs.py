@@ -32,11 +32,13 @@ def agree_on_blobs(engine: Engine, calls: Sequence[Call], blob: bytes) -> list[m
         payload = _INLINE + blob
     else:
         payload = _FOLLOWS + _LENGTH.pack(len(blob))
-    with agreement.preparing(calls):
+    try:
         engine.lay_by_reserve(LARGE_BYTES)
+    except Exception as error:
+        agreement.fail(calls, error)
     agreement.agree(calls, payload)
     payloads = agreement.payloads()
-    if all(data[:1] == _INLINE for data in payloads):
+    if {data[:1] for data in payloads} == {_INLINE}:
         return [memoryview(data)[1:] for data in payloads]
     lengths = [
         len(data) - 1 if data[:1] == _INLINE else _LENGTH.unpack(data[1:])[0] for data in payloads

@@ -21,7 +21,7 @@ __all__ = ["Blocks", "Extents", "Gathering", "GatheringPlan", "LeafForm"]
 Array = np.ndarray[Any, Any]
 
 #: (extent along the axis, bytes of an item), for each replica of each rank.
-Extents = Sequence[Sequence[tuple[int, int]]]
+Extents = Sequence[Sequence[Sequence[int]]]
 
 #: Leaves whose result is below this share messages, of so many bytes.
 _SHARED_BYTES = 1 << 16
@@ -139,7 +139,7 @@ class GatheringPlan:
             for head, count in zip(heads, counts, strict=True)
         ]
         return [
-            [[tuple(of_replica[index]) for of_replica in table] for table in tables]
+            [[of_replica[index] for of_replica in table] for table in tables]
             for index in range(number)
         ]
 

@@ -57,7 +57,7 @@ class Call(abc.ABC):
         self.options = options
 
     def identify(self, key: Hashable) -> None:
-        """Set fingerprint, text and plan; `key` and the site tell this call from every other one."""
+        """Set fingerprint, text and plan; `key` and the site tell this call from all others."""
         options = self.options
         whole = (self.kind, self.site.digest, options.name, options.wire, key)
         known = _known.get(whole)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -159,11 +160,17 @@ class _Leaves:
         return nest.unflatten(self.structure, results)
 
 
+# Making one takes longer than what it does for a few numbers.
+_engines_at_hand: WeakKeyDictionary[Engine, Engine] = WeakKeyDictionary()
+
+
 def _engine_at_hand(engine: Engine) -> Engine:
     """Return an engine for which all replicas are on one rank, so that nothing travels."""
-    told_as = engine.layout
-    layout = Layout((told_as.num_replicas,), 0, told_as)
-    return Engine(SingleTransport(), layout, engine.options)
+    at_hand = _engines_at_hand.get(engine)
+    if at_hand is None or at_hand.layout.told_as is not engine.layout:
+        layout = Layout((engine.layout.num_replicas,), 0, engine.layout)
+        at_hand = _engines_at_hand[engine] = Engine(SingleTransport(), layout, engine.options)
+    return at_hand
 
 
 def _along_axes(

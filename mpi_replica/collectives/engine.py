@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import itertools
 import pickle
 import threading
 from _thread import get_ident
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from . import travel
 from .agreement import INLINE_BYTES, Agreement
 from .call import Call, FailedCall
 from .callsite import call_site
+from .guards import Irrevocable, Moving
 from .inline import InlineReductions
 from .judgement import Promotion
 from .standing import Stand
@@ -122,7 +123,8 @@ class Engine:
 
         If it fails, return one that tells the other ranks.
         """
-        self.check_thread(kind)
+        if not self._was_used or get_ident() != self._thread:
+            self.check_thread(kind)
         site = call_site()
         merged = self.options
         try:
@@ -234,12 +236,22 @@ class Engine:
                 self.channel.tell(("failure", step, pickle.dumps(packed, 5)))
             return exchange(*arguments)
 
-    def moving(self, call: Call) -> _Moving:
+    def moving(self, call: Call) -> Moving:
         """Guard the movement of data, as `irrevocable` does, and keep the limit of the wait.
 
         An exchange that failed on a rank (see `carry`) is raised on all ranks at the end.
         """
-        return _Moving(self, call)
+        time_out = functools.partial(self.agreement.time_out, call)
+        return Moving(self._give_up, self._raise_told_failure, time_out)
+
+    def _give_up(self, error: BaseException) -> None:
+        if self.agreement.final is None:
+            self.agreement.break_off(error)
+
+    def _raise_told_failure(self) -> None:
+        failure = self.take_failure()
+        if failure is not None:
+            self.agreement.raise_failure(failure)
 
     def take_failure(self) -> BaseException | None:
         """Return why an exchange failed that has ended now, if it did: on all ranks the same."""
@@ -253,13 +265,13 @@ class Engine:
         traveller = pickle.loads(data)
         return travel.load(traveller) or travel.stand_in(traveller)
 
-    def irrevocable(self) -> _Irrevocable:
+    def irrevocable(self) -> Irrevocable:
         """Guard what every rank does once all have agreed to: a failure can't be told to them.
 
         It is raised here, now and at every later call; uncaught, it ends the job. The ranks would
         differ otherwise, or wait for each other.
         """
-        return _Irrevocable(self)
+        return Irrevocable(self._give_up)
 
     def _report_apart(self, calls: Sequence[Call]) -> None:
         """Tell the others, replica by replica, what a call's components on this rank are."""
@@ -293,41 +305,3 @@ class Engine:
         if self._scratch.size < size_bytes:
             self._scratch = np.empty(size_bytes, np.uint8)
         return self._scratch[:size_bytes]
-
-
-# Classes, since a generator for a context manager costs two microseconds.
-class _Irrevocable:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        agreement = self._engine.agreement
-        if error is not None and agreement.final is None:
-            agreement.break_off(error)
-
-
-class _Moving(_Irrevocable):
-    def __init__(self, engine: Engine, call: Call) -> None:
-        super().__init__(engine)
-        self._call = call
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        engine = self._engine
-        if isinstance(error, WaitGivenUpError):
-            engine.agreement.time_out(self._call)
-        super().__exit__(kind, error, traceback)
-        if error is None and (failure := engine.take_failure()) is not None:
-            engine.agreement.raise_failure(failure)

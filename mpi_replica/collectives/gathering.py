@@ -30,6 +30,8 @@ __all__ = ["AllGather"]
 
 Array = np.ndarray[Any, Any]
 
+_NUMBERS = "biufc"
+
 
 class AllGather(Call):
     """One call of ``all_gather``, or of ``gather`` in cross-replica context.
@@ -100,19 +102,15 @@ class AllGather(Call):
         return arrays
 
     def _signature(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
-        return tuple(
-            [
-                (
-                    array.dtype.kind if is_text(array.dtype) else wire_name(array.dtype),
-                    self._free_shape(array),
-                )
-                for array in arrays
-            ]
-        )
-
-    def _free_shape(self, array: Array) -> tuple[int | None, ...]:
-        axis = self.axis % array.ndim
-        return (*array.shape[:axis], None, *array.shape[axis + 1 :])
+        """Return what must be the same on all replicas: all but extents and lengths of strings."""
+        signature = []
+        for array in arrays:
+            dtype, shape = array.dtype, array.shape
+            kind = dtype.kind
+            name = dtype if kind in _NUMBERS else kind if is_text(dtype) else wire_name(dtype)
+            axis = self.axis % len(shape)
+            signature.append((name, shape[:axis], shape[axis + 1 :]))
+        return tuple(signature)
 
     def make_plan(self) -> GatheringPlan:
         """Return how the leaves travel, as far as their extents leave it open."""
@@ -124,10 +122,12 @@ class AllGather(Call):
         )
 
     def words(self, position: int = 0) -> CallDescription:
-        leaves = tuple(
-            LeafDescription({"U": "str", "S": "bytes"}.get(name, name), shape)
-            for name, shape in self._signature(self.contributions[position])
-        )
+        leaves = []
+        for array in self.contributions[position]:
+            dtype, axis = array.dtype, self.axis % array.ndim
+            name = {"U": "str", "S": "bytes"}.get(dtype.kind) or wire_name(dtype)
+            shape = (*array.shape[:axis], None, *array.shape[axis + 1 :])
+            leaves.append(LeafDescription(name, shape))
         return CallDescription(
             self.kind,
             self.detail,
@@ -135,7 +135,7 @@ class AllGather(Call):
             self.options.name,
             nest.structure_text(self.structure),
             self.paths,
-            leaves,
+            tuple(leaves),
         )
 
     def perform(self, engine: Engine, calls: Sequence[AllGather]) -> list[Any]:

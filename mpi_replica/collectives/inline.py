@@ -13,7 +13,7 @@ import numpy as np
 from ..options import ReduceOp
 from ..transport.base import HEADER_BYTES, Bytes
 from .header import PAYLOAD_START
-from .packing import Plan, Slot
+from .packing import Plan, Slot, cut
 
 __all__ = ["UFUNCS", "InlineReduction", "InlineReductions"]
 
@@ -112,24 +112,15 @@ class InlineReduction:
                     combine(ufunc, total, row, out=total)
             if self._scale != 1:
                 combine(np.divide, total, self._scale, out=total)
-            _cut(slots, total, results)
+            cut(slots, total, results)
         return results
 
     def copies(self, totals: Sequence[Array]) -> list[Any]:
         """Return the same leaves again, in memory of their own."""
         results: list[Any] = [None] * self._leaves
         for total, (_, _, _, slots) in zip(totals, self._parts, strict=True):
-            _cut(slots, total.copy(), results)
+            cut(slots, total.copy(), results)
         return results
-
-
-def _cut(slots: Sequence[Slot], total: Array, results: list[Any]) -> None:
-    """Put the leaves of a pack in their places in `results`."""
-    for leaf, where, shape, dtype in slots:
-        part = total[where]
-        if shape is not None:
-            part = part.reshape(shape)
-        results[leaf] = part if dtype is None else part.astype(dtype)
 
 
 class InlineReductions(dict[Plan, InlineReduction]):

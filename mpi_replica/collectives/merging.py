@@ -78,9 +78,11 @@ class MergeCall(Call):
         super().__init__(site, options)
         self.function = function
         identity = self.identity = function_identity(function)
-        leaves, self.structure = nest.flatten((tuple(args), dict(kwargs)))
-        self.leaves = [component_of(leaf, replica_id) for leaf in leaves]
-        self.shared = [is_shared(leaf) for leaf in self.leaves]
+        self.leaves, self.structure, is_plain = nest.flatten_arguments(args, kwargs)
+        self.shared: list[str | None] = [None] * len(self.leaves)
+        if not is_plain:
+            self.leaves = [component_of(leaf, replica_id) for leaf in self.leaves]
+            self.shared = [is_shared(leaf) for leaf in self.leaves]
         self.packed = _pack(self.leaves) if travels else ([], b"")
         self.identify((identity.digest, nest.key(self.structure), tuple(self.shared)))
 
@@ -107,14 +109,15 @@ class MergeCall(Call):
             ]
         else:
             with agreement.preparing(calls):
-                blob = marshal.dumps([call.packed for call in calls])
+                blob = marshal.dumps(_joined([call.packed for call in calls]))
             blobs = agree_on_blobs(engine, calls, blob)
             rows = []
             for rank, data in enumerate(blobs):
                 if rank == layout.rank:  # its own objects, not copies of them
                     rows += [[_Held(leaf) for leaf in call.leaves] for call in calls]
                 else:
-                    rows += [_unpack(table, bytes_) for table, bytes_ in marshal.loads(data)]
+                    tables, joined = marshal.loads(data)
+                    rows += _unpack_all(tables, joined, layout.counts[rank])
         scope = MergeScope(engine, self.options)
         merged = [
             self._merge(index, [row[index] for row in rows], scope)
@@ -126,12 +129,16 @@ class MergeCall(Call):
     def _merge(self, index: int, column: Sequence[_Held | _Elsewhere], scope: MergeScope) -> Any:
         if self.shared[index] is not None:
             return self.leaves[index]
-        # Alike on all ranks, also on one that hosts all of the large components itself.
-        large = [isinstance(entry, _Elsewhere) or _is_lazy(entry.value) for entry in column]
-        if any(large) and scope.engine.layout.size > 1:
-            return LazyPerReplica(column, nest.leaf_paths(self.structure)[index], scope)
+        if scope.engine.layout.size > 1:
+            # Alike on all ranks, also on one that hosts all of the large components itself.
+            for entry in column:
+                if not isinstance(entry, _Held) or _is_lazy(entry.value):
+                    return LazyPerReplica(column, nest.leaf_paths(self.structure)[index], scope)
         values = [entry.value for entry in column if isinstance(entry, _Held)]
-        return None if all(value is None for value in values) else PerReplica(values)
+        for value in values:
+            if value is not None:
+                return PerReplica(values)
+        return None
 
 
 class _Held:
@@ -186,28 +193,53 @@ def _dtype_on_wire(dtype: np.dtype[Any]) -> tuple[str, bytes | str]:
     return _DTYPE_PICKLED, pickle.dumps(dtype, protocol=5)
 
 
-def _unpack(table: Sequence[tuple[Any, ...]], data: bytes) -> list[_Held | _Elsewhere]:
+def _joined(
+    packed: Sequence[tuple[list[tuple[Any, ...]], bytes]],
+) -> tuple[list[list[tuple[Any, ...]]], bytes]:
+    """Return the tables and the bytes of the local replicas; one table where all are alike.
+
+    What travels then does not grow with the replicas of a rank.
+    """
+    tables = [table for table, _ in packed]
+    # Not by comparing them: 1, True and 1.0 are equal. Version 2 writes equal things alike.
+    if len(tables) > 1 and len({marshal.dumps(table, 2) for table in tables}) == 1:
+        tables = tables[:1]
+    return tables, b"".join([data for _, data in packed])
+
+
+def _unpack_all(
+    tables: Sequence[Sequence[tuple[Any, ...]]], data: bytes, count: int
+) -> list[list[_Held | _Elsewhere]]:
+    """Return the leaves of a rank's replicas, out of what `_joined` gave there."""
+    rows = []
     start = 0
-    entries: list[_Held | _Elsewhere] = []
-    for kind, *rest in table:
-        if kind == _NONE:
-            entries.append(_Held(None))
-        elif kind == _PLAIN:
-            entries.append(_Held(rest[0]))
-        elif kind == _OBJECT:
-            entries.append(_Held(pickle.loads(rest[0])))
-        else:
-            coding, name, shape = rest
-            dtype = pickle.loads(name) if coding == _DTYPE_PICKLED else np.dtype(name)
-            if kind == _LAZY:
-                entries.append(_Elsewhere(dtype, shape))
-                continue
-            size = math.prod(shape)
-            # copied: arrays of other replicas are as writable as one's own
-            array = np.frombuffer(data, dtype, size, start)
-            start += size * dtype.itemsize
-            entries.append(_Held(array[0] if kind == _SCALAR else array.reshape(shape).copy()))
-    return entries
+    for table in tables if len(tables) == count else [*tables] * count:
+        row: list[_Held | _Elsewhere] = []
+        for entry in table:
+            held, start = _unpack(entry, data, start)
+            row.append(held)
+        rows.append(row)
+    return rows
+
+
+def _unpack(entry: tuple[Any, ...], data: bytes, start: int) -> tuple[_Held | _Elsewhere, int]:
+    """Return a leaf, and where the next one begins."""
+    kind, *rest = entry
+    if kind == _NONE:
+        return _Held(None), start
+    if kind == _PLAIN:
+        return _Held(rest[0]), start
+    if kind == _OBJECT:
+        return _Held(pickle.loads(rest[0])), start
+    coding, name, shape = rest
+    dtype = pickle.loads(name) if coding == _DTYPE_PICKLED else np.dtype(name)
+    if kind == _LAZY:
+        return _Elsewhere(dtype, shape), start
+    size = math.prod(shape)
+    array = np.frombuffer(data, dtype, size, start)
+    # copied: arrays of other replicas are as writable as one's own
+    value = array[0] if kind == _SCALAR else array.reshape(shape).copy()
+    return _Held(value), start + size * dtype.itemsize
 
 
 class LazyPerReplica(PerReplica):

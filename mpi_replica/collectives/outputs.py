@@ -70,17 +70,14 @@ class Outputs:
             Its shape is another one, it is read-only or not C-contiguous, or it overlaps another
             leaf.
         """
-        place = 0
-        for leaf in self.leaves:
-            dtype, shape = results[place]
+        for leaf, (dtype, shape), path in zip(self.leaves, results, paths, strict=True):
             if (
                 type(leaf) is not np.ndarray
                 or leaf.dtype != dtype
                 or leaf.shape != shape
                 or not leaf.flags.carray  # writable, aligned and in C order
             ):
-                _require_fitting(leaf, dtype, shape, paths[place])
-            place += 1
+                _require_fitting(leaf, dtype, shape, path)
         if not self._own_their_memory():
             self._check_overlaps(paths)
 

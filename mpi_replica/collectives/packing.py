@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,9 @@ _STAGED_BYTES = 1 << 20
 # Of floats of 2 bytes, in the dtype that they accumulate in.
 _NARROW_BYTES = 1 << 21
 
+# Results of small leaves share memory of so many bytes at most.
+_CHUNK_BYTES = 1 << 16
+
 #: MPI counts items in a C int.
 _LARGEST_PIECE_BYTES = 1 << 30
 
@@ -56,7 +60,18 @@ _ALONE_BYTES = 1 << 11
 #: Of all scratch memory: no number needs a larger one.
 ALIGNMENT = 16
 
-Signature = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
+#: dtypes and shapes of leaves
+Signature = tuple[tuple[np.dtype[Any], ...], tuple[tuple[int, ...], ...]]
+
+_dtype_of, _shape_of = operator.attrgetter("dtype"), operator.attrgetter("shape")
+
+
+def signature_of(arrays: Sequence[np.ndarray[Any, Any]]) -> Signature:
+    """Return dtypes and shapes of leaves."""
+    if len(arrays) == 1:
+        (array,) = arrays
+        return (array.dtype,), (array.shape,)
+    return tuple(map(_dtype_of, arrays)), tuple(map(_shape_of, arrays))
 
 
 class Slot(NamedTuple):
@@ -70,6 +85,31 @@ class Slot(NamedTuple):
     #: Of the result; None where it is that of the pack.
     dtype: np.dtype[Any] | None
 
+    def moved(self, by: int) -> Slot:
+        """Return the slot with a place so many items further on."""
+        where = self.where
+        if isinstance(where, slice):
+            return self._replace(where=slice(where.start + by, where.stop + by))
+        return self._replace(where=where + by)
+
+
+def cut(slots: Iterable[Slot], items: np.ndarray[Any, Any], results: list[Any]) -> None:
+    """Put leaves in their places in `results`: views of `items` that share none, and scalars."""
+    for leaf, where, shape, dtype in slots:
+        part = items[where]
+        if shape is not None:
+            part = part.reshape(shape)
+        results[leaf] = part if dtype is None else part.astype(dtype)
+
+
+class Chunk(NamedTuple):
+    """A part of a pack whose results share memory: one that is kept keeps no more than that."""
+
+    start: int
+    stop: int
+    #: With places that count from `start`.
+    slots: tuple[Slot, ...]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pack:
@@ -78,6 +118,23 @@ class Pack:
     dtype: np.dtype[Any]
     slots: tuple[Slot, ...]
     length: int
+
+    @functools.cached_property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """The pack in parts of `_CHUNK_BYTES` at most."""
+        most = _CHUNK_BYTES // self.dtype.itemsize
+        chunks: list[Chunk] = []
+        moved: list[Slot] = []
+        start = stop = 0
+        for slot in self.slots:
+            end = slot.where.stop if isinstance(slot.where, slice) else slot.where + 1
+            if moved and end - start > most:
+                chunks.append(Chunk(start, stop, tuple(moved)))
+                start = stop
+                moved = []
+            moved.append(slot.moved(-start))
+            stop = end
+        return (*chunks, Chunk(start, stop, tuple(moved)))
 
     @property
     def size_bytes(self) -> int:
@@ -90,8 +147,8 @@ class Piece(NamedTuple):
 
     start: int
     stop: int
-    #: What gives it from an array in whatever order.
-    index: tuple[Any, ...]
+    #: The index that gives it from an array in whatever order.
+    where: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -168,8 +225,11 @@ class Plan:
 
     @functools.cached_property
     def allocation(self) -> Allocation:
-        """Where fresh results lie."""
-        return Allocation(self.results)
+        """Where fresh results of streams lie."""
+        streams = {stream.leaf for stream in self.streams}
+        return Allocation(
+            [about if leaf in streams else None for leaf, about in enumerate(self.results)]
+        )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -187,7 +247,7 @@ def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
     packs: list[_OpenPack] = []
     streams: list[Stream] = []
     results = []
-    for leaf, (dtype, shape) in enumerate(signature):
+    for leaf, (dtype, shape) in enumerate(zip(*signature, strict=True)):
         wide, result = accumulation(dtype, op)
         results.append((result, shape))
         length = math.prod(shape)
@@ -215,7 +275,7 @@ def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
         stream.piece_bytes * _buffers(stream.dtype, stream.result_dtype, op) for stream in streams
     ]
     slots = [(slot, pack) for pack in closed for slot in pack.slots]
-    is_plain = all(signature[slot.leaf][0] == pack.dtype for slot, pack in slots)
+    is_plain = all(signature[0][slot.leaf] == pack.dtype for slot, pack in slots)
     return Plan(
         op,
         tuple(closed),
@@ -230,7 +290,7 @@ def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
 def _alone_in_their_packs(signature: Signature, op: ReduceOp) -> set[int]:
     """Return the leaves that would be in a pack without others."""
     of_dtype: dict[np.dtype[Any], list[int]] = {}
-    for leaf, (dtype, shape) in enumerate(signature):
+    for leaf, (dtype, shape) in enumerate(zip(*signature, strict=True)):
         wide, _ = accumulation(dtype, op)
         if math.prod(shape) * wide.itemsize < _SMALL_BYTES:
             of_dtype.setdefault(wide, []).append(leaf)
@@ -254,7 +314,7 @@ class _OpenPack:
 
 
 def is_ordered_by_keys(dtype: np.dtype[Any], op: ReduceOp) -> bool:
-    """Return whether integers travel in the place of floats: MPI leaves open what becomes of NaN."""
+    """Return whether integers travel in the place of floats: MPI says nothing about NaN."""
     return op in (ReduceOp.MIN, ReduceOp.MAX) and dtype.kind == "f"
 
 
@@ -295,5 +355,5 @@ def pieces(shape: tuple[int, ...], most: int) -> Iterator[Piece]:
         return
     for first in range(shape[0]):
         before = first * row
-        for start, stop, index in pieces(shape[1:], most):
-            yield Piece(before + start, before + stop, (first, *index))
+        for start, stop, where in pieces(shape[1:], most):
+            yield Piece(before + start, before + stop, (first, *where))

@@ -21,7 +21,7 @@ from .call import Call
 from .callsite import CallSite
 from .engine import Engine
 from .outputs import Outputs
-from .packing import Plan, Signature, plan
+from .packing import Plan, Signature, plan, signature_of
 from .standing import CallDescription, LeafDescription
 from .streaming import Movement
 
@@ -29,8 +29,6 @@ __all__ = ["AllReduce"]
 
 Array = np.ndarray[Any, Any]
 
-_ARRAY = np.ndarray
-_OPS = ReduceOp.__members__
 _FLOAT64 = np.dtype(np.float64)
 _PYTHON_NUMBERS = {int: "int", float: "float"}
 
@@ -82,18 +80,22 @@ class AllReduce(Call):
         self.site = site
         self.options = options
         self.kind = kind
-        self.op = _OPS.get(op) or ReduceOp.of(op)
-        self.asked = asked or self.op
+        self.op = op = op if type(op) is ReduceOp else ReduceOp.of(op)
+        self.asked = asked or op
         self.given = contributions
         self.structure = structure
         self.detail = detail
         self.flat_paths = paths
         self.then = then
         self.dtypes = dtypes
-        first = [leaf if type(leaf) is _ARRAY else _as_array(leaf) for leaf in contributions[0]]
-        self.contributions = [first]
-        for leaves in contributions[1:]:
-            self.contributions.append([_as_array(leaf) for leaf in leaves])
+        first = contributions[0]
+        for leaf in first:
+            if type(leaf) is not np.ndarray:
+                first = list(map(_as_array, first))
+                break
+        self.contributions: list[Sequence[Array]] = [first]
+        if len(contributions) > 1:
+            self.contributions += [list(map(_as_array, leaves)) for leaves in contributions[1:]]
         if out is not None:
             outputs = self.outputs = Outputs(out, structure, first)
             self.detail = outputs.words
@@ -109,7 +111,7 @@ class AllReduce(Call):
 
     def _sign(self) -> None:
         contributions = self.contributions
-        signature = tuple([(array.dtype, array.shape) for array in contributions[0]])
+        signature = signature_of(contributions[0])
         key: tuple[Any, ...] = (self.op, self.detail, nest.key(self.structure), signature)
         if self.dtypes is not None or self.flat_paths is not None:
             dtypes = None if self.dtypes is None else tuple(self.dtypes[0])
@@ -121,7 +123,7 @@ class AllReduce(Call):
 
     def _components_agree(self, signature: Signature) -> bool:
         for position, arrays in enumerate(self.contributions):
-            other = tuple([(array.dtype, array.shape) for array in arrays])
+            other = signature_of(arrays)
             if other != signature and _native(other) != _native(signature):
                 return False
             if self.dtypes is not None and tuple(self.dtypes[position]) != tuple(self.dtypes[0]):
@@ -145,9 +147,11 @@ class AllReduce(Call):
         return plan(self.signature, self.op, self.options.bytes_per_pack)
 
     def promote(self, leaves: Sequence[int]) -> None:
-        for arrays in self.contributions:
+        for position, arrays in enumerate(self.contributions):
+            wide = list(arrays)
             for index in leaves:
-                arrays[index] = arrays[index].astype(_FLOAT64)
+                wide[index] = wide[index].astype(_FLOAT64)
+            self.contributions[position] = wide
         self.promoted = (*self.promoted, *leaves)
         self._sign()
 
@@ -179,7 +183,7 @@ class AllReduce(Call):
         reduce = self._reduce_inline if is_inline else self._reduce_in_pieces
         if len(calls) == 1:
             results = reduce(engine, calls, self.contributions)[0]
-            return [self.nested(results) if self.then is None else self.then(results)]
+            return [self.given_back(results) if self.then is None else self.then(results)]
         contributions = [leaves for call in calls for leaves in call.contributions]
         if self.outputs is not None:
             with engine.agreement.preparing(calls):
@@ -187,9 +191,9 @@ class AllReduce(Call):
         each = reduce(engine, calls, contributions)
         if self.then is not None:
             return [self.then(each[0])] * len(calls)
-        return [call.nested(results) for call, results in zip(calls, each, strict=True)]
+        return [call.given_back(results) for call, results in zip(calls, each, strict=True)]
 
-    def nested(self, results: list[Any]) -> Any:
+    def given_back(self, results: list[Any]) -> Any:
         """Return the results as this call gives them."""
         if self.outputs is not None:
             return self.outputs.nest
@@ -241,6 +245,7 @@ class AllReduce(Call):
                 contributions,
                 each,
                 self.options.timeout_seconds,
+                has_outputs=self.outputs is not None,
                 is_in_place=self.outputs is not None and self.outputs.are_values,
             )
         except Exception as error:
@@ -248,11 +253,13 @@ class AllReduce(Call):
         engine.agreement.agree(calls)
         with engine.moving(self):
             movement.run()
-        if self.outputs is not None:
-            return each
-        return [[leaf if leaf.ndim else leaf[()] for leaf in results] for results in each]
+        if self.outputs is None and self.options.bytes_per_pack:
+            # Even scalars can be streams, then.
+            return [[leaf if leaf.ndim else leaf[()] for leaf in results] for results in each]
+        return each
 
 
 def _native(signature: Signature) -> Signature:
     """Return `signature` with dtypes of native byte order, which is no difference that counts."""
-    return tuple((dtype.newbyteorder("="), shape) for dtype, shape in signature)
+    dtypes, shapes = signature
+    return tuple(dtype.newbyteorder("=") for dtype in dtypes), shapes

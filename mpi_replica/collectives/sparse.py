@@ -17,15 +17,44 @@ from .engine import Engine
 from .gathering import AllGather
 from .reduction import AllReduce
 
-__all__ = ["is_sparse", "reduce_with_slices"]
+__all__ = ["reduce_values"]
 
 
-def is_sparse(leaf: Any) -> bool:
-    """Return whether `leaf` is `IndexedSlices`."""
+def reduce_values(
+    engine: Engine,
+    meet: Callable[[Call], Any],
+    reduce_op: ReduceOp | str,
+    components: Callable[[], list[Any]],
+    structure: nest.Structure,
+    options: CommunicationOptions | None,
+    out: Any,
+) -> Any:
+    """Return ``all_reduce`` of a nest whose leaves may be `IndexedSlices`.
+
+    `components` gives what this replica contributes, or raises; `meet` performs a replica's call.
+    """
+    leaves: list[Any] = []
+    wrong: Exception | None = None
+    try:
+        leaves = components()
+    except Exception as error:
+        wrong = error  # raised where the call is made, which tells the other ranks
+    if any(_is_sparse(leaf) for leaf in leaves):
+        return _reduce_with_slices(engine, meet, reduce_op, leaves, structure, options, out)
+
+    def make(site: CallSite, merged: CommunicationOptions) -> Call:
+        if wrong is not None:
+            raise wrong
+        return AllReduce(site, merged, "all_reduce", reduce_op, [leaves], structure, out)
+
+    return meet(engine.make("all_reduce", options, make))
+
+
+def _is_sparse(leaf: Any) -> bool:
     return type(leaf) is IndexedSlices
 
 
-def reduce_with_slices(
+def _reduce_with_slices(
     engine: Engine,
     meet: Callable[[Call], Any],
     reduce_op: ReduceOp | str,
@@ -36,11 +65,10 @@ def reduce_with_slices(
 ) -> Any:
     """Return ``all_reduce`` of a nest in which some leaves are `IndexedSlices`.
 
-    `meet` performs a replica's call. Dense leaves are reduced as always, in a call of their own
-    where there are any.
+    Dense leaves are reduced as always, in a call of their own where there are any.
     """
     paths = nest.leaf_paths(structure)
-    sparse = [index for index, leaf in enumerate(leaves) if is_sparse(leaf)]
+    sparse = [index for index, leaf in enumerate(leaves) if _is_sparse(leaf)]
     dense = [index for index in range(len(leaves)) if index not in sparse]
 
     def gather(site: CallSite, merged: CommunicationOptions) -> Call:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
 from typing import NamedTuple
@@ -104,8 +105,13 @@ class Note(NamedTuple):
 
     def chained(self, before: int) -> int:
         """Return 64 bits that stand for all notes up to this one."""
-        data = struct.pack("<QQ", before, self.digest) + self.site.digest + self.what.encode()
-        return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+        return _chained(before, self.digest, self.site.digest, self.what)
+
+
+@functools.lru_cache(maxsize=1024)  # the notes of a loop are the same each time
+def _chained(before: int, digest: int, site: bytes, what: str) -> int:
+    data = struct.pack("<QQ", before, digest) + site + what.encode()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 class Stand(NamedTuple):

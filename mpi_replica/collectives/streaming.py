@@ -17,7 +17,7 @@ import numpy as np
 from ..options import ReduceOp
 from .engine import Engine
 from .inline import UFUNCS
-from .packing import ALIGNMENT, Pack, Plan, Stream, is_ordered_by_keys
+from .packing import ALIGNMENT, Pack, Plan, Slot, Stream, cut, is_ordered_by_keys
 
 __all__ = ["Movement"]
 
@@ -31,6 +31,8 @@ class Movement:
     ----------
     contributions, results : sequence of sequence of array
         The leaves of each local replica, and where their results go.
+    has_outputs : bool
+        Whether `results` has memory for the small leaves, too.
     is_in_place : bool
         Whether each large result is the memory of its leaf, on all ranks.
     """
@@ -40,9 +42,10 @@ class Movement:
         engine: Engine,
         plan: Plan,
         contributions: Sequence[Sequence[Array]],
-        results: Sequence[Sequence[Array]],
+        results: Sequence[list[Array]],
         timeout_seconds: float | None,
         *,
+        has_outputs: bool,
         is_in_place: bool,
     ) -> None:
         self._plan = plan
@@ -63,6 +66,16 @@ class Movement:
         # The parts that ranks scatter are as long as the longest of them.
         self._scratch = engine.scratch(plan.scratch_bytes + ALIGNMENT * layout.size)
         self._used_bytes = 0
+        # Memory for small results, where there is none yet: for each replica, of each pack.
+        self._chunks: list[dict[Pack, list[Array]]] | None = None
+        if not has_outputs:
+            self._chunks = [
+                {
+                    pack: [np.empty(chunk.stop - chunk.start, pack.dtype) for chunk in pack.chunks]
+                    for pack in plan.packs
+                }
+                for _ in results
+            ]
 
     def run(self) -> None:
         """Move everything; called where all ranks have agreed to."""
@@ -97,15 +110,14 @@ class Movement:
         self._over_ranks(None, buffer)
         if self._scale != 1:
             np.divide(buffer, self._scale, out=buffer)
-        for results in self._results:
-            for leaf, where, shape, dtype in pack.slots:
-                part = buffer[where]
-                if shape is not None:
-                    part = part.reshape(shape)
-                if dtype is None:
-                    results[leaf][...] = part
-                else:
-                    np.copyto(results[leaf], part, casting="unsafe")
+        if self._chunks is None:
+            for results in self._results:
+                _write(pack.slots, buffer, results)
+            return
+        for results, of_replica in zip(self._results, self._chunks, strict=True):
+            for chunk, total in zip(pack.chunks, of_replica[pack], strict=True):
+                total[...] = buffer[chunk.start : chunk.stop]
+                cut(chunk.slots, total, results)
 
     def _move_straight(self, stream: Stream, leaf: Array, result: Array) -> None:
         """Reduce from the leaf into the result."""
@@ -118,11 +130,11 @@ class Movement:
                 items = leaf.reshape(-1)
         totals = result.reshape(-1)
         send: Array | None = None
-        for start, stop, index in stream.pieces(in_place=in_place):
+        for start, stop, where in stream.pieces(in_place=in_place):
             total = totals[start:stop]
             if items is None:
                 self._used_bytes = 0
-                part = leaf[index]
+                part = leaf[where]
                 send = self._take(dtype, stop - start)
                 np.copyto(send.reshape(part.shape), part)
             elif not in_place:
@@ -136,27 +148,27 @@ class Movement:
     ) -> None:
         """Combine the pieces of the local replicas, and reduce that in place."""
         is_direct = stream.dtype == stream.result_dtype
-        for start, stop, index in stream.pieces():
+        for start, stop, where in stream.pieces():
             self._used_bytes = 0
-            target = results[0][index]
+            target = results[0][where]
             wide = target.reshape(-1) if is_direct else self._take(stream.dtype, stop - start)
-            self._combine([leaf[index] for leaf in leaves], wide.reshape(target.shape))
+            self._combine([leaf[where] for leaf in leaves], wide.reshape(target.shape))
             self._over_ranks(None, wide)
             if self._scale != 1:
                 np.divide(wide, self._scale, out=wide)
             if not is_direct:
                 np.copyto(target, wide.reshape(target.shape), casting="unsafe")
             for result in results[1:]:  # while it is in the cache
-                np.copyto(result[index], target)
+                np.copyto(result[where], target)
 
     def _scatter(self, stream: Stream, leaf: Array, result: Array) -> None:
         """Have each rank add up a part of each piece, wide, and give the rounded sums to all."""
         narrow, size, rank = stream.result_dtype, self._transport.size, self._transport.rank
         item = narrow.itemsize
         can_be_sent = leaf.flags.c_contiguous and leaf.dtype == narrow
-        for start, stop, index in stream.pieces():
+        for start, stop, where in stream.pieces():
             self._used_bytes = 0
-            send = leaf[index]
+            send = leaf[where]
             if can_be_sent:
                 send = send.reshape(-1)
             else:
@@ -186,7 +198,7 @@ class Movement:
             self._carry(
                 self._transport.all_gather_blocks,
                 sums.view(np.uint8),
-                result[index].reshape(-1).view(np.uint8),
+                result[where].reshape(-1).view(np.uint8),
                 counts,
                 self._timeout_seconds,
             )
@@ -243,6 +255,18 @@ class Movement:
 
 #: Ops that MPI does not define for all numbers.
 _NOT_OF_MPI = (ReduceOp.MIN, ReduceOp.MAX)
+
+
+def _write(slots: Sequence[Slot], items: Array, results: Sequence[Array]) -> None:
+    """Copy leaves of a pack to where they go."""
+    for leaf, where, shape, dtype in slots:
+        part = items[where]
+        if shape is not None:
+            part = part.reshape(shape)
+        if dtype is None:
+            results[leaf][...] = part
+        else:
+            np.copyto(results[leaf], part, casting="unsafe")
 
 
 def _flip_negative(keys: Array, shifted: Array) -> None:
