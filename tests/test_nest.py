@@ -133,7 +133,7 @@ def test_transposed_refuses_unequal_nests_in_either_order_and_names_the_caller(o
             nest.transposed(values, tuple, "the caller")
 
 
-# The quick way through flat dicts of arrays, of which some are known from earlier calls.
+# The quick ways through flat nests of arrays, of which some are known from earlier calls.
 
 
 class Word(str):
@@ -150,6 +150,8 @@ DICTS = st.recursive(
     lambda inner: (
         st.dictionaries(KEYS, inner | ODD, max_size=3)
         | st.dictionaries(st.sampled_from("abc"), PLAIN, max_size=3)
+        | st.lists(PLAIN, max_size=3)
+        | st.lists(inner | ODD, max_size=3)
         | st.lists(inner, max_size=2).map(tuple)
     ),
     max_leaves=6,
@@ -167,8 +169,27 @@ def test_the_quick_way_gives_what_flatten_gives_whatever_came_before(values):
         assert is_plain == all(type(leaf) in IS_PLAIN for leaf in leaves)
         again = nest.unflatten(structure, leaves)
         assert type(again) is type(value)
-        if isinstance(value, dict):
-            assert list(again) == list(value)  # in the order in which they were put in
+        if isinstance(value, list | dict):
+            assert list(again) == list(value)  # keys in the order in which they were put in
+
+
+@given(st.lists(st.tuples(st.lists(DICTS | PLAIN, max_size=3), DICTS), min_size=1, max_size=4))
+def test_arguments_are_flattened_as_the_tuple_and_the_dict_that_they_are(calls):
+    for args, keywords in calls * 2:
+        kwargs = keywords if isinstance(keywords, dict) else {}
+        leaves, structure, is_plain = nest.flatten_arguments(args, kwargs)
+        expected, other = nest.flatten((tuple(args), dict(kwargs)))
+        assert [id(leaf) for leaf in leaves] == [id(leaf) for leaf in expected]
+        assert structure == other
+        assert is_plain == all(type(leaf) in IS_PLAIN for leaf in leaves)
+
+
+def test_the_leaves_of_a_list_are_another_list():
+    value = [1.0, 2.0]
+    for _ in range(2):
+        leaves, _, _ = nest.flatten_plain(value)
+        leaves.append(3.0)
+        assert value == [1.0, 2.0]
 
 
 def test_the_order_of_keys_comes_back_for_every_order_of_the_same_keys():
@@ -208,10 +229,12 @@ def test_a_key_never_stands_for_two_structures(few_are_kept, values):
     """Nor where what is known is forgotten, and a structure comes to lie where another one was."""
     structures = {}
     for value in values * 2:
-        _, structure, _ = nest.flatten_plain(value)
-        known = structures.setdefault(nest.key(structure), structure)
-        assert known == structure
-        assert nest.flatten(value)[1] == known
+        for structure in (
+            nest.flatten_plain(value)[1],
+            nest.flatten_arguments([value], {})[1],
+            nest.flatten_arguments([], {"x": value})[1],
+        ):
+            assert structures.setdefault(nest.key(structure), structure) == structure
 
 
 def test_a_text_does_not_depend_on_which_of_equal_structures_came_first(monkeypatch):
