@@ -11,6 +11,8 @@ import hypothesis.strategies as st
 import ml_dtypes  # noqa: F401 - makes numpy know bfloat16
 import numpy as np
 
+from everywhere import holds_everywhere
+
 #: On several ranks a failure is told at once: the search for a smaller one takes minutes.
 at_once = hypothesis.settings(
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate], max_examples=12
@@ -187,20 +189,17 @@ def arrays_in(result):
 
 
 def check_everywhere(results, expected):
-    """Check results of this rank's replicas; all ranks fail together.
+    """Check results of this rank's replicas; all ranks fail together."""
 
-    Hypothesis repeats an example that fails: it must fail on all ranks, or they are apart.
-    """
-    from mpi4py import MPI  # starts MPI, so not when this file is imported
+    def check_all():
+        try:
+            for result in results:
+                check(result, expected)
+            owned = [array for result in results for array in arrays_in(result) if array.size]
+            for index, array in enumerate(owned):
+                assert not any(np.shares_memory(array, other) for other in owned[:index])
+        except AssertionError as error:
+            error.add_note(f"results: {results}\nexpected: {expected}")
+            raise
 
-    text = ""
-    try:
-        for result in results:
-            check(result, expected)
-        owned = [array for result in results for array in arrays_in(result) if array.size]
-        for index, array in enumerate(owned):
-            assert not any(np.shares_memory(array, other) for other in owned[:index])
-    except AssertionError as error:
-        text = f"{error}\nresults: {results}\nexpected: {expected}"
-    texts = MPI.COMM_WORLD.allgather(text)
-    assert texts == [""] * len(texts), "\n".join(texts)
+    holds_everywhere(check_all)

@@ -1,5 +1,7 @@
 """What tests on several ranks say about all ranks."""
 
+import traceback
+
 import numpy as np
 import pytest
 
@@ -20,6 +22,20 @@ def error_of(call):
     except BaseException as error:
         return error
     return None
+
+
+def holds_everywhere(check):
+    """Call `check`; where it fails on one rank it fails on all.
+
+    Hypothesis repeats an example that fails: the ranks would be apart.
+    """
+    text = ""
+    try:
+        check()
+    except AssertionError:
+        text = traceback.format_exc()
+    texts = gathered(text)
+    assert texts == [""] * len(texts), "\n".join(texts)
 
 
 def raises_everywhere(kind, call):
@@ -57,6 +73,14 @@ def needs_two_replicas(strategy):
 def needs_two_ranks(strategy):
     if strategy.size == 1:
         pytest.skip("a single rank has nobody to disagree with")
+
+
+def cost_of(strategy, call):
+    """Return the steps that `call` takes, and the bytes that this rank sends in them."""
+    transport = strategy.engine.transport
+    steps, sent = transport.steps, transport.sent_bytes
+    call()
+    return transport.steps - steps, transport.sent_bytes - sent
 
 
 def check_total(strategy):

@@ -6,10 +6,16 @@ works on. Nothing here needs pytest.
 """
 
 import mistakes_in_calls
+import mistakes_in_out
 import mistakes_of_ranks
 import mistakes_that_raise
 from mistake import Mistake
 
 __all__ = ["MISTAKES", "Mistake"]
 
-MISTAKES = (*mistakes_in_calls.TABLE, *mistakes_that_raise.TABLE, *mistakes_of_ranks.TABLE)
+MISTAKES = (
+    *mistakes_in_calls.TABLE,
+    *mistakes_in_out.TABLE,
+    *mistakes_that_raise.TABLE,
+    *mistakes_of_ranks.TABLE,
+)

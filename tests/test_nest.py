@@ -1,6 +1,8 @@
 """Nested structures: flatten, rebuild, name the leaves."""
 
 import collections
+import enum
+import itertools
 from typing import NamedTuple
 
 import hypothesis.strategies as st
@@ -129,3 +131,118 @@ def test_transposed_refuses_unequal_nests_in_either_order_and_names_the_caller(o
     for values in ([[1], other], [other, [1]], [[1], [1], other]):
         with pytest.raises(mr.errors.StructureMismatchError, match="the caller"):
             nest.transposed(values, tuple, "the caller")
+
+
+# The quick ways through flat nests of arrays, of which some are known from earlier calls.
+
+
+class Word(str):
+    """A key that equals a str of the same letters, and yet is another one."""
+
+
+Letter = enum.StrEnum("Letter", ["a", "b"])
+
+KEYS = st.sampled_from(["a", "b", "c", "ab", 1, True, 1.0, 0, (1,), Word("a"), Letter.a])
+PLAIN = st.sampled_from([None, 1, 2.5, True, "a", b"a", np.float32(1), np.ones(2), np.array(1)])
+ODD = st.sampled_from([1j, {1}, object(), mr.PerReplica([1]), np.int8(1)])
+DICTS = st.recursive(
+    PLAIN,
+    lambda inner: (
+        st.dictionaries(KEYS, inner | ODD, max_size=3)
+        | st.dictionaries(st.sampled_from("abc"), PLAIN, max_size=3)
+        | st.lists(PLAIN, max_size=3)
+        | st.lists(inner | ODD, max_size=3)
+        | st.lists(inner, max_size=2).map(tuple)
+    ),
+    max_leaves=6,
+)
+IS_PLAIN = (type(None), int, float, bool, str, bytes, np.float32, np.ndarray)
+
+
+@given(st.lists(DICTS, min_size=1, max_size=6))
+def test_the_quick_way_gives_what_flatten_gives_whatever_came_before(values):
+    for value in values * 2:
+        leaves, structure, is_plain = nest.flatten_plain(value)
+        expected, other = nest.flatten(value)
+        assert [id(leaf) for leaf in leaves] == [id(leaf) for leaf in expected]
+        assert structure == other
+        assert is_plain == all(type(leaf) in IS_PLAIN for leaf in leaves)
+        again = nest.unflatten(structure, leaves)
+        assert type(again) is type(value)
+        if isinstance(value, list | dict):
+            assert list(again) == list(value)  # keys in the order in which they were put in
+
+
+@given(st.lists(st.tuples(st.lists(DICTS | PLAIN, max_size=3), DICTS), min_size=1, max_size=4))
+def test_arguments_are_flattened_as_the_tuple_and_the_dict_that_they_are(calls):
+    for args, keywords in calls * 2:
+        kwargs = keywords if isinstance(keywords, dict) else {}
+        leaves, structure, is_plain = nest.flatten_arguments(args, kwargs)
+        expected, other = nest.flatten((tuple(args), dict(kwargs)))
+        assert [id(leaf) for leaf in leaves] == [id(leaf) for leaf in expected]
+        assert structure == other
+        assert is_plain == all(type(leaf) in IS_PLAIN for leaf in leaves)
+
+
+def test_the_leaves_of_a_list_are_another_list():
+    value = [1.0, 2.0]
+    for _ in range(2):
+        leaves, _, _ = nest.flatten_plain(value)
+        leaves.append(3.0)
+        assert value == [1.0, 2.0]
+
+
+def test_the_order_of_keys_comes_back_for_every_order_of_the_same_keys():
+    keys = ["b", "a", "c"]
+    for ordered in [*itertools.permutations(keys)] * 2:
+        value = {key: np.array(ord(key)) for key in ordered}
+        leaves, structure, is_plain = nest.flatten_plain(value)
+        assert [chr(leaf) for leaf in leaves] == ["a", "b", "c"]
+        assert list(nest.unflatten(structure, leaves)) == list(ordered)
+        assert nest.leaf_paths(structure) == ("['a']", "['b']", "['c']")
+        assert is_plain
+
+
+@pytest.mark.parametrize("value", [{"a": {"b": 1}}, {"a": ()}, {"a": []}, {"a": {}}, {"a": [1]}])
+def test_a_dict_that_was_flat_before_may_hold_containers_and_be_flat_again(value):
+    for one in ({"a": 1}, value, {"a": 2}, value, {"a": None}):
+        leaves, structure, _ = nest.flatten_plain(one)
+        assert (leaves, structure) == nest.flatten(one)
+        assert nest.unflatten(structure, leaves) == one
+
+
+def test_keys_of_a_subclass_of_str_come_back_as_they_were_also_where_equal_ones_are_known():
+    nest.flatten_plain({"a": 1, "b": 2})
+    for a, b in ((Word("a"), Word("b")), (Letter.a, Letter.b), ("a", "b")):
+        leaves, structure, _ = nest.flatten_plain({a: 1, b: 2})
+        keys = list(nest.unflatten(structure, leaves))
+        assert [type(key) for key in keys] == [type(a), type(b)]
+
+
+@pytest.fixture
+def few_are_kept(monkeypatch):
+    monkeypatch.setattr(nest, "_CACHE_SIZE", 3)
+
+
+@given(values=st.lists(DICTS, max_size=12))
+def test_a_key_never_stands_for_two_structures(few_are_kept, values):
+    """Nor where what is known is forgotten, and a structure comes to lie where another one was."""
+    structures = {}
+    for value in values * 2:
+        for structure in (
+            nest.flatten_plain(value)[1],
+            nest.flatten_arguments([value], {})[1],
+            nest.flatten_arguments([], {"x": value})[1],
+        ):
+            assert structures.setdefault(nest.key(structure), structure) == structure
+
+
+def test_a_text_does_not_depend_on_which_of_equal_structures_came_first(monkeypatch):
+    """It is compared between ranks, which may have seen others."""
+    values = [{1: "x"}, {True: "x"}, {1.0: "x"}]
+    texts = []
+    for ordered in itertools.permutations(values):
+        monkeypatch.setattr(nest, "_texts", {})
+        found = {repr(value): nest.structure_text(nest.flatten(value)[1]) for value in ordered}
+        texts.append(sorted(found.items()))
+    assert texts == [texts[0]] * len(texts)

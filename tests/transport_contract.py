@@ -10,6 +10,20 @@ import pytest
 from mpi_replica.options import ReduceOp
 from mpi_replica.transport.base import HEADER_BYTES
 
+# How many bytes a rank gives to another one, of so many.
+
+
+def blocks_of_all_lengths(sender, receiver, size):
+    return (2 * sender + receiver) % 4
+
+
+def nothing_to_itself(sender, receiver, size):
+    return 0 if sender == receiver else 5
+
+
+def all_to_the_last(sender, receiver, size):
+    return 7 if receiver == size - 1 else 0
+
 
 class TransportContract:
     def make(self):
@@ -91,6 +105,63 @@ class TransportContract:
         result = np.zeros(3, np.int64)
         transport.all_reduce(rows[transport.rank], result, op)
         assert result.tolist() == reference(rows, axis=0).tolist()
+
+    @pytest.mark.parametrize("timeout_seconds", [None, 60])
+    @pytest.mark.parametrize("gives", [blocks_of_all_lengths, nothing_to_itself, all_to_the_last])
+    def test_each_rank_gets_its_block_of_every_rank_in_rank_order(
+        self, transport, gives, timeout_seconds
+    ):
+        """Blocks may be uneven and empty."""
+        ranks = range(transport.size)
+
+        def block(sender, receiver):
+            length = gives(sender, receiver, transport.size)
+            return np.full(length, 16 * sender + receiver, np.uint8)
+
+        sent = [block(transport.rank, receiver) for receiver in ranks]
+        given = [block(sender, transport.rank) for sender in ranks]
+        send = np.concatenate(sent)
+        before = send.tolist()
+        received = np.full(sum(map(len, given)), 255, np.uint8)
+        lengths = [[len(one) for one in blocks] for blocks in (sent, given)]
+        transport.all_to_all(send, lengths[0], received, lengths[1], timeout_seconds)
+        assert received.tolist() == np.concatenate(given).tolist()
+        assert send.tolist() == before
+
+    def exchanges(self, transport, timeout_seconds):
+        """Every exchange there is, by name."""
+        size, rank = transport.size, transport.rank
+        words, numbers = np.full(3, rank, np.uint64), np.full(9, rank, np.float64)
+        block, blocks = np.full(4, rank, np.uint8), np.empty(4 * size, np.uint8)
+        counts = [4] * size
+        limit = timeout_seconds
+        return {
+            "exchange": lambda: transport.exchange(self.header(rank), limit),
+            "maximum": lambda: transport.maximum(words, limit),
+            "all_gather_bytes": lambda: transport.all_gather_bytes(b"four", limit),
+            "all_gather_blocks": lambda: transport.all_gather_blocks(block, blocks, counts, limit),
+            "all_reduce": lambda: transport.all_reduce(None, numbers, ReduceOp.MAX, limit),
+            "all_to_all": lambda: transport.all_to_all(
+                blocks.copy(), counts, blocks, counts, limit
+            ),
+        }
+
+    @pytest.mark.parametrize("timeout_seconds", [None, 60])
+    def test_steps_and_sent_bytes_count_the_same_on_every_rank_and_each_time(
+        self, transport, timeout_seconds
+    ):
+        """By the steps of an exchange the others know which one has failed."""
+        for name, exchange in self.exchanges(transport, timeout_seconds).items():
+            costs = []
+            for _ in range(3):
+                before = transport.steps, transport.sent_bytes
+                exchange()
+                assert transport.steps_ended == transport.steps
+                assert not transport.is_in_flight
+                costs.append((transport.steps - before[0], transport.sent_bytes - before[1]))
+            assert len(set(costs)) == 1, name
+            mine = repr((name, costs, transport.steps)).encode()
+            assert set(transport.all_gather_bytes(mine)) == {mine}
 
     def test_empty_arrays_are_reduced_and_gathered(self, transport):
         transport.all_reduce(None, np.empty(0, np.float32), ReduceOp.SUM)

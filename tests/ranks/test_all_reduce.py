@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 
 import mpi_replica as mr
-from contributions import OF_OP, Leaf, at_once, build, check_everywhere, nests, reduced, values
+from contributions import OF_OP, Leaf, at_once, check_everywhere, reduced, values
 from everywhere import check_works, raises_everywhere
+from reducing import calls, check_reduce, reduce_everywhere
 
 
 @pytest.fixture
@@ -23,42 +24,6 @@ def many_ranks(monkeypatch, passed_everywhere):
     yield strategy
     if passed_everywhere():
         strategy.close()
-
-
-def reduce_everywhere(strategy, op, make, options=None):
-    """What each local replica gets; `make(replica_id)` is its contribution."""
-
-    def step():
-        ctx = mr.get_replica_context()
-        return ctx.all_reduce(op, make(ctx.replica_id_in_sync_group), options)
-
-    return strategy.experimental_local_results(strategy.run(step))
-
-
-def check_reduce(strategy, op, nest, **options):
-    """Check the result for a nest of `Leaf`."""
-    results = reduce_everywhere(
-        strategy,
-        op,
-        lambda replica: build(nest, lambda leaf: leaf.of(replica)),
-        mr.CommunicationOptions(**options),
-    )
-    replicas = range(strategy.num_replicas_in_sync)
-    expected = build(nest, lambda leaf: reduced(op, [leaf.of(i) for i in replicas]))
-    check_everywhere(results, expected)
-
-
-@st.composite
-def calls(draw):
-    op = draw(st.sampled_from(sorted(OF_OP)))
-    leaves = st.builds(
-        Leaf,
-        dtype=st.sampled_from(OF_OP[op]),
-        shape=st.lists(st.integers(0, 4), max_size=3).map(tuple),
-        number=st.integers(0, 99),
-        layout=st.integers(0, 6),
-    )
-    return op, draw(nests(leaves))
 
 
 @at_once

@@ -25,6 +25,14 @@ def all_reduce(op, size, dtype):
     )
 
 
+def all_reduce_in_place(size):
+    def step():
+        value = np.full(size, float(mine()))
+        return mr.get_replica_context().all_reduce("SUM", value, out=value)
+
+    return lambda s: s.run(step)
+
+
 def all_gather(shape, axis, count=1):
     return lambda s: s.run(
         lambda: mr.get_replica_context().all_gather([np.full(shape, mine())] * count, axis)
@@ -52,6 +60,8 @@ CALLS = {
     "all_reduce in the header": all_reduce("SUM", 3, "f8"),
     "all_reduce of a pack": all_reduce("SUM", 3000, "f4"),
     "all_reduce of a stream": all_reduce("SUM", MANY, "f4"),
+    "all_reduce of a stream in large pages": all_reduce("SUM", 4 * MANY, "f4"),
+    "all_reduce in place": all_reduce_in_place(MANY),
     "all_reduce of half floats": all_reduce("MEAN", MANY, "f2"),
     "all_reduce of integers": all_reduce("MEAN", MANY, "i8"),
     "all_reduce of the least": all_reduce("MIN", MANY, "f8"),

@@ -1,0 +1,308 @@
+"""ctx.all_reduce with ``out=``: results go where the caller wants them (see mistakes_in_out.py)."""
+
+import tracemalloc
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+import mistakes_in_out
+import mpi_replica as mr
+from contributions import Leaf, arrays_in, at_once, build, check, native, reduced
+from everywhere import check_works, holds_everywhere, needs_two_replicas, raises_everywhere
+from mistake import CALL, INLINE, LARGE, MEDIUM
+from mpi_replica.nest import map_structure
+from reducing import calls, contribution, reference
+
+# Ways to give `out`: from op, nest of Leaf and replica id to a value and its `out`.
+
+
+def plain(array):
+    """The same values in an array that can be reduced in place."""
+    return np.array(native(array), order="C")
+
+
+def result_dtype(op, leaf):
+    return reduced(op, [np.ones((), leaf.dtype)]).dtype
+
+
+def ones_like_result(op, leaf):
+    """Zeros would hide that nothing was written."""
+    return np.ones(leaf.shape, result_dtype(op, leaf))
+
+
+def of_result_dtype(op, leaf, replica):
+    return plain(leaf.of(replica)).astype(result_dtype(op, leaf))
+
+
+def in_one_buffer(nest, make):
+    """The arrays that `make` gives for the leaves, one behind the other in one buffer."""
+    arrays = iter(arrays_in(build(nest, make)))
+    memory = np.empty(sum(array.nbytes + 32 for array in arrays_in(build(nest, make))), np.uint8)
+    start = 0
+
+    def cut(leaf):
+        nonlocal start
+        array = next(arrays)
+        part = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        part[...] = array
+        start += array.nbytes + -array.nbytes % 16
+        return part
+
+    return build(nest, cut)
+
+
+def into_arrays(op, nest, replica):
+    return contribution(nest, replica), build(nest, lambda leaf: ones_like_result(op, leaf))
+
+
+def into_one_buffer(op, nest, replica):
+    value = in_one_buffer(nest, lambda leaf: plain(leaf.of(replica)))
+    return value, in_one_buffer(nest, lambda leaf: ones_like_result(op, leaf))
+
+
+def in_place(op, nest, replica):
+    value = build(nest, lambda leaf: of_result_dtype(op, leaf, replica))
+    return value, value
+
+
+def in_place_in_one_buffer(op, nest, replica):
+    """By other array objects than those of the value."""
+    value = in_one_buffer(nest, lambda leaf: of_result_dtype(op, leaf, replica))
+    return value, map_structure(lambda array: array[...], value)
+
+
+def some_in_place(op, nest, replica):
+    value, _ = in_place(op, nest, replica)
+    turns = iter(range(1000))
+    return value, map_structure(lambda array: np.copy(array) if next(turns) % 2 else array, value)
+
+
+WAYS = [into_arrays, into_one_buffer, in_place, in_place_in_one_buffer, some_in_place]
+
+
+def check_out(strategy, op, nest, ways, **options):
+    expected = map_structure(np.asarray, reference(strategy, op, nest))
+    for way in ways:
+        rows = []
+
+        def step(way=way, rows=rows):
+            ctx = mr.get_replica_context()
+            value, out = way(op, nest, ctx.replica_id_in_sync_group)
+            before = [array.tobytes() for array in arrays_in(value)]
+            result = ctx.all_reduce(op, value, mr.CommunicationOptions(**options), out=out)
+            rows.append((value, before, out, result))
+
+        def check_rows(way=way, rows=rows):
+            assert len(rows) == len(strategy.local_replica_ids)
+            for value, before, out, result in rows:
+                assert result is out
+                check(out, expected)
+                if way in (into_arrays, into_one_buffer):
+                    assert [array.tobytes() for array in arrays_in(value)] == before
+
+        strategy.run(step)
+        holds_everywhere(check_rows)
+
+
+@at_once
+@given(
+    call=calls(),
+    bytes_per_pack=st.sampled_from([0, 0, 1, 24, 200]),
+    timeout_seconds=st.sampled_from([None, 60]),
+)
+def test_the_results_of_any_nest_come_into_out(strategy, call, **options):
+    check_out(strategy, *call, WAYS, **options)
+
+
+# By how they travel: in the header, in packs, and as streams.
+NESTS = {
+    "header": lambda dtype: {"z": Leaf(dtype, ()), "a": [Leaf(dtype, (2, 2), 1)]},
+    "packs": lambda dtype: [Leaf(dtype, (n, 110), n, layout=n) for n in range(1, 12)],
+    "streams": lambda dtype: [Leaf(dtype, (130, 151), layout=1), Leaf(dtype, (17_001,), layout=3)],
+}
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"), [("SUM", "float64"), ("MEAN", "int32"), ("MIN", "float32"), ("SUM", "float16")]
+)
+@pytest.mark.parametrize("size", NESTS)
+def test_results_of_all_sizes_come_into_out(strategy, size, op, dtype):
+    nest = NESTS[size](dtype)
+    check_out(strategy, op, nest, WAYS)
+    check_out(strategy, op, nest, WAYS, bytes_per_pack=1 << 14)
+
+
+def test_results_of_several_mebibytes_come_into_out(strategy):
+    """From 4 MiB on those in place travel in larger pieces."""
+    check_out(strategy, "SUM", Leaf("float64", (727, 730)), [into_arrays, in_place])
+
+
+def test_arrays_that_are_kept_get_the_results_of_call_after_call_and_nothing_is_allocated(strategy):
+    count = strategy.num_replicas_in_sync
+    shapes = {"large": (601, 1009), "medium": (30, 40), "small": (3,), "scalar": ()}
+
+    def step():
+        ctx = mr.get_replica_context()
+        i = ctx.replica_id_in_sync_group
+        out = {name: np.ones(shape) for name, shape in shapes.items()}
+        kept = dict(out)
+        value = {name: np.ones(shape) for name, shape in shapes.items()}
+        for turn in range(4):
+            for array in value.values():
+                array[...] = i + turn
+            if turn == 1:  # scratch memory is kept, too
+                tracemalloc.reset_peak()
+                start, _ = tracemalloc.get_traced_memory()
+            assert ctx.all_reduce("SUM", value, out=out) is out
+        ctx.all_reduce("SUM", 1)  # all replicas are here, and have done nothing else
+        _, peak = tracemalloc.get_traced_memory()
+        ctx.all_reduce("SUM", 1)
+        for name, array in kept.items():
+            assert out[name] is array
+            assert (array == sum(range(count)) + count * turn).all()
+        return peak - start
+
+    tracemalloc.start()
+    try:
+        taken = strategy.experimental_local_results(strategy.run(step))
+    finally:
+        tracemalloc.stop()
+    assert max(taken) < 1 << 16
+
+
+def test_out_may_have_its_keys_in_another_order(strategy):
+    def step():
+        ctx = mr.get_replica_context()
+        i = ctx.replica_id_in_sync_group
+        out = {"b": np.ones(2), "a": np.ones(3)}
+        return ctx.all_reduce("SUM", {"a": np.full(3, 1.0 * i), "b": np.full(2, 1.0)}, out=out)
+
+    count = strategy.num_replicas_in_sync
+    for out in strategy.experimental_local_results(strategy.run(step)):
+        assert list(out) == ["b", "a"]
+        assert out["a"].tolist() == [sum(range(count))] * 3
+        assert out["b"].tolist() == [count] * 2
+
+
+def test_values_of_replicas_and_numpy_scalars_are_reduced_into_out(strategy):
+    """Decision 7: a PerReplica stands for the replica's component."""
+    count = strategy.num_replicas_in_sync
+    rows = strategy.experimental_distribute_values_from_function(
+        lambda ctx: np.full(3, ctx.replica_id_in_sync_group)
+    )
+
+    def step():
+        out = {"rows": np.ones(3, np.int64), "one": np.ones((), np.int8)}
+        return mr.get_replica_context().all_reduce(
+            "SUM", {"rows": rows, "one": np.int8(1)}, out=out
+        )
+
+    for out in strategy.experimental_local_results(strategy.run(step)):
+        assert out["rows"].tolist() == [sum(range(count))] * 3
+        assert out["one"] == count
+
+
+def turned(array):
+    return array.reshape(-1)[::-1].reshape(array.shape)
+
+
+@pytest.mark.parametrize("view", [np.transpose, np.flipud, np.fliplr, turned])
+def test_a_value_that_is_out_in_another_order_is_reduced_right_or_is_an_error(strategy, view):
+    """It must not be read where a part of the result lies already."""
+    count = strategy.num_replicas_in_sync
+    base = np.arange(709.0 * 709).reshape(709, 709)
+
+    def step(length):
+        ctx = mr.get_replica_context()
+        part = base[:length, :length]
+        out = part * (ctx.replica_id_in_sync_group + 1)
+        try:
+            ctx.all_reduce("SUM", view(out), out=out)
+        except ValueError:
+            return True
+        return np.array_equal(out, view(part) * (count * (count + 1) // 2))
+
+    for length in (3, 31, 709):
+        results = strategy.experimental_local_results(strategy.run(step, (length,)))
+        holds_everywhere(lambda results=results: np.testing.assert_array_equal(results, True))
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@pytest.mark.parametrize("size", [3, 500])
+def test_out_may_be_a_matrix_of_any_size(strategy, size):
+    """It has two dimensions, whatever it is reshaped to."""
+    count = strategy.num_replicas_in_sync
+
+    def step():
+        ctx = mr.get_replica_context()
+        mine = np.full((size, size), 1.0 * ctx.replica_id_in_sync_group)
+        return ctx.all_reduce("SUM", mine, out=np.asmatrix(np.ones((size, size))))
+
+    for result in strategy.experimental_local_results(strategy.run(step)):
+        np.testing.assert_array_equal(result, np.full((size, size), sum(range(count))))
+
+
+# What is wrong with `out` on all replicas at once; test_misuse.py has it on one of them.
+WRONG = [mistake for mistake in mistakes_in_out.TABLE if mistake.error is not CALL]
+
+
+@pytest.mark.parametrize("mistake", WRONG, ids=lambda mistake: mistake.name)
+def test_what_is_wrong_with_out_everywhere_is_an_error_everywhere(strategy, mistake):
+    def step():
+        return mistake.in_a_step(mr.get_replica_context(), True)
+
+    raises_everywhere(mistake.error, lambda: strategy.run(step))
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("size", [1, INLINE, MEDIUM, LARGE])
+def test_out_that_holds_the_value_of_another_replica_of_the_rank_is_an_error_everywhere(size):
+    """Also where it is so on one rank alone."""
+    with mr.MPIStrategy(replicas_per_rank=2) as strategy:
+        for culprit in range(2 * strategy.size):
+            values = {i: np.full(size, 1.0 + i) for i in strategy.local_replica_ids}
+
+            def step(values=values, culprit=culprit):
+                ctx = mr.get_replica_context()
+                i = ctx.replica_id_in_sync_group
+                out = values[i ^ 1] if i == culprit else np.empty(size)
+                return ctx.all_reduce("SUM", values[i], out=out)
+
+            error = raises_everywhere(ValueError, lambda step=step: strategy.run(step))
+            assert "another replica of the same rank" in str(error)
+            for i, value in values.items():
+                assert (value == 1.0 + i).all()
+        check_works(strategy)
+
+
+def test_indexed_slices_have_no_out(strategy):
+    """They have as many rows as all replicas have together."""
+    slices = mr.IndexedSlices(np.ones((1, 2)), [0], (3, 2))
+    for value, out in (
+        (slices, np.ones((1, 2))),
+        (slices, slices),
+        ({"a": slices, "b": np.ones(3)}, {"a": np.ones((3, 2)), "b": np.ones(3)}),
+    ):
+
+        def step(value=value, out=out):
+            return mr.get_replica_context().all_reduce("SUM", value, out=out)
+
+        error = raises_everywhere(TypeError, lambda step=step: strategy.run(step))
+        assert "to_dense()" in str(error)
+    check_works(strategy)
+
+
+def test_a_sum_of_python_ints_and_floats_is_never_cut_off_in_an_out_of_ints(strategy):
+    """Decision 5: together they count as float64, which the replicas with ints can't know."""
+    needs_two_replicas(strategy)
+
+    def step():
+        ctx = mr.get_replica_context()
+        mine = ctx.replica_id_in_sync_group
+        value = 1.5 if mine == 0 else mine
+        return ctx.all_reduce("SUM", value, out=np.asarray(np.ones_like(value)))
+
+    raises_everywhere(TypeError, lambda: strategy.run(step))
+    check_works(strategy)

@@ -1,0 +1,100 @@
+"""How many messages a call takes, and of how many bytes: it does not grow with the replicas."""
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from everywhere import cost_of, gathered
+from mpi_replica.transport.base import HEADER_BYTES
+
+# What a rank of a large world sends to agree: a few words instead of a header.
+WIDE_BYTES = 24
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """Have strategies agree as those of large worlds do."""
+    monkeypatch.setattr("mpi_replica.collectives.agreement._ALLGATHER_RANKS", 0)
+
+
+def nothing(context):
+    """Only the run itself."""
+
+
+def all_reduce(op, make, **options):
+    def call(context):
+        mine = context.replica_id_in_sync_group
+        context.all_reduce(op, make(mine), mr.CommunicationOptions(**options))
+
+    return call
+
+
+CALLS = {
+    "run": nothing,
+    "small": all_reduce("SUM", lambda i: {"w": np.full(5, i), "b": float(i)}),
+    "small, in pieces": all_reduce("MEAN", lambda i: np.full(5, i), bytes_per_pack=16),
+    "packs": all_reduce("MAX", lambda i: [np.full(n, i) for n in range(900, 950)]),
+    "large": all_reduce("SUM", lambda i: np.full((400, 500), i, "f4")),
+    "large, of several dtypes": all_reduce(
+        "MEAN", lambda i: [np.full(200_000, i, dtype) for dtype in ("f4", "i4", "c8")]
+    ),
+    "large, least": all_reduce("MIN", lambda i: np.full(300_000, i, "f8")),
+}
+
+
+def cost_of_call(strategy, call):
+    """Steps and bytes of one run in which each replica makes the call."""
+    return cost_of(strategy, lambda: strategy.run(lambda: call(mr.get_replica_context())))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_costs_the_same_for_any_number_of_replicas_a_rank(name):
+    costs = []
+    for per_rank in (1, 2, 4, 8):
+        with mr.MPIStrategy(replicas_per_rank=per_rank) as strategy:
+            cost_of_call(strategy, CALLS[name])
+            costs += [cost_of_call(strategy, CALLS[name]) for _ in range(2)]
+    assert len(set(costs)) == 1, costs
+    assert len({tuple(of_rank) for of_rank in gathered(costs)}) == 1
+
+
+def test_agreement_sends_one_header_of_256_bytes_and_payloads_of_232_bytes_in_it(strategy):
+    assert HEADER_BYTES == 256
+    assert cost_of_call(strategy, CALLS["run"]) == (1, 256)
+    has_others = strategy.size > 1
+    for items, steps, sent in ((29, 0, 0), (30, 1, 240), (100_000, 2, 800_000)):
+        call = all_reduce(
+            "SUM", lambda i, items=items: np.full(items, float(i)), bytes_per_pack=1 << 19
+        )
+        moved = (has_others * steps, has_others * sent)
+        assert cost_of_call(strategy, call) == (2 + moved[0], 2 * 256 + moved[1])
+
+
+def prefixes():
+    """Communicators of the first rank, the first two, and so on, with this rank in them."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    for size in range(1, world.size + 1):
+        inside = world.rank < size
+        communicator = world.Split(0 if inside else MPI.UNDEFINED)
+        if inside:
+            yield communicator
+            communicator.Free()
+
+
+@pytest.mark.parametrize("name", ["run", "small"])
+def test_agreement_costs_the_same_for_any_number_of_ranks(name):
+    costs = set()
+    for communicator in prefixes():
+        with mr.MPIStrategy(communicator, replicas_per_rank=2) as strategy:
+            costs.add(cost_of_call(strategy, CALLS[name]))
+    assert len(set().union(*gathered(costs))) == 1
+
+
+def test_agreement_costs_the_same_for_any_number_of_ranks_of_large_worlds(wide):
+    costs = set()
+    for communicator in prefixes():
+        with mr.MPIStrategy(communicator, replicas_per_rank=2) as strategy:
+            costs.add(cost_of_call(strategy, CALLS["run"]))
+    assert set().union(*gathered(costs)) == {(1, WIDE_BYTES)}
