@@ -205,6 +205,10 @@ def leaf_paths(structure: Structure) -> tuple[str, ...]:
     if paths is None:
         if len(_paths) >= _CACHE_SIZE:
             _paths.clear()
-        paths = tuple(accessor.codify("") for accessor in structure.accessors())
+        if structure.type in (list, tuple, dict) and structure.num_nodes == len(structure) + 1:
+            # of thousands of leaves, without an object for each
+            paths = tuple([f"[{entry!r}]" for entry in structure.entries()])
+        else:
+            paths = tuple(accessor.codify("") for accessor in structure.accessors())
         _paths[structure] = paths
     return paths

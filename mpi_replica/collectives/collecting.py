@@ -54,22 +54,19 @@ class Collection:
             )
         ]
         self.results = gathering.allocation.make()
-        needs = [sum(self._rank_bytes(pack)) for pack in gathering.packs]
-        needs += [
-            _batch_rows(gathering.leaves[i]) * gathering.leaves[i].row_bytes
-            for i in gathering.large
-        ]
+        # For a pack: what this rank sends, and what all have sent.
+        rank = engine.layout.rank
+        packs = [self._rank_bytes(pack) for pack in gathering.packs]
+        needs = [sizes[rank] + sum(sizes) for sizes in packs]
+        large = [gathering.leaves[index] for index in gathering.large]
+        needs += [_batch_rows(leaf) * leaf.row_bytes for leaf in large]
         self._scratch = engine.scratch(max(needs, default=0))
-        self._mine = [
-            np.concatenate([_as_bytes(leaf) for i in pack for leaf in self._columns[i]])
-            for pack in gathering.packs
-        ]
 
     def run(self, timeout_seconds: float | None) -> None:
         """Move everything; called where all ranks have agreed to."""
         leaves = self._gathering.leaves
-        for pack, mine in zip(self._gathering.packs, self._mine, strict=True):
-            self._gather_pack(pack, mine, timeout_seconds)
+        for pack in self._gathering.packs:
+            self._gather_pack(pack, timeout_seconds)
         for index in self._gathering.large:
             blocks, table = leaves[index], leaves[index].table(self.results[index])
             parts = [leaf.reshape(blocks.rows, -1) for leaf in self._columns[index]]
@@ -87,9 +84,11 @@ class Collection:
         columns = [[leaf.rows * size for size in leaf.rank_row_bytes] for leaf in leaves]
         return [sum(of_rank) for of_rank in zip(*columns, strict=True)]
 
-    def _gather_pack(self, pack: Sequence[int], mine: Array, timeout_seconds: float | None) -> None:
+    def _gather_pack(self, pack: Sequence[int], timeout_seconds: float | None) -> None:
         rank_bytes = self._rank_bytes(pack)
-        every = self._scratch[: sum(rank_bytes)]
+        size = rank_bytes[self._engine.layout.rank]
+        mine, every = self._scratch[:size], self._scratch[size : size + sum(rank_bytes)]
+        np.concatenate([_as_bytes(leaf) for i in pack for leaf in self._columns[i]], out=mine)
         gather = self._engine.transport.all_gather_blocks
         self._engine.carry(gather, mine, every, rank_bytes, timeout_seconds)
         leaves = [self._gathering.leaves[index] for index in pack]

@@ -54,7 +54,8 @@ class InlineReduction:
         self._scale = num_replicas if plan.op is ReduceOp.MEAN else 1
         self._leaves = len(plan.results)
         self._order = plan.plain_order
-        slots = [slot for pack in plan.packs for slot in pack.slots]
+        chunks = [chunk for pack in plan.packs for chunk in pack.chunks]
+        slots = [slot for chunk in chunks for slot in chunk.slots]
         # Where results are rounded, numpy would warn of overflow, too.
         self._is_rounded = any(slot.dtype is not None for slot in slots)
         self._buffers = [(pack.length, pack.dtype) for pack in plan.packs]
@@ -66,7 +67,8 @@ class InlineReduction:
             firsts = range(0, headers.size, HEADER_BYTES)
             rows = [headers[first + start : first + stop].view(pack.dtype) for first in firsts]
             second = rows[1] if len(rows) > 1 else None
-            self._parts.append((rows[0], second, rows[2:], pack.slots))
+            (chunk,) = pack.chunks  # what fits into a header fits into a chunk
+            self._parts.append((rows[0], second, rows[2:], chunk.slots))
             start = stop
 
     def prepare(self, contributions: Sequence[Sequence[Array]]) -> tuple[bytes, list[Array]]:
@@ -89,10 +91,10 @@ class InlineReduction:
         parts = []
         for pack in self._plan.packs:
             dtype = pack.dtype
-            for slot in pack.slots:
-                total = contributions[0][slot.leaf].astype(dtype, copy=False)
+            for leaf in pack.leaves:
+                total = contributions[0][leaf].astype(dtype, copy=False)
                 for leaves in contributions[1:]:
-                    total = self._ufunc(total, leaves[slot.leaf], dtype=dtype, casting="unsafe")
+                    total = self._ufunc(total, leaves[leaf], dtype=dtype, casting="unsafe")
                 parts.append(total.tobytes())
         return b"".join(parts)
 

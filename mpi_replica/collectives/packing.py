@@ -75,7 +75,7 @@ def signature_of(arrays: Sequence[np.ndarray[Any, Any]]) -> Signature:
 
 
 class Slot(NamedTuple):
-    """The place of a small leaf in its pack, in items."""
+    """The place of a small leaf in its chunk, in items."""
 
     leaf: int
     #: The index of a scalar, otherwise a slice.
@@ -84,13 +84,6 @@ class Slot(NamedTuple):
     shape: tuple[int, ...] | None
     #: Of the result; None where it is that of the pack.
     dtype: np.dtype[Any] | None
-
-    def moved(self, by: int) -> Slot:
-        """Return the slot with a place so many items further on."""
-        where = self.where
-        if isinstance(where, slice):
-            return self._replace(where=slice(where.start + by, where.stop + by))
-        return self._replace(where=where + by)
 
 
 def cut(slots: Iterable[Slot], items: np.ndarray[Any, Any], results: list[Any]) -> None:
@@ -116,25 +109,13 @@ class Pack:
     """Small leaves that travel together."""
 
     dtype: np.dtype[Any]
-    slots: tuple[Slot, ...]
+    chunks: tuple[Chunk, ...]
     length: int
 
-    @functools.cached_property
-    def chunks(self) -> tuple[Chunk, ...]:
-        """The pack in parts of `_CHUNK_BYTES` at most."""
-        most = _CHUNK_BYTES // self.dtype.itemsize
-        chunks: list[Chunk] = []
-        moved: list[Slot] = []
-        start = stop = 0
-        for slot in self.slots:
-            end = slot.where.stop if isinstance(slot.where, slice) else slot.where + 1
-            if moved and end - start > most:
-                chunks.append(Chunk(start, stop, tuple(moved)))
-                start = stop
-                moved = []
-            moved.append(slot.moved(-start))
-            stop = end
-        return (*chunks, Chunk(start, stop, tuple(moved)))
+    @property
+    def leaves(self) -> list[int]:
+        """The leaves, in the order in which they travel."""
+        return [slot.leaf for chunk in self.chunks for slot in chunk.slots]
 
     @property
     def size_bytes(self) -> int:
@@ -263,7 +244,7 @@ def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
             continue
         pack = open_packs.get(wide)
         if pack is None or (
-            pack.slots and (pack.length + length) * wide.itemsize > most_pack_bytes
+            pack.length and (pack.length + length) * wide.itemsize > most_pack_bytes
         ):
             pack = open_packs[wide] = _OpenPack(wide)
             packs.append(pack)
@@ -274,8 +255,8 @@ def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
     needs += [
         stream.piece_bytes * _buffers(stream.dtype, stream.result_dtype, op) for stream in streams
     ]
-    slots = [(slot, pack) for pack in closed for slot in pack.slots]
-    is_plain = all(signature[0][slot.leaf] == pack.dtype for slot, pack in slots)
+    order = [(leaf, pack.dtype) for pack in closed for leaf in pack.leaves]
+    is_plain = all(signature[0][leaf] == dtype for leaf, dtype in order)
     return Plan(
         op,
         tuple(closed),
@@ -283,7 +264,7 @@ def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
         tuple(results),
         max(needs, default=0) + 4 * ALIGNMENT,
         math.inf if streams else sum(pack.size_bytes for pack in closed),
-        tuple(slot.leaf for slot, _ in slots) if is_plain else None,
+        tuple(leaf for leaf, _ in order) if is_plain else None,
     )
 
 
@@ -300,17 +281,28 @@ def _alone_in_their_packs(signature: Signature, op: ReduceOp) -> set[int]:
 class _OpenPack:
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self.dtype = dtype
-        self.slots: list[Slot] = []
         self.length = 0
+        self._chunks: list[Chunk] = []
+        self._slots: list[Slot] = []
+        self._start = 0  # of the chunk that is open
 
     def add(self, leaf: int, shape: tuple[int, ...], length: int, result: np.dtype[Any]) -> None:
-        start, self.length = self.length, self.length + length
-        where = slice(start, self.length) if shape else start
+        if (self.length + length - self._start) * self.dtype.itemsize > _CHUNK_BYTES:
+            self._close_chunk()
+        start = self.length - self._start
+        where = slice(start, start + length) if shape else start
         given = None if len(shape) <= 1 else shape
-        self.slots.append(Slot(leaf, where, given, None if result == self.dtype else result))
+        self._slots.append(Slot(leaf, where, given, None if result == self.dtype else result))
+        self.length += length
+
+    def _close_chunk(self) -> None:
+        if self._slots:
+            self._chunks.append(Chunk(self._start, self.length, tuple(self._slots)))
+        self._start, self._slots = self.length, []
 
     def closed(self) -> Pack:
-        return Pack(self.dtype, tuple(self.slots), self.length)
+        self._close_chunk()
+        return Pack(self.dtype, tuple(self._chunks), self.length)
 
 
 def is_ordered_by_keys(dtype: np.dtype[Any], op: ReduceOp) -> bool:

@@ -101,18 +101,21 @@ class Movement:
         contributions = self._contributions
         if self._plan.plain_order is not None and len(contributions) == 1:
             leaves = contributions[0]
-            np.concatenate([leaves[slot.leaf] for slot in pack.slots], axis=None, out=buffer)
+            np.concatenate([leaves[leaf] for leaf in pack.leaves], axis=None, out=buffer)
         else:
-            for slot in pack.slots:
-                where = slot.where
-                part = buffer[where if isinstance(where, slice) else slice(where, where + 1)]
-                self._combine([leaves[slot.leaf].reshape(-1) for leaves in contributions], part)
+            start = 0
+            for leaf in pack.leaves:
+                column = [leaves[leaf].reshape(-1) for leaves in contributions]
+                part = buffer[start : start + column[0].size]
+                self._combine(column, part)
+                start += part.size
         self._over_ranks(None, buffer)
         if self._scale != 1:
             np.divide(buffer, self._scale, out=buffer)
         if self._chunks is None:
             for results in self._results:
-                _write(pack.slots, buffer, results)
+                for chunk in pack.chunks:
+                    _write(chunk.slots, buffer[chunk.start : chunk.stop], results)
             return
         for results, of_replica in zip(self._results, self._chunks, strict=True):
             for chunk, total in zip(pack.chunks, of_replica[pack], strict=True):
