@@ -63,7 +63,7 @@ def flatten_plain(value: Any) -> tuple[list[Any], Structure, bool]:
         return [value], _LEAF, True
     if kind is dict:
         known = _flat_dicts.get(tuple(value))
-        if known is not None:
+        if known is not None and _STRINGS.issuperset(map(type, value)):
             keys, structure = known
             leaves = [value[key] for key in keys]
             if _LEAF_TYPES.issuperset(map(type, leaves)):
@@ -97,6 +97,8 @@ _flat_arguments: dict[int, Structure] = {}
 
 # Dicts and lists of arrays are the commonest nests. Of dicts with the same keys in the same order:
 # the keys in the order of the leaves, and the structure.
+# Keys of other types can be equal and yet be others, as 1 and True.
+_STRINGS = frozenset({str})
 _flat_dicts: dict[tuple[str, ...], tuple[list[str], Structure]] = {}
 # Of structures that are kept, by their id.
 _numbers: dict[int, int] = {id(_LEAF): 0}
@@ -114,8 +116,7 @@ def _learn(value: Any, leaves: Sequence[Any], structure: Structure) -> None:
         return
     if not _is_flat(value.values() if kind is dict else value):
         return
-    # Keys of other types can be equal and yet be others, as 1 and True.
-    if kind is dict and not all(type(key) is str for key in value):
+    if kind is dict and not _STRINGS.issuperset(map(type, value)):
         return
     if len(_flat_dicts) + len(_flat_lists) >= _CACHE_SIZE:
         _flat_dicts.clear()

@@ -235,14 +235,3 @@ def test_a_key_never_stands_for_two_structures(few_are_kept, values):
             nest.flatten_arguments([], {"x": value})[1],
         ):
             assert structures.setdefault(nest.key(structure), structure) == structure
-
-
-def test_a_text_does_not_depend_on_which_of_equal_structures_came_first(monkeypatch):
-    """It is compared between ranks, which may have seen others."""
-    values = [{1: "x"}, {True: "x"}, {1.0: "x"}]
-    texts = []
-    for ordered in itertools.permutations(values):
-        monkeypatch.setattr(nest, "_texts", {})
-        found = {repr(value): nest.structure_text(nest.flatten(value)[1]) for value in ordered}
-        texts.append(sorted(found.items()))
-    assert texts == [texts[0]] * len(texts)

@@ -54,6 +54,9 @@ class InlineReduction:
         self._scale = num_replicas if plan.op is ReduceOp.MEAN else 1
         self._leaves = len(plan.results)
         self._order = plan.plain_order
+        slots = [slot for pack in plan.packs for slot in pack.slots]
+        # Where results are rounded, numpy would warn of overflow, too.
+        self._is_rounded = any(slot.dtype is not None for slot in slots)
         self._buffers = [(pack.length, pack.dtype) for pack in plan.packs]
         # of each pack, the contributions of the ranks, and its slots
         self._parts: list[tuple[Array, Array | None, list[Array], tuple[Slot, ...]]] = []
@@ -98,7 +101,7 @@ class InlineReduction:
 
         They are views of `totals` that share no item, and numpy scalars.
         """
-        combine, ufunc = self._quietly, self._ufunc
+        quietly, ufunc = self._quietly, self._ufunc
         results: list[Any] = [None] * self._leaves
         place = 0
         for first, second, others, slots in self._parts:
@@ -107,19 +110,22 @@ class InlineReduction:
             if second is None:
                 total[...] = first
             else:
-                combine(ufunc, first, second, out=total)
+                quietly(ufunc, first, second, out=total)
                 for row in others:
-                    combine(ufunc, total, row, out=total)
+                    quietly(ufunc, total, row, out=total)
             if self._scale != 1:
-                combine(np.divide, total, self._scale, out=total)
-            cut(slots, total, results)
+                quietly(np.divide, total, self._scale, out=total)
+            if self._is_rounded:
+                quietly(cut, slots, total, results)
+            else:
+                cut(slots, total, results)
         return results
 
     def copies(self, totals: Sequence[Array]) -> list[Any]:
         """Return the same leaves again, in memory of their own."""
         results: list[Any] = [None] * self._leaves
         for total, (_, _, _, slots) in zip(totals, self._parts, strict=True):
-            cut(slots, total.copy(), results)
+            self._quietly(cut, slots, total.copy(), results)
         return results
 
 

@@ -42,7 +42,9 @@ class Outputs:
 
     def __init__(self, out: Any, structure: nest.Structure, values: Sequence[Array]) -> None:
         self.nest = out
-        self.leaves, found, _ = nest.flatten_plain(out)
+        self.leaves, found, is_plain = nest.flatten_plain(out)
+        if not is_plain:
+            self.leaves = [_as_plain(leaf) for leaf in self.leaves]
         if found is not structure and found != structure:
             raise StructureMismatchError(
                 f"out must be the same nest as the value: it is {nest.structure_text(found)}, and"
@@ -93,14 +95,15 @@ class Outputs:
                     f"out{path} and out{other} share memory. Each leaf needs memory of its own."
                 )
         starts = [start for start, _, _ in spans]
+        outs = dict(zip(paths, self.leaves, strict=True))
         for value, own in zip(self._values, paths, strict=True):
             start, stop = byte_bounds(value)
             # the only ones that can overlap: those that begin before the end, from the last back
             for at in range(bisect.bisect_left(starts, stop) - 1, -1, -1):
-                first, end, path = spans[at]
+                _, end, path = spans[at]
                 if end <= start:
                     break
-                if value.size and not (path == own and (first, end) == (start, stop)):
+                if value.size and not (path == own and _is_same_memory(outs[path], value)):
                     raise _overlap(path, own, "")
 
     def _own_their_memory(self) -> bool:
@@ -137,6 +140,12 @@ class Outputs:
             leaf[...] = result
 
 
+def _as_plain(leaf: Any) -> Any:
+    """Return the memory of an array of some class of its own, as np.matrix, as a plain array."""
+    is_array = isinstance(leaf, np.ndarray) and not isinstance(leaf, np.ma.MaskedArray)
+    return leaf.view(np.ndarray) if is_array else leaf
+
+
 def _is_same_memory(leaf: Any, value: Array) -> bool:
     if leaf is value:
         return True
@@ -148,19 +157,20 @@ def _is_same_memory(leaf: Any, value: Array) -> bool:
 
 def _require_fitting(leaf: Any, dtype: np.dtype[Any], shape: tuple[int, ...], path: str) -> None:
     """Raise where `leaf` can't take a result of this dtype and shape."""
-    if not isinstance(leaf, np.ndarray) or leaf.dtype != dtype:
-        what = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else repr(leaf)
+    if type(leaf) is not np.ndarray or leaf.dtype != dtype:
+        what = f"an array of {leaf.dtype}" if type(leaf) is np.ndarray else repr(leaf)
         raise TypeError(
             f"out{path} must be an array of {dtype}, which is what the reduction gives; it is"
             f" {what}."
         )
     if leaf.shape != shape:
         raise ValueError(f"out{path} must have shape {shape}, it has {leaf.shape}.")
-    if not leaf.flags.carray:
-        raise ValueError(
-            f"out{path} must be a writable C-contiguous array; it is"
-            f" {'not writable' if not leaf.flags.writeable else 'not C-contiguous'}."
-        )
+    needs = {"writeable": "writable", "c_contiguous": "C-contiguous", "aligned": "aligned"}
+    for flag, word in needs.items():
+        if not getattr(leaf.flags, flag):
+            raise ValueError(
+                f"out{path} must be a writable, aligned, C-contiguous array; it is not {word}."
+            )
 
 
 def _overlap(path: str, own: str, whose: str) -> ValueError:

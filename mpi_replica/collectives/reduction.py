@@ -179,15 +179,15 @@ class AllReduce(Call):
         return "float" if index in self.promoted else _PYTHON_NUMBERS.get(type(leaf), "")
 
     def perform(self, engine: Engine, calls: Sequence[AllReduce]) -> list[Any]:
+        if self.outputs is not None and (self.promoted or len(calls) > 1):
+            with engine.agreement.preparing(calls):
+                self._check_outputs(calls)
         is_inline = self.plan.small_bytes <= engine.inline_bytes
         reduce = self._reduce_inline if is_inline else self._reduce_in_pieces
         if len(calls) == 1:
             results = reduce(engine, calls, self.contributions)[0]
             return [self.given_back(results) if self.then is None else self.then(results)]
         contributions = [leaves for call in calls for leaves in call.contributions]
-        if self.outputs is not None:
-            with engine.agreement.preparing(calls):
-                self._check_apart(calls)
         each = reduce(engine, calls, contributions)
         if self.then is not None:
             return [self.then(each[0])] * len(calls)
@@ -199,7 +199,11 @@ class AllReduce(Call):
             return self.outputs.nest
         return results if self.flat_paths is not None else nest.unflatten(self.structure, results)
 
-    def _check_apart(self, calls: Sequence[AllReduce]) -> None:
+    def _check_outputs(self, calls: Sequence[AllReduce]) -> None:
+        """Raise where a result has no place that it fits into, or takes that of a value."""
+        for call in calls:
+            if call.outputs is not None and call.promoted:  # the results are others now
+                call.outputs.check(self.plan.results, self.paths)
         for call, other in itertools.permutations(calls, 2):
             if call.outputs is not None:
                 call.outputs.check_apart(other.contributions[0], self.paths)
