@@ -35,16 +35,19 @@ def check_reduce(strategy, op, nest, **options):
     check_everywhere(results, reference(strategy, op, nest))
 
 
+ANY_SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+
+
 @st.composite
-def calls(draw, kinds=(Leaf,), longest=4):
+def calls(draw, kinds=(Leaf,), shapes=ANY_SHAPES):
     """Draw an op and a nest of leaves that it has a meaning for."""
     op = draw(st.sampled_from(sorted(OF_OP)))
     leaves = st.builds(
         lambda kind, *fields: kind(*fields),
         st.sampled_from(kinds),
         st.sampled_from(OF_OP[op]),
-        st.lists(st.integers(0, longest), max_size=3).map(tuple),
+        shapes,
         st.integers(0, 99),
         st.integers(0, len(LAYOUTS) - 1),
     )
-    return op, draw(nests(leaves))
+    return op, draw(nests(leaves) | st.tuples(leaves, nests(leaves), leaves))

@@ -130,7 +130,7 @@ def test_every_replica_gets_the_same_bits(world, dtype):
 def test_the_order_is_that_of_the_ranks(dtype):
     """In any other one the small numbers would be lost beside the large ones."""
     with mr.MPIStrategy() as strategy:
-        numbers = [2.0**15, -(2.0**15)] + [2.0**-10 * i for i in range(2, strategy.size)]
+        numbers = [2.0**15, -(2.0**15)] + [2.0**-12 * i for i in range(2, strategy.size)]
         results = reduce_everywhere(
             strategy, "SUM", lambda i: np.full(1021, numbers[i]).astype(dtype)
         )

@@ -73,6 +73,12 @@ def in_place_in_one_buffer(op, nest, replica):
     return value, map_structure(lambda array: array[...], value)
 
 
+def in_place_by_views(op, nest, replica):
+    """The value has views of the arrays that it is reduced into."""
+    out, _ = in_place(op, nest, replica)
+    return map_structure(lambda array: array[...], out), out
+
+
 def some_in_place(op, nest, replica):
     value, _ = in_place(op, nest, replica)
     turns = iter(range(1000))
@@ -132,6 +138,12 @@ def test_results_of_all_sizes_come_into_out(strategy, size, op, dtype):
     nest = NESTS[size](dtype)
     check_out(strategy, op, nest, WAYS)
     check_out(strategy, op, nest, WAYS, bytes_per_pack=1 << 14)
+
+
+@pytest.mark.parametrize("size", NESTS)
+def test_a_value_may_be_made_of_views_of_the_arrays_that_it_is_reduced_into(strategy, size):
+    """They are exactly the memory of the value, though not in place by the same objects."""
+    check_out(strategy, "SUM", NESTS[size]("float32"), [in_place_by_views])
 
 
 def test_results_of_several_mebibytes_come_into_out(strategy):
@@ -233,15 +245,23 @@ def test_a_value_that_is_out_in_another_order_is_reduced_right_or_is_an_error(st
 @pytest.mark.parametrize("size", [3, 500])
 def test_out_may_be_a_matrix_of_any_size(strategy, size):
     """It has two dimensions, whatever it is reshaped to."""
-    count = strategy.num_replicas_in_sync
+    total = np.full((size, size), 1.0 * sum(range(strategy.num_replicas_in_sync)))
 
     def step():
         ctx = mr.get_replica_context()
-        mine = np.full((size, size), 1.0 * ctx.replica_id_in_sync_group)
-        return ctx.all_reduce("SUM", mine, out=np.asmatrix(np.ones((size, size))))
+        mine = np.asmatrix(np.full((size, size), 1.0 * ctx.replica_id_in_sync_group))
+        other = np.asmatrix(np.ones((size, size)))
+        return (
+            ctx.all_reduce("SUM", np.array(mine), out=other) is other,
+            ctx.all_reduce("SUM", mine, out=mine) is mine,
+            other,
+            mine,
+        )
 
-    for result in strategy.experimental_local_results(strategy.run(step)):
-        np.testing.assert_array_equal(result, np.full((size, size), sum(range(count))))
+    for *are_out, other, mine in strategy.experimental_local_results(strategy.run(step)):
+        assert are_out == [True, True]
+        np.testing.assert_array_equal(other, total)
+        np.testing.assert_array_equal(mine, total)
 
 
 # What is wrong with `out` on all replicas at once; test_misuse.py has it on one of them.
