@@ -40,7 +40,7 @@ def test_every_leaf_is_in_one_pack_or_stream_in_the_dtype_that_it_accumulates_in
     leaves, op, bytes_per_pack
 ):
     steps = plan(leaves, op, bytes_per_pack)
-    dtypes = [(slot.leaf, pack.dtype) for pack in steps.packs for slot in pack.slots]
+    dtypes = [(leaf, pack.dtype) for pack in steps.packs for leaf in pack.leaves]
     dtypes += [(stream.leaf, stream.dtype) for stream in steps.streams]
     assert sorted(leaf for leaf, _ in dtypes) == list(range(len(leaves)))
     for leaf, wide in dtypes:
@@ -57,12 +57,13 @@ def test_the_slots_of_a_pack_cover_it_and_give_the_results_their_shapes_and_dtyp
     for pack in steps.packs:
         numbers = np.arange(pack.length)
         covered = []
-        for slot in pack.slots:
-            part = numbers[slot.where]
-            covered += part.reshape(-1).tolist()
-            if slot.shape is not None:
-                part = part.reshape(slot.shape)
-            assert (slot.dtype or pack.dtype, part.shape) == steps.results[slot.leaf]
+        for start, stop, slots in pack.chunks:
+            for slot in slots:
+                part = numbers[start:stop][slot.where]
+                covered += part.reshape(-1).tolist()
+                if slot.shape is not None:
+                    part = part.reshape(slot.shape)
+                assert (slot.dtype or pack.dtype, part.shape) == steps.results[slot.leaf]
         assert covered == numbers.tolist()
 
 
@@ -186,8 +187,7 @@ MANY = st.lists(st.sampled_from([(), (3,), (0,), (640,), (5, 128), (15_000,)]), 
 def test_a_chunk_of_a_pack_gives_the_leaves_that_the_pack_gives(shapes, dtype):
     for pack in plan([(dtype, shape) for shape in shapes], ReduceOp.SUM).packs:
         items = np.arange(pack.length, dtype=pack.dtype) % 2048
-        whole, parts = [None] * len(shapes), [None] * len(shapes)
-        cut(pack.slots, items, whole)
+        parts = [None] * len(shapes)
         ends = 0
         for start, stop, slots in pack.chunks:
             assert start == ends
@@ -195,10 +195,12 @@ def test_a_chunk_of_a_pack_gives_the_leaves_that_the_pack_gives(shapes, dtype):
             assert len(slots) == 1 or (stop - start) * pack.dtype.itemsize <= 1 << 16
             cut(slots, items[start:stop].copy(), parts)
         assert ends == pack.length
-        for one, other in zip(whole, parts, strict=True):
-            if one is not None:  # otherwise in another pack
-                assert one.dtype == dtype
-                np.testing.assert_array_equal(one, other, strict=True)
+        rest = items.astype(dtype)
+        for leaf in pack.leaves:
+            size = math.prod(shapes[leaf])
+            expected, rest = rest[:size].reshape(shapes[leaf]), rest[size:]
+            assert parts[leaf].dtype == dtype
+            np.testing.assert_array_equal(parts[leaf], expected[()], strict=True)
 
 
 def test_leaves_of_one_dtype_share_a_pack():
@@ -216,7 +218,7 @@ def test_wide_numbers_come_first_so_that_all_are_aligned_one_behind_the_other(le
 @given(LEAVES, OPS)
 def test_the_plain_order_is_that_of_the_slots_where_no_leaf_is_converted(leaves, op):
     steps = plan(leaves, op)
-    order = [(slot.leaf, pack.dtype) for pack in steps.packs for slot in pack.slots]
+    order = [(leaf, pack.dtype) for pack in steps.packs for leaf in pack.leaves]
     if all(leaves[leaf][0] == dtype for leaf, dtype in order):
         assert steps.plain_order == tuple(leaf for leaf, _ in order)
     else:
@@ -240,7 +242,7 @@ def test_the_plain_order_is_that_of_the_slots_where_no_leaf_is_converted(leaves,
 def test_a_leaf_of_2_kib_that_would_be_alone_in_its_pack_is_a_stream(leaves, streaming):
     leaves = [(np.dtype(dtype), (items,)) for dtype, items in leaves]
     steps = plan(leaves, ReduceOp.SUM)
-    alone = [pack for pack in steps.packs if len(pack.slots) == 1]
+    alone = [pack for pack in steps.packs if len(pack.leaves) == 1]
     assert all(pack.size_bytes < 2048 for pack in alone)
     assert [stream.leaf for stream in steps.streams] == streaming
 

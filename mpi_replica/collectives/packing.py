@@ -228,9 +228,10 @@ def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
     packs: list[_OpenPack] = []
     streams: list[Stream] = []
     results = []
+    alike: dict[Any, Any] = {}  # thousands of leaves are often of a few shapes
     for leaf, (dtype, shape) in enumerate(zip(*signature, strict=True)):
         wide, result = accumulation(dtype, op)
-        results.append((result, shape))
+        results.append(alike.setdefault((result, shape), (result, shape)))
         length = math.prod(shape)
         size_bytes = length * wide.itemsize
         least = _ALONE_BYTES if leaf in alone else _SMALL_BYTES
@@ -284,21 +285,23 @@ class _OpenPack:
         self.length = 0
         self._chunks: list[Chunk] = []
         self._slots: list[Slot] = []
-        self._start = 0  # of the chunk that is open
+        self._used = 0  # of the chunk that is open
 
     def add(self, leaf: int, shape: tuple[int, ...], length: int, result: np.dtype[Any]) -> None:
-        if (self.length + length - self._start) * self.dtype.itemsize > _CHUNK_BYTES:
+        if (self._used + length) * self.dtype.itemsize > _CHUNK_BYTES:
             self._close_chunk()
-        start = self.length - self._start
-        where = slice(start, start + length) if shape else start
+        start, stop = self._used, self._used + length
+        where = slice(start, stop) if shape else start
         given = None if len(shape) <= 1 else shape
         self._slots.append(Slot(leaf, where, given, None if result == self.dtype else result))
         self.length += length
+        self._used = stop
 
     def _close_chunk(self) -> None:
         if self._slots:
-            self._chunks.append(Chunk(self._start, self.length, tuple(self._slots)))
-        self._start, self._slots = self.length, []
+            start = self.length - self._used
+            self._chunks.append(Chunk(start, self.length, tuple(self._slots)))
+        self._used, self._slots = 0, []
 
     def closed(self) -> Pack:
         self._close_chunk()

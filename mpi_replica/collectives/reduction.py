@@ -158,12 +158,14 @@ class AllReduce(Call):
     def words(self, position: int = 0) -> CallDescription:
         arrays = self.contributions[position]
         dtypes = [a.dtype for a in arrays] if self.dtypes is None else self.dtypes[position]
-        leaves = tuple(
-            LeafDescription(wire_name(dtype), array.shape, self._python_number(index, leaf))
-            for index, (leaf, dtype, array) in enumerate(
-                zip(self.given[position], dtypes, arrays, strict=True)
-            )
-        )
+        alike: dict[LeafDescription, LeafDescription] = {}  # of thousands of leaves, a few
+        leaves = []
+        for index, (leaf, dtype, array) in enumerate(
+            zip(self.given[position], dtypes, arrays, strict=True)
+        ):
+            number = self._python_number(index, leaf)
+            description = LeafDescription(wire_name(dtype), array.shape, number)
+            leaves.append(alike.setdefault(description, description))
         return CallDescription(
             self.kind,
             f"{self.asked.name}{', ' * bool(self.detail)}{self.detail}",
@@ -171,7 +173,7 @@ class AllReduce(Call):
             self.options.name,
             nest.structure_text(self.structure),
             self.paths,
-            leaves,
+            tuple(leaves),
             size_bytes=sum(array.nbytes for array in arrays),
         )
 
