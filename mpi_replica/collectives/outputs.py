@@ -149,7 +149,7 @@ def _as_plain(leaf: Any) -> Any:
 def _is_same_memory(leaf: Any, value: Array) -> bool:
     if leaf is value:
         return True
-    if not isinstance(leaf, np.ndarray) or leaf.base is None:
+    if type(leaf) is not np.ndarray or (leaf.base is None and value.base is None):
         return False
     same = leaf.dtype == value.dtype and leaf.shape == value.shape
     return same and value.flags.c_contiguous and byte_bounds(leaf) == byte_bounds(value)
