@@ -20,10 +20,12 @@ class InterruptGate:
     """Holds SIGINT back while it is closed; nests. Only the main thread gets signals."""
 
     def __init__(self) -> None:
-        self._depth = 0
+        #: How often it was closed without being opened. Changed by the main thread alone.
+        self.depth = 0
         #: Whether an interrupt was held back, for `take`.
         self.is_pending = False
-        self._main = threading.main_thread().ident
+        #: The ident of the main thread.
+        self.main_thread = threading.main_thread().ident
         self._installed = False
         #: Called for a second interrupt while one is held.
         self.abort: Callable[[int], Any] | None = None
@@ -31,14 +33,14 @@ class InterruptGate:
     def install(self, abort: Callable[[int], Any]) -> None:
         """Put the gate before Python's own handler of SIGINT; a program's own handler stays."""
         self.abort = abort
-        if self._installed or get_ident() != self._main:
+        if self._installed or get_ident() != self.main_thread:
             return
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._handle)
             self._installed = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._depth == 0:
+        if self.depth == 0:
             self.is_pending = False
             raise KeyboardInterrupt
         if self.is_pending and self.abort is not None:
@@ -47,17 +49,17 @@ class InterruptGate:
 
     def close(self) -> None:
         """Hold interrupts back from now on, until `open` was called as often as this."""
-        if get_ident() == self._main:
-            self._depth += 1
+        if get_ident() == self.main_thread:
+            self.depth += 1
 
     def open(self) -> None:
         """Let interrupts through; one that was held back waits for `take`."""
-        if get_ident() == self._main:
-            self._depth -= 1
+        if get_ident() == self.main_thread:
+            self.depth -= 1
 
     def take(self) -> bool:
         """Return whether an interrupt was held back, and forget it."""
-        if self.is_pending and get_ident() == self._main:
+        if self.is_pending and get_ident() == self.main_thread:
             self.is_pending = False
             return True
         return False

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import greenlet
+from greenlet import getcurrent
 
 from . import nest
 from .collectives.broadcasting import digest_of
@@ -101,7 +102,7 @@ class Seat:
 
     def meet(self, call: Call) -> Any:
         """Post `call` and wait until the hub has performed it; called by the replica."""
-        if self.worker is None or greenlet.getcurrent() is not self.worker.greenlet:
+        if self.worker is None or getcurrent() is not self.worker.greenlet:
             raise ContextError(
                 "a collective was called outside of the greenlet of its replica. Call it directly"
                 " from the function given to strategy.run."
@@ -190,7 +191,7 @@ class RunEnd(Call):
 
     def perform(self, engine: Engine, calls: Sequence[RunEnd]) -> list[Any]:
         engine.agreement.agree(calls)
-        return [self.kinds for _ in calls]
+        return [self.kinds] * len(calls)
 
 
 class Run:
@@ -219,7 +220,7 @@ class Run:
         self.options = options
         self.engine = strategy.engine
         self.seats = [Seat(self, *seat) for seat in seats]
-        self.hub = greenlet.getcurrent()
+        self.hub = getcurrent()
         #: Whether this rank has one replica, which performs its calls itself.
         self.is_alone = len(self.seats) == 1
 
@@ -233,13 +234,19 @@ class Run:
             except BaseException as error:  # Ctrl-C between two replicas
                 self._deal_with(error, [])
             while self.doom is None:
-                waiting = [seat for seat in self.seats if seat.status == "waits"]
+                has_ended = False
+                waiting: list[Seat] = []
+                for seat in self.seats:  # no comprehension: most runs end here at once
+                    if seat.status != "returned":
+                        waiting = [seat for seat in self.seats if seat.status == "waits"]
+                        break
+                else:
+                    has_ended = True
                 try:
                     if self.failure is not None:
                         failure, self.failure = self.failure, None
                         raise failure
-                    returned = [seat for seat in self.seats if seat.status == "returned"]
-                    if len(returned) == len(self.seats):
+                    if has_ended:
                         return self._end()
                     if len(waiting) == len(self.seats):
                         answers = self._perform([seat.call for seat in waiting if seat.call])

@@ -169,7 +169,8 @@ class Engine:
         """Perform calls of the local replicas that agree, and return a result for each."""
         first = calls[0]
         # As `_begin` and `_end` do, without calls of them.
-        gate.close()
+        is_held = self._thread == gate.main_thread
+        gate.depth += is_held
         self._lock.acquire()
         recorder = self._recorder
         recorder.begin(first.text or first.kind, first.options.timeout_seconds)
@@ -182,7 +183,7 @@ class Engine:
         finally:
             recorder.end()
             self._lock.release()
-            gate.open()
+            gate.depth -= is_held
 
     def _require_one_call(self, calls: Sequence[Call]) -> None:
         """Tell the other ranks where the local replicas are at different calls."""
