@@ -215,12 +215,13 @@ class ReplicaContext:
         Notes
         -----
         One message of 256 bytes a rank where all leaves together have 232 bytes or less. Otherwise
-        that, one Allreduce for each 512 KiB of a large leaf (2 MiB in place), and for each 1 MiB of
-        leaves below 64 KiB (or ``bytes_per_pack``). Where every rank has one replica, large
-        leaves that are C-contiguous are not copied; float16 and bfloat16 travel as they are, in one
-        Alltoallv and one Allgatherv for each 1 MiB. Results of one call may lie beside each other
-        in one block of memory: a kept one keeps up to 64 KiB, or 16 MiB where it has 512 KiB and
-        more. Counterpart of ``tf.distribute.ReplicaContext.all_reduce``.
+        that, one Allreduce for each 512 KiB of a large leaf (2 MiB in place, and where ranks share
+        cores), and for each 1 MiB of leaves below 64 KiB; or for each ``bytes_per_pack``. Where
+        every rank has one replica, large leaves that are C-contiguous are not copied; float16 and
+        bfloat16 travel as they are, in one Alltoallv and one Allgatherv for each 1 MiB. Results of
+        one call may lie beside each other in one block of memory: a kept one keeps up to 64 KiB, or
+        16 MiB where it has 512 KiB and more. Counterpart of
+        ``tf.distribute.ReplicaContext.all_reduce``.
 
         Examples
         --------

@@ -75,15 +75,15 @@ def test_the_slots_of_a_pack_cover_it_and_give_the_results_their_shapes_and_dtyp
     st.sampled_from("CF"),
 )
 def test_the_pieces_of_a_stream_are_its_items_in_c_order_each_once(
-    shape, bytes_per_pack, longer, in_place, order
+    shape, bytes_per_pack, longer, large, order
 ):
     """In whatever order the array is in memory."""
     leaves = ((FLOAT32, (longer, *shape)),)
     leaf = np.arange(math.prod(leaves[0][1])).reshape(leaves[0][1]).copy(order)
     for stream in plan(leaves, ReduceOp.SUM, bytes_per_pack).streams:
-        most = stream.in_place_piece if in_place else stream.piece
+        most = stream.large_piece if large else stream.piece
         ends = 0
-        for start, stop, where in stream.pieces(in_place=in_place):
+        for start, stop, where in stream.pieces(large=large):
             assert start == ends
             assert start < stop <= start + most
             assert leaf[where].reshape(-1).tolist() == list(range(start, stop))
@@ -112,8 +112,8 @@ def test_the_pieces_of_an_array_that_says_to_have_any_size_are_made_when_asked_f
     """A list of them would fill the memory."""
     (stream,) = plan(((FLOAT64, shape),), ReduceOp.SUM, 64).streams
     leaf = np.broadcast_to(np.float64(1), shape)
-    for in_place in (False, True):
-        found = stream.pieces(in_place=in_place)
+    for large in (False, True):
+        found = stream.pieces(large=large)
         for _ in range(2):  # anew for each call
             first = list(itertools.islice(found, 3))
             assert [(start, stop) for start, stop, _ in first] == [(0, 8), (8, 16), (16, 24)]
@@ -134,7 +134,7 @@ def test_no_message_is_larger_than_bytes_per_pack(leaves, op, bytes_per_pack):
     sizes = [pack.size_bytes for pack in steps.packs]
     for stream in steps.streams:
         sizes += [stream.piece * stream.dtype.itemsize]
-        sizes += [stream.in_place_piece * stream.dtype.itemsize]
+        sizes += [stream.large_piece * stream.dtype.itemsize]
     assert max(sizes, default=0) <= bytes_per_pack
 
 
@@ -143,7 +143,7 @@ def test_scratch_holds_every_pack_and_piece_aligned(leaves, op, bytes_per_pack):
     steps = plan(leaves, op, bytes_per_pack)
     sizes = [pack.size_bytes for pack in steps.packs]
     for stream in steps.streams:
-        items = min(max(stream.piece, stream.in_place_piece), math.prod(stream.shape))
+        items = min(max(stream.piece, stream.large_piece), math.prod(stream.shape))
         sizes.append(items * stream.dtype.itemsize)
     assert max(sizes, default=0) + ALIGNMENT <= steps.scratch_bytes
 
@@ -255,4 +255,4 @@ def test_a_dtype_that_can_not_be_reduced_is_a_type_error():
 def test_no_piece_is_too_long_for_the_counts_of_mpi():
     leaves = ((np.dtype(np.int8), (1 << 33,)),)
     (stream,) = plan(leaves, ReduceOp.SUM, 1 << 34).streams
-    assert max(stream.piece, stream.in_place_piece) < 1 << 31
+    assert max(stream.piece, stream.large_piece) < 1 << 31

@@ -16,7 +16,7 @@ import numpy as np
 from ..dtypes import is_text
 from .allocation import Allocation
 
-__all__ = ["Blocks", "Extents", "Gathering", "GatheringPlan", "LeafForm"]
+__all__ = ["Blocks", "Extents", "Gathering", "GatheringPlan", "LeafForm", "SharedMessage"]
 
 Array = np.ndarray[Any, Any]
 
@@ -26,6 +26,9 @@ Extents = Sequence[Sequence[Sequence[int]]]
 #: Leaves whose result is below this share messages, of so many bytes.
 _SHARED_BYTES = 1 << 16
 _PACK_BYTES = 1 << 20
+# Longer rows go straight to their place; shorter ones come in batches of so many bytes.
+_LONG_ROW_BYTES = 1 << 18
+_BATCH_BYTES = 1 << 20
 # A program whose extents change all the time must not grow.
 _CACHE_SIZE = 64
 
@@ -66,6 +69,12 @@ class Blocks:
             for of_rank in extents
         ]
 
+        #: Rows of a batch, and its bytes; 0 where rows go straight to their place.
+        self.batch_rows = 0
+        if self.rows > 1 and self.row_bytes < _LONG_ROW_BYTES:
+            self.batch_rows = min(self.rows, max(1, _BATCH_BYTES // max(1, self.row_bytes)))
+        self.batch_bytes = self.batch_rows * self.row_bytes
+
     @property
     def is_small(self) -> bool:
         """Whether it shares a message with other small ones."""
@@ -93,6 +102,20 @@ def _text(dtype: np.dtype[Any], item_bytes: int) -> np.dtype[Any]:
     return np.dtype(f"{dtype.kind}{max(1, item_bytes // unit)}")
 
 
+class SharedMessage(NamedTuple):
+    """Small leaves that travel together."""
+
+    leaves: list[int]
+    #: Bytes that each rank sends, and where they begin.
+    rank_bytes: list[int]
+    starts: list[int]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all ranks."""
+        return sum(self.rank_bytes)
+
+
 class Gathering:
     """How the leaves of one call travel, where all extents are known."""
 
@@ -100,19 +123,28 @@ class Gathering:
         self.leaves = [Blocks(form, of_leaf) for form, of_leaf in zip(forms, extents, strict=True)]
         self.allocation = Allocation([leaf.result for leaf in self.leaves])
         self.result_bytes = sum(leaf.result_bytes for leaf in self.leaves)
-        #: Small leaves that share a message, and leaves that have messages of their own.
-        self.packs: list[list[int]] = []
-        self.large: list[int] = []
+        packs: list[list[int]] = []
         used = 0
         for index, leaf in enumerate(self.leaves):
-            if not leaf.is_small:
-                self.large.append(index)
-                continue
-            if not self.packs or used + leaf.result_bytes > _PACK_BYTES:
-                self.packs.append([])
-                used = 0
-            self.packs[-1].append(index)
-            used += leaf.result_bytes
+            if leaf.is_small:
+                if not packs or used + leaf.result_bytes > _PACK_BYTES:
+                    packs.append([])
+                    used = 0
+                packs[-1].append(index)
+                used += leaf.result_bytes
+        self.shared = [self._shared(pack) for pack in packs if len(pack) > 1]
+        #: Leaves that have messages of their own.
+        together = {index for message in self.shared for index in message.leaves}
+        self.alone = [index for index in range(len(self.leaves)) if index not in together]
+
+    def _shared(self, pack: list[int]) -> SharedMessage:
+        columns = [
+            [self.leaves[index].rows * size for size in self.leaves[index].rank_row_bytes]
+            for index in pack
+        ]
+        rank_bytes = [sum(of_rank) for of_rank in zip(*columns, strict=True)]
+        *starts, _ = itertools.accumulate(rank_bytes, initial=0)
+        return SharedMessage(pack, rank_bytes, starts)
 
 
 class GatheringPlan:

@@ -12,17 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from .blocks import Blocks, Gathering
+from .blocks import Blocks, Gathering, SharedMessage
 from .engine import Engine
 
 __all__ = ["Collection", "gather_bytes", "place_all"]
 
 Array = np.ndarray[Any, Any]
-
-#: Longer rows go straight to their place.
-_LONG_ROW_BYTES = 1 << 18
-#: Bytes of a batch of short rows.
-_BATCH_BYTES = 1 << 20
 
 
 class Collection:
@@ -48,62 +43,59 @@ class Collection:
         self._gathering = gathering
         #: Of each leaf, what the local replicas have.
         self._columns = [
-            [leaf.astype(blocks.dtype, copy=False) for leaf in column]
-            for blocks, column in zip(
-                gathering.leaves, zip(*contributions, strict=True), strict=True
-            )
+            [leaves[index].astype(blocks.dtype, copy=False) for leaves in contributions]
+            for index, blocks in enumerate(gathering.leaves)
         ]
         self.results = gathering.allocation.make()
-        # For a pack: what this rank sends, and what all have sent.
+        # For a message that leaves share: what this rank sends, and what all have sent.
         rank = engine.layout.rank
-        packs = [self._rank_bytes(pack) for pack in gathering.packs]
-        needs = [sizes[rank] + sum(sizes) for sizes in packs]
-        large = [gathering.leaves[index] for index in gathering.large]
-        needs += [_batch_rows(leaf) * leaf.row_bytes for leaf in large]
+        needs = [each.rank_bytes[rank] + each.size_bytes for each in gathering.shared]
+        needs += [gathering.leaves[index].batch_bytes for index in gathering.alone]
         self._scratch = engine.scratch(max(needs, default=0))
 
     def run(self, timeout_seconds: float | None) -> None:
         """Move everything; called where all ranks have agreed to."""
         leaves = self._gathering.leaves
-        for pack in self._gathering.packs:
-            self._gather_pack(pack, timeout_seconds)
-        for index in self._gathering.large:
-            blocks, table = leaves[index], leaves[index].table(self.results[index])
-            parts = [leaf.reshape(blocks.rows, -1) for leaf in self._columns[index]]
-            if blocks.rows == 1 or blocks.row_bytes >= _LONG_ROW_BYTES:
-                for row in range(blocks.rows):
-                    mine_of_row = [_as_bytes(part[row]) for part in parts]
-                    self._gather(
-                        mine_of_row, _as_bytes(table[row]), blocks.rank_row_bytes, timeout_seconds
-                    )
+        for message in self._gathering.shared:
+            self._gather_shared(message, timeout_seconds)
+        for index in self._gathering.alone:
+            blocks, column = leaves[index], self._columns[index]
+            if not blocks.result_bytes:
+                continue  # as on all ranks
+            table = blocks.table(self.results[index])
+            if blocks.batch_bytes:
+                self._gather_in_batches(blocks, table, column, timeout_seconds)
+            elif blocks.rows == 1:
+                mine = [_as_bytes(leaf) for leaf in column]
+                self._gather(mine, _as_bytes(table), blocks.rank_row_bytes, timeout_seconds)
             else:
-                self._gather_in_batches(blocks, table, parts, timeout_seconds)
+                parts = [leaf.reshape(blocks.rows, -1) for leaf in column]
+                for row in range(blocks.rows):
+                    mine = [_as_bytes(part[row]) for part in parts]
+                    target = _as_bytes(table[row])
+                    self._gather(mine, target, blocks.rank_row_bytes, timeout_seconds)
 
-    def _rank_bytes(self, pack: Sequence[int]) -> list[int]:
-        leaves = [self._gathering.leaves[index] for index in pack]
-        columns = [[leaf.rows * size for size in leaf.rank_row_bytes] for leaf in leaves]
-        return [sum(of_rank) for of_rank in zip(*columns, strict=True)]
-
-    def _gather_pack(self, pack: Sequence[int], timeout_seconds: float | None) -> None:
-        rank_bytes = self._rank_bytes(pack)
-        size = rank_bytes[self._engine.layout.rank]
-        mine, every = self._scratch[:size], self._scratch[size : size + sum(rank_bytes)]
-        np.concatenate([_as_bytes(leaf) for i in pack for leaf in self._columns[i]], out=mine)
+    def _gather_shared(self, message: SharedMessage, timeout_seconds: float | None) -> None:
+        size = message.rank_bytes[self._engine.layout.rank]
+        mine, every = self._scratch[:size], self._scratch[size : size + message.size_bytes]
+        columns = [self._columns[index] for index in message.leaves]
+        np.concatenate([_as_bytes(leaf) for column in columns for leaf in column], out=mine)
         gather = self._engine.transport.all_gather_blocks
-        self._engine.carry(gather, mine, every, rank_bytes, timeout_seconds)
-        leaves = [self._gathering.leaves[index] for index in pack]
-        results = [self.results[index] for index in pack]
-        parts = np.split(every, np.cumsum(rank_bytes)[:-1])
+        self._engine.carry(gather, mine, every, message.rank_bytes, timeout_seconds)
+        leaves = [self._gathering.leaves[index] for index in message.leaves]
+        results = [self.results[index] for index in message.leaves]
+        parts = [every[start:] for start in message.starts]
         place_all(leaves, results, parts, self._engine.layout.counts)
 
     def _gather_in_batches(
         self,
         blocks: Blocks,
         table: Array,
-        parts: Sequence[Array],
+        column: Sequence[Array],
         timeout_seconds: float | None,
     ) -> None:
-        most = _batch_rows(blocks)
+        parts = [leaf.reshape(blocks.rows, -1) for leaf in column]
+        most = blocks.batch_rows
         for start in range(0, blocks.rows, most):
             rows = slice(start, min(start + most, blocks.rows))
             count = rows.stop - rows.start
@@ -123,13 +115,6 @@ class Collection:
         timeout_seconds: float | None,
     ) -> None:
         gather_bytes(self._engine, parts, receive, rank_bytes, timeout_seconds)
-
-
-def _batch_rows(blocks: Blocks) -> int:
-    """Return how many rows a batch has; none where rows go straight to their place."""
-    if blocks.rows == 1 or blocks.row_bytes >= _LONG_ROW_BYTES:
-        return 0
-    return max(1, _BATCH_BYTES // max(1, blocks.row_bytes))
 
 
 def _as_bytes(array: Array) -> Array:

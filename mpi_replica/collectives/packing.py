@@ -35,8 +35,8 @@ __all__ = [
 # Bytes of a piece, where the user does not say: the fastest on the libraries that were measured.
 # A piece as large as its array would have MPI take memory from the system, and give it back.
 _PIECE_BYTES = 1 << 19
-# In place, of arrays that are much larger.
-_IN_PLACE_BYTES = 1 << 21
+# In place, and where ranks share cores, of arrays that are much larger.
+_LARGE_PIECE_BYTES = 1 << 21
 _MUCH_LARGER = 2
 # Of packs and of pieces that stay in the cache while several buffers take part.
 _STAGED_BYTES = 1 << 20
@@ -142,26 +142,27 @@ class Stream:
     #: Of the result.
     result_dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    #: The most items of a piece, and of one that is reduced in place.
+    #: The most items of a piece, and of one where large ones are better: in place, or where an
+    #: exchange costs more.
     piece: int
-    in_place_piece: int
+    large_piece: int
 
-    def pieces(self, *, in_place: bool = False) -> Iterable[Piece]:
+    def pieces(self, *, large: bool = False) -> Iterable[Piece]:
         """Return the pieces of the leaf."""
-        return self._in_place_pieces if in_place else self._pieces
+        return self._large_pieces if large else self._pieces
 
     @functools.cached_property
     def _pieces(self) -> Iterable[Piece]:
         return _Pieces.of(self.shape, self.piece)
 
     @functools.cached_property
-    def _in_place_pieces(self) -> Iterable[Piece]:
-        return _Pieces.of(self.shape, self.in_place_piece)
+    def _large_pieces(self) -> Iterable[Piece]:
+        return _Pieces.of(self.shape, self.large_piece)
 
     @property
     def piece_bytes(self) -> int:
         """The most bytes of a piece, in `dtype`."""
-        most = max(self.piece, self.in_place_piece)
+        most = max(self.piece, self.large_piece)
         return min(most, math.prod(self.shape)) * self.dtype.itemsize
 
     @property
@@ -237,11 +238,11 @@ def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
         least = _ALONE_BYTES if leaf in alone else _SMALL_BYTES
         if size_bytes >= min(least, most_pack_bytes):
             defaults = _default_piece_bytes(wide, result, op, size_bytes)
-            piece, in_place = (
+            piece, large_piece = (
                 max(1, min(bytes_per_pack or default, _LARGEST_PIECE_BYTES) // wide.itemsize)
                 for default in defaults
             )
-            streams.append(Stream(leaf, wide, result, shape, piece, in_place))
+            streams.append(Stream(leaf, wide, result, shape, piece, large_piece))
             continue
         pack = open_packs.get(wide)
         if pack is None or (
@@ -324,13 +325,13 @@ def _buffers(wide: np.dtype[Any], result: np.dtype[Any], op: ReduceOp) -> int:
 def _default_piece_bytes(
     wide: np.dtype[Any], result: np.dtype[Any], op: ReduceOp, size_bytes: int
 ) -> tuple[int, int]:
-    """Return the bytes of a piece, and of one that is reduced in place."""
+    """Return the bytes of a piece, and of a large one."""
     if is_ordered_by_keys(wide, op):
         return _STAGED_BYTES, _STAGED_BYTES
     if result.itemsize < wide.itemsize:
         return _NARROW_BYTES, _NARROW_BYTES
-    is_much_larger = size_bytes >= _MUCH_LARGER * _IN_PLACE_BYTES
-    return _PIECE_BYTES, _IN_PLACE_BYTES if is_much_larger else _PIECE_BYTES
+    is_much_larger = size_bytes >= _MUCH_LARGER * _LARGE_PIECE_BYTES
+    return _PIECE_BYTES, _LARGE_PIECE_BYTES if is_much_larger else _PIECE_BYTES
 
 
 def pieces(shape: tuple[int, ...], most: int) -> Iterator[Piece]:

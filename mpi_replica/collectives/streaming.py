@@ -133,7 +133,7 @@ class Movement:
                 items = leaf.reshape(-1)
         totals = result.reshape(-1)
         send: Array | None = None
-        for start, stop, where in stream.pieces(in_place=in_place):
+        for start, stop, where in stream.pieces(large=in_place or self._transport.is_crowded):
             total = totals[start:stop]
             if items is None:
                 self._used_bytes = 0

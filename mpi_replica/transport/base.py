@@ -67,6 +67,8 @@ class Transport(abc.ABC):
     headers: Bytes
     #: Whether an exchange was begun that has not ended: nothing else can be sent then.
     is_in_flight: bool = False
+    #: Whether some host has more ranks than cores: each exchange then costs turns of the cores.
+    is_crowded: bool = False
     #: Set from another thread: waits end with `WaitGivenUpError`. A blocking call is not woken.
     is_interrupted: bool = False
     #: What the user may see as ``strategy.communicator``: an MPI communicator, or None.

@@ -173,7 +173,8 @@ class MPITransport(Transport):
         self._spins = range(0 if crowded[here[0]] else _SPINS)
         self._spin_seconds = 0.0 if crowded[here[0]] else _SPIN_SECONDS
         # A blocking collective of one rank does not match a non-blocking one of another.
-        self._blocks = not any(crowded.values())
+        self.is_crowded = any(crowded.values())
+        self._blocks = not self.is_crowded
         self._header = np.zeros(HEADER_BYTES, np.uint8)
         self.headers = np.zeros(HEADER_BYTES * self.size, np.uint8)
         self._header_view = self._header.data
