@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,42 +84,31 @@ class Outputs:
             self._check_overlaps(paths)
 
     def _check_overlaps(self, paths: Sequence[str]) -> None:
-        spans = sorted(
-            (*byte_bounds(leaf), path)
-            for leaf, path in zip(self.leaves, paths, strict=True)
-            if leaf.size
-        )
-        for (_, stop, path), (start, _, other) in itertools.pairwise(spans):
+        for (_, stop, index), (start, _, other) in itertools.pairwise(self._spans()):
             if start < stop:
                 raise ValueError(
-                    f"out{path} and out{other} share memory. Each leaf needs memory of its own."
+                    f"out{paths[index]} and out{paths[other]} share memory. Each leaf needs memory"
+                    " of its own."
                 )
-        starts = [start for start, _, _ in spans]
-        outs = dict(zip(paths, self.leaves, strict=True))
-        for value, own in zip(self._values, paths, strict=True):
-            start, stop = byte_bounds(value)
-            # the only ones that can overlap: those that begin before the end, from the last back
-            for at in range(bisect.bisect_left(starts, stop) - 1, -1, -1):
-                _, end, path = spans[at]
-                if end <= start:
-                    break
-                if value.size and not (path == own and _is_same_memory(outs[path], value)):
-                    raise _overlap(path, own, "")
+        for index, other in self._overlaps(self._values):
+            if index != other or not _is_same_memory(self.leaves[index], self._values[other]):
+                raise _overlap(paths[index], paths[other], "")
 
     def _own_their_memory(self) -> bool:
         """Return whether all are arrays that no other one here is a view of; quickly."""
         for leaf in self.leaves:
             if leaf.base is not None:
                 return False
-        outs = set(map(id, self.leaves))
-        if len(outs) < len(self.leaves):
+        if len(set(map(id, self.leaves))) < len(self.leaves):
             return False
-        if self.are_values:
-            return True
-        for value in self._values:
+        return self.are_values or self._are_others(self._values)
+
+    def _are_others(self, values: Sequence[Array]) -> bool:
+        """Return whether `values` own their memory, too, and are none of the leaves."""
+        for value in values:
             if value.base is not None:
                 return False
-        return outs.isdisjoint(map(id, self._values))
+        return set(map(id, self.leaves)).isdisjoint(map(id, values))
 
     def check_apart(self, values: Sequence[Array], paths: Sequence[str]) -> None:
         """Raise where memory of `out` holds a value of another replica of this rank.
@@ -129,10 +118,32 @@ class Outputs:
         ValueError
             It does: that value would be lost before it is read.
         """
-        for leaf, path in zip(self.leaves, paths, strict=True):
-            for value, own in zip(values, paths, strict=True):
-                if np.may_share_memory(leaf, value):
-                    raise _overlap(path, own, " of another replica of the same rank")
+        if all(leaf.base is None for leaf in self.leaves) and self._are_others(values):
+            return
+        for index, other in self._overlaps(values):
+            raise _overlap(paths[index], paths[other], " of another replica of the same rank")
+
+    def _spans(self) -> list[tuple[int, int, int]]:
+        """Return from where to where each leaf lies, in the order of addresses, and its index."""
+        return sorted(
+            (*byte_bounds(leaf), index) for index, leaf in enumerate(self.leaves) if leaf.size
+        )
+
+    def _overlaps(self, values: Sequence[Array]) -> Iterator[tuple[int, int]]:
+        """Yield the indices of each leaf and value that lie in each other's bounds."""
+        spans = self._spans()
+        starts = [start for start, _, _ in spans]
+        # One that begins further before a value than the longest leaf is long ends before it.
+        longest = max((stop - start for start, stop, _ in spans), default=0)
+        for other, value in enumerate(values):
+            if not value.size:
+                continue
+            start, stop = byte_bounds(value)
+            for at in range(bisect.bisect_left(starts, stop) - 1, -1, -1):
+                if starts[at] + longest <= start:
+                    break
+                if spans[at][1] > start:
+                    yield spans[at][2], other
 
     def take(self, results: Sequence[Any]) -> None:
         """Write the results into the leaves."""
