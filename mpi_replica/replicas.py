@@ -362,18 +362,22 @@ class Run:
 
     def _end(self) -> Any:
         """Agree on the end of the run; return what the local replicas returned, wrapped."""
-        ends = [RunEnd(self, seat.value, seat.replica_id) for seat in self.seats]
+        layout, seats = self.engine.layout, self.seats
+        if len(seats) > 1 and all([seat.value is None for seat in seats]):
+            ends = [RunEnd(self, None)]  # as most steps do: one end tells of all of them
+            ends[0].replica_ids = layout.local_replica_ids
+        else:
+            ends = [RunEnd(self, seat.value, seat.replica_id) for seat in seats]
         try:
             kinds = self.engine.perform(ends)[0]
         except Combination as combination:
             kinds = combination.kinds
-        layout = self.engine.layout
         leaves: list[Any] = []
         for index, kind in enumerate(kinds):
             if kind == "none":
                 leaves.append(None)
             elif kind == "value":
-                values = [end.leaves[index] for end in ends]
+                values = [end.leaves[index] for end in ends] * (len(seats) // len(ends))
                 leaves.append(PerReplica(values, layout.local_replica_ids, layout.num_replicas))
             else:
                 leaves.append(ends[0].leaves[index])

@@ -136,6 +136,10 @@ class Gathering:
         #: Leaves that have messages of their own.
         together = {index for message in self.shared for index in message.leaves}
         self.alone = [index for index in range(len(self.leaves)) if index not in together]
+        # For a message that leaves share: what a rank sends, and what all have sent.
+        needs = [max(message.rank_bytes) + message.size_bytes for message in self.shared]
+        needs += [self.leaves[index].batch_bytes for index in self.alone]
+        self.scratch_bytes = max(needs, default=0)
 
     def _shared(self, pack: list[int]) -> SharedMessage:
         columns = [
@@ -153,6 +157,8 @@ class GatheringPlan:
     def __init__(self, forms: Sequence[LeafForm]) -> None:
         self.forms = tuple(forms)
         self._known: dict[tuple[bytes, ...], Gathering] = {}
+        #: Of calls in which all that the ranks told are extents, by what they told.
+        self.repeated: dict[tuple[bytes, ...], Gathering] = {}
 
     def gathering(self, heads: Sequence[bytes], counts: Sequence[int]) -> Gathering:
         """Return how the leaves travel; `heads` hold the extents that each rank told."""
@@ -161,6 +167,7 @@ class GatheringPlan:
         if known is None:
             if len(self._known) >= _CACHE_SIZE:
                 self._known.clear()
+                self.repeated.clear()
             known = self._known[key] = Gathering(self.forms, self._extents(heads, counts))
         return known
 

@@ -84,10 +84,11 @@ def call_site(known: int = 0) -> CallSite:
     """
     frame: FrameType | None = sys._getframe(1 + known)
     key: list[int] = []
+    known_code = _user_code.get
     while frame is not None:
         code = frame.f_code
         name = id(code)
-        user_code = _user_code.get(name, _UNKNOWN)
+        user_code = known_code(name, _UNKNOWN)
         if user_code is _UNKNOWN:
             user_code = _is_user_code(code)
         if user_code is None:

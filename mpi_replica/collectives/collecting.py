@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import is_text
 from .blocks import Blocks, Gathering, SharedMessage
 from .engine import Engine
 
@@ -42,16 +43,14 @@ class Collection:
         self._engine = engine
         self._gathering = gathering
         #: Of each leaf, what the local replicas have.
-        self._columns = [
-            [leaves[index].astype(blocks.dtype, copy=False) for leaves in contributions]
-            for index, blocks in enumerate(gathering.leaves)
-        ]
+        self._columns = []
+        for index, blocks in enumerate(gathering.leaves):
+            column = [leaves[index] for leaves in contributions]
+            if is_text(blocks.dtype):
+                column = [leaf.astype(blocks.dtype, copy=False) for leaf in column]
+            self._columns.append(column)
         self.results = gathering.allocation.make()
-        # For a message that leaves share: what this rank sends, and what all have sent.
-        rank = engine.layout.rank
-        needs = [each.rank_bytes[rank] + each.size_bytes for each in gathering.shared]
-        needs += [gathering.leaves[index].batch_bytes for index in gathering.alone]
-        self._scratch = engine.scratch(max(needs, default=0))
+        self._scratch = engine.scratch(gathering.scratch_bytes)
 
     def run(self, timeout_seconds: float | None) -> None:
         """Move everything; called where all ranks have agreed to."""

@@ -163,25 +163,17 @@ class AllGather(Call):
         except Exception as error:
             agreement.fail(calls, error)
         agreement.agree(calls, payload)
-        payloads = agreement.payloads()
-        kinds = {data[:1] for data in payloads}
-        if _TOO_LONG in kinds:
-            with engine.moving(self):
-                heads = engine.carry(
-                    engine.transport.all_gather_bytes, head, self.options.timeout_seconds
-                )
-        else:
-            sizes = [1 + 16 * len(self.plan.forms) * count for count in counts]
-            heads = [data[1:size] for data, size in zip(payloads, sizes, strict=True)]
-        gathering = self.plan.gathering(heads, counts)
-        if kinds == {_WITH_DATA}:
-            results = engine.with_reserve(gathering.allocation.make)
-            parts = [
-                np.frombuffer(data, np.uint8)[size:]
-                for data, size in zip(payloads, sizes, strict=True)
-            ]
-            place_all(gathering.leaves, results, parts, counts, is_raw=True)
-            return results
+        payloads = tuple(agreement.payloads())
+        gathering = self.plan.repeated.get(payloads)
+        if gathering is None:
+            heads, data = self._told(engine, payloads, head)
+            gathering = self.plan.gathering(heads, counts)
+            if data is not None:
+                results = engine.with_reserve(gathering.allocation.make)
+                place_all(gathering.leaves, results, data, counts, is_raw=True)
+                return results
+            if all(told[:1] == _WITHOUT_DATA for told in payloads):
+                self.plan.repeated[payloads] = gathering
         if gathering.result_bytes > LARGE_BYTES:
             with agreement.preparing(calls):
                 collection = Collection(engine, gathering, contributions)
@@ -191,6 +183,22 @@ class AllGather(Call):
         with engine.moving(self):
             collection.run(self.options.timeout_seconds)
         return collection.results
+
+    def _told(
+        self, engine: Engine, payloads: Sequence[bytes], head: bytes
+    ) -> tuple[Sequence[bytes], list[Array] | None]:
+        """Return the extents that each rank told, and the data where that travelled with them."""
+        kinds = {data[:1] for data in payloads}
+        if _TOO_LONG in kinds:
+            with engine.moving(self):
+                gather = engine.transport.all_gather_bytes
+                return engine.carry(gather, head, self.options.timeout_seconds), None
+        sizes = [1 + 16 * len(self.plan.forms) * count for count in engine.layout.counts]
+        told = list(zip(payloads, sizes, strict=True))
+        heads = [data[1:size] for data, size in told]
+        if kinds != {_WITH_DATA}:
+            return heads, None
+        return heads, [np.frombuffer(data, np.uint8)[size:] for data, size in told]
 
 
 # The first byte of the payload tells what follows.
