@@ -21,7 +21,8 @@ def beside(value):
 
 
 def fresh(value):
-    return np.empty(value["w"][0].shape)
+    # Not np.empty: whatever lies in memory may overflow where it becomes another dtype.
+    return np.zeros(value["w"][0].shape)
 
 
 def read_only(array):
