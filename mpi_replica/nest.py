@@ -45,6 +45,18 @@ _paths: dict[Structure, tuple[str, ...]] = {_LEAF: ("",)}
 # Structures of a program are few; a program that makes new ones all the time must not grow.
 _CACHE_SIZE = 4096
 
+# What optree need not be asked again: the structures of the commonest nests, dicts and lists of
+# arrays and plain arguments. Of dicts with the same keys in the same order: the keys in the order
+# of the leaves, and the structure; of lists by their length, of arguments by their number.
+_flat_dicts: dict[tuple[str, ...], tuple[list[str], Structure]] = {}
+_flat_lists: dict[int, Structure] = {}
+_flat_arguments: dict[int, Structure] = {}
+# Keys of other types can be equal and yet be others, as 1 and True.
+_STRINGS = frozenset({str})
+# A number for each of them, by its id, which never comes to mean another structure.
+_numbers: dict[int, int] = {id(_LEAF): 0}
+_counter = itertools.count(1)
+
 
 def flatten(value: Any) -> tuple[list[Any], Structure]:
     """Return the leaves of `value`, in a fixed order, and its structure."""
@@ -90,23 +102,6 @@ def flatten_arguments(
         _numbers[id(structure)] = next(_counter)
         _flat_arguments[len(args)] = structure
     return leaves, structure, is_plain
-
-
-# Of the arguments of a call, where all are leaves, by their number.
-_flat_arguments: dict[int, Structure] = {}
-
-# Dicts and lists of arrays are the commonest nests. Of dicts with the same keys in the same order:
-# the keys in the order of the leaves, and the structure.
-# Keys of other types can be equal and yet be others, as 1 and True.
-_STRINGS = frozenset({str})
-_flat_dicts: dict[tuple[str, ...], tuple[list[str], Structure]] = {}
-# Of structures that are kept, by their id.
-_numbers: dict[int, int] = {id(_LEAF): 0}
-_counter = itertools.count(1)  # a number never comes to mean another structure
-
-
-# Of lists of arrays of one length.
-_flat_lists: dict[int, Structure] = {}
 
 
 def _learn(value: Any, leaves: Sequence[Any], structure: Structure) -> None:

@@ -79,7 +79,7 @@ class ReduceOp(enum.Enum):
         raise ValueError(f"{aggregation!r} is not a reduction. Only SUM and MEAN are.")
 
 
-_OPS = {op.name: op for op in ReduceOp}
+_OPS = ReduceOp.__members__  # asking the class for it makes a new one each time
 
 
 class VariableSynchronization(enum.Enum):

@@ -229,7 +229,7 @@ class ReplicaContext:
         >>> mr.get_replica_context().all_reduce("MEAN", {"a": np.array([1, 2])})
         {'a': array([1., 2.])}
         """
-        if current_state() is not self._state or self._state is None:
+        if current_state() is not self._state or self._state is None:  # before a call of `_check`
             self._check("all_reduce", "strategy.reduce")
         leaves, structure, is_plain = nest.flatten_plain(value)
         if not is_plain:

@@ -74,6 +74,11 @@ class Call(abc.ABC):
         """Return what depends on nothing but the key of this call."""
         return None
 
+    @property
+    def title(self) -> str:
+        """The call and its place in words, also where it was not identified."""
+        return self.text or f"{self.kind} at {self.site.line}"
+
     def describe(self, position: int = 0) -> CallDescription:
         """Return the call in words, as the replica at `position` of `replica_ids` makes it."""
         return self.words(position)._replace(wire=self.options.wire)

@@ -54,7 +54,7 @@ class Collection:
 
     def run(self, timeout_seconds: float | None) -> None:
         """Move everything; called where all ranks have agreed to."""
-        leaves = self._gathering.leaves
+        engine, leaves = self._engine, self._gathering.leaves
         for message in self._gathering.shared:
             self._gather_shared(message, timeout_seconds)
         for index in self._gathering.alone:
@@ -66,13 +66,14 @@ class Collection:
                 self._gather_in_batches(blocks, table, column, timeout_seconds)
             elif blocks.rows == 1:
                 mine = [_as_bytes(leaf) for leaf in column]
-                self._gather(mine, _as_bytes(table), blocks.rank_row_bytes, timeout_seconds)
+                target = _as_bytes(table)
+                gather_bytes(engine, mine, target, blocks.rank_row_bytes, timeout_seconds)
             else:
                 parts = [leaf.reshape(blocks.rows, -1) for leaf in column]
                 for row in range(blocks.rows):
                     mine = [_as_bytes(part[row]) for part in parts]
                     target = _as_bytes(table[row])
-                    self._gather(mine, target, blocks.rank_row_bytes, timeout_seconds)
+                    gather_bytes(engine, mine, target, blocks.rank_row_bytes, timeout_seconds)
 
     def _gather_shared(self, message: SharedMessage, timeout_seconds: float | None) -> None:
         size = message.rank_bytes[self._engine.layout.rank]
@@ -101,19 +102,10 @@ class Collection:
             every = self._scratch[: count * blocks.row_bytes]
             mine = [_as_bytes(part[rows]) for part in parts]
             rank_bytes = [count * size for size in blocks.rank_row_bytes]
-            self._gather(mine, every, rank_bytes, timeout_seconds)
+            gather_bytes(self._engine, mine, every, rank_bytes, timeout_seconds)
             rest = every
             for replica in range(len(blocks.lengths)):
                 rest = blocks.place(table[rows], replica, rest)
-
-    def _gather(
-        self,
-        parts: Sequence[Array],
-        receive: Array,
-        rank_bytes: Sequence[int],
-        timeout_seconds: float | None,
-    ) -> None:
-        gather_bytes(self._engine, parts, receive, rank_bytes, timeout_seconds)
 
 
 def _as_bytes(array: Array) -> Array:

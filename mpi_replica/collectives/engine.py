@@ -173,7 +173,7 @@ class Engine:
         gate.depth += is_held
         self._lock.acquire()
         recorder = self._recorder
-        recorder.begin(first.text or first.kind, first.options.timeout_seconds)
+        recorder.begin(first.text or first.title, first.options.timeout_seconds)
         try:
             if len(calls) > 1 or not first.agrees:
                 self._require_one_call(calls)
@@ -206,8 +206,7 @@ class Engine:
         """Keep interrupts and other threads out, and record the call, until `_end`."""
         gate.close()
         self._lock.acquire()
-        text = call.text or f"{call.kind} at {call.site.line}"
-        self._recorder.begin(text, call.options.timeout_seconds)
+        self._recorder.begin(call.title, call.options.timeout_seconds)
 
     def _end(self) -> None:
         self._recorder.end()

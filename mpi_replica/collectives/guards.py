@@ -14,40 +14,40 @@ from ..transport import WaitGivenUpError
 __all__ = ["Irrevocable", "Moving", "Preparing"]
 
 
-class Preparing:
+class _Guard:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
+        raise NotImplementedError
+
+
+class Preparing(_Guard):
     """Before the header: an error here becomes one on every rank, by `fail`."""
 
     def __init__(self, fail: Callable[[Exception], NoReturn]) -> None:
         self._fail = fail
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         if isinstance(error, Exception):
             self._fail(error)
 
 
-class Irrevocable:
+class Irrevocable(_Guard):
     """After the header: the other ranks can't be told, and `give_up` is called with the error."""
 
     def __init__(self, give_up: Callable[[BaseException], None]) -> None:
         self._give_up = give_up
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         if error is not None:
             self._give_up(error)
 
@@ -65,15 +65,9 @@ class Moving(Irrevocable):
         self._finish = finish
         self._time_out = time_out
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         if isinstance(error, WaitGivenUpError):
             self._time_out()
+        super()._leave(error)
         if error is None:
             self._finish()
-        else:
-            self._give_up(error)

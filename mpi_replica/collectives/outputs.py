@@ -52,7 +52,7 @@ class Outputs:
             )
         self._values = values
         #: Whether each result takes the place of its value.
-        self.are_values = out is not None and all(map(_is_same_memory, self.leaves, values))
+        self.are_values = all(map(_is_same_memory, self.leaves, values))
 
     @property
     def words(self) -> str:

@@ -22,14 +22,18 @@ from .allocation import Allocation
 
 __all__ = [
     "ALIGNMENT",
+    "Chunk",
     "Pack",
     "Piece",
     "Plan",
+    "Signature",
     "Slot",
     "Stream",
+    "cut",
     "is_ordered_by_keys",
     "pieces",
     "plan",
+    "signature_of",
 ]
 
 # Bytes of a piece, where the user does not say: the fastest on the libraries that were measured.

@@ -80,7 +80,7 @@ class AllReduce(Call):
         self.site = site
         self.options = options
         self.kind = kind
-        self.op = op = op if type(op) is ReduceOp else ReduceOp.of(op)
+        self.op = op = ReduceOp.of(op)
         self.asked = asked or op
         self.given = contributions
         self.structure = structure

@@ -226,13 +226,12 @@ class Movement:
             if send is not None:
                 np.copyto(total, send)
             return
-        if op in _NOT_OF_MPI:
-            if total.dtype.kind == "f":
-                self._over_ranks_by_keys(total)
-                return
-            if total.dtype.kind == "b":  # MPI knows them for integers only
-                total = total.view(np.uint8)
-                send = None if send is None else send.view(np.uint8)
+        if is_ordered_by_keys(total.dtype, op):
+            self._over_ranks_by_keys(total)
+            return
+        if total.dtype.kind == "b":  # MIN and MAX, which MPI knows for integers only
+            total = total.view(np.uint8)
+            send = None if send is None else send.view(np.uint8)
         self._carry(transport.all_reduce, send, total, op, self._timeout_seconds)
 
     def _over_ranks_by_keys(self, total: Array) -> None:
@@ -254,10 +253,6 @@ class Movement:
         _flip_negative(keys, shifted)
         np.copyto(total, keys.view(total.dtype))
         np.copyto(total, np.nan, where=is_nan)
-
-
-#: Ops that MPI does not define for all numbers.
-_NOT_OF_MPI = (ReduceOp.MIN, ReduceOp.MAX)
 
 
 def _write(slots: Sequence[Slot], items: Array, results: Sequence[Array]) -> None:
