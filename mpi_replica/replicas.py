@@ -32,7 +32,7 @@ from .options import CommunicationOptions
 from .replica_context import ReplicaContext
 from .values import DistributedValues, Mirrored, PerReplica, component_of
 
-__all__ = ["Run", "Seat", "Worker"]
+__all__ = ["Kept", "Run", "Seat", "Worker"]
 
 #: A replica that swallows `ReplicaStopped` this often is abandoned.
 _MOST_REFUSALS = 100
@@ -42,6 +42,12 @@ _HASHED_BYTES = 1 << 16
 
 # What most of them return.
 _NOTHING = digest_of(None)
+
+# The kinds of the leaves of a None.
+_NO_VALUE = ("none",)
+
+# A program that makes new functions all the time must not grow.
+_MOST_ENDS = 256
 
 _abandoned: list[Seat] = []  # never resumed and never collected: that would run their code
 
@@ -67,6 +73,15 @@ class Worker:
             del seat  # an idle worker must not keep what the last step used
             self._seat = None
             hub.switch()
+
+
+class Kept:
+    """What the runs of a strategy leave for the next one."""
+
+    def __init__(self) -> None:
+        self.workers: list[Worker] = []
+        #: Ends of runs in which all local replicas returned None, by call site and function.
+        self.empty_ends: dict[tuple[bytes, bytes], RunEnd] = {}
 
 
 class Seat:
@@ -224,13 +239,13 @@ class Run:
         #: Whether this rank has one replica, which performs its calls itself.
         self.is_alone = len(self.seats) == 1
 
-    def execute(self, workers: list[Worker]) -> Any:
+    def execute(self, kept: Kept) -> Any:
         """Run the function on all local replicas; return what they returned, merged."""
         agreement = self.engine.agreement
         agreement.enter_run(self)
         try:
             try:
-                self._start(workers)
+                self._start(kept.workers)
             except BaseException as error:  # Ctrl-C between two replicas
                 self._deal_with(error, [])
             while self.doom is None:
@@ -247,7 +262,7 @@ class Run:
                         failure, self.failure = self.failure, None
                         raise failure
                     if has_ended:
-                        return self._end()
+                        return self._end(kept)
                     if len(waiting) == len(self.seats):
                         answers = self._perform([seat.call for seat in waiting if seat.call])
                     else:
@@ -260,7 +275,7 @@ class Run:
             raise self.doom
         finally:
             agreement.leave_run()
-            self._give_back(workers)
+            self._give_back(kept.workers)
 
     def meeting(self) -> tuple[tuple[int, ...], str]:
         """Return the replicas of this rank that have not come to a call, and that of the others."""
@@ -360,18 +375,24 @@ class Run:
                 stands.append(Stand(ids, "returned", end.describe(), None, self.ordinal))
         self.engine.report(stands, originals, end)
 
-    def _end(self) -> Any:
+    def _end(self, kept: Kept) -> Any:
         """Agree on the end of the run; return what the local replicas returned, wrapped."""
         layout, seats = self.engine.layout, self.seats
-        if len(seats) > 1 and all([seat.value is None for seat in seats]):
-            ends = [RunEnd(self, None)]  # as most steps do: one end tells of all of them
-            ends[0].replica_ids = layout.local_replica_ids
+        is_empty = True
+        for seat in seats:
+            if seat.value is not None:
+                is_empty = False
+                break
+        if is_empty:
+            ends = [self._empty_end(kept)]  # one tells of all of them
         else:
             ends = [RunEnd(self, seat.value, seat.replica_id) for seat in seats]
         try:
             kinds = self.engine.perform(ends)[0]
         except Combination as combination:
             kinds = combination.kinds
+        if is_empty and kinds == _NO_VALUE:
+            return None
         leaves: list[Any] = []
         for index, kind in enumerate(kinds):
             if kind == "none":
@@ -382,6 +403,18 @@ class Run:
             else:
                 leaves.append(ends[0].leaves[index])
         return nest.unflatten(ends[0].structure, leaves)
+
+    def _empty_end(self, kept: Kept) -> RunEnd:
+        """Return the end of a run in which no replica returned anything, as most steps do."""
+        key = self.site.digest, self.identity.digest
+        end = kept.empty_ends.get(key)
+        if end is None or end.options is not self.options:
+            end = RunEnd(self, None)
+            end.replica_ids = self.engine.layout.local_replica_ids
+            if len(kept.empty_ends) >= _MOST_ENDS:
+                kept.empty_ends.clear()
+            kept.empty_ends[key] = end
+        return end
 
     def _unwind(self) -> None:
         """Stop the replicas that still wait, and say which ones would not stop."""

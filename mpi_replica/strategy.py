@@ -21,7 +21,7 @@ from .data import DistributedDataset, InputContext, ValueContext
 from .extended import StrategyExtended
 from .layout import Layout
 from .options import CommunicationOptions, InputOptions, ReduceOp
-from .replicas import Run, Worker
+from .replicas import Kept, Run
 from .resolver import MPIClusterResolver
 from .transport.single import SingleTransport
 from .values import PerReplica, component_of, local_results
@@ -47,7 +47,7 @@ class Strategy:
         #: What the strategy communicates with.
         self.engine = engine
         self._extended = StrategyExtended(self)
-        self._workers: list[Worker] = []
+        self._kept = Kept()
 
     def __repr__(self) -> str:
         layout = self.engine.layout
@@ -162,7 +162,7 @@ class Strategy:
             run = Run(self, fn, self._seats(fn, args, kwargs), site, merged)
         except Exception as error:
             engine.fail("run", error)
-        return run.execute(self._workers)
+        return run.execute(self._kept)
 
     def _seats(
         self, fn: Callable[..., Any], args: Any, kwargs: Any
