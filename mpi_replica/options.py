@@ -101,9 +101,19 @@ class VariableAggregation(enum.Enum):
 
 
 class CommunicationImplementation(enum.Enum):
-    """Which engine moves the data. ``AUTO`` lets the package choose."""
+    """Which engine moves the data of sums and products.
 
+    Counterpart of ``tf.distribute.experimental.CommunicationImplementation``.
+    """
+
+    #: The package chooses.
     AUTO = "AUTO"
+    #: ``MPI_Allreduce``, in the order that the MPI library chooses.
+    ALLREDUCE = "ALLREDUCE"
+    #: A window of shared memory, where all ranks are on one host; always in one order.
+    SHARED_MEMORY = "SHARED_MEMORY"
+    #: ``MPI_Alltoallv`` and ``MPI_Allgatherv``; always in one order.
+    ALLTOALL = "ALLTOALL"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,12 +130,23 @@ class CommunicationOptions:
         Limit of the wait for the other ranks in each exchange. None waits for ever, and reports
         who is missing. A timeout is final: the strategy can't be used afterwards, on any rank.
     implementation : CommunicationImplementation or str, default AUTO
-        Which engine moves the data.
+        Which engine moves the data of sums and products. MIN and MAX, which are exact, always go
+        by ``MPI_Allreduce``.
     reproducible : bool, optional
-        Reserved: asking for True is a `NotImplementedError` until that engine exists.
+        Whether sums and products have the same bits in every layout, on every MPI library: they
+        are combined in one order over the ids of the replicas. Default: False. The environment
+        variable ``MPI_REPLICA_REPRODUCIBLE`` (1 or 0) gives that of a strategy.
     name : str, optional
         Replaces the call site in the comparison of calls: two lines that mean one call get the
         same name.
+
+    Raises
+    ------
+    ValueError
+        A field is out of range, or fields that don't fit together: reproducible sums by
+        ``ALLREDUCE``, whose order depends on the layout.
+    TypeError
+        A field is of another type.
 
     Examples
     --------
@@ -163,15 +184,23 @@ implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, na
                     f"{given!r} is not an implementation. Use one of {known}."
                 ) from None
             object.__setattr__(self, "implementation", chosen)
-        if self.reproducible:
-            raise NotImplementedError(
-                "reproducible=True has no engine yet. Leave it out: sums then depend on the layout"
-                " in the last bits."
+        if self.reproducible is not None and not isinstance(self.reproducible, bool):
+            raise TypeError(f"reproducible must be True, False or None, got {self.reproducible!r}.")
+        if self.reproducible and self.implementation is CommunicationImplementation.ALLREDUCE:
+            raise ValueError(
+                "reproducible=True can't be had with implementation=ALLREDUCE: the order of its"
+                " sums depends on the layout and on the MPI library. Use AUTO, SHARED_MEMORY or"
+                " ALLTOALL."
             )
-        # How the messages are cut, and whether they are waited for in a loop.
-        packs = f"bytes_per_pack={self.bytes_per_pack}" if self.bytes_per_pack else ""
-        waits = "" if self.timeout_seconds is None else "with a timeout"
-        object.__setattr__(self, "wire", ", ".join(filter(None, [packs, waits])))
+        # How the messages are cut, who moves them, and whether they are waited for in a loop.
+        words = [
+            f"bytes_per_pack={self.bytes_per_pack}" if self.bytes_per_pack else "",
+            "" if self.timeout_seconds is None else "with a timeout",
+            "reproducible" if self.reproducible else "",
+        ]
+        if self.implementation is not CommunicationImplementation.AUTO:
+            words.append(f"implementation={self.implementation.name}")
+        object.__setattr__(self, "wire", ", ".join(filter(None, words)))
 
     def merge(self, call: CommunicationOptions | None) -> CommunicationOptions:
         """Return these options with the fields that are set in `call` put over them.

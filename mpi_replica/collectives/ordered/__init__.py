@@ -1,0 +1,1 @@
+"""Reductions in one order over the replicas, whatever the layout."""
