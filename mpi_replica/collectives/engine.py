@@ -26,6 +26,8 @@ from .callsite import call_site
 from .guards import Irrevocable, Moving
 from .inline import InlineReductions
 from .judgement import Promotion
+from .ordered.choosing import Exchanges
+from .ordered.exchanges import Exchange
 from .standing import Stand
 
 __all__ = ["Engine"]
@@ -67,7 +69,8 @@ class Engine:
         #: are no mistake of the program. A fifth of the price of ``np.errstate``.
         self.quietly: Callable[..., Any] = context.run
         #: What reduces leaves in the header, by their plan.
-        self.inline = InlineReductions(transport.headers, layout.num_replicas, self.quietly)
+        self.inline = InlineReductions(transport.headers, layout, self.quietly, self.inline_bytes)
+        self._exchanges = Exchanges(transport, layout, self.carry)
         self.agreement.on_break = self.channel.tell_of_break
         self.agreement.carry, self.agreement.take_failure = self.carry, self.take_failure
 
@@ -282,6 +285,24 @@ class Engine:
             for position, replica in enumerate(call.replica_ids)
         ]
         self.agreement.report(stands, {}, calls[0])
+
+    def exchange(self, calls: Sequence[Call]) -> Exchange:
+        """Return what combines parts in order over the ranks, as the options of the call say.
+
+        Where there is none yet, the ranks agree, and make it.
+        """
+        implementation = calls[0].options.implementation
+        found = self._exchanges.get(implementation)
+        if found is not None:
+            return found
+        self.agreement.agree(calls)
+        try:
+            return self._exchanges.open(implementation)
+        except ValueError as error:
+            self.agreement.fail(calls, error)
+        except BaseException as error:
+            self._give_up(error)
+            raise
 
     def with_reserve(self, allocate: Callable[[], T]) -> T:
         """Return what `allocate` gives: memory that is needed after all ranks have agreed.

@@ -1,6 +1,7 @@
-"""Reductions whose contributions fit into the header: they cost one message.
+"""Reductions that every rank does for itself: it has the contributions of all.
 
-Every rank has the contributions of all, and combines them in rank order.
+They travel in the header, and are combined in rank order or in that of the tree over the replicas.
+In the latter what is too large for a header has a message of its own, up to some size.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from ..layout import Layout
 from ..options import ReduceOp
 from ..transport.base import HEADER_BYTES, Bytes
+from .extremes import are_keyed, extreme
 from .header import PAYLOAD_START
+from .ordered.settling import settle
+from .ordered.tree import tree_of
 from .packing import Plan, Slot, cut
+from .scratch import Scratch
 
 __all__ = ["UFUNCS", "InlineReduction", "InlineReductions"]
 
@@ -21,6 +27,9 @@ Array = np.ndarray[Any, Any]
 
 # A program that makes new shapes all the time must not grow.
 _CACHE_SIZE = 1024
+
+# What a rank is given of all others in a message of its own, at most: adding it up costs more then.
+_MOST_MESSAGE_BYTES = 1 << 16
 
 #: What combines two contributions.
 UFUNCS: dict[ReduceOp, np.ufunc] = {
@@ -37,21 +46,34 @@ class InlineReduction:
 
     Made once for each plan.
 
+    Attributes
+    ----------
+    message : array of bytes, optional
+        Where the contributions of all ranks are put that don't travel in headers.
+    rank_bytes : sequence of int
+        How many bytes there are from each rank.
+
     Parameters
     ----------
     headers : array of bytes
         Where the transport always puts the headers of all ranks.
+    layout : Layout
     quietly : callable
         Calls a function without numpy's warnings.
     """
 
+    message: Bytes | None = None
+    rank_bytes: Sequence[int] = ()
+
     def __init__(
-        self, plan: Plan, headers: Bytes, num_replicas: int, quietly: Callable[..., Any]
+        self, plan: Plan, headers: Bytes, layout: Layout, quietly: Callable[..., Any]
     ) -> None:
         self._quietly = quietly
+        self._op = plan.op
         self._ufunc = UFUNCS[plan.op]
+        self._has_keys = any(are_keyed(pack.dtype, plan.op) for pack in plan.packs)
         self._plan = plan
-        self._scale = num_replicas if plan.op is ReduceOp.MEAN else 1
+        self._scale = layout.num_replicas if plan.op is ReduceOp.MEAN else 1
         self._leaves = len(plan.results)
         self._order = plan.plain_order
         chunks = [chunk for pack in plan.packs for chunk in pack.chunks]
@@ -59,17 +81,20 @@ class InlineReduction:
         # Where results are rounded, numpy would warn of overflow, too.
         self._is_rounded = any(slot.dtype is not None for slot in slots)
         self._buffers = [(pack.length, pack.dtype) for pack in plan.packs]
-        # of each pack, the contributions of the ranks, and its slots
-        self._parts: list[tuple[Array, Array | None, list[Array], tuple[Slot, ...]]] = []
-        start = PAYLOAD_START
+        #: Of each pack, what the ranks contribute, and its slots.
+        self._parts: list[tuple[list[Array], tuple[Slot, ...]]] = []
+        start = 0
+        firsts = self._places_of_contributions(layout)
         for pack in plan.packs:
             stop = start + pack.size_bytes
-            firsts = range(0, headers.size, HEADER_BYTES)
             rows = [headers[first + start : first + stop].view(pack.dtype) for first in firsts]
-            second = rows[1] if len(rows) > 1 else None
-            (chunk,) = pack.chunks  # what fits into a header fits into a chunk
-            self._parts.append((rows[0], second, rows[2:], chunk.slots))
+            (chunk,) = pack.chunks  # what is so small fits into one
+            self._parts.append((rows, chunk.slots))
             start = stop
+
+    def _places_of_contributions(self, layout: Layout) -> Sequence[int]:
+        """Return where each contribution begins in the memory."""
+        return _payload_places(layout)
 
     def prepare(self, contributions: Sequence[Sequence[Array]]) -> tuple[bytes, list[Array]]:
         """Return what this rank sends, its replicas combined, and memory for `results`.
@@ -92,9 +117,9 @@ class InlineReduction:
         for pack in self._plan.packs:
             dtype = pack.dtype
             for leaf in pack.leaves:
-                total = contributions[0][leaf].astype(dtype, copy=False)
+                total = contributions[0][leaf].astype(dtype)
                 for leaves in contributions[1:]:
-                    total = self._ufunc(total, leaves[leaf], dtype=dtype, casting="unsafe")
+                    self._add(total, leaves[leaf])
                 parts.append(total.tobytes())
         return b"".join(parts)
 
@@ -103,46 +128,151 @@ class InlineReduction:
 
         They are views of `totals` that share no item, and numpy scalars.
         """
-        quietly, ufunc = self._quietly, self._ufunc
+        quietly = self._quietly
         results: list[Any] = [None] * self._leaves
         place = 0
-        for first, second, others, slots in self._parts:
+        for rows, slots in self._parts:
             total = totals[place]
-            place += 1
-            if second is None:
-                total[...] = first
-            else:
-                quietly(ufunc, first, second, out=total)
-                for row in others:
-                    quietly(ufunc, total, row, out=total)
-            if self._scale != 1:
-                quietly(np.divide, total, self._scale, out=total)
+            quietly(self._reduce, place, rows, total)
             if self._is_rounded:
                 quietly(cut, slots, total, results)
             else:
                 cut(slots, total, results)
+            place += 1
         return results
+
+    def _reduce(self, place: int, rows: Sequence[Array], total: Array) -> None:
+        """Combine the contributions to the pack at `place`."""
+        if len(rows) == 2 and not self._has_keys:
+            self._ufunc(rows[0], rows[1], out=total)
+        else:
+            total[...] = rows[0]
+            for row in rows[1:]:
+                self._add(total, row)
+            if are_keyed(total.dtype, self._op):
+                total[np.isnan(total)] = np.nan
+        if self._scale != 1:
+            np.divide(total, self._scale, out=total)
+
+    def _add(self, total: Array, array: Array) -> None:
+        """Combine `array` into `total`."""
+        if are_keyed(total.dtype, self._op):
+            extreme(self._op, total, array, np.empty_like(total), np.empty_like(total))
+        else:
+            self._ufunc(total, array, out=total, dtype=total.dtype, casting="unsafe")
 
     def copies(self, totals: Sequence[Array]) -> list[Any]:
         """Return the same leaves again, in memory of their own."""
         results: list[Any] = [None] * self._leaves
-        for total, (_, _, _, slots) in zip(totals, self._parts, strict=True):
+        for total, (_, slots) in zip(totals, self._parts, strict=True):
             self._quietly(cut, slots, total.copy(), results)
         return results
+
+
+class OrderedInlineReduction(InlineReduction):
+    """One in the order of the tree over the replicas.
+
+    Parameters as those of `InlineReduction`, and
+
+    scratch : Scratch
+        Memory that is used while the call lasts.
+    is_inline : bool
+        Whether the contributions of every rank fit into its header.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        headers: Bytes,
+        layout: Layout,
+        quietly: Callable[..., Any],
+        scratch: Scratch,
+        *,
+        is_inline: bool,
+    ) -> None:
+        tree = tree_of(layout.counts)
+        size_bytes = int(plan.small_bytes)
+        counts = [len(partials) for partials in tree.partials]
+        scratch.clear()
+        if is_inline:
+            starts = _payload_places(layout)
+            self._places = [
+                start + size_bytes * index
+                for start, count in zip(starts, counts, strict=True)
+                for index in range(count)
+            ]
+        else:
+            self.rank_bytes = [count * size_bytes for count in counts]
+            self.message = headers = scratch.take(np.dtype(np.uint8), sum(self.rank_bytes))
+            self._places = list(range(0, len(headers), size_bytes))
+        super().__init__(plan, headers, layout, quietly)
+        self._partials = tree.partials[layout.rank]
+        self._tree_order = tree.order
+        #: For each pack.
+        self._temporaries = [
+            [scratch.take(dtype, length) for _ in range(tree.order.temporaries)]
+            for length, dtype in self._buffers
+        ]
+        self._mask = Scratch(scratch.take(np.dtype(np.uint8), size_bytes))
+
+    def _places_of_contributions(self, layout: Layout) -> Sequence[int]:
+        return self._places
+
+    def _combined_here(self, contributions: Sequence[Sequence[Array]]) -> bytes:
+        parts = []
+        for local, order in self._partials:
+            for pack in self._plan.packs:
+                for leaf in pack.leaves:
+                    column = [leaves[leaf] for leaves in contributions[local]]
+                    total, *temporaries = [
+                        np.empty(column[0].shape, pack.dtype) for _ in range(1 + order.temporaries)
+                    ]
+                    order.combine(self._ufunc, column, total, temporaries)
+                    parts.append(total.tobytes())
+        return b"".join(parts)
+
+    def _reduce(self, place: int, rows: Sequence[Array], total: Array) -> None:
+        self._tree_order.combine(self._ufunc, rows, total, self._temporaries[place])
+        self._mask.clear()
+        settle(total, self._scale, self._mask)
+
+
+def _payload_places(layout: Layout) -> Sequence[int]:
+    return range(PAYLOAD_START, HEADER_BYTES * layout.size, HEADER_BYTES)
 
 
 class InlineReductions(dict[Plan, InlineReduction]):
     """The `InlineReduction` of each plan; made when it is asked for.
 
-    Parameters as those of `InlineReduction`.
+    Parameters as those of `InlineReduction`, and `inline_bytes`: the most that travels in a header.
     """
 
-    def __init__(self, headers: Bytes, num_replicas: int, quietly: Callable[..., Any]) -> None:
+    def __init__(
+        self, headers: Bytes, layout: Layout, quietly: Callable[..., Any], inline_bytes: int
+    ) -> None:
         super().__init__()
-        self._about = headers, num_replicas, quietly
+        self._about = headers, layout, quietly
+        self._most_bytes = inline_bytes
+        self._scratch: Scratch | None = None
+        tree = tree_of(layout.counts)
+        self._most_partials = max(map(len, tree.partials))
+        self._partials = tree.order.count
+
+    def can_be_ordered(self, plan: Plan) -> bool:
+        """Return whether every rank is given the contributions of all, where they have an order."""
+        return plan.small_bytes * self._partials <= _MOST_MESSAGE_BYTES
 
     def __missing__(self, plan: Plan) -> InlineReduction:
         if len(self) >= _CACHE_SIZE:
             self.clear()
-        reduction = self[plan] = InlineReduction(plan, *self._about)
+        reduction = self[plan] = self._ordered(plan) if plan.is_ordered else self._plain(plan)
         return reduction
+
+    def _plain(self, plan: Plan) -> InlineReduction:
+        return InlineReduction(plan, *self._about)
+
+    def _ordered(self, plan: Plan) -> InlineReduction:
+        if self._scratch is None:  # for a message, and for temporaries and a mask of its parts
+            self._scratch = Scratch(np.empty(4 * _MOST_MESSAGE_BYTES, np.uint8))
+        is_inline = plan.small_bytes * self._most_partials <= self._most_bytes
+        return OrderedInlineReduction(plan, *self._about, self._scratch, is_inline=is_inline)

@@ -19,9 +19,10 @@ import numpy as np
 from ..dtypes import accumulation
 from ..options import ReduceOp
 from .allocation import Allocation
+from .extremes import are_keyed
+from .scratch import ALIGNMENT
 
 __all__ = [
-    "ALIGNMENT",
     "Chunk",
     "Pack",
     "Piece",
@@ -30,7 +31,6 @@ __all__ = [
     "Slot",
     "Stream",
     "cut",
-    "is_ordered_by_keys",
     "pieces",
     "plan",
     "signature_of",
@@ -60,9 +60,6 @@ _MOST_KEPT = 4096
 _SMALL_BYTES = 1 << 16
 # Of a leaf that would share it with no other.
 _ALONE_BYTES = 1 << 11
-
-#: Of all scratch memory: no number needs a larger one.
-ALIGNMENT = 16
 
 #: dtypes and shapes of leaves
 Signature = tuple[tuple[np.dtype[Any], ...], tuple[tuple[int, ...], ...]]
@@ -151,17 +148,19 @@ class Stream:
     piece: int
     large_piece: int
 
+    #: Pieces by the most items of one.
+    _cut: dict[int, Iterable[Piece]] = dataclasses.field(default_factory=dict, init=False)
+
     def pieces(self, *, large: bool = False) -> Iterable[Piece]:
         """Return the pieces of the leaf."""
-        return self._large_pieces if large else self._pieces
+        return self.cut(self.large_piece if large else self.piece)
 
-    @functools.cached_property
-    def _pieces(self) -> Iterable[Piece]:
-        return _Pieces.of(self.shape, self.piece)
-
-    @functools.cached_property
-    def _large_pieces(self) -> Iterable[Piece]:
-        return _Pieces.of(self.shape, self.large_piece)
+    def cut(self, most: int) -> Iterable[Piece]:
+        """Return the pieces of the leaf where they are of `most` items."""
+        found = self._cut.get(most)
+        if found is None:
+            found = self._cut[most] = _Pieces.of(self.shape, most)
+        return found
 
     @property
     def piece_bytes(self) -> int:
@@ -198,6 +197,8 @@ class Plan:
     """
 
     op: ReduceOp
+    #: Whether contributions are combined in the order of the replicas.
+    is_ordered: bool
     packs: tuple[Pack, ...]
     streams: tuple[Stream, ...]
     #: dtype and shape of each result
@@ -219,7 +220,9 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
+def plan(
+    signature: Signature, op: ReduceOp, bytes_per_pack: int = 0, is_ordered: bool = False
+) -> Plan:
     """Return the plan for leaves of these dtypes and shapes.
 
     Raises
@@ -239,9 +242,11 @@ def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
         results.append(alike.setdefault((result, shape), (result, shape)))
         length = math.prod(shape)
         size_bytes = length * wide.itemsize
-        least = _ALONE_BYTES if leaf in alone else _SMALL_BYTES
+        least = _ALONE_BYTES if leaf in alone and not is_ordered else _SMALL_BYTES
         if size_bytes >= min(least, most_pack_bytes):
             defaults = _default_piece_bytes(wide, result, op, size_bytes)
+            if is_ordered:  # whoever moves them has limits
+                defaults = _LARGEST_PIECE_BYTES, _LARGEST_PIECE_BYTES
             piece, large_piece = (
                 max(1, min(bytes_per_pack or default, _LARGEST_PIECE_BYTES) // wide.itemsize)
                 for default in defaults
@@ -265,6 +270,7 @@ def plan(signature: Signature, op: ReduceOp, bytes_per_pack: int = 0) -> Plan:
     is_plain = all(signature[0][leaf] == dtype for leaf, dtype in order)
     return Plan(
         op,
+        is_ordered,
         tuple(closed),
         tuple(streams),
         tuple(results),
@@ -313,15 +319,10 @@ class _OpenPack:
         return Pack(self.dtype, tuple(self._chunks), self.length)
 
 
-def is_ordered_by_keys(dtype: np.dtype[Any], op: ReduceOp) -> bool:
-    """Return whether integers travel in the place of floats: MPI says nothing about NaN."""
-    return op in (ReduceOp.MIN, ReduceOp.MAX) and dtype.kind == "f"
-
-
 def _buffers(wide: np.dtype[Any], result: np.dtype[Any], op: ReduceOp) -> int:
     """Return how many buffers of its size a piece needs in scratch memory."""
-    if is_ordered_by_keys(wide, op):
-        return 4  # itself, keys, a shift and a mask
+    if are_keyed(wide, op):
+        return 6  # itself, two to combine replicas with, keys, a shift and a mask
     # a copy of the narrow piece and what other ranks give to it, each of half its size, and a sum
     return 2 if result.itemsize < wide.itemsize else 1
 
@@ -330,7 +331,7 @@ def _default_piece_bytes(
     wide: np.dtype[Any], result: np.dtype[Any], op: ReduceOp, size_bytes: int
 ) -> tuple[int, int]:
     """Return the bytes of a piece, and of a large one."""
-    if is_ordered_by_keys(wide, op):
+    if are_keyed(wide, op):
         return _STAGED_BYTES, _STAGED_BYTES
     if result.itemsize < wide.itemsize:
         return _NARROW_BYTES, _NARROW_BYTES

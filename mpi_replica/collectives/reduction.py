@@ -2,7 +2,8 @@
 
 `AllReduce` is behind ``all_reduce``, ``reduce``, ``reduce_to`` and the aggregations of variables:
 it takes the leaves of each local replica and gives one result for each leaf. What is small travels
-in the header (`inline`), all else in pieces (`streaming`).
+in the header (`inline`), all else in pieces (`streaming`), or in the order of the replicas
+(`ordered`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import numpy as np
 from .. import nest
 from ..dtypes import accumulation, wire_name
 from ..dtypes import as_array as _as_array
-from ..options import CommunicationOptions, ReduceOp
+from ..options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from .call import Call
 from .callsite import CallSite
 from .engine import Engine
+from .inline import InlineReduction
+from .ordered.exchanges import Exchange
+from .ordered.movement import OrderedMovement
 from .outputs import Outputs
 from .packing import Plan, Signature, plan, signature_of
 from .standing import CallDescription, LeafDescription
@@ -28,6 +32,12 @@ from .streaming import Movement
 __all__ = ["AllReduce"]
 
 Array = np.ndarray[Any, Any]
+
+# Of the others the order makes no difference.
+_ORDERED_OPS = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD})
+_ORDERED_IMPLEMENTATIONS = frozenset(
+    {CommunicationImplementation.SHARED_MEMORY, CommunicationImplementation.ALLTOALL}
+)
 
 _FLOAT64 = np.dtype(np.float64)
 _PYTHON_NUMBERS = {int: "int", float: "float"}
@@ -144,7 +154,11 @@ class AllReduce(Call):
                 accumulation(dtype, self.op)
             except TypeError as error:
                 raise TypeError(f"{self.kind} of value{path}: {error}") from None
-        return plan(self.signature, self.op, self.options.bytes_per_pack)
+        options = self.options
+        is_ordered = self.op in _ORDERED_OPS and (
+            bool(options.reproducible) or options.implementation in _ORDERED_IMPLEMENTATIONS
+        )
+        return plan(self.signature, self.op, options.bytes_per_pack, is_ordered)
 
     def promote(self, leaves: Sequence[int]) -> None:
         for position, arrays in enumerate(self.contributions):
@@ -184,7 +198,13 @@ class AllReduce(Call):
         if self.outputs is not None and (self.promoted or len(calls) > 1):
             with engine.agreement.preparing(calls):
                 self._check_outputs(calls)
-        is_inline = self.plan.small_bytes <= engine.inline_bytes
+        plan = self.plan
+        if plan.is_ordered:
+            is_inline = engine.inline.can_be_ordered(plan)
+            if self.options.implementation is CommunicationImplementation.SHARED_MEMORY:
+                engine.exchange(calls)  # an error where it can't be had, whatever travels
+        else:
+            is_inline = plan.small_bytes <= engine.inline_bytes
         reduce = self._reduce_inline if is_inline else self._reduce_in_pieces
         if len(calls) == 1:
             results = reduce(engine, calls, self.contributions)[0]
@@ -222,7 +242,11 @@ class AllReduce(Call):
             payload, totals = reduction.prepare(contributions)
         except Exception as error:
             agreement.fail(calls, error)
-        agreement.agree(calls, payload)
+        if reduction.message is None:
+            agreement.agree(calls, payload)
+        else:
+            agreement.agree(calls)
+            self._exchange_message(engine, reduction, payload)
         each = [reduction.results(totals)]
         for _ in calls[1:]:
             # Each replica may write into its results: they must not be those of another one.
@@ -233,27 +257,26 @@ class AllReduce(Call):
                     call.outputs.take(results)
         return each
 
+    def _exchange_message(self, engine: Engine, reduction: InlineReduction, payload: bytes) -> None:
+        gather, seconds = engine.transport.all_gather_blocks, self.options.timeout_seconds
+        with engine.moving(self):
+            mine = np.frombuffer(payload, np.uint8)
+            engine.carry(gather, mine, reduction.message, reduction.rank_bytes, seconds)
+
     def _reduce_in_pieces(
         self,
         engine: Engine,
         calls: Sequence[AllReduce],
         contributions: Sequence[Sequence[Array]],
     ) -> list[list[Any]]:
+        exchange = engine.exchange(calls) if self.plan.is_ordered else None
         # Everything that can fail is done before the ranks agree.
         try:
             each = [
                 self.plan.allocation.make() if call.outputs is None else call.outputs.leaves
                 for call in calls
             ]
-            movement = Movement(
-                engine,
-                self.plan,
-                contributions,
-                each,
-                self.options.timeout_seconds,
-                has_outputs=self.outputs is not None,
-                is_in_place=self.outputs is not None and self.outputs.are_values,
-            )
+            movement = self._movement(engine, exchange, contributions, each)
         except Exception as error:
             engine.agreement.fail(calls, error)
         engine.agreement.agree(calls)
@@ -263,6 +286,21 @@ class AllReduce(Call):
             # Even scalars can be streams, then.
             return [[leaf if leaf.ndim else leaf[()] for leaf in results] for results in each]
         return each
+
+    def _movement(
+        self,
+        engine: Engine,
+        exchange: Exchange | None,
+        contributions: Sequence[Sequence[Array]],
+        results: Sequence[list[Array]],
+    ) -> Movement | OrderedMovement:
+        outputs, seconds = self.outputs, self.options.timeout_seconds
+        about = contributions, results, seconds
+        has_outputs = outputs is not None
+        if exchange is not None:
+            return OrderedMovement(engine, exchange, self.plan, *about, has_outputs=has_outputs)
+        is_in_place = outputs is not None and outputs.are_values
+        return Movement(engine, self.plan, *about, has_outputs=has_outputs, is_in_place=is_in_place)
 
 
 def _native(signature: Signature) -> Signature:

@@ -15,9 +15,13 @@ from typing import Any
 import numpy as np
 
 from ..options import ReduceOp
+from .delivery import PackDelivery
 from .engine import Engine
+from .extremes import are_keyed, extreme, from_keys, to_keys
 from .inline import UFUNCS
-from .packing import ALIGNMENT, Pack, Plan, Slot, Stream, cut, is_ordered_by_keys
+from .ordered.settling import settle
+from .packing import Pack, Plan, Stream
+from .scratch import ALIGNMENT, Scratch
 
 __all__ = ["Movement"]
 
@@ -64,18 +68,8 @@ class Movement:
         # combine in the result, or in scratch memory, and reduce that in place.
         self._one_each = layout.has_one_each
         # The parts that ranks scatter are as long as the longest of them.
-        self._scratch = engine.scratch(plan.scratch_bytes + ALIGNMENT * layout.size)
-        self._used_bytes = 0
-        # Memory for small results, where there is none yet: for each replica, of each pack.
-        self._chunks: list[dict[Pack, list[Array]]] | None = None
-        if not has_outputs:
-            self._chunks = [
-                {
-                    pack: [np.empty(chunk.stop - chunk.start, pack.dtype) for chunk in pack.chunks]
-                    for pack in plan.packs
-                }
-                for _ in results
-            ]
+        self._scratch = Scratch(engine.scratch(plan.scratch_bytes + ALIGNMENT * layout.size))
+        self._delivery = PackDelivery(plan, results, has_outputs=has_outputs)
 
     def run(self) -> None:
         """Move everything; called where all ranks have agreed to."""
@@ -88,7 +82,7 @@ class Movement:
             leaves = [of_replica[stream.leaf] for of_replica in self._contributions]
             results = [of_replica[stream.leaf] for of_replica in self._results]
             is_direct = stream.dtype == stream.result_dtype and self._one_each
-            if is_direct and not is_ordered_by_keys(stream.dtype, self._op):
+            if is_direct and not are_keyed(stream.dtype, self._op):
                 self._move_straight(stream, leaves[0], results[0])
             elif stream.is_narrow and self._one_each and self._transport.size > 1:
                 self._scatter(stream, leaves[0], results[0])
@@ -96,31 +90,24 @@ class Movement:
                 self._move_combined(stream, leaves, results)
 
     def _move_pack(self, pack: Pack) -> None:
-        self._used_bytes = 0
-        buffer = self._take(pack.dtype, pack.length)
+        self._scratch.clear()
+        buffer = self._scratch.take(pack.dtype, pack.length)
         contributions = self._contributions
         if self._plan.plain_order is not None and len(contributions) == 1:
             leaves = contributions[0]
             np.concatenate([leaves[leaf] for leaf in pack.leaves], axis=None, out=buffer)
         else:
             start = 0
+            spare = self._spare(pack.dtype, pack.length)
             for leaf in pack.leaves:
                 column = [leaves[leaf].reshape(-1) for leaves in contributions]
-                part = buffer[start : start + column[0].size]
-                self._combine(column, part)
-                start += part.size
+                stop = start + column[0].size
+                self._combine(column, buffer[start:stop], [array[start:stop] for array in spare])
+                start = stop
         self._over_ranks(None, buffer)
         if self._scale != 1:
             np.divide(buffer, self._scale, out=buffer)
-        if self._chunks is None:
-            for results in self._results:
-                for chunk in pack.chunks:
-                    _write(chunk.slots, buffer[chunk.start : chunk.stop], results)
-            return
-        for results, of_replica in zip(self._results, self._chunks, strict=True):
-            for chunk, total in zip(pack.chunks, of_replica[pack], strict=True):
-                total[...] = buffer[chunk.start : chunk.stop]
-                cut(chunk.slots, total, results)
+        self._delivery.deliver(pack, buffer)
 
     def _move_straight(self, stream: Stream, leaf: Array, result: Array) -> None:
         """Reduce from the leaf into the result."""
@@ -136,9 +123,9 @@ class Movement:
         for start, stop, where in stream.pieces(large=in_place or self._transport.is_crowded):
             total = totals[start:stop]
             if items is None:
-                self._used_bytes = 0
+                self._scratch.clear()
                 part = leaf[where]
-                send = self._take(dtype, stop - start)
+                send = self._scratch.take(dtype, stop - start)
                 np.copyto(send.reshape(part.shape), part)
             elif not in_place:
                 send = items[start:stop]
@@ -152,10 +139,13 @@ class Movement:
         """Combine the pieces of the local replicas, and reduce that in place."""
         is_direct = stream.dtype == stream.result_dtype
         for start, stop, where in stream.pieces():
-            self._used_bytes = 0
+            self._scratch.clear()
             target = results[0][where]
-            wide = target.reshape(-1) if is_direct else self._take(stream.dtype, stop - start)
-            self._combine([leaf[where] for leaf in leaves], wide.reshape(target.shape))
+            wide = (
+                target.reshape(-1) if is_direct else self._scratch.take(stream.dtype, stop - start)
+            )
+            spare = [a.reshape(target.shape) for a in self._spare(stream.dtype, stop - start)]
+            self._combine([leaf[where] for leaf in leaves], wide.reshape(target.shape), spare)
             self._over_ranks(None, wide)
             if self._scale != 1:
                 np.divide(wide, self._scale, out=wide)
@@ -170,12 +160,12 @@ class Movement:
         item = narrow.itemsize
         can_be_sent = leaf.flags.c_contiguous and leaf.dtype == narrow
         for start, stop, where in stream.pieces():
-            self._used_bytes = 0
+            self._scratch.clear()
             send = leaf[where]
             if can_be_sent:
                 send = send.reshape(-1)
             else:
-                copy = self._take(narrow, stop - start)
+                copy = self._scratch.take(narrow, stop - start)
                 np.copyto(copy.reshape(send.shape), send)
                 send = copy
             # the same cut on all ranks
@@ -183,7 +173,7 @@ class Movement:
             lengths = [end - begin for begin, end in itertools.pairwise([0, *ends])]
             part = lengths[rank]
             counts = [length * item for length in lengths]
-            given = self._take(narrow, part * size)
+            given = self._scratch.take(narrow, part * size)
             self._carry(
                 self._transport.all_to_all,
                 send.view(np.uint8),
@@ -192,10 +182,12 @@ class Movement:
                 [part * item] * size,
                 self._timeout_seconds,
             )
-            total = self._take(stream.dtype, part)
-            self._combine(list(given.reshape(size, part)), total)
+            total = self._scratch.take(stream.dtype, part)
+            self._combine(list(given.reshape(size, part)), total, self._spare(total.dtype, part))
             if self._scale != 1:
                 np.divide(total, self._scale, out=total)
+            if are_keyed(total.dtype, self._op):
+                settle(total, 1, self._scratch)
             sums = given[:part]
             np.copyto(sums, total, casting="unsafe")
             self._carry(
@@ -206,18 +198,20 @@ class Movement:
                 self._timeout_seconds,
             )
 
-    def _take(self, dtype: np.dtype[Any], length: int) -> Array:
-        """Return scratch memory behind what was taken since `_used_bytes` was 0."""
-        start = self._used_bytes
-        stop = start + length * dtype.itemsize
-        self._used_bytes = stop + -stop % ALIGNMENT
-        return self._scratch[start:stop].view(dtype)
+    def _spare(self, dtype: np.dtype[Any], length: int) -> list[Array]:
+        """Return what `_combine` needs beside."""
+        if not are_keyed(dtype, self._op):
+            return []
+        return [self._scratch.take(dtype, length) for _ in range(2)]
 
-    def _combine(self, arrays: Sequence[Array], out: Array) -> None:
+    def _combine(self, arrays: Sequence[Array], out: Array, spare: Sequence[Array] = ()) -> None:
         """Combine arrays of equal shape into `out`, in their order, in the dtype of `out`."""
         np.copyto(out, arrays[0], casting="unsafe")
         for array in arrays[1:]:
-            self._ufunc(out, array, out=out, casting="unsafe", dtype=out.dtype)
+            if spare:
+                extreme(self._op, out, array, *spare)
+            else:
+                self._ufunc(out, array, out=out, casting="unsafe", dtype=out.dtype)
 
     def _over_ranks(self, send: Array | None, total: Array) -> None:
         """Reduce `send`, or `total` in place, over the ranks into `total`."""
@@ -225,8 +219,10 @@ class Movement:
         if transport.size == 1:
             if send is not None:
                 np.copyto(total, send)
+            if are_keyed(total.dtype, op):  # which NaN it is must not depend on the layout
+                settle(total, 1, self._scratch)
             return
-        if is_ordered_by_keys(total.dtype, op):
+        if are_keyed(total.dtype, op):
             self._over_ranks_by_keys(total)
             return
         if total.dtype.kind == "b":  # MIN and MAX, which MPI knows for integers only
@@ -235,40 +231,10 @@ class Movement:
         self._carry(transport.all_reduce, send, total, op, self._timeout_seconds)
 
     def _over_ranks_by_keys(self, total: Array) -> None:
-        """Reduce integers that are ordered like the floats, with NaN beyond all others.
-
-        MPI leaves open what MIN and MAX do with NaN, and libraries give it or drop it by position.
-        """
-        key = np.dtype(f"i{total.dtype.itemsize}")
-        keys, shifted = self._take(key, total.size), self._take(key, total.size)
-        is_nan = self._take(np.dtype(np.bool_), total.size)
-        bounds = np.iinfo(key)
-        beyond = bounds.min if self._op is ReduceOp.MIN else bounds.max
-        np.copyto(keys, total.view(key))
-        _flip_negative(keys, shifted)
-        np.isnan(total, out=is_nan)
-        np.copyto(keys, beyond, where=is_nan)
-        self._carry(self._transport.all_reduce, None, keys, self._op, self._timeout_seconds)
-        np.equal(keys, beyond, out=is_nan)
-        _flip_negative(keys, shifted)
-        np.copyto(total, keys.view(total.dtype))
-        np.copyto(total, np.nan, where=is_nan)
-
-
-def _write(slots: Sequence[Slot], items: Array, results: Sequence[Array]) -> None:
-    """Copy leaves of a pack to where they go."""
-    for leaf, where, shape, dtype in slots:
-        part = items[where]
-        if shape is not None:
-            part = part.reshape(shape)
-        if dtype is None:
-            results[leaf][...] = part
-        else:
-            np.copyto(results[leaf], part, casting="unsafe")
-
-
-def _flip_negative(keys: Array, shifted: Array) -> None:
-    """Turn float bits into integers of the same order, or back: negative ones count downwards."""
-    np.right_shift(keys, keys.dtype.itemsize * 8 - 1, out=shifted)
-    np.bitwise_and(shifted, np.iinfo(keys.dtype).max, out=shifted)
-    np.bitwise_xor(keys, shifted, out=keys)
+        """Reduce integers in the place of floats."""
+        key, op, scratch = np.dtype(f"i{total.dtype.itemsize}"), self._op, self._scratch
+        keys, shifted = scratch.take(key, total.size), scratch.take(key, total.size)
+        is_nan = scratch.take(np.dtype(np.bool_), total.size)
+        to_keys(op, total, keys, shifted, is_nan)
+        self._carry(self._transport.all_reduce, None, keys, op, self._timeout_seconds)
+        from_keys(op, keys, total, shifted, is_nan)

@@ -11,7 +11,14 @@ import numpy.typing as npt
 
 from ..options import ReduceOp
 
-__all__ = ["HEADER_BYTES", "Bytes", "Mailbox", "Transport", "WaitGivenUpError"]
+__all__ = [
+    "HEADER_BYTES",
+    "Bytes",
+    "Mailbox",
+    "SharedMemoryError",
+    "Transport",
+    "WaitGivenUpError",
+]
 
 #: Size of the message by which ranks agree: small enough for the eager protocol of every library.
 HEADER_BYTES = 256
@@ -21,6 +28,10 @@ Bytes = npt.NDArray[np.uint8]
 
 class WaitGivenUpError(Exception):
     """The other ranks did not come in time. Requests in flight are never touched again."""
+
+
+class SharedMemoryError(Exception):
+    """The ranks can't have memory that all of them see; the text says why, alike on all ranks."""
 
 
 class Mailbox(abc.ABC):
@@ -141,6 +152,22 @@ class Transport(abc.ABC):
 
         Counts are the bytes of the blocks, which lie one behind the other in rank order.
         """
+
+    @abc.abstractmethod
+    def open_shared_memory(self, size_bytes: int) -> Bytes:
+        """Return memory that all ranks can read and write; it is held until `close`.
+
+        What a rank wrote before a `barrier` the others can read after it.
+
+        Raises
+        ------
+        SharedMemoryError
+            The ranks are on several hosts, or there is too little of it.
+        """
+
+    @abc.abstractmethod
+    def barrier(self, timeout_seconds: float | None = None) -> None:
+        """Return when all ranks have come."""
 
     @abc.abstractmethod
     def abort(self, status: int) -> None:

@@ -6,11 +6,16 @@ import os
 import struct
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+# Open MPI's windows over UCX print an error on each rank where there is no device for them, also
+# when other windows are made. Read when MPI starts, with the import of mpi4py.MPI.
+if not os.path.isdir("/sys/class/infiniband"):
+    os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 
 with warnings.catch_warnings():
     # mpi4py warns where launcher and library do not match; launch.py makes it an error.
@@ -18,7 +23,15 @@ with warnings.catch_warnings():
     from mpi4py import MPI
 
 from ..options import ReduceOp
-from .base import HEADER_BYTES, Bytes, Mailbox, Transport, WaitGivenUpError
+from .base import (
+    HEADER_BYTES,
+    Bytes,
+    Mailbox,
+    SharedMemoryError,
+    Transport,
+    WaitGivenUpError,
+)
+from .host import cores, is_crowded, lack_of_shared_memory
 
 __all__ = ["MPITransport", "world_size"]
 
@@ -58,16 +71,8 @@ _SLEEP_PER_WAIT = 0.02
 _LONGEST_SLEEP_SECONDS = 0.005
 
 
-# macOS has neither.
+# macOS does not have it.
 _give_core_away: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
-_affinity: Callable[[int], Iterable[int]] = getattr(
-    os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1)
-)
-
-
-def _cores() -> frozenset[int]:
-    """Return the cores that this process may run on."""
-    return frozenset(_affinity(0))
 
 
 def world_size() -> int:
@@ -94,12 +99,6 @@ def _checked(communicator: Any) -> MPI.Intracomm:
             " replicas. Use communicator.Merge() to make an intracommunicator."
         )
     return communicator  # type: ignore[return-value]
-
-
-def _is_crowded(host: str, places: Sequence[tuple[str, frozenset[int]]]) -> bool:
-    """Return whether the host has more ranks than cores for them."""
-    cores = [cores for other, cores in places if other == host]
-    return len(cores) > len(frozenset().union(*cores))
 
 
 def _is_of_signal_handler(error: BaseException) -> bool:
@@ -161,20 +160,21 @@ class MPITransport(Transport):
         self.communicator = self._comm
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
-        here = (MPI.Get_processor_name(), _cores())
+        here = (MPI.Get_processor_name(), cores())
         told = self._comm.allgather((*here, os.getpid(), _may_watch()))
         places = [(host, cores) for host, cores, _, _ in told]
         self.hosts = tuple(host for host, _ in places)
         self.pids = tuple(pid for _, _, pid, _ in told)
         if self.size > 1 and all(may_watch for _, _, _, may_watch in told):
             self.mailbox = MPIMailbox(self._comm)
-        crowded = {host: _is_crowded(host, places) for host in self.hosts}
+        crowded = {host: is_crowded(host, places) for host in self.hosts}
         # Where ranks outnumber cores a rank that spins keeps the one it waits for from running.
         self._spins = range(0 if crowded[here[0]] else _SPINS)
         self._spin_seconds = 0.0 if crowded[here[0]] else _SPIN_SECONDS
         # A blocking collective of one rank does not match a non-blocking one of another.
         self.is_crowded = any(crowded.values())
         self._blocks = not self.is_crowded
+        self._windows: list[tuple[MPI.Win, MPI.Comm]] = []
         self._header = np.zeros(HEADER_BYTES, np.uint8)
         self.headers = np.zeros(HEADER_BYTES * self.size, np.uint8)
         self._header_view = self._header.data
@@ -321,6 +321,43 @@ class MPITransport(Transport):
         specs = ([send, send_counts, MPI.BYTE], [receive, receive_counts, MPI.BYTE])
         self._run(call, specs, timeout_seconds)
 
+    def open_shared_memory(self, size_bytes: int) -> Bytes:
+        host = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        problem = ""
+        if host.Get_size() < self.size:
+            problem = f"the ranks are on {len(set(self.hosts))} hosts"
+        elif self.rank == 0:
+            problem = lack_of_shared_memory(size_bytes)
+        self._agree_on_problem(problem, host)
+        try:
+            # All of it on rank 0: one block for all ranks.
+            window = MPI.Win.Allocate_shared(size_bytes if self.rank == 0 else 0, 1, comm=host)  # type: ignore[arg-type]
+        except MPI.Exception as error:
+            problem = f"the MPI library gives none ({error})"
+        self._agree_on_problem(problem, host)
+        window.Set_errhandler(MPI.ERRORS_RETURN)
+        window.Lock_all(MPI.MODE_NOCHECK)
+        memory: Bytes = np.frombuffer(window.Shared_query(0)[0], np.uint8)  # type: ignore[call-overload]
+        if self.rank == 0:
+            memory[:] = 0  # while it is known to be there
+        self._windows.append((window, host))
+        return memory
+
+    def _agree_on_problem(self, problem: str, host: MPI.Comm) -> None:
+        """Raise the problem of any rank on all ranks."""
+        told = next(filter(None, self.all_gather_bytes(problem.encode())), None)
+        if told is not None:
+            host.Free()
+            raise SharedMemoryError(told.decode())
+
+    def barrier(self, timeout_seconds: float | None = None) -> None:
+        blocks = self._blocks and timeout_seconds is None
+        for window, _ in self._windows:
+            window.Sync()
+        self._run(self._comm.Barrier if blocks else self._comm.Ibarrier, (), timeout_seconds)
+        for window, _ in self._windows:
+            window.Sync()
+
     def abort(self, status: int) -> None:
         MPI.COMM_WORLD.Abort(status)
         os._exit(status)  # MPICH returns, and its launcher ends the processes a little later
@@ -331,6 +368,10 @@ class MPITransport(Transport):
             self._exchange = None
         if self.mailbox is not None:
             self.mailbox.close()
+        for window, host in self._windows:
+            window.Unlock_all()
+            window.Free()
+            host.Free()
         self._comm.Free()
 
     def _run(

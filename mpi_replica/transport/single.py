@@ -78,6 +78,12 @@ class SingleTransport(Transport):
     ) -> None:
         np.copyto(receive, send)
 
+    def open_shared_memory(self, size_bytes: int) -> Bytes:
+        return np.zeros(size_bytes, np.uint8)
+
+    def barrier(self, timeout_seconds: float | None = None) -> None:
+        """Nobody else is waited for."""
+
     def abort(self, status: int) -> None:
         os._exit(status)
 

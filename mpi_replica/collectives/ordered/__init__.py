@@ -1,1 +1,1 @@
-"""Reductions in one order over the replicas, whatever the layout."""
+"""Reductions in one order over the replicas: with the same bits in every layout."""

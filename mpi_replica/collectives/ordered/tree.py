@@ -34,7 +34,7 @@ class Order:
     """
 
     def __init__(self, count: int, root: _Node) -> None:
-        self._count = count
+        self.count = count
         #: Each combines two registers into one: the arrays, then the target, then temporaries.
         self._steps: list[tuple[int, int, int]] = []
         self.temporaries = 0
@@ -47,7 +47,7 @@ class Order:
         left = self._emit(node[0], target)
         right = self._emit(node[1], target + 1)
         if right == target + 1:
-            self.temporaries = max(self.temporaries, right - self._count)
+            self.temporaries = max(self.temporaries, right - self.count)
         self._steps.append((target, left, right))
         return target
 

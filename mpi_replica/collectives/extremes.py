@@ -1,0 +1,67 @@
+"""MIN and MAX of floats: NaN wins, and -0.0 is less than 0.0, in whatever order they come.
+
+numpy's own give either zero, by position, and MPI says nothing about NaN. So between ranks integers
+travel that are ordered like the floats: `to_keys` and `from_keys`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..options import ReduceOp
+
+__all__ = ["are_keyed", "extreme", "from_keys", "to_keys"]
+
+Array = np.ndarray[Any, Any]
+
+_UFUNCS = {ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum}
+
+
+def are_keyed(dtype: np.dtype[Any], op: ReduceOp) -> bool:
+    """Return whether integers travel in the place of these numbers."""
+    return op in _UFUNCS and dtype.kind == "f"
+
+
+def extreme(op: ReduceOp, total: Array, array: Array, values: Array, signs: Array) -> None:
+    """Combine floats into `total`; `values` and `signs` are spare arrays like it."""
+    key = np.dtype(f"i{total.dtype.itemsize}")
+    sign = np.iinfo(key).min
+    bits, sign_bits = total.view(key), signs.view(key)
+    np.copyto(values, array, casting="unsafe")
+    # The least of two numbers is negative where one of them is, the greatest where both are.
+    join = np.bitwise_or if op is ReduceOp.MIN else np.bitwise_and
+    join(bits, values.view(key), out=sign_bits)
+    np.bitwise_and(sign_bits, sign, out=sign_bits)
+    _UFUNCS[op](total, values, out=total)
+    np.bitwise_and(bits, ~sign, out=bits)
+    np.bitwise_or(bits, sign_bits, out=bits)
+
+
+def to_keys(op: ReduceOp, values: Array, keys: Array, shifted: Array, is_nan: Array) -> None:
+    """Put integers into `keys` that are ordered like `values`, with NaN beyond all others."""
+    np.copyto(keys, values.view(keys.dtype))
+    _flip_negative(keys, shifted)
+    np.isnan(values, out=is_nan)
+    np.copyto(keys, _beyond(op, keys.dtype), where=is_nan)
+
+
+def from_keys(op: ReduceOp, keys: Array, values: Array, shifted: Array, is_nan: Array) -> None:
+    """Undo `to_keys`; changes `keys`."""
+    np.equal(keys, _beyond(op, keys.dtype), out=is_nan)
+    _flip_negative(keys, shifted)
+    np.copyto(values, keys.view(values.dtype))
+    np.copyto(values, np.nan, where=is_nan)
+
+
+def _beyond(op: ReduceOp, key: np.dtype[Any]) -> int:
+    bounds = np.iinfo(key)
+    return int(bounds.min if op is ReduceOp.MIN else bounds.max)
+
+
+def _flip_negative(keys: Array, shifted: Array) -> None:
+    """Turn float bits into integers of the same order, or back: negative ones count downwards."""
+    np.right_shift(keys, keys.dtype.itemsize * 8 - 1, out=shifted)
+    np.bitwise_and(shifted, np.iinfo(keys.dtype).max, out=shifted)
+    np.bitwise_xor(keys, shifted, out=keys)

@@ -1,0 +1,43 @@
+"""The end of an ordered reduction: what is left to do where all contributions are combined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..scratch import Scratch
+
+__all__ = ["settle"]
+
+Array = np.ndarray[Any, Any]
+
+# Up to so many items a dot product tells of NaN sooner than the greatest item does.
+_FEW = 4096
+
+
+def settle(total: Array, scale: int, scratch: Scratch) -> None:
+    """Divide `total` by `scale`, and make every NaN in it numpy's own.
+
+    Which NaN a sum gives, of several or of inf - inf, depends on the order of its operands, and
+    on the processor.
+    """
+    if scale != 1:
+        np.divide(total, scale, out=total)
+    kind = total.dtype.kind
+    if kind == "c":
+        total = total.view(f"f{total.dtype.itemsize // 2}")
+    elif kind != "f":
+        return
+    if not total.size or not np.isnan(_with_any_nan(total)):
+        return
+    is_nan = scratch.take(np.dtype(np.bool_), total.size)
+    np.isnan(total, out=is_nan)
+    np.copyto(total, np.nan, where=is_nan)
+
+
+def _with_any_nan(items: Array) -> Any:
+    """Return a number that is NaN where one of the items is."""
+    if items.size <= _FEW:
+        return items.dot(items)
+    return np.maximum.reduce(items)

@@ -1,0 +1,39 @@
+"""Kept memory, handed out piece by piece."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..transport.base import Bytes
+
+__all__ = ["ALIGNMENT", "Scratch"]
+
+#: No number needs a larger one.
+ALIGNMENT = 16
+
+
+class Scratch:
+    """Memory from which arrays are taken, until all of it is given back at once.
+
+    Parameters
+    ----------
+    memory : array of bytes
+        Enough for all that is taken between two calls of `clear`, and `ALIGNMENT` for each array.
+    """
+
+    def __init__(self, memory: Bytes) -> None:
+        self._memory = memory
+        self._used_bytes = 0
+
+    def clear(self) -> None:
+        """Take back everything."""
+        self._used_bytes = 0
+
+    def take(self, dtype: np.dtype[Any], length: int) -> np.ndarray[Any, Any]:
+        """Return memory behind what was taken since `clear`."""
+        start = self._used_bytes
+        stop = start + length * dtype.itemsize
+        self._used_bytes = stop + -stop % ALIGNMENT
+        return self._memory[start:stop].view(dtype)

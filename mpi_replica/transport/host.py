@@ -1,0 +1,41 @@
+"""What a host has for its ranks: cores, and memory that they can share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["cores", "is_crowded", "lack_of_shared_memory"]
+
+# macOS does not have it.
+_affinity: Callable[[int], Iterable[int]] = getattr(
+    os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1)
+)
+
+# Where MPI libraries on Linux have it. To write to more than is there would end the process.
+_SHARED_MEMORY_FOLDER = "/dev/shm"
+
+
+def cores() -> frozenset[int]:
+    """Return the cores that this process may run on."""
+    return frozenset(_affinity(0))
+
+
+def is_crowded(host: str, places: Sequence[tuple[str, frozenset[int]]]) -> bool:
+    """Return whether the host has more ranks than cores for them; `places` are those of ranks."""
+    taken = [cores for other, cores in places if other == host]
+    return len(taken) > len(frozenset().union(*taken))
+
+
+def lack_of_shared_memory(size_bytes: int) -> str:
+    """Return why there is not so much memory to share; an empty text where there is."""
+    try:
+        space = os.statvfs(_SHARED_MEMORY_FOLDER)
+    except OSError:
+        return ""  # this system has it elsewhere
+    free = space.f_bavail * space.f_frsize
+    if free >= size_bytes:
+        return ""
+    return (
+        f"{size_bytes >> 10} KiB are needed in {_SHARED_MEMORY_FOLDER}, and {free >> 10} are free"
+    )
