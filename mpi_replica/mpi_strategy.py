@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from . import ending
+from . import blas, ending
 from .collectives.call import Call
 from .collectives.engine import Engine
 from .collectives.standing import CallDescription
@@ -57,7 +57,8 @@ class MPIStrategy(Strategy):
     ------
     ValueError
         Both numbers are given, or one is not positive; `num_replicas` is less than the ranks, or
-        differs between them; `communicator` is COMM_NULL or an intercommunicator.
+        differs between them; `communicator` is COMM_NULL or an intercommunicator;
+        ``MPI_REPLICA_BLAS_THREADS`` is no positive integer, or differs between ranks.
     LaunchError
         A launcher without an MPI library, or one that does not fit it; different versions of
         Python on the ranks.
@@ -71,6 +72,11 @@ class MPIStrategy(Strategy):
     A thread of each process watches how long its strategies wait: who is missing for longer than
     ``MPI_REPLICA_STALL_SECONDS`` (60) is logged, with the place where it is. It needs an MPI
     library for several threads; ``MPI_REPLICA_WATCH=0`` does without it.
+
+    A reproducible strategy fixes the threads of BLAS while it is open, for the whole process:
+    ``MPI_REPLICA_BLAS_THREADS`` (1) for each replica, in every layout. A BLAS library that is
+    imported inside of a step is limited from the next `run` on: import it before. Where libraries
+    or CPU kernels differ between the ranks, a warning is logged that names them.
 
     Examples
     --------
@@ -98,6 +104,7 @@ class MPIStrategy(Strategy):
             raise
         super().__init__(Engine(transport, layout, options))
         self._is_closed = False
+        self._release_blas = blas.hold(self) if options.reproducible else None
         gate.install(ending.abort)
         if transport.size > 1:
             self.engine.channel.abort = ending.abort
@@ -148,6 +155,8 @@ class MPIStrategy(Strategy):
 
     def _close_here(self) -> None:
         self._is_closed = True
+        if self._release_blas is not None:
+            self._release_blas()
         watcher.remove(self.engine.channel)
         self.engine.agreement.close()
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from .errors import LaunchError
 from .layout import Layout, compressed
+from .numerics import Numerics, compare, numerics_here
 from .options import CommunicationOptions
 from .transport import Transport
 
@@ -29,6 +30,8 @@ class _Facts(NamedTuple):
     replicas_per_rank: int
     num_replicas: int | None
     options: CommunicationOptions
+    #: Of a reproducible strategy.
+    numerics: Numerics | None
     #: What is wrong with the arguments on this rank.
     problem: Exception | None
 
@@ -49,7 +52,7 @@ def agreed_layout(
         The ranks run different versions of Python.
     """
     merged = CommunicationOptions()
-    mine = _Facts(tuple(sys.version_info[:3]), hash("mpi_replica"), 1, None, merged, None)
+    mine = _Facts(tuple(sys.version_info[:3]), hash("mpi_replica"), 1, None, merged, None, None)
     try:
         merged = merged.merge(options)
         if merged.name is not None:
@@ -60,6 +63,8 @@ def agreed_layout(
             )
         here, total = _checked(replicas_per_rank, num_replicas, transport.size)
         given = mine._replace(replicas_per_rank=here, num_replicas=total, options=merged)
+        if merged.reproducible:
+            given = given._replace(numerics=numerics_here())
         data = pickle.dumps(given, 5)
     except Exception as error:  # also what arguments raise that are asked for a number or a text
         kind = ValueError if isinstance(error, ValueError) else TypeError
@@ -67,6 +72,7 @@ def agreed_layout(
         data = pickle.dumps(mine._replace(problem=kind(str(error))), 5)
     facts: list[_Facts] = [pickle.loads(text) for text in transport.all_gather_bytes(data)]
     layout = _layout(facts, transport.rank)
+    compare([fact.numerics for fact in facts if fact.numerics is not None], transport.rank)
     if transport.rank == 0 and len({fact.string_hash for fact in facts}) > 1:
         _log.warning(
             "hash() of strings differs between the ranks: a loop over a set of strings has another"

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self, cast
 
-from . import nest
+from . import blas, nest
 from .collectives import cross_replica
 from .collectives.callsite import call_site
 from .collectives.engine import Engine
@@ -158,6 +158,8 @@ class Strategy:
         engine.check_thread("strategy.run")
         site = call_site(1)
         try:
+            if engine.options.reproducible:
+                blas.refresh()
             merged = engine.options if options is None else engine.options.merge(options)
             run = Run(self, fn, self._seats(fn, args, kwargs), site, merged)
         except Exception as error:

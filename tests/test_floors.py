@@ -23,7 +23,7 @@ FLOORS = {
     ],
     4: ["replicas", "replica_context", "merge_fn", "context", "ending"],
     3: ["collectives"],
-    2: ["transport", "watch", "interrupts", "start", "resolver"],
+    2: ["transport", "watch", "interrupts", "start", "numerics", "blas", "resolver"],
     1: ["nest", "values", "layout"],
     0: ["errors", "options", "dtypes"],
 }

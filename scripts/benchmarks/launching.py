@@ -69,7 +69,8 @@ class Outcome:
 def has_what_tables_need():
     """Return whether this interpreter can import the package."""
     return sys.version_info >= (3, 11) and all(
-        importlib.util.find_spec(name) for name in ("numpy", "mpi4py", "optree", "greenlet")
+        importlib.util.find_spec(name)
+        for name in ("numpy", "mpi4py", "optree", "greenlet", "threadpoolctl")
     )
 
 
