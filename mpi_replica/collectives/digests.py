@@ -22,8 +22,9 @@ __all__ = ["BLAKE_BYTES", "DIGEST_BYTES", "digest_of_bytes"]
 DIGEST_BYTES = 16
 #: Up to this size blake2b does it.
 BLAKE_BYTES = 1 << 16
-# A piece, its keys and its products take three times this, and stay in the cache of a core.
-_PIECE_BYTES = 1 << 18
+# A piece, its keys and its products stay in the cache of a core. Larger pieces cost less for one
+# large array, and more for many small ones: memory for the products is new each time.
+_PIECE_BYTES = 1 << 17
 
 
 def digest_of_bytes(data: npt.NDArray[np.uint8]) -> bytes:
