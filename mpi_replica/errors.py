@@ -11,6 +11,7 @@ __all__ = [
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
     "ContextError",
+    "DivergenceError",
     "LaunchError",
     "MPIReplicaError",
     "RankLostError",
@@ -44,6 +45,13 @@ class StructureMismatchError(MPIReplicaError, ValueError):
 
 class CollectiveMismatchError(MPIReplicaError, RuntimeError):
     """Replicas are at different calls, in another order, or one of them has none left."""
+
+
+class DivergenceError(MPIReplicaError, RuntimeError):
+    """What should be the same on all ranks is not: ``strategy.verify`` found the difference.
+
+    The text names the first leaf and element that differ, and which replicas hold what.
+    """
 
 
 class RemoteReplicaError(MPIReplicaError, RuntimeError):

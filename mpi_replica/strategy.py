@@ -26,11 +26,12 @@ from .resolver import MPIClusterResolver
 from .transport.single import SingleTransport
 from .values import PerReplica, component_of, local_results
 from .variables import Variable
+from .verifying import Verifying
 
 __all__ = ["Strategy", "get_strategy"]
 
 
-class Strategy:
+class Strategy(Verifying):
     """Runs a computation on replicas: the base of all strategies.
 
     Notes
@@ -44,6 +45,7 @@ class Strategy:
     is_default = False
 
     def __init__(self, engine: Engine) -> None:
+        super().__init__()
         #: What the strategy communicates with.
         self.engine = engine
         self._extended = StrategyExtended(self)

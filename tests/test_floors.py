@@ -19,7 +19,7 @@ FLOORS = {
     6: ["__init__", "__main__", "experimental", "testing"],
     5: [
         *("mpi_strategy", "strategy", "extended", "data", "checkpoint"),
-        *("variables", "assignment", "storage"),
+        *("variables", "assignment", "storage", "verifying"),
     ],
     4: ["replicas", "replica_context", "merge_fn", "context", "ending"],
     3: ["collectives"],

@@ -321,9 +321,8 @@ class Agreement:
         self._last_error = None
         self.raised = failure
         nowhere = CallSite(b"", (), 0)
-        self.notes.add(
-            Note("the failure of an exchange", nowhere, 0, "", "CollectiveMismatchError")
-        )
+        note = Note("the failure of an exchange", nowhere, 0, "", "CollectiveMismatchError")
+        self.notes.add(note)
         raise failure
 
     def _break_off_halfway(self, error: BaseException, is_late: bool = False) -> None:
@@ -396,7 +395,7 @@ class Agreement:
         except BaseException as broken:
             self._break_off_halfway(broken)
             raise
-        self._raise(error, verdict)
+        self.raise_agreed(error, verdict)
 
     def _agreed_error(
         self, verdict: Verdict, originals: Mapping[int, BaseException], seconds: float | None
@@ -425,7 +424,8 @@ class Agreement:
             error.add_note(remark)
         return error
 
-    def _raise(self, error: BaseException, verdict: Verdict) -> NoReturn:
+    def raise_agreed(self, error: BaseException, verdict: Verdict) -> NoReturn:
+        """Raise what all ranks raise now, each of them by its own reckoning and all alike."""
         self._serial += 1
         self._last_error = error
         _mark_reporter(error, max(verdict.origin_rank, 0))

@@ -15,15 +15,11 @@ from ..options import CommunicationOptions
 from .blobs import agree_on_blobs
 from .call import Call
 from .callsite import CallSite
+from .digests import BLAKE_BYTES, digest_of_bytes
 from .engine import Engine
 from .standing import CallDescription, LeafDescription, Note
 
 __all__ = ["Broadcast", "EqualEverywhere", "digest_of"]
-
-#: Values up to this size are hashed by blake2b; larger ones by sums of their words.
-_BLAKE_BYTES = 1 << 16
-#: Words of 8 bytes that are summed together.
-_BLOCK_WORDS = 64
 
 _PLAIN_TYPES = (int, float, complex, bool, str, bytes, type(None))
 
@@ -156,10 +152,10 @@ def digest_of(value: Any, *, sampled: bool = False) -> int:
         array = as_plain_array(leaf)
         digest.update(f"{array.dtype.name}{array.shape}".encode())
         data = array.reshape(-1).view(np.uint8)
-        if data.size <= _BLAKE_BYTES:
+        if data.size <= BLAKE_BYTES:
             digest.update(data.tobytes())
         else:
-            digest.update(_sample(data) if sampled else _block_sums(data))
+            digest.update(_sample(data) if sampled else digest_of_bytes(data))
     return int.from_bytes(digest.digest(), "little")
 
 
@@ -173,20 +169,6 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-def _block_sums(data: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """Return a hash that depends on the order of the words, at about the speed of a sum.
-
-    The sum over each block tells which block a word is in, and the sum over all blocks at which
-    place in it.
-    """
-    whole = data.size // (8 * _BLOCK_WORDS) * (8 * _BLOCK_WORDS)
-    blocks = data[:whole].view(np.uint64).reshape(-1, _BLOCK_WORDS)
-    digest = hashlib.blake2b(np.bitwise_xor.reduce(blocks, axis=1), digest_size=8)
-    digest.update(np.add.reduce(blocks, axis=0))
-    digest.update(data[whole:].tobytes())
-    return digest.digest()
-
-
 def _sample(data: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
     words = data[: data.size // 8 * 8].view(np.uint64)
-    return words[:: words.size // (_BLAKE_BYTES // 8)].tobytes()
+    return words[:: words.size // (BLAKE_BYTES // 8)].tobytes()

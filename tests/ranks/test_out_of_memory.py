@@ -74,6 +74,7 @@ CALLS = {
     "reduce": from_above(lambda s, x: s.reduce("SUM", x, axis=None), MANY),
     "gather": from_above(lambda s, x: s.gather(x, axis=0), MANY),
     "broadcast_to": lambda s: s.extended.broadcast_to(bytes(3 * MIB)),
+    "verify": lambda s: s.verify([np.ones((4, MANY)).T, 1]),
 }
 
 
@@ -189,7 +190,7 @@ class Once:
         return self.empty(*args, **kwargs)
 
 
-MOVES_NOTHING = ("all_reduce in the header", "reduce along an axis")
+MOVES_NOTHING = ("all_reduce in the header", "reduce along an axis", "verify")
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in MOVES_NOTHING])

@@ -142,6 +142,7 @@ CALLS = {
         aggregation=SUM,
         synchronization=mr.VariableSynchronization.ON_READ,
     ),
+    "verify": variable(lambda strategy, v: strategy.verify([v, np.ones(9000)])),
     "end of a run": lambda strategy: strategy.run(int),
 }
 
@@ -175,7 +176,7 @@ def test_with_a_timeout(monkeypatch, name):
         check_each_exchange(strategy, monkeypatch, CALLS[name])
 
 
-@pytest.mark.parametrize("name", [*WITH_DATA, "merge_call", "all_gather in the header"])
+@pytest.mark.parametrize("name", [*WITH_DATA, "merge_call", "all_gather in the header", "verify"])
 def test_with_more_ranks_than_see_all_headers(strategy, monkeypatch, name):
     """Section 6: there two messages take the place of a header."""
     monkeypatch.setattr(strategy.engine.agreement, "_wide", True)
@@ -197,7 +198,11 @@ def end_apart():
     return None if mine() else 1
 
 
-@pytest.mark.parametrize("step", [differ, fail, end_apart])
+def diverge():
+    context().merge_call(lambda strategy: strategy.verify(np.full(9000, strategy.rank)))
+
+
+@pytest.mark.parametrize("step", [differ, fail, end_apart, diverge])
 def test_while_the_ranks_tell_each_other_what_is_wrong(strategy, monkeypatch, step):
     """All ranks raise one error: this one, or what they were about to raise."""
     needs_two_ranks(strategy)

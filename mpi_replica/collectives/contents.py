@@ -1,0 +1,171 @@
+"""A leaf as plain bytes: what is compared between ranks bit by bit, and shown where it differs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..dtypes import as_plain_array, wire_name
+from .digests import DIGEST_BYTES, digest_of_bytes
+from .standing import LeafDescription
+
+__all__ = ["Content", "content_of", "element_name", "element_texts"]
+
+# Longer texts are not shown whole.
+_SHOWN_CHARACTERS = 60
+_BYTE = np.dtype(np.uint8)
+_CHARACTER = np.dtype("U1")
+
+
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """A leaf as plain data: two are the same where their kinds and their bytes are."""
+
+    #: What it is, as "float32[3, 4]". Short values that are no arrays stand here as a whole.
+    kind: str
+    #: How it is shown beside one of another kind.
+    text: str
+    #: The bytes of its elements in C order.
+    data: npt.NDArray[np.uint8]
+    dtype: np.dtype[Any] = _BYTE
+    shape: tuple[int, ...] = ()
+
+    def digest(self) -> bytes:
+        """Return 128 bits that stand for it."""
+        whole = hashlib.blake2b(self.kind.encode(), digest_size=DIGEST_BYTES)
+        whole.update(digest_of_bytes(self.data))
+        return whole.digest()
+
+
+def content_of(leaf: Any, path: str) -> Content:
+    """Return what is in a leaf; arrays in C order and of native byte order are not copied.
+
+    Raises
+    ------
+    TypeError
+        It has no bits that would be the same in another process.
+    """
+    if isinstance(leaf, str) and not isinstance(leaf, np.generic):
+        data = str.__str__(leaf).encode("utf-32-le", "surrogatepass")
+        return _content_of_text(repr(str.__str__(leaf)), "a str", data, _CHARACTER)
+    if isinstance(leaf, bytes) and not isinstance(leaf, np.generic):
+        return _content_of_text(repr(bytes(leaf)), "bytes", bytes(leaf), _BYTE)
+    if leaf is None:
+        return Content("None", "None", _bytes_of(b""))
+    if type(leaf) is int and not -(1 << 63) <= leaf < 1 << 63:
+        data = leaf.to_bytes(leaf.bit_length() // 8 + 1, "little", signed=True)
+        text = hex(leaf) if leaf.bit_length() > 256 else str(leaf)
+        return _content_of_text(text, "an int", data, _BYTE)
+    is_masked = isinstance(leaf, np.ma.MaskedArray)
+    is_number = isinstance(leaf, (np.ndarray, np.generic, int, float, complex))
+    array = None
+    if not is_masked and (is_number or hasattr(leaf, "__array__")):
+        array = as_plain_array(leaf)
+    if array is None or array.dtype.hasobject:
+        what = type(leaf).__qualname__ if array is None else f"an array of dtype {array.dtype}"
+        raise TypeError(
+            f"verify got {what} for value{path}: it has no bits that could be compared between"
+            " ranks. Pass arrays of numbers, numbers, strings, bytes or None: of an object, those"
+            " that it is made of; of a masked array, value.filled(...) and the mask."
+        )
+    return _content_of_array(array)
+
+
+def _content_of_array(array: np.ndarray[Any, Any]) -> Content:
+    name = wire_name(array.dtype)
+    kind = str(LeafDescription(name, array.shape))
+    text = f"{name} {_shown(array[()])}" if array.ndim == 0 else kind
+    if array.nbytes == 0:
+        return Content(kind, text, _bytes_of(b""), array.dtype, array.shape)
+    if _has_padding(array.dtype):
+        array = _without_padding(array)
+    return Content(kind, text, array.reshape(-1).view(np.uint8), array.dtype, array.shape)
+
+
+def _content_of_text(text: str, kind: str, data: bytes, dtype: np.dtype[Any]) -> Content:
+    if len(text) <= _SHOWN_CHARACTERS:
+        return Content(text, text, _bytes_of(b""))
+    count = len(data) // dtype.itemsize
+    kind = f"{kind} of {count} {'characters' if dtype is _CHARACTER else 'bytes'}"
+    text = f"{kind} that begins with {text[:_SHOWN_CHARACTERS]}…"
+    return Content(kind, text, _bytes_of(data), dtype, (count,))
+
+
+def _bytes_of(data: bytes) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8)
+
+
+def _has_padding(dtype: np.dtype[Any]) -> bool:
+    """Return whether items have bytes that mean nothing, and may be anything."""
+    if dtype.subdtype is not None:
+        return _has_padding(dtype.subdtype[0])
+    if dtype.fields is not None:
+        fields = [field for field, *_ in dtype.fields.values()]
+        used = sum(field.itemsize for field in fields)
+        return used != dtype.itemsize or any(_has_padding(field) for field in fields)
+    return _extended_bytes(dtype) > 0
+
+
+def _extended_bytes(dtype: np.dtype[Any]) -> int:
+    """Return the bytes of a real number of 80 bits, which is kept in more; 0 for other dtypes."""
+    if dtype.kind not in "fc" or dtype.itemsize <= (8 if dtype.kind == "f" else 16):
+        return 0
+    return dtype.itemsize // (2 if dtype.kind == "c" else 1) if np.finfo(dtype).nmant == 63 else 0
+
+
+def _without_padding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a copy of `array` with zeros where its items have bytes that mean nothing."""
+    clean = np.zeros_like(array)
+    _copy_values(array, clean)
+    return clean
+
+
+def _copy_values(source: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> None:
+    if source.dtype.fields is not None:
+        for name in source.dtype.fields:
+            _copy_values(source[name], target[name])
+        return
+    extended = _extended_bytes(source.dtype)
+    target[...] = source
+    if extended and source.size:
+        items = target if target.flags.c_contiguous else target.copy(order="C")
+        items.reshape(-1).view(np.uint8).reshape(-1, extended)[:, 10:] = 0
+        if items is not target:
+            target[...] = items
+
+
+def element_name(content: Content, unit_bytes: int, index: int) -> str:
+    """Return the words for unit number `index` of the bytes: an element, or a byte of one."""
+    element, byte = divmod(index * unit_bytes, max(content.dtype.itemsize, 1))
+    where = [int(i) for i in np.unravel_index(element, content.shape)]
+    name = f"element {where}" if where else "value"
+    return name if unit_bytes == content.dtype.itemsize else f"byte {byte} of {name}"
+
+
+def element_texts(content: Content, units: Sequence[bytes]) -> list[str]:
+    """Return how elements that differ are shown; with their bits where they print alike."""
+    whole = content.dtype.itemsize
+    texts = [
+        _shown(np.frombuffer(unit, content.dtype)[0]) if len(unit) == whole else unit.hex()
+        for unit in units
+    ]
+    if len(set(texts)) == len(texts):
+        return texts
+    return [f"{text} ({_bits(unit, content)})" for text, unit in zip(texts, units, strict=True)]
+
+
+def _shown(item: Any) -> str:
+    text = repr(item.item()) if isinstance(item, (np.str_, np.bytes_)) else str(item)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+def _bits(unit: bytes, content: Content) -> str:
+    """Return the bits of an element: of one number as one number, the highest first."""
+    if content.dtype.kind == "f":
+        return f"0x{int.from_bytes(unit, 'little'):0{2 * len(unit)}x}"
+    return f"bytes {unit.hex(' ')}"

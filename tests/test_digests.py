@@ -1,0 +1,76 @@
+"""What is compared instead of values: digests differ where the values do."""
+
+import numpy as np
+import pytest
+
+from mpi_replica.collectives.broadcasting import digest_of
+from mpi_replica.collectives.digests import BLAKE_BYTES, DIGEST_BYTES, digest_of_bytes
+
+SIZES = (0, 1, 100, BLAKE_BYTES, BLAKE_BYTES + 1, 300_001, (1 << 20) + 24)
+
+
+def drawn(size, dtype="u1", seed=0):
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8).view(dtype)
+
+
+def digest(array):
+    return digest_of_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_digest_is_the_same_for_the_same_bytes_wherever_they_lie(size):
+    array = drawn(size)
+    elsewhere = np.empty(size + 3, np.uint8)[3:]
+    elsewhere[:] = array
+    assert len(digest(array)) == DIGEST_BYTES
+    assert digest(array) == digest(elsewhere)
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_one_bit_that_differs_changes_it(size):
+    array = drawn(size)
+    before = digest(array)
+    for at in {0, size // 3, size // 2, size - 1}:
+        for bit in (0, 7):
+            array[at] ^= 1 << bit
+            assert digest(array) != before
+            array[at] ^= 1 << bit
+    assert digest(array) == before
+
+
+@pytest.mark.parametrize("of", [digest, digest_of])
+@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "c16"])
+def test_the_signs_of_all_numbers_change_it(of, dtype):
+    array = np.random.default_rng(0).normal(size=(100, 1024)).astype(dtype)
+    assert of(array) != of(-array)
+
+
+@pytest.mark.parametrize("of", [digest, digest_of])
+def test_the_order_of_rows_changes_it(of):
+    rows = np.repeat(np.eye(64), 4, axis=0)
+    orders = [np.random.default_rng(seed).permutation(rows) for seed in range(20)]
+    assert len({of(order) for order in orders}) == 20
+
+
+@pytest.mark.parametrize("of", [digest, digest_of])
+def test_two_numbers_that_change_places_change_it(of):
+    array = np.arange(20_000.0)
+    seen = {of(array)}
+    for one, other in ((0, 1), (0, 64), (5, 16_389), (0, 8192), (100, 19_999)):
+        changed = array.copy()
+        changed[[one, other]] = array[[other, one]]
+        seen.add(of(changed))
+    assert len(seen) == 6
+
+
+def test_changes_that_cancel_in_sums_of_rows_and_of_columns_change_it():
+    array = np.zeros((400, 64))
+    seen = set()
+    for sign in (1.0, -1.0):
+        array[np.ix_([3, 200], [5, 60])] = [[sign, -sign], [-sign, sign]]
+        seen.add(digest(array))
+    assert len(seen) == 2
+
+
+def test_a_digest_is_the_same_in_every_process():
+    assert digest(drawn(100_000)).hex() == "204e17b5c9828549451adffa203e4836"
