@@ -11,6 +11,7 @@ from .context import (
     in_cross_replica_context,
 )
 from .data import DistributedDataset, DistributedIterator, InputContext, ValueContext
+from .default_strategy import get_strategy
 from .mpi_strategy import MPIStrategy
 from .options import (
     CommunicationImplementation,
@@ -22,7 +23,7 @@ from .options import (
     VariableSynchronization,
 )
 from .replica_context import ReplicaContext, get_replica_context
-from .strategy import Strategy, get_strategy
+from .strategy import Strategy
 from .values import DistributedValues, IndexedSlices, Mirrored, PerReplica
 from .variables import Variable
 

@@ -22,6 +22,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from .collectives.engine import Engine
 from .errors import ContextError
+from .randomness import Generators
 
 __all__ = [
     "ReplicaContextLike",
@@ -47,6 +48,8 @@ class StrategyLike(Protocol):
     is_default: bool
     #: What it communicates with.
     engine: Engine
+    #: Its random numbers.
+    generators: Generators
 
     @property
     def num_replicas_in_sync(self) -> int:

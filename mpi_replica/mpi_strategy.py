@@ -15,7 +15,7 @@ from .context import require_cross_replica
 from .errors import MPIReplicaError
 from .interrupts import gate
 from .options import CommunicationOptions
-from .start import agreed_layout
+from .start import agreed_terms
 from .strategy import Strategy
 from .transport import open_transport
 from .watch import watcher
@@ -52,12 +52,16 @@ class MPIStrategy(Strategy):
         one. The environment variable ``MPI_REPLICA_NUM_REPLICAS`` gives its default.
     communication_options : CommunicationOptions, optional
         For all calls of this strategy.
+    seed : int, optional
+        For ``ctx.rng`` and ``strategy.rng``; 0 or more, the same on all ranks. Default: 0 where the
+        strategy is reproducible, otherwise another one each time.
 
     Raises
     ------
     ValueError
-        Both numbers are given, or one is not positive; `num_replicas` is less than the ranks, or
-        differs between them; `communicator` is COMM_NULL or an intercommunicator;
+        Both numbers are given, or one is not positive; `num_replicas` is less than the ranks;
+        it or `seed` differs between them, or `seed` is negative; `communicator` is COMM_NULL or an
+        intercommunicator;
         ``MPI_REPLICA_BLAS_THREADS`` is no positive integer, or differs between ranks.
     LaunchError
         A launcher without an MPI library, or one that does not fit it; different versions of
@@ -93,16 +97,17 @@ class MPIStrategy(Strategy):
         replicas_per_rank: int | None = None,
         num_replicas: int | None = None,
         communication_options: CommunicationOptions | None = None,
+        seed: int | None = None,
     ) -> None:
         transport = open_transport(communicator)
         try:
-            layout, options = agreed_layout(
-                transport, replicas_per_rank, num_replicas, communication_options
+            layout, options, seed = agreed_terms(
+                transport, replicas_per_rank, num_replicas, communication_options, seed
             )
         except (MPIReplicaError, ValueError, TypeError):
             transport.close()
             raise
-        super().__init__(Engine(transport, layout, options))
+        super().__init__(Engine(transport, layout, options), seed)
         self._is_closed = False
         self._release_blas = blas.hold(self) if options.reproducible else None
         gate.install(ending.abort)

@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
-import contextvars
 import functools
-import operator
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from . import nest
 from .collectives.call import Call
 from .collectives.callsite import CallSite
-from .collectives.engine import Engine
 from .collectives.gathering import AllGather
 from .collectives.merging import MergeCall
 from .collectives.reduction import AllReduce
 from .collectives.sparse import reduce_values
 from .context import (
     State,
-    StrategyLike,
     current_state,
     current_strategy,
     entered,
-    require_cross_replica,
-    restore_state,
-    swap_state,
 )
 from .errors import ContextError
-from .merge_fn import perform_alone
 from .options import CommunicationOptions, ReduceOp
+from .replica import Replica
 from .values import component_of
 
 __all__ = ["ReplicaContext", "get_replica_context"]
 
 
-class _Seat(Protocol):
-    replica_id: int
-
-    def meet(self, call: Call) -> Any: ...
-
-
-class ReplicaContext:
+class ReplicaContext(Replica):
     """What a replica calls: its id, and the collectives.
 
     Inside the function given to ``strategy.run``, `get_replica_context` returns it.
@@ -70,98 +55,6 @@ class ReplicaContext:
       1: np.float64(2.0)
     }
     """
-
-    def __init__(self, strategy: StrategyLike, replica_id_in_sync_group: int | None) -> None:
-        replica_id = None
-        if replica_id_in_sync_group is not None:
-            try:
-                if isinstance(replica_id_in_sync_group, bool):
-                    raise TypeError("bool")
-                # numpy's integers are integers, too
-                replica_id = operator.index(replica_id_in_sync_group)
-            except TypeError:
-                raise ValueError(
-                    "replica_id_in_sync_group must be an int or None, got"
-                    f" {replica_id_in_sync_group!r}."
-                ) from None
-        count = strategy.num_replicas_in_sync
-        if replica_id is not None and not 0 <= replica_id < count:
-            raise ValueError(
-                f"replica_id_in_sync_group={replica_id} is no id of {strategy!r}: they go from 0 to"
-                f" {count - 1}."
-            )
-        self._strategy = strategy
-        self._replica_id = replica_id
-        self._seat: _Seat | None = None
-        #: That of the code that this context belongs to; None for one that was made by hand.
-        self._state: State | None = None
-        self._tokens: list[contextvars.Token[State | None]] = []
-
-    @classmethod
-    def of_seat(cls, strategy: StrategyLike, seat: _Seat) -> ReplicaContext:
-        """Return the context of a replica that runs."""
-        context = cls.__new__(cls)  # nothing is to be checked
-        context._strategy = strategy
-        context._replica_id = seat.replica_id
-        context._seat = seat
-        context._state = State(strategy, context, "replica")
-        context._tokens = []
-        return context
-
-    @property
-    def state(self) -> State | None:
-        """What the code of this replica is part of; None for a context that was made by hand."""
-        return self._state
-
-    def __enter__(self) -> ReplicaContext:
-        require_cross_replica(self._strategy, "ReplicaContext.__enter__")
-        self._tokens.append(swap_state(State(self._strategy, self, "replica")))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        restore_state(self._tokens.pop())
-
-    def __repr__(self) -> str:
-        return f"<ReplicaContext of replica {self._replica_id} of {self._strategy!r}>"
-
-    @property
-    def strategy(self) -> StrategyLike:
-        """The strategy."""
-        return self._strategy
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """How many replicas all ranks host together."""
-        return self._strategy.num_replicas_in_sync
-
-    @property
-    def replica_id_in_sync_group(self) -> int:
-        """The id of this replica among all replicas: 0 to ``num_replicas_in_sync - 1``.
-
-        Raises
-        ------
-        ValueError
-            The context was made by hand without an id.
-        """
-        if self._replica_id is None:
-            raise ValueError(
-                "this ReplicaContext was made with replica_id_in_sync_group=None: it has no id."
-            )
-        return self._replica_id
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """Where this replica runs, as a tuple of one string. Deprecated, as in tf."""
-        warnings.warn(
-            "ReplicaContext.devices is deprecated; use strategy.rank.", DeprecationWarning, 2
-        )
-        engine = self._strategy.engine
-        return (f"rank:{engine.layout.rank}/replica:{self._replica_id}",)
 
     def all_reduce(
         self,
@@ -380,27 +273,9 @@ class ReplicaContext:
 
         return self.meet(self._engine.make("merge_call", None, make))
 
-    @property
-    def _engine(self) -> Engine:
-        return self._strategy.engine  # the default strategy has one for each thread
-
     def _components(self, leaves: Sequence[Any]) -> list[Any]:
         mine, number = self.replica_id_in_sync_group, self.num_replicas_in_sync
         return [component_of(leaf, mine, number) for leaf in leaves]
-
-    def meet(self, call: Call) -> Any:
-        """Wait until all replicas are at `call`, and return its result."""
-        if self._seat is not None:
-            return self._seat.meet(call)
-        self._check_is_only(call.kind)
-        return perform_alone(self._strategy, call)
-
-    def _check_is_only(self, call: str) -> None:
-        if self._seat is None and self.num_replicas_in_sync != 1:
-            raise ContextError(
-                f"{call} in a ReplicaContext that was made by hand needs a strategy with one"
-                f" replica; this one has {self.num_replicas_in_sync}. Use strategy.run."
-            )
 
     def _check(self, call: str, instead: str) -> None:
         """Raise unless this is the context of the code that runs."""

@@ -21,16 +21,16 @@ from . import nest
 from .collectives.broadcasting import digest_of
 from .collectives.call import Call
 from .collectives.callsite import CallSite, function_identity
-from .collectives.engine import Engine
 from .collectives.judgement import Combination
 from .collectives.merging import MergeCall
-from .collectives.standing import CallDescription, LeafDescription, Note, Stand
+from .collectives.standing import Note, Stand
 from .context import State, StrategyLike, entered, swap_state
 from .errors import ContextError, ReplicaStopped
 from .merge_fn import invoke_merge_fn, unpacked
 from .options import CommunicationOptions
 from .replica_context import ReplicaContext
-from .values import DistributedValues, Mirrored, PerReplica, component_of
+from .run_end import RunEnd
+from .values import DistributedValues, Mirrored, PerReplica
 
 __all__ = ["Kept", "Run", "Seat", "Worker"]
 
@@ -164,49 +164,6 @@ class Seat:
         self.call = None
         self.status = "runs"
         switch(self.worker.greenlet)
-
-
-class RunEnd(Call):
-    """The end of a run: what a replica returned, and from which function."""
-
-    kind = "run"
-    status = "returned"
-
-    def __init__(self, run: Run, value: Any, replica_id: int | None = None) -> None:
-        self.site = run.site
-        self.options = run.options
-        self.function = run.identity
-        leaves, self.structure, is_plain = nest.flatten_plain(value)
-        if replica_id is not None:
-            self.replica_ids = (replica_id,)
-            if not is_plain:  # a PerReplica stands for a component here, too
-                number = run.engine.layout.num_replicas
-                leaves = [component_of(leaf, replica_id, number) for leaf in leaves]
-        self.leaves = leaves
-        name = run.strategy.name_of_variable
-        self.kinds = tuple(
-            [
-                "none" if leaf is None else ("" if is_plain else name(leaf)) or "value"
-                for leaf in leaves
-            ]
-        )
-        self.identify((self.function.digest, nest.key(self.structure), self.kinds))
-
-    def words(self, position: int = 0) -> CallDescription:
-        return CallDescription(
-            self.kind,
-            self.function.text,
-            self.site,
-            self.options.name,
-            nest.structure_text(self.structure),
-            nest.leaf_paths(self.structure),
-            tuple(LeafDescription(kind) for kind in self.kinds),
-            code=self.function.digest.hex(),
-        )
-
-    def perform(self, engine: Engine, calls: Sequence[RunEnd]) -> list[Any]:
-        engine.agreement.agree(calls)
-        return [self.kinds] * len(calls)
 
 
 class Run:

@@ -1,4 +1,4 @@
-"""The start of a strategy: the ranks tell what they were given, and agree on one layout."""
+"""The start of a strategy: the ranks tell what they were given, and agree on terms."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import operator
 import os
 import pickle
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .errors import LaunchError
@@ -15,9 +16,10 @@ from .numerics import Numerics, compare, numerics_here
 from .options import CommunicationOptions
 from .transport import Transport
 
-__all__ = ["agreed_layout"]
+__all__ = ["Terms", "agreed_terms"]
 
 _NUM_REPLICAS = "MPI_REPLICA_NUM_REPLICAS"
+_REPRODUCIBLE = "MPI_REPLICA_REPRODUCIBLE"
 _log = logging.getLogger("mpi_replica")
 
 
@@ -30,19 +32,31 @@ class _Facts(NamedTuple):
     replicas_per_rank: int
     num_replicas: int | None
     options: CommunicationOptions
+    seed: int | None
+    #: What is random where nobody gave a seed.
+    entropy: int
     #: Of a reproducible strategy.
     numerics: Numerics | None
     #: What is wrong with the arguments on this rank.
     problem: Exception | None
 
 
-def agreed_layout(
+class Terms(NamedTuple):
+    """What the ranks have agreed on."""
+
+    layout: Layout
+    options: CommunicationOptions
+    seed: int
+
+
+def agreed_terms(
     transport: Transport,
     replicas_per_rank: int | None,
     num_replicas: int | None,
     options: CommunicationOptions | None,
-) -> tuple[Layout, CommunicationOptions]:
-    """Return the layout and this rank's options. Collective; raises on every rank or on none.
+    seed: int | None,
+) -> Terms:
+    """Return layout, options and seed. Collective; raises on every rank or on none.
 
     Raises
     ------
@@ -51,20 +65,27 @@ def agreed_layout(
     LaunchError
         The ranks run different versions of Python.
     """
-    merged = CommunicationOptions()
-    mine = _Facts(tuple(sys.version_info[:3]), hash("mpi_replica"), 1, None, merged, None, None)
+    mine = _Facts(
+        python=tuple(sys.version_info[:3]),
+        string_hash=hash("mpi_replica"),
+        replicas_per_rank=1,
+        num_replicas=None,
+        options=CommunicationOptions(),
+        seed=None,
+        entropy=int.from_bytes(os.urandom(16)),
+        numerics=None,
+        problem=None,
+    )
     try:
-        merged = merged.merge(options)
-        if merged.name is not None:
-            raise ValueError(
-                f"communication_options of a strategy have name={merged.name!r}: it would replace"
-                " every call site, and no swap of two calls would be seen. Give it to the call:"
-                " options=mr.CommunicationOptions(name='x')."
-            )
+        merged = _merged(options)
         here, total = _checked(replicas_per_rank, num_replicas, transport.size)
-        given = mine._replace(replicas_per_rank=here, num_replicas=total, options=merged)
-        if merged.reproducible:
-            given = given._replace(numerics=numerics_here())
+        given = mine._replace(
+            replicas_per_rank=here,
+            num_replicas=total,
+            options=merged,
+            seed=None if seed is None else _integer("seed", seed, least=0),
+            numerics=numerics_here() if merged.reproducible else None,
+        )
         data = pickle.dumps(given, 5)
     except Exception as error:  # also what arguments raise that are asked for a number or a text
         kind = ValueError if isinstance(error, ValueError) else TypeError
@@ -79,7 +100,28 @@ def agreed_layout(
             " order on each, and collectives in it would mix silently. Start the ranks with"
             " PYTHONHASHSEED=0 in the environment, or sort what you loop over."
         )
-    return layout, merged
+    first = facts[0]
+    if first.seed is not None:
+        return Terms(layout, first.options, first.seed)
+    # What has the same bits in every layout shall have them in every run, too.
+    return Terms(layout, first.options, 0 if first.options.reproducible else first.entropy)
+
+
+def _merged(options: CommunicationOptions | None) -> CommunicationOptions:
+    """Return the options of the strategy."""
+    merged = CommunicationOptions().merge(options)
+    if merged.name is not None:
+        raise ValueError(
+            f"communication_options of a strategy have name={merged.name!r}: it would replace"
+            " every call site, and no swap of two calls would be seen. Give it to the call:"
+            " options=mr.CommunicationOptions(name='x')."
+        )
+    if merged.reproducible is None and _REPRODUCIBLE in os.environ:
+        text = os.environ[_REPRODUCIBLE]
+        if text not in ("0", "1"):
+            raise ValueError(f"{_REPRODUCIBLE}={text!r} is neither 1 nor 0.")
+        merged = merged.merge(CommunicationOptions(reproducible=text == "1"))
+    return merged
 
 
 def _checked(
@@ -98,8 +140,8 @@ def _checked(
             num_replicas = int(os.environ[name])
         except ValueError:
             raise ValueError(f"{name}={os.environ[name]!r} is not an integer.") from None
-    here = 1 if replicas_per_rank is None else _positive("replicas_per_rank", replicas_per_rank)
-    total = None if num_replicas is None else _positive(name, num_replicas)
+    here = 1 if replicas_per_rank is None else _integer("replicas_per_rank", replicas_per_rank)
+    total = None if num_replicas is None else _integer(name, num_replicas)
     if total is not None and total < size:
         raise ValueError(
             f"{name}={total} is less than the {size} ranks: each rank hosts one replica or more."
@@ -108,15 +150,15 @@ def _checked(
     return here, total
 
 
-def _positive(name: str, value: Any) -> int:
+def _integer(name: str, value: Any, least: int = 1) -> int:
     try:
         if isinstance(value, bool):
             raise TypeError("bool")
         number = operator.index(value)  # numpy's integers are integers, too
     except TypeError:
         raise TypeError(f"{name} must be an int, got {value!r}.") from None
-    if number < 1:
-        raise ValueError(f"{name} must be 1 or more, got {value!r}.")
+    if number < least:
+        raise ValueError(f"{name} must be {least} or more, got {value!r}.")
     return number
 
 
@@ -133,12 +175,8 @@ def _layout(facts: list[_Facts], rank: int) -> Layout:
             if len(facts) > 1:
                 fact.problem.add_note(f"raised by rank {sender}")
             raise fact.problem
-    totals: dict[int | None, list[int]] = {}
-    for sender, fact in enumerate(facts):
-        totals.setdefault(fact.num_replicas, []).append(sender)
-    if len(totals) > 1:
-        sides = ", ".join(f"{n!r} on ranks {compressed(ranks)}" for n, ranks in totals.items())
-        raise ValueError(f"num_replicas differs between ranks: {sides}. Give the same on all.")
+    _require_one("num_replicas", [fact.num_replicas for fact in facts])
+    _require_one("seed", [fact.seed for fact in facts])
     if any(fact.options != facts[0].options for fact in facts):
         other = next(fact.options for fact in facts if fact.options != facts[0].options)
         raise ValueError(
@@ -149,3 +187,13 @@ def _layout(facts: list[_Facts], rank: int) -> Layout:
     if total is not None:
         return Layout.even(total, len(facts), rank)
     return Layout(tuple(fact.replicas_per_rank for fact in facts), rank)
+
+
+def _require_one(name: str, values: Sequence[int | None]) -> None:
+    """Raise unless all ranks gave the same."""
+    sides: dict[int | None, list[int]] = {}
+    for rank, value in enumerate(values):
+        sides.setdefault(value, []).append(rank)
+    if len(sides) > 1:
+        text = ", ".join(f"{n!r} on ranks {compressed(ranks)}" for n, ranks in sides.items())
+        raise ValueError(f"{name} differs between ranks: {text}. Give the same on all.")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Self, cast
+from typing import Any, NoReturn, Self
+
+import numpy as np
 
 from . import blas, nest
 from .collectives import cross_replica
@@ -13,22 +13,19 @@ from .collectives.callsite import call_site
 from .collectives.engine import Engine
 from .context import (
     Scope,
-    current_strategy,
-    register_default_strategy,
     require_cross_replica,
 )
 from .data import DistributedDataset, InputContext, ValueContext
 from .extended import StrategyExtended
-from .layout import Layout
 from .options import CommunicationOptions, InputOptions, ReduceOp
+from .randomness import Generators
 from .replicas import Kept, Run
 from .resolver import MPIClusterResolver
-from .transport.single import SingleTransport
 from .values import PerReplica, component_of, local_results
 from .variables import Variable
 from .verifying import Verifying
 
-__all__ = ["Strategy", "get_strategy"]
+__all__ = ["Strategy"]
 
 
 class Strategy(Verifying):
@@ -44,10 +41,11 @@ class Strategy(Verifying):
     #: Whether this is the default strategy, which holds outside of all others.
     is_default = False
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, seed: int | None = None) -> None:
         super().__init__()
         #: What the strategy communicates with.
         self.engine = engine
+        self.generators = Generators(seed)
         self._extended = StrategyExtended(self)
         self._kept = Kept()
 
@@ -78,6 +76,18 @@ class Strategy(Verifying):
     def cluster_resolver(self) -> MPIClusterResolver:
         """Hosts and ranks, in tf's words."""
         return MPIClusterResolver(self.engine.transport)
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """Random numbers for code above the replicas: the same on all ranks that draw alike.
+
+        Raises
+        ------
+        ContextError
+            Read in a replica, whose own are those of ``ctx.rng``.
+        """
+        require_cross_replica(self, "strategy.rng")
+        return self.generators.shared
 
     def scope(self) -> Scope[Self]:
         """Return a context manager in which this is the current strategy, above all replicas.
@@ -413,24 +423,3 @@ class Strategy(Verifying):
     def name_of_variable(self, value: Any) -> str | None:
         """Return a name for a variable, the same on all ranks; None for anything else."""
         return value.identity if isinstance(value, Variable) else None
-
-
-class _DefaultStrategy(Strategy, threading.local):
-    """One replica, no MPI: what holds outside of any strategy; each thread has its own state."""
-
-    is_default = True
-
-    def __init__(self) -> None:
-        super().__init__(Engine(SingleTransport(), Layout((1,), 0), CommunicationOptions()))
-
-
-_default_strategy = functools.cache(_DefaultStrategy)
-register_default_strategy(_default_strategy)
-
-
-def get_strategy() -> Strategy:
-    """Return the current strategy; the default strategy outside of any (never None).
-
-    Counterpart of ``tf.distribute.get_strategy``.
-    """
-    return cast("Strategy", current_strategy())

@@ -18,13 +18,13 @@ MOST_LINES = 450
 FLOORS = {
     6: ["__init__", "__main__", "experimental", "testing"],
     5: [
-        *("mpi_strategy", "strategy", "extended", "data", "checkpoint"),
+        *("mpi_strategy", "strategy", "default_strategy", "extended", "data", "checkpoint"),
         *("variables", "assignment", "storage", "verifying"),
     ],
-    4: ["replicas", "replica_context", "merge_fn", "context", "ending"],
+    4: ["replicas", "run_end", "replica", "replica_context", "merge_fn", "context", "ending"],
     3: ["collectives"],
     2: ["transport", "watch", "interrupts", "start", "numerics", "blas", "resolver"],
-    1: ["nest", "values", "layout"],
+    1: ["nest", "values", "layout", "randomness"],
     0: ["errors", "options", "dtypes"],
 }
 MPI_MODULE = f"{PACKAGE}.transport.mpi"  # the only one that may import mpi4py

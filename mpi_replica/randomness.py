@@ -1,0 +1,49 @@
+"""The random numbers of a strategy: streams that depend on a seed, and never on the layout."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+__all__ = ["Generators"]
+
+# Streams that start from one seed are told apart by a key of numbers. These begin ours, so that
+# they are not those that a program gets from the same seed by ``spawn``.
+_REPLICAS, _SHARED = 0x6D70695F72657031, 0x6D70695F72657032
+
+
+class Generators:
+    """The generators of a strategy: one for each replica, and one that all ranks have alike.
+
+    Parameters
+    ----------
+    seed : int, optional
+        Default: fresh entropy of the system.
+
+    Notes
+    -----
+    See ``numpy.random.SeedSequence`` about keys that make streams independent of each other.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = int.from_bytes(os.urandom(16)) if seed is None else seed
+        #: Those that were asked for, by replica id; None is that of all ranks.
+        self._made: dict[int | None, np.random.Generator] = {}
+
+    def of_replica(self, replica_id: int) -> np.random.Generator:
+        """Return the generator of a replica."""
+        return self._get(replica_id, (_REPLICAS, replica_id))
+
+    @property
+    def shared(self) -> np.random.Generator:
+        """The generator for code that runs on all ranks alike."""
+        return self._get(None, (_SHARED,))
+
+    def _get(self, name: int | None, key: tuple[int, ...]) -> np.random.Generator:
+        found = self._made.get(name)
+        if found is None:
+            sequence = np.random.SeedSequence(self.seed, spawn_key=key)
+            # Not default_rng, which may become another one with a version of numpy.
+            found = self._made[name] = np.random.Generator(np.random.PCG64(sequence))
+        return found

@@ -1,0 +1,70 @@
+"""The agreement at the end of a run: what the replicas returned, and from which function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from . import nest
+from .collectives.call import Call
+from .collectives.callsite import CallSite, FunctionIdentity
+from .collectives.engine import Engine
+from .collectives.standing import CallDescription, LeafDescription
+from .context import StrategyLike
+from .options import CommunicationOptions
+from .values import component_of
+
+__all__ = ["RunEnd"]
+
+
+class _Run(Protocol):
+    strategy: StrategyLike
+    engine: Engine
+    identity: FunctionIdentity
+    site: CallSite
+    options: CommunicationOptions
+
+
+class RunEnd(Call):
+    """The end of a run: what a replica returned, and from which function."""
+
+    kind = "run"
+    status = "returned"
+
+    def __init__(self, run: _Run, value: Any, replica_id: int | None = None) -> None:
+        self.site = run.site
+        self.options = run.options
+        self.function = run.identity
+        leaves, self.structure, is_plain = nest.flatten_plain(value)
+        if replica_id is not None:
+            self.replica_ids = (replica_id,)
+            if not is_plain:  # a PerReplica stands for a component here, too
+                number = run.engine.layout.num_replicas
+                leaves = [component_of(leaf, replica_id, number) for leaf in leaves]
+        self.leaves = leaves
+        name = run.strategy.name_of_variable
+        self.kinds = tuple(
+            [
+                "none" if leaf is None else ("" if is_plain else name(leaf)) or "value"
+                for leaf in leaves
+            ]
+        )
+        self.identify((self.function.digest, nest.key(self.structure), self.kinds))
+
+    def words(self, position: int = 0) -> CallDescription:
+        """Return the end as a call, for messages."""
+        return CallDescription(
+            self.kind,
+            self.function.text,
+            self.site,
+            self.options.name,
+            nest.structure_text(self.structure),
+            nest.leaf_paths(self.structure),
+            tuple(LeafDescription(kind) for kind in self.kinds),
+            code=self.function.digest.hex(),
+        )
+
+    def perform(self, engine: Engine, calls: Sequence[RunEnd]) -> list[Any]:
+        """Agree; return what kinds of values the replicas returned."""
+        engine.agreement.agree(calls)
+        return [self.kinds] * len(calls)
