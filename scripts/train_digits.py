@@ -5,10 +5,12 @@
     python scripts/train_digits.py                              # 1 process, without MPI
 
 Every rank runs this whole program. A replica is one copy of the step functions below: it gets its
-part of each batch, and meets the other replicas in the calls of `ctx`.
+part of each batch, and meets the other replicas in the calls of `ctx`. The same number of replicas
+gives the same bits on any number of ranks, as the hashes that are printed show.
 """
 
 import argparse
+import hashlib
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -26,19 +28,28 @@ def main():
     parser.add_argument("--replicas", type=int, help="on all ranks together (default: one a rank)")
     parser.add_argument("--epochs", type=int, default=20, help="default: %(default)s")
     parser.add_argument("--batch-size", type=int, default=64, help="rows for all replicas together")
+    parser.add_argument("--dtype", choices=["float32", "float64"], default="float64")
     parser.add_argument("--seed", type=int, default=0, help="for first weights and shuffling")
     parser.add_argument("--out", default="digits.png", help="where to draw loss and accuracy")
     options = parser.parse_args()
-    with mr.MPIStrategy(num_replicas=options.replicas) as strategy:
-        losses, accuracies = train(strategy, options.epochs, options.batch_size, options.seed)
+    reproducible = mr.CommunicationOptions(reproducible=True)  # sums don't depend on the layout
+    with mr.MPIStrategy(
+        num_replicas=options.replicas, communication_options=reproducible
+    ) as strategy:
+        losses, accuracies, weights = train(
+            strategy, options.epochs, options.batch_size, options.seed, options.dtype
+        )
         if strategy.rank == 0:  # no collective call in here: the other ranks would not make it
             draw(losses, accuracies, f"{strategy.num_replicas_in_sync} replicas", options.out)
             print(f"test accuracy {accuracies[-1]:.4f}")
+            print(f"loss sha256 {sha256(losses)}")
+            print(f"weights sha256 {sha256(*weights.values())}")
 
 
-def train(strategy, epochs, batch_size, seed):
-    """Return the training loss and the test accuracy of each epoch."""
+def train(strategy, epochs, batch_size, seed, dtype):
+    """Return the training loss and the test accuracy of each epoch, and the final weights."""
     images, labels = load_digits(return_X_y=True)  # 1797 rows of 64 pixels from 0 to 16
+    images = images.astype(dtype)
     train_images, test_images, train_labels, test_labels = train_test_split(
         images / 16, labels, test_size=0.2, stratify=labels, random_state=1
     )
@@ -54,12 +65,12 @@ def train(strategy, epochs, batch_size, seed):
     random = np.random.default_rng(seed)
     with strategy.scope():  # variables that are made in here are the same on all ranks
         weights = {
-            "hidden": mr.Variable(random.normal(0, np.sqrt(2 / 64), (64, HIDDEN))),
-            "hidden_bias": mr.Variable(np.zeros(HIDDEN)),
-            "scores": mr.Variable(random.normal(0, np.sqrt(2 / HIDDEN), (HIDDEN, 10))),
-            "scores_bias": mr.Variable(np.zeros(10)),
+            "hidden": mr.Variable(random.normal(0, np.sqrt(2 / 64), (64, HIDDEN)), dtype=dtype),
+            "hidden_bias": mr.Variable(np.zeros(HIDDEN), dtype=dtype),
+            "scores": mr.Variable(random.normal(0, np.sqrt(2 / HIDDEN), (HIDDEN, 10)), dtype=dtype),
+            "scores_bias": mr.Variable(np.zeros(10), dtype=dtype),
         }
-        velocities = {name: mr.Variable(np.zeros(w.shape)) for name, w in weights.items()}
+        velocities = {name: mr.Variable(np.zeros(w.shape, dtype)) for name, w in weights.items()}
         hits = mr.Variable(  # a number for each replica, added up when all of them are read
             0,
             synchronization=mr.VariableSynchronization.ON_READ,
@@ -100,7 +111,8 @@ def train(strategy, epochs, batch_size, seed):
         for images, labels in test_batches:
             strategy.run(test_step, args=(images, labels))
         accuracies.append(hits.value() / len(test_labels))  # adds up: a call for all ranks
-    return losses, accuracies
+    strategy.verify(weights)  # an error if any rank had others
+    return losses, accuracies, weights
 
 
 def predict(weights, images):
@@ -114,7 +126,7 @@ def predict(weights, images):
 def loss_and_gradients(weights, images, labels):
     """Return the cross-entropy and its gradients, all of them summed over the rows."""
     hidden, probabilities = predict(weights, images)
-    d_scores = probabilities - np.eye(10)[labels]
+    d_scores = probabilities - np.eye(10, dtype=images.dtype)[labels]
     d_hidden = d_scores @ np.transpose(weights["scores"]) * (hidden > 0)
     return -np.log(probabilities[np.arange(len(labels)), labels]).sum(), {
         "hidden": images.T @ d_hidden,
@@ -128,6 +140,11 @@ def move(weight, velocity, force):
     """Go one step, with momentum."""
     velocity.assign(MOMENTUM * velocity + force)
     weight.assign_add(velocity)
+
+
+def sha256(*arrays):
+    """Return a hash of the bits of some arrays."""
+    return hashlib.sha256(b"".join(np.asarray(array).tobytes() for array in arrays)).hexdigest()
 
 
 def draw(losses, accuracies, title, path):
