@@ -12,6 +12,7 @@ from .context import (
 )
 from .data import DistributedDataset, DistributedIterator, InputContext, ValueContext
 from .default_strategy import get_strategy
+from .indexed_slices import IndexedSlices
 from .mpi_strategy import MPIStrategy
 from .options import (
     CommunicationImplementation,
@@ -24,7 +25,7 @@ from .options import (
 )
 from .replica_context import ReplicaContext, get_replica_context
 from .strategy import Strategy
-from .values import DistributedValues, IndexedSlices, Mirrored, PerReplica
+from .values import DistributedValues, Mirrored, PerReplica
 from .variables import Variable
 
 __all__ = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,7 +12,6 @@ from . import nest
 
 __all__ = [
     "DistributedValues",
-    "IndexedSlices",
     "Mirrored",
     "PerReplica",
     "component_of",
@@ -343,78 +342,3 @@ def local_results(value: Any, local_replica_ids: Sequence[int]) -> tuple[Any, ..
         row = leaf.components(ids) if isinstance(leaf, DistributedValues) else [leaf] * len(ids)
         rows.append([leaf.shared_value()] * len(ids) if row is None else row)
     return tuple(nest.unflatten(structure, [row[i] for row in rows]) for i in range(len(ids)))
-
-
-class IndexedSlices:
-    """Rows of a larger array: a sparse leaf of ``all_reduce`` (`tf.IndexedSlices`).
-
-    Parameters
-    ----------
-    values : array_like, shape (n, ...)
-        The rows.
-    indices : array_like of int, shape (n,)
-        Where each row belongs; an index may stand more than once: such rows add up.
-    dense_shape : sequence of int, optional
-        Shape of the dense array.
-
-    Raises
-    ------
-    ValueError
-        There are not as many indices as rows, or `dense_shape` does not fit.
-    TypeError
-        `indices` are not integers.
-
-    Examples
-    --------
-    >>> IndexedSlices([[1.0, 2.0]], [1], dense_shape=(3, 2)).to_dense()
-    array([[0., 0.],
-           [1., 2.],
-           [0., 0.]])
-    """
-
-    __slots__ = ("dense_shape", "indices", "values")
-
-    def __init__(self, values: Any, indices: Any, dense_shape: Iterable[int] | None = None) -> None:
-        self.values = np.asarray(values)
-        self.indices = np.asarray(indices)
-        self.dense_shape = None if dense_shape is None else tuple(int(n) for n in dense_shape)
-        if self.indices.size == 0 and self.indices.dtype.kind == "f":
-            self.indices = self.indices.astype(np.int64)  # what np.asarray([]) gives
-        if self.indices.dtype.kind not in "iu":
-            raise TypeError(f"indices must be integers, got dtype {self.indices.dtype}.")
-        if self.values.ndim < 1 or self.indices.shape != self.values.shape[:1]:
-            raise ValueError(
-                f"values of shape {self.values.shape} and indices of shape {self.indices.shape} do"
-                " not fit. Give one index for each row of values."
-            )
-        if self.dense_shape is not None and self.dense_shape[1:] != self.values.shape[1:]:
-            raise ValueError(
-                f"dense_shape {self.dense_shape} does not fit rows of shape"
-                f" {self.values.shape[1:]}. All but its first dimension must be theirs."
-            )
-
-    def to_dense(self) -> np.ndarray[Any, Any]:
-        """Return the dense array; rows with the same index are added.
-
-        Raises
-        ------
-        ValueError
-            There is no `dense_shape`.
-        IndexError
-            An index lies outside of it.
-        """
-        if self.dense_shape is None:
-            raise ValueError("to_dense() needs a dense_shape. Give it to IndexedSlices.")
-        rows = self.dense_shape[0]
-        outside = self.indices[(self.indices < 0) | (self.indices >= rows)]
-        if outside.size:
-            raise IndexError(f"index {outside[0]} lies outside of the {rows} rows of dense_shape.")
-        dense = np.zeros(self.dense_shape, self.values.dtype)
-        np.add.at(dense, self.indices, self.values)
-        return dense
-
-    def __repr__(self) -> str:
-        return (
-            f"IndexedSlices(values={self.values!r}, indices={self.indices!r},"
-            f" dense_shape={self.dense_shape!r})"
-        )

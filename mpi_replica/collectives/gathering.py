@@ -15,8 +15,8 @@ import numpy as np
 
 from .. import nest
 from ..dtypes import as_plain_array, is_text, wire_name
+from ..indexed_slices import IndexedSlices
 from ..options import CommunicationOptions
-from ..values import IndexedSlices
 from .agreement import INLINE_BYTES
 from .blobs import LARGE_BYTES
 from .blocks import GatheringPlan, LeafForm

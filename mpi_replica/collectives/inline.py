@@ -14,10 +14,10 @@ import numpy as np
 from ..layout import Layout
 from ..options import ReduceOp
 from ..transport.base import HEADER_BYTES, Bytes
+from ..tree import tree_of
 from .extremes import are_keyed, extreme
 from .header import PAYLOAD_START
 from .ordered.settling import settle
-from .ordered.tree import tree_of
 from .packing import Plan, Slot, cut
 from .scratch import Scratch
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from .. import nest
 from ..dtypes import accumulation
+from ..indexed_slices import IndexedSlices
 from ..options import CommunicationOptions, ReduceOp
-from ..values import IndexedSlices
 from .call import Call
 from .callsite import CallSite
 from .engine import Engine
@@ -18,6 +18,9 @@ from .gathering import AllGather
 from .reduction import AllReduce
 
 __all__ = ["reduce_values"]
+
+# What travels of each leaf: its rows, their places, and how many there are.
+_PARTS = ("values", "indices", "rows")
 
 
 def reduce_values(
@@ -87,9 +90,12 @@ def _reduce_with_slices(
             slices = leaves[index]
             wide, _ = accumulation(slices.values.dtype, op)
             parts += [slices.values.astype(wide, copy=False), slices.indices]
+            parts.append(np.array([len(slices.indices)]))
         where = [f"{paths[index]} of dense shape {leaves[index].dense_shape}" for index in sparse]
         detail = f"{op.name}, IndexedSlices at value{', value'.join(where)}"
-        names = [f"{paths[index]}.{part}" for index in sparse for part in ("values", "indices")]
+        names = [
+            f"{paths[index]}.{part}" for index in sparse for part in ("values", "indices", "rows")
+        ]
         return AllGather(site, merged, "all_reduce", 0, [parts], structure, detail, names)
 
     def reduce(site: CallSite, merged: CommunicationOptions) -> Call:
@@ -102,10 +108,11 @@ def _reduce_with_slices(
     gathered = meet(engine.make("all_reduce", options, gather))
     scale = engine.layout.num_replicas if ReduceOp.of(reduce_op) is ReduceOp.MEAN else 1
     for position, index in enumerate(sparse):
-        values, indices = gathered[2 * position : 2 * position + 2]
+        values, indices, rows = gathered[3 * position : 3 * position + 3]
         _, result = accumulation(leaves[index].values.dtype, ReduceOp.of(reduce_op))
         values = (values if scale == 1 else np.divide(values, scale)).astype(result, copy=False)
-        results[index] = IndexedSlices(values, indices, leaves[index].dense_shape)
+        shape = leaves[index].dense_shape
+        results[index] = IndexedSlices.of_replicas(values, indices, shape, rows.tolist())
     if dense:
         reduced = meet(engine.make("all_reduce", options, reduce))
         for index, value in zip(dense, reduced, strict=True):

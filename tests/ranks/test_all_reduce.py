@@ -277,6 +277,24 @@ def test_a_batch_that_is_split_over_replicas_is_reduced_row_by_row(strategy, op)
 # IndexedSlices: rows of all replicas, one behind the other
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+def test_indexed_slices_made_dense_have_the_bits_of_a_reproducible_sum(strategy, dtype):
+    def make(i):
+        random = np.random.default_rng(i)
+        values = random.normal(size=(40, 3)).astype(dtype) * 10.0 ** random.integers(-6, 6, (40, 1))
+        return mr.IndexedSlices(values.astype(dtype), random.integers(0, 9, 40), (9, 3))
+
+    def step():
+        context = mr.get_replica_context()
+        slices = make(context.replica_id_in_sync_group)
+        options = mr.CommunicationOptions(reproducible=True)
+        dense = context.all_reduce("SUM", slices.to_dense(), options=options)
+        return dense, context.all_reduce("SUM", slices).to_dense()
+
+    for dense, sparse in strategy.experimental_local_results(strategy.run(step)):
+        assert sparse.tobytes() == dense.tobytes()
+
+
 def test_indexed_slices_of_all_replicas_add_up(strategy):
     """Two tf cases: one row each at index 0; and 1, 2, 3, ... rows."""
     count = strategy.num_replicas_in_sync

@@ -16,10 +16,10 @@ import numpy as np
 from ...layout import Layout
 from ...transport import Transport
 from ...transport.base import Bytes
+from ...tree import tree_of
 from ..scratch import ALIGNMENT, Scratch
 from .parts import Part
 from .settling import settle
-from .tree import tree_of
 
 __all__ = ["AlltoallExchange", "Exchange", "LocalExchange", "SharedMemoryExchange", "window_bytes"]
 

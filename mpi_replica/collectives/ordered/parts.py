@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ...tree import Partial
 from ..delivery import PackDelivery
 from ..packing import Pack, Piece, Plan, Stream
-from .tree import Partial
 
 __all__ = ["Part", "parts_of"]
 

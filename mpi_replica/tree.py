@@ -1,4 +1,4 @@
-"""The order in which a reproducible reduction combines what the replicas contribute.
+"""The order in which a reproducible reduction combines what the replicas contribute: pure.
 
 One balanced binary tree over the ids of the replicas: its left half has the largest power of two
 below the number of replicas. The layout only says who computes which part of it: a rank combines
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Order", "Partial", "Tree", "tree_of"]
+__all__ = ["Order", "Partial", "Tree", "middle", "tree_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -114,8 +114,8 @@ class Tree:
             self.partials[rank].append(Partial(slice(start - first, stop - first), order))
             self._number += 1
             return self._number - 1
-        middle = _middle(replicas)
-        return self._cut((start, middle), starts), self._cut((middle, stop), starts)
+        half = middle(start, stop)
+        return self._cut((start, half), starts), self._cut((half, stop), starts)
 
 
 @functools.lru_cache(maxsize=64)
@@ -124,9 +124,14 @@ def tree_of(counts: tuple[int, ...]) -> Tree:
     return Tree(counts)
 
 
-def _middle(replicas: _Range) -> int:
-    """Return where the right half begins."""
-    start, stop = replicas
+def middle(start: int, stop: int) -> int:
+    """Return where the right half begins of the tree over some replicas.
+
+    Examples
+    --------
+    >>> middle(0, 6)
+    4
+    """
     return start + (1 << ((stop - start - 1).bit_length() - 1))
 
 
@@ -134,5 +139,5 @@ def _balanced(replicas: _Range) -> _Node:
     start, stop = replicas
     if stop - start == 1:
         return start
-    middle = _middle(replicas)
-    return _balanced((start, middle)), _balanced((middle, stop))
+    half = middle(start, stop)
+    return _balanced((start, half)), _balanced((half, stop))

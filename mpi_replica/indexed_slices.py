@@ -1,0 +1,137 @@
+"""Rows of a larger array: what is sparse in a reduction."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .dtypes import accumulation
+from .options import ReduceOp
+from .tree import middle
+
+__all__ = ["IndexedSlices"]
+
+Array = np.ndarray[Any, Any]
+
+
+class IndexedSlices:
+    """Rows of a larger array: a sparse leaf of ``all_reduce`` (`tf.IndexedSlices`).
+
+    Parameters
+    ----------
+    values : array_like, shape (n, ...)
+        The rows.
+    indices : array_like of int, shape (n,)
+        Where each row belongs; an index may stand more than once: such rows add up.
+    dense_shape : sequence of int, optional
+        Shape of the dense array.
+
+    Raises
+    ------
+    ValueError
+        There are not as many indices as rows, or `dense_shape` does not fit.
+    TypeError
+        `indices` are not integers.
+
+    Examples
+    --------
+    >>> IndexedSlices([[1.0, 2.0]], [1], dense_shape=(3, 2)).to_dense()
+    array([[0., 0.],
+           [1., 2.],
+           [0., 0.]])
+    """
+
+    __slots__ = ("_rows_of_replicas", "dense_shape", "indices", "values")
+
+    def __init__(self, values: Any, indices: Any, dense_shape: Iterable[int] | None = None) -> None:
+        self.values = np.asarray(values)
+        self.indices = np.asarray(indices)
+        self.dense_shape = None if dense_shape is None else tuple(int(n) for n in dense_shape)
+        #: How many rows each replica gave, where they are to be added in the order of the replicas.
+        self._rows_of_replicas: tuple[int, ...] | None = None
+        if self.indices.size == 0 and self.indices.dtype.kind == "f":
+            self.indices = self.indices.astype(np.int64)  # what np.asarray([]) gives
+        if self.indices.dtype.kind not in "iu":
+            raise TypeError(f"indices must be integers, got dtype {self.indices.dtype}.")
+        if self.values.ndim < 1 or self.indices.shape != self.values.shape[:1]:
+            raise ValueError(
+                f"values of shape {self.values.shape} and indices of shape {self.indices.shape} do"
+                " not fit. Give one index for each row of values."
+            )
+        if self.dense_shape is not None and self.dense_shape[1:] != self.values.shape[1:]:
+            raise ValueError(
+                f"dense_shape {self.dense_shape} does not fit rows of shape"
+                f" {self.values.shape[1:]}. All but its first dimension must be theirs."
+            )
+
+    def to_dense(self) -> np.ndarray[Any, Any]:
+        """Return the dense array; rows with the same index are added.
+
+        Raises
+        ------
+        ValueError
+            There is no `dense_shape`.
+        IndexError
+            An index lies outside of it.
+        """
+        if self.dense_shape is None:
+            raise ValueError("to_dense() needs a dense_shape. Give it to IndexedSlices.")
+        rows = self.dense_shape[0]
+        outside = self.indices[(self.indices < 0) | (self.indices >= rows)]
+        if outside.size:
+            raise IndexError(f"index {outside[0]} lies outside of the {rows} rows of dense_shape.")
+        dense = np.zeros(self.dense_shape, self.values.dtype)
+        if self._rows_of_replicas is None:
+            np.add.at(dense, self.indices, self.values)
+        else:
+            indices, places = np.unique(self.indices, return_inverse=True)
+            dense[indices] = self._sums_by_tree(len(indices), places)
+        return dense
+
+    @classmethod
+    def of_replicas(
+        cls,
+        values: Array,
+        indices: Array,
+        dense_shape: Iterable[int] | None,
+        rows: Sequence[int],
+    ) -> IndexedSlices:
+        """Return slices of which the first `rows` are replica 0's, and so on.
+
+        `to_dense` then adds up each replica's, and these sums in the order of the tree over the
+        replicas: as a reproducible sum of each replica's dense array.
+        """
+        slices = cls(values, indices, dense_shape)
+        slices._rows_of_replicas = tuple(rows)
+        return slices
+
+    def _sums_by_tree(self, count: int, places: Array) -> Array:
+        """Return the sums of the rows that have the same place, of so many places."""
+        values, rows = self.values, self._rows_of_replicas or ()
+        wide, _ = accumulation(values.dtype, ReduceOp.SUM)
+        starts = [0, *itertools.accumulate(rows)]
+
+        def total(first: int, last: int) -> Array:
+            if last - first > 1:
+                half = middle(first, last)
+                left = total(first, half)
+                return np.add(left, total(half, last), out=left)
+            sums = np.zeros((count, *values.shape[1:]), wide)
+            mine = slice(starts[first], starts[last])
+            np.add.at(sums, places[mine], values[mine])
+            return sums
+
+        with np.errstate(all="ignore"):
+            sums = total(0, len(rows))
+            if wide.kind in "fc":
+                sums[np.isnan(sums)] = np.nan
+            return sums.astype(values.dtype, copy=False)
+
+    def __repr__(self) -> str:
+        return (
+            f"IndexedSlices(values={self.values!r}, indices={self.indices!r},"
+            f" dense_shape={self.dense_shape!r})"
+        )
