@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 
 __all__ = [
     "CommunicationImplementation",
@@ -217,12 +218,17 @@ implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, na
                 f"options must be mr.CommunicationOptions or None, got {call!r}."
                 " Write options=mr.CommunicationOptions(name='x')."
             )
-        given = {
-            field.name: getattr(call, field.name)
-            for field in dataclasses.fields(call)
-            if field.init and getattr(call, field.name) != field.default
-        }
-        return dataclasses.replace(self, **given)
+        return _merged(self, call)
+
+
+@functools.lru_cache(maxsize=256)
+def _merged(base: CommunicationOptions, call: CommunicationOptions) -> CommunicationOptions:
+    given = {
+        field.name: getattr(call, field.name)
+        for field in dataclasses.fields(call)
+        if field.init and getattr(call, field.name) != field.default
+    }
+    return dataclasses.replace(base, **given)
 
 
 class InputReplicationMode(enum.Enum):
