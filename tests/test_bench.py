@@ -103,6 +103,24 @@ def test_this_runtime_stands_beside_other_ways_from_the_same_run(library, tmp_pa
     assert plot.read_bytes().startswith(b"\x89PNG\r\n")
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_reproducible_sums_stand_beside_default_ones_in_each_layout(library, tmp_path):
+    kept = tmp_path / "rows.json"
+    quick_run(library, "reproducible", "--json", kept)
+    (found,) = json.loads(kept.read_text())["tables"]
+    timed = [row for row in found["rows"] if row["unit"] == "s"]
+    assert [row["besides"][0]["name"] for row in timed] == ["default"] * len(timed)
+    goals = {(row["ranks"], row["what"]): row["besides"][0]["goal"] for row in timed}
+    # The ranks that host three and two replicas of five have two partial sums each.
+    for ranks, most in {"2": 1.1, "3 on 2": 1.1, "5 on 2": 2.2}.items():
+        assert goals[ranks, "4 kB of float32, fresh, AUTO"] == 1.3
+        assert goals[ranks, "1 MB of float32, fresh, AUTO"] == most
+        assert goals[ranks, "1 MB of float32, fresh, ALLTOALL"] is None
+    taken = [row for row in found["rows"] if row["unit"] == "B"]
+    ways = [(row["what"].rpartition(", ")[2], row["goal"]) for row in taken]
+    assert ways == [("default", None), ("AUTO", 32e6), ("ALLTOALL", 32e6)] * 2
+
+
 @pytest.mark.parametrize("name", [["--plot", "sizes"], ["no_such_table"], []])
 def test_what_cannot_be_measured_is_refused(name):
     command = [sys.executable, ROOT / "scripts" / "bench.py", *name]

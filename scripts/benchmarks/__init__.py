@@ -31,6 +31,7 @@ NAMES = (
     "all_gather",
     "merge_call",
     "narrow",
+    "reproducible",
     "memory",
     "startup",
     "ranks",

@@ -72,6 +72,10 @@ def small_calls(world, batches):
         ours, others = world.in_turn([merge, by_hand["comm.allgather(1.0)"]], batches)
         against = beside("comm.allgather(1.0)", ours, others)
         yield row("merge_call of a float", world.size, ours, against, goal=goal(_MOST_MERGE))
+        verify = world.repeated(partial(strategy.verify, value))
+        ours, others = world.in_turn([verify, by_hand["comm.allgather(1.0)"]], batches)
+        against = beside("comm.allgather(1.0)", ours, others)
+        yield row("strategy.verify of a float32", world.size, ours, against)
 
     for replicas, most in _MOST_RUN.items():
         with mr.MPIStrategy(replicas_per_rank=replicas) as strategy:

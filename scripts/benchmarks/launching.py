@@ -33,7 +33,7 @@ _MAKE = 'set -e; source "$0"; make_environment "$1" "$2" >&2'
 _START = 'set -e; source "$0"; open_mpi_environment "$1"; shift; exec "$@"'
 
 # They would make other strategies than those that are to be measured.
-_UNWANTED = ("MPI_REPLICA_NUM_REPLICAS", "MPI_REPLICA_TRANSPORT")
+_UNWANTED = ("MPI_REPLICA_NUM_REPLICAS", "MPI_REPLICA_REPRODUCIBLE", "MPI_REPLICA_TRANSPORT")
 
 
 @dataclass(frozen=True)

@@ -186,11 +186,14 @@ class World:
         return loop
 
     def in_replica(self, strategy, call):
-        """Return the loop that makes ``call(context)`` again and again in a replica."""
+        """Return the loop that makes ``call(context)`` again and again in each replica."""
+        first, start = strategy.local_replica_ids[0], 0.0
 
         def step(count):
+            nonlocal start
             context = mr.get_replica_context()
-            start = self.begin()
+            if context.replica_id_in_sync_group == first:  # one barrier a rank; it runs first
+                start = self.begin()
             for _ in itertools.repeat(None, count):
                 call(context)
             return time.perf_counter() - start
@@ -198,15 +201,15 @@ class World:
         return self.of_step(strategy, step)
 
     def once(self, strategy, call):
-        """Return what ``call(context)`` gives in this rank's replica."""
+        """Return what ``call(context)`` gives in this rank's first replica."""
         found = []
         self.in_replica(strategy, lambda context: found.append(call(context)))(1)
         return found[0]
 
     def of_step(self, strategy, step):
-        """Return the loop that a step function is; each rank has one replica."""
+        """Return the loop that a step function is; the last replica of a rank ends it."""
         results = strategy.experimental_local_results
-        return lambda count: results(strategy.run(step, args=(count,)))[0]
+        return lambda count: results(strategy.run(step, args=(count,)))[-1]
 
 
 def fastest(names, taken):

@@ -55,16 +55,21 @@ def growth(world, case, parts):
             results.append(sum(leaf.nbytes for leaf in nests.leaves_of(result)))
 
         twice = world.in_replica(strategy, counted)
-        gc.collect()
-        with suppress(AttributeError):  # glibc has it
-            ctypes.CDLL(None).malloc_trim(0)
-        before = resident_bytes()
-        twice(2)
-        (extra,) = world.greatest([peak_bytes() - before - results[0]])
+        (extra,) = world.greatest([growth_bytes(lambda: twice(2)) - results[0]])
     goal = _GOAL_BYTES if world.size == 2 and "by hand" not in case else None
     inputs = sum(leaf.nbytes for leaf in nests.leaves_of(value))
     what = f"{case}: {quantity(inputs, 'B')}, result {quantity(results[0], 'B')}"
     yield Row(what, str(world.size), extra, unit="B", goal=goal)
+
+
+def growth_bytes(action):
+    """Return how far the peak in `action` lies above the resident size before it."""
+    gc.collect()
+    with suppress(AttributeError):  # glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
+    before = resident_bytes()
+    action()
+    return peak_bytes() - before
 
 
 def resident_bytes():

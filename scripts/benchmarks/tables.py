@@ -66,7 +66,7 @@ class Row:
     """What was measured, on a line of a table; what stands beside it may take further lines."""
 
     what: str
-    #: "2", or "2 x 2" for two replicas a rank.
+    #: "2", or "2 x 2" for two replicas a rank, or "3 on 2" for three replicas on two ranks.
     ranks: str
     #: The median of what was measured.
     value: float
