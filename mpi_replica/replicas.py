@@ -224,8 +224,10 @@ class Run:
                         answers = self._perform([seat.call for seat in waiting if seat.call])
                     else:
                         self._report()
-                    for seat, answer in zip(waiting, answers, strict=True):
-                        seat.go_on(answer)
+                    answers.reverse()
+                    for seat in waiting:
+                        # Popped: what is kept here would live until the next call is done.
+                        seat.go_on(answers.pop())
                 except BaseException as error:
                     self._deal_with(error, waiting)
             self._unwind()

@@ -286,7 +286,7 @@ class Engine:
         ]
         self.agreement.report(stands, {}, calls[0])
 
-    def exchange(self, calls: Sequence[Call]) -> Exchange:
+    def ordered_exchange(self, calls: Sequence[Call]) -> Exchange:
         """Return what combines parts in order over the ranks, as the options of the call say.
 
         Where there is none yet, the ranks agree, and make it.

@@ -202,7 +202,7 @@ class AllReduce(Call):
         if plan.is_ordered:
             is_inline = engine.inline.can_be_ordered(plan)
             if self.options.implementation is CommunicationImplementation.SHARED_MEMORY:
-                engine.exchange(calls)  # an error where it can't be had, whatever travels
+                engine.ordered_exchange(calls)  # an error where it can't be had, whatever travels
         else:
             is_inline = plan.small_bytes <= engine.inline_bytes
         reduce = self._reduce_inline if is_inline else self._reduce_in_pieces
@@ -269,7 +269,7 @@ class AllReduce(Call):
         calls: Sequence[AllReduce],
         contributions: Sequence[Sequence[Array]],
     ) -> list[list[Any]]:
-        exchange = engine.exchange(calls) if self.plan.is_ordered else None
+        exchange = engine.ordered_exchange(calls) if self.plan.is_ordered else None
         # Everything that can fail is done before the ranks agree.
         try:
             each = [
