@@ -213,7 +213,7 @@ class AlltoallExchange(Exchange):
         length = mine.stop - mine.start
         pairs = list(itertools.pairwise(starts))
         given = scratch.take(sent, length * self.number)
-        self.carry_all(work, part, sent, pairs, given)
+        self._exchange_partials(work, part, sent, pairs, given)
         result = part.result
         target = scratch.take(part.result_dtype, part.length) if result is None else result
         work.total(part, list(given.reshape(self.number, length)), target[mine])
@@ -222,7 +222,7 @@ class AlltoallExchange(Exchange):
         work.carry(gather, None, target.view(np.uint8), counts)
         part.deliver(target if result is None else None)
 
-    def carry_all(
+    def _exchange_partials(
         self,
         work: _Work,
         part: Part,
@@ -271,23 +271,46 @@ class SharedMemoryExchange(Exchange):
     def _reduce(self, work: _Work, parts: Sequence[Part]) -> None:
         if not parts:
             return
-        rank = self.transport.rank
-        mine = slice(self.starts[rank], self.starts[rank + 1])
         for step in range(len(parts) + 2):
             work.scratch.clear()
             if step < len(parts):
-                work.fill(parts[step], self._partials(parts[step], step)[mine])
+                self._give(work, parts[step], step)
             if 1 <= step <= len(parts):
-                part = parts[step - 1]
-                starts = self.slices(part)
-                place = slice(starts[rank], starts[rank + 1])
-                arrays = [array[place] for array in self._partials(part, step - 1)]
-                work.total(part, arrays, self._total(part, step - 1)[place])
+                self._combine(work, parts[step - 1], step - 1)
             if step >= 2:
                 part = parts[step - 2]
                 part.deliver(self._total(part, step - 2))
             if step <= len(parts):
                 work.carry(self.transport.barrier)
+
+    def _give(self, work: _Work, part: Part, step: int) -> None:
+        """Put this rank's partials into the window."""
+        rank = self.transport.rank
+        mine = self._partials(part, step)[self.starts[rank] : self.starts[rank + 1]]
+        own = self._own(part)
+        if own is None:
+            work.fill(part, mine)
+            return
+        place = self._place_of_slice(part)  # nobody else reads this one
+        np.copyto(mine[0][: place.start], own[: place.start])
+        np.copyto(mine[0][place.stop :], own[place.stop :])
+
+    def _combine(self, work: _Work, part: Part, step: int) -> None:
+        """Combine this rank's slice of all partials."""
+        place = self._place_of_slice(part)
+        slices = [partial[place] for partial in self._partials(part, step)]
+        own = self._own(part)
+        if own is not None:
+            slices[self.starts[self.transport.rank]] = own[place]
+        work.total(part, slices, self._total(part, step)[place])
+
+    def _own(self, part: Part) -> Array | None:
+        """Return this rank's partial where it lies in memory already."""
+        return part.contribution(self.sent_dtype(part)) if len(self.local) == 1 else None
+
+    def _place_of_slice(self, part: Part) -> slice:
+        starts, rank = self.slices(part), self.transport.rank
+        return slice(starts[rank], starts[rank + 1])
 
     def _partials(self, part: Part, step: int) -> list[Array]:
         first = step % 2 * self.number
