@@ -30,7 +30,7 @@ def reduced_in_order(op, values):
         dtype = wide = np.dtype("float64")
     with np.errstate(all="ignore"):
         total = combined(UFUNCS[op], [row.astype(wide) for row in rows])
-        if op == "MEAN":
+        if op == "MEAN" and len(rows) > 1:  # by 1 numpy makes NaN of complex infinities
             total = np.divide(total, len(rows))
         total = np.array(total, wide, order="C", ndmin=1)
         if wide.kind in "fc":
