@@ -1,14 +1,21 @@
 """Contributions whose sums depend on the order, and on every rounding: see contributions.py."""
 
+import functools
+
 import ml_dtypes
 import numpy as np
 
-from contributions import LAYOUTS, Leaf, laid_out, values
+from contributions import Leaf, values
 
 
 def numbers(dtype, shape, number, replica):
+    """Return what a replica has: fresh arrays."""
+    return _numbers(np.dtype(dtype), shape, number, replica).copy()
+
+
+@functools.lru_cache(maxsize=200)
+def _numbers(dtype, shape, number, replica):
     """Floats of any size and kind: ordinary ones, some that cancel out, NaN, inf, -0.0, ..."""
-    dtype = np.dtype(dtype)
     if dtype.kind in "biu":
         return values(dtype, shape, number, replica)
     if dtype.kind == "c":
@@ -50,9 +57,8 @@ def with_payloads(array, random):
 class Hard(Leaf):
     """A leaf with such numbers."""
 
-    def of(self, replica):
-        array = numbers(self.dtype, self.shape, self.number, replica)
-        return laid_out(array, LAYOUTS[(self.layout + replica) % len(LAYOUTS)])
+    def values(self, *about):
+        return numbers(*about)
 
 
 class Scalar(Leaf):

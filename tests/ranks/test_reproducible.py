@@ -18,22 +18,6 @@ from mpi_replica.collectives import agreement
 from mpi_replica.collectives.ordered import exchanges
 from mpi_replica.collectives.ordered.tree import tree_of
 
-# By name: the arguments of MPIStrategy on a rank.
-WORLDS = {
-    "one": lambda rank: {},
-    "two": lambda rank: {"replicas_per_rank": 2},
-    "three": lambda rank: {"replicas_per_rank": 3},
-    "uneven": lambda rank: {"replicas_per_rank": rank + 1},
-    "six": lambda rank: {"num_replicas": 6},
-    "seven": lambda rank: {"num_replicas": 7},
-}
-# By number of ranks.
-WORLDS_ON = {
-    1: ["one", "three", "seven"],
-    2: ["one", "two", "seven"],
-    3: ["one", "uneven", "seven"],
-    4: ["one", "two", "six"],
-}
 IMPLEMENTATIONS = ["AUTO", "SHARED_MEMORY", "ALLTOALL"]
 by_each_way = pytest.mark.parametrize("implementation", IMPLEMENTATIONS[1:])
 
@@ -47,29 +31,9 @@ DTYPES_OF = {
 }
 
 
-def pytest_generate_tests(metafunc):
-    if "world" in metafunc.fixturenames:
-        from mpi4py import MPI  # `mpi_replica.testing` has started it
-
-        worlds = WORLDS_ON.get(MPI.COMM_WORLD.size, ["one", "uneven", "seven"])
-        metafunc.parametrize("world", worlds, indirect=True)
-
-
-@pytest.fixture
-def world(request, passed_everywhere):
-    from mpi4py import MPI  # starts MPI, so not when this file is imported
-
-    options = mr.CommunicationOptions(reproducible=True)
-    about = WORLDS[request.param](MPI.COMM_WORLD.rank)
-    strategy = mr.MPIStrategy(**about, communication_options=options)
-    yield strategy
-    if passed_everywhere():
-        strategy.close()
-
-
 @pytest.fixture
 def small_parts(monkeypatch):
-    """Let what travels together be as small as it may be; before `world` in the arguments."""
+    """Let what travels together be as small as it may be; before `reproducible`."""
     monkeypatch.setattr(exchanges, "_WINDOW_PART_BYTES", 1 << 16)
     monkeypatch.setattr(exchanges, "_MESSAGE_PART_BYTES", 1 << 16)
     monkeypatch.setattr(exchanges.LocalExchange, "part_bytes", 1 << 16)
@@ -77,7 +41,7 @@ def small_parts(monkeypatch):
 
 @pytest.fixture
 def wide(monkeypatch):
-    """The way of many ranks, where nothing travels in headers; before `world`."""
+    """The way of many ranks, where nothing travels in headers; before `reproducible`."""
     monkeypatch.setattr(agreement, "_ALLGATHER_RANKS", 0)
 
 
@@ -165,7 +129,7 @@ def calls(draw):
 OPTIONS = st.fixed_dictionaries(
     {
         "implementation": st.sampled_from(IMPLEMENTATIONS),
-        "bytes_per_pack": st.sampled_from([0, 0, 1, 24, 200, 1 << 12]),
+        "bytes_per_pack": st.sampled_from([0, 0, 0, 16, 200, 1 << 12]),
         "timeout_seconds": st.sampled_from([None, None, 60]),
     }
 )
@@ -174,23 +138,24 @@ WAYS = st.sampled_from([fresh, into_arrays, in_place])
 
 @at_once
 @given(call=calls(), way=WAYS, options=OPTIONS)
-def test_any_nest_has_the_bits_of_the_reference(world, call, way, options):
-    check_bits(world, *call, way, **options)
+def test_any_nest_has_the_bits_of_the_reference(reproducible, call, way, options):
+    check_bits(reproducible, *call, way, **options)
 
 
 @at_once
 @given(call=calls(), way=WAYS, options=OPTIONS)
-def test_any_nest_has_them_on_many_ranks_too(wide, world, call, way, options):
-    check_bits(world, *call, way, **options)
+def test_any_nest_has_them_on_many_ranks_too(wide, reproducible, call, way, options):
+    check_bits(reproducible, *call, way, **options)
 
 
 # Bytes, in what they accumulate in, around those of a part.
 AROUND_A_PART = [(1 << 16) * parts + more for parts in (1, 2) for more in (-16, 0, 16)]
 
 
-@by_each_way
-@pytest.mark.parametrize("op", ["SUM", "MEAN"])
-def test_large_leaves_have_them_whatever_their_size(small_parts, world, op, implementation):
+@pytest.mark.parametrize(
+    ("implementation", "way"), [("SHARED_MEMORY", in_place), ("ALLTOALL", fresh)]
+)
+def test_large_leaves_have_them_whatever_their_size(small_parts, reproducible, implementation, way):
     """Around the ends of parts, of the slices that the ranks have of them, and of rows."""
     nest = [
         Hard(dtype, (size // max(4, np.dtype(dtype).itemsize),), number, number)
@@ -199,17 +164,15 @@ def test_large_leaves_have_them_whatever_their_size(small_parts, world, op, impl
         )
     ]
     nest += [Hard("float32", (129, 151), 7, 1), Hard("float16", (3, 20_011), 8, 2)]
-    way = in_place if op == "SUM" else fresh
-    check_bits(world, op, nest, way, implementation=implementation)
+    check_bits(reproducible, "MEAN", nest, way, implementation=implementation)
 
 
 @by_each_way
-def test_many_small_leaves_have_them(small_parts, world, implementation):
+def test_many_small_leaves_have_them(small_parts, reproducible, implementation):
     """Several packs, and several chunks of one."""
-    nest = [Hard("float64", (n * 37,), n, n) for n in range(40)]
-    nest += [Hard("bfloat16", (n * 91, 3), n, n) for n in range(20)]
-    check_bits(world, "MEAN", nest, implementation=implementation)
-    check_bits(world, "MEAN", nest, into_arrays, implementation=implementation)
+    nest = [Hard("float64", (n * 37,), n, n) for n in range(0, 40, 2)]
+    nest += [Hard("bfloat16", (n * 91, 3), n, n) for n in range(0, 20, 2)]
+    check_bits(reproducible, "MEAN", nest, into_arrays, implementation=implementation)
 
 
 def partials_in(strategy):
@@ -218,16 +181,16 @@ def partials_in(strategy):
     return sum(counts), max(counts)
 
 
-def test_leaves_around_what_travels_in_headers_and_in_one_message_have_them(world):
-    total, most = partials_in(world)
+def test_leaves_around_what_travels_in_headers_and_in_one_message_have_them(reproducible):
+    total, most = partials_in(reproducible)
     for size in (232 // most, (1 << 16) // total):
         for more in (-8, 0, 8):
-            check_bits(world, "SUM", Hard("float64", ((size + more) // 8,), more + 8))
-            check_bits(world, "MEAN", [Hard("float16", ((size + more) // 4,), more + 9)])
+            check_bits(reproducible, "SUM", Hard("float64", ((size + more) // 8,), more + 8))
+            check_bits(reproducible, "MEAN", [Hard("float16", ((size + more) // 4,), more + 9)])
 
 
-def test_results_of_several_parts_have_them_in_their_usual_size(world):
-    check_bits(world, "SUM", Hard("float32", (200_007,)), in_place)
+def test_results_of_several_parts_have_them_in_their_usual_size(reproducible):
+    check_bits(reproducible, "SUM", Hard("float32", (140_007,)), in_place)
 
 
 @by_each_way
@@ -239,7 +202,7 @@ def test_who_names_the_implementation_gets_the_same_bits(implementation):
             check_bits(strategy, "SUM", Hard("float32", (length,)))
 
 
-def test_the_contributions_stay_as_they_are(world):
+def test_the_contributions_stay_as_they_are(reproducible):
     for length in (5, 300, 20_011):
 
         def step(length=length):
@@ -250,15 +213,15 @@ def test_the_contributions_stay_as_they_are(world):
             assert value.tobytes() == before
             assert not np.shares_memory(result, value)
 
-        assert error_of(lambda step=step: world.run(step)) is None
+        assert error_of(lambda step=step: reproducible.run(step)) is None
 
 
-def test_results_are_memory_of_their_own_that_later_calls_leave_alone(world):
+def test_results_are_memory_of_their_own_that_later_calls_leave_alone(reproducible):
     """Not that of a window, of messages, or of other replicas."""
     nest = [Hard("float64", (n,), n) for n in (3, 300, 9000, 20_011)]
-    first = results_of(world, "SUM", nest)
+    first = results_of(reproducible, "SUM", nest)
     before = bits(first)
-    results_of(world, "MEAN", [Hard("float64", leaf.shape, 77) for leaf in nest])
+    results_of(reproducible, "MEAN", [Hard("float64", leaf.shape, 77) for leaf in nest])
     owned = arrays_in(first)
     assert bits(first) == before
     for index, array in enumerate(owned):
