@@ -44,7 +44,7 @@ def extreme_in_order(op, values):
     rows = np.stack([native(np.asarray(value)) for value in values])
     wide = rows.astype("float64")
     index = np.lexsort((~np.signbit(wide), wide), axis=0)[-1 if op == "MAX" else 0]
-    result = np.take_along_axis(rows, index[None], axis=0)[0]
+    result = np.array(np.take_along_axis(rows, index[None], axis=0)[0])
     result[np.isnan(wide).any(axis=0)] = np.nan
     return result[()]
 
