@@ -48,11 +48,17 @@ class Leaf:
     extents: tuple = (1,)  # these, in turn
 
     def of(self, replica):
+        array = self.values(self.dtype, self.shape_of(replica), self.number, replica)
+        return laid_out(array, LAYOUTS[(self.layout + replica) % len(LAYOUTS)])
+
+    def shape_of(self, replica):
         shape = list(self.shape)
         if self.axis is not None:
             shape[self.axis] = self.extents[replica % len(self.extents)]
-        array = values(self.dtype, tuple(shape), self.number, replica)
-        return laid_out(array, LAYOUTS[(self.layout + replica) % len(LAYOUTS)])
+        return tuple(shape)
+
+    def values(self, *about):
+        return values(*about)
 
     def of_all(self, replicas):
         return [self.of(replica) for replica in range(replicas)]

@@ -204,7 +204,7 @@ class OrderedInlineReduction(InlineReduction):
         else:
             self.rank_bytes = [count * size_bytes for count in counts]
             self.message = headers = scratch.take(np.dtype(np.uint8), sum(self.rank_bytes))
-            self._places = list(range(0, len(headers), size_bytes))
+            self._places = [size_bytes * index for index in range(sum(counts))]
         super().__init__(plan, headers, layout, quietly)
         self._partials = tree.partials[layout.rank]
         self._tree_order = tree.order

@@ -32,8 +32,11 @@ class Scratch:
         self._used_bytes = 0
 
     def take(self, dtype: np.dtype[Any], length: int) -> np.ndarray[Any, Any]:
-        """Return memory behind what was taken since `clear`."""
+        """Return memory behind what was taken since `clear`, at an address of its own.
+
+        Also where it is empty: Open MPI takes two buffers at one address for one, in place.
+        """
         start = self._used_bytes
         stop = start + length * dtype.itemsize
-        self._used_bytes = stop + -stop % ALIGNMENT
+        self._used_bytes = stop + ALIGNMENT - stop % ALIGNMENT
         return self._memory[start:stop].view(dtype)

@@ -10,6 +10,9 @@ LAYOUTS = {
     "four": lambda rank: {"num_replicas": 4},
     "five": lambda rank: {"num_replicas": 5},
     "six": lambda rank: {"num_replicas": 6},
+    "seven": lambda rank: {"num_replicas": 7},
+    "three each": lambda rank: {"replicas_per_rank": 3},
+    "more and more": lambda rank: {"replicas_per_rank": rank + 1},
 }
 
 # By number of ranks: 3 ranks with 5 replicas and 4 with 6 are where order and uneven blocks show.
@@ -19,16 +22,27 @@ LAYOUTS_ON = {1: ["one", "four"], 2: ["one", "two"], 3: ["five"], 4: ["six"]}
 FURTHER_ON = {2: ["mixed"], 4: ["one"]}
 FURTHER = ("test_all_reduce", "test_agreement")
 
+# Where sums have one order in all layouts: a rank hosts one subtree of it, or several.
+REPRODUCIBLE_ON = {
+    1: ["one", "three each", "seven"],
+    2: ["one", "two", "seven"],
+    3: ["more and more", "seven"],
+    4: ["two", "six"],
+}
+
 
 def pytest_itemcollected(item):
     item.add_marker("mpi")
 
 
 def pytest_generate_tests(metafunc):
-    if "strategy" in metafunc.fixturenames:
-        from mpi4py import MPI  # `mpi_replica.testing` has started it
+    from mpi4py import MPI  # `mpi_replica.testing` has started it
 
-        size = MPI.COMM_WORLD.size
+    size = MPI.COMM_WORLD.size
+    if "reproducible" in metafunc.fixturenames:
+        layouts = REPRODUCIBLE_ON.get(size, ["one", "more and more"])
+        metafunc.parametrize("reproducible", layouts, indirect=True)
+    if "strategy" in metafunc.fixturenames:
         layouts = LAYOUTS_ON.get(size, ["one", "mixed"])
         if metafunc.module.__name__.rpartition(".")[2] in FURTHER:
             layouts = [*layouts, *FURTHER_ON.get(size, [])]
@@ -38,11 +52,25 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture
 def strategy(request, passed_everywhere):
     """A strategy in each layout for this number of ranks."""
+    strategy = make_strategy(request.param)
+    yield strategy
+    if passed_everywhere():
+        strategy.close()  # a collective call
+
+
+@pytest.fixture
+def reproducible(request, passed_everywhere):
+    """A reproducible strategy in each layout for this number of ranks."""
+    strategy = make_strategy(request.param, reproducible=True)
+    yield strategy
+    if passed_everywhere():
+        strategy.close()
+
+
+def make_strategy(layout, **options):
     from mpi4py import MPI  # starts MPI, so not when this file is imported
 
     import mpi_replica as mr
 
-    strategy = mr.MPIStrategy(**LAYOUTS[request.param](MPI.COMM_WORLD.rank))
-    yield strategy
-    if passed_everywhere():
-        strategy.close()  # a collective call
+    about = LAYOUTS[layout](MPI.COMM_WORLD.rank)
+    return mr.MPIStrategy(**about, communication_options=mr.CommunicationOptions(**options))
