@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import ContextError
 from ..interrupts import gate
 from ..layout import Layout
-from ..options import CommunicationOptions
+from ..options import CommunicationImplementation, CommunicationOptions
 from ..transport import Transport, WaitGivenUpError
 from ..watch import Channel
 from . import travel
@@ -70,7 +70,8 @@ class Engine:
         self.quietly: Callable[..., Any] = context.run
         #: What reduces leaves in the header, by their plan.
         self.inline = InlineReductions(transport.headers, layout, self.quietly, self.inline_bytes)
-        self._exchanges = Exchanges(transport, layout, self.carry)
+        #: What combines parts of large leaves over the ranks.
+        self.exchanges = Exchanges(transport, layout, self.carry)
         self.agreement.on_break = self.channel.tell_of_break
         self.agreement.carry, self.agreement.take_failure = self.carry, self.take_failure
 
@@ -292,17 +293,28 @@ class Engine:
         Where there is none yet, the ranks agree, and make it.
         """
         implementation = calls[0].options.implementation
-        found = self._exchanges.get(implementation)
+        found = self.exchanges.get(implementation)
         if found is not None:
             return found
         self.agreement.agree(calls)
         try:
-            return self._exchanges.open(implementation)
+            return self.exchanges.open(implementation)
         except ValueError as error:
             self.agreement.fail(calls, error)
         except BaseException as error:
             self._give_up(error)
             raise
+
+    def shared_memory(self, calls: Sequence[Call]) -> Exchange | None:
+        """Return what combines parts in shared memory, where it can be had without a sound.
+
+        Where it is not known yet, the ranks agree, and try.
+        """
+        if self.exchanges.may_open_shared_memory and self.transport.opens_windows_quietly:
+            self.agreement.agree(calls)
+            with self.irrevocable():
+                self.exchanges.open_shared_memory()
+        return self.exchanges.get(CommunicationImplementation.SHARED_MEMORY)
 
     def with_reserve(self, allocate: Callable[[], T]) -> T:
         """Return what `allocate` gives: memory that is needed after all ranks have agreed.

@@ -47,6 +47,9 @@ _STAGED_BYTES = 1 << 20
 # Of floats of 2 bytes, in the dtype that they accumulate in.
 _NARROW_BYTES = 1 << 21
 
+# Of a leaf that ranks add up in shared memory sooner than MPI does.
+_LARGE_LEAF_BYTES = 1 << 18
+
 # Results of small leaves share memory of so many bytes at most.
 _CHUNK_BYTES = 1 << 16
 
@@ -211,6 +214,20 @@ class Plan:
     plain_order: tuple[int, ...] | None
 
     @functools.cached_property
+    def is_large(self) -> bool:
+        """Whether most of it are large leaves that are added as they are.
+
+        Ranks that share memory then do it sooner than MPI does.
+        """
+        sizes = [
+            (math.prod(stream.shape) * stream.dtype.itemsize, stream.is_narrow)
+            for stream in self.streams
+        ]
+        largest = max(sizes, default=(0, False))
+        is_sum = self.op not in (ReduceOp.MIN, ReduceOp.MAX)
+        return is_sum and largest[0] >= _LARGE_LEAF_BYTES and not any(n for _, n in sizes)
+
+    @functools.cached_property
     def allocation(self) -> Allocation:
         """Where fresh results of streams lie."""
         streams = {stream.leaf for stream in self.streams}
@@ -274,7 +291,7 @@ def plan(
         tuple(closed),
         tuple(streams),
         tuple(results),
-        max(needs, default=0) + 4 * ALIGNMENT,
+        max(needs, default=0) + _MOST_BUFFERS * ALIGNMENT,
         math.inf if streams else sum(pack.size_bytes for pack in closed),
         tuple(leaf for leaf, _ in order) if is_plain else None,
     )
@@ -317,6 +334,10 @@ class _OpenPack:
     def closed(self) -> Pack:
         self._close_chunk()
         return Pack(self.dtype, tuple(self._chunks), self.length)
+
+
+# Of what a piece needs at once, see `_buffers`; two more where it is scattered.
+_MOST_BUFFERS = 8
 
 
 def _buffers(wide: np.dtype[Any], result: np.dtype[Any], op: ReduceOp) -> int:

@@ -39,6 +39,8 @@ _ORDERED_IMPLEMENTATIONS = frozenset(
     {CommunicationImplementation.SHARED_MEMORY, CommunicationImplementation.ALLTOALL}
 )
 
+_AUTO = CommunicationImplementation.AUTO
+
 _FLOAT64 = np.dtype(np.float64)
 _PYTHON_NUMBERS = {int: "int", float: "float"}
 
@@ -269,7 +271,11 @@ class AllReduce(Call):
         calls: Sequence[AllReduce],
         contributions: Sequence[Sequence[Array]],
     ) -> list[list[Any]]:
-        exchange = engine.ordered_exchange(calls) if self.plan.is_ordered else None
+        exchange: Exchange | None = None
+        if self.plan.is_ordered:
+            exchange = engine.ordered_exchange(calls)
+        elif self.plan.is_large and self.options.implementation is _AUTO:
+            exchange = engine.shared_memory(calls)
         # Everything that can fail is done before the ranks agree.
         try:
             each = [

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["cores", "is_crowded", "lack_of_shared_memory"]
+__all__ = [
+    "are_windows_quiet",
+    "cores",
+    "is_crowded",
+    "lack_of_shared_memory",
+    "make_windows_quiet",
+]
 
 # macOS does not have it.
 _affinity: Callable[[int], Iterable[int]] = getattr(
@@ -39,3 +46,20 @@ def lack_of_shared_memory(size_bytes: int) -> str:
     return (
         f"{size_bytes >> 10} KiB are needed in {_SHARED_MEMORY_FOLDER}, and {free >> 10} are free"
     )
+
+
+# Open MPI's windows over UCX print an error on each rank where there is no device for them, also
+# when other windows are made. The variable is read when MPI starts: with the import of mpi4py.MPI.
+_DEVICES = "/sys/class/infiniband"
+_WINDOWS = "OMPI_MCA_osc"
+
+
+def make_windows_quiet() -> None:
+    """Keep Open MPI from printing an error that is none, if MPI has not started yet."""
+    if "mpi4py.MPI" not in sys.modules and not os.path.isdir(_DEVICES):
+        os.environ.setdefault(_WINDOWS, "^ucx")
+
+
+def are_windows_quiet() -> bool:
+    """Return whether Open MPI prints no such error."""
+    return os.path.isdir(_DEVICES) or _WINDOWS in os.environ

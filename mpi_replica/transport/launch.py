@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import LaunchError
 from .base import Transport
+from .host import make_windows_quiet
 from .single import SingleTransport
 
 __all__ = ["launcher_variable", "open_transport"]
@@ -75,6 +76,7 @@ def open_transport(communicator: Any = None) -> Transport:
     """
     if communicator is None and not _wants_mpi():
         return SingleTransport()
+    make_windows_quiet()
     # A program without mpirun shall not pay for MPI_Init, which this import calls.
     try:
         from .mpi import MPITransport, world_size

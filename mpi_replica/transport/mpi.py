@@ -12,11 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Open MPI's windows over UCX print an error on each rank where there is no device for them, also
-# when other windows are made. Read when MPI starts, with the import of mpi4py.MPI.
-if not os.path.isdir("/sys/class/infiniband"):
-    os.environ.setdefault("OMPI_MCA_osc", "^ucx")
-
 with warnings.catch_warnings():
     # mpi4py warns where launcher and library do not match; launch.py makes it an error.
     warnings.simplefilter("ignore", RuntimeWarning)
@@ -31,7 +26,7 @@ from .base import (
     Transport,
     WaitGivenUpError,
 )
-from .host import cores, is_crowded, lack_of_shared_memory
+from .host import are_windows_quiet, cores, is_crowded, lack_of_shared_memory
 
 __all__ = ["MPITransport", "world_size"]
 
@@ -110,6 +105,10 @@ def _is_of_signal_handler(error: BaseException) -> bool:
     return file != __file__ and not file.endswith((".pyx", ".pxi"))  # mpi4py's own frames
 
 
+def _opens_windows_quietly() -> bool:
+    return are_windows_quiet() or not MPI.Get_library_version().startswith("Open MPI")
+
+
 def _may_watch() -> bool:
     threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
     return threads and os.environ.get(_WATCH, "1") != "0"
@@ -161,12 +160,13 @@ class MPITransport(Transport):
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
         here = (MPI.Get_processor_name(), cores())
-        told = self._comm.allgather((*here, os.getpid(), _may_watch()))
-        places = [(host, cores) for host, cores, _, _ in told]
+        told = self._comm.allgather((*here, os.getpid(), _may_watch(), _opens_windows_quietly()))
+        places = [(host, cores) for host, cores, *_ in told]
         self.hosts = tuple(host for host, _ in places)
-        self.pids = tuple(pid for _, _, pid, _ in told)
-        if self.size > 1 and all(may_watch for _, _, _, may_watch in told):
+        self.pids = tuple(pid for _, _, pid, *_ in told)
+        if self.size > 1 and all(may_watch for *_, may_watch, _ in told):
             self.mailbox = MPIMailbox(self._comm)
+        self.opens_windows_quietly = all(is_quiet for *_, is_quiet in told)
         crowded = {host: is_crowded(host, places) for host in self.hosts}
         # Where ranks outnumber cores a rank that spins keeps the one it waits for from running.
         self._spins = range(0 if crowded[here[0]] else _SPINS)

@@ -113,17 +113,24 @@ class Meter:
             return call()
 
 
+def made(replicas_per_rank):
+    """Return a strategy that has its shared memory already, which costs a header of its own."""
+    strategy = mr.MPIStrategy(replicas_per_rank=replicas_per_rank)
+    strategy.engine.exchanges.open_shared_memory()
+    return strategy
+
+
 @pytest.mark.parametrize("replicas_per_rank", [1, 2])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_memory_error_on_one_rank_is_one_on_every_rank(name, replicas_per_rank, monkeypatch):
     call = CALLS[name]
-    with mr.MPIStrategy(replicas_per_rank=replicas_per_rank) as strategy:
+    with made(replicas_per_rank) as strategy:
         meter = Meter(strategy)
         meter.run(monkeypatch, lambda: call(strategy))
         size, headers = strategy.size, meter.headers
     headers -= name.startswith(("all_", "merge_"))  # the last one ends the run
     for culprit in sorted({0, size - 1}):
-        with mr.MPIStrategy(replicas_per_rank=replicas_per_rank) as strategy:
+        with made(replicas_per_rank) as strategy:
             for fails_at in range(1, 100):
                 meter = Meter(strategy, fails_at if strategy.rank == culprit else None, headers)
                 error = error_of(
@@ -220,7 +227,7 @@ def test_no_memory_is_taken_after_the_header(name, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(transport, "exchange", measured)
-            for method in ("all_reduce", "all_gather_blocks"):
+            for method in ("all_reduce", "all_gather_blocks", "barrier"):
                 patch.setattr(transport, method, watch(getattr(transport, method)))
             tracemalloc.start()
             try:

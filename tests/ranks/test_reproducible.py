@@ -16,7 +16,7 @@ from hard_numbers import Empty, Hard, Scalar
 from in_order import bits, reduced_in_order
 from mpi_replica.collectives import agreement
 from mpi_replica.collectives.ordered import exchanges
-from mpi_replica.collectives.ordered.tree import tree_of
+from mpi_replica.tree import tree_of
 
 IMPLEMENTATIONS = ["AUTO", "SHARED_MEMORY", "ALLTOALL"]
 by_each_way = pytest.mark.parametrize("implementation", IMPLEMENTATIONS[1:])

@@ -19,7 +19,6 @@ from .exchanges import (
 
 __all__ = ["Exchanges"]
 
-_AUTO = CommunicationImplementation.AUTO
 _SHARED_MEMORY = CommunicationImplementation.SHARED_MEMORY
 _ALLTOALL = CommunicationImplementation.ALLTOALL
 
@@ -32,13 +31,14 @@ class Exchanges:
     def __init__(self, transport: Transport, layout: Layout, carry: Carry) -> None:
         self._about = transport, layout, carry
         self._known: dict[CommunicationImplementation, Exchange] = {}
-        #: Why there is no shared memory, where it was tried.
+        #: Why there is no shared memory, where that is known.
         self._problem: SharedMemoryError | None = None
         if transport.size == 1:
             self._known = dict.fromkeys(CommunicationImplementation, LocalExchange(*self._about))
+            self._problem = SharedMemoryError("there is one rank")
 
     def get(self, implementation: CommunicationImplementation) -> Exchange | None:
-        """Return the exchange; None where `open` must come first, on all ranks then."""
+        """Return the exchange for an ordered sum; None where `open` must come first."""
         return self._known.get(implementation)
 
     def open(self, implementation: CommunicationImplementation) -> Exchange:
@@ -49,33 +49,41 @@ class Exchanges:
         ValueError
             Shared memory was asked for, and can't be had; on every rank.
         """
-        self._known[_ALLTOALL] = AlltoallExchange(*self._about)
-        if implementation is not _ALLTOALL and _SHARED_MEMORY not in self._known:
-            self._open_window()
-            self._known[_AUTO] = self._known.get(_SHARED_MEMORY, self._known[_ALLTOALL])
-        if implementation not in self._known:
+        alltoall = self._known[_ALLTOALL] = AlltoallExchange(*self._about)
+        if implementation is _ALLTOALL:
+            return alltoall
+        shared = self.open_shared_memory()
+        if implementation is _SHARED_MEMORY and shared is None:
             raise ValueError(
                 f"implementation=SHARED_MEMORY can't be had: {self._problem}. Use AUTO or ALLTOALL."
             )
-        return self._known[implementation]
+        transport, _, _ = self._about
+        if shared is None and transport.rank == 0 and len(set(transport.hosts)) == 1:
+            _log.warning(
+                "reproducible sums go by Alltoallv, which is slower than shared memory: %s.",
+                self._problem,
+            )
+        found = self._known[implementation] = shared or alltoall
+        return found
 
-    def _open_window(self) -> None:
-        if self._problem is not None:
-            return
-        transport, layout, _ = self._about
-        part_bytes, size_bytes = window_bytes(layout)
-        try:
-            if not part_bytes:
-                raise SharedMemoryError(
-                    f"{layout.num_replicas} replicas would need {size_bytes >> 20} MiB of it"
-                )
-            window = transport.open_shared_memory(size_bytes)
-        except SharedMemoryError as problem:
-            self._problem = problem
-            if transport.rank == 0 and len(set(transport.hosts)) == 1:
-                _log.warning(
-                    "reproducible sums go by Alltoallv, which is slower than shared memory: %s.",
-                    problem,
-                )
-        else:
-            self._known[_SHARED_MEMORY] = SharedMemoryExchange(*self._about, window)
+    @property
+    def may_open_shared_memory(self) -> bool:
+        """Whether it is not known yet if there is shared memory."""
+        return self._problem is None and _SHARED_MEMORY not in self._known
+
+    def open_shared_memory(self) -> Exchange | None:
+        """Return the exchange by shared memory; None where it can't be had. Collective at first."""
+        if self.may_open_shared_memory:
+            transport, layout, _ = self._about
+            part_bytes, size_bytes = window_bytes(layout)
+            try:
+                if not part_bytes:
+                    raise SharedMemoryError(
+                        f"{layout.num_replicas} replicas would need {size_bytes >> 20} MiB of it"
+                    )
+                window = transport.open_shared_memory(size_bytes)
+            except SharedMemoryError as problem:
+                self._problem = problem
+            else:
+                self._known[_SHARED_MEMORY] = SharedMemoryExchange(*self._about, window)
+        return self._known.get(_SHARED_MEMORY)
