@@ -113,7 +113,13 @@ class ReplicaContext(Replica):
         every rank has one replica, large leaves that are C-contiguous are not copied; float16 and
         bfloat16 travel as they are, in one Alltoallv and one Allgatherv for each 1 MiB. Results of
         one call may lie beside each other in one block of memory: a kept one keeps up to 64 KiB, or
-        16 MiB where it has 512 KiB and more. Counterpart of
+        16 MiB where it has 512 KiB and more.
+
+        Where all ranks are on one host, sums, means and products with a leaf of 256 KiB and more go
+        through a window of shared memory instead, unless they are in place: one barrier for each
+        512 KiB, and two more. Where they are reproducible, so does all that is larger than 64 KiB
+        divided by the number of replicas; below, one Allgatherv. Between hosts that is one
+        Alltoallv and one Allgatherv for each 1 MiB. Counterpart of
         ``tf.distribute.ReplicaContext.all_reduce``.
 
         Examples

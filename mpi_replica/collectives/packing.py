@@ -217,7 +217,7 @@ class Plan:
     def is_large(self) -> bool:
         """Whether most of it are large leaves that are added as they are.
 
-        Ranks that share memory then do it sooner than MPI does.
+        Ranks that share memory then do it sooner than MPI does, unless it is in place.
         """
         sizes = [
             (math.prod(stream.shape) * stream.dtype.itemsize, stream.is_narrow)

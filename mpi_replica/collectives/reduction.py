@@ -274,7 +274,7 @@ class AllReduce(Call):
         exchange: Exchange | None = None
         if self.plan.is_ordered:
             exchange = engine.ordered_exchange(calls)
-        elif self.plan.is_large and self.options.implementation is _AUTO:
+        elif self.plan.is_large and self.options.implementation is _AUTO and not self._is_in_place:
             exchange = engine.shared_memory(calls)
         # Everything that can fail is done before the ranks agree.
         try:
@@ -305,8 +305,14 @@ class AllReduce(Call):
         has_outputs = outputs is not None
         if exchange is not None:
             return OrderedMovement(engine, exchange, self.plan, *about, has_outputs=has_outputs)
-        is_in_place = outputs is not None and outputs.are_values
-        return Movement(engine, self.plan, *about, has_outputs=has_outputs, is_in_place=is_in_place)
+        return Movement(
+            engine, self.plan, *about, has_outputs=has_outputs, is_in_place=self._is_in_place
+        )
+
+    @property
+    def _is_in_place(self) -> bool:
+        """Whether the results go where the values are, on all ranks."""
+        return self.outputs is not None and self.outputs.are_values
 
 
 def _native(signature: Signature) -> Signature:
