@@ -5,6 +5,7 @@ mistake is an error on every rank. ``import mpi_replica as mr`` starts no MPI.
 """
 
 from . import data, errors, experimental
+from .checkpoint import Checkpoint
 from .context import (
     experimental_set_strategy,
     has_strategy,
@@ -29,6 +30,7 @@ from .values import DistributedValues, Mirrored, PerReplica
 from .variables import Variable
 
 __all__ = [
+    "Checkpoint",
     "CommunicationImplementation",
     "CommunicationOptions",
     "DistributedDataset",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -166,16 +167,6 @@ class Assignable(DistributedValues):
 
     def _assign_from_above(self, how: str, value: Any) -> None:
         engine = self._strategy.engine
-        summed = self._on_read and self.aggregation is VariableAggregation.SUM
-
-        def write(result: Array) -> None:
-            if not self._on_read:
-                self._storage.write(None, how, result)
-                return
-            ids = engine.layout.local_replica_ids
-            parts = parts_of(result, engine.layout.num_replicas) if summed else None
-            for i in ids:
-                self._storage.write(i, how, result if parts is None else parts[i])
 
         def make(site: CallSite, options: CommunicationOptions) -> Call:
             if isinstance(value, PerReplica):
@@ -183,7 +174,7 @@ class Assignable(DistributedValues):
                     f"{self.name}.{how} got a PerReplica in cross-replica context: ranks would"
                     " differ. Reduce it first: strategy.reduce(op, value, axis=None)."
                 )
-            if summed and how != "assign":
+            if self._is_summed and how != "assign":
                 raise ValueError(
                     f"{self.name}.{how} in cross-replica context is not supported for a variable"
                     " that is summed on read, as in tf: it is not clear which component gets it."
@@ -191,10 +182,39 @@ class Assignable(DistributedValues):
                 )
             mine = self._storage.fitting(self.name, how, plain_value(value))
             return Broadcast(
-                f"Variable.{how}", self.identity, mine, site, options, compared=True, then=write
+                f"Variable.{how}",
+                self.identity,
+                mine,
+                site,
+                options,
+                compared=True,
+                then=functools.partial(self._write_from_above, how),
             )
 
         engine.cross_replica(engine.make(f"Variable.{how}", None, make))
+
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether it has one value, and not a component for each replica."""
+        return not self._on_read
+
+    @property
+    def _is_summed(self) -> bool:
+        return self._on_read and self.aggregation is VariableAggregation.SUM
+
+    def _write_from_above(self, how: str, value: Array) -> None:
+        """Write what is the value above the replicas; each gets its part of one that is summed."""
+        if not self._on_read:
+            self._storage.write(None, how, value)
+            return
+        layout = self._strategy.engine.layout
+        parts = parts_of(value, layout.num_replicas) if self._is_summed else None
+        for i in layout.local_replica_ids:
+            self._storage.write(i, how, value if parts is None else parts[i])
+
+    def put_back(self, value: Array) -> None:
+        """Write what `value` gave above the replicas; the same on all ranks. No communication."""
+        self._write_from_above("assign", value)
 
 
 def plain_value(value: Any) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -47,3 +49,24 @@ class Generators:
             # Not default_rng, which may become another one with a version of numpy.
             found = self._made[name] = np.random.Generator(np.random.PCG64(sequence))
         return found
+
+    def state(self, replica_ids: Iterable[int]) -> dict[str, Any]:
+        """Return the state of the shared generator and of those of some replicas, as plain data."""
+        replicas = {
+            str(i): self._made[i].bit_generator.state for i in replica_ids if i in self._made
+        }
+        shared = self._made.get(None)
+        return {
+            "seed": self.seed,
+            "shared": None if shared is None else shared.bit_generator.state,
+            "replicas": replicas,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a `state`; generators that it does not name begin anew, with its seed."""
+        self.seed = int(state["seed"])
+        self._made.clear()
+        if state["shared"] is not None:
+            self.shared.bit_generator.state = state["shared"]
+        for name, of_replica in state["replicas"].items():
+            self.of_replica(int(name)).bit_generator.state = of_replica

@@ -1,0 +1,218 @@
+"""State as plain data: nests of arrays, numbers and texts, as JSON and a list of arrays.
+
+No pickle: reading can't run code of whoever wrote the file.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import as_array
+
+__all__ = [
+    "Encoder",
+    "array_name",
+    "decoded",
+    "dtype_from",
+    "dtype_text",
+    "mapping_items",
+    "state_of",
+    "tuple_items",
+]
+
+Array = np.ndarray[Any, Any]
+
+# A JSON object with one of these keys stands for something that JSON does not have.
+_STATE, _ARRAY, _SCALAR, _TUPLE, _DICT, _BYTES, _COMPLEX = (
+    "$state",
+    "$array",
+    "$scalar",
+    "$tuple",
+    "$dict",
+    "$bytes",
+    "$complex",
+)
+
+# By name, as no code of numpy's tells them from plain bytes; registered where ml_dtypes is.
+_NAMED = ("bfloat16", "float8_", "float6_", "float4_", "int4", "uint4", "int2", "uint2")
+
+
+class Encoder:
+    """Turns values into what JSON can hold, and keeps their arrays.
+
+    Parameters
+    ----------
+    plain : callable
+        Returns the plain value that stands for an object, or the object.
+
+    Attributes
+    ----------
+    arrays : dict of array
+        What the result refers to by name.
+    """
+
+    def __init__(self, plain: Callable[[Any], Any]) -> None:
+        self._plain = plain
+        self.arrays: dict[str, Array] = {}
+
+    def encode(self, value: Any, path: str) -> Any:
+        """Return what stands for `value`; `path` is where it is, for errors.
+
+        Raises
+        ------
+        TypeError
+            It is no nest of arrays, numbers, texts, bytes and None.
+        """
+        if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+            return {_STATE: self.encode(value.state_dict(), f"{path}.state_dict()")}
+        value = self._plain(value)
+        if value is None or isinstance(value, (bool, str)):
+            return value if value is None or isinstance(value, bool) else str(value)
+        if isinstance(value, (np.ndarray, np.generic)):
+            array = as_array(value)
+            if array.dtype.hasobject:
+                raise self._refused(value, path)
+            name = str(len(self.arrays))
+            self.arrays[name] = array
+            return {_SCALAR if isinstance(value, np.generic) else _ARRAY: name}
+        if isinstance(value, int):
+            return int(value)
+        if isinstance(value, float):
+            return float(value)
+        if isinstance(value, complex):
+            return {_COMPLEX: [value.real, value.imag]}
+        if isinstance(value, (bytes, bytearray)):
+            return {_BYTES: base64.b64encode(value).decode()}
+        if isinstance(value, Mapping):
+            return self._mapping(value, path)
+        if isinstance(value, (list, tuple)):
+            items = [self.encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
+            return items if isinstance(value, list) else {_TUPLE: items}
+        raise self._refused(value, path)
+
+    def _mapping(self, value: Mapping[Any, Any], path: str) -> Any:
+        names = [key for key in value if type(key) is str and not key.startswith("$")]
+        items = [(key, self.encode(item, f"{path}[{key!r}]")) for key, item in value.items()]
+        if len(names) == len(items):
+            return dict(items)
+        return {_DICT: [[self.encode(key, f"the keys of {path}"), item] for key, item in items]}
+
+    def _refused(self, value: Any, path: str) -> TypeError:
+        return TypeError(
+            f"a checkpoint can't hold {type(value).__qualname__} ({path}): it takes arrays of fixed"
+            " item size, numbers, texts, bytes, None, and dicts, lists and tuples of them. Give the"
+            " object state_dict() and load_state_dict(), or leave it out."
+        )
+
+
+def array_name(value: Any) -> str | None:
+    """Return the name of the array that `value` stands for; None where it stands for another thing.
+
+    A numpy scalar is an array without dimensions.
+    """
+    if isinstance(value, dict) and len(value) == 1:
+        name = value.get(_ARRAY, value.get(_SCALAR))
+        return name if isinstance(name, str) else None
+    return None
+
+
+def state_of(value: Any) -> Any:
+    """Return what stands for the ``state_dict()`` of an object; None where it is no object's."""
+    return value.get(_STATE) if isinstance(value, dict) and len(value) == 1 else None
+
+
+def mapping_items(value: Any) -> dict[Any, Any] | None:
+    """Return what stands for the items of a mapping; None where it is none."""
+    if not isinstance(value, dict):
+        return None
+    if len(value) == 1 and next(iter(value)).startswith("$"):
+        pairs = value.get(_DICT)
+        return None if pairs is None else {decoded(key, _no_array): item for key, item in pairs}
+    return value
+
+
+def _no_array(name: str) -> Array:
+    raise ValueError(f"array {name} is the key of a mapping")
+
+
+def tuple_items(value: Any) -> list[Any] | None:
+    """Return what stands for the items of a list or tuple; None where it is none."""
+    if isinstance(value, dict) and len(value) == 1:
+        value = value.get(_TUPLE)
+    return value if isinstance(value, list) else None
+
+
+def decoded(value: Any, array: Callable[[str], Array]) -> Any:
+    """Undo `Encoder.encode`; `array` returns an array by its name.
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError
+        It is nothing that `encode` gives.
+    """
+    if isinstance(value, list):
+        return [decoded(item, array) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((key, inner),) = value.items()
+        if key == _ARRAY:
+            return array(inner)
+        if key == _SCALAR:
+            return array(inner)[()]
+        if key == _TUPLE:
+            return tuple(decoded(item, array) for item in inner)
+        if key == _DICT:
+            return {decoded(name, array): decoded(item, array) for name, item in inner}
+        if key == _BYTES:
+            return base64.b64decode(inner, validate=True)
+        if key == _COMPLEX:
+            return complex(*inner)
+    return {key: decoded(item, array) for key, item in value.items()}
+
+
+def dtype_text(dtype: np.dtype[Any]) -> Any:
+    """Return what stands for a dtype in JSON.
+
+    Examples
+    --------
+    >>> dtype_text(np.dtype("float32")), dtype_text(np.dtype([("x", "i2")]))
+    ('<f4', [['x', '<i2', [], 0], 2])
+    """
+    if dtype.fields is not None:
+        fields = []
+        for name, (field, offset, *_) in dtype.fields.items():
+            base, shape = field.subdtype or (field, ())
+            fields.append([name, dtype_text(base), list(shape), offset])
+        return [*fields, dtype.itemsize]
+    return dtype.name if dtype.name.startswith(_NAMED) else dtype.str
+
+
+def dtype_from(text: Any) -> np.dtype[Any]:
+    """Undo `dtype_text`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        It stands for no dtype, or for one of objects.
+    """
+    if isinstance(text, list):
+        *fields, size = text
+        names, dtypes, shapes, offsets = zip(*fields, strict=True)
+        formats = [(dtype_from(d), tuple(s)) for d, s in zip(dtypes, shapes, strict=True)]
+        return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
+    if not isinstance(text, str):
+        raise TypeError(f"{text!r} stands for no dtype")
+    if text.startswith(_NAMED):
+        import ml_dtypes  # the program that wrote it had it
+
+        named: np.dtype[Any] = np.dtype(getattr(ml_dtypes, text))
+        return named
+    dtype = np.dtype(text)
+    if dtype.hasobject or dtype.fields is not None:
+        raise ValueError(f"{text!r} stands for no dtype of plain numbers or texts")
+    return dtype

@@ -1,0 +1,230 @@
+"""Arrays in files, and files that are never half there: all that checkpoints ask of the system.
+
+A file is written under its own name only where nobody knows that name yet. What replaces another
+file is written beside it, forced to disk, and renamed: after a crash there is the one or the other.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import CheckpointError
+
+__all__ = ["Extent", "check", "read_into", "read_small", "remove", "replace", "write_new"]
+
+Array = np.ndarray[Any, Any]
+
+# Large enough to be fast, and small enough that the sum finds in the cache what was just written.
+_BLOCK_BYTES = 1 << 22
+
+
+class Extent(NamedTuple):
+    """Where an array lies in a file, and the CRC-32 of its bytes."""
+
+    offset: int
+    size_bytes: int
+    crc32: int
+
+
+def write_new(path: Path, arrays: Sequence[Array]) -> list[Extent]:
+    """Write arrays one behind the other into a new file, and force it to disk.
+
+    Their bytes are in C order. Memory: a few MiB, whatever their layout.
+
+    Raises
+    ------
+    CheckpointError
+        The file is there already, or the system refuses; names the file.
+    """
+    extents = []
+    offset = 0
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOSED_IN_CHILDREN, 0o666)
+        try:
+            for array in arrays:
+                crc = 0
+                for block in _blocks(array):
+                    crc = zlib.crc32(block, crc)
+                    _write_all(file, block)
+                extents.append(Extent(offset, array.nbytes, crc))
+                offset += array.nbytes
+            os.fsync(file)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise _refused(path, "written", error) from error
+    return extents
+
+
+_CLOSED_IN_CHILDREN = getattr(os, "O_CLOEXEC", 0)
+
+
+def _blocks(array: Array) -> Iterator[memoryview]:
+    """Yield the bytes of an array in C order."""
+    if not array.nbytes:
+        return
+    if array.flags.c_contiguous:
+        whole = array.reshape(-1).view(np.uint8).data
+        for start in range(0, len(whole), _BLOCK_BYTES):
+            yield whole[start : start + _BLOCK_BYTES]
+        return
+    rows = max(1, _BLOCK_BYTES * len(array) // array.nbytes)
+    for start in range(0, len(array), rows):
+        part = array[start : start + rows]
+        if len(part) == 1 and part.nbytes > _BLOCK_BYTES:
+            yield from _blocks(part[0])
+        else:
+            yield np.array(part, order="C").reshape(-1).view(np.uint8).data
+
+
+def _write_all(file: int, block: memoryview) -> None:
+    while len(block):
+        written = os.write(file, block)
+        if written == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        block = block[written:]
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Put `data` in the place of a file, at once: the other files of its folder are on disk before.
+
+    Raises
+    ------
+    CheckpointError
+        The system refuses; the file is as it was.
+    """
+    beside = path.with_name(f"{path.name}.new")
+    try:
+        file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _CLOSED_IN_CHILDREN, 0o666)
+        try:
+            _write_all(file, memoryview(data))
+            os.fsync(file)
+        finally:
+            os.close(file)
+        _sync_folder(path.parent)
+        os.replace(beside, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise _refused(path, "written", error) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Force the names in a folder to disk."""
+    file = os.open(folder, os.O_RDONLY | _CLOSED_IN_CHILDREN)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems can't
+            raise
+    finally:
+        os.close(file)
+
+
+def read_small(path: Path, most_bytes: int) -> bytes:
+    """Return what is in a file.
+
+    Raises
+    ------
+    CheckpointError
+        It can't be read, or is larger than it can be.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(most_bytes + 1)
+    except OSError as error:
+        raise _refused(path, "read", error) from error
+    if len(data) > most_bytes:
+        raise CheckpointError(f"{path} is no index of a checkpoint: it is too large.")
+    return data
+
+
+def check(path: Path, extents: Sequence[Extent]) -> None:
+    """Raise unless all of these bytes are there, and are what was written.
+
+    Raises
+    ------
+    CheckpointError
+        The file is missing, too short, or has other bytes.
+    """
+    block = bytearray(_BLOCK_BYTES)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            for extent in extents:
+                file.seek(extent.offset)
+                crc, left = 0, extent.size_bytes
+                while left:
+                    view = memoryview(block)[: min(left, _BLOCK_BYTES)]
+                    got = file.readinto(view)
+                    if not got:
+                        raise _torn(path, extent.offset + extent.size_bytes)
+                    crc = zlib.crc32(view[:got], crc)
+                    left -= got
+                if crc != extent.crc32:
+                    raise _corrupt(path, extent)
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise _refused(path, "read", error) from error
+
+
+def read_into(path: Path, extent: Extent, array: Array) -> None:
+    """Fill a C-contiguous array.
+
+    Raises
+    ------
+    CheckpointError
+        As for `check`; the array may be written then.
+    """
+    target = array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
+    crc, done = 0, 0
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(extent.offset)
+            while done < extent.size_bytes:
+                view = target[done : done + _BLOCK_BYTES]
+                got = file.readinto(view)
+                if not got:
+                    raise _torn(path, extent.offset + extent.size_bytes)
+                crc = zlib.crc32(view[:got], crc)
+                done += got
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise _refused(path, "read", error) from error
+    if crc != extent.crc32:
+        raise _corrupt(path, extent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file that nothing refers to; one that can't be removed does no harm."""
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+def _refused(path: Path, done: str, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"{path} can't be {done}: {error.strerror or error}. Look for free space, permissions, and"
+        " whether the folder is there on all hosts."
+    )
+
+
+def _torn(path: Path, size_bytes: int) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is torn: it has less than {size_bytes} bytes. Restore an older checkpoint."
+    )
+
+
+def _corrupt(path: Path, extent: Extent) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is corrupt: the {extent.size_bytes} bytes from byte {extent.offset} on have"
+        " another checksum than when they were written. Restore an older checkpoint."
+    )

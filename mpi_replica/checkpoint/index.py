@@ -1,0 +1,131 @@
+"""The index of a checkpoint: what is in it, and where. Written last, so that it is never torn."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import CheckpointError
+from .encoding import dtype_from, dtype_text
+from .files import Extent
+
+__all__ = ["MOST_BYTES", "ArrayRecord", "Index", "index_path", "packed", "unpacked"]
+
+#: Of an index: some hundred bytes for each array.
+MOST_BYTES = 1 << 30
+
+_FORMAT = "mpi_replica checkpoint"
+_VERSION = 1
+_SUFFIX = ".index"
+
+
+class ArrayRecord(NamedTuple):
+    """An array of a checkpoint."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    #: Name of its file, in the folder of the index.
+    file: str
+    extent: Extent
+
+
+class Index(NamedTuple):
+    """What is in a checkpoint."""
+
+    #: Of each saved object, what `Encoder.encode` gave.
+    state: dict[str, Any]
+    #: By the names by which the state refers to them.
+    arrays: dict[str, ArrayRecord]
+    num_replicas: int
+    #: What the ranks told of their own replicas.
+    of_ranks: list[Any]
+
+    def files(self) -> list[str]:
+        """Return the names of the files that it refers to."""
+        return list(dict.fromkeys(record.file for record in self.arrays.values()))
+
+
+def index_path(path: Path) -> Path:
+    """Return the path of the index of a checkpoint."""
+    return path.with_name(f"{path.name}{_SUFFIX}")
+
+
+def packed(index: Index) -> bytes:
+    """Return the bytes of an index: a line of JSON, and its checksum.
+
+    Raises
+    ------
+    ValueError
+        Its JSON can't be written.
+    """
+    arrays = {
+        name: [dtype_text(record.dtype), list(record.shape), record.file, *record.extent]
+        for name, record in index.arrays.items()
+    }
+    data = json.dumps(
+        {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "num_replicas": index.num_replicas,
+            "of_ranks": index.of_ranks,
+            "state": index.state,
+            "arrays": arrays,
+        }
+    ).encode()
+    return b"%s\n%08x\n" % (data, zlib.crc32(data))
+
+
+def unpacked(data: bytes, path: Path) -> Index:
+    """Undo `packed`; `path` is where the index is.
+
+    Raises
+    ------
+    CheckpointError
+        It is torn, corrupt, or no index of this format.
+    """
+    line, _, rest = data.partition(b"\n")
+    if rest != b"%08x\n" % zlib.crc32(line):
+        raise CheckpointError(
+            f"{path} is torn or corrupt: its checksum does not fit. Restore an older checkpoint."
+        )
+    try:
+        told = json.loads(line)
+        if told["format"] != _FORMAT:
+            raise ValueError(f"format {told['format']!r}")
+        version = told["version"]
+        entries = told["arrays"] if version == _VERSION else {}
+        arrays = {name: _record(*entry) for name, entry in entries.items()}
+        state, of_ranks = dict(told["state"]), list(told["of_ranks"])
+        found = Index(state, arrays, int(told["num_replicas"]), of_ranks)
+    except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+        raise CheckpointError(f"{path} is no index of a checkpoint: {error}.") from error
+    if version != _VERSION:
+        raise CheckpointError(
+            f"{path} has version {version!r} of the format, and this package reads {_VERSION}."
+            " Use the version of mpi_replica that wrote it."
+        )
+    return found
+
+
+def _record(
+    dtype: Any, shape: Sequence[int], file: str, offset: int, size_bytes: int, crc32: int
+) -> ArrayRecord:
+    made = ArrayRecord(
+        dtype_from(dtype),
+        tuple(int(n) for n in shape),
+        file,
+        Extent(int(offset), int(size_bytes), int(crc32)),
+    )
+    if min((offset, *made.shape), default=0) < 0:
+        raise ValueError(f"an array with {shape} items at {offset}")
+    if math.prod(made.shape) * made.dtype.itemsize != size_bytes:
+        raise ValueError(f"an array of {size_bytes} bytes with shape {shape} and dtype {dtype}")
+    if not isinstance(file, str) or Path(file).name != file:
+        raise ValueError(f"an array in {file!r}, which is no name of a file")
+    return made

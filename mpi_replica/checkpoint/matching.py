@@ -1,0 +1,190 @@
+"""What a checkpoint has for the objects of a program: compared first, put back later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..assignment import Assignable
+from ..collectives.standing import LeafDescription
+from ..dtypes import wire_name
+from ..values import Mirrored
+from .encoding import array_name, decoded, mapping_items, state_of, tuple_items
+from .index import ArrayRecord, Index
+
+__all__ = ["Matching", "Reader"]
+
+Array = np.ndarray[Any, Any]
+
+#: Fills an array (given a name, and the array).
+Reader = Callable[[str, Array], None]
+
+#: Puts a value back, and returns what takes its place.
+_PutBack = Callable[[], Any]
+
+
+class Matching:
+    """The objects of a program beside what a checkpoint has for them.
+
+    Nothing is read or changed until `put_back`.
+
+    Attributes
+    ----------
+    missing, unexpected, unfit : list of str
+        What only the program has, what only the checkpoint has, and what has another shape, dtype
+        or kind, in words.
+    """
+
+    def __init__(self, index: Index, objects: Mapping[str, Any], read: Reader) -> None:
+        self._index = index
+        self._read = read
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        self.unfit: list[str] = []
+        self._objects = dict(objects)
+        self._put_back = self._mapping(self._objects, index.state, "")
+
+    def put_back(self) -> dict[str, Any]:
+        """Put everything back that fits; return the objects, with new ones for what can't change.
+
+        Raises
+        ------
+        CheckpointError
+            A file has changed since it was checked.
+        """
+        self._put_back()
+        return self._objects
+
+    def problems(self) -> str:
+        """Return what does not fit, in words; an empty text where all does."""
+        kinds = [
+            ("not in the checkpoint", self.missing),
+            ("not in the program", self.unexpected),
+            ("different", self.unfit),
+        ]
+        return "; ".join(f"{what}: {', '.join(found)}" for what, found in kinds if found)
+
+    def _match(self, live: Any, saved: Any, path: str) -> _PutBack | None:
+        """Return what puts `live` back; None where it does not fit."""
+        if hasattr(live, "state_dict") and hasattr(live, "load_state_dict"):
+            return self._stateful(live, saved, path)
+        if isinstance(live, (Assignable, Mirrored, np.ndarray)):
+            return self._arrays(live, saved, path)
+        if isinstance(live, Mapping):
+            items = mapping_items(saved)
+            if items is None or not isinstance(live, dict):
+                return self._differs(path, "a mapping", saved)
+            return self._mapping(live, items, path)
+        if isinstance(live, (list, tuple)):
+            return self._sequence(live, saved, path)
+        is_plain = mapping_items(saved) is None and tuple_items(saved) is None
+        if not is_plain or state_of(saved) is not None:
+            return self._differs(path, f"a {type(live).__name__}", saved)
+        return lambda: decoded(saved, self._load)
+
+    def _mapping(self, live: dict[Any, Any], saved: Mapping[Any, Any], path: str) -> _PutBack:
+        matched: dict[Any, _PutBack] = {}
+        for key, item in live.items():
+            where = f"{path}[{key!r}]" if path else str(key)
+            if key not in saved:
+                self.missing.append(where)
+                continue
+            found = self._match(item, saved[key], where)
+            if found is not None:
+                matched[key] = found
+        self.unexpected += [f"{path}[{k!r}]" if path else str(k) for k in saved if k not in live]
+
+        def put_back() -> Any:
+            for key, item in matched.items():
+                live[key] = item()
+            return live
+
+        return put_back
+
+    def _sequence(self, live: Any, saved: Any, path: str) -> _PutBack | None:
+        items = tuple_items(saved)
+        if items is None or len(items) != len(live):
+            return self._differs(path, f"a {type(live).__name__} of {len(live)}", saved)
+        matched = [
+            self._match(item, other, f"{path}[{i}]")
+            for i, (item, other) in enumerate(zip(live, items, strict=True))
+        ]
+
+        def put_back() -> Any:
+            values = [
+                item if found is None else found()
+                for item, found in zip(live, matched, strict=True)
+            ]
+            if isinstance(live, list):
+                live[:] = values
+                return live
+            return type(live)(*values) if hasattr(live, "_fields") else type(live)(values)
+
+        return put_back
+
+    def _stateful(self, live: Any, saved: Any, path: str) -> _PutBack | None:
+        state = state_of(saved)
+        if state is None:
+            return self._differs(path, f"a {type(live).__name__}", saved)
+
+        def put_back() -> Any:
+            live.load_state_dict(decoded(state, self._load))
+            return live
+
+        return put_back
+
+    def _arrays(self, live: Any, saved: Any, path: str) -> _PutBack | None:
+        like = live.value if isinstance(live, Mirrored) else live
+        record = self._record(saved)
+        if record is None or (record.dtype, record.shape) != (like.dtype, like.shape):
+            return self._differs(path, _text(like.dtype, like.shape), saved)
+        name = array_name(saved) or ""
+        if isinstance(live, np.ndarray) and live.flags.writeable:
+
+            def fill() -> Any:
+                if live.flags.c_contiguous:
+                    self._read(name, live)
+                else:
+                    live[...] = self._load(name)
+                return live
+
+            return fill
+
+        def replace() -> Any:
+            value = self._load(name)
+            if isinstance(live, Assignable):
+                live.put_back(value)
+                return live
+            return Mirrored(value[()]) if isinstance(live, Mirrored) else value
+
+        return replace
+
+    def _record(self, saved: Any) -> ArrayRecord | None:
+        name = array_name(saved)
+        return None if name is None else self._index.arrays.get(name)
+
+    def _load(self, name: str) -> Array:
+        record = self._index.arrays[name]
+        array = np.empty(record.shape, record.dtype)
+        self._read(name, array)
+        return array
+
+    def _differs(self, path: str, here: str, saved: Any) -> _PutBack | None:
+        record = self._record(saved)
+        if record is not None:
+            there = _text(record.dtype, record.shape)
+        else:
+            items, values = mapping_items(saved), tuple_items(saved)
+            there = "a mapping" if items is not None else f"{saved!r:.60}"
+            if values is not None:
+                there = f"{len(values)} items"
+            if state_of(saved) is not None:
+                there = "the state of an object"
+        self.unfit.append(f"{path} is {here} here, and {there} in the checkpoint")
+        return None
+
+
+def _text(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    return str(LeafDescription(wire_name(dtype), shape))

@@ -1,0 +1,82 @@
+"""Restoring: the ranks agree on one index, and check all files before anything changes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..collectives.call import Call
+from ..collectives.callsite import CallSite
+from ..collectives.engine import Engine
+from ..collectives.standing import CallDescription
+from ..errors import CheckpointError
+from ..options import CommunicationOptions
+from . import files
+from .index import MOST_BYTES, Index, index_path, unpacked
+from .matching import Matching, Reader
+
+__all__ = ["Restoring"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Restoring(Call):
+    """The call that restores a checkpoint.
+
+    Parameters
+    ----------
+    path : Path
+    match : callable
+        Given an index and what reads arrays, returns the `Matching` with this rank's objects, or
+        raises where they do not fit.
+    is_reader : bool
+        Whether this rank reads the index for all.
+    """
+
+    kind = "Checkpoint.restore"
+
+    def __init__(
+        self,
+        path: Path,
+        match: Callable[[Index, Reader], Matching],
+        is_reader: bool,
+        site: CallSite,
+        options: CommunicationOptions,
+    ) -> None:
+        super().__init__(site, options)
+        self.path, self.match = path, match
+        self.data = files.read_small(index_path(path), MOST_BYTES) if is_reader else b""
+        self.identify(str(path))
+
+    def words(self, position: int = 0) -> CallDescription:
+        return CallDescription(self.kind, repr(str(self.path)), self.site, self.options.name)
+
+    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[tuple[Index, Matching]]:
+        agreement, layout = engine.agreement, engine.layout
+        agreement.agree(calls)
+        with engine.moving(self):
+            data = engine.carry(engine.transport.all_gather_bytes, self.data, None)[0]
+        with agreement.preparing(calls):
+            index = unpacked(data, index_path(self.path))
+            matching = self.match(index, functools.partial(_read, self.path.parent, index))
+            for position, name in enumerate(index.files()):
+                extents = [r.extent for r in index.arrays.values() if r.file == name]
+                path = self.path.with_name(name)
+                if position % layout.size == layout.rank:
+                    files.check(path, extents)
+                elif not path.is_file():
+                    raise CheckpointError(
+                        f"{path} is not there on this rank. All ranks must see one folder: use a"
+                        " file system that all hosts share."
+                    )
+        agreement.agree(calls)  # all files are as they were written
+        return [(index, matching)]
+
+
+def _read(folder: Path, index: Index, name: str, array: Array) -> None:
+    record = index.arrays[name]
+    files.read_into(folder / record.file, record.extent, array)

@@ -1,0 +1,147 @@
+"""Saving: every rank writes its share of the arrays, and then rank 0 the index.
+
+The index is what makes a checkpoint: it takes the place of an older one at once, when all that it
+refers to is on disk. So there is always the one or the other.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..collectives.call import Call
+from ..collectives.callsite import CallSite
+from ..collectives.engine import Engine
+from ..collectives.standing import CallDescription, LeafDescription
+from ..dtypes import wire_name
+from ..options import CommunicationOptions
+from . import files
+from .index import ArrayRecord, Index, index_path, packed
+
+__all__ = ["Saving"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Saving(Call):
+    """The call that saves a checkpoint.
+
+    Parameters
+    ----------
+    path : Path
+        Of the checkpoint; its files have names that begin with it.
+    state : dict
+        What stands for the objects, the same on all ranks.
+    arrays : dict of array
+        What it refers to, the same on all ranks.
+    own : dict
+        What only this rank knows, as plain data: of its own replicas.
+    """
+
+    kind = "Checkpoint.save"
+
+    def __init__(
+        self,
+        path: Path,
+        state: Mapping[str, Any],
+        arrays: Mapping[str, Array],
+        own: Mapping[str, Any],
+        site: CallSite,
+        options: CommunicationOptions,
+    ) -> None:
+        super().__init__(site, options)
+        self.path, self.state, self.arrays, self.own = path, dict(state), dict(arrays), own
+        self._leaves = tuple(
+            LeafDescription(wire_name(array.dtype), array.shape) for array in arrays.values()
+        )
+        self.identify((str(path), json.dumps(_shape_of(self.state)), self._leaves))
+
+    def words(self, position: int = 0) -> CallDescription:
+        return CallDescription(
+            self.kind,
+            repr(str(self.path)),
+            self.site,
+            self.options.name,
+            json.dumps(_shape_of(self.state)),
+            tuple(f" array {name}" for name in self.arrays),
+            self._leaves,
+        )
+
+    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[None]:
+        agreement, rank, size = engine.agreement, engine.layout.rank, engine.layout.size
+        mark = os.urandom(8) if rank == 0 else b""
+        agreement.agree(calls)
+        with engine.moving(self):
+            first = engine.carry(engine.transport.all_gather_bytes, mark, None)[0]
+        prefix = f"{self.path.name}.{first.hex()}.data-"
+        names = [f"{prefix}{r:05}-of-{size:05}" for r in range(size)]
+        shares = _shares(self.arrays, size)
+        own_file = self.path.with_name(names[rank])
+        written: list[files.Extent] = []
+        try:
+            if shares[rank]:
+                written = files.write_new(own_file, [self.arrays[name] for name in shares[rank]])
+            told = json.dumps([written, self.own]).encode()
+        except Exception as error:
+            files.remove(own_file)
+            agreement.fail(calls, error)
+        agreement.agree(calls)  # every rank has written
+        with engine.moving(self):
+            every = engine.carry(engine.transport.all_gather_bytes, told, None)
+        with agreement.preparing(calls):
+            if rank == 0:
+                self._write_index(engine, names, shares, [json.loads(data) for data in every])
+        agreement.agree(calls)
+        return [None]
+
+    def _write_index(
+        self,
+        engine: Engine,
+        names: Sequence[str],
+        shares: Sequence[Sequence[str]],
+        told: Sequence[Any],
+    ) -> None:
+        records = {
+            name: ArrayRecord(
+                self.arrays[name].dtype, self.arrays[name].shape, file, files.Extent(*extent)
+            )
+            for file, share, (extents, _) in zip(names, shares, told, strict=True)
+            for name, extent in zip(share, extents, strict=True)
+        }
+        index = Index(self.state, records, engine.layout.num_replicas, [own for _, own in told])
+        files.replace(index_path(self.path), packed(index))
+        for path in data_files(self.path):
+            if path.name not in index.files():
+                files.remove(path)
+
+
+def data_files(path: Path) -> list[Path]:
+    """Return the files with arrays of a checkpoint, also those that nothing refers to."""
+    pattern = f"{glob.escape(path.name)}.{'[0-9a-f]' * 16}.data-*-of-*"
+    return sorted(path.parent.glob(pattern))
+
+
+def _shares(arrays: Mapping[str, Array], size: int) -> list[list[str]]:
+    """Return which arrays each rank writes: about as many bytes each, the same on all ranks."""
+    shares: list[list[str]] = [[] for _ in range(size)]
+    loads = [0] * size
+    for name in sorted(arrays, key=lambda name: -arrays[name].nbytes):
+        rank = loads.index(min(loads))
+        shares[rank].append(name)
+        loads[rank] += arrays[name].nbytes
+    return shares
+
+
+def _shape_of(state: Any) -> Any:
+    """Return the structure of state, without its numbers and texts."""
+    if isinstance(state, dict):
+        return {key: _shape_of(item) for key, item in state.items()}
+    if isinstance(state, list):
+        return [_shape_of(item) for item in state]
+    return type(state).__name__
