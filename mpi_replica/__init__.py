@@ -5,7 +5,7 @@ mistake is an error on every rank. ``import mpi_replica as mr`` starts no MPI.
 """
 
 from . import data, errors, experimental
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, CheckpointManager, latest_checkpoint
 from .context import (
     experimental_set_strategy,
     has_strategy,
@@ -31,6 +31,7 @@ from .variables import Variable
 
 __all__ = [
     "Checkpoint",
+    "CheckpointManager",
     "CommunicationImplementation",
     "CommunicationOptions",
     "DistributedDataset",
@@ -58,4 +59,5 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "latest_checkpoint",
 ]

@@ -55,6 +55,10 @@ class StrategyLike(Protocol):
     def num_replicas_in_sync(self) -> int:
         """How many replicas there are."""
 
+    @property
+    def extended(self) -> Any:
+        """Further methods, for library code."""
+
     def name_of_variable(self, value: Any) -> str | None:
         """Return a name for a variable; None for anything else."""
 

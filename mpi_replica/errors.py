@@ -11,6 +11,7 @@ __all__ = [
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
     "ContextError",
+    "CorruptCheckpointError",
     "DivergenceError",
     "LaunchError",
     "MPIReplicaError",
@@ -89,3 +90,7 @@ class LaunchError(MPIReplicaError, RuntimeError):
 
 class CheckpointError(MPIReplicaError, OSError, ValueError):
     """A checkpoint is torn, corrupt, or of another program."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """A file of a checkpoint is missing, torn or corrupt: an older checkpoint may be whole."""

@@ -1,5 +1,6 @@
 """Checkpoints: save and restore on any number of ranks."""
 
 from .checkpoint import Checkpoint
+from .manager import CheckpointManager, latest_checkpoint
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "CheckpointManager", "latest_checkpoint"]

@@ -95,7 +95,7 @@ class Checkpoint:
         are synchronized on read are saved as they read from above, as in tf: SUM is saved summed.
         Memory: a few MiB beyond the state.
         """
-        strategy = self._strategy()
+        strategy = self.strategy
         require_cross_replica(strategy, "Checkpoint.save")
         engine = strategy.engine
         # Reading a variable that is synchronized on read is a collective call of its own.
@@ -150,7 +150,7 @@ class Checkpoint:
         Variables, writable arrays, dicts and lists are changed; what can't be changed (numbers,
         texts, tuples) is a new attribute. All bytes are checked before, each by one rank.
         """
-        strategy = self._strategy()
+        strategy = self.strategy
         require_cross_replica(strategy, "Checkpoint.restore")
         engine = strategy.engine
 
@@ -177,7 +177,9 @@ class Checkpoint:
         leaves = [leaf for value in self.__dict__.values() for leaf in nest.flatten(value)[0]]
         return [leaf for leaf in leaves if isinstance(leaf, Assignable)]
 
-    def _strategy(self) -> StrategyLike:
+    @property
+    def strategy(self) -> StrategyLike:
+        """The strategy of its variables; the current one where there are none."""
         found = {id(v.strategy): v.strategy for v in self._variables()}
         if len(found) > 1:
             raise ValueError(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, CorruptCheckpointError
 
 __all__ = ["Extent", "check", "read_into", "read_small", "remove", "replace", "write_new"]
 
@@ -211,20 +211,21 @@ def remove(path: Path) -> None:
 
 
 def _refused(path: Path, done: str, error: OSError) -> CheckpointError:
-    return CheckpointError(
+    kind = CorruptCheckpointError if done == "read" else CheckpointError
+    return kind(
         f"{path} can't be {done}: {error.strerror or error}. Look for free space, permissions, and"
         " whether the folder is there on all hosts."
     )
 
 
 def _torn(path: Path, size_bytes: int) -> CheckpointError:
-    return CheckpointError(
+    return CorruptCheckpointError(
         f"{path} is torn: it has less than {size_bytes} bytes. Restore an older checkpoint."
     )
 
 
 def _corrupt(path: Path, extent: Extent) -> CheckpointError:
-    return CheckpointError(
+    return CorruptCheckpointError(
         f"{path} is corrupt: the {extent.size_bytes} bytes from byte {extent.offset} on have"
         " another checksum than when they were written. Restore an older checkpoint."
     )

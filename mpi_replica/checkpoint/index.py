@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, CorruptCheckpointError
 from .encoding import dtype_from, dtype_text
 from .files import Extent
 
@@ -91,7 +91,7 @@ def unpacked(data: bytes, path: Path) -> Index:
     """
     line, _, rest = data.partition(b"\n")
     if rest != b"%08x\n" % zlib.crc32(line):
-        raise CheckpointError(
+        raise CorruptCheckpointError(
             f"{path} is torn or corrupt: its checksum does not fit. Restore an older checkpoint."
         )
     try:

@@ -13,7 +13,7 @@ from ..collectives.call import Call
 from ..collectives.callsite import CallSite
 from ..collectives.engine import Engine
 from ..collectives.standing import CallDescription
-from ..errors import CheckpointError
+from ..errors import CorruptCheckpointError
 from ..options import CommunicationOptions
 from . import files
 from .index import MOST_BYTES, Index, index_path, unpacked
@@ -69,7 +69,7 @@ class Restoring(Call):
                 if position % layout.size == layout.rank:
                     files.check(path, extents)
                 elif not path.is_file():
-                    raise CheckpointError(
+                    raise CorruptCheckpointError(
                         f"{path} is not there on this rank. All ranks must see one folder: use a"
                         " file system that all hosts share."
                     )

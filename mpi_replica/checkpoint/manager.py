@@ -1,0 +1,211 @@
+"""A folder of checkpoints: the newest ones are kept, and the newest one that is whole restored."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, CorruptCheckpointError
+from . import files
+from .checkpoint import Checkpoint
+from .index import MOST_BYTES, index_path, unpacked
+from .saving import data_files
+
+__all__ = ["CheckpointManager", "latest_checkpoint"]
+
+_NAME = "ckpt"
+_INDEX = re.compile(rf"({_NAME}-(\d+))\.index")
+
+_log = logging.getLogger("mpi_replica")
+
+
+class CheckpointManager:
+    """Keeps the checkpoints of a program in a folder.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+        What is saved and restored.
+    directory : path_like
+        The folder, the same on all ranks; made when it is needed.
+    max_to_keep : int or None, default 5
+        How many of the newest ones are kept; None keeps all.
+    keep_every : int, optional
+        Those whose step is a multiple of it are kept beside.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `checkpoint` is none; a number is not positive.
+
+    Notes
+    -----
+    Counterpart of ``tf.train.CheckpointManager``.
+
+    Examples
+    --------
+    >>> import tempfile, mpi_replica as mr
+    >>> checkpoint = mr.Checkpoint(step=0)
+    >>> manager = mr.CheckpointManager(checkpoint, tempfile.mkdtemp(), max_to_keep=2)
+    >>> for checkpoint.step in (10, 20, 30):
+    ...     path = manager.save(checkpoint.step)
+    >>> checkpoint.step, manager.steps
+    (30, [20, 30])
+    >>> checkpoint.step = 0
+    >>> manager.restore_or_initialize() == path, checkpoint.step
+    (True, 30)
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        directory: str | os.PathLike[str],
+        max_to_keep: int | None = 5,
+        keep_every: int | None = None,
+    ) -> None:
+        if not isinstance(checkpoint, Checkpoint):
+            raise TypeError(f"CheckpointManager needs a mr.Checkpoint, got {checkpoint!r}.")
+        for name, number in (("max_to_keep", max_to_keep), ("keep_every", keep_every)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+                raise TypeError(f"{name} must be an int or None, got {number!r}.")
+            if number is not None and number < 1:
+                raise ValueError(f"{name} must be 1 or more, got {number!r}.")
+        self._checkpoint = checkpoint
+        self._directory = Path(os.path.abspath(directory))
+        self._max_to_keep = max_to_keep
+        self._keep_every = keep_every
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What is saved and restored."""
+        return self._checkpoint
+
+    @property
+    def directory(self) -> str:
+        """The folder."""
+        return str(self._directory)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints in the folder, as this rank sees it; oldest first."""
+        return _steps_in(self._directory)
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The newest checkpoint of the folder, as `latest_checkpoint` finds it."""
+        return latest_checkpoint(self._directory)
+
+    def save(self, step: int) -> str:
+        """Save a checkpoint, and remove what is too old; return its path.
+
+        Collective: all ranks call it, in cross-replica context.
+
+        Parameters
+        ----------
+        step : int
+            Its number, 0 or more, the same on all ranks.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `step` is no such number.
+        CheckpointError
+            As for ``Checkpoint.save``. Nothing was removed then.
+        """
+        if isinstance(step, bool) or not hasattr(step, "__index__"):
+            raise TypeError(f"step must be an int, got {step!r}.")
+        if step < 0:
+            raise ValueError(f"step must be 0 or more, got {step!r}.")
+        path = self._checkpoint.save(self._path(int(step)))
+        if self._checkpoint.strategy.engine.layout.rank == 0:
+            for old in self._too_old(int(step)):
+                # The index first: without it the others are no checkpoint.
+                files.remove(index_path(self._path(old)))
+                for file in data_files(self._path(old)):
+                    files.remove(file)
+        return path
+
+    def restore_or_initialize(self, init_fn: Callable[[], Any] | None = None) -> str | None:
+        """Restore the newest checkpoint that is whole; return its path, None where there is none.
+
+        Collective: all ranks call it, in cross-replica context. One that is torn or corrupt is
+        skipped, and a warning tells.
+
+        Parameters
+        ----------
+        init_fn : callable, optional
+            Called without arguments where there is none.
+
+        Raises
+        ------
+        CheckpointError
+            The newest one that is whole does not fit the program.
+        """
+        strategy = self._checkpoint.strategy
+        # Rank 0's view counts: a folder on several hosts may not look alike at once.
+        told = strategy.extended.broadcast_to(tuple(self.steps))
+        for step in reversed([int(step) for step in told]):
+            path = self._path(step)
+            try:
+                self._checkpoint.restore(path)
+            except CorruptCheckpointError as error:
+                if strategy.engine.layout.rank == 0:
+                    _log.warning("%s is skipped: %s", path, error)
+            else:
+                return str(path)
+        if init_fn is not None:
+            init_fn()
+        return None
+
+    def _path(self, step: int) -> Path:
+        return self._directory / f"{_NAME}-{step}"
+
+    def _too_old(self, newest: int) -> list[int]:
+        if self._max_to_keep is None:
+            return []
+        steps = [step for step in self.steps if step != newest]
+        every = self._keep_every
+        older = [step for step in steps if every is None or step % every]
+        return older[: max(0, len(older) - self._max_to_keep + 1)]
+
+    def __repr__(self) -> str:
+        return f"<mr.CheckpointManager of {self._directory}>"
+
+
+def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
+    """Return the path of the checkpoint with the greatest step whose index is whole.
+
+    No communication: what this rank sees. Counterpart of ``tf.train.latest_checkpoint``.
+
+    Parameters
+    ----------
+    directory : path_like
+        The folder of a `CheckpointManager`.
+
+    Returns
+    -------
+    str or None
+        None where there is none, or no such folder.
+    """
+    folder = Path(os.path.abspath(directory))
+    for step in reversed(_steps_in(folder)):
+        path = folder / f"{_NAME}-{step}"
+        index = index_path(path)
+        try:
+            unpacked(files.read_small(index, MOST_BYTES), index)
+        except CheckpointError:
+            continue
+        return str(path)
+    return None
+
+
+def _steps_in(folder: Path) -> list[int]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return sorted(int(found[2]) for name in names if (found := _INDEX.fullmatch(name)))
