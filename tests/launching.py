@@ -43,7 +43,7 @@ ONE_HOST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_mpi_yiel
 
 
 def run_ranks(
-    library, ranks, arguments, *, timeout_seconds=120, env=None, cwd=ROOT, meanwhile=None
+    library, ranks, arguments, *, timeout_seconds=120, env=None, cwd=ROOT, meanwhile=None, prefix=()
 ):
     """Run ``python ARGUMENTS...`` on some ranks and wait for the end of all.
 
@@ -64,6 +64,8 @@ def run_ranks(
         Working directory of all ranks.
     meanwhile : callable, optional
         Gets the launcher, a `subprocess.Popen` that leads a process group, while the job runs.
+    prefix : sequence of str
+        A command that becomes the launcher, whose own command follows it.
 
     Returns
     -------
@@ -76,7 +78,7 @@ def run_ranks(
         The launcher outlived its own limit by 30 s. It is stopped first.
     """
     python = find_interpreter(library)
-    command = [find_launcher(python), "-n", str(ranks), python, *map(str, arguments)]
+    command = [*prefix, find_launcher(python), "-n", str(ranks), python, *map(str, arguments)]
     # pytest's own limit would end this process, and leave the ranks behind.
     faulthandler.cancel_dump_traceback_later()
     with subprocess.Popen(

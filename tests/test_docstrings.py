@@ -125,6 +125,7 @@ def test_every_exception_has_the_common_base_and_the_builtin_that_fits(name):
         "CollectiveTimeoutError": TimeoutError,
         "CheckpointError": (OSError, ValueError),
         "ContextError": RuntimeError,
+        "CorruptCheckpointError": (OSError, ValueError),
         "DivergenceError": RuntimeError,
         "LaunchError": RuntimeError,
         "MPIReplicaError": BaseException,

@@ -7,6 +7,7 @@ hold different data, always.
 import numpy as np
 import pytest
 
+from mpi_replica.collectives.scratch import ALIGNMENT
 from mpi_replica.options import ReduceOp
 from mpi_replica.transport.base import HEADER_BYTES
 
@@ -128,6 +129,56 @@ class TransportContract:
         assert received.tolist() == np.concatenate(given).tolist()
         assert send.tolist() == before
 
+    @pytest.mark.parametrize("timeout_seconds", [None, 60])
+    def test_what_is_written_into_shared_memory_before_a_barrier_is_read_after_it(
+        self, transport, timeout_seconds
+    ):
+        size, rank = transport.size, transport.rank
+        memory = transport.open_shared_memory(size * 8)
+        transport.barrier(timeout_seconds)
+        numbers = memory.view(np.int64)
+        seen = []
+        for turn in range(9):
+            numbers[rank] = 100 * turn + rank
+            transport.barrier(timeout_seconds)
+            seen.append(numbers.tolist())
+            transport.barrier(timeout_seconds)
+        assert seen == [[100 * turn + r for r in range(size)] for turn in range(9)]
+
+    def test_no_rank_leaves_a_barrier_before_the_last_one_has_come(self, transport):
+        memory = transport.open_shared_memory(transport.size)
+        transport.barrier()
+        for last in range(transport.size):
+            if transport.rank == last:
+                sum(range(100_000))  # the others get there first
+                memory[last] = 1
+            transport.barrier()
+            assert memory.tolist() == [1] * (last + 1) + [0] * (transport.size - last - 1)
+            transport.barrier()
+
+    def test_shared_memory_is_as_large_as_asked_for_and_apart_from_any_other(self, transport):
+        """And numbers of any kind can lie in it."""
+        sizes = [1, 1000, 1 << 20]
+        memories = [transport.open_shared_memory(size) for size in sizes]
+        transport.barrier()
+        for memory, size in zip(memories, sizes, strict=True):
+            assert (memory.dtype, memory.shape) == (np.uint8, (size,))
+            assert memory.ctypes.data % ALIGNMENT == 0
+        if transport.rank == transport.size - 1:
+            for value, memory in enumerate(memories, 5):
+                memory[:] = value
+        transport.barrier()
+        for value, memory in enumerate(memories, 5):
+            assert set(memory.tolist()) == {value}
+
+    def test_shared_memory_takes_as_many_steps_on_every_rank(self, transport):
+        """And none is left in flight."""
+        transport.open_shared_memory(1000)
+        assert transport.steps_ended == transport.steps
+        assert not transport.is_in_flight
+        mine = b"%d" % transport.steps
+        assert set(transport.all_gather_bytes(mine)) == {mine}
+
     def exchanges(self, transport, timeout_seconds):
         """Every exchange there is, by name."""
         size, rank = transport.size, transport.rank
@@ -144,6 +195,7 @@ class TransportContract:
             "all_to_all": lambda: transport.all_to_all(
                 blocks.copy(), counts, blocks, counts, limit
             ),
+            "barrier": lambda: transport.barrier(limit),
         }
 
     @pytest.mark.parametrize("timeout_seconds", [None, 60])

@@ -39,6 +39,15 @@ CALLS = {
         "MEAN", lambda i: [np.full(200_000, i, dtype) for dtype in ("f4", "i4", "c8")]
     ),
     "large, least": all_reduce("MIN", lambda i: np.full(300_000, i, "f8")),
+    "reproducible": all_reduce("SUM", lambda i: np.full(5, i), reproducible=True),
+    "reproducible, in a message": all_reduce("SUM", lambda i: np.full(900, i), reproducible=True),
+    "reproducible, large": all_reduce(
+        "MEAN", lambda i: [np.full(300_000, i), np.full(9, i)], reproducible=True
+    ),
+    # of which each rank has as much
+    "reproducible, large, by messages": all_reduce(
+        "MEAN", lambda i: np.full(15_360, i), implementation="ALLTOALL"
+    ),
 }
 
 

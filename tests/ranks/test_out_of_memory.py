@@ -19,9 +19,10 @@ def mine():
     return mr.get_replica_context().replica_id_in_sync_group
 
 
-def all_reduce(op, size, dtype):
+def all_reduce(op, size, dtype, **options):
+    given = mr.CommunicationOptions(**options)
     return lambda s: s.run(
-        lambda: mr.get_replica_context().all_reduce(op, np.full(size, mine(), dtype))
+        lambda: mr.get_replica_context().all_reduce(op, np.full(size, mine(), dtype), given)
     )
 
 
@@ -65,6 +66,13 @@ CALLS = {
     "all_reduce of half floats": all_reduce("MEAN", MANY, "f2"),
     "all_reduce of integers": all_reduce("MEAN", MANY, "i8"),
     "all_reduce of the least": all_reduce("MIN", MANY, "f8"),
+    "all_reduce, reproducible, in the header": all_reduce("SUM", 3, "f2", reproducible=True),
+    "all_reduce, reproducible, in a message": all_reduce("SUM", 700, "f8", reproducible=True),
+    "all_reduce, reproducible, of a pack": all_reduce("SUM", 16_000, "f4", reproducible=True),
+    "all_reduce, reproducible, of a stream": all_reduce("MEAN", MANY, "f4", reproducible=True),
+    "all_reduce, reproducible, of half floats": all_reduce(
+        "MEAN", MANY, "f2", implementation="ALLTOALL"
+    ),
     "all_gather of a large result": all_gather(MANY, 0),
     "all_gather along another axis": all_gather((4, MANY // 4), 1),
     "all_gather of many small leaves": all_gather(1000, 0, 200),
@@ -113,10 +121,12 @@ class Meter:
             return call()
 
 
-def made(replicas_per_rank):
+def made(name, replicas_per_rank):
     """Return a strategy that has its shared memory already, which costs a header of its own."""
     strategy = mr.MPIStrategy(replicas_per_rank=replicas_per_rank)
     strategy.engine.exchanges.open_shared_memory()
+    if "reproducible" in name:
+        all_reduce("SUM", 8192, "f8", implementation="SHARED_MEMORY")(strategy)
     return strategy
 
 
@@ -124,13 +134,13 @@ def made(replicas_per_rank):
 @pytest.mark.parametrize("name", CALLS)
 def test_a_memory_error_on_one_rank_is_one_on_every_rank(name, replicas_per_rank, monkeypatch):
     call = CALLS[name]
-    with made(replicas_per_rank) as strategy:
+    with made(name, replicas_per_rank) as strategy:
         meter = Meter(strategy)
         meter.run(monkeypatch, lambda: call(strategy))
         size, headers = strategy.size, meter.headers
     headers -= name.startswith(("all_", "merge_"))  # the last one ends the run
     for culprit in sorted({0, size - 1}):
-        with made(replicas_per_rank) as strategy:
+        with made(name, replicas_per_rank) as strategy:
             for fails_at in range(1, 100):
                 meter = Meter(strategy, fails_at if strategy.rank == culprit else None, headers)
                 error = error_of(
@@ -198,6 +208,7 @@ class Once:
 
 
 MOVES_NOTHING = ("all_reduce in the header", "reduce along an axis", "verify")
+MOVES_NOTHING += ("all_reduce, reproducible, in the header",)
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in MOVES_NOTHING])
@@ -227,7 +238,7 @@ def test_no_memory_is_taken_after_the_header(name, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(transport, "exchange", measured)
-            for method in ("all_reduce", "all_gather_blocks", "barrier"):
+            for method in ("all_reduce", "all_gather_blocks", "all_to_all", "barrier"):
                 patch.setattr(transport, method, watch(getattr(transport, method)))
             tracemalloc.start()
             try:

@@ -13,6 +13,7 @@ import mpi_replica as mr
 from everywhere import check_works, error_of, needs_two_ranks, raises_everywhere
 
 METHODS = ("exchange", "maximum", "all_gather_bytes", "all_gather_blocks", "all_reduce")
+METHODS += ("all_to_all", "barrier")
 
 
 class Exchanges:
@@ -116,6 +117,14 @@ CALLS = {
     ),
     "all_reduce of the greatest": all_reduce("MAX", (20_000,)),
     "all_reduce of half floats": all_reduce("MEAN", (40_000, "f2")),
+    "reproducible in the header": all_reduce("SUM", (1,), reproducible=True),
+    "reproducible in a message": all_reduce("MEAN", (700,), (3, "i8"), reproducible=True),
+    "reproducible by a window": all_reduce(
+        "MEAN", (9000,), (3, "i8"), bytes_per_pack=1 << 16, reproducible=True
+    ),
+    "reproducible in pieces": all_reduce(
+        "SUM", (9000,), (3, "i8"), bytes_per_pack=1 << 16, implementation="ALLTOALL"
+    ),
     "all_gather in the header": all_gather((2,)),
     "all_gather of large leaves": all_gather((9000,), (9000, 2)),
     "all_gather of uneven leaves": all_gather((70_000,), (3, 2), (5,), uneven=7),
@@ -149,6 +158,7 @@ CALLS = {
 
 def check_each_exchange(strategy, monkeypatch, call):
     """Let each exchange of `call` fail on each rank; return the methods of the exchanges."""
+    call(strategy)  # the first one may open a window
     all_of_them = Exchanges(strategy, monkeypatch)
     all_of_them.during(lambda: call(strategy))
     for number, method in enumerate(all_of_them.methods):

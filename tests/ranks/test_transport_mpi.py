@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from everywhere import raises_everywhere
 from mpi_replica.options import ReduceOp
+from mpi_replica.transport.base import SharedMemoryError
 from transport_contract import TransportContract
 
 
@@ -93,4 +95,49 @@ def test_messages_on_the_users_communicator_do_not_meet_those_of_the_transport()
     world.send(world.rank, (world.rank + 1) % world.size, tag=5)
     assert pending.wait() == (world.rank - 1) % world.size
     assert total[0] == sum(range(1, world.size + 1))
+    transport.close()
+
+
+# Shared memory that can't be had: on one rank, told on all.
+
+
+def lacks(monkeypatch):
+    """Say that there is too little of it: only the first rank looks."""
+    import mpi_replica.transport.mpi
+
+    def lack(size_bytes):
+        return f"there is none of {size_bytes} bytes"
+
+    monkeypatch.setattr(mpi_replica.transport.mpi, "lack_of_shared_memory", lack)
+
+
+def fails(monkeypatch):
+    """Let the library fail where it makes it."""
+    import mpi_replica.transport.mpi
+
+    class Win:
+        def Allocate_shared(*about, comm):
+            raise MPI.Exception(MPI.ERR_NO_MEM)
+
+    class Library:
+        def __getattr__(self, name):
+            return Win if name == "Win" else getattr(MPI, name)
+
+    MPI = mpi_replica.transport.mpi.MPI
+    monkeypatch.setattr(mpi_replica.transport.mpi, "MPI", Library())
+
+
+@pytest.mark.parametrize("problem", [lacks, fails])
+def test_shared_memory_that_can_not_be_had_is_one_error_on_all_ranks(monkeypatch, problem):
+    """And the transport works on, and may have it later."""
+    transport = transport_over(None)
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            problem(patch)
+            error = raises_everywhere(SharedMemoryError, lambda: transport.open_shared_memory(1000))
+        assert str(error).startswith(("there is none of 1000 bytes", "the MPI library gives none"))
+        total = np.array([transport.rank])
+        transport.all_reduce(None, total, ReduceOp.SUM)
+        assert total[0] == sum(range(transport.size))
+    assert transport.open_shared_memory(1000).size == 1000
     transport.close()
