@@ -2,9 +2,11 @@
 
 from .contexts import InputContext, ValueContext
 from .distributed import DistributedDataset, DistributedIterator
+from .plans.calls import AUTOTUNE
 from .source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, ArraySpec, Dataset
 
 __all__ = [
+    "AUTOTUNE",
     "INFINITE_CARDINALITY",
     "UNKNOWN_CARDINALITY",
     "ArraySpec",

@@ -213,7 +213,8 @@ class DistributedIterator:
     def __next__(self) -> Any:
         """Return the next step's values: a nest of `PerReplica`.
 
-        Collective where the length of the input is not known.
+        Collective where the length of the input is not known. Where it is known a rank whose input
+        fails raises here, with a note that names the row, and the others at their next collective.
 
         Raises
         ------
@@ -261,10 +262,16 @@ class DistributedIterator:
         return OptionalStep([value for _, value in zip(range(1), self, strict=False)])
 
     def _step(self) -> list[Any] | None:
-        found = next(self._steps, None)
+        is_shared = self._engine.layout.size > 1 and self._engine.is_in_its_thread()
+        try:
+            found = next(self._steps, None)
+        except Exception as error:
+            if is_shared:  # the others sent no message for this step: they hear at their next call
+                self._engine.fail("next", error)
+            raise
         if found is None:
             return None
-        if self._engine.layout.size > 1 and self._engine.is_in_its_thread():
+        if is_shared:
             self._taken += 1
             self._note_steps()
         return found[0]

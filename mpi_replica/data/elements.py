@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import optree
 
-from ..nest import flatten, leaf_paths, map_structure, structure_text, unflatten
+from ..nest import Structure, flatten, leaf_paths, map_structure, structure_text, unflatten
 
-__all__ = ["ArraySpec", "as_arrays", "at", "concatenate", "spec_of", "stack"]
+__all__ = [
+    "ArraySpec",
+    "as_arrays",
+    "at",
+    "common_spec",
+    "concatenate",
+    "flatten_tensors",
+    "require_fit",
+    "rows_of",
+    "settled",
+    "spec_of",
+    "stack",
+    "unstacked",
+]
 
 
 @dataclass(frozen=True)
@@ -41,15 +54,20 @@ def spec_of(element: Any) -> Any:
     return map_structure(lambda leaf: ArraySpec(leaf.shape, leaf.dtype), element)
 
 
-def as_arrays(value: Any, where: str, *, copy: bool = False) -> Any:
-    """Return the nest `value` with an array for each leaf; a list is one leaf, as in tf."""
-    leaves, structure = optree.tree_flatten(
+def flatten_tensors(value: Any) -> tuple[list[Any], Structure]:
+    """Return the leaves and the structure of a nest in which a list is a leaf, as in tf."""
+    return optree.tree_flatten(
         value, is_leaf=lambda node: isinstance(node, list), none_is_leaf=True
     )
+
+
+def as_arrays(value: Any, where: str) -> Any:
+    """Return the nest `value` with an array for each leaf; a list is one leaf, as in tf."""
+    leaves, structure = flatten_tensors(value)
     arrays = []
     for path, leaf in zip(leaf_paths(structure), leaves, strict=True):
         try:
-            array = np.array(leaf) if copy else np.asarray(leaf)
+            array = np.asarray(leaf)
         except ValueError as error:
             raise ValueError(
                 f"{where}: {reprlib.repr(leaf)}{at(path)} can't become an array: {error} Give all "
@@ -91,6 +109,71 @@ def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:
                 )
         rows.append(leaves)
     return unflatten(structure, [np.stack(column) for column in zip(*rows, strict=True)])
+
+
+def unstacked(rows: Any, count: int) -> list[Any]:
+    """Return the `count` elements that are stacked in `rows`."""
+    leaves, structure = flatten(rows)
+    return [unflatten(structure, [leaf[row] for leaf in leaves]) for row in range(count)]
+
+
+def settled(element: Any) -> Any:
+    """Return a copy that nobody else holds, with numpy scalars for arrays without axes."""
+    return map_structure(lambda leaf: np.array(leaf)[()], element)
+
+
+def rows_of(batch: Any, where: Callable[[], str]) -> int:
+    """Return how many rows all leaves of a batch have; `where` names it in an error."""
+    leaves, structure = flatten(batch)
+    found = {leaf.shape[:1] for leaf in leaves}
+    if len(found) == 1 and () not in found:
+        return int(leaves[0].shape[0])
+    shapes = ", ".join(
+        f"{leaf.shape}{at(path)}" for path, leaf in zip(leaf_paths(structure), leaves, strict=True)
+    )
+    raise ValueError(
+        f"{where()} is no batch any more: its leaves have the shapes {shapes or 'of none'}. Give "
+        "arrays whose first axis are the rows, as many in each."
+    )
+
+
+def require_fit(one: Any, other: Any, where: str) -> None:
+    """Raise unless elements with these specs can follow one another: shapes may differ.
+
+    Raises
+    ------
+    TypeError
+        As in tf: they differ in structure, number of axes or dtype.
+    """
+    specs, structure = flatten(one)
+    others, structure_of_other = flatten(other)
+    if structure != structure_of_other:
+        raise TypeError(
+            f"{where}: elements are {structure_text(structure)} first and then "
+            f"{structure_text(structure_of_other)}. Give all elements one structure."
+        )
+    for path, spec, then in zip(leaf_paths(structure), specs, others, strict=True):
+        # The widths of texts may differ, as the lengths of axes.
+        is_text = spec.dtype.kind in "SU" and spec.dtype.kind == then.dtype.kind
+        if len(spec.shape) != len(then.shape) or not (spec.dtype == then.dtype or is_text):
+            raise TypeError(
+                f"{where}: elements have shape {spec.shape} and dtype {spec.dtype} first and then "
+                f"shape {then.shape} and dtype {then.dtype}{at(path)}. Give all elements one dtype "
+                "and number of axes, as map(lambda x: x.astype(...)) makes them."
+            )
+
+
+def common_spec(one: Any, other: Any) -> Any:
+    """Return the spec of elements of either spec, where they fit."""
+
+    def common(spec: ArraySpec, then: ArraySpec) -> ArraySpec:
+        lengths = zip(spec.shape, then.shape, strict=True)
+        shape = tuple(length if length == new else None for length, new in lengths)
+        return ArraySpec(shape, np.promote_types(spec.dtype, then.dtype))
+
+    specs, structure = flatten(one)
+    others, _ = flatten(other)
+    return unflatten(structure, [common(*pair) for pair in zip(specs, others, strict=True)])
 
 
 def concatenate(parts: Sequence[Any]) -> Any:

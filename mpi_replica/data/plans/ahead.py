@@ -1,0 +1,143 @@
+"""Reading ahead: a thread takes elements of an iterator before they are asked for."""
+
+# ruff: noqa: D102 - what a plan overrides is documented in Plan.
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
+
+from .base import Plan, Positions, SliceRows
+
+__all__ = ["Prefetch"]
+
+# How long to wait for a thread that was told to end. One that reads just now ends after that read;
+# one whose read never returns must not keep the program from ending.
+_SECONDS_TO_END = 1.0
+
+
+class Prefetch(Plan):
+    """The elements of the source; iterating them reads ahead in a thread."""
+
+    def __init__(self, source: Plan, buffer_size: int) -> None:
+        super().__init__(
+            f"{source.text}.prefetch({buffer_size})",
+            source.length,
+            indexable=source.indexable,
+            batched=source.batched,
+            sources=[source],
+        )
+        self._source = source
+        self._buffer_size = buffer_size
+
+    def spec(self) -> Any:
+        return self._source.spec()
+
+    def iterate(
+        self, epoch: int, cut: SliceRows | None, start: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        make = functools.partial(self._source.iterate, epoch, cut, start)
+        return _read_ahead(make, self._buffer_size)
+
+    def element(self, position: int, epoch: int, cut: SliceRows | None) -> tuple[int, Any]:
+        return self._source.element(position, epoch, cut)
+
+    def elements(self, positions: Positions, epoch: int) -> list[Any]:
+        return self._source.elements(positions, epoch)
+
+    def read(self, positions: Positions, epoch: int) -> Any:
+        return self._source.read(positions, epoch)
+
+    def place(self, position: int, epoch: int) -> str:
+        return self._source.place(position, epoch)
+
+
+def _read_ahead(make: Callable[[], Iterator[Any]], count: int) -> Iterator[Any]:
+    """Iterate what `make` returns, with `count` elements read ahead in a thread.
+
+    The thread begins with the first element asked for. It ends with the iterator, however that
+    ends: the generator's `finally` runs too when nobody holds it any more.
+    """
+    reader = _Reader(make, count)
+    try:
+        while (found := reader.take()) is not None:
+            element, error = found
+            if error is not None:
+                raise error
+            yield element
+    finally:
+        reader.end()
+
+
+class _Reader:
+    """A thread that reads one element for each one it is asked for.
+
+    The two sides share two queues and no lock, so that `end` may run at any moment, also where
+    the garbage collector calls it.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[Any]], count: int) -> None:
+        self._asked: SimpleQueue[None] = SimpleQueue()
+        # (element, None), (None, an exception), or None at the end
+        self._found: SimpleQueue[tuple[Any, BaseException | None] | None] = SimpleQueue()
+        self._has_ended = False
+        self._process = os.getpid()
+        for _ in range(count):
+            self._asked.put(None)
+        # What the caller has set with np.errstate, and its strategy, hold here as well.
+        run = contextvars.copy_context().run
+        # A daemon: Python waits for other threads before it lets anybody tell them to end.
+        self._thread = threading.Thread(
+            target=run, args=(self._read, make), name="mpi_replica-prefetch", daemon=True
+        )
+        _readers.add(self)
+        self._thread.start()
+
+    def take(self) -> tuple[Any, BaseException | None] | None:
+        """Return the next element, and have one more read."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this iterator of a prefetched dataset was begun before a fork, and its thread "
+                "stayed in the other process. Iterate the dataset anew here."
+            )
+        found = self._found.get()
+        self._asked.put(None)
+        return found
+
+    def end(self) -> None:
+        """Have the thread end, and wait until it has."""
+        self._has_ended = True
+        self._asked.put(None)
+        _readers.discard(self)
+        is_elsewhere = os.getpid() == self._process and threading.current_thread() != self._thread
+        if is_elsewhere and self._thread.is_alive():
+            self._thread.join(_SECONDS_TO_END)
+
+    def _read(self, make: Callable[[], Iterator[Any]]) -> None:
+        try:
+            elements = make()
+            while True:
+                self._asked.get()
+                if self._has_ended:
+                    return
+                self._found.put((next(elements), None))
+        except StopIteration:
+            self._found.put(None)
+        except BaseException as error:
+            self._found.put((None, error))
+
+
+_readers: weakref.WeakSet[_Reader] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for reader in list(_readers):
+        reader.end()

@@ -1,0 +1,98 @@
+"""The contract of a plan: how a dataset gets its elements."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...nest import map_structure
+from ..elements import spec_of, stack
+
+__all__ = ["INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "Plan", "Positions", "SliceRows"]
+
+INFINITE_CARDINALITY = -1
+UNKNOWN_CARDINALITY = -2
+
+Positions = NDArray[np.int64]
+SliceRows = Callable[[int], slice]
+
+
+class Plan(ABC):
+    """How a dataset gets its elements.
+
+    An element comes with its number of rows: of the whole batch, 1 where there is no batch. `cut`
+    picks the rows wanted of an outermost batch of n; None wants all.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        length: int,
+        *,
+        indexable: bool,
+        batched: bool,
+        sources: Sequence[Plan] = (),
+    ) -> None:
+        self.text = text
+        self.length = length
+        self.indexable = indexable
+        self.batched = batched
+        #: Whether `spec` reads nothing.
+        self.spec_is_free: bool = all(source.spec_is_free for source in sources)
+        self._first_spec: Any = None
+
+    @abstractmethod
+    def spec(self) -> Any:
+        """Return the nest of `ArraySpec` of an element."""
+
+    def first_spec(self) -> Any:
+        """Return the nest of `ArraySpec` of the first element, which is read for it once.
+
+        Raises
+        ------
+        ValueError
+            There is no element.
+        """
+        if self._first_spec is None:
+            first = next(self.iterate(0, None), None)
+            if first is None:
+                raise ValueError(
+                    f"{self.text} yielded nothing, so the spec of its elements is not known. "
+                    "Check what it reads."
+                )
+            self._first_spec = spec_of(first[1])
+        return self._first_spec
+
+    def iterate(
+        self, epoch: int, cut: SliceRows | None, start: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        """Iterate the elements of one epoch, from position `start` on."""
+        positions = itertools.count(start) if self.length < 0 else range(start, self.length)
+        return (self.element(position, epoch, cut) for position in positions)
+
+    def element(self, position: int, epoch: int, cut: SliceRows | None) -> tuple[int, Any]:
+        """Return the element at a position, where the plan is indexable."""
+        (element,) = self.elements(np.array([position], np.int64), epoch)
+        return 1, element
+
+    def elements(self, positions: Positions, epoch: int) -> list[Any]:
+        """Return the elements at these positions, where the plan is indexable."""
+        return [self.element(position, epoch, None)[1] for position in positions.tolist()]
+
+    def read(self, positions: Positions, epoch: int) -> Any:
+        """Return the elements at these positions, stacked, where the plan is indexable."""
+        if not positions.size:
+            # The first element shows the shape of none.
+            return map_structure(
+                lambda spec: np.empty((0, *spec.shape), spec.dtype), self.first_spec()
+            )
+        return stack(self.elements(positions, epoch), positions.tolist())
+
+    def place(self, position: int, epoch: int) -> str:
+        """Return the words for an element in a message: the row that it comes from, if it can."""
+        return f"element {position} of {self.text}"

@@ -1,0 +1,199 @@
+"""Plans that make other elements of those of their sources: stacked, changed, side by side."""
+
+# ruff: noqa: D102 - what a plan overrides is documented in Plan.
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...nest import Structure, map_structure, unflatten
+from ..elements import ArraySpec, as_arrays, rows_of, settled, stack
+from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, Positions, SliceRows
+from .calls import Calls, name_of, spread
+
+__all__ = ["Batch", "Map", "Zip"]
+
+
+class Batch(Plan):
+    """Consecutive elements, stacked."""
+
+    def __init__(self, source: Plan, batch_size: int, drop_remainder: bool) -> None:
+        length = source.length
+        if length >= 0:
+            length = length // batch_size if drop_remainder else -(-length // batch_size)
+        text = f"{source.text}.batch({batch_size}{', drop_remainder=True' * drop_remainder})"
+        super().__init__(text, length, indexable=source.indexable, batched=True, sources=[source])
+        self._source = source
+        self._batch_size = batch_size
+        self._drop_remainder = drop_remainder
+
+    def spec(self) -> Any:
+        rows = self._batch_size if self._drop_remainder else None
+        return map_structure(
+            lambda spec: ArraySpec((rows, *spec.shape), spec.dtype), self._source.spec()
+        )
+
+    def iterate(
+        self, epoch: int, cut: SliceRows | None, start: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        if self.indexable:
+            return super().iterate(epoch, cut, start)
+        return self._stream(epoch, cut, start * self._batch_size)
+
+    def element(self, position: int, epoch: int, cut: SliceRows | None) -> tuple[int, Any]:
+        start = position * self._batch_size
+        stop = start + self._batch_size
+        if self._source.length >= 0:
+            stop = min(stop, self._source.length)
+        positions = np.arange(start, stop, dtype=np.int64)
+        wanted = positions if cut is None else positions[cut(len(positions))]
+        return len(positions), self._source.read(wanted, epoch)
+
+    def _stream(self, epoch: int, cut: SliceRows | None, start: int) -> Iterator[tuple[int, Any]]:
+        values = (value for _, value in self._source.iterate(epoch, None, start))
+        elements = enumerate(values, start)
+        while taken := list(itertools.islice(elements, self._batch_size)):
+            if self._drop_remainder and len(taken) < self._batch_size:
+                return
+            numbers, values_taken = zip(*taken, strict=True)
+            wanted = slice(None) if cut is None else cut(len(taken))
+            batch = stack(values_taken, numbers)
+            yield len(taken), map_structure(operator.itemgetter(wanted), batch)
+
+
+class Map(Plan):
+    """What a function makes of each element."""
+
+    def __init__(self, source: Plan, function: Callable[..., Any], parallel_calls: int) -> None:
+        self._name = f"map({name_of(function)})"
+        super().__init__(
+            f"{source.text}.{self._name}",
+            source.length,
+            indexable=source.indexable,
+            batched=source.batched,
+            sources=[source],
+        )
+        self.spec_is_free = False
+        self._source = source
+        self._function = function
+        self._calls = Calls(parallel_calls)
+
+    def spec(self) -> Any:
+        spec = self.first_spec()
+        if not self.batched:
+            return spec
+        # Batches differ in their number of rows; another function may even make single numbers.
+        return map_structure(
+            lambda leaf: dataclasses.replace(
+                leaf, shape=(None, *leaf.shape[1:])[: len(leaf.shape)]
+            ),
+            spec,
+        )
+
+    def iterate(
+        self, epoch: int, cut: SliceRows | None, start: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        elements = (value for _, value in self._source.iterate(epoch, None, start))
+        return self._calls.results(
+            functools.partial(self._call, element, position, epoch, cut)
+            for position, element in enumerate(elements, start)
+        )
+
+    def element(self, position: int, epoch: int, cut: SliceRows | None) -> tuple[int, Any]:
+        _, element = self._source.element(position, epoch, None)
+        return self._call(element, position, epoch, cut)
+
+    def elements(self, positions: Positions, epoch: int) -> list[Any]:
+        elements = self._source.elements(positions, epoch)
+        calls = (
+            functools.partial(self._call, element, position, epoch, None)
+            for position, element in zip(positions.tolist(), elements, strict=True)
+        )
+        return [value for _, value in self._calls.results(calls)]
+
+    def place(self, position: int, epoch: int) -> str:
+        return self._source.place(position, epoch)
+
+    def _call(
+        self, element: Any, position: int, epoch: int, cut: SliceRows | None
+    ) -> tuple[int, Any]:
+        rows = 1
+        try:
+            made = as_arrays(spread(self._function, element), f"what {self._name} returned")
+            if self.batched and cut is not None:
+                rows = rows_of(made, lambda: f"what {self._name} returned")
+                made = map_structure(operator.itemgetter(cut(rows)), made)
+        except Exception as error:
+            error.add_note(f"Raised in {self._name} for {self.place(position, epoch)}.")
+            raise
+        # Copied, since the function may return what it keeps, or the same buffer each time.
+        return rows, settled(made)
+
+
+class Zip(Plan):
+    """Nests of elements, one of each source."""
+
+    def __init__(self, structure: Structure, sources: Sequence[Plan]) -> None:
+        lengths = [source.length for source in sources]
+        if UNKNOWN_CARDINALITY in lengths:
+            length = UNKNOWN_CARDINALITY
+        else:
+            known = [length for length in lengths if length >= 0]
+            length = min(known, default=INFINITE_CARDINALITY)
+        super().__init__(
+            f"zip({', '.join(source.text for source in sources)})",
+            length,
+            indexable=all(source.indexable for source in sources),
+            batched=all(source.batched for source in sources),
+            sources=sources,
+        )
+        self._structure = structure
+        self._sources = sources
+
+    def spec(self) -> Any:
+        return unflatten(self._structure, [source.spec() for source in self._sources])
+
+    def iterate(
+        self, epoch: int, cut: SliceRows | None, start: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        inputs = [source.iterate(epoch, cut, start) for source in self._sources]
+        steps: Iterator[Sequence[tuple[int, Any]]] = zip(*inputs, strict=False)
+        if self.length >= 0:  # nothing is read of the longer ones beyond the end
+            steps = itertools.islice(steps, max(0, self.length - start))
+        return (self._joined(step, start + n, cut) for n, step in enumerate(steps))
+
+    def element(self, position: int, epoch: int, cut: SliceRows | None) -> tuple[int, Any]:
+        parts = [source.element(position, epoch, cut) for source in self._sources]
+        return self._joined(parts, position, cut)
+
+    def elements(self, positions: Positions, epoch: int) -> list[Any]:
+        columns = [source.elements(positions, epoch) for source in self._sources]
+        return [unflatten(self._structure, row) for row in zip(*columns, strict=True)]
+
+    def read(self, positions: Positions, epoch: int) -> Any:
+        return unflatten(
+            self._structure, [source.read(positions, epoch) for source in self._sources]
+        )
+
+    def place(self, position: int, epoch: int) -> str:
+        if not self.indexable:
+            return super().place(position, epoch)
+        return " and ".join(source.place(position, epoch) for source in self._sources)
+
+    def _joined(
+        self, parts: Sequence[tuple[int, Any]], position: int, cut: SliceRows | None
+    ) -> tuple[int, Any]:
+        rows = [count for count, _ in parts]
+        if cut is not None and len(set(rows)) > 1:
+            raise ValueError(
+                f"the batches of element {position} of {self.text} have {rows} rows, so they can't "
+                "be cut alike. Zip first: Dataset.zip(...).batch(global_batch_size)."
+            )
+        return rows[0], unflatten(self._structure, [value for _, value in parts])

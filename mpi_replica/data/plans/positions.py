@@ -1,0 +1,275 @@
+"""Plans that pick: elements of their source, or of two, at other positions."""
+
+# ruff: noqa: D102 - what a plan overrides is documented in Plan.
+
+from __future__ import annotations
+
+import itertools
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...nest import map_structure
+from ..elements import common_spec, concatenate, require_fit, spec_of
+from ..permutation import Order
+from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, Positions, SliceRows
+
+__all__ = ["Concatenate", "Permutation", "Repeat", "Shard", "Window"]
+
+# Epochs that are set aside for one iteration of an endless repeat, so that the next iteration
+# does not see the same orders again.
+_EPOCHS_OF_ENDLESS_REPEAT = 2**32
+
+# A permutation computes so many places at once, and keeps them: neighbours are asked for next,
+# and numpy needs as long for few as for these.
+_BLOCK = 1024
+
+
+class _Route(NamedTuple):
+    """Where to get some of the elements asked for."""
+
+    source: Plan
+    positions: Positions
+    epoch: int
+    #: Which of the elements asked for they are; None for all, in their order.
+    places: Positions | None = None
+
+
+class _Picking(Plan):
+    """Elements that are a source's, where they are reached by position: only `routes` differs."""
+
+    def __init__(self, text: str, length: int, sources: Sequence[Plan], *, indexable: bool) -> None:
+        batched = all(source.batched for source in sources)
+        super().__init__(text, length, indexable=indexable, batched=batched, sources=sources)
+        self._source = sources[0]
+
+    @abstractmethod
+    def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
+        """Return where to get the elements at these positions; for none of them one route."""
+
+    def spec(self) -> Any:
+        return self._source.spec()
+
+    def element(self, position: int, epoch: int, cut: SliceRows | None) -> tuple[int, Any]:
+        (route,) = self.routes(np.array([position], np.int64), epoch)
+        return route.source.element(int(route.positions[0]), route.epoch, cut)
+
+    def elements(self, positions: Positions, epoch: int) -> list[Any]:
+        found: list[Any] = [None] * positions.size
+        for source, inner, inner_epoch, places in self.routes(positions, epoch):
+            where = range(positions.size) if places is None else places.tolist()
+            for place, element in zip(where, source.elements(inner, inner_epoch), strict=True):
+                found[place] = element
+        return found
+
+    def read(self, positions: Positions, epoch: int) -> Any:
+        routes = self.routes(positions, epoch)
+        parts = [route.source.read(route.positions, route.epoch) for route in routes]
+        if len(parts) == 1:
+            return parts[0]
+        require_fit(spec_of(parts[0]), spec_of(parts[-1]), self.text)
+        # The parts lie one after the other; this order puts each row where it was asked for.
+        order = np.argsort(np.concatenate([route.places for route in routes]))
+        return map_structure(lambda leaf: leaf[order], concatenate(parts))
+
+    def place(self, position: int, epoch: int) -> str:
+        if not self.indexable:
+            return super().place(position, epoch)
+        (route,) = self.routes(np.array([position], np.int64), epoch)
+        return route.source.place(int(route.positions[0]), route.epoch)
+
+
+class Permutation(_Picking):
+    """All elements of an indexable source in a random order."""
+
+    def __init__(self, source: Plan, seed: int, reshuffle: bool) -> None:
+        text = f"{source.text}.shuffle(seed={seed})"
+        super().__init__(text, source.length, [source], indexable=True)
+        self._seed = seed
+        self._reshuffle = reshuffle
+        self._order: tuple[int, Order] | None = None
+        self._block: tuple[int, int, Positions] | None = None
+
+    def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
+        return [_Route(self._source, self._numbers(positions, epoch), epoch)]
+
+    def _numbers(self, positions: Positions, epoch: int) -> Positions:
+        if not positions.size:
+            return positions
+        key = epoch if self._reshuffle else 0
+        order = self._order
+        if order is None or order[0] != key:
+            order = key, Order(self.length, seed=self._seed, epoch=key)
+            self._order = order
+        number = int(positions[0]) // _BLOCK
+        start = number * _BLOCK
+        if positions.min() < start or positions.max() >= start + _BLOCK:
+            return order[1](positions)
+        block = self._block
+        if block is None or block[:2] != (key, number):
+            stop = min(start + _BLOCK, self.length)
+            block = key, number, order[1](np.arange(start, stop, dtype=np.int64))
+            self._block = block
+        return block[2][positions - start]
+
+
+class Repeat(_Picking):
+    """Several passes; pass i of epoch e is epoch e * passes + i of the source."""
+
+    def __init__(self, source: Plan, count: int | None) -> None:
+        if count == 0 or source.length == 0:
+            length = 0
+        elif count is None or source.length == INFINITE_CARDINALITY:
+            length = INFINITE_CARDINALITY
+        elif source.length == UNKNOWN_CARDINALITY:
+            length = UNKNOWN_CARDINALITY
+        else:
+            length = source.length * count
+        text = f"{source.text}.repeat({'' if count is None else count})"
+        indexable = source.indexable and source.length >= 0
+        super().__init__(text, length, [source], indexable=indexable)
+        self._count = count
+        self._passes = _EPOCHS_OF_ENDLESS_REPEAT if count is None else count
+
+    def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
+        numbers, inner = np.divmod(positions, max(1, self._source.length))
+        first = epoch * self._passes
+        found = np.unique(numbers).tolist()
+        if len(found) <= 1:
+            return [_Route(self._source, inner, first + sum(found))]
+        places = [np.flatnonzero(numbers == number) for number in found]
+        return [
+            _Route(self._source, inner[where], first + number, where)
+            for number, where in zip(found, places, strict=True)
+        ]
+
+    def iterate(
+        self, epoch: int, cut: SliceRows | None, start: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        length = self._source.length
+        if self.length == 0:
+            return iter(())
+        if length == UNKNOWN_CARDINALITY:
+            return itertools.islice(self._run(epoch, cut, 0, 0), start, None)
+        return self._run(epoch, cut, *(divmod(start, length) if length > 0 else (0, start)))
+
+    def _run(
+        self, epoch: int, cut: SliceRows | None, number: int, start: int
+    ) -> Iterator[tuple[int, Any]]:
+        """Iterate from pass `number` on, and in that one from element `start` on."""
+        while self._count is None or number < self._count:
+            yielded = start > 0
+            for element in self._source.iterate(epoch * self._passes + number, cut, start):
+                yielded = True
+                yield element
+            if self._count is None and not yielded:
+                raise ValueError(
+                    f"pass {number} of {self.text} yielded nothing, so it would never end. Return "
+                    "a new iterator with elements in each call, or give repeat a count."
+                )
+            number, start = number + 1, 0
+
+
+class Window(_Picking):
+    """Elements `start` to `start + count`, or to the end."""
+
+    def __init__(self, text: str, source: Plan, start: int, count: int | None) -> None:
+        length = source.length
+        if length >= 0:
+            length = max(0, length - start)
+            length = length if count is None else min(count, length)
+        elif count == 0 or (count is not None and length == INFINITE_CARDINALITY):
+            length = count
+        super().__init__(text, length, [source], indexable=source.indexable)
+        self._start = start
+        self._count = count
+
+    def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
+        return [_Route(self._source, self._start + positions, epoch)]
+
+    def iterate(
+        self, epoch: int, cut: SliceRows | None, start: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        count = None if self._count is None else max(0, self._count - start)
+        if self.length == 0 or count == 0:
+            return iter(())
+        return itertools.islice(self._source.iterate(epoch, cut, self._start + start), count)
+
+
+class Shard(_Picking):
+    """Each `number`-th element, from `index` on."""
+
+    def __init__(self, source: Plan, number: int, index: int) -> None:
+        length = source.length
+        if length >= 0:
+            length = -(-max(0, length - index) // number)
+        text = f"{source.text}.shard({number}, {index})"
+        super().__init__(text, length, [source], indexable=source.indexable)
+        self._number = number
+        self._index = index
+
+    def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
+        return [_Route(self._source, self._index + self._number * positions, epoch)]
+
+    def iterate(
+        self, epoch: int, cut: SliceRows | None, start: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        if self.indexable:
+            return super().iterate(epoch, cut, start)
+        first = self._index + self._number * start
+        return itertools.islice(self._source.iterate(epoch, cut, first), 0, None, self._number)
+
+
+class Concatenate(_Picking):
+    """The elements of one source, then those of another."""
+
+    def __init__(self, first: Plan, second: Plan) -> None:
+        lengths = first.length, second.length
+        if INFINITE_CARDINALITY in lengths or UNKNOWN_CARDINALITY in lengths:
+            is_infinite = INFINITE_CARDINALITY in lengths
+            length = INFINITE_CARDINALITY if is_infinite else UNKNOWN_CARDINALITY
+        else:
+            length = sum(lengths)
+        text = f"{first.text}.concatenate({second.text})"
+        indexable = first.indexable and second.indexable
+        super().__init__(text, length, [first, second], indexable=indexable)
+        self._other = second
+        if self.spec_is_free:
+            self.spec()
+
+    def spec(self) -> Any:
+        first, second = self._source.spec(), self._other.spec()
+        require_fit(first, second, self.text)
+        return common_spec(first, second)
+
+    def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
+        length = self._source.length
+        if length < 0:
+            return [_Route(self._source, positions, epoch)]
+        is_first = positions < length
+        if is_first.all() and (positions.size or length):
+            return [_Route(self._source, positions, epoch)]
+        if not is_first.any():
+            return [_Route(self._other, positions - length, epoch)]
+        return [
+            _Route(self._source, positions[is_first], epoch, np.flatnonzero(is_first)),
+            _Route(self._other, positions[~is_first] - length, epoch, np.flatnonzero(~is_first)),
+        ]
+
+    def iterate(
+        self, epoch: int, cut: SliceRows | None, start: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        first, second = self._source, self._other
+        if first.length == UNKNOWN_CARDINALITY:
+            both = (plan.iterate(epoch, cut) for plan in (first, second))
+            return itertools.islice(itertools.chain.from_iterable(both), start, None)
+        if first.length == INFINITE_CARDINALITY:
+            return first.iterate(epoch, cut, start)
+        starts = (start, max(0, start - first.length))
+        both = (
+            plan.iterate(epoch, cut, begin)
+            for plan, begin in zip((first, second), starts, strict=True)
+        )
+        return itertools.chain.from_iterable(both)

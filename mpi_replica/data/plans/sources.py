@@ -1,0 +1,152 @@
+"""Plans that read: arrays, numbers, objects with rows, and what a function's iterator yields."""
+
+# ruff: noqa: D102 - what a plan overrides is documented in Plan.
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...nest import flatten, leaf_paths, map_structure
+from ..elements import ArraySpec, as_arrays, at, settled, unstacked
+from .base import UNKNOWN_CARDINALITY, Plan, Positions, SliceRows
+
+__all__ = ["Generated", "HasRows", "Items", "Range", "Slices"]
+
+
+class HasRows(Protocol):
+    """An object whose rows are reached by number."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    def __getitem__(self, row: int, /) -> Any:
+        """Return one of them."""
+
+
+class Slices(Plan):
+    """Rows of arrays."""
+
+    def __init__(self, arrays: Any) -> None:
+        leaves, structure = flatten(arrays)
+        paths = leaf_paths(structure)
+        if not leaves:
+            raise ValueError(f"from_tensor_slices got {arrays!r}, which holds no array. Give one.")
+        for path, leaf in zip(paths, leaves, strict=True):
+            if leaf.ndim == 0:
+                raise ValueError(
+                    f"from_tensor_slices got the scalar {leaf[()]!r}{at(path)}, which has no rows. "
+                    "Give an array with an axis 0: np.array([x])."
+                )
+        if len({len(leaf) for leaf in leaves}) > 1:
+            lengths = (f"{path} has {len(leaf)}" for path, leaf in zip(paths, leaves, strict=True))
+            raise ValueError(
+                "from_tensor_slices got arrays of different length along axis 0: "
+                f"{', '.join(lengths)}. Give all of them the same number of rows."
+            )
+        rows = len(leaves[0])
+        super().__init__(f"from_tensor_slices({rows} rows)", rows, indexable=True, batched=False)
+        self._arrays = arrays
+
+    def spec(self) -> Any:
+        return map_structure(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self._arrays)
+
+    def elements(self, positions: Positions, epoch: int) -> list[Any]:
+        return unstacked(self.read(positions, epoch), positions.size)
+
+    def read(self, positions: Positions, epoch: int) -> Any:
+        return map_structure(lambda leaf: leaf[positions], self._arrays)
+
+    def place(self, position: int, epoch: int) -> str:
+        return f"row {position} of {self.text}"
+
+
+class Range(Plan):
+    """Numbers at equal distances."""
+
+    def __init__(self, start: int, stop: int, step: int) -> None:
+        length = max(0, -((start - stop) // step))
+        super().__init__(f"range({start}, {stop}, {step})", length, indexable=True, batched=False)
+        self._start = start
+        self._step = step
+
+    def spec(self) -> Any:
+        return ArraySpec((), np.dtype(np.int64))
+
+    def elements(self, positions: Positions, epoch: int) -> list[Any]:
+        return unstacked(self.read(positions, epoch), positions.size)
+
+    def read(self, positions: Positions, epoch: int) -> Any:
+        return self._start + self._step * positions
+
+
+class Items(Plan):
+    """Rows of an object that gives one at a time."""
+
+    def __init__(self, source: HasRows) -> None:
+        rows = len(source)
+        text = f"from_source({type(source).__qualname__}, {rows} rows)"
+        super().__init__(text, rows, indexable=True, batched=False)
+        self.spec_is_free = False
+        self._source = source
+
+    def spec(self) -> Any:
+        return self.first_spec()
+
+    def element(self, position: int, epoch: int, cut: SliceRows | None) -> tuple[int, Any]:
+        try:
+            row = as_arrays(self._source[position], f"what {self.text} gave")
+        except Exception as error:
+            error.add_note(f"Raised for {self.place(position, epoch)}.")
+            raise
+        # Copied, since the source may fill the same buffer again before a batch is stacked.
+        return 1, settled(row)
+
+    def place(self, position: int, epoch: int) -> str:
+        return f"row {position} of {self.text}"
+
+
+class Generated(Plan):
+    """What a function's iterator yields, as a stream."""
+
+    def __init__(self, generator: Callable[[], Iterable[Any]]) -> None:
+        name = getattr(generator, "__qualname__", type(generator).__qualname__)
+        super().__init__(
+            f"from_generator({name})", UNKNOWN_CARDINALITY, indexable=False, batched=False
+        )
+        self.spec_is_free = False
+        self._generator = generator
+
+    def spec(self) -> Any:
+        return self.first_spec()
+
+    def iterate(
+        self, epoch: int, cut: SliceRows | None, start: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        made = self._generator()
+        if not isinstance(made, Iterable):
+            raise TypeError(
+                f"{self.text} returned {made!r}, which can't be iterated. Write it with yield, or "
+                "return an iterator."
+            )
+        if inspect.isgenerator(made) and inspect.getgeneratorstate(made) != inspect.GEN_CREATED:
+            raise TypeError(
+                f"{self.text} returned a generator that was started before, so elements are "
+                "missing. Make a new one in each call."
+            )
+        iterator = iter(made)
+        for number in itertools.count():
+            try:
+                element = next(iterator)
+            except StopIteration:
+                return
+            except Exception as error:
+                error.add_note(f"Raised for {self.place(number, epoch)}.")
+                raise
+            if number >= start:
+                # Copied, since a generator may fill the same buffer again.
+                yield 1, settled(as_arrays(element, self.place(number, epoch)))

@@ -1,0 +1,111 @@
+"""Plans whose elements can't be reached by position: each depends on those before it."""
+
+# ruff: noqa: D102 - what a plan overrides is documented in Plan.
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ...nest import map_structure
+from ..elements import rows_of
+from .base import UNKNOWN_CARDINALITY, Plan, SliceRows
+from .calls import name_of, spread
+
+__all__ = ["BufferShuffle", "Filter"]
+
+
+class BufferShuffle(Plan):
+    """Elements of a stream, each drawn at random from a buffer."""
+
+    def __init__(self, source: Plan, seed: int, reshuffle: bool, buffer_size: int) -> None:
+        text = f"{source.text}.shuffle({buffer_size}, seed={seed})"
+        super().__init__(
+            text, source.length, indexable=False, batched=source.batched, sources=[source]
+        )
+        self._source = source
+        self._seed = seed
+        self._reshuffle = reshuffle
+        self._buffer_size = buffer_size
+
+    def spec(self) -> Any:
+        return self._source.spec()
+
+    def iterate(
+        self, epoch: int, cut: SliceRows | None, start: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        random = _random(self._seed, epoch if self._reshuffle else 0)
+        if self._source.indexable:  # an endless one: positions are drawn, and few are read
+            drawn = itertools.islice(self._draws(itertools.count(), random), start, None)
+            return (self._source.element(position, epoch, cut) for position in drawn)
+        elements = self._source.iterate(epoch, cut)
+        return itertools.islice(self._draws(elements, random), start, None)
+
+    def _draws(self, elements: Iterator[Any], random: np.random.Generator) -> Iterator[Any]:
+        buffer = list(itertools.islice(elements, self._buffer_size))
+        for element in elements:
+            drawn = int(random.integers(len(buffer)))
+            yield buffer[drawn]
+            buffer[drawn] = element
+        for drawn in random.permutation(len(buffer)):
+            yield buffer[drawn]
+
+
+class Filter(Plan):
+    """The elements for which a function returns True."""
+
+    def __init__(self, source: Plan, predicate: Callable[..., Any]) -> None:
+        self._name = f"filter({name_of(predicate)})"
+        super().__init__(
+            f"{source.text}.{self._name}",
+            UNKNOWN_CARDINALITY,
+            indexable=False,
+            batched=source.batched,
+            sources=[source],
+        )
+        self._source = source
+        self._predicate = predicate
+
+    def spec(self) -> Any:
+        return self._source.spec()
+
+    def iterate(
+        self, epoch: int, cut: SliceRows | None, start: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        # The predicate sees whole batches.
+        elements = self._source.iterate(epoch, None)
+        kept = (
+            value
+            for position, (_, value) in enumerate(elements)
+            if self._is_kept(value, position, epoch)
+        )
+        for value in itertools.islice(kept, start, None):
+            if cut is None or not self.batched:
+                yield 1, value
+            else:
+                rows = rows_of(value, lambda: f"an element of {self.text}")
+                yield rows, map_structure(operator.itemgetter(cut(rows)), value)
+
+    def _is_kept(self, element: Any, position: int, epoch: int) -> bool:
+        try:
+            answer = spread(self._predicate, element)
+            is_answer = isinstance(answer, bool | np.bool_) or (
+                isinstance(answer, np.ndarray) and answer.dtype == bool and answer.ndim == 0
+            )
+            if not is_answer:
+                raise TypeError(
+                    f"{self._name} must return True or False, got {answer!r}. For an array say "
+                    "which: mask.all() or mask.any()."
+                )
+            return bool(answer)
+        except Exception as error:
+            error.add_note(f"Raised in {self._name} for {self._source.place(position, epoch)}.")
+            raise
+
+
+def _random(seed: int, epoch: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
