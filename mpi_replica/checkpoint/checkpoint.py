@@ -36,7 +36,8 @@ class Checkpoint:
     **objects
         Each is an attribute of the checkpoint, too. Variables; nests (dicts, lists, tuples) of
         arrays, numbers, texts, bytes and None; objects with ``state_dict()`` and
-        ``load_state_dict()``. All but variables must be the same on all ranks.
+        ``load_state_dict()``, as distributed datasets and their iterators are: they go on with the
+        batch after the last one that was taken. All but variables must be the same on all ranks.
 
     Raises
     ------
@@ -144,6 +145,8 @@ class Checkpoint:
         CheckpointError
             A file is missing, torn or corrupt, or something does not fit; on every rank, and
             before anything has changed. Names the file, or what does not fit.
+        Exception
+            What ``load_state_dict`` of an object raised on any rank.
 
         Notes
         -----
@@ -164,14 +167,15 @@ class Checkpoint:
                 )
             return matching
 
+        def finish(index: Index, objects: Mapping[str, Any]) -> None:
+            self.__dict__.update(objects)
+            _restore_generators(strategy, index)
+
         def make(site: CallSite, options: CommunicationOptions) -> Call:
             place = Path(os.path.abspath(path))
-            return Restoring(place, match, engine.layout.rank == 0, site, options)
+            return Restoring(place, match, finish, engine.layout.rank == 0, site, options)
 
-        index, matching = engine.cross_replica(engine.make("Checkpoint.restore", None, make))
-        with engine.irrevocable():
-            self.__dict__.update(matching.put_back())
-            _restore_generators(strategy, index)
+        engine.cross_replica(engine.make("Checkpoint.restore", None, make))
 
     def _variables(self) -> list[Any]:
         leaves = [leaf for value in self.__dict__.values() for leaf in nest.flatten(value)[0]]

@@ -33,6 +33,8 @@ class Restoring(Call):
     match : callable
         Given an index and what reads arrays, returns the `Matching` with this rank's objects, or
         raises where they do not fit.
+    finish : callable
+        Given the index and the objects, when all have been put back.
     is_reader : bool
         Whether this rank reads the index for all.
     """
@@ -43,19 +45,20 @@ class Restoring(Call):
         self,
         path: Path,
         match: Callable[[Index, Reader], Matching],
+        finish: Callable[[Index, dict[str, Any]], None],
         is_reader: bool,
         site: CallSite,
         options: CommunicationOptions,
     ) -> None:
         super().__init__(site, options)
-        self.path, self.match = path, match
+        self.path, self.match, self.finish = path, match, finish
         self.data = files.read_small(index_path(path), MOST_BYTES) if is_reader else b""
         self.identify(str(path))
 
     def words(self, position: int = 0) -> CallDescription:
         return CallDescription(self.kind, repr(str(self.path)), self.site, self.options.name)
 
-    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[tuple[Index, Matching]]:
+    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[None]:
         agreement, layout = engine.agreement, engine.layout
         agreement.agree(calls)
         with engine.moving(self):
@@ -74,7 +77,11 @@ class Restoring(Call):
                         " file system that all hosts share."
                     )
         agreement.agree(calls)  # all files are as they were written
-        return [(index, matching)]
+        with agreement.preparing(calls):
+            values = matching.put_back()
+            self.finish(index, values)
+        agreement.agree(calls)
+        return [None]
 
 
 def _read(folder: Path, index: Index, name: str, array: Array) -> None:

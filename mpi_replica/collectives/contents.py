@@ -120,7 +120,9 @@ def _extended_bytes(dtype: np.dtype[Any]) -> int:
 
 def _without_padding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return a copy of `array` with zeros where its items have bytes that mean nothing."""
-    clean = np.zeros_like(array)
+    clean = np.zeros(
+        array.shape, array.dtype
+    )  # not zeros_like, which leaves such bytes as they are
     _copy_values(array, clean)
     return clean
 

@@ -7,31 +7,26 @@ costs no message. Otherwise each step is agreed on: ``next()`` is a collective c
 from __future__ import annotations
 
 import dataclasses
-import pickle
-import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from .. import nest
 from ..collectives.broadcasting import digest_of
 from ..collectives.call import Call
 from ..collectives.callsite import CallSite, call_site
 from ..collectives.engine import Engine
-from ..collectives.standing import CallDescription, Note
+from ..collectives.standing import Note
 from ..context import current_state
-from ..errors import StructureMismatchError
-from ..layout import compressed, shares
+from ..layout import shares
 from ..options import CommunicationOptions, InputOptions, InputReplicationMode
 from ..values import PerReplica
 from .contexts import InputContext
+from .cutting import arrays_of, cut, empty_like, rows_of
+from .next_step import NextStep, Step
 from .source import UNKNOWN_CARDINALITY, Dataset
 
 __all__ = ["DistributedDataset", "DistributedIterator"]
-
-# A step of this rank: one value for each local replica, and the rows of the whole global batch.
-_Step = tuple[list[Any], int]
 
 
 class DistributedDataset:
@@ -46,18 +41,21 @@ class DistributedDataset:
     def __init__(
         self,
         engine: Engine,
-        steps: Callable[[int], Iterator[_Step]],
+        steps: Callable[[int, int], Iterator[Step]],
         length: int,
         source: Any,
-        *,
-        is_global: bool,
+        pipelines: int | None,
     ) -> None:
         self._engine = engine
         self._steps = steps
         self._length = length
         self._source = source
-        self._is_global = is_global
+        #: How many ranks or replicas have input of their own; None where all cut the same.
+        self._pipelines = pipelines
         self._epoch = 0
+        #: Steps that the next iteration leaves out: they were taken before a checkpoint.
+        self._start = 0
+        self._newest: DistributedIterator | None = None
         # Call sites tell nothing here: one rank may iterate through a progress bar.
         self._name = engine.name_of_next_dataset()
 
@@ -80,17 +78,18 @@ class DistributedDataset:
             parts = shares(rows, layout.num_replicas)
             return slice(parts[ids[0]].start, parts[ids[-1]].stop)
 
-        def steps(epoch: int) -> Iterator[_Step]:
+        def steps(epoch: int, start: int) -> Iterator[Step]:
             batches: Iterable[tuple[int, Any]]
             if isinstance(dataset, Dataset):
-                batches = dataset.batches(rows_of_rank, epoch=epoch)
+                batches = dataset.batches(rows_of_rank, epoch=epoch, start=start)
             else:
-                batches = (_cut(batch, rows_of_rank) for batch in dataset)
+                rest = itertools.islice(dataset, start, None)
+                batches = (cut(batch, rows_of_rank) for batch in rest)
             for rows, mine in batches:
                 parts = shares(rows, layout.num_replicas)
                 start = parts[ids[0]].start
                 yield (
-                    [_rows(mine, parts[i].start - start, parts[i].stop - start) for i in ids],
+                    [rows_of(mine, parts[i].start - start, parts[i].stop - start) for i in ids],
                     rows,
                 )
 
@@ -102,7 +101,7 @@ class DistributedDataset:
                     " batched. Call dataset.batch(global_batch_size) first."
                 )
             length = dataset.cardinality()
-        return cls(engine, steps, length, dataset, is_global=True)
+        return cls(engine, steps, length, dataset, None)
 
     @classmethod
     def from_function(
@@ -126,10 +125,9 @@ class DistributedDataset:
         for source in sources:
             _check_source(source, "dataset_fn")
 
-        def steps(epoch: int) -> Iterator[_Step]:
-            inputs = [iter(source) for source in sources]
-            if not per_replica:
-                inputs = inputs * len(layout.local_replica_ids)
+        def steps(epoch: int, start: int) -> Iterator[Step]:
+            shared = 1 if per_replica else len(layout.local_replica_ids)
+            inputs = [_elements(source, epoch, start * shared) for source in sources] * shared
             last = None
             while True:
                 values = [next(source, _END) for source in inputs]
@@ -137,11 +135,13 @@ class DistributedDataset:
                 if not found:
                     return
                 last = found[0] if last is None else last
-                filled = [_empty(last) if value is _END else _arrays(value) for value in values]
+                filled = [
+                    empty_like(last) if value is _END else arrays_of(value) for value in values
+                ]
                 yield filled, 0
 
         # How long it is on other ranks can't be known.
-        return cls(engine, steps, UNKNOWN_CARDINALITY, sources[0], is_global=False)
+        return cls(engine, steps, UNKNOWN_CARDINALITY, sources[0], count)
 
     @property
     def element_spec(self) -> Any:
@@ -168,16 +168,39 @@ class DistributedDataset:
                 " epoch has another shuffle."
             )
             # The text of a Dataset tells rows, batch size and seeds: what makes its batches.
-            is_told = self._is_global and isinstance(self._source, Dataset)
+            is_told = self._pipelines is None and isinstance(self._source, Dataset)
             text = repr(self._source) if is_told else ""
-            digest = digest_of((epoch, self._length, self._is_global, text))
+            digest = digest_of((epoch, self._start, self._length, self._pipelines, text))
             note = Note(what, _placeless_site(), digest, advice, "CollectiveMismatchError")
             self._engine.agreement.notes.add(note, lambda: self._go_back_to(epoch))
-        steps = self._steps(epoch)
-        name = f"{self._name}, iteration {epoch}"
-        return DistributedIterator(
-            self._engine, steps, self._length == UNKNOWN_CARDINALITY, self._is_global, name
+        start, self._start = self._start, 0
+        self._newest = DistributedIterator(
+            self._engine,
+            self._steps,
+            epoch,
+            start,
+            self._length,
+            self._pipelines,
+            f"{self._name}, iteration {epoch}",
         )
+        return self._newest
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the newest iteration stands, for a checkpoint."""
+        if self._newest is not None and not self._newest.has_ended:
+            return self._newest.state_dict()
+        return {"epoch": self._epoch, "steps": self._start, "pipelines": self._pipelines}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next iteration go on where that of `state_dict` stood: with the step after it.
+
+        Raises
+        ------
+        ValueError
+            It stood in the middle of input of each rank's own, and there are other ranks now.
+        """
+        self._epoch, self._start = _position(state, self._pipelines)
+        self._newest = None
 
     def _go_back_to(self, epoch: int) -> None:
         """Forget iterations that not all ranks have begun: the next one is the same for all."""
@@ -190,22 +213,57 @@ class DistributedIterator:
     def __init__(
         self,
         engine: Engine,
-        steps: Iterator[_Step],
-        must_agree: bool,
-        is_global: bool,
+        steps: Callable[[int, int], Iterator[Step]],
+        epoch: int,
+        start: int,
+        length: int,
+        pipelines: int | None,
         name: str,
     ) -> None:
         self._engine = engine
-        self._steps = steps
-        self._must_agree = must_agree
-        self._is_global = is_global
+        self._make_steps = steps
+        self._length = length
+        self._must_agree = length == UNKNOWN_CARDINALITY
+        self._pipelines = pipelines
         self._name = name
-        self._taken = 0
         self._last_note: Note | None = None
         self._spec: Any = None
+        self._begin(epoch, start)
+
+    def _begin(self, epoch: int, start: int) -> None:
+        self._epoch = epoch
+        self._taken = start
+        self._steps = self._make_steps(epoch, start)
         # A step that was read, and that not all ranks have agreed to take; None at the end.
-        self._read: list[_Step | None] = []
+        self._read: list[Step | None] = []
         self._has_ended = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has told the end of its input."""
+        return self._has_ended
+
+    def __len__(self) -> int:
+        if self._length < 0:
+            raise TypeError("the length of this distributed iterator is infinite or not known.")
+        return self._length - self._taken
+
+    def __bool__(self) -> bool:
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it stands, for a checkpoint."""
+        return {"epoch": self._epoch, "steps": self._taken, "pipelines": self._pipelines}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the iterator of `state_dict` stood: with the step after it.
+
+        Raises
+        ------
+        ValueError
+            It stood in the middle of input of each rank's own, and there are other ranks now.
+        """
+        self._begin(*_position(state, self._pipelines))
 
     def __iter__(self) -> DistributedIterator:
         return self
@@ -237,6 +295,7 @@ class DistributedIterator:
         if values is None:
             self._has_ended = True
             raise StopIteration
+        self._taken += 1
         layout = self._engine.layout
         ids, number = layout.local_replica_ids, layout.num_replicas
         return nest.transposed(
@@ -272,15 +331,14 @@ class DistributedIterator:
         if found is None:
             return None
         if is_shared:
-            self._taken += 1
-            self._note_steps()
+            self._note_steps(self._taken + 1)
         return found[0]
 
-    def _note_steps(self) -> None:
+    def _note_steps(self, taken: int) -> None:
         """Have the number of steps taken compared with the next header: ranks must not be apart."""
         what = f"the number of steps taken in {self._name}"
         advice = "All ranks must take the same steps: call next() equally often on each."
-        note = Note(what, _placeless_site(), self._taken, advice, "CollectiveMismatchError")
+        note = Note(what, _placeless_site(), taken, advice, "CollectiveMismatchError")
         self._engine.agreement.notes.add(note, replaces=self._last_note)
         self._last_note = note
 
@@ -292,9 +350,11 @@ class DistributedIterator:
                 self._read.append(next(self._steps, None))
             found = self._read[0]
             if found is not None:
-                self._spec = _empty(found[0][0])
+                self._spec = empty_like(found[0][0])
             named = dataclasses.replace(options, name=self._name)
-            return _NextStep(found, self._spec, self._is_global, self._read.clear, site, named)
+            return NextStep(
+                found, self._spec, self._pipelines is None, self._read.clear, site, named
+            )
 
         values, self._spec = engine.cross_replica(engine.make("next", None, make))
         return values  # type: ignore[no-any-return]
@@ -323,65 +383,26 @@ class OptionalStep:
         return self._found[0]
 
 
-class _NextStep(Call):
-    """The agreement on one step: whether any rank still has input."""
-
-    kind = "next"
-    _STATE = struct.Struct("<Bq")
-    _HAS, _ENDED, _ENDED_UNSEEN = 0, 1, 2
-
-    def __init__(
-        self,
-        found: _Step | None,
-        spec: Any,
-        is_global: bool,
-        taken: Callable[[], None],
-        site: CallSite,
-        options: CommunicationOptions,
-    ) -> None:
-        super().__init__(site, options)
-        self.found = found
-        self.spec = spec
-        self.is_global = is_global
-        self.taken = taken
-        self.identify(is_global)
-
-    def words(self, position: int = 0) -> CallDescription:
-        return CallDescription(self.kind, "", self.site, self.options.name)
-
-    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[Any]:
-        if self.found is not None:
-            mine = self._STATE.pack(self._HAS, self.found[1])
-        else:
-            ended = self._ENDED_UNSEEN if self.spec is None else self._ENDED
-            mine = self._STATE.pack(ended, -1)
-        engine.agreement.agree(calls, mine)
-        states = [self._STATE.unpack(data) for data in engine.agreement.payloads()]
-        self.taken()
-        kinds = [kind for kind, _ in states]
-        if self._HAS not in kinds:
-            return [(None, self.spec)]
-        spec = self.spec
-        if self._ENDED_UNSEEN in kinds:  # such a rank can't tell what its replicas' nothing is
-            with engine.moving(self):
-                specs = engine.carry(engine.transport.all_gather_bytes, pickle.dumps(spec, 5))
-            spec = pickle.loads(specs[kinds.index(self._HAS)])
-        if self.is_global and len(set(states)) > 1:
-            sides = ", ".join(
-                f"{'no batch' if rows < 0 else f'a batch of {rows} rows'} on ranks"
-                f" {compressed(rank for rank, state in enumerate(states) if state[1] == rows)}"
-                for rows in sorted({rows for _, rows in states})
-            )
-            raise StructureMismatchError(
-                f"the global batches of a distributed dataset differ between ranks at"
-                f" {self.site.line}: {sides}. All ranks must distribute the same dataset; use"
-                " distribute_datasets_from_function for a dataset of each rank's own."
-            )
-        values = self.found[0] if self.found else [spec] * len(self.replica_ids)
-        return [(values, spec)]
-
-
 _END = object()
+
+
+def _position(state: Mapping[str, Any], pipelines: int | None) -> tuple[int, int]:
+    """Return epoch and steps taken of a state."""
+    epoch, steps = int(state["epoch"]), int(state["steps"])
+    if steps and state["pipelines"] != pipelines:
+        raise ValueError(
+            f"the input stood at step {steps} of {state['pipelines'] or 'no'} input pipelines of"
+            f" their own, and has {pipelines or 'none'} now: rows would be lost or repeated. Use"
+            " experimental_distribute_dataset, or save between two epochs."
+        )
+    return epoch, steps
+
+
+def _elements(source: Any, epoch: int, start: int) -> Iterator[Any]:
+    """Return an iterator over one epoch of a source, without its first elements."""
+    if isinstance(source, Dataset) and source.is_batched:
+        return (batch for _, batch in source.batches(epoch=epoch, start=start))
+    return itertools.islice(source, start, None)
 
 
 def _placeless_site() -> CallSite:
@@ -399,45 +420,3 @@ def _check_source(source: Any, name: str) -> None:
         raise TypeError(
             f"{name} needs a mr.data.Dataset or another iterable of batches, got {source!r}."
         )
-
-
-def _arrays(batch: Any) -> Any:
-    """Return the nest `batch` with arrays as leaves.
-
-    Raises
-    ------
-    ValueError
-        A leaf has no rows, or another number of them.
-    """
-    leaves, structure = nest.flatten(batch)
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    for array, path in zip(arrays, nest.leaf_paths(structure), strict=True):
-        if array.ndim == 0:
-            raise ValueError(
-                f"a batch of a distributed dataset has a scalar for value{path}: it has no rows. "
-                "Give batches: arrays whose first dimension are the rows."
-            )
-        if array.shape[0] != arrays[0].shape[0]:
-            raise ValueError(
-                f"a batch of a distributed dataset has {arrays[0].shape[0]} rows and"
-                f" {array.shape[0]} for value{path}. All leaves must have the same rows."
-            )
-    return nest.unflatten(structure, arrays)
-
-
-def _rows(batch: Any, start: int, stop: int) -> Any:
-    return nest.map_structure(lambda array: array[start:stop], batch)
-
-
-def _cut(batch: Any, wanted: Callable[[int], slice]) -> tuple[int, Any]:
-    arrays = _arrays(batch)
-    leaves, _ = nest.flatten(arrays)
-    rows = leaves[0].shape[0] if leaves else 0
-    part = wanted(rows)
-    return rows, _rows(arrays, part.start, part.stop)
-
-
-def _empty(batch: Any) -> Any:
-    return nest.map_structure(
-        lambda array: np.empty((0, *array.shape[1:]), array.dtype), _arrays(batch)
-    )
