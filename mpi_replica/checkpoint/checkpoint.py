@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from ..errors import CheckpointError
 from ..options import CommunicationOptions
 from ..values import Mirrored
 from .encoding import Encoder
-from .index import Index
+from .index import Index, all_generators
 from .matching import Matching, Reader
 from .restoring import Restoring
 from .saving import Saving
@@ -197,10 +196,7 @@ class Checkpoint:
 
 def _restore_generators(strategy: StrategyLike, index: Index) -> None:
     """Go on with the random numbers of each replica, wherever it was."""
-    merged: dict[str, Any] = dict(index.of_ranks[0])
-    replicas: Mapping[str, Any] = {}
-    for own in index.of_ranks:
-        replicas = {**replicas, **own["replicas"]}
+    told = all_generators(index.of_ranks)
     mine = {str(i) for i in strategy.engine.layout.local_replica_ids}
-    merged["replicas"] = {name: state for name, state in replicas.items() if name in mine}
-    strategy.generators.restore(merged)
+    replicas = {name: state for name, state in told["replicas"].items() if name in mine}
+    strategy.generators.restore({**told, "replicas": replicas})

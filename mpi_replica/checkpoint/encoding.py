@@ -37,9 +37,6 @@ _STATE, _ARRAY, _SCALAR, _TUPLE, _DICT, _BYTES, _COMPLEX = (
     "$complex",
 )
 
-# By name, as no code of numpy's tells them from plain bytes; registered where ml_dtypes is.
-_NAMED = ("bfloat16", "float8_", "float6_", "float4_", "int4", "uint4", "int2", "uint2")
-
 
 class Encoder:
     """Turns values into what JSON can hold, and keeps their arrays.
@@ -74,8 +71,10 @@ class Encoder:
             return value if value is None or isinstance(value, bool) else str(value)
         if isinstance(value, (np.ndarray, np.generic)):
             array = as_array(value)
-            if array.dtype.hasobject:
-                raise self._refused(value, path)
+            try:
+                dtype_text(array.dtype)
+            except TypeError as error:
+                raise self._refused(value, path) from error
             name = str(len(self.arrays))
             self.arrays[name] = array
             return {_SCALAR if isinstance(value, np.generic) else _ARRAY: name}
@@ -99,7 +98,14 @@ class Encoder:
         items = [(key, self.encode(item, f"{path}[{key!r}]")) for key, item in value.items()]
         if len(names) == len(items):
             return dict(items)
-        return {_DICT: [[self.encode(key, f"the keys of {path}"), item] for key, item in items]}
+        return {_DICT: [[self._key(key, f"the keys of {path}"), item] for key, item in items]}
+
+    def _key(self, key: Any, path: str) -> Any:
+        """Return what stands for a key: numpy's scalars are equal to Python's."""
+        plain = key.item() if isinstance(key, (np.bool_, np.number, np.character)) else key
+        if isinstance(plain, np.generic):  # Python has nothing like it
+            raise self._refused(key, path)
+        return self.encode(plain, path)
 
     def _refused(self, value: Any, path: str) -> TypeError:
         return TypeError(
@@ -167,7 +173,7 @@ def decoded(value: Any, array: Callable[[str], Array]) -> Any:
         if key == _TUPLE:
             return tuple(decoded(item, array) for item in inner)
         if key == _DICT:
-            return {decoded(name, array): decoded(item, array) for name, item in inner}
+            return {decoded(name, _no_array): decoded(item, array) for name, item in inner}
         if key == _BYTES:
             return base64.b64decode(inner, validate=True)
         if key == _COMPLEX:
@@ -178,18 +184,35 @@ def decoded(value: Any, array: Callable[[str], Array]) -> Any:
 def dtype_text(dtype: np.dtype[Any]) -> Any:
     """Return what stands for a dtype in JSON.
 
+    Raises
+    ------
+    TypeError
+        It has objects, or is of a package other than numpy and ml_dtypes.
+
     Examples
     --------
     >>> dtype_text(np.dtype("float32")), dtype_text(np.dtype([("x", "i2")]))
-    ('<f4', [['x', '<i2', [], 0], 2])
+    ('<f4', [['x', '<i2', [], 0, None], 2])
     """
     if dtype.fields is not None:
         fields = []
-        for name, (field, offset, *_) in dtype.fields.items():
+        for name in dtype.names or ():  # the fields have some twice, also under their titles
+            field, offset, *title = dtype.fields[name]
             base, shape = field.subdtype or (field, ())
-            fields.append([name, dtype_text(base), list(shape), offset])
+            text = title[0] if title else None
+            if not isinstance(text, str | None):
+                raise TypeError(f"{dtype} has the title {text!r}, which is no text")
+            fields.append([name, dtype_text(base), list(shape), offset, text])
         return [*fields, dtype.itemsize]
-    return dtype.name if dtype.name.startswith(_NAMED) else dtype.str
+    if dtype.type.__module__ == _NAMED:  # no code of numpy's tells them from plain bytes
+        return dtype.name
+    if dtype.hasobject or dtype.isbuiltin == _REGISTERED:
+        raise TypeError(f"{dtype} is no dtype of plain numbers or texts")
+    return dtype.str
+
+
+_NAMED = "ml_dtypes"
+_REGISTERED = 2  # by a package other than numpy
 
 
 def dtype_from(text: Any) -> np.dtype[Any]:
@@ -197,22 +220,29 @@ def dtype_from(text: Any) -> np.dtype[Any]:
 
     Raises
     ------
-    ValueError, TypeError
-        It stands for no dtype, or for one of objects.
+    ValueError, TypeError, AttributeError, ImportError
+        It stands for no dtype, or for one of objects; a program that has no ml_dtypes can't have
+        theirs.
     """
     if isinstance(text, list):
         *fields, size = text
-        names, dtypes, shapes, offsets = zip(*fields, strict=True)
+        if not fields:
+            return np.dtype({"names": [], "formats": [], "itemsize": size})
+        names, dtypes, shapes, offsets, titles = zip(*fields, strict=True)
         formats = [(dtype_from(d), tuple(s)) for d, s in zip(dtypes, shapes, strict=True)]
-        return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
+        about: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}
+        made: np.dtype[Any] = np.dtype(about | {"titles": titles} if any(titles) else about)
+        return made
     if not isinstance(text, str):
         raise TypeError(f"{text!r} stands for no dtype")
-    if text.startswith(_NAMED):
+    if not text.startswith(("<", ">", "|", "=")):
         import ml_dtypes  # the program that wrote it had it
 
-        named: np.dtype[Any] = np.dtype(getattr(ml_dtypes, text))
-        return named
+        found = getattr(ml_dtypes, text)
+        if not (isinstance(found, type) and issubclass(found, np.generic)):
+            raise TypeError(f"{text!r} stands for no dtype")
+        return np.dtype(found)
     dtype = np.dtype(text)
-    if dtype.hasobject or dtype.fields is not None:
+    if dtype.hasobject or dtype.fields is not None or dtype.subdtype is not None:
         raise ValueError(f"{text!r} stands for no dtype of plain numbers or texts")
     return dtype

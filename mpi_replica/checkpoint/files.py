@@ -17,7 +17,10 @@ import numpy as np
 
 from ..errors import CheckpointError, CorruptCheckpointError
 
-__all__ = ["Extent", "check", "read_into", "read_small", "remove", "replace", "write_new"]
+__all__ = [
+    *("Extent", "check", "read_into", "read_small", "remove", "write_new"),
+    *("put_in_place", "remove_beside", "sync_folder", "write_beside"),
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -68,20 +71,31 @@ _CLOSED_IN_CHILDREN = getattr(os, "O_CLOEXEC", 0)
 
 def _blocks(array: Array) -> Iterator[memoryview]:
     """Yield the bytes of an array in C order."""
-    if not array.nbytes:
-        return
-    if array.flags.c_contiguous:
-        whole = array.reshape(-1).view(np.uint8).data
+    for part in _parts(array):
+        whole = _bytes_of(np.array(part, order="C", copy=None))
         for start in range(0, len(whole), _BLOCK_BYTES):
             yield whole[start : start + _BLOCK_BYTES]
+
+
+def _parts(array: Array) -> Iterator[Array]:
+    """Yield parts of an array, in C order: each is contiguous, or at most a block large."""
+    if not array.nbytes:
+        return
+    if array.flags.c_contiguous or array.nbytes <= _BLOCK_BYTES:
+        yield array
         return
     rows = max(1, _BLOCK_BYTES * len(array) // array.nbytes)
     for start in range(0, len(array), rows):
         part = array[start : start + rows]
-        if len(part) == 1 and part.nbytes > _BLOCK_BYTES:
-            yield from _blocks(part[0])
+        if len(part) == 1:
+            yield from _parts(part[0, ...])  # an array also of one item
         else:
-            yield np.array(part, order="C").reshape(-1).view(np.uint8).data
+            yield part
+
+
+def _bytes_of(array: Array) -> memoryview:
+    """Return the memory of a contiguous array."""
+    return np.asarray(array).reshape(-1).view(np.uint8).data
 
 
 def _write_all(file: int, block: memoryview) -> None:
@@ -92,31 +106,65 @@ def _write_all(file: int, block: memoryview) -> None:
         block = block[written:]
 
 
-def replace(path: Path, data: bytes) -> None:
-    """Put `data` in the place of a file, at once: the other files of its folder are on disk before.
+def write_beside(path: Path, data: bytes) -> None:
+    """Write what `put_in_place` puts in the place of a file; force it and the folder to disk.
+
+    Raises
+    ------
+    CheckpointError
+        The system refuses.
+    """
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _CLOSED_IN_CHILDREN
+        file = os.open(_beside(path), flags, 0o666)
+        try:
+            _write_all(file, memoryview(data))
+            os.fsync(file)
+        finally:
+            os.close(file)
+        _sync(path.parent)
+    except OSError as error:
+        raise _refused(path, "written", error) from error
+
+
+def put_in_place(path: Path) -> None:
+    """Put what `write_beside` wrote in the place of a file, at once; `sync_folder` makes it last.
 
     Raises
     ------
     CheckpointError
         The system refuses; the file is as it was.
     """
-    beside = path.with_name(f"{path.name}.new")
     try:
-        file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _CLOSED_IN_CHILDREN, 0o666)
-        try:
-            _write_all(file, memoryview(data))
-            os.fsync(file)
-        finally:
-            os.close(file)
-        _sync_folder(path.parent)
-        os.replace(beside, path)
-        _sync_folder(path.parent)
+        os.replace(_beside(path), path)
     except OSError as error:
         raise _refused(path, "written", error) from error
 
 
-def _sync_folder(folder: Path) -> None:
-    """Force the names in a folder to disk."""
+def remove_beside(path: Path) -> None:
+    """Remove what `write_beside` wrote."""
+    remove(_beside(path))
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.new")
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in a folder to disk.
+
+    Raises
+    ------
+    CheckpointError
+        The system refuses.
+    """
+    try:
+        _sync(folder)
+    except OSError as error:
+        raise _refused(folder, "written", error) from error
+
+
+def _sync(folder: Path) -> None:
     file = os.open(folder, os.O_RDONLY | _CLOSED_IN_CHILDREN)
     try:
         os.fsync(file)
@@ -137,7 +185,8 @@ def read_small(path: Path, most_bytes: int) -> bytes:
     """
     try:
         with open(path, "rb") as file:
-            data = file.read(most_bytes + 1)
+            size_bytes = os.fstat(file.fileno()).st_size
+            data = file.read(min(size_bytes, most_bytes) + 1)  # it allocates what it is given
     except OSError as error:
         raise _refused(path, "read", error) from error
     if len(data) > most_bytes:
@@ -175,25 +224,28 @@ def check(path: Path, extents: Sequence[Extent]) -> None:
 
 
 def read_into(path: Path, extent: Extent, array: Array) -> None:
-    """Fill a C-contiguous array.
+    """Fill an array of as many bytes, in whatever layout. Memory: a few MiB.
 
     Raises
     ------
     CheckpointError
         As for `check`; the array may be written then.
     """
-    target = array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
-    crc, done = 0, 0
+    crc = 0
     try:
         with open(path, "rb", buffering=0) as file:
             file.seek(extent.offset)
-            while done < extent.size_bytes:
-                view = target[done : done + _BLOCK_BYTES]
-                got = file.readinto(view)
-                if not got:
-                    raise _torn(path, extent.offset + extent.size_bytes)
-                crc = zlib.crc32(view[:got], crc)
-                done += got
+            for part in _parts(array):
+                plain = part if part.flags.c_contiguous else np.empty(part.shape, part.dtype)
+                target = _bytes_of(plain)
+                while target:
+                    got = file.readinto(target[:_BLOCK_BYTES])
+                    if not got:
+                        raise _torn(path, extent.offset + extent.size_bytes)
+                    crc = zlib.crc32(target[:got], crc)
+                    target = target[got:]
+                if plain is not part:
+                    part[...] = plain
     except OSError as error:
         if isinstance(error, CheckpointError):
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +13,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import CheckpointError, CorruptCheckpointError
-from .encoding import dtype_from, dtype_text
+from ..randomness import Generators
+from .encoding import decoded, dtype_from, dtype_text
 from .files import Extent
 
-__all__ = ["MOST_BYTES", "ArrayRecord", "Index", "index_path", "packed", "unpacked"]
+__all__ = [
+    "MOST_BYTES",
+    "ArrayRecord",
+    "Index",
+    "all_generators",
+    "index_path",
+    "packed",
+    "unpacked",
+]
 
 #: Of an index: some hundred bytes for each array.
 MOST_BYTES = 1 << 30
@@ -99,18 +109,37 @@ def unpacked(data: bytes, path: Path) -> Index:
         if told["format"] != _FORMAT:
             raise ValueError(f"format {told['format']!r}")
         version = told["version"]
-        entries = told["arrays"] if version == _VERSION else {}
-        arrays = {name: _record(*entry) for name, entry in entries.items()}
-        state, of_ranks = dict(told["state"]), list(told["of_ranks"])
-        found = Index(state, arrays, int(told["num_replicas"]), of_ranks)
-    except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+        found = _index(told) if version == _VERSION else None
+    except _WRONG as error:
         raise CheckpointError(f"{path} is no index of a checkpoint: {error}.") from error
-    if version != _VERSION:
+    if found is None:
         raise CheckpointError(
             f"{path} has version {version!r} of the format, and this package reads {_VERSION}."
             " Use the version of mpi_replica that wrote it."
         )
     return found
+
+
+# What comes of JSON that holds something else than it should.
+_WRONG = (
+    *(ValueError, TypeError, LookupError, AttributeError, ImportError),
+    *(OverflowError, RecursionError),
+)
+
+
+def _index(told: Any) -> Index:
+    """Return the index; whatever it says makes sense, so that restoring does not fail midway."""
+    arrays = {name: _record(*entry) for name, entry in told["arrays"].items()}
+    state, of_ranks = dict(told["state"]), list(told["of_ranks"])
+    decoded(state, lambda name: np.empty((), arrays[name].dtype))
+    Generators(0).restore(all_generators(of_ranks))
+    return Index(state, arrays, int(told["num_replicas"]), of_ranks)
+
+
+def all_generators(of_ranks: Sequence[Any]) -> dict[str, Any]:
+    """Return the state of the generators of all replicas, from what each rank told of its own."""
+    replicas = {name: state for own in of_ranks for name, state in own["replicas"].items()}
+    return {**of_ranks[0], "replicas": replicas}
 
 
 def _record(
@@ -122,10 +151,15 @@ def _record(
         file,
         Extent(int(offset), int(size_bytes), int(crc32)),
     )
-    if min((offset, *made.shape), default=0) < 0:
+    if min(*made.extent, *made.shape) < 0 or offset + size_bytes > _MOST_OFFSET:
         raise ValueError(f"an array with {shape} items at {offset}")
+    np.broadcast_to(np.empty((), np.uint8), made.shape)  # raises where numpy has no such shape
     if math.prod(made.shape) * made.dtype.itemsize != size_bytes:
         raise ValueError(f"an array of {size_bytes} bytes with shape {shape} and dtype {dtype}")
-    if not isinstance(file, str) or Path(file).name != file:
+    if not isinstance(file, str) or Path(file).name != file or file in ("", "..") or "\0" in file:
         raise ValueError(f"an array in {file!r}, which is no name of a file")
+    os.fsencode(file)
     return made
+
+
+_MOST_OFFSET = (1 << 63) - 1  # of the system's files

@@ -70,16 +70,21 @@ class Matching:
         """Return what puts `live` back; None where it does not fit."""
         if hasattr(live, "state_dict") and hasattr(live, "load_state_dict"):
             return self._stateful(live, saved, path)
+        if isinstance(live, Mirrored) and not isinstance(live.value, (np.ndarray, np.generic)):
+            found = self._match(live.value, saved, path)
+            return None if found is None else lambda: Mirrored(found())
         if isinstance(live, (Assignable, Mirrored, np.ndarray)):
             return self._arrays(live, saved, path)
         if isinstance(live, Mapping):
             items = mapping_items(saved)
             if items is None or not isinstance(live, dict):
-                return self._differs(path, "a mapping", saved)
+                return self._differs(path, f"a {type(live).__name__}", saved)
             return self._mapping(live, items, path)
         if isinstance(live, (list, tuple)):
             return self._sequence(live, saved, path)
-        is_plain = mapping_items(saved) is None and tuple_items(saved) is None
+        record = self._record(saved)
+        is_scalar = live is None or record is None or not record.shape
+        is_plain = is_scalar and mapping_items(saved) is None and tuple_items(saved) is None
         if not is_plain or state_of(saved) is not None:
             return self._differs(path, f"a {type(live).__name__}", saved)
         return lambda: decoded(saved, self._load)
@@ -144,10 +149,7 @@ class Matching:
         if isinstance(live, np.ndarray) and live.flags.writeable:
 
             def fill() -> Any:
-                if live.flags.c_contiguous:
-                    self._read(name, live)
-                else:
-                    live[...] = self._load(name)
+                self._read(name, live)
                 return live
 
             return fill

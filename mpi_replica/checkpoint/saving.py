@@ -20,6 +20,7 @@ from ..collectives.callsite import CallSite
 from ..collectives.engine import Engine
 from ..collectives.standing import CallDescription, LeafDescription
 from ..dtypes import wire_name
+from ..errors import CheckpointError
 from ..options import CommunicationOptions
 from . import files
 from .index import ArrayRecord, Index, index_path, packed
@@ -85,28 +86,39 @@ class Saving(Call):
         own_file = self.path.with_name(names[rank])
         written: list[files.Extent] = []
         try:
-            if shares[rank]:
-                written = files.write_new(own_file, [self.arrays[name] for name in shares[rank]])
-            told = json.dumps([written, self.own]).encode()
-        except Exception as error:
-            files.remove(own_file)
-            agreement.fail(calls, error)
-        agreement.agree(calls)  # every rank has written
-        with engine.moving(self):
-            every = engine.carry(engine.transport.all_gather_bytes, told, None)
+            with agreement.preparing(calls):
+                if shares[rank]:
+                    arrays = [self.arrays[name] for name in shares[rank]]
+                    written = files.write_new(own_file, arrays)
+                told = json.dumps([written, self.own]).encode()
+            agreement.agree(calls)  # every rank has written
+            with engine.moving(self):
+                every = engine.carry(engine.transport.all_gather_bytes, told, None)
+            with agreement.preparing(calls):
+                if rank == 0:
+                    index = self._index(engine, names, shares, [json.loads(one) for one in every])
+                    files.write_beside(index_path(self.path), packed(index))
+            agreement.agree(calls)  # all is on disk
+        except Exception:
+            # Where the ranks no longer answer each other, another may go on and need the files.
+            if agreement.final is None:
+                files.remove(own_file)
+                if rank == 0:
+                    files.remove_beside(index_path(self.path))
+            raise
         with agreement.preparing(calls):
             if rank == 0:
-                self._write_index(engine, names, shares, [json.loads(data) for data in every])
+                self._take_place(names)
         agreement.agree(calls)
         return [None]
 
-    def _write_index(
+    def _index(
         self,
         engine: Engine,
         names: Sequence[str],
         shares: Sequence[Sequence[str]],
         told: Sequence[Any],
-    ) -> None:
+    ) -> Index:
         records = {
             name: ArrayRecord(
                 self.arrays[name].dtype, self.arrays[name].shape, file, files.Extent(*extent)
@@ -114,10 +126,21 @@ class Saving(Call):
             for file, share, (extents, _) in zip(names, shares, told, strict=True)
             for name, extent in zip(share, extents, strict=True)
         }
-        index = Index(self.state, records, engine.layout.num_replicas, [own for _, own in told])
-        files.replace(index_path(self.path), packed(index))
+        return Index(self.state, records, engine.layout.num_replicas, [own for _, own in told])
+
+    def _take_place(self, names: Sequence[str]) -> None:
+        """Make these files the checkpoint, and remove those of the older one."""
+        index = index_path(self.path)
+        try:
+            files.put_in_place(index)
+        except CheckpointError:
+            files.remove_beside(index)
+            for name in names:
+                files.remove(self.path.with_name(name))
+            raise
+        files.sync_folder(self.path.parent)
         for path in data_files(self.path):
-            if path.name not in index.files():
+            if path.name not in names:
                 files.remove(path)
 
 
