@@ -225,7 +225,7 @@ def test_a_map_may_change_the_number_of_rows_of_a_batch():
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        (lambda batch: batch.sum(), r"what map\(.*\) returned is no batch any more.* \(\)"),
+        (lambda batch: batch.sum(), r"what map\(.*\) returned is no batch:.* \(\)"),
         (lambda batch: {"a": batch, "b": batch[1:]}, r"\(3,\) at \['a'\], \(2,\) at \['b'\]"),
         (lambda batch: {}, r"of none"),
     ],
@@ -492,6 +492,23 @@ def test_enumerate_puts_numbers_before_the_elements():
     assert len(dataset) == 3
 
 
+# unbatch
+
+
+def test_unbatch_makes_elements_of_rows():
+    dataset = Dataset.from_tensor_slices({"x": np.arange(10.0).reshape(5, 2), "y": np.arange(5)})
+    rows = dataset.batch(2).unbatch()
+    assert (rows.cardinality(), rows.is_batched) == (UNKNOWN_CARDINALITY, False)
+    assert rows.element_spec == dataset.element_spec
+    assert [row["x"].tolist() for row in rows] == [row["x"].tolist() for row in dataset]
+    assert [type(row["y"]) for row in rows] == [np.int64] * 5
+    again = dataset.map(lambda row: row["y"]).batch(2).unbatch().batch(3)
+    assert [part.tolist() for _, part in again.batches(start=1)] == [[3, 4]]
+    doubled = Dataset.range(3).batch(2).map(lambda batch: np.repeat(batch, 2)).unbatch()
+    assert lists(doubled) == [0, 0, 1, 1, 2, 2]
+    assert Dataset.range(3).batch(2).repeat().unbatch().cardinality() == INFINITE_CARDINALITY
+
+
 # take, skip, shard
 
 
@@ -594,6 +611,11 @@ BAD_CALLS = [
         r"must return True or False, got array.*mask\.all\(\)",
     ),
     (lambda: list(Dataset.range(3).filter(lambda x: x)), TypeError, r"True or False, got .*0"),
+    (
+        lambda: list(Dataset.range(3).unbatch()),
+        ValueError,
+        r"element 0 of range\(0, 3, 1\) is no batch: its leaves have the shapes \(\)",
+    ),
     (lambda: Dataset.range(3).take(-2), ValueError, r"count of take.* at least -1, got -2"),
     (lambda: Dataset.range(3).take("1"), TypeError, r"count of take.*got '1'"),
     (lambda: Dataset.range(3).skip(-2), ValueError, r"count of skip.* at least -1, got -2"),
