@@ -98,6 +98,10 @@ def joined(elements_of, others_of):
     return lambda epoch: elements_of(epoch) + others_of(epoch)
 
 
+def unbatched(elements_of):
+    return lambda epoch: [row for batch in elements_of(epoch) for row in batch]
+
+
 def kept(elements_of):
     return lambda epoch: [row for row in elements_of(epoch) if is_kept(row)]
 
@@ -130,6 +134,7 @@ VERBS = st.one_of(
     st.tuples(st.just("filter")),
     st.tuples(st.just("zip")),
     st.tuples(st.just("concatenate"), st.integers(0, 3)),
+    st.tuples(st.just("unbatch")),
     st.tuples(st.just("prefetch"), st.sampled_from([1, 2, AUTOTUNE])),
 )
 
@@ -197,6 +202,12 @@ def chains(draw, indexable=None, batched=None):
             case "concatenate", (skipped,):
                 dataset = dataset.concatenate(dataset.skip(skipped))
                 reference = joined(reference, part_of(reference, slice(skipped, None)))
+            case "unbatch", ():
+                if not may_stream:
+                    continue
+                dataset = dataset.batch(2).unbatch()
+                reference = unbatched(batched_by(reference, 2, False))
+                indexable = False
             case "prefetch", (size,):
                 dataset = dataset.prefetch(size)
     return dataset, reference, indexable
@@ -246,6 +257,7 @@ def test_the_rows_that_replicas_take_of_a_batch_make_up_the_batch_from_any_step_
     chain, replicas, epoch, start
 ):
     dataset, reference, _ = chain
+    assume(dataset.is_batched)
     wanted = expected(reference, epoch)[start:]
 
     def rows_of(replica):

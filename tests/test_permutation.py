@@ -62,6 +62,13 @@ def test_a_part_of_the_positions_gives_that_part_of_the_order(length, seed, data
     np.testing.assert_array_equal(part, numbers(length, seed, 2)[start:stop])
 
 
+def test_many_positions_at_once_are_those_of_their_parts():
+    order = Order(10**6, seed=1, epoch=0)
+    positions = np.arange(0, 10**6, 7)
+    parts = [order(part) for part in np.split(positions, [1000, 90_000])]
+    np.testing.assert_array_equal(order(positions), np.concatenate(parts))
+
+
 def test_the_positions_asked_for_are_left_as_they_were():
     positions = np.arange(100)
     Order(100, seed=0, epoch=0)(positions)

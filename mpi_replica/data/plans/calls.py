@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from ...transport.host import cores
+
 __all__ = ["AUTOTUNE", "Calls", "name_of", "spread"]
 
 #: Leave a number to the dataset.
@@ -35,7 +37,7 @@ class Calls:
 
     def __init__(self, parallel_calls: int) -> None:
         if parallel_calls == AUTOTUNE:
-            parallel_calls = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+            parallel_calls = min(_MOST_THREADS, len(cores()))
         self._count = parallel_calls
         self._pool: ThreadPoolExecutor | None = None
         self._process = 0

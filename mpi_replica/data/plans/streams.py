@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterator
@@ -12,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from ...nest import map_structure
-from ..elements import rows_of
-from .base import UNKNOWN_CARDINALITY, Plan, SliceRows
+from ..elements import rows_of, unstacked
+from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows
 from .calls import name_of, spread
 
-__all__ = ["BufferShuffle", "Filter"]
+__all__ = ["BufferShuffle", "Filter", "Unbatch"]
 
 
 class BufferShuffle(Plan):
@@ -105,6 +107,31 @@ class Filter(Plan):
         except Exception as error:
             error.add_note(f"Raised in {self._name} for {self._source.place(position, epoch)}.")
             raise
+
+
+class Unbatch(Plan):
+    """The rows of each element, one after the other."""
+
+    def __init__(self, source: Plan) -> None:
+        # An element may have any number of rows, and a map may change it.
+        length = source.length if source.length == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
+        text = f"{source.text}.unbatch()"
+        super().__init__(text, length, indexable=False, batched=False, sources=[source])
+        self._source = source
+
+    def spec(self) -> Any:
+        return map_structure(
+            lambda leaf: dataclasses.replace(leaf, shape=leaf.shape[1:]), self._source.spec()
+        )
+
+    def iterate(
+        self, epoch: int, cut: SliceRows | None, start: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        for position, (_, value) in enumerate(self._source.iterate(epoch, None)):
+            rows = rows_of(value, functools.partial(self._source.place, position, epoch))
+            for element in unstacked(value, rows)[start:]:
+                yield 1, element
+            start = max(0, start - rows)
 
 
 def _random(seed: int, epoch: int) -> np.random.Generator:

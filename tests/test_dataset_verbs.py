@@ -1,0 +1,662 @@
+"""Verbs of mr.data.Dataset that read objects, call functions and put datasets together."""
+
+import itertools
+import threading
+from collections import namedtuple
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from mpi_replica.data import (
+    AUTOTUNE,
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    ArraySpec,
+    Dataset,
+)
+
+Pair = namedtuple("Pair", "x y")
+
+
+def lists(iterable):
+    return [value.tolist() for value in iterable]
+
+
+def generated(*values):
+    return Dataset.from_generator(lambda: iter(values))
+
+
+class Rows:
+    """Like a map-style dataset of PyTorch; it writes down which rows were read."""
+
+    def __init__(self, count, bad=None):
+        self.count = count
+        self.bad = bad
+        self.read = []
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, row):
+        self.read.append(row)
+        if row == self.bad:
+            raise OSError(5, f"bad sector {row}")
+        return {"x": np.full(2, row, np.float32), "y": row}
+
+
+def notes_of(kind, call):
+    with pytest.raises(kind) as caught:
+        call()
+    return " ".join(caught.value.__notes__)
+
+
+# from_source
+
+
+def test_the_elements_of_a_source_are_its_rows():
+    dataset = Dataset.from_source(Rows(5))
+    assert len(dataset) == 5
+    batches = list(dataset.batch(2))
+    assert [batch["y"].tolist() for batch in batches] == [[0, 1], [2, 3], [4]]
+    assert batches[1]["x"].tolist() == [[2, 2], [3, 3]]
+    assert batches[1]["x"].dtype == np.float32
+    assert [row["y"] for row in dataset.shuffle(seed=1)] != list(range(5))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [[3, 1, 2], (3, 1, 2), np.array([3, 1, 2]), "312", bytes([3, 1, 2]), range(3, 0, -1)],
+    ids=lambda source: type(source).__name__,
+)
+def test_a_source_is_anything_with_a_length_and_rows(source):
+    assert lists(Dataset.from_source(source)) == [np.asarray(row).tolist() for row in source]
+
+
+def test_a_row_of_a_source_may_be_a_list_which_is_one_array():
+    (batch,) = Dataset.from_source([[1, 2], [3, 4]]).batch(2)
+    assert batch.tolist() == [[1, 2], [3, 4]]
+
+
+def test_a_source_is_asked_for_int_rows_one_by_one_and_for_the_wanted_ones_only():
+    source = Rows(20)
+    dataset = Dataset.from_source(source).shuffle(seed=1).batch(8)
+    found = []
+    for _, rows in dataset.batches(lambda n: slice(1, 3)):
+        found += rows["y"].tolist()
+    assert source.read == found
+    assert {type(row) for row in source.read} == {int}
+
+
+def test_the_length_of_a_source_is_asked_for_once():
+    asked = []
+
+    class Counted(Rows):
+        def __len__(self):
+            asked.append(1)
+            return 3
+
+    dataset = Dataset.from_source(Counted(3))
+    assert len(dataset) == len(list(dataset)) == len(list(dataset.batch(2))) + 1
+    assert asked == [1]
+
+
+def test_a_source_may_fill_one_buffer_again_and_again():
+    class Buffered(Rows):
+        buffer = np.zeros(2)
+
+        def __getitem__(self, row):
+            self.buffer[:] = row
+            return self.buffer
+
+    assert lists(Dataset.from_source(Buffered(3)).batch(3)) == [[[0, 0], [1, 1], [2, 2]]]
+    assert lists(list(Dataset.from_source(Buffered(3)))) == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_rows_of_many_sizes_can_be_mapped_to_one_before_they_are_stacked():
+    images = [np.ones((n, n)) for n in (2, 5, 3)]
+    dataset = Dataset.from_source(images).map(lambda image: image[:2, :2]).batch(3)
+    assert np.shape(list(dataset)) == (1, 3, 2, 2)
+
+
+def test_a_row_of_another_size_is_an_error_that_names_the_rows():
+    images = [np.ones((n, n)) for n in (2, 2, 3)]
+    with pytest.raises(ValueError, match=r"element 0 has shape \(2, 2\).*element 2 has shape"):
+        list(Dataset.from_source(images).batch(3))
+
+
+def test_a_replica_without_rows_of_a_source_gets_arrays_of_their_shape():
+    source = Rows(4)
+    ((n, rows),) = Dataset.from_source(source).batch(4).batches(lambda n: slice(n, n))
+    assert (n, rows["x"].shape, rows["x"].dtype, rows["y"].shape) == (4, (0, 2), np.float32, (0,))
+    assert source.read == [0]
+
+
+def test_the_spec_of_a_source_is_that_of_its_first_row_read_once():
+    source = Rows(4)
+    dataset = Dataset.from_source(source).batch(2)
+    for _ in range(2):
+        assert dataset.element_spec == {
+            "x": ArraySpec((None, 2), np.dtype(np.float32)),
+            "y": ArraySpec((None,), np.dtype(np.int64)),
+        }
+    assert source.read == [0]
+
+
+@pytest.mark.parametrize(
+    "verbs",
+    [
+        lambda dataset: dataset,
+        lambda dataset: dataset.shuffle(seed=4).batch(3),
+        lambda dataset: dataset.repeat(2).skip(1).shard(2, 1),
+        lambda dataset: dataset.map(lambda row: row["y"]).batch(2).map(np.sum),
+        lambda dataset: dataset.filter(lambda row: True).take(9).prefetch(1),
+        lambda dataset: Dataset.zip(Dataset.range(10), dataset).batch(4),
+        lambda dataset: dataset.skip(8).concatenate(dataset),
+    ],
+)
+def test_an_error_of_a_source_names_the_row_through_all_verbs(verbs):
+    dataset = verbs(Dataset.from_source(Rows(10, bad=6)))
+    notes = notes_of(OSError, lambda: list(dataset))
+    assert notes == "Raised for row 6 of from_source(Rows, 10 rows)."
+
+
+# map
+
+
+def test_the_items_of_a_tuple_are_arguments_and_nothing_else_is_spread():
+    x, y = np.arange(3), np.arange(3.0)
+    assert lists(Dataset.from_tensor_slices((x, y)).map(lambda x, y: x + y)) == [0, 2, 4]
+    pairs = Dataset.from_tensor_slices(Pair(x, y))
+    assert lists(pairs.map(lambda pair: pair.x + pair.y)) == [0, 2, 4]
+    dicts = Dataset.from_tensor_slices({"x": x, "y": y})
+    assert lists(dicts.map(lambda row: row["x"] + row["y"])) == [0, 2, 4]
+    assert lists(Dataset.from_tensor_slices((x,)).map(lambda x: x + 1)) == [1, 2, 3]
+
+
+def test_a_map_returns_any_nest_and_a_list_is_one_array():
+    dataset = Dataset.range(3).map(lambda i: {"a": (i, [i, 2 * i]), "b": str(i)})
+    (batch,) = dataset.batch(3)
+    assert batch["a"][1].tolist() == [[0, 0], [1, 2], [2, 4]]
+    assert batch["b"].tolist() == ["0", "1", "2"]
+    assert dataset.element_spec["a"][1] == ArraySpec((2,), np.dtype(np.int64))
+
+
+def test_what_a_map_returns_is_the_datasets_own():
+    table, buffer = np.zeros((4, 2)), np.zeros(2)
+
+    def fill(number):
+        buffer[:] = number
+        return buffer
+
+    for row in Dataset.range(4).map(lambda i: table[i]):
+        row += 1
+    assert not table.any()
+    assert lists(list(Dataset.range(3).map(fill))) == [[0, 0], [1, 1], [2, 2]]
+    assert lists(Dataset.range(3).map(fill).batch(3)) == [[[0, 0], [1, 1], [2, 2]]]
+
+
+def test_a_map_before_batch_sees_the_wanted_rows_and_after_it_whole_batches():
+    seen = []
+
+    def look(value):
+        seen.append(value.tolist())
+        return value
+
+    list(Dataset.range(8).map(look).batch(4).batches(lambda n: slice(1, 2)))
+    assert seen == [1, 5]
+    seen.clear()
+    after = list(Dataset.range(8).batch(4).map(look).batches(lambda n: slice(1, 2)))
+    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [(n, rows.tolist()) for n, rows in after] == [(4, [1]), (4, [5])]
+
+
+def test_a_map_may_change_the_number_of_rows_of_a_batch():
+    dataset = (
+        Dataset.range(6)
+        .batch(3)
+        .map(lambda batch: np.repeat(batch, 2))
+        .batches(lambda n: slice(n // 2, n))
+    )
+    assert [(n, rows.tolist()) for n, rows in dataset] == [(6, [1, 2, 2]), (6, [4, 5, 5])]
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda batch: batch.sum(), r"what map\(.*\) returned is no batch:.* \(\)"),
+        (lambda batch: {"a": batch, "b": batch[1:]}, r"\(3,\) at \['a'\], \(2,\) at \['b'\]"),
+        (lambda batch: {}, r"of none"),
+    ],
+)
+def test_a_map_that_leaves_no_batch_is_an_error_only_where_rows_are_taken(function, text):
+    dataset = Dataset.range(3).batch(3).map(function)
+    assert len(list(dataset)) == 1
+    with pytest.raises(ValueError, match=text):
+        list(dataset.batches())
+
+
+@pytest.mark.parametrize("calls", [None, 2])
+@pytest.mark.parametrize(
+    ("make", "row"),
+    [
+        (lambda: Dataset.range(10, 20), "element 6 of range(10, 20, 1)"),
+        (lambda: Dataset.from_tensor_slices(np.arange(10, 20)), "row 6 of from_tensor_slices"),
+        (lambda: Dataset.from_source(range(10, 20)), "row 6 of from_source(range, 10 rows)"),
+        (lambda: Dataset.from_source(range(10, 20)).shuffle(seed=8).repeat(2), "row 6 of"),
+        (lambda: generated(*range(10, 20)), "element 6 of from_generator"),
+        (lambda: Dataset.range(10, 20).filter(lambda x: x > 13), "element 2 of range(10, 20, 1)."),
+    ],
+)
+def test_an_error_of_a_map_names_the_row_that_its_element_comes_from(make, row, calls):
+    def fail_at_16(number):
+        if number == 16:
+            raise ZeroDivisionError("sixteen")
+        return number
+
+    def all_of(dataset):
+        return lambda: list(dataset)
+
+    dataset = make().map(fail_at_16, calls)
+    for chain in (dataset, dataset.batch(4), dataset.batch(4).prefetch(2)):
+        notes = notes_of(ZeroDivisionError, all_of(chain))
+        assert notes.startswith("Raised in map(test_an_error")
+        assert f"for {row}" in notes
+        assert len(notes.splitlines()) == 1
+
+
+def test_elements_before_the_one_that_fails_come_first():
+    for dataset in (
+        Dataset.range(6).map(lambda x: 1 // (3 - int(x)), 3),
+        Dataset.from_source(Rows(6, bad=3)).map(lambda row: row["y"], 3),
+    ):
+        iterator = iter(dataset)
+        assert len(list(itertools.islice(iterator, 3))) == 3
+        with pytest.raises((ZeroDivisionError, OSError)):
+            next(iterator)
+
+
+def test_a_map_that_runs_out_of_something_does_not_end_the_dataset():
+    empty = iter(())
+    for calls in (None, 2):
+        for dataset in (Dataset.range(3).map(lambda x: next(empty), calls),):
+            with pytest.raises(RuntimeError, match="StopIteration"):
+                list(dataset)
+            with pytest.raises(RuntimeError, match="StopIteration"):
+                list(dataset.batch(2))
+
+
+def test_parallel_calls_run_at_once_and_keep_the_order():
+    barrier = threading.Barrier(3, timeout=60)
+
+    def meet(number):
+        barrier.wait()
+        return number
+
+    assert lists(Dataset.range(9).map(meet, num_parallel_calls=3)) == list(range(9))
+    assert lists(Dataset.range(9).map(meet, num_parallel_calls=3).batch(9)) == [list(range(9))]
+    names = set()
+    list(Dataset.range(9).map(lambda i: names.add(threading.current_thread().name) or i, 2))
+    assert threading.current_thread().name not in names
+
+
+def test_parallel_calls_look_ahead_no_further_than_they_are_many():
+    source = Rows(20)
+    iterator = iter(Dataset.from_source(source).map(lambda row: row["y"], 3))
+    for taken in range(1, 5):
+        next(iterator)
+        assert len(source.read) <= taken + 2
+    iterator.close()
+
+
+def test_parallel_calls_see_the_settings_of_the_one_who_iterates():
+    dataset = Dataset.range(4).map(lambda x: np.float64(1) / np.float64(x), 2)
+    with np.errstate(all="raise"), pytest.raises(FloatingPointError):
+        list(dataset)
+    with np.errstate(all="ignore"):
+        assert lists(dataset)[0] == np.inf
+
+
+@given(st.integers(0, 30), st.sampled_from([1, 2, 5, AUTOTUNE]), st.integers(1, 5))
+def test_parallel_calls_change_no_value(rows, calls, size):
+    dataset = Dataset.range(rows).shuffle(seed=1).map(lambda x: x * x, calls)
+    plain = Dataset.range(rows).shuffle(seed=1).map(lambda x: x * x)
+    assert lists(dataset) == lists(plain)
+    assert lists(dataset.batch(size)) == lists(plain.batch(size))
+
+
+def test_a_map_of_nothing_has_no_spec():
+    with pytest.raises(ValueError, match="yielded nothing"):
+        _ = Dataset.range(0).map(lambda x: x).element_spec
+    assert list(Dataset.range(0).map(lambda x: x).batch(3)) == []
+
+
+def test_the_batch_axis_of_a_map_is_not_fixed():
+    batches = Dataset.range(5).batch(2)
+    assert batches.map(lambda x: (x, x[:, None])).element_spec == (
+        ArraySpec((None,), np.dtype(np.int64)),
+        ArraySpec((None, 1), np.dtype(np.int64)),
+    )
+    assert batches.map(np.sum).element_spec == ArraySpec((), np.dtype(np.int64))
+
+
+# filter
+
+
+def test_a_filter_keeps_what_its_predicate_is_true_for():
+    dataset = Dataset.range(10).filter(lambda x: x % 3 == 0)
+    assert dataset.cardinality() == UNKNOWN_CARDINALITY
+    assert lists(dataset.batch(3)) == [[0, 3, 6], [9]]
+    pairs = Dataset.zip(Dataset.range(4), Dataset.range(4, 8))
+    assert [(int(x), int(y)) for x, y in pairs.filter(lambda x, y: np.array(x * y > 5))] == [
+        (2, 6),
+        (3, 7),
+    ]
+
+
+def test_a_filter_of_batches_sees_them_whole_and_is_cut_afterwards():
+    dataset = Dataset.range(9).batch(3).filter(lambda batch: batch.sum() > 5)
+    assert dataset.is_batched
+    found = dataset.batches(lambda n: slice(2, n))
+    assert [(n, rows.tolist()) for n, rows in found] == [(3, [5]), (3, [8])]
+
+
+def test_an_error_of_a_predicate_names_the_row():
+    dataset = Dataset.from_source(range(5)).filter(lambda x: 1 // (2 - int(x)) != 7)
+    notes = notes_of(ZeroDivisionError, lambda: list(dataset))
+    assert "Raised in filter(test_an_error" in notes
+    assert "for row 2 of from_source(range, 5 rows)." in notes
+
+
+# zip, concatenate, enumerate
+
+
+def test_zip_gives_the_nest_that_it_was_given():
+    a, b = Dataset.range(3), Dataset.from_tensor_slices(np.array([5.0, 6, 7]))
+    for dataset in (Dataset.zip(a, b), Dataset.zip((a, b))):
+        assert list(dataset) == [(0, 5), (1, 6), (2, 7)]
+    assert list(Dataset.zip({"x": a, "p": Pair(b, (a,))}))[2] == {"x": 2, "p": Pair(7, (2,))}
+    assert list(Dataset.zip(a)) == [0, 1, 2]
+    spec = Dataset.zip({"x": a, "y": (b,)}).batch(2).element_spec
+    assert spec == {
+        "x": ArraySpec((None,), np.dtype(np.int64)),
+        "y": (ArraySpec((None,), np.dtype(np.float64)),),
+    }
+
+
+@pytest.mark.parametrize(
+    ("lengths", "cardinality"),
+    [
+        ((3, 5), 3),
+        ((4, None), 4),
+        ((None, None), INFINITE_CARDINALITY),
+        (("unknown", 3), UNKNOWN_CARDINALITY),
+        ((0, 4), 0),
+    ],
+)
+def test_the_shortest_of_what_is_zipped_ends_it(lengths, cardinality):
+    def of(length):
+        if length == "unknown":
+            return generated(*range(4))
+        return Dataset.range(9).repeat() if length is None else Dataset.range(length)
+
+    dataset = Dataset.zip(*map(of, lengths))
+    assert dataset.cardinality() == cardinality
+    if cardinality >= 0:
+        assert len(list(dataset)) == cardinality
+
+
+def test_nothing_is_read_of_the_longer_ones_of_what_is_zipped():
+    source = Rows(9)
+    list(Dataset.zip(Dataset.from_source(source), Dataset.range(3)))
+    assert source.read == [0, 1, 2]
+
+
+def test_what_is_zipped_is_shuffled_by_the_same_epoch_and_read_by_position():
+    source = Rows(8)
+    rows = Dataset.from_source(source)
+    dataset = Dataset.zip(rows.shuffle(seed=3), Dataset.range(8).shuffle(seed=3)).batch(4)
+    for _ in range(2):
+        for _, (row, number) in dataset.batches(lambda n: slice(1, 3)):
+            assert row["y"].tolist() == number.tolist()
+    assert len(source.read) == 8
+
+
+def test_what_is_zipped_is_batched_where_all_parts_are():
+    a, b = Dataset.range(8), Dataset.range(8)
+    assert Dataset.zip(a.batch(2), b.batch(2)).is_batched
+    assert not Dataset.zip(a.batch(2), b).is_batched
+    found = Dataset.zip(a.batch(5), b.map(lambda x: -x).batch(5)).batches(lambda n: slice(1, 3))
+    assert [(n, x.tolist(), y.tolist()) for n, (x, y) in found] == [
+        (5, [1, 2], [-1, -2]),
+        (3, [6, 7], [-6, -7]),
+    ]
+    different = Dataset.zip(a.batch(3), b.batch(2))
+    assert len(list(different)) == 3
+    with pytest.raises(ValueError, match=r"batches of element 0 .* have \[3, 2\] rows.*Zip first"):
+        list(different.batches())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cardinality"),
+    [
+        (Dataset.range(2), Dataset.range(3), 5),
+        (Dataset.range(2), Dataset.range(3).repeat(), INFINITE_CARDINALITY),
+        (Dataset.range(2).repeat(), Dataset.range(3), INFINITE_CARDINALITY),
+        (Dataset.range(2), generated(1), UNKNOWN_CARDINALITY),
+        (generated(1).repeat(), generated(1), INFINITE_CARDINALITY),
+    ],
+)
+def test_the_length_of_what_is_concatenated_is_tfs(first, second, cardinality):
+    dataset = first.concatenate(second)
+    assert dataset.cardinality() == cardinality
+    taken = lists(itertools.islice(dataset, 9))
+    assert taken == lists(itertools.islice(itertools.chain(first, second), 9))
+
+
+def test_a_batch_over_what_is_concatenated_crosses_from_one_to_the_other():
+    dataset = Dataset.range(3).concatenate(Dataset.range(10, 13)).batch(4)
+    assert lists(dataset) == [[0, 1, 2, 10], [11, 12]]
+    assert lists(Dataset.range(0).concatenate(Dataset.range(2)).batch(2)) == [[0, 1]]
+    rows = [rows.tolist() for _, rows in dataset.batches(lambda n: slice(n, n))]
+    assert rows == [[], []]
+    shuffled = Dataset.range(5).concatenate(Dataset.range(5, 9)).shuffle(seed=2).batch(9)
+    assert sorted(*lists(shuffled)) == list(range(9))
+
+
+def test_the_spec_of_what_is_concatenated_leaves_open_what_differs():
+    a = Dataset.from_tensor_slices(np.zeros((2, 3, 4)))
+    b = Dataset.from_tensor_slices(np.zeros((2, 3, 5)))
+    assert a.concatenate(b).element_spec == ArraySpec((3, None), np.dtype(np.float64))
+    texts = Dataset.from_tensor_slices(["a"]).concatenate(Dataset.from_tensor_slices(["long"]))
+    assert texts.element_spec.dtype == np.dtype("U4")
+    assert lists(texts.batch(2)) == [["a", "long"]]
+
+
+def test_what_does_not_fit_and_must_be_read_to_know_is_an_error_when_it_is_read():
+    dataset = Dataset.range(2).concatenate(Dataset.from_source([0.5, 1.5]))
+    with pytest.raises(TypeError, match=r"dtype int64 first and then shape \(\) and dtype float64"):
+        _ = dataset.element_spec
+    with pytest.raises(TypeError, match="dtype int64 first and then"):
+        list(dataset.batch(3))
+
+
+def test_enumerate_puts_numbers_before_the_elements():
+    dataset = Dataset.from_tensor_slices(np.array(list("abc"))).enumerate(start=5)
+    assert [(number.item(), str(text)) for number, text in dataset] == [
+        (5, "a"),
+        (6, "b"),
+        (7, "c"),
+    ]
+    assert len(dataset) == 3
+
+
+# unbatch
+
+
+def test_unbatch_makes_elements_of_rows():
+    dataset = Dataset.from_tensor_slices({"x": np.arange(10.0).reshape(5, 2), "y": np.arange(5)})
+    rows = dataset.batch(2).unbatch()
+    assert (rows.cardinality(), rows.is_batched) == (UNKNOWN_CARDINALITY, False)
+    assert rows.element_spec == dataset.element_spec
+    assert [row["x"].tolist() for row in rows] == [row["x"].tolist() for row in dataset]
+    assert [type(row["y"]) for row in rows] == [np.int64] * 5
+    again = dataset.map(lambda row: row["y"]).batch(2).unbatch().batch(3)
+    assert [part.tolist() for _, part in again.batches(start=1)] == [[3, 4]]
+    doubled = Dataset.range(3).batch(2).map(lambda batch: np.repeat(batch, 2)).unbatch()
+    assert lists(doubled) == [0, 0, 1, 1, 2, 2]
+    assert Dataset.range(3).batch(2).repeat().unbatch().cardinality() == INFINITE_CARDINALITY
+
+
+# take, skip, shard
+
+
+@pytest.mark.parametrize(
+    ("dataset", "cardinality"),
+    [
+        (Dataset.range(5).take(9), 5),
+        (Dataset.range(5).take(-1), 5),
+        (Dataset.range(5).skip(9), 0),
+        (Dataset.range(5).skip(-1), 0),
+        (Dataset.range(5).shard(3, 2), 1),
+        (Dataset.range(2).shard(3, 2), 0),
+        (Dataset.range(5).repeat().take(7), 7),
+        (Dataset.range(5).repeat().skip(7), INFINITE_CARDINALITY),
+        (Dataset.range(5).repeat().shard(2, 1), INFINITE_CARDINALITY),
+        (generated(1, 2).take(1), UNKNOWN_CARDINALITY),
+        (generated(1, 2).take(0), 0),
+        (generated(1, 2).skip(1), UNKNOWN_CARDINALITY),
+        (generated(1, 2).skip(-1), 0),
+        (generated(1, 2).shard(2, 0), UNKNOWN_CARDINALITY),
+        (generated(1, 2).repeat().take(5), 5),
+        (generated(1, 2).map(lambda x: x), UNKNOWN_CARDINALITY),
+        (Dataset.range(5).map(lambda x: x).prefetch(1), 5),
+    ],
+)
+def test_cardinality_is_tfs(dataset, cardinality):
+    assert dataset.cardinality() == cardinality
+    if cardinality >= 0:
+        assert len(list(dataset)) == cardinality
+
+
+@pytest.mark.parametrize(
+    "verbs",
+    [
+        lambda dataset: dataset.skip(6).take(4),
+        lambda dataset: dataset.shard(5, 1),
+        lambda dataset: dataset.repeat(3).skip(30).take(3),
+        lambda dataset: dataset.concatenate(dataset).skip(19).take(2),
+    ],
+)
+def test_what_is_left_out_is_not_read(verbs):
+    source = Rows(20)
+    found = [row["y"].item() for row in verbs(Dataset.from_source(source))]
+    assert source.read == found
+
+
+@pytest.mark.parametrize(
+    "verbs",
+    [
+        lambda dataset: dataset.batch(3),
+        lambda dataset: dataset.shuffle(seed=1).repeat(2).batch(3),
+        lambda dataset: dataset.map(lambda row: row["y"]).batch(3).map(lambda x: x),
+        lambda dataset: dataset.batch(3).prefetch(2).repeat(2),
+        lambda dataset: Dataset.zip(dataset, dataset).skip(3).batch(3).take(4),
+        lambda dataset: dataset.batch(3).concatenate(dataset.batch(3)).shard(2, 1),
+        lambda dataset: dataset.repeat().batch(3).shuffle(2, seed=3).take(6),
+    ],
+)
+def test_starting_at_a_step_reads_nothing_of_the_steps_before(verbs):
+    source = Rows(12)
+    dataset = verbs(Dataset.from_source(source))
+    whole = [repr(rows) for _, rows in dataset.batches(epoch=0)]
+    read = len(source.read)
+    source.read.clear()
+    assert [repr(rows) for _, rows in dataset.batches(epoch=0, start=2)] == whole[2:]
+    per_step = read // len(whole)
+    assert len(source.read) == read - 2 * per_step
+    assert list(dataset.batches(epoch=0, start=99)) == []
+
+
+def test_a_stream_is_read_from_its_beginning_to_start_at_a_step():
+    calls = []
+    dataset = generated(*range(9)).map(lambda x: calls.append(int(x)) or x).batch(2)
+    assert [rows.tolist() for _, rows in dataset.batches(start=3)] == [[6, 7], [8]]
+    assert calls == [6, 7, 8]
+
+
+# Bad input.
+
+
+class NoRows:
+    def __len__(self):
+        return 3
+
+
+BAD_CALLS = [
+    (lambda: Dataset.from_source(iter([1])), TypeError, r"__len__ and __getitem__.*from_generator"),
+    (lambda: Dataset.from_source(NoRows()), TypeError, r"needs an object with __len__"),
+    (lambda: Dataset.from_source({"x": [1]}), TypeError, r"got a dict.*from_tensor_slices"),
+    (lambda: list(Dataset.from_source([object()])), TypeError, r"has dtype object"),
+    (lambda: Dataset.range(3).map(3), TypeError, r"map_func must be callable, got 3"),
+    (lambda: Dataset.range(3).map(abs, 0), ValueError, r"num_parallel_calls must be.*AUTOTUNE"),
+    (lambda: Dataset.range(3).map(abs, -2), ValueError, r"num_parallel_calls.*got -2"),
+    (lambda: Dataset.range(3).map(abs, 1.5), TypeError, r"num_parallel_calls.*got 1\.5"),
+    (lambda: list(Dataset.range(3).map(lambda x: None)), TypeError, r"returned: None has dtype"),
+    (lambda: Dataset.range(3).filter(None), TypeError, r"predicate must be callable"),
+    (
+        lambda: list(Dataset.range(3).batch(3).filter(lambda x: x > 1)),
+        TypeError,
+        r"must return True or False, got array.*mask\.all\(\)",
+    ),
+    (lambda: list(Dataset.range(3).filter(lambda x: x)), TypeError, r"True or False, got .*0"),
+    (
+        lambda: list(Dataset.range(3).unbatch()),
+        ValueError,
+        r"element 0 of range\(0, 3, 1\) is no batch: its leaves have the shapes \(\)",
+    ),
+    (lambda: Dataset.range(3).take(-2), ValueError, r"count of take.* at least -1, got -2"),
+    (lambda: Dataset.range(3).take("1"), TypeError, r"count of take.*got '1'"),
+    (lambda: Dataset.range(3).skip(-2), ValueError, r"count of skip.* at least -1, got -2"),
+    (lambda: Dataset.range(3).shard(0, 0), ValueError, r"num_shards must be at least 1"),
+    (lambda: Dataset.range(3).shard(2, 2), ValueError, r"index of shard must be from 0 to 1"),
+    (lambda: Dataset.zip(), TypeError, r"got no dataset"),
+    (lambda: Dataset.zip([Dataset.range(3)]), TypeError, r"is no Dataset.*tuple or a dict"),
+    (lambda: Dataset.zip({"x": [1, 2]}), TypeError, r"\[1, 2\] at \['x'\], which is no Dataset"),
+    (lambda: Dataset.range(3).concatenate([1]), TypeError, r"needs a Dataset, got \[1\]"),
+    (
+        lambda: Dataset.range(3).concatenate(Dataset.from_tensor_slices([1.0])),
+        TypeError,
+        r"dtype int64 first and then shape \(\) and dtype float64.*astype",
+    ),
+    (
+        lambda: Dataset.range(3).concatenate(Dataset.zip(Dataset.range(3), Dataset.range(3))),
+        TypeError,
+        r"elements are \* first and then \(\*, \*\)",
+    ),
+    (lambda: Dataset.range(3).prefetch(0), ValueError, r"buffer_size must be at least 1.*got 0"),
+    (lambda: Dataset.range(3).prefetch(None), TypeError, r"buffer_size must be an integer"),
+    (lambda: Dataset.range(3).enumerate("a"), TypeError, r"start must be an integer, got 'a'"),
+    (lambda: Dataset.range(3).batch(2).batches(start=-1), ValueError, r"start must be at least 0"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), BAD_CALLS)
+def test_bad_input_is_an_error_that_says_what_to_do(call, error, text):
+    with pytest.raises(error, match=f"(?s){text}"):
+        call()
+
+
+def test_the_chain_of_verbs_is_told_without_addresses():
+    rows = Dataset.from_source([1, 2]).map(abs, 2).filter(bool).take(1).skip(0).shard(2, 1)
+    assert repr(rows) == (
+        "<Dataset.from_source(list, 2 rows).map(abs).filter(bool).take(1).skip(0).shard(2, 1)>"
+    )
+    both = Dataset.zip(Dataset.range(3), Dataset.range(4)).concatenate(
+        Dataset.zip(Dataset.range(3), Dataset.range(4))
+    )
+    assert repr(both.prefetch(2)) == (
+        "<Dataset.zip(range(0, 3, 1), range(0, 4, 1)).concatenate(zip(range(0, 3, 1), "
+        "range(0, 4, 1))).prefetch(2)>"
+    )
