@@ -30,6 +30,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=64, help="rows for all replicas together")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float64")
     parser.add_argument("--seed", type=int, default=0, help="for first weights and shuffling")
+    parser.add_argument("--checkpoint-dir", help="save here after each epoch, and go on from there")
     parser.add_argument("--out", default="digits.png", help="where to draw loss and accuracy")
     options = parser.parse_args()
     reproducible = mr.CommunicationOptions(reproducible=True)  # sums don't depend on the layout
@@ -37,7 +38,12 @@ def main():
         num_replicas=options.replicas, communication_options=reproducible
     ) as strategy:
         losses, accuracies, weights = train(
-            strategy, options.epochs, options.batch_size, options.seed, options.dtype
+            strategy,
+            options.epochs,
+            options.batch_size,
+            options.seed,
+            options.dtype,
+            options.checkpoint_dir,
         )
         if strategy.rank == 0:  # no collective call in here: the other ranks would not make it
             draw(losses, accuracies, f"{strategy.num_replicas_in_sync} replicas", options.out)
@@ -46,7 +52,7 @@ def main():
             print(f"weights sha256 {sha256(*weights.values())}")
 
 
-def train(strategy, epochs, batch_size, seed, dtype):
+def train(strategy, epochs, batch_size, seed, dtype, checkpoint_dir=None):
     """Return the training loss and the test accuracy of each epoch, and the final weights."""
     images, labels = load_digits(return_X_y=True)  # 1797 rows of 64 pixels from 0 to 16
     images = images.astype(dtype)
@@ -99,18 +105,32 @@ def train(strategy, epochs, batch_size, seed, dtype):
         hits.assign_add(np.sum(probabilities.argmax(axis=1) == labels))
 
     losses, accuracies = [], []
+    # All that an interrupted program needs to go on, on any number of ranks.
+    state = mr.Checkpoint(
+        weights=weights,
+        velocities=velocities,
+        losses=losses,
+        accuracies=accuracies,
+        data=train_batches,
+    )
+    if checkpoint_dir is not None:
+        manager = mr.CheckpointManager(state, checkpoint_dir)
+        manager.restore_or_initialize()
+    left = range(len(losses), epochs)
     # A bar on rank 0 alone. Under mpirun it goes through a pipe, and maybe to a file: few updates.
-    for epoch in tqdm(range(epochs), unit="epoch", mininterval=1, disable=strategy.rank > 0):
+    for epoch in tqdm(left, unit="epoch", mininterval=1, disable=strategy.rank > 0):
         rate = LEARNING_RATE * (1 - epoch / epochs)
         loss_sum = 0.0
         for images, labels in train_batches:  # shuffled anew in each epoch, alike on all ranks
             loss = strategy.run(train_step, args=(images, labels, rate))
             loss_sum += strategy.reduce("SUM", loss, axis=None)
-        losses.append(loss_sum / len(train_labels))
+        losses.append(float(loss_sum) / len(train_labels))
         hits.assign(0)
         for images, labels in test_batches:
             strategy.run(test_step, args=(images, labels))
-        accuracies.append(hits.value() / len(test_labels))  # adds up: a call for all ranks
+        accuracies.append(float(hits.value()) / len(test_labels))  # adds up: a call for all ranks
+        if checkpoint_dir is not None:
+            manager.save(epoch + 1)
     strategy.verify(weights)  # an error if any rank had others
     return losses, accuracies, weights
 

@@ -166,7 +166,7 @@ class Checkpoint:
                 )
             return matching
 
-        def finish(index: Index, objects: Mapping[str, Any]) -> None:
+        def finish(index: Index, objects: dict[str, Any]) -> None:
             self.__dict__.update(objects)
             _restore_generators(strategy, index)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -110,6 +111,8 @@ class Matching:
 
     def _sequence(self, live: Any, saved: Any, path: str) -> _PutBack | None:
         items = tuple_items(saved)
+        if isinstance(live, list) and items is not None and _are_plain([*live, *items]):
+            return functools.partial(self._refill, live, items)
         if items is None or len(items) != len(live):
             return self._differs(path, f"a {type(live).__name__} of {len(live)}", saved)
         matched = [
@@ -128,6 +131,12 @@ class Matching:
             return type(live)(*values) if hasattr(live, "_fields") else type(live)(values)
 
         return put_back
+
+    @staticmethod
+    def _refill(live: list[Any], items: list[Any]) -> list[Any]:
+        """Give a list of numbers and texts other items, of which there may be more or fewer."""
+        live[:] = items
+        return live
 
     def _stateful(self, live: Any, saved: Any, path: str) -> _PutBack | None:
         state = state_of(saved)
@@ -186,6 +195,10 @@ class Matching:
                 there = "the state of an object"
         self.unfit.append(f"{path} is {here} here, and {there} in the checkpoint")
         return None
+
+
+def _are_plain(items: list[Any]) -> bool:
+    return all(item is None or type(item) in (bool, int, float, str) for item in items)
 
 
 def _text(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
