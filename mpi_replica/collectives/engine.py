@@ -301,6 +301,8 @@ class Engine:
             return self.exchanges.open(implementation)
         except ValueError as error:
             self.agreement.fail(calls, error)
+        except WaitGivenUpError:
+            self.agreement.time_out(calls[0])
         except BaseException as error:
             self._give_up(error)
             raise
@@ -312,7 +314,7 @@ class Engine:
         """
         if self.exchanges.may_open_shared_memory and self.transport.opens_windows_quietly:
             self.agreement.agree(calls)
-            with self.irrevocable():
+            with self.moving(calls[0]):
                 self.exchanges.open_shared_memory()
         return self.exchanges.get(CommunicationImplementation.SHARED_MEMORY)
 

@@ -168,6 +168,17 @@ def test_large_leaves_have_them_whatever_their_size(small_parts, reproducible, i
 
 
 @by_each_way
+def test_a_last_part_of_which_most_ranks_are_given_nothing_has_them(
+    small_parts, reproducible, implementation
+):
+    """Its contributions are copied before they are sent: no rank may take that for in place."""
+    options = {"implementation": implementation, "timeout_seconds": 60}
+    for layout in range(4):
+        leaf = Hard("float32", ((1 << 14) + 4,), 1, layout)
+        check_bits(reproducible, "SUM", leaf, **options)
+
+
+@by_each_way
 def test_many_small_leaves_have_them(small_parts, reproducible, implementation):
     """Several packs, and several chunks of one."""
     nest = [Hard("float64", (n * 37,), n, n) for n in range(0, 40, 2)]

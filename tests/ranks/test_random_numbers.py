@@ -1,0 +1,147 @@
+"""ctx.rng and strategy.rng on several ranks: the same in every layout (see test_randomness.py)."""
+
+import pytest
+
+import mpi_replica as mr
+from everywhere import check_works, gathered, needs_two_ranks, raises_everywhere
+
+CONTEXT = mr.errors.ContextError
+
+
+def make(strategy, **about):
+    """Return a strategy of the same layout."""
+    return mr.MPIStrategy(replicas_per_rank=len(strategy.local_replica_ids), **about)
+
+
+def draw():
+    rng = mr.get_replica_context().rng
+    return [*rng.integers(1 << 62, size=2).tolist(), float(rng.standard_normal())]
+
+
+def draws(strategy):
+    """What the replicas of all ranks draw next, by id."""
+    found = []
+    strategy.run(lambda: found.append(draw()))
+    return [numbers for of_rank in gathered(found) for numbers in of_rank]
+
+
+def at_hand(seed, count, times=1):
+    """What so many replicas draw on one rank, without the others."""
+    from mpi4py import MPI
+
+    with mr.MPIStrategy(MPI.COMM_SELF, num_replicas=count, seed=seed) as strategy:
+        found = []
+        for _ in range(times):
+            found.clear()
+            strategy.run(lambda: found.append(draw()))
+    return found
+
+
+def test_a_replica_draws_the_same_wherever_it_is(strategy):
+    count = strategy.num_replicas_in_sync
+    with make(strategy, seed=7) as seeded:
+        for times in (1, 2, 3):
+            found = draws(seeded)
+            assert found == at_hand(7, count, times)
+            assert len({str(numbers) for numbers in found}) == count
+
+
+def test_a_replica_that_draws_more_than_the_others_draws_for_itself_alone(strategy):
+    count = strategy.num_replicas_in_sync
+    with make(strategy, seed=7) as seeded:
+
+        def step():
+            ctx = mr.get_replica_context()
+            for _ in range(3 * ctx.replica_id_in_sync_group):
+                ctx.rng.random()
+            return ctx.all_reduce("SUM", 1)
+
+        seeded.run(step)
+        first = at_hand(7, count)
+        found = draws(seeded)
+        assert found[0] == at_hand(7, count, 1)[0]
+        assert all(one != other for one, other in zip(found[1:], first[1:], strict=True))
+
+
+def test_all_ranks_draw_the_same_above_the_replicas(strategy):
+    with make(strategy, seed=7) as seeded, make(strategy) as unseeded:
+        for one in (seeded, unseeded):
+            found = gathered(one.rng.integers(1 << 62, size=3).tolist())
+            assert found == [found[0]] * one.size
+        assert len({seeded.rng.random(), unseeded.rng.random()}) == 2
+
+
+def test_without_a_seed_the_ranks_have_one_all_the_same_and_each_strategy_another(strategy):
+    seen = []
+    for _ in range(2):
+        with make(strategy) as unseeded:
+            seen += draws(unseeded)
+            above = gathered(unseeded.rng.random())
+            assert above == [above[0]] * unseeded.size
+    assert len({str(numbers) for numbers in seen}) == 2 * strategy.num_replicas_in_sync
+
+
+def test_a_reproducible_strategy_has_seed_0(reproducible):
+    assert draws(reproducible) == at_hand(0, reproducible.num_replicas_in_sync)
+
+
+def test_in_a_replica_the_generator_above_is_an_error_everywhere(strategy):
+    last = strategy.num_replicas_in_sync - 1
+
+    def step():
+        ctx = mr.get_replica_context()
+        return strategy.rng if ctx.replica_id_in_sync_group == last else ctx.all_reduce("SUM", 1)
+
+    raises_everywhere(CONTEXT, lambda: strategy.run(step))
+    check_works(strategy)
+
+
+@pytest.mark.parametrize(
+    ("seed", "error", "words"),
+    [
+        (-1, ValueError, "seed must be 0 or more, got -1"),
+        (True, TypeError, "seed must be an int, got True"),
+        (2.0, TypeError, "seed must be an int, got 2.0"),
+        ("2", TypeError, "seed must be an int, got '2'"),
+    ],
+)
+def test_what_is_no_seed_on_one_rank_is_an_error_on_every_rank(strategy, seed, error, words):
+    last = strategy.size - 1
+    given = seed if strategy.rank == last else 2
+    assert words in str(raises_everywhere(error, lambda: mr.MPIStrategy(seed=given)))
+    check_works(strategy)
+
+
+def test_seeds_that_differ_between_ranks_are_named_on_every_rank(strategy):
+    needs_two_ranks(strategy)
+    last = strategy.size - 1
+    for one, other in ((1, 2), (1, None), (None, 0)):
+        given = other if strategy.rank == last else one
+        error = raises_everywhere(ValueError, lambda given=given: mr.MPIStrategy(seed=given))
+        assert "seed differs between ranks" in str(error)
+        assert f"{other!r} on ranks {last}" in str(error)
+
+
+# MPI_REPLICA_REPRODUCIBLE
+
+VARIABLE = "MPI_REPLICA_REPRODUCIBLE"
+
+
+def test_what_is_wrong_in_the_environment_of_one_rank_is_an_error_on_every_rank(
+    strategy, monkeypatch
+):
+    if strategy.rank == strategy.size - 1:
+        monkeypatch.setenv(VARIABLE, "yes")
+    error = raises_everywhere(ValueError, mr.MPIStrategy)
+    assert f"{VARIABLE}='yes' is neither 1 nor 0" in str(error)
+    check_works(strategy)
+
+
+def test_ranks_whose_environments_differ_get_no_strategy(strategy, monkeypatch):
+    needs_two_ranks(strategy)
+    if strategy.rank == strategy.size - 1:
+        monkeypatch.setenv(VARIABLE, "1")
+    error = raises_everywhere(ValueError, mr.MPIStrategy)
+    assert "communication_options differ between ranks" in str(error)
+    options = mr.CommunicationOptions(reproducible=False)  # it wins
+    mr.MPIStrategy(communication_options=options).close()
