@@ -115,12 +115,10 @@ class ReplicaContext(Replica):
         one call may lie beside each other in one block of memory: a kept one keeps up to 64 KiB, or
         16 MiB where it has 512 KiB and more.
 
-        Where all ranks are on one host, sums, means and products with a leaf of 256 KiB and more go
-        through a window of shared memory instead, unless they are in place: one barrier for each
-        512 KiB, and two more. Where they are reproducible, so does all that is larger than 64 KiB
-        divided by the number of replicas; below, one Allgatherv. Between hosts that is one
-        Alltoallv and one Allgatherv for each 1 MiB. Counterpart of
-        ``tf.distribute.ReplicaContext.all_reduce``.
+        Reproducible sums that have more than 64 KiB, divided by the number of replicas, go through
+        a window of shared memory where all ranks are on one host: one barrier for each 512 KiB, and
+        two more. Between hosts that is one Alltoallv and one Allgatherv for each 1 MiB; smaller
+        ones take one Allgatherv. Counterpart of ``tf.distribute.ReplicaContext.all_reduce``.
 
         Examples
         --------

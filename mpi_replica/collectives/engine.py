@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import ContextError
 from ..interrupts import gate
 from ..layout import Layout
-from ..options import CommunicationImplementation, CommunicationOptions
+from ..options import CommunicationOptions
 from ..transport import Transport, WaitGivenUpError
 from ..watch import Channel
 from . import travel
@@ -306,17 +306,6 @@ class Engine:
         except BaseException as error:
             self._give_up(error)
             raise
-
-    def shared_memory(self, calls: Sequence[Call]) -> Exchange | None:
-        """Return what combines parts in shared memory, where it can be had without a sound.
-
-        Where it is not known yet, the ranks agree, and try.
-        """
-        if self.exchanges.may_open_shared_memory and self.transport.opens_windows_quietly:
-            self.agreement.agree(calls)
-            with self.moving(calls[0]):
-                self.exchanges.open_shared_memory()
-        return self.exchanges.get(CommunicationImplementation.SHARED_MEMORY)
 
     def with_reserve(self, allocate: Callable[[], T]) -> T:
         """Return what `allocate` gives: memory that is needed after all ranks have agreed.

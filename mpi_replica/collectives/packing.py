@@ -47,9 +47,6 @@ _STAGED_BYTES = 1 << 20
 # Of floats of 2 bytes, in the dtype that they accumulate in.
 _NARROW_BYTES = 1 << 21
 
-# Of a leaf that ranks add up in shared memory sooner than MPI does.
-_LARGE_LEAF_BYTES = 1 << 18
-
 # Results of small leaves share memory of so many bytes at most.
 _CHUNK_BYTES = 1 << 16
 
@@ -212,20 +209,6 @@ class Plan:
     small_bytes: float
     #: The leaves in the packs, in the order in which they travel, where each has its pack's dtype.
     plain_order: tuple[int, ...] | None
-
-    @functools.cached_property
-    def is_large(self) -> bool:
-        """Whether most of it are large leaves that are added as they are.
-
-        Ranks that share memory then do it sooner than MPI does, unless it is in place.
-        """
-        sizes = [
-            (math.prod(stream.shape) * stream.dtype.itemsize, stream.is_narrow)
-            for stream in self.streams
-        ]
-        largest = max(sizes, default=(0, False))
-        is_sum = self.op not in (ReduceOp.MIN, ReduceOp.MAX)
-        return is_sum and largest[0] >= _LARGE_LEAF_BYTES and not any(n for _, n in sizes)
 
     @functools.cached_property
     def allocation(self) -> Allocation:

@@ -39,8 +39,6 @@ _ORDERED_IMPLEMENTATIONS = frozenset(
     {CommunicationImplementation.SHARED_MEMORY, CommunicationImplementation.ALLTOALL}
 )
 
-_AUTO = CommunicationImplementation.AUTO
-
 _FLOAT64 = np.dtype(np.float64)
 _PYTHON_NUMBERS = {int: "int", float: "float"}
 
@@ -271,11 +269,7 @@ class AllReduce(Call):
         calls: Sequence[AllReduce],
         contributions: Sequence[Sequence[Array]],
     ) -> list[list[Any]]:
-        exchange: Exchange | None = None
-        if self.plan.is_ordered:
-            exchange = engine.ordered_exchange(calls)
-        elif self.plan.is_large and self.options.implementation is _AUTO and not self._is_in_place:
-            exchange = engine.shared_memory(calls)
+        exchange = engine.ordered_exchange(calls) if self.plan.is_ordered else None
         # Everything that can fail is done before the ranks agree.
         try:
             each = [
@@ -305,14 +299,8 @@ class AllReduce(Call):
         has_outputs = outputs is not None
         if exchange is not None:
             return OrderedMovement(engine, exchange, self.plan, *about, has_outputs=has_outputs)
-        return Movement(
-            engine, self.plan, *about, has_outputs=has_outputs, is_in_place=self._is_in_place
-        )
-
-    @property
-    def _is_in_place(self) -> bool:
-        """Whether the results go where the values are, on all ranks."""
-        return self.outputs is not None and self.outputs.are_values
+        is_in_place = outputs is not None and outputs.are_values
+        return Movement(engine, self.plan, *about, has_outputs=has_outputs, is_in_place=is_in_place)
 
 
 def _native(signature: Signature) -> Signature:

@@ -80,8 +80,6 @@ class Transport(abc.ABC):
     is_in_flight: bool = False
     #: Whether some host has more ranks than cores: each exchange then costs turns of the cores.
     is_crowded: bool = False
-    #: Whether `open_shared_memory` prints nothing that a user would take for an error.
-    opens_windows_quietly: bool = True
     #: Set from another thread: waits end with `WaitGivenUpError`. A blocking call is not woken.
     is_interrupted: bool = False
     #: What the user may see as ``strategy.communicator``: an MPI communicator, or None.

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
-    "are_windows_quiet",
     "cores",
     "is_crowded",
     "lack_of_shared_memory",
@@ -58,8 +57,3 @@ def make_windows_quiet() -> None:
     """Keep Open MPI from printing an error that is none, if MPI has not started yet."""
     if "mpi4py.MPI" not in sys.modules and not os.path.isdir(_DEVICES):
         os.environ.setdefault(_WINDOWS, "^ucx")
-
-
-def are_windows_quiet() -> bool:
-    """Return whether Open MPI prints no such error."""
-    return os.path.isdir(_DEVICES) or _WINDOWS in os.environ

@@ -26,7 +26,7 @@ from .base import (
     Transport,
     WaitGivenUpError,
 )
-from .host import are_windows_quiet, cores, is_crowded, lack_of_shared_memory
+from .host import cores, is_crowded, lack_of_shared_memory
 
 __all__ = ["MPITransport", "world_size"]
 
@@ -105,10 +105,6 @@ def _is_of_signal_handler(error: BaseException) -> bool:
     return file != __file__ and not file.endswith((".pyx", ".pxi"))  # mpi4py's own frames
 
 
-def _opens_windows_quietly() -> bool:
-    return are_windows_quiet() or not MPI.Get_library_version().startswith("Open MPI")
-
-
 def _may_watch() -> bool:
     threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
     return threads and os.environ.get(_WATCH, "1") != "0"
@@ -160,13 +156,12 @@ class MPITransport(Transport):
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
         here = (MPI.Get_processor_name(), cores())
-        told = self._comm.allgather((*here, os.getpid(), _may_watch(), _opens_windows_quietly()))
-        places = [(host, cores) for host, cores, *_ in told]
+        told = self._comm.allgather((*here, os.getpid(), _may_watch()))
+        places = [(host, cores) for host, cores, _, _ in told]
         self.hosts = tuple(host for host, _ in places)
-        self.pids = tuple(pid for _, _, pid, *_ in told)
-        if self.size > 1 and all(may_watch for *_, may_watch, _ in told):
+        self.pids = tuple(pid for _, _, pid, _ in told)
+        if self.size > 1 and all(may_watch for _, _, _, may_watch in told):
             self.mailbox = MPIMailbox(self._comm)
-        self.opens_windows_quietly = all(is_quiet for *_, is_quiet in told)
         crowded = {host: is_crowded(host, places) for host in self.hosts}
         # Where ranks outnumber cores a rank that spins keeps the one it waits for from running.
         self._spins = range(0 if crowded[here[0]] else _SPINS)

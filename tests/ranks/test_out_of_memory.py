@@ -126,8 +126,6 @@ def made(name, replicas_per_rank):
     strategy = mr.MPIStrategy(replicas_per_rank=replicas_per_rank)
     if "reproducible" in name:
         strategy.engine.exchanges.open(mr.CommunicationImplementation.AUTO)
-    else:
-        strategy.engine.exchanges.open_shared_memory()
     return strategy
 
 

@@ -35,7 +35,6 @@ class Exchanges:
         self._problem: SharedMemoryError | None = None
         if transport.size == 1:
             self._known = dict.fromkeys(CommunicationImplementation, LocalExchange(*self._about))
-            self._problem = SharedMemoryError("there is one rank")
 
     def get(self, implementation: CommunicationImplementation) -> Exchange | None:
         """Return the exchange for an ordered sum; None where `open` must come first."""
@@ -52,7 +51,7 @@ class Exchanges:
         alltoall = self._known[_ALLTOALL] = AlltoallExchange(*self._about)
         if implementation is _ALLTOALL:
             return alltoall
-        shared = self.open_shared_memory()
+        shared = self._open_shared_memory()
         if implementation is _SHARED_MEMORY and shared is None:
             raise ValueError(
                 f"implementation=SHARED_MEMORY can't be had: {self._problem}. Use AUTO or ALLTOALL."
@@ -66,14 +65,9 @@ class Exchanges:
         found = self._known[implementation] = shared or alltoall
         return found
 
-    @property
-    def may_open_shared_memory(self) -> bool:
-        """Whether it is not known yet if there is shared memory."""
-        return self._problem is None and _SHARED_MEMORY not in self._known
-
-    def open_shared_memory(self) -> Exchange | None:
-        """Return the exchange by shared memory; None where it can't be had. Collective at first."""
-        if self.may_open_shared_memory:
+    def _open_shared_memory(self) -> Exchange | None:
+        """Return the exchange by shared memory; None where it can't be had."""
+        if self._problem is None and _SHARED_MEMORY not in self._known:
             transport, layout, _ = self._about
             part_bytes, size_bytes = window_bytes(layout)
             try:
