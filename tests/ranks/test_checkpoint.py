@@ -2,7 +2,6 @@
 
 import os
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,9 +25,9 @@ SUM, MEAN, FIRST = Aggregation.SUM, Aggregation.MEAN, Aggregation.ONLY_FIRST_REP
 
 
 @pytest.fixture
-def path(tmp_path):
-    """Where all ranks save: in a folder of rank 0."""
-    return Path(gathered(str(tmp_path))[0]) / "trained"
+def path(shared_folder):
+    """Where all ranks save."""
+    return shared_folder / "trained"
 
 
 @pytest.fixture

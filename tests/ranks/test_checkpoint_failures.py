@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +19,9 @@ from mpi_replica.errors import (
 
 
 @pytest.fixture
-def path(tmp_path):
-    """Where all ranks save: in a folder of rank 0."""
-    return Path(gathered(str(tmp_path))[0]) / "trained"
+def path(shared_folder):
+    """Where all ranks save."""
+    return shared_folder / "trained"
 
 
 # What does not fit
