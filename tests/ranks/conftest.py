@@ -1,6 +1,12 @@
 """What the tests on several ranks share. Each of them runs on every rank, in the same order."""
 
+import shutil
+import tempfile
+from pathlib import Path
+
 import pytest
+
+from everywhere import gathered
 
 # By name: the arguments of MPIStrategy on a rank.
 LAYOUTS = {
@@ -65,6 +71,22 @@ def reproducible(request, passed_everywhere):
     yield strategy
     if passed_everywhere():
         strategy.close()
+
+
+@pytest.fixture
+def shared_folder():
+    """A folder of rank 0 for all ranks.
+
+    Not pytest's ``tmp_path``: each rank would make one, and remove those of earlier runs while
+    another rank looks at them.
+    """
+    from mpi4py import MPI
+
+    rank = MPI.COMM_WORLD.rank
+    folder = Path(gathered(tempfile.mkdtemp() if rank == 0 else "")[0])
+    yield folder
+    if rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_strategy(layout, **options):

@@ -1,39 +1,33 @@
-"""Checkpoints on ranks: saved by all, restored on any layout, an error on one is one on all."""
+"""Checkpoints on ranks: saved by all, restored on any number of ranks and replicas."""
 
-import errno
 import os
-import shutil
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import (
-    check_works,
-    gathered,
-    holds_everywhere,
-    needs_two_ranks,
-    raises_everywhere,
+from checkpoints import (
+    content,
+    listing,
+    on_other_layouts,
+    on_read,
+    program,
+    replica_id,
+    restored,
+    save,
+    variable,
 )
+from everywhere import gathered
 from mpi_replica import VariableAggregation as Aggregation
-from mpi_replica.checkpoint import files
-from mpi_replica.errors import (
-    CheckpointError,
-    CollectiveMismatchError,
-    ContextError,
-    StructureMismatchError,
-)
 
 SUM, MEAN, FIRST = Aggregation.SUM, Aggregation.MEAN, Aggregation.ONLY_FIRST_REPLICA
-ON_READ = mr.VariableSynchronization.ON_READ
 
 
 @pytest.fixture
-def path(tmp_path):
-    """Where all ranks save: in a folder of rank 0."""
-    return Path(gathered(str(tmp_path))[0]) / "trained"
+def path(shared_folder):
+    """Where all ranks save."""
+    return shared_folder / "trained"
 
 
 @pytest.fixture
@@ -41,96 +35,6 @@ def world():
     from mpi4py import MPI  # starts MPI, so not when this file is imported
 
     return MPI.COMM_WORLD
-
-
-def on_other_layouts(world, check):
-    """Call `check` with strategies of other numbers of replicas and ranks, in all parts at once.
-
-    It must make no calls of all ranks.
-    """
-
-    def checked(strategy):
-        with strategy:
-            check(strategy)
-
-    def check_all():
-        checked(mr.MPIStrategy(num_replicas=world.size + 3))
-        for is_here in (world.rank == 0, world.rank % 2 == 0, world.rank < world.size - 1):
-            part = world.Split(is_here)
-            checked(mr.MPIStrategy(part, num_replicas=5))
-            part.Free()
-
-    holds_everywhere(check_all)
-
-
-def replica_id():
-    return mr.get_replica_context().replica_id_in_sync_group
-
-
-class Stateful:
-    """An object with state, which counts how often it was loaded."""
-
-    def __init__(self, **state):
-        self.state = state
-        self.loads = 0
-
-    def state_dict(self):
-        return self.state
-
-    def load_state_dict(self, state):
-        self.state = state
-        self.loads += 1
-
-
-def variable(strategy, value, **settings):
-    with strategy.scope():
-        return mr.Variable(value, **settings)
-
-
-def on_read(strategy, aggregation, value=0.0):
-    return variable(strategy, value, synchronization=ON_READ, aggregation=aggregation)
-
-
-def program(strategy, fill=0.0):
-    """The objects of a program; what `fill` gives tells their states apart."""
-    return mr.Checkpoint(
-        step=int(fill),
-        kernel=variable(strategy, np.arange(12.0).reshape(3, 4) * fill),
-        nest={
-            "bias": np.full(3, fill, ">f4"),
-            2: [np.full((2, 3), int(fill), order="F"), ("text", np.float32(fill))],
-            "inner": variable(strategy, np.full(2, fill)),
-        },
-        optimizer=Stateful(momentum=np.full(5, fill), name=("sgd", int(fill))),
-        mirrored=mr.Mirrored(np.float64(fill)),
-    )
-
-
-def content(checkpoint):
-    """All that is in it, as text."""
-    kernel, nest = np.asarray(checkpoint.kernel), checkpoint.nest
-    state = checkpoint.optimizer.state
-    rest = (checkpoint.step, kernel, nest["bias"], nest[2], np.asarray(nest["inner"]))
-    return repr((*rest, state["momentum"], state["name"], checkpoint.mirrored.value))
-
-
-def save(strategy, path, **objects):
-    """Save; the objects need have no variable, which would tell the strategy."""
-    with strategy.scope():
-        mr.Checkpoint(**objects).save(path)
-
-
-def restored(strategy, path, **objects):
-    checkpoint = mr.Checkpoint(**objects)
-    with strategy.scope():
-        checkpoint.restore(path)
-    return checkpoint
-
-
-def listing(path):
-    """The files in the folder of a checkpoint, as rank 0 sees them, on all ranks."""
-    names = gathered(sorted(os.listdir(path.parent)) if path.parent.is_dir() else [])
-    return names[0]
 
 
 # On any layout
@@ -296,290 +200,6 @@ def test_generators_that_nobody_asked_for_begin_with_the_seed(strategy, path):
     wanted = draws(strategy)
     restored(strategy, path)
     assert draws(strategy) == wanted
-
-
-# What does not fit
-
-
-def test_strict_names_all_that_does_not_fit_on_all_ranks_and_changes_nothing(strategy, path):
-    saved = program(strategy, 7.0)
-    saved.more = {"a": 1}
-    saved.save(path)
-    checkpoint = program(strategy, 1.0)
-    checkpoint.kernel = variable(strategy, np.ones((4, 3)))
-    checkpoint.nest["bias"] = np.ones(3)
-    checkpoint.nest[2][1] = ("text",)
-    checkpoint.nest["extra"] = [1]
-    checkpoint.learning_rate = 0.5
-    checkpoint.optimizer = np.zeros(3)
-    seen = repr((np.asarray(checkpoint.kernel), checkpoint.nest, checkpoint.step))
-    rng = repr(strategy.rng.bit_generator.state)
-    error = raises_everywhere(CheckpointError, lambda: checkpoint.restore(path))
-    for words in (
-        *(str(path), "not in the checkpoint: nest['extra'], learning_rate;", "strict=False"),
-        *("not in the program: more;", "kernel is float64[4, 3] here, and float64[3, 4]"),
-        *("nest['bias'] is float64[3] here, and", "nest[2][1] is a tuple of 1 here, and 2 items"),
-        "optimizer is float64[3] here, and the state of an object in the checkpoint",
-    ):
-        assert words in str(error), (words, str(error))
-    assert repr((np.asarray(checkpoint.kernel), checkpoint.nest, checkpoint.step)) == seen
-    assert repr(strategy.rng.bit_generator.state) == rng
-    check_works(strategy)
-
-
-def test_without_strict_what_fits_is_restored(strategy, path):
-    program(strategy, 7.0).save(path)
-    checkpoint = program(strategy, 1.0)
-    checkpoint.kernel = variable(strategy, np.ones((4, 3)))
-    checkpoint.nest["bias"] = bias = np.ones(5, np.float32)
-    checkpoint.learning_rate = 0.5
-    del checkpoint.optimizer
-    checkpoint.restore(path, strict=False)
-    assert np.asarray(checkpoint.kernel).tolist() == np.ones((4, 3)).tolist()
-    assert checkpoint.nest["bias"] is bias
-    assert bias.tolist() == [1.0] * 5
-    assert checkpoint.learning_rate == 0.5
-    assert checkpoint.step == 7
-    assert np.asarray(checkpoint.nest["inner"]).tolist() == [7.0, 7.0]
-    assert checkpoint.nest[2][1] == ("text", np.float32(7))
-
-
-def test_what_fits_on_all_ranks_but_one_is_restored_on_none(strategy, path):
-    program(strategy, 7.0).save(path)
-    last = strategy.size - 1
-    checkpoint = program(strategy, 1.0)
-    if strategy.rank == last:
-        checkpoint.nest["bias"] = np.zeros(9)
-    before = content(checkpoint)
-    error = raises_everywhere(CheckpointError, lambda: checkpoint.restore(path))
-    assert "nest['bias'] is float64[9] here" in str(error)
-    assert content(checkpoint) == before
-    check_works(strategy)
-
-
-def test_a_file_that_is_missing_or_changed_is_the_same_error_on_all_ranks(strategy, path):
-    program(strategy, 7.0).save(path)
-    names = listing(path)
-    checkpoint = program(strategy, 1.0)
-    before = content(checkpoint)
-    for name in names:
-        file = path.with_name(name)
-        whole = gathered(file.read_bytes())[0]
-        for changed in (None, whole[:-1], bytes([whole[0] ^ 1]) + whole[1:]):
-            if strategy.rank == 0:
-                file.unlink(missing_ok=True)
-                if changed is not None:
-                    file.write_bytes(changed)
-            gathered(None)
-            error = raises_everywhere(CheckpointError, lambda: checkpoint.restore(path))
-            assert str(file) in str(error)
-            assert content(checkpoint) == before
-        if strategy.rank == 0:
-            file.write_bytes(whole)
-        gathered(None)
-    checkpoint.restore(path)
-    assert checkpoint.step == 7
-    check_works(strategy)
-
-
-# What one rank can't do
-
-
-class System:
-    """The module `os`, with one function that fails, or does more, for some files."""
-
-    def __init__(self, name, pattern, act):
-        self._name, self._pattern, self._act = name, pattern, act
-        self._files = {}
-
-    def open(self, file, *arguments):
-        self._check("open", str(file))
-        found = os.open(file, *arguments)
-        self._files[found] = str(file)
-        return found
-
-    def __getattr__(self, name):
-        true = getattr(os, name)
-
-        def call(first, *arguments):
-            self._check(name, self._files.get(first, str(first)))
-            return true(first, *arguments)
-
-        return call if name in ("write", "fsync", "close", "replace", "unlink") else true
-
-    def _check(self, name, file):
-        if name == self._name and self._pattern in file:
-            self._act()
-
-
-def refuse(code):
-    def act():
-        raise OSError(code, os.strerror(code))
-
-    return act
-
-
-REFUSED = {
-    "disk full, data": ("write", ".data-", errno.ENOSPC, -1),
-    "disk full, index": ("write", ".index", errno.ENOSPC, 0),
-    "no permission": ("open", ".data-", errno.EACCES, -1),
-    "no permission, index": ("open", ".index", errno.EROFS, 0),
-    "data do not get to disk": ("fsync", ".data-", errno.EIO, -1),
-    "index does not get to disk": ("fsync", ".index", errno.EIO, 0),
-    "folder can't be read": ("open", "save", errno.EACCES, 0),
-    "no renaming": ("replace", ".index", errno.EACCES, 0),
-}
-
-
-@pytest.mark.parametrize("how", REFUSED)
-def test_a_rank_that_cannot_write_is_an_error_on_all_and_the_older_one_stays(
-    strategy, path, monkeypatch, how
-):
-    name, pattern, code, culprit = REFUSED[how]
-    path = path.parent / "saved" / "trained"
-    program(strategy, 7.0).save(path)
-    before = listing(path)
-    checkpoint = program(strategy, 8.0)
-    with monkeypatch.context() as patch:
-        if strategy.rank == culprit % strategy.size:
-            pattern = str(path.parent) if pattern == "save" else pattern
-            act = refuse(code)
-            system = System(name, pattern, act)
-            if pattern == str(path.parent):  # the folder itself, and not what is in it
-                true = system._check
-                system._check = lambda n, file: true(n, file) if file == pattern else None
-            patch.setattr(files, "os", system)
-        error = raises_everywhere(CheckpointError, lambda: checkpoint.save(path))
-    assert str(path.parent) in str(error)
-    assert os.strerror(code) in str(error)
-    gathered(None)
-    assert listing(path) == before
-    check_works(strategy)
-    again = program(strategy)
-    again.restore(path)
-    assert content(again) == content(program(strategy, 7.0))
-    checkpoint.save(path)
-    again.restore(path)
-    assert again.step == 8
-    assert len(listing(path)) == len(before)
-
-
-def test_a_folder_that_vanishes_while_all_save_is_an_error_on_all(strategy, path, monkeypatch):
-    folder = path.parent / "scratch"
-    checkpoint = program(strategy, 8.0)
-
-    def vanish():  # at once: others may be about to write in it
-        folder.rename(path.parent / "gone")
-
-    with monkeypatch.context() as patch:
-        if strategy.rank == strategy.size - 1:
-            patch.setattr(files, "os", System("fsync", ".data-", vanish))
-        error = raises_everywhere(CheckpointError, lambda: checkpoint.save(folder / "trained"))
-    assert str(folder) in str(error)
-    assert "No such file" in str(error)
-    assert not folder.exists()
-    check_works(strategy)
-    checkpoint.save(folder / "trained")
-    checkpoint.restore(folder / "trained")
-
-
-def test_a_folder_that_cannot_be_made_is_an_error_on_all(strategy, path):
-    if strategy.rank == 0:
-        path.write_bytes(b"a file")
-    gathered(None)
-    error = raises_everywhere(CheckpointError, lambda: save(strategy, path / "b" / "c", a=1))
-    assert str(path) in str(error)
-    check_works(strategy)
-
-
-def test_a_read_only_folder_is_an_error_on_all(strategy, path):
-    if os.geteuid() == 0:
-        pytest.skip("nothing is read-only for root")
-    path.parent.chmod(0o555)
-    try:
-        error = raises_everywhere(CheckpointError, lambda: program(strategy).save(path))
-    finally:
-        gathered(None)
-        path.parent.chmod(0o755)
-    assert "Permission denied" in str(error)
-    check_works(strategy)
-
-
-# What the ranks disagree in
-
-DIFFERENT = {
-    "a shape": ({"w": np.zeros(3)}, {"w": np.zeros(4)}),
-    "a dtype": ({"w": np.zeros(3)}, {"w": np.zeros(3, "f4")}),
-    "a name": ({"w": 1}, {"v": 1}),
-    "an object more": ({"w": 1}, {"w": 1, "x": np.zeros(3)}),
-    "a kind": ({"w": np.zeros(())}, {"w": 0.0}),
-    "a length": ({"w": [1, 2]}, {"w": [1, 2, 3]}),
-    "a key": ({"w": {"a": 1, "b": 2}}, {"w": {"a": 1, "c": 2}}),
-}
-
-
-@pytest.mark.parametrize("what", DIFFERENT)
-def test_ranks_with_different_objects_are_an_error_on_all(strategy, path, what):
-    needs_two_ranks(strategy)
-    program(strategy, 7.0).save(path)
-    before = listing(path)
-    mine = DIFFERENT[what][strategy.rank == strategy.size - 1]
-    error = raises_everywhere(
-        (StructureMismatchError, CollectiveMismatchError), lambda: save(strategy, path, **mine)
-    )
-    assert "Checkpoint.save" in str(error)
-    assert listing(path) == before
-    check_works(strategy)
-
-
-@pytest.mark.parametrize("name", ["save", "restore"])
-def test_ranks_with_different_paths_are_an_error_on_all_that_names_both(strategy, path, name):
-    needs_two_ranks(strategy)
-    own = path.with_name(f"trained-{min(strategy.rank, 1)}")
-    before = []
-    if name == "restore":
-        save(strategy, path, a=1)
-        shutil.copy(path.with_name("trained.index"), own.with_name(f"{own.name}.index"))
-        before = ["trained-0.index", "trained-1.index", "trained.index"]
-    call = {"save": save, "restore": restored}[name]
-    error = raises_everywhere(CollectiveMismatchError, lambda: call(strategy, own, a=1))
-    assert "trained-0" in str(error)
-    assert "trained-1" in str(error)
-    assert listing(path) == before
-    check_works(strategy)
-
-
-def test_an_object_that_cannot_be_saved_on_one_rank_is_a_type_error_on_all(strategy, path):
-    value = object() if strategy.rank == strategy.size - 1 else 1
-    error = raises_everywhere(TypeError, lambda: save(strategy, path, nest={"a": [value]}))
-    assert "checkpoint.nest['a'][0]" in str(error)
-    assert listing(path) == []
-    ids = strategy.run(replica_id)
-    error = raises_everywhere(TypeError, lambda: save(strategy, path, ids=ids))
-    assert "PerReplica" in str(error)
-    check_works(strategy)
-
-
-def test_saving_on_one_rank_and_restoring_on_others_is_an_error_on_all(strategy, path):
-    needs_two_ranks(strategy)
-    checkpoint = program(strategy, 1.0)
-    checkpoint.save(path)
-    call = checkpoint.save if strategy.rank else checkpoint.restore
-    error = raises_everywhere(CollectiveMismatchError, lambda: call(path))
-    assert "Checkpoint.save" in str(error)
-    assert "Checkpoint.restore" in str(error)
-    check_works(strategy)
-
-
-@pytest.mark.parametrize("name", ["save", "restore"])
-def test_in_a_replica_it_is_a_context_error(strategy, path, name):
-    checkpoint = program(strategy, 1.0)
-    checkpoint.save(path)
-    error = raises_everywhere(
-        ContextError, lambda: strategy.run(lambda: getattr(checkpoint, name)(path))
-    )
-    assert f"Checkpoint.{name}" in str(error)
-    check_works(strategy)
 
 
 # Cost

@@ -1,0 +1,308 @@
+"""Checkpoints that can't be saved or restored: an error on one rank is the same one on all."""
+
+import errno
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from checkpoints import content, listing, program, replica_id, restored, save, variable
+from everywhere import check_works, gathered, needs_two_ranks, raises_everywhere
+from mpi_replica.checkpoint import files
+from mpi_replica.errors import (
+    CheckpointError,
+    CollectiveMismatchError,
+    ContextError,
+    StructureMismatchError,
+)
+
+
+@pytest.fixture
+def path(shared_folder):
+    """Where all ranks save."""
+    return shared_folder / "trained"
+
+
+# What does not fit
+
+
+def test_strict_names_all_that_does_not_fit_on_all_ranks_and_changes_nothing(strategy, path):
+    saved = program(strategy, 7.0)
+    saved.more = {"a": 1}
+    saved.save(path)
+    checkpoint = program(strategy, 1.0)
+    checkpoint.kernel = variable(strategy, np.ones((4, 3)))
+    checkpoint.nest["bias"] = np.ones(3)
+    checkpoint.nest[2][1] = ("text",)
+    checkpoint.nest["extra"] = [1]
+    checkpoint.learning_rate = 0.5
+    checkpoint.optimizer = np.zeros(3)
+    seen = repr((np.asarray(checkpoint.kernel), checkpoint.nest, checkpoint.step))
+    rng = repr(strategy.rng.bit_generator.state)
+    error = raises_everywhere(CheckpointError, lambda: checkpoint.restore(path))
+    for words in (
+        *(str(path), "not in the checkpoint: nest['extra'], learning_rate;", "strict=False"),
+        *("not in the program: more;", "kernel is float64[4, 3] here, and float64[3, 4]"),
+        *("nest['bias'] is float64[3] here, and", "nest[2][1] is a tuple of 1 here, and 2 items"),
+        "optimizer is float64[3] here, and the state of an object in the checkpoint",
+    ):
+        assert words in str(error), (words, str(error))
+    assert repr((np.asarray(checkpoint.kernel), checkpoint.nest, checkpoint.step)) == seen
+    assert repr(strategy.rng.bit_generator.state) == rng
+    check_works(strategy)
+
+
+def test_without_strict_what_fits_is_restored(strategy, path):
+    program(strategy, 7.0).save(path)
+    checkpoint = program(strategy, 1.0)
+    checkpoint.kernel = variable(strategy, np.ones((4, 3)))
+    checkpoint.nest["bias"] = bias = np.ones(5, np.float32)
+    checkpoint.learning_rate = 0.5
+    del checkpoint.optimizer
+    checkpoint.restore(path, strict=False)
+    assert np.asarray(checkpoint.kernel).tolist() == np.ones((4, 3)).tolist()
+    assert checkpoint.nest["bias"] is bias
+    assert bias.tolist() == [1.0] * 5
+    assert checkpoint.learning_rate == 0.5
+    assert checkpoint.step == 7
+    assert np.asarray(checkpoint.nest["inner"]).tolist() == [7.0, 7.0]
+    assert checkpoint.nest[2][1] == ("text", np.float32(7))
+
+
+def test_what_fits_on_all_ranks_but_one_is_restored_on_none(strategy, path):
+    program(strategy, 7.0).save(path)
+    last = strategy.size - 1
+    checkpoint = program(strategy, 1.0)
+    if strategy.rank == last:
+        checkpoint.nest["bias"] = np.zeros(9)
+    before = content(checkpoint)
+    error = raises_everywhere(CheckpointError, lambda: checkpoint.restore(path))
+    assert "nest['bias'] is float64[9] here" in str(error)
+    assert content(checkpoint) == before
+    check_works(strategy)
+
+
+def test_a_file_that_is_missing_or_changed_is_the_same_error_on_all_ranks(strategy, path):
+    program(strategy, 7.0).save(path)
+    names = listing(path)
+    checkpoint = program(strategy, 1.0)
+    before = content(checkpoint)
+    for name in names:
+        file = path.with_name(name)
+        whole = gathered(file.read_bytes())[0]
+        for changed in (None, whole[:-1], bytes([whole[0] ^ 1]) + whole[1:]):
+            if strategy.rank == 0:
+                file.unlink(missing_ok=True)
+                if changed is not None:
+                    file.write_bytes(changed)
+            gathered(None)
+            error = raises_everywhere(CheckpointError, lambda: checkpoint.restore(path))
+            assert str(file) in str(error)
+            assert content(checkpoint) == before
+        if strategy.rank == 0:
+            file.write_bytes(whole)
+        gathered(None)
+    checkpoint.restore(path)
+    assert checkpoint.step == 7
+    check_works(strategy)
+
+
+# What one rank can't do
+
+
+class System:
+    """The module `os`, with one function that fails, or does more, for some files."""
+
+    def __init__(self, name, pattern, act):
+        self._name, self._pattern, self._act = name, pattern, act
+        self._files = {}
+
+    def open(self, file, *arguments):
+        self._check("open", str(file))
+        found = os.open(file, *arguments)
+        self._files[found] = str(file)
+        return found
+
+    def __getattr__(self, name):
+        true = getattr(os, name)
+
+        def call(first, *arguments):
+            self._check(name, self._files.get(first, str(first)))
+            return true(first, *arguments)
+
+        return call if name in ("write", "fsync", "close", "replace", "unlink") else true
+
+    def _check(self, name, file):
+        if name == self._name and self._pattern in file:
+            self._act()
+
+
+def refuse(code):
+    def act():
+        raise OSError(code, os.strerror(code))
+
+    return act
+
+
+REFUSED = {
+    "disk full, data": ("write", ".data-", errno.ENOSPC, -1),
+    "disk full, index": ("write", ".index", errno.ENOSPC, 0),
+    "no permission": ("open", ".data-", errno.EACCES, -1),
+    "no permission, index": ("open", ".index", errno.EROFS, 0),
+    "data do not get to disk": ("fsync", ".data-", errno.EIO, -1),
+    "index does not get to disk": ("fsync", ".index", errno.EIO, 0),
+    "folder can't be read": ("open", "save", errno.EACCES, 0),
+    "no renaming": ("replace", ".index", errno.EACCES, 0),
+}
+
+
+@pytest.mark.parametrize("how", REFUSED)
+def test_a_rank_that_cannot_write_is_an_error_on_all_and_the_older_one_stays(
+    strategy, path, monkeypatch, how
+):
+    name, pattern, code, culprit = REFUSED[how]
+    path = path.parent / "saved" / "trained"
+    program(strategy, 7.0).save(path)
+    before = listing(path)
+    checkpoint = program(strategy, 8.0)
+    with monkeypatch.context() as patch:
+        if strategy.rank == culprit % strategy.size:
+            pattern = str(path.parent) if pattern == "save" else pattern
+            act = refuse(code)
+            system = System(name, pattern, act)
+            if pattern == str(path.parent):  # the folder itself, and not what is in it
+                true = system._check
+                system._check = lambda n, file: true(n, file) if file == pattern else None
+            patch.setattr(files, "os", system)
+        error = raises_everywhere(CheckpointError, lambda: checkpoint.save(path))
+    assert str(path.parent) in str(error)
+    assert os.strerror(code) in str(error)
+    gathered(None)
+    assert listing(path) == before
+    check_works(strategy)
+    again = program(strategy)
+    again.restore(path)
+    assert content(again) == content(program(strategy, 7.0))
+    checkpoint.save(path)
+    again.restore(path)
+    assert again.step == 8
+    assert len(listing(path)) == len(before)
+
+
+def test_a_folder_that_vanishes_while_all_save_is_an_error_on_all(strategy, path, monkeypatch):
+    folder = path.parent / "scratch"
+    checkpoint = program(strategy, 8.0)
+
+    def vanish():  # at once: others may be about to write in it
+        folder.rename(path.parent / "gone")
+
+    with monkeypatch.context() as patch:
+        if strategy.rank == strategy.size - 1:
+            patch.setattr(files, "os", System("fsync", ".data-", vanish))
+        error = raises_everywhere(CheckpointError, lambda: checkpoint.save(folder / "trained"))
+    assert str(folder) in str(error)
+    assert "No such file" in str(error)
+    assert not folder.exists()
+    check_works(strategy)
+    checkpoint.save(folder / "trained")
+    checkpoint.restore(folder / "trained")
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_on_all(strategy, path):
+    if strategy.rank == 0:
+        path.write_bytes(b"a file")
+    gathered(None)
+    error = raises_everywhere(CheckpointError, lambda: save(strategy, path / "b" / "c", a=1))
+    assert str(path) in str(error)
+    check_works(strategy)
+
+
+def test_a_read_only_folder_is_an_error_on_all(strategy, path):
+    if os.geteuid() == 0:
+        pytest.skip("nothing is read-only for root")
+    path.parent.chmod(0o555)
+    try:
+        error = raises_everywhere(CheckpointError, lambda: program(strategy).save(path))
+    finally:
+        gathered(None)
+        path.parent.chmod(0o755)
+    assert "Permission denied" in str(error)
+    check_works(strategy)
+
+
+# What the ranks disagree in
+
+DIFFERENT = {
+    "a shape": ({"w": np.zeros(3)}, {"w": np.zeros(4)}),
+    "a dtype": ({"w": np.zeros(3)}, {"w": np.zeros(3, "f4")}),
+    "a name": ({"w": 1}, {"v": 1}),
+    "an object more": ({"w": 1}, {"w": 1, "x": np.zeros(3)}),
+    "a kind": ({"w": np.zeros(())}, {"w": 0.0}),
+    "a length": ({"w": [1, 2]}, {"w": [1, 2, 3]}),
+    "a key": ({"w": {"a": 1, "b": 2}}, {"w": {"a": 1, "c": 2}}),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_ranks_with_different_objects_are_an_error_on_all(strategy, path, what):
+    needs_two_ranks(strategy)
+    program(strategy, 7.0).save(path)
+    before = listing(path)
+    mine = DIFFERENT[what][strategy.rank == strategy.size - 1]
+    error = raises_everywhere(
+        (StructureMismatchError, CollectiveMismatchError), lambda: save(strategy, path, **mine)
+    )
+    assert "Checkpoint.save" in str(error)
+    assert listing(path) == before
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("name", ["save", "restore"])
+def test_ranks_with_different_paths_are_an_error_on_all_that_names_both(strategy, path, name):
+    needs_two_ranks(strategy)
+    own = path.with_name(f"trained-{min(strategy.rank, 1)}")
+    before = []
+    if name == "restore":
+        save(strategy, path, a=1)
+        shutil.copy(path.with_name("trained.index"), own.with_name(f"{own.name}.index"))
+        before = ["trained-0.index", "trained-1.index", "trained.index"]
+    call = {"save": save, "restore": restored}[name]
+    error = raises_everywhere(CollectiveMismatchError, lambda: call(strategy, own, a=1))
+    assert "trained-0" in str(error)
+    assert "trained-1" in str(error)
+    assert listing(path) == before
+    check_works(strategy)
+
+
+def test_an_object_that_cannot_be_saved_on_one_rank_is_a_type_error_on_all(strategy, path):
+    value = object() if strategy.rank == strategy.size - 1 else 1
+    error = raises_everywhere(TypeError, lambda: save(strategy, path, nest={"a": [value]}))
+    assert "checkpoint.nest['a'][0]" in str(error)
+    assert listing(path) == []
+    ids = strategy.run(replica_id)
+    error = raises_everywhere(TypeError, lambda: save(strategy, path, ids=ids))
+    assert "PerReplica" in str(error)
+    check_works(strategy)
+
+
+def test_saving_on_one_rank_and_restoring_on_others_is_an_error_on_all(strategy, path):
+    needs_two_ranks(strategy)
+    checkpoint = program(strategy, 1.0)
+    checkpoint.save(path)
+    call = checkpoint.save if strategy.rank else checkpoint.restore
+    error = raises_everywhere(CollectiveMismatchError, lambda: call(path))
+    assert "Checkpoint.save" in str(error)
+    assert "Checkpoint.restore" in str(error)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("name", ["save", "restore"])
+def test_in_a_replica_it_is_a_context_error(strategy, path, name):
+    checkpoint = program(strategy, 1.0)
+    checkpoint.save(path)
+    error = raises_everywhere(
+        ContextError, lambda: strategy.run(lambda: getattr(checkpoint, name)(path))
+    )
+    assert f"Checkpoint.{name}" in str(error)
+    check_works(strategy)
