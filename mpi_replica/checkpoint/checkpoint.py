@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import nest
+from .. import ending, nest
 from ..assignment import Assignable
 from ..collectives.call import Call
 from ..collectives.callsite import CallSite
 from ..context import StrategyLike, current_strategy, require_cross_replica
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ContextError
 from ..options import CommunicationOptions
 from ..values import Mirrored
 from .encoding import Encoder
@@ -32,6 +32,8 @@ class Checkpoint:
 
     Parameters
     ----------
+    strategy : Strategy, optional
+        By position. Default: that of the variables; the current one where there are none.
     **objects
         Each is an attribute of the checkpoint, too. Variables; nests (dicts, lists, tuples) of
         arrays, numbers, texts, bytes and None; objects with ``state_dict()`` and
@@ -60,14 +62,21 @@ class Checkpoint:
     (3, array([0., 1.]))
     """
 
-    def __init__(self, **objects: Any) -> None:
-        taken = sorted(name for name in objects if hasattr(type(self), name))
+    def __init__(self, strategy: StrategyLike | None = None, /, **objects: Any) -> None:
+        taken = sorted(
+            name for name in objects if hasattr(type(self), name) or name.startswith("_")
+        )
         if taken:
             raise ValueError(
-                f"Checkpoint can't have an object named {taken[0]!r}: that is a method. Give it"
-                " another name."
+                f"Checkpoint can't have an object named {taken[0]!r}: that is one of its own names."
+                " Give it another one."
             )
+        self._given_strategy = strategy
         self.__dict__.update(objects)
+
+    @property
+    def _objects(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
     def save(self, path: str | os.PathLike[str]) -> str:
         """Save the objects; return `path`.
@@ -112,7 +121,7 @@ class Checkpoint:
             encoder = Encoder(plain)
             state = {
                 name: encoder.encode(value, f"checkpoint.{name}")
-                for name, value in self.__dict__.items()
+                for name, value in self._objects.items()
             }
             try:
                 place.parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +166,7 @@ class Checkpoint:
         engine = strategy.engine
 
         def match(index: Index, read: Reader) -> Matching:
-            matching = Matching(index, self.__dict__, read)
+            matching = Matching(index, self._objects, read)
             problems = matching.problems()
             if problems and strict:
                 raise CheckpointError(
@@ -177,21 +186,35 @@ class Checkpoint:
         engine.cross_replica(engine.make("Checkpoint.restore", None, make))
 
     def _variables(self) -> list[Any]:
-        leaves = [leaf for value in self.__dict__.values() for leaf in nest.flatten(value)[0]]
+        leaves = [leaf for value in self._objects.values() for leaf in nest.flatten(value)[0]]
         return [leaf for leaf in leaves if isinstance(leaf, Assignable)]
 
     @property
     def strategy(self) -> StrategyLike:
-        """The strategy of its variables; the current one where there are none."""
+        """The strategy whose ranks save and restore it.
+
+        Raises
+        ------
+        ContextError
+            It can't be told which one: none was given, and there are no variables.
+        """
+        if self._given_strategy is not None:
+            return self._given_strategy
         found = {id(v.strategy): v.strategy for v in self._variables()}
         if len(found) > 1:
             raise ValueError(
                 "the variables of a Checkpoint belong to several strategies. Make one for each."
             )
-        return next(iter(found.values()), None) or current_strategy()
+        strategy = next(iter(found.values()), None) or current_strategy()
+        if strategy.is_default and ending.engines():  # each rank would save for itself, to one path
+            raise ContextError(
+                "a Checkpoint without variables does not know its strategy. Pass it:"
+                " mr.Checkpoint(strategy, ...)."
+            )
+        return strategy
 
     def __repr__(self) -> str:
-        return f"<mr.Checkpoint of {', '.join(self.__dict__)}>"
+        return f"<mr.Checkpoint of {', '.join(self._objects)}>"
 
 
 def _restore_generators(strategy: StrategyLike, index: Index) -> None:

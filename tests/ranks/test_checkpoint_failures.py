@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+import mpi_replica as mr
 from checkpoints import content, listing, program, replica_id, restored, save, variable
 from everywhere import check_works, gathered, needs_two_ranks, raises_everywhere
 from mpi_replica.checkpoint import files
@@ -306,3 +307,20 @@ def test_in_a_replica_it_is_a_context_error(strategy, path, name):
     )
     assert f"Checkpoint.{name}" in str(error)
     check_works(strategy)
+
+
+def test_a_checkpoint_without_variables_must_be_told_its_strategy(strategy, shared_folder):
+    """Each rank would save for itself otherwise, to one path."""
+    path = shared_folder / "steps"
+    lonely = mr.Checkpoint(step=1)
+    if strategy.size > 1:
+        with pytest.raises(mr.errors.ContextError, match=r"mr\.Checkpoint\(strategy"):
+            lonely.save(path)
+    told = mr.Checkpoint(strategy, step=2)
+    told.save(path)
+    told.step = 0
+    told.restore(path)
+    assert told.step == 2
+    with strategy.scope():
+        lonely.restore(path)
+    assert lonely.step == 2
