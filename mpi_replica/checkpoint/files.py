@@ -6,6 +6,7 @@ file is written beside it, forced to disk, and renamed: after a crash there is t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import zlib
@@ -49,8 +50,7 @@ def write_new(path: Path, arrays: Sequence[Array]) -> list[Extent]:
     extents = []
     offset = 0
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOSED_IN_CHILDREN, 0o666)
-        try:
+        with _forced_to_disk(path, os.O_EXCL) as file:
             for array in arrays:
                 crc = 0
                 for block in _blocks(array):
@@ -58,15 +58,23 @@ def write_new(path: Path, arrays: Sequence[Array]) -> list[Extent]:
                     _write_all(file, block)
                 extents.append(Extent(offset, array.nbytes, crc))
                 offset += array.nbytes
-            os.fsync(file)
-        finally:
-            os.close(file)
     except OSError as error:
         raise _refused(path, "written", error) from error
     return extents
 
 
 _CLOSED_IN_CHILDREN = getattr(os, "O_CLOEXEC", 0)
+
+
+@contextlib.contextmanager
+def _forced_to_disk(path: Path, flag: int) -> Iterator[int]:
+    """Open a file to write to; where that goes well, all of it is on disk at the end."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | flag | _CLOSED_IN_CHILDREN, 0o666)
+    try:
+        yield file
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _blocks(array: Array) -> Iterator[memoryview]:
@@ -115,13 +123,8 @@ def write_beside(path: Path, data: bytes) -> None:
         The system refuses.
     """
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _CLOSED_IN_CHILDREN
-        file = os.open(_beside(path), flags, 0o666)
-        try:
+        with _forced_to_disk(_beside(path), os.O_TRUNC) as file:
             _write_all(file, memoryview(data))
-            os.fsync(file)
-        finally:
-            os.close(file)
         _sync(path.parent)
     except OSError as error:
         raise _refused(path, "written", error) from error

@@ -18,7 +18,7 @@ from .saving import data_files
 __all__ = ["CheckpointManager", "latest_checkpoint"]
 
 _NAME = "ckpt"
-_INDEX = re.compile(rf"({_NAME}-(\d+))\.index")
+_INDEX = re.compile(rf"{_NAME}-(\d+)\.index")
 
 _log = logging.getLogger("mpi_replica")
 
@@ -208,4 +208,4 @@ def _steps_in(folder: Path) -> list[int]:
         names = os.listdir(folder)
     except OSError:
         return []
-    return sorted(int(found[2]) for name in names if (found := _INDEX.fullmatch(name)))
+    return sorted(int(found[1]) for name in names if (found := _INDEX.fullmatch(name)))
