@@ -55,8 +55,10 @@ class InlineReduction:
 
     Parameters
     ----------
-    headers : array of bytes
-        Where the transport always puts the headers of all ranks.
+    memory : array of bytes
+        Where the contributions of all ranks are put.
+    places : sequence of int
+        Where each contribution begins there.
     layout : Layout
     quietly : callable
         Calls a function without numpy's warnings.
@@ -66,7 +68,12 @@ class InlineReduction:
     rank_bytes: Sequence[int] = ()
 
     def __init__(
-        self, plan: Plan, headers: Bytes, layout: Layout, quietly: Callable[..., Any]
+        self,
+        plan: Plan,
+        memory: Bytes,
+        places: Sequence[int],
+        layout: Layout,
+        quietly: Callable[..., Any],
     ) -> None:
         self._quietly = quietly
         self._op = plan.op
@@ -84,17 +91,12 @@ class InlineReduction:
         #: Of each pack, what the ranks contribute, and its slots.
         self._parts: list[tuple[list[Array], tuple[Slot, ...]]] = []
         start = 0
-        firsts = self._places_of_contributions(layout)
         for pack in plan.packs:
             stop = start + pack.size_bytes
-            rows = [headers[first + start : first + stop].view(pack.dtype) for first in firsts]
+            rows = [memory[place + start : place + stop].view(pack.dtype) for place in places]
             (chunk,) = pack.chunks  # what is so small fits into one
             self._parts.append((rows, chunk.slots))
             start = stop
-
-    def _places_of_contributions(self, layout: Layout) -> Sequence[int]:
-        """Return where each contribution begins in the memory."""
-        return _payload_places(layout)
 
     def prepare(self, contributions: Sequence[Sequence[Array]]) -> tuple[bytes, list[Array]]:
         """Return what this rank sends, its replicas combined, and memory for `results`.
@@ -172,8 +174,12 @@ class InlineReduction:
 class OrderedInlineReduction(InlineReduction):
     """One in the order of the tree over the replicas.
 
-    Parameters as those of `InlineReduction`, and
-
+    Parameters
+    ----------
+    headers : array of bytes
+        Where the transport always puts the headers of all ranks.
+    layout, quietly
+        As those of `InlineReduction`.
     scratch : Scratch
         Memory that is used while the call lasts.
     is_inline : bool
@@ -195,17 +201,17 @@ class OrderedInlineReduction(InlineReduction):
         counts = [len(partials) for partials in tree.partials]
         scratch.clear()
         if is_inline:
-            starts = _payload_places(layout)
-            self._places = [
+            memory = headers
+            places = [
                 start + size_bytes * index
-                for start, count in zip(starts, counts, strict=True)
+                for start, count in zip(_payload_places(layout), counts, strict=True)
                 for index in range(count)
             ]
         else:
             self.rank_bytes = [count * size_bytes for count in counts]
-            self.message = headers = scratch.take(np.dtype(np.uint8), sum(self.rank_bytes))
-            self._places = [size_bytes * index for index in range(sum(counts))]
-        super().__init__(plan, headers, layout, quietly)
+            self.message = memory = scratch.take(np.dtype(np.uint8), sum(self.rank_bytes))
+            places = [size_bytes * index for index in range(sum(counts))]
+        super().__init__(plan, memory, places, layout, quietly)
         self._partials = tree.partials[layout.rank]
         self._tree_order = tree.order
         #: For each pack.
@@ -214,9 +220,6 @@ class OrderedInlineReduction(InlineReduction):
             for length, dtype in self._buffers
         ]
         self._mask = Scratch(scratch.take(np.dtype(np.uint8), size_bytes))
-
-    def _places_of_contributions(self, layout: Layout) -> Sequence[int]:
-        return self._places
 
     def _combined_here(self, contributions: Sequence[Sequence[Array]]) -> bytes:
         parts = []
@@ -244,7 +247,8 @@ def _payload_places(layout: Layout) -> Sequence[int]:
 class InlineReductions(dict[Plan, InlineReduction]):
     """The `InlineReduction` of each plan; made when it is asked for.
 
-    Parameters as those of `InlineReduction`, and `inline_bytes`: the most that travels in a header.
+    Parameters as those of `OrderedInlineReduction`, and `inline_bytes`: the most that travels in a
+    header.
     """
 
     def __init__(
@@ -269,7 +273,8 @@ class InlineReductions(dict[Plan, InlineReduction]):
         return reduction
 
     def _plain(self, plan: Plan) -> InlineReduction:
-        return InlineReduction(plan, *self._about)
+        headers, layout, quietly = self._about
+        return InlineReduction(plan, headers, _payload_places(layout), layout, quietly)
 
     def _ordered(self, plan: Plan) -> InlineReduction:
         if self._scratch is None:  # for a message, and for temporaries and a mask of its parts
