@@ -30,7 +30,9 @@ def main():
     parser.add_argument("--batch-size", type=int, default=64, help="rows for all replicas together")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float64")
     parser.add_argument("--seed", type=int, default=0, help="for first weights and shuffling")
-    parser.add_argument("--checkpoint-dir", help="save here after each epoch, and go on from there")
+    parser.add_argument(
+        "--checkpoint-dir", help="save here after each epoch and on a signal, and go on from there"
+    )
     parser.add_argument("--out", default="digits.png", help="where to draw loss and accuracy")
     options = parser.parse_args()
     reproducible = mr.CommunicationOptions(reproducible=True)  # sums don't depend on the layout
@@ -107,30 +109,36 @@ def train(strategy, epochs, batch_size, seed, dtype, checkpoint_dir=None):
     losses, accuracies = [], []
     # All that an interrupted program needs to go on, on any number of ranks.
     state = mr.Checkpoint(
+        step=0,
+        loss_sum=0.0,  # of this epoch
         weights=weights,
         velocities=velocities,
         losses=losses,
         accuracies=accuracies,
         data=train_batches,
     )
+    manager = None
     if checkpoint_dir is not None:
-        manager = mr.CheckpointManager(state, checkpoint_dir)
+        manager = mr.CheckpointManager(state, checkpoint_dir, save_on_signal=True)
         manager.restore_or_initialize()
     left = range(len(losses), epochs)
     # A bar on rank 0 alone. Under mpirun it goes through a pipe, and maybe to a file: few updates.
     for epoch in tqdm(left, unit="epoch", mininterval=1, disable=strategy.rank > 0):
         rate = LEARNING_RATE * (1 - epoch / epochs)
-        loss_sum = 0.0
         for images, labels in train_batches:  # shuffled anew in each epoch, alike on all ranks
             loss = strategy.run(train_step, args=(images, labels, rate))
-            loss_sum += strategy.reduce("SUM", loss, axis=None)
-        losses.append(float(loss_sum) / len(train_labels))
+            state.loss_sum += strategy.reduce("SUM", loss, axis=None)
+            state.step += 1
+            if manager is not None:  # after SIGTERM or SIGUSR1 to any rank: exit status 75
+                manager.exit_if_signalled(state.step)
+        losses.append(float(state.loss_sum) / len(train_labels))
+        state.loss_sum = 0.0
         hits.assign(0)
         for images, labels in test_batches:
             strategy.run(test_step, args=(images, labels))
         accuracies.append(float(hits.value()) / len(test_labels))  # adds up: a call for all ranks
-        if checkpoint_dir is not None:
-            manager.save(epoch + 1)
+        if manager is not None:
+            manager.save(state.step)
     strategy.verify(weights)  # an error if any rank had others
     return losses, accuracies, weights
 

@@ -1,0 +1,64 @@
+"""SIGTERM and SIGUSR1: batch systems send them some time before they end a program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import weakref
+from types import FrameType
+from typing import Any
+
+from ..errors import ContextError
+
+__all__ = ["SIGNALS", "arrived", "listen"]
+
+#: The signals that are listened to, where the system has them.
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+
+# Who wants to know. Where nobody is left a signal does again what it did before.
+_listeners: weakref.WeakSet[Any] = weakref.WeakSet()
+_before: dict[int, Any] = {}
+_process = 0
+_arrived = 0
+
+
+def listen(listener: object) -> None:
+    """Have the signals only remembered from now on, for as long as `listener` lives.
+
+    Raises
+    ------
+    ContextError
+        This is not the main thread, which alone may ask for signals.
+    """
+    global _arrived, _process
+    if threading.current_thread() is not threading.main_thread():
+        raise ContextError(
+            "save_on_signal=True was asked for in another thread than the main one, which alone is"
+            " told of signals. Make the CheckpointManager in the main thread."
+        )
+    if not _listeners:
+        _arrived = 0
+    _listeners.add(listener)
+    _process = os.getpid()
+    for number in SIGNALS:
+        before = signal.signal(number, _remember)
+        if before != _remember:
+            _before[number] = before
+
+
+def arrived() -> int:
+    """Return the number of the signal that has come; 0 where none has."""
+    return _arrived
+
+
+def _remember(number: int, frame: FrameType | None) -> None:
+    global _arrived
+    # Who forks has a child that can be ended, as those of multiprocessing are by this signal.
+    if _listeners and os.getpid() == _process:
+        _arrived = _arrived or number
+        return
+    before = _before.get(number)
+    # None stands for a handler that is not Python's, which signal.signal can't put back.
+    signal.signal(number, signal.SIG_DFL if before is None else before)
+    signal.raise_signal(number)

@@ -1,0 +1,59 @@
+"""The agreement on whether a signal has come to any rank."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from ..collectives.call import Call
+from ..collectives.callsite import CallSite
+from ..collectives.engine import Engine
+from ..collectives.standing import CallDescription
+from ..errors import CollectiveMismatchError
+from ..layout import compressed
+from ..options import CommunicationOptions
+
+__all__ = ["Stopping"]
+
+
+class Stopping(Call):
+    """The call that tells whether any rank got a signal.
+
+    Parameters
+    ----------
+    step : int
+        The same on all ranks. It travels beside the fingerprint: calls that differ in nothing else
+        are known already.
+    signal : int
+        The number of the signal that has come to this rank; 0 where none has.
+    """
+
+    kind = "CheckpointManager.exit_if_signalled"
+    _STATE = struct.Struct("<qq")
+
+    def __init__(
+        self, step: int, signal: int, site: CallSite, options: CommunicationOptions
+    ) -> None:
+        super().__init__(site, options)
+        self._mine = self._STATE.pack(step, signal)
+        self.identify(None)
+
+    def words(self, position: int = 0) -> CallDescription:
+        return CallDescription(self.kind, "", self.site, self.options.name)
+
+    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[tuple[int, int]]:
+        """Agree; return the first rank that got a signal, and which: 0 where there is none."""
+        engine.agreement.agree(calls, self._mine)
+        told = [self._STATE.unpack(data) for data in engine.agreement.payloads()]
+        steps = sorted({step for step, _ in told})
+        if len(steps) > 1:
+            sides = ", ".join(
+                f"{step} on ranks {compressed(r for r, (its, _) in enumerate(told) if its == step)}"
+                for step in steps
+            )
+            raise CollectiveMismatchError(
+                f"{self.kind} at {self.site.line} got different steps: {sides}. All ranks must be"
+                " at the same step."
+            )
+        found = [(rank, signal) for rank, (_, signal) in enumerate(told) if signal]
+        return [found[0] if found else (0, 0)]

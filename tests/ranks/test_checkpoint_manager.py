@@ -1,0 +1,297 @@
+"""A folder of checkpoints: what is kept, what is restored, and what a signal does."""
+
+import gc
+import logging
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from everywhere import (
+    check_works,
+    culprits,
+    error_of,
+    gathered,
+    needs_two_ranks,
+    raises_everywhere,
+)
+from mpi_replica.checkpoint import signals
+from mpi_replica.errors import CheckpointError, CollectiveMismatchError, ContextError
+
+SIGNALS = [number for number in signals.SIGNALS if number != signal.SIGTERM] + [signal.SIGTERM]
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Put the handlers of signals back."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield before
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def managed(strategy, shared_folder):
+    """Return a function that makes a manager over a counter and a variable."""
+    with strategy.scope():
+        weights = mr.Variable(np.zeros(3))
+
+    def make(**settings):
+        checkpoint = mr.Checkpoint(strategy, weights=weights, step=0)
+        return mr.CheckpointManager(checkpoint, shared_folder / "kept", **settings)
+
+    return make
+
+
+def save(manager, *steps):
+    for step in steps:
+        manager.checkpoint.step = step
+        manager.checkpoint.weights.assign(np.full(3, step))
+        path = manager.save(step)
+        assert path == os.path.join(manager.directory, f"ckpt-{step}")
+    gathered(None)  # rank 0 has removed what is too old
+
+
+def content(manager):
+    return manager.checkpoint.step, np.asarray(manager.checkpoint.weights).tolist()
+
+
+# What is kept
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({}, [3, 4, 5, 6, 7]),
+        ({"max_to_keep": 1}, [7]),
+        ({"max_to_keep": None}, [1, 2, 3, 4, 5, 6, 7]),
+        ({"max_to_keep": 2, "keep_every": 3}, [3, 5, 6, 7]),
+        ({"max_to_keep": 1, "keep_every": 1}, [1, 2, 3, 4, 5, 6, 7]),
+    ],
+)
+def test_the_newest_are_kept_and_those_at_every_so_many_steps(managed, settings, kept):
+    manager = managed(**settings)
+    save(manager, *range(1, 8))
+    assert gathered(manager.steps) == gathered(kept)
+    files = os.listdir(manager.directory)
+    assert {int(name.split(".")[0].removeprefix("ckpt-")) for name in files} == set(kept)
+
+
+def test_saving_at_a_lower_step_than_before_does_not_remove_what_was_just_saved(managed):
+    manager = managed(max_to_keep=2)
+    save(manager, 10, 20, 5)
+    assert manager.steps == [5, 20]
+
+
+def test_a_step_that_is_saved_again_is_replaced(managed):
+    manager = managed(max_to_keep=2)
+    save(manager, 1, 2)
+    manager.checkpoint.step = 22
+    manager.save(2)
+    manager.checkpoint.step = 0
+    assert manager.restore_or_initialize() == os.path.join(manager.directory, "ckpt-2")
+    assert manager.checkpoint.step == 22
+    assert manager.steps == [1, 2]
+
+
+# What is restored
+
+
+def test_the_newest_is_restored_and_without_any_the_program_begins_anew(managed):
+    manager, begun = managed(), []
+    assert manager.restore_or_initialize(lambda: begun.append(1)) is None
+    assert manager.restore_or_initialize() is None
+    assert manager.latest_checkpoint is None
+    save(manager, 9, 10, 100)
+    save(manager, 99)  # which only the greatest number counts against
+    manager.checkpoint.step = 0
+    manager.checkpoint.weights.assign(np.zeros(3))
+    path = os.path.join(manager.directory, "ckpt-100")
+    assert manager.restore_or_initialize(lambda: begun.append(2)) == path
+    assert manager.latest_checkpoint == mr.latest_checkpoint(manager.directory) == path
+    assert content(manager) == (100, [100.0] * 3)
+    assert begun == [1]
+
+
+def test_a_torn_or_corrupt_checkpoint_is_skipped_and_rank_0_says_so(managed, strategy, caplog):
+    manager = managed()
+    save(manager, 1, 2, 3)
+    if strategy.rank == 0:
+        with open(os.path.join(manager.directory, "ckpt-3.index"), "r+b") as file:
+            file.truncate(100)
+        (data,) = (
+            n for n in os.listdir(manager.directory) if n.startswith("ckpt-2.") and "data" in n
+        )
+        with open(os.path.join(manager.directory, data), "r+b") as file:
+            file.write(b"\xff")
+    gathered(None)
+    with caplog.at_level(logging.WARNING, "mpi_replica"):
+        assert manager.restore_or_initialize() == os.path.join(manager.directory, "ckpt-1")
+    assert content(manager) == (1, [1.0] * 3)
+    told = [record.getMessage() for record in caplog.records]
+    if strategy.rank:
+        assert told == []
+    else:
+        assert ["ckpt-3.index is torn" in told[0], "is corrupt" in told[1]] == [True, True], told
+    check_works(strategy)
+
+
+def test_one_that_is_whole_and_does_not_fit_is_no_reason_to_take_an_older_one(managed, strategy):
+    manager = managed()
+    save(manager, 1)
+    manager.checkpoint.more = 1
+    manager.save(2)
+    del manager.checkpoint.more
+    error = raises_everywhere(CheckpointError, manager.restore_or_initialize)
+    assert "not in the program: more" in str(error)
+    check_works(strategy)
+
+
+def test_a_rank_with_a_step_that_is_none_is_an_error_on_all(managed, strategy):
+    needs_two_ranks(strategy)
+    manager = managed(save_on_signal=True)
+    for step, kind in ((-1, ValueError), (1.5, TypeError), (True, TypeError)):
+        for call in (manager.save, manager.exit_if_signalled):
+            mine = step if strategy.rank == strategy.size - 1 else 3
+            error = error_of(lambda call=call, mine=mine: call(mine))
+            assert set(gathered(type(error))) == {kind}
+            assert f"got {step!r}" in str(error)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "words"),
+    [
+        ({"max_to_keep": 0}, ValueError, "max_to_keep"),
+        ({"max_to_keep": True}, TypeError, "max_to_keep"),
+        ({"keep_every": 2.0}, TypeError, "keep_every"),
+        ({"keep_every": -1}, ValueError, "keep_every"),
+        ({"save_on_signal": 1}, TypeError, "save_on_signal"),
+    ],
+)
+def test_settings_that_make_no_sense_are_told_by_name(managed, settings, kind, words):
+    with pytest.raises(kind, match=words):
+        managed(**settings)
+
+
+def test_only_a_checkpoint_can_be_managed(shared_folder):
+    with pytest.raises(TypeError, match=r"needs a mr\.Checkpoint, got 3"):
+        mr.CheckpointManager(3, shared_folder)
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_to_any_rank_saves_at_one_step_on_all_and_ends_them(
+    managed, strategy, handlers, number, caplog
+):
+    for culprit in culprits(strategy):
+        manager = managed(save_on_signal=True)
+        manager.exit_if_signalled(1)
+        origin = strategy.engine.layout.rank_of(culprit)
+        manager.checkpoint.step = 5
+        manager.checkpoint.weights.assign(np.full(3, 5.0))
+        if strategy.rank == origin:
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)  # batch systems and launchers may both send one
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "mpi_replica"):
+            error = error_of(lambda manager=manager: manager.exit_if_signalled(5))
+        assert gathered((type(error), error.code)) == [(SystemExit, 75)] * strategy.size
+        assert manager.steps == [5]
+        told = [record.getMessage() for record in caplog.records]
+        name = signal.Signals(number).name
+        assert [f"rank {origin} got {name}" in text for text in told] == [True] * (
+            strategy.rank == 0
+        )
+        manager.checkpoint.step = 0
+        manager.restore_or_initialize()
+        assert content(manager) == (5, [5.0] * 3)
+        del manager, error
+        gc.collect()  # with the traceback of the error
+        caplog.clear()
+        check_works(strategy)
+
+
+def test_without_save_on_signal_nothing_is_asked_and_signals_are_left_alone(
+    managed, strategy, handlers
+):
+    manager = managed()
+    steps = strategy.engine.transport.steps
+    manager.exit_if_signalled(1)
+    assert strategy.engine.transport.steps == steps
+    assert {number: signal.getsignal(number) for number in SIGNALS} == handlers
+
+
+def test_when_no_manager_is_left_a_signal_does_what_it_did_before(managed, handlers):
+    seen = []
+    for number in SIGNALS:
+        signal.signal(number, lambda number, frame: seen.append(number))
+    managers = [managed(save_on_signal=True), managed(save_on_signal=True)]
+    os.kill(os.getpid(), SIGNALS[0])
+    managers.pop()
+    os.kill(os.getpid(), SIGNALS[0])
+    assert seen == []
+    managers.pop()
+    for number in SIGNALS:
+        os.kill(os.getpid(), number)
+    assert seen == SIGNALS
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_process_still_ends_by_the_signal(managed, strategy, handlers):
+    manager = managed(save_on_signal=True)
+    for number in SIGNALS:
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)  # should it not end
+            os.kill(os.getpid(), number)
+            while True:
+                signal.pause()
+        _, status = os.waitpid(child, 0)
+        assert os.WTERMSIG(status) == number
+    manager.exit_if_signalled(1)
+    check_works(strategy)
+
+
+def test_ranks_at_other_steps_are_told_so(managed, strategy, handlers):
+    needs_two_ranks(strategy)
+    manager = managed(save_on_signal=True)
+    error = raises_everywhere(
+        CollectiveMismatchError, lambda: manager.exit_if_signalled(10 + (strategy.rank == 1))
+    )
+    assert "11 on ranks 1" in str(error)
+    check_works(strategy)
+
+
+def test_a_rank_that_does_not_ask_is_told_what_the_others_do(managed, strategy, handlers):
+    needs_two_ranks(strategy)
+    manager = managed(save_on_signal=strategy.rank > 0)
+
+    def step():
+        manager.exit_if_signalled(1)
+        strategy.verify(manager.checkpoint.weights)
+
+    error = raises_everywhere(CollectiveMismatchError, step)
+    assert "exit_if_signalled" in str(error)
+    assert "verify" in str(error)
+    check_works(strategy)
+
+
+def test_other_threads_and_replicas_are_told_where_to_ask(managed, strategy, handlers):
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(error_of(lambda: managed(save_on_signal=True)))
+    )
+    thread.start()
+    thread.join()
+    assert isinstance(found[0], ContextError)
+    assert "main thread" in str(found[0])
+    manager = managed(save_on_signal=True)
+    raises_everywhere(ContextError, lambda: strategy.run(lambda: manager.exit_if_signalled(1)))
+    check_works(strategy)
