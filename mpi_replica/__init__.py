@@ -5,6 +5,7 @@ mistake is an error on every rank. ``import mpi_replica as mr`` starts no MPI.
 """
 
 from . import data, errors, experimental
+from .batch_mean import compute_average_loss, mean_over_global_batch
 from .checkpoint import Checkpoint, CheckpointManager, latest_checkpoint
 from .context import (
     experimental_set_strategy,
@@ -51,6 +52,7 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "compute_average_loss",
     "data",
     "errors",
     "experimental",
@@ -60,4 +62,5 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "latest_checkpoint",
+    "mean_over_global_batch",
 ]

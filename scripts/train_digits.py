@@ -88,15 +88,15 @@ def train(strategy, epochs, batch_size, seed, dtype, checkpoint_dir=None):
     def train_step(images, labels, rate):  # runs on each replica, with its rows
         ctx = mr.get_replica_context()
         loss, gradients = loss_and_gradients(weights, images, labels)
-        # Replicas can have different numbers of rows. So add up first, then divide by the rows of
-        # all: in a mean of means a row would count more where there are few.
-        total = ctx.all_reduce("SUM", {"gradients": gradients, "rows": len(labels)})
+        # Replicas can have different numbers of rows: in a mean of their means a row would count
+        # more where there are few.
+        mean = mr.mean_over_global_batch(gradients, rows=len(labels))
 
         def update_weights(strategy):  # runs once on each rank, above all replicas
-            # `total` may be used in here since all_reduce gave every replica the same. What
-            # differs between replicas goes through merge_call's args.
+            # `mean` may be used in here since every replica got the same. What differs between
+            # replicas goes through merge_call's args.
             for name, weight in weights.items():
-                force = -rate * total["gradients"][name] / total["rows"]
+                force = -rate * mean[name]
                 strategy.extended.update(weight, move, args=(velocities[name], force))
 
         ctx.merge_call(update_weights)

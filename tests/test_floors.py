@@ -19,7 +19,7 @@ FLOORS = {
     6: ["__init__", "__main__", "experimental", "testing"],
     5: [
         *("mpi_strategy", "strategy", "default_strategy", "extended", "data", "checkpoint"),
-        *("variables", "assignment", "storage", "verifying"),
+        *("variables", "assignment", "storage", "verifying", "batch_mean"),
     ],
     4: ["replicas", "run_end", "replica", "replica_context", "merge_fn", "context", "ending"],
     3: ["collectives"],
