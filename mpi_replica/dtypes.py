@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from .array_libraries import taken
 from .options import ReduceOp
 
 __all__ = ["accumulation", "as_array", "as_plain_array", "is_text", "wire_name"]
@@ -85,14 +86,16 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
     Raises
     ------
     TypeError
-        It is a masked array.
+        It is a masked array, or one of another library that numpy can't hold.
     """
-    if type(value) not in _NUMBER_TYPES and isinstance(value, np.ma.MaskedArray):
+    if type(value) in _NUMBER_TYPES:
+        return np.asarray(value)
+    if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             "masked arrays can't be communicated: the mask would be lost. Pass value.filled(...),"
             " or value and mask as two leaves."
         )
-    return np.asarray(value)
+    return np.asarray(taken(value))
 
 
 def as_plain_array(value: Any) -> np.ndarray[Any, Any]:
@@ -103,7 +106,7 @@ def as_plain_array(value: Any) -> np.ndarray[Any, Any]:
     Raises
     ------
     TypeError
-        It is a masked array.
+        As for `as_array`.
     """
     array = as_array(value)
     if not array.dtype.isnative:

@@ -75,6 +75,8 @@ class ReplicaContext(Replica):
         value : nest of array_like or IndexedSlices
             Leaves of equal shape and dtype on every replica. A list is a nest: write
             ``np.array([1, 2])`` for an array. A `PerReplica` stands for this replica's component.
+            Arrays of torch, JAX and others that know DLPack are taken as numpy's, and the results
+            are of the same library.
         options : CommunicationOptions, optional
             Fields that are set win over those of the strategy.
         out : nest of numpy.ndarray, optional

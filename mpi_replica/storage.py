@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from .array_libraries import taken
 from .options import VariableAggregation, VariableSynchronization
 
 __all__ = ["Storage", "check_dtype", "member", "parts_of"]
@@ -79,7 +80,7 @@ class Storage:
             It has another shape, or a dtype that does not fit.
         """
         dtype, shape = self.any_array.dtype, self.any_array.shape
-        array = np.asarray(value)
+        array = np.asarray(taken(value))
         if type(value) in (int, float, complex):  # numbers that numpy counts as weak
             array = np.asarray(value, dtype=np.result_type(dtype, value))
         if not np.can_cast(array.dtype, dtype, "same_kind"):

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from .array_libraries import taken
 from .assignment import Assignable, plain_value
 from .collectives import cross_replica
 from .collectives.broadcasting import Broadcast
@@ -112,7 +113,8 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
             value: Any = None
             if not is_called or holds_first:
                 given = plain_value(initial_value() if is_called else initial_value)
-                value = np.array(component_of(given, replica_id), dtype=dtype, order="C")
+                given = taken(component_of(given, replica_id))
+                value = np.array(given, dtype=dtype, order="C")
                 check_dtype(self.name, value.dtype, mode)
             detail = f"{self.name}, {sync.name}, {mode.name}"
             return Broadcast(

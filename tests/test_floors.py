@@ -25,7 +25,7 @@ FLOORS = {
     3: ["collectives"],
     2: ["transport", "watch", "interrupts", "start", "numerics", "blas", "resolver"],
     1: ["nest", "values", "indexed_slices", "layout", "tree", "randomness"],
-    0: ["errors", "options", "dtypes"],
+    0: ["errors", "options", "dtypes", "array_libraries"],
 }
 MPI_MODULE = f"{PACKAGE}.transport.mpi"  # the only one that may import mpi4py
 

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from .. import nest
+from ..array_libraries import give_back, ways_back
 from ..dtypes import as_plain_array
 from ..layout import Layout
 from ..options import CommunicationOptions, ReduceOp
@@ -199,13 +200,16 @@ def _along_axes(
             [as_plain_array(leaf).dtype for leaf in row] + [count.dtype for count in counts]
         )
 
+    ways = ways_back(rows[0])
+
     def finish(results: list[Any]) -> list[Any]:
-        return [
+        found = [
             finished(op, total, abs(int(count)), dtype, path)
             for total, count, dtype, path in zip(
                 results[:number], results[number:], dtypes[0][:number], paths, strict=True
             )
         ]
+        return give_back(found, ways)
 
     inner = ReduceOp.SUM if op is ReduceOp.MEAN else op
     all_paths = [*paths, *(f"{path} (its number of elements)" for path in paths)]

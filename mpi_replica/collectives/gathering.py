@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import nest
+from ..array_libraries import give_back, ways_back
 from ..dtypes import as_plain_array, is_text, wire_name
 from ..indexed_slices import IndexedSlices
 from ..options import CommunicationOptions
@@ -62,6 +63,7 @@ class AllGather(Call):
         except TypeError:
             raise TypeError(f"axis must be an integer, got {axis!r}.") from None
         self.detail = f"axis={self.axis}" if detail is None else detail
+        self.ways_back = ways_back(contributions[0])
         self.contributions = [self._arrays(leaves) for leaves in contributions]
         signature, *others = [self._signature(arrays) for arrays in self.contributions]
         self.agrees = all(other == signature for other in others)
@@ -145,6 +147,7 @@ class AllGather(Call):
         results = self._gathered(engine, calls, contributions)
         # Each replica may write into its result: it must not be the array of another one.
         each = [results, *([np.copy(result) for result in results] for _ in calls[1:])]
+        each = [give_back(mine, call.ways_back) for mine, call in zip(each, calls, strict=True)]
         if self.flat_paths is not None:
             return each
         return [nest.unflatten(self.structure, mine) for mine in each]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import nest
+from ..array_libraries import GiveBack, give_back, ways_back
 from ..dtypes import accumulation, wire_name
 from ..dtypes import as_array as _as_array
 from ..options import CommunicationImplementation, CommunicationOptions, ReduceOp
@@ -68,6 +69,8 @@ class AllReduce(Call):
     """
 
     outputs: Outputs | None = None
+    #: How results are given back where leaves are arrays of other libraries.
+    ways_back: Sequence[GiveBack | None] | None = None
     #: Leaves that are Python ints here, and Python floats on other replicas.
     promoted: Sequence[int] = ()
     plan: Plan
@@ -101,6 +104,7 @@ class AllReduce(Call):
         first = contributions[0]
         for leaf in first:
             if type(leaf) is not np.ndarray:
+                self.ways_back = ways_back(first)
                 first = list(map(_as_array, first))
                 break
         self.contributions: list[Sequence[Array]] = [first]
@@ -219,6 +223,8 @@ class AllReduce(Call):
         """Return the results as this call gives them."""
         if self.outputs is not None:
             return self.outputs.nest
+        if self.ways_back is not None:
+            results = give_back(results, self.ways_back)
         return results if self.flat_paths is not None else nest.unflatten(self.structure, results)
 
     def _check_outputs(self, calls: Sequence[AllReduce]) -> None:

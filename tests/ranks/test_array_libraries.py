@@ -1,0 +1,226 @@
+"""Arrays of other libraries as leaves: taken as they are, and given back as the same kind."""
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from everywhere import check_works, needs_two_replicas, raises_everywhere
+from mpi_replica.array_libraries import taken
+from mpi_replica.errors import StructureMismatchError
+
+
+def replica_id():
+    return mr.get_replica_context().replica_id_in_sync_group
+
+
+def results(strategy, fn):
+    return strategy.experimental_local_results(strategy.run(fn))
+
+
+class Library:
+    """One of the libraries: how its arrays are made and known."""
+
+    def __init__(self, name):
+        self.name = name
+        self.module = pytest.importorskip(name, reason=f"{name} is not installed")
+        self.type = self.module.Tensor if name == "torch" else self.module.Array
+        self.bfloat16 = (self.module if name == "torch" else self.module.numpy).bfloat16
+
+    def array(self, values, dtype=np.float32):
+        values = np.array(values, dtype)
+        return self.module.from_numpy(values) if self.name == "torch" else self.jnp.array(values)
+
+    @property
+    def jnp(self):
+        return self.module.numpy
+
+    def holds(self, found, expected):
+        """Check that `found` is an array of this library with these values."""
+        assert isinstance(found, self.type), type(found)
+        np.testing.assert_array_equal(np.asarray(found), expected)
+
+    def as_bfloat16(self, array):
+        return array.to(self.bfloat16) if self.name == "torch" else array.astype(self.bfloat16)
+
+    def as_float32(self, array):
+        return np.asarray(
+            array.to(self.module.float32) if self.name == "torch" else array.astype("float32")
+        )
+
+
+@pytest.fixture(params=["torch", "jax"])
+def library(request):
+    return Library(request.param)
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_all_reduce_takes_and_gives_back_arrays_of_the_library(strategy, library, size):
+    count = strategy.num_replicas_in_sync
+    base = np.arange(size, dtype="f4") % 100
+
+    def step():
+        mine = library.array(base + replica_id())
+        context = mr.get_replica_context()
+        found = context.all_reduce("SUM", {"a": mine, "b": base, "c": mine[:0]})
+        return found, context.all_reduce("MAX", mine[0]), context.all_reduce("MEAN", [mine])
+
+    for found, largest, (mean,) in results(strategy, step):
+        total = count * base + count * (count - 1) / 2
+        library.holds(found["a"], total)
+        library.holds(found["c"], [])
+        library.holds(largest, count - 1)
+        library.holds(mean, (total / count).astype("f4"))
+        assert type(found["b"]) is np.ndarray
+
+
+def test_each_replica_may_write_into_what_it_got(strategy, library):
+    if library.name == "jax":
+        pytest.skip("arrays of jax can't be written")
+
+    def step():
+        context = mr.get_replica_context()
+        found = context.all_reduce("SUM", library.array(np.ones(20_000)))
+        rows = context.all_gather(library.array([[1.0]]), axis=0)
+        for array in (found, rows):
+            array += 1 + replica_id()
+        return found, rows
+
+    count = strategy.num_replicas_in_sync
+    for i, (found, rows) in zip(strategy.local_replica_ids, results(strategy, step), strict=True):
+        library.holds(found, np.full(20_000, count + 1 + i))
+        library.holds(rows, np.full((count, 1), 2 + i))
+
+
+def test_all_gather_of_uneven_rows_gives_back_arrays_of_the_library(strategy, library):
+    def step():
+        i = replica_id()
+        return mr.get_replica_context().all_gather(library.array(np.full((i, 2), i)), axis=0)
+
+    expected = np.concatenate([np.full((i, 2), i) for i in range(strategy.num_replicas_in_sync)])
+    for found in results(strategy, step):
+        library.holds(found, expected)
+
+
+def test_reduce_and_gather_in_cross_replica_context_give_back_arrays_of_the_library(
+    strategy, library
+):
+    count = strategy.num_replicas_in_sync
+    values = strategy.run(lambda: library.array([[replica_id(), 1.0]]))
+    library.holds(strategy.reduce("SUM", values, axis=None), [[count * (count - 1) / 2, count]])
+    library.holds(strategy.reduce("MEAN", values, axis=0), [(count - 1) / 2, 1.0])
+    library.holds(strategy.gather(values, axis=0), [[i, 1.0] for i in range(count)])
+    largest = strategy.extended.reduce_to("MAX", values, 0)
+    if strategy.rank == 0:
+        library.holds(largest, [[count - 1, 1.0]])
+
+
+def test_bfloat16_stays_bfloat16(strategy, library):
+    pytest.importorskip("ml_dtypes", reason="numpy knows bfloat16 by it")
+
+    def step():
+        mine = library.as_bfloat16(library.array([1.0, replica_id()]))
+        return mr.get_replica_context().all_reduce("SUM", mine)
+
+    count = strategy.num_replicas_in_sync
+    for found in results(strategy, step):
+        assert found.dtype == library.bfloat16
+        np.testing.assert_array_equal(library.as_float32(found), [count, count * (count - 1) / 2])
+
+
+def test_merge_call_and_run_hand_arrays_on_as_they_are(strategy, library):
+    def total(strategy, values):
+        parts = strategy.experimental_local_results(values)
+        assert all(isinstance(part, library.type) for part in parts)
+        return sum(parts)
+
+    def step():
+        mine = library.array([float(replica_id())])
+        return mine, mr.get_replica_context().merge_call(total, args=(mine,))
+
+    count = strategy.num_replicas_in_sync
+    found = strategy.run(step)
+    for i, (mine, sum_of_all) in zip(
+        strategy.local_replica_ids, strategy.experimental_local_results(found), strict=True
+    ):
+        library.holds(mine, [i])
+        library.holds(sum_of_all, [count * (count - 1) / 2])
+
+
+def test_replicas_may_mix_libraries_and_each_gets_its_own_kind(strategy, library):
+    def step():
+        mine = np.ones(5, "f4")
+        if replica_id() % 2:
+            mine = library.array(mine)
+        return type(mine), mr.get_replica_context().all_reduce("SUM", mine)
+
+    for kind, found in results(strategy, step):
+        assert isinstance(found, kind)
+        np.testing.assert_array_equal(np.asarray(found), np.full(5, strategy.num_replicas_in_sync))
+
+
+def test_a_variable_takes_values_of_the_library(strategy, library):
+    with strategy.scope():
+        v = mr.Variable(library.array([1.0, 2.0]), aggregation=mr.VariableAggregation.SUM)
+    strategy.run(lambda: v.assign_add(library.array([1.0, 0.0])))
+    np.testing.assert_array_equal(v.numpy(), [1.0 + strategy.num_replicas_in_sync, 2.0])
+
+
+def test_arrays_in_the_memory_of_the_host_are_not_copied(library):
+    array = library.array(np.arange(10_000))
+    assert np.shares_memory(taken(array), np.asarray(array))
+
+
+def test_other_shapes_are_the_same_error_as_of_numpy(strategy, library):
+    needs_two_replicas(strategy)
+
+    def step():
+        mr.get_replica_context().all_reduce("SUM", library.array(np.ones(1 + replica_id() % 2)))
+
+    error = raises_everywhere(StructureMismatchError, lambda: strategy.run(step))
+    assert "float32[1]" in str(error)
+    assert "float32[2]" in str(error)
+    check_works(strategy)
+
+
+def test_torch_tensors_that_record_gradients_are_taken_by_value(strategy):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def step():
+        weight = torch.ones(3, requires_grad=True)
+        (weight * 2 * (1 + replica_id())).sum().backward()
+        context = mr.get_replica_context()
+        return context.all_reduce("SUM", weight), context.all_reduce("SUM", weight.grad)
+
+    count = strategy.num_replicas_in_sync
+    for value, gradient in results(strategy, step):
+        assert not value.requires_grad
+        np.testing.assert_array_equal(value.numpy(), np.full(3, count))
+        np.testing.assert_array_equal(gradient.numpy(), np.full(3, count * (count + 1)))
+
+
+def test_torch_tensors_that_have_no_numpy_array_say_what_to_do(strategy):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    for wrong, words in (
+        (lambda: torch.ones(2, 2).to_sparse(), "to_dense"),
+        (lambda: torch.empty(3, device="meta"), "meta"),
+        (lambda: torch.ones(4).to(torch.float8_e5m2), "float8_e5m2"),
+    ):
+
+        def step(wrong=wrong):
+            mr.get_replica_context().all_reduce("SUM", wrong())
+
+        error = raises_everywhere(TypeError, lambda step=step: strategy.run(step))
+        assert words in str(error)
+    check_works(strategy)
+
+
+def test_a_value_that_jax_traces_says_where_to_call(strategy):
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+
+    def step():
+        context = mr.get_replica_context()
+        return jax.jit(lambda x: context.all_reduce("SUM", x))(jax.numpy.ones(3))
+
+    error = raises_everywhere(TypeError, lambda: strategy.run(step))
+    assert "that jax traces" in str(error)
+    check_works(strategy)
