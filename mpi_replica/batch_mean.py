@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import nest
+from .array_libraries import give_back, taken, ways_back
 from .dtypes import accumulation
 from .errors import ContextError
 from .indexed_slices import IndexedSlices
@@ -170,6 +171,11 @@ def _divided(total: Any, count: float) -> Any:
         mean = copy.copy(total)
         mean.values = _divided(total.values, count)
         return mean
+    ways = ways_back([total])
+    if ways is not None:
+        array = taken(total)
+        mean = _divided(array if array.flags.writeable else array.copy(), count)
+        return give_back([mean], ways)[0]
     dtype = total.dtype
     if dtype.kind in "biu":
         return total / count

@@ -127,6 +127,17 @@ def test_bfloat16_stays_bfloat16(strategy, library):
         np.testing.assert_array_equal(library.as_float32(found), [count, count * (count - 1) / 2])
 
 
+def test_means_over_the_global_batch_are_arrays_of_the_library(strategy, library):
+    def step():
+        sums = [library.array([6.0, replica_id()]), library.array([3], np.int32)]
+        return mr.mean_over_global_batch(sums, 2)
+
+    count = strategy.num_replicas_in_sync
+    for floats, integers in results(strategy, step):
+        library.holds(floats, np.array([3.0, (count - 1) / 4], "f4"))
+        library.holds(integers, [1.5])
+
+
 def test_merge_call_and_run_hand_arrays_on_as_they_are(strategy, library):
     def total(strategy, values):
         parts = strategy.experimental_local_results(values)
