@@ -79,10 +79,23 @@ def _forced_to_disk(path: Path, flag: int) -> Iterator[int]:
 
 def _blocks(array: Array) -> Iterator[memoryview]:
     """Yield the bytes of an array in C order."""
-    for part in _parts(array):
-        whole = _bytes_of(np.array(part, order="C", copy=None))
+    for part, plain in _plain_parts(array):
+        if plain is not part:
+            plain[...] = part
+        whole = _bytes_of(plain)
         for start in range(0, len(whole), _BLOCK_BYTES):
             yield whole[start : start + _BLOCK_BYTES]
+
+
+def _plain_parts(array: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield parts of an array, in C order, each with itself or a contiguous one of its shape.
+
+    All of these share the memory of one block.
+    """
+    block = bytearray(0 if array.flags.c_contiguous else min(array.nbytes, _BLOCK_BYTES))
+    for part in _parts(array):
+        is_plain = part.flags.c_contiguous
+        yield part, part if is_plain else np.ndarray(part.shape, part.dtype, buffer=block)
 
 
 def _parts(array: Array) -> Iterator[Array]:
@@ -238,8 +251,7 @@ def read_into(path: Path, extent: Extent, array: Array) -> None:
     try:
         with open(path, "rb", buffering=0) as file:
             file.seek(extent.offset)
-            for part in _parts(array):
-                plain = part if part.flags.c_contiguous else np.empty(part.shape, part.dtype)
+            for part, plain in _plain_parts(array):
                 target = _bytes_of(plain)
                 while target:
                     got = file.readinto(target[:_BLOCK_BYTES])

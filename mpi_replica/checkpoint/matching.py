@@ -163,11 +163,16 @@ class Matching:
 
             return fill
 
+        if isinstance(live, Assignable):
+
+            def put_back() -> Any:
+                live.put_back(functools.partial(self._read, name))
+                return live
+
+            return put_back
+
         def replace() -> Any:
             value = self._load(name)
-            if isinstance(live, Assignable):
-                live.put_back(value)
-                return live
             return Mirrored(value[()]) if isinstance(live, Mirrored) else value
 
         return replace
