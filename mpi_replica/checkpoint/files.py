@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import CheckpointError, CorruptCheckpointError
 
 __all__ = [
-    *("Extent", "check", "read_into", "read_small", "remove", "write_new"),
+    *("Extent", "check", "make_folder", "read_into", "read_small", "remove", "write_new"),
     *("put_in_place", "remove_beside", "sync_folder", "write_beside"),
 ]
 
@@ -35,6 +35,22 @@ class Extent(NamedTuple):
     offset: int
     size_bytes: int
     crc32: int
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those that it is in, unless it is there.
+
+    Raises
+    ------
+    CheckpointError
+        The system refuses.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} can't be made: {error.strerror or error}. Choose another path."
+        ) from error
 
 
 def write_new(path: Path, arrays: Sequence[Array]) -> list[Extent]:

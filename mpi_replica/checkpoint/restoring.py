@@ -79,6 +79,8 @@ class Restoring(Call):
         agreement.agree(calls)  # all files are as they were written
         with agreement.preparing(calls):
             values = matching.put_back()
+        agreement.agree(calls)  # no object refused its state
+        with agreement.preparing(calls):
             self.finish(index, values)
         agreement.agree(calls)
         return [None]

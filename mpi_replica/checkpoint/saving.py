@@ -77,6 +77,9 @@ class Saving(Call):
     def perform(self, engine: Engine, calls: Sequence[Call]) -> list[None]:
         agreement, rank, size = engine.agreement, engine.layout.rank, engine.layout.size
         mark = os.urandom(8) if rank == 0 else b""
+        agreement.agree(calls)  # the same path
+        with agreement.preparing(calls):
+            files.make_folder(self.path.parent)
         agreement.agree(calls)
         with engine.moving(self):
             first = engine.carry(engine.transport.all_gather_bytes, mark, None)[0]
