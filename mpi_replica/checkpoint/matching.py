@@ -50,12 +50,16 @@ class Matching:
     def put_back(self) -> dict[str, Any]:
         """Put everything back that fits; return the objects, with new ones for what can't change.
 
+        Only once.
+
         Raises
         ------
         CheckpointError
             A file has changed since it was checked.
         """
-        self._put_back()
+        put_back = self._put_back
+        del self._put_back  # a cycle: what is replaced would live until the garbage is collected
+        put_back()
         return self._objects
 
     def problems(self) -> str:

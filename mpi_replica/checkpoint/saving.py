@@ -61,7 +61,12 @@ class Saving(Call):
         self._leaves = tuple(
             LeafDescription(wire_name(array.dtype), array.shape) for array in arrays.values()
         )
-        self.identify((str(path), json.dumps(_shape_of(self.state)), self._leaves))
+        self._structure = json.dumps(_shape_of(self.state))
+        # Not by `identify`, which keeps what it is given: that is large, and of another path each
+        # time.
+        description = self.describe()
+        self.fingerprint = description.fingerprint()
+        self.text = f"{description.what} at {description.where}"
 
     def words(self, position: int = 0) -> CallDescription:
         return CallDescription(
@@ -69,7 +74,7 @@ class Saving(Call):
             repr(str(self.path)),
             self.site,
             self.options.name,
-            json.dumps(_shape_of(self.state)),
+            self._structure,
             tuple(f" array {name}" for name in self.arrays),
             self._leaves,
         )

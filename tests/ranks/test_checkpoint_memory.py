@@ -1,5 +1,6 @@
 """What saving and restoring take beside the state, and what they leave alone in memory."""
 
+import gc
 import tracemalloc
 
 import ml_dtypes
@@ -86,6 +87,27 @@ def test_restoring_what_is_synchronized_on_read_takes_a_few_mib_beside_the_state
     checkpoint.save(path)
     for _ in range(2):
         assert traced(lambda: checkpoint.restore(path)) < MOST_BYTES
+
+
+def test_nothing_of_earlier_calls_stays_in_memory(strategy, path, traced):
+    """Also while no garbage is collected."""
+    checkpoint = mr.Checkpoint(
+        strategy,
+        arrays=[np.full(1, i) for i in range(300)],
+        replaced=mr.Mirrored(numbers(100_000)),
+    )
+    checkpoint.save(path)
+    checkpoint.restore(path)
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    gc.disable()
+    try:
+        for step in range(10):
+            checkpoint.save(path.with_name(f"trained-{step}"))
+            checkpoint.restore(path.with_name(f"trained-{step}"))
+    finally:
+        gc.enable()
+    assert tracemalloc.get_traced_memory()[0] - before < 500_000
 
 
 # What must not change
