@@ -16,7 +16,7 @@ from .collectives.reduction import AllReduce
 from .collectives.standing import Note
 from .context import ReplicaContextLike, StrategyLike, current_state, require_cross_replica
 from .options import CommunicationOptions, ReduceOp, VariableAggregation
-from .storage import Storage, parts_of
+from .storage import Storage, part_of
 from .values import DistributedValues, Mirrored, PerReplica, component_of
 
 __all__ = ["Assignable", "plain_value"]
@@ -208,13 +208,18 @@ class Assignable(DistributedValues):
             self._storage.write(None, how, value)
             return
         layout = self._strategy.engine.layout
-        parts = parts_of(value, layout.num_replicas) if self._is_summed else None
         for i in layout.local_replica_ids:
-            self._storage.write(i, how, value if parts is None else parts[i])
+            part = part_of(value, layout.num_replicas, i) if self._is_summed else value
+            self._storage.write(i, how, part)
 
-    def put_back(self, value: Array) -> None:
-        """Write what `value` gave above the replicas; the same on all ranks. No communication."""
-        self._write_from_above("assign", value)
+    def put_back(self, fill: Callable[[Array], None]) -> None:
+        """Take what `value` gave above the replicas, which `fill` writes into an array.
+
+        The same on all ranks; no communication. Some hundred KiB of memory, where nobody holds what
+        was read before.
+        """
+        count = self._strategy.engine.layout.num_replicas
+        self._storage.refill(fill, count if self._is_summed else None)
 
 
 def plain_value(value: Any) -> Any:

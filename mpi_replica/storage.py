@@ -1,11 +1,12 @@
 """The arrays of a variable on a rank, and what fits into them.
 
-Arrays are never written in place: an assignment puts a new one in the place of the old one, so
-that what was read before stays what it was.
+An array that anybody else holds is never written in place: an assignment puts a new one in the
+place of the old one, so that what was read before stays what it was.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ import numpy as np
 from .array_libraries import taken
 from .options import VariableAggregation, VariableSynchronization
 
-__all__ = ["Storage", "check_dtype", "member", "parts_of"]
+__all__ = ["Storage", "check_dtype", "member", "part_of"]
 
 Array = np.ndarray[Any, Any]
 _Enum = TypeVar("_Enum", VariableSynchronization, VariableAggregation)
@@ -24,6 +25,10 @@ _ASSIGN: dict[str, Callable[[Array, Array], Any]] = {
     "assign_add": np.add,
     "assign_sub": np.subtract,
 }
+
+
+# Few enough that what is computed with them stays in the cache.
+_BLOCK_ITEMS = 1 << 16
 
 
 class Storage:
@@ -67,6 +72,45 @@ class Storage:
         """Put back what `read` gave: an assignment that not all ranks made is taken back."""
         self._values[key] = before
 
+    def refill(self, fill: Callable[[Array], None], num_parts: int | None = None) -> None:
+        """Give all replicas one value, which `fill` writes into an array.
+
+        It is written where the old one is, unless anybody else holds that. If `fill` raises, the
+        value may be half written.
+
+        Parameters
+        ----------
+        fill : callable
+        num_parts : int, optional
+            Each replica gets its part, of so many whose sum is the value.
+        """
+        array = self.any_array
+        places = [id(value) for value in self._values.values()].count(id(array))
+        alone = np.empty(0)
+        # Views and buffers hold the array in whose memory they look.
+        is_seen = sys.getrefcount(array) - sys.getrefcount(alone) > places
+        if is_seen or not (array.flags.owndata and array.flags.c_contiguous):
+            array = np.empty(array.shape, array.dtype)
+        array.flags.writeable = True
+        try:
+            fill(array)
+            self._values = dict.fromkeys(self._values, array)
+            if num_parts is not None:
+                self._divide(array, num_parts)
+        finally:
+            array.flags.writeable = False
+
+    def _divide(self, total: Array, count: int) -> None:
+        """Give each replica its part of the total, which the first one's takes the place of."""
+        first, *others = self._values
+        for key in (*others, first):
+            part = total if key == first else np.empty_like(total)
+            numbers, of_part = total.reshape(-1), part.reshape(-1)
+            for start in range(0, total.size, _BLOCK_ITEMS):
+                block = slice(start, start + _BLOCK_ITEMS)
+                of_part[block] = part_of(numbers[block], count, key or 0)
+            self._put(key, part)
+
     def _put(self, key: int | None, value: Array) -> None:
         value.flags.writeable = False
         self._values[key] = value
@@ -96,13 +140,12 @@ class Storage:
         return np.asarray(array, dtype=dtype, order="C")
 
 
-def parts_of(total: Array, count: int) -> list[Array]:
-    """Return `count` arrays whose sum is `total`."""
+def part_of(total: Array, count: int, index: int) -> Array:
+    """Return one of `count` arrays whose sum is `total`."""
     if total.dtype.kind in "iu":
         least = total // count
-        rest = total - least * count
-        return [least + (i < rest) for i in range(count)]
-    return [np.asarray(total / count)] * count
+        return np.asarray(least + (index < total - least * count))
+    return np.asarray(total / count)
 
 
 def member(kind: type[_Enum], value: Any) -> _Enum:

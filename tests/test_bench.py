@@ -3,9 +3,11 @@
 import dataclasses
 import json
 import math
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,6 +121,27 @@ def test_reproducible_sums_stand_beside_default_ones_in_each_layout(library, tmp
     taken = [row for row in found["rows"] if row["unit"] == "B"]
     ways = [(row["what"].rpartition(", ")[2], row["goal"]) for row in taken]
     assert ways == [("default", None), ("AUTO", 32e6), ("ALLTOALL", 32e6)] * 2
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_checkpoints_stand_beside_those_by_hand_and_leave_no_files(library, tmp_path):
+    folder, kept = Path(os.environ.get("TMPDIR", ROOT)), tmp_path / "rows.json"
+    before = set(folder.glob(".bench-*"))
+    quick_run(library, "checkpoint", "--json", kept)
+    assert set(folder.glob(".bench-*")) <= before
+    (found,) = json.loads(kept.read_text())["tables"]
+    timed = [row for row in found["rows"] if row["unit"] == "s"]
+    taken = [row for row in found["rows"] if row["unit"] == "B"]
+    assert [row["what"].split()[0] for row in timed] == ["save", "restore"] * 3
+    for row in timed:
+        (side,) = row["besides"]
+        assert side["name"].startswith("by hand")
+        assert side["goal"] == 1.25
+    assert [row["what"].split()[:2] for row in taken] == [
+        ["memory:", "save"],
+        ["memory:", "restore"],
+    ] * 3
+    assert {row["goal"] for row in taken} == {64e6}
 
 
 @pytest.mark.parametrize("name", [["--plot", "sizes"], ["no_such_table"], []])

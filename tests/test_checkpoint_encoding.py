@@ -158,6 +158,7 @@ def test_subclasses_come_back_as_what_they_are_made_of(value, found):
 def test_a_numpy_number_as_a_key_finds_what_was_saved_under_it():
     for key in (np.int8(-3), np.uint64(2**63), np.float32(0.1), np.float64(1e300), np.bool_(True)):
         assert there_and_back({key: "here"})[key] == "here"
+        assert there_and_back({("a", (key,)): "here"})["a", (key,)] == "here"
 
 
 class Stateful:
@@ -197,7 +198,10 @@ def test_what_has_no_plain_data_is_a_type_error_that_says_where(value):
         encoded(Stateful({"a": value}))
 
 
-@pytest.mark.parametrize("key", [frozenset(), np.longdouble(1), np.datetime64(1, "s"), object()])
+@pytest.mark.parametrize(
+    "key",
+    [frozenset(), np.longdouble(1), np.datetime64(1, "s"), object(), (1, (np.longdouble(1),))],
+)
 def test_what_can_be_no_key_is_a_type_error_that_says_where(key):
     with pytest.raises(TypeError, match=r"the keys of checkpoint\.x"):
         encoded({"a": 1, key: 2})

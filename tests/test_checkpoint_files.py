@@ -14,7 +14,7 @@ import pytest
 import mpi_replica as mr
 from mpi_replica.checkpoint import files
 from mpi_replica.checkpoint.index import index_path, unpacked
-from mpi_replica.errors import CheckpointError
+from mpi_replica.errors import CheckpointError, CorruptCheckpointError
 
 
 @pytest.fixture
@@ -213,6 +213,21 @@ def test_every_bit_of_the_arrays_counts(path):
             mr.Checkpoint(**objects()).restore(path)
         assert str(file) in str(caught.value)
     refused(path, file)
+
+
+def test_a_file_that_changes_after_it_was_checked_is_an_error_that_names_it(path):
+    array = np.arange(1000)
+    (extent,) = files.write_new(path, [array])
+    os.utime(path, ns=(0, 0))
+    checked = files.check(path, [extent])
+    found = np.zeros_like(array)
+    files.read_into(path, extent, found, checked)
+    assert found.tolist() == array.tolist()
+    with open(path, "r+b") as file:
+        file.write(b"changed")
+    with pytest.raises(CorruptCheckpointError, match="checksum") as caught:
+        files.read_into(path, extent, found, checked)
+    assert str(path) in str(caught.value)
 
 
 def test_a_data_file_that_is_too_short_is_an_error_that_names_it(path):

@@ -93,8 +93,8 @@ class Checkpoint:
         ------
         CheckpointError
             A file can't be written; on every rank. The older checkpoint is as it was.
-        TypeError
-            An object can't be saved; on every rank.
+        TypeError, ValueError
+            An object can't be saved; on every rank, and before anything is written.
         StructureMismatchError, CollectiveMismatchError
             The ranks have other objects, or made different calls.
 
@@ -102,7 +102,7 @@ class Checkpoint:
         -----
         Each rank writes about as many bytes, and what belongs to its own replicas. Variables that
         are synchronized on read are saved as they read from above, as in tf: SUM is saved summed.
-        Memory: a few MiB beyond the state.
+        Memory: a few MiB beyond the state, and the values that were combined for that.
         """
         strategy = self.strategy
         require_cross_replica(strategy, "Checkpoint.save")
@@ -123,12 +123,6 @@ class Checkpoint:
                 name: encoder.encode(value, f"checkpoint.{name}")
                 for name, value in self._objects.items()
             }
-            try:
-                place.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise CheckpointError(
-                    f"{place.parent} can't be made: {error.strerror or error}. Choose another path."
-                ) from error
             own = strategy.generators.state(engine.layout.local_replica_ids)
             return Saving(place, state, encoder.arrays, own, site, options)
 
@@ -154,12 +148,18 @@ class Checkpoint:
             A file is missing, torn or corrupt, or something does not fit; on every rank, and
             before anything has changed. Names the file, or what does not fit.
         Exception
-            What ``load_state_dict`` of an object raised on any rank.
+            What ``load_state_dict`` of an object raised on any rank. Variables, arrays, dicts,
+            lists and other objects may then be restored or not, and differ between ranks. The
+            attributes and the random numbers are the old ones. Restore again before going on.
 
         Notes
         -----
         Variables, writable arrays, dicts and lists are changed; what can't be changed (numbers,
         texts, tuples) is a new attribute. All bytes are checked before, each by one rank.
+
+        Memory: a few MiB beyond the state. What is not changed but made anew is there twice: values
+        of variables that the program still holds, read-only arrays, `Mirrored` values, and what an
+        object's ``load_state_dict`` gets.
         """
         strategy = self.strategy
         require_cross_replica(strategy, "Checkpoint.restore")

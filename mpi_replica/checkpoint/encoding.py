@@ -6,6 +6,7 @@ No pickle: reading can't run code of whoever wrote the file.
 from __future__ import annotations
 
 import base64
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,6 +64,8 @@ class Encoder:
         ------
         TypeError
             It is no nest of arrays, numbers, texts, bytes and None.
+        ValueError
+            An int has more digits than Python writes.
         """
         if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
             return {_STATE: self.encode(value.state_dict(), f"{path}.state_dict()")}
@@ -79,7 +82,7 @@ class Encoder:
             self.arrays[name] = array
             return {_SCALAR if isinstance(value, np.generic) else _ARRAY: name}
         if isinstance(value, int):
-            return int(value)
+            return self._number(int(value), path)
         if isinstance(value, float):
             return float(value)
         if isinstance(value, complex):
@@ -94,14 +97,28 @@ class Encoder:
         raise self._refused(value, path)
 
     def _mapping(self, value: Mapping[Any, Any], path: str) -> Any:
-        names = [key for key in value if type(key) is str and not key.startswith("$")]
-        items = [(key, self.encode(item, f"{path}[{key!r}]")) for key, item in value.items()]
-        if len(names) == len(items):
-            return dict(items)
-        return {_DICT: [[self._key(key, f"the keys of {path}"), item] for key, item in items]}
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: self.encode(item, f"{path}[{key!r}]") for key, item in value.items()}
+        keys = [self._key(key, f"the keys of {path}") for key in value]
+        items = [self.encode(item, f"{path}[{key!r}]") for key, item in value.items()]
+        return {_DICT: [list(pair) for pair in zip(keys, items, strict=True)]}
+
+    @staticmethod
+    def _number(value: int, path: str) -> int:
+        try:
+            repr(value)  # as JSON will have it
+        except ValueError as error:
+            raise ValueError(
+                f"a checkpoint can't hold an int of {value.bit_length()} bits ({path}): Python"
+                f" writes no more than {sys.get_int_max_str_digits()} digits. Give it as bytes"
+                " (value.to_bytes), or raise sys.set_int_max_str_digits."
+            ) from error
+        return value
 
     def _key(self, key: Any, path: str) -> Any:
         """Return what stands for a key: numpy's scalars are equal to Python's."""
+        if isinstance(key, tuple):
+            return {_TUPLE: [self._key(item, path) for item in key]}
         plain = key.item() if isinstance(key, (np.bool_, np.number, np.character)) else key
         if isinstance(plain, np.generic):  # Python has nothing like it
             raise self._refused(key, path)

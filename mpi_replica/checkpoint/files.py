@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,8 +20,8 @@ import numpy as np
 from ..errors import CheckpointError, CorruptCheckpointError
 
 __all__ = [
-    *("Extent", "check", "read_into", "read_small", "remove", "write_new"),
-    *("put_in_place", "remove_beside", "sync_folder", "write_beside"),
+    *("Extent", "Version", "check", "make_folder", "read_into", "read_small", "write_new"),
+    *("put_in_place", "remove", "remove_beside", "sync_folder", "write_beside"),
 ]
 
 Array = np.ndarray[Any, Any]
@@ -35,6 +36,22 @@ class Extent(NamedTuple):
     offset: int
     size_bytes: int
     crc32: int
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those that it is in, unless it is there.
+
+    Raises
+    ------
+    CheckpointError
+        The system refuses.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} can't be made: {error.strerror or error}. Choose another path."
+        ) from error
 
 
 def write_new(path: Path, arrays: Sequence[Array]) -> list[Extent]:
@@ -79,10 +96,23 @@ def _forced_to_disk(path: Path, flag: int) -> Iterator[int]:
 
 def _blocks(array: Array) -> Iterator[memoryview]:
     """Yield the bytes of an array in C order."""
-    for part in _parts(array):
-        whole = _bytes_of(np.array(part, order="C", copy=None))
+    for part, plain in _plain_parts(array):
+        if plain is not part:
+            plain[...] = part
+        whole = _bytes_of(plain)
         for start in range(0, len(whole), _BLOCK_BYTES):
             yield whole[start : start + _BLOCK_BYTES]
+
+
+def _plain_parts(array: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield parts of an array, in C order, each with itself or a contiguous one of its shape.
+
+    All of these share the memory of one block.
+    """
+    block = bytearray(0 if array.flags.c_contiguous else min(array.nbytes, _BLOCK_BYTES))
+    for part in _parts(array):
+        is_plain = part.flags.c_contiguous
+        yield part, part if is_plain else np.ndarray(part.shape, part.dtype, buffer=block)
 
 
 def _parts(array: Array) -> Iterator[Array]:
@@ -197,8 +227,23 @@ def read_small(path: Path, most_bytes: int) -> bytes:
     return data
 
 
-def check(path: Path, extents: Sequence[Extent]) -> None:
+class Version(NamedTuple):
+    """What changes when a file is written to, or is another one of the same name."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    modified_ns: int
+    changed_ns: int
+
+
+def check(path: Path, extents: Sequence[Extent]) -> Version:
     """Raise unless all of these bytes are there, and are what was written.
+
+    Returns
+    -------
+    Version
+        What `read_into` takes for checked.
 
     Raises
     ------
@@ -206,28 +251,34 @@ def check(path: Path, extents: Sequence[Extent]) -> None:
         The file is missing, too short, or has other bytes.
     """
     block = bytearray(_BLOCK_BYTES)
-    try:
-        with open(path, "rb", buffering=0) as file:
-            for extent in extents:
-                file.seek(extent.offset)
-                crc, left = 0, extent.size_bytes
-                while left:
-                    view = memoryview(block)[: min(left, _BLOCK_BYTES)]
-                    got = file.readinto(view)
-                    if not got:
-                        raise _torn(path, extent.offset + extent.size_bytes)
-                    crc = zlib.crc32(view[:got], crc)
-                    left -= got
-                if crc != extent.crc32:
-                    raise _corrupt(path, extent)
-    except OSError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise _refused(path, "read", error) from error
+    with _reading(path) as file:
+        version = _version(file)
+        for extent in extents:
+            file.seek(extent.offset)
+            crc, left = 0, extent.size_bytes
+            while left:
+                view = memoryview(block)[: min(left, _BLOCK_BYTES)]
+                got = file.readinto(view)
+                if not got:
+                    raise _torn(path, extent.offset + extent.size_bytes)
+                crc = zlib.crc32(view[:got], crc)
+                left -= got
+            if crc != extent.crc32:
+                raise _corrupt(path, extent)
+    return version
 
 
-def read_into(path: Path, extent: Extent, array: Array) -> None:
+def read_into(path: Path, extent: Extent, array: Array, checked: Version | None = None) -> None:
     """Fill an array of as many bytes, in whatever layout. Memory: a few MiB.
+
+    Parameters
+    ----------
+    path : Path
+    extent : Extent
+    array : array
+    checked : Version, optional
+        What `check` returned on this rank: the bytes are not checked once more, unless the file has
+        changed.
 
     Raises
     ------
@@ -235,26 +286,39 @@ def read_into(path: Path, extent: Extent, array: Array) -> None:
         As for `check`; the array may be written then.
     """
     crc = 0
+    with _reading(path) as file:
+        is_checked = _version(file) == checked
+        file.seek(extent.offset)
+        for part, plain in _plain_parts(array):
+            target = _bytes_of(plain)
+            while target:
+                got = file.readinto(target[:_BLOCK_BYTES])
+                if not got:
+                    raise _torn(path, extent.offset + extent.size_bytes)
+                if not is_checked:
+                    crc = zlib.crc32(target[:got], crc)
+                target = target[got:]
+            if plain is not part:
+                part[...] = plain
+    if not is_checked and crc != extent.crc32:
+        raise _corrupt(path, extent)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[io.FileIO]:
+    """Open a file to read from; what the system refuses is a `CheckpointError`."""
     try:
         with open(path, "rb", buffering=0) as file:
-            file.seek(extent.offset)
-            for part in _parts(array):
-                plain = part if part.flags.c_contiguous else np.empty(part.shape, part.dtype)
-                target = _bytes_of(plain)
-                while target:
-                    got = file.readinto(target[:_BLOCK_BYTES])
-                    if not got:
-                        raise _torn(path, extent.offset + extent.size_bytes)
-                    crc = zlib.crc32(target[:got], crc)
-                    target = target[got:]
-                if plain is not part:
-                    part[...] = plain
+            yield file
     except OSError as error:
         if isinstance(error, CheckpointError):
             raise
         raise _refused(path, "read", error) from error
-    if crc != extent.crc32:
-        raise _corrupt(path, extent)
+
+
+def _version(file: io.FileIO) -> Version:
+    told = os.fstat(file.fileno())
+    return Version(told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns)
 
 
 def remove(path: Path) -> None:

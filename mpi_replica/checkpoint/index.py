@@ -130,6 +130,10 @@ _WRONG = (
 def _index(told: Any) -> Index:
     """Return the index; whatever it says makes sense, so that restoring does not fail midway."""
     arrays = {name: _record(*entry) for name, entry in told["arrays"].items()}
+    for file in {record.file for record in arrays.values()}:
+        _check_name(file)
+    for shape in {record.shape for record in arrays.values()}:
+        np.broadcast_to(np.empty((), np.uint8), shape)  # raises where numpy has no such shape
     state, of_ranks = dict(told["state"]), list(told["of_ranks"])
     decoded(state, lambda name: np.empty((), arrays[name].dtype))
     Generators(0).restore(all_generators(of_ranks))
@@ -153,13 +157,15 @@ def _record(
     )
     if min(*made.extent, *made.shape) < 0 or offset + size_bytes > _MOST_OFFSET:
         raise ValueError(f"an array with {shape} items at {offset}")
-    np.broadcast_to(np.empty((), np.uint8), made.shape)  # raises where numpy has no such shape
     if math.prod(made.shape) * made.dtype.itemsize != size_bytes:
         raise ValueError(f"an array of {size_bytes} bytes with shape {shape} and dtype {dtype}")
+    return made
+
+
+def _check_name(file: Any) -> None:
     if not isinstance(file, str) or Path(file).name != file or file in ("", "..") or "\0" in file:
         raise ValueError(f"an array in {file!r}, which is no name of a file")
     os.fsencode(file)
-    return made
 
 
 _MOST_OFFSET = (1 << 63) - 1  # of the system's files

@@ -50,12 +50,16 @@ class Matching:
     def put_back(self) -> dict[str, Any]:
         """Put everything back that fits; return the objects, with new ones for what can't change.
 
+        Only once.
+
         Raises
         ------
         CheckpointError
             A file has changed since it was checked.
         """
-        self._put_back()
+        put_back = self._put_back
+        del self._put_back  # a cycle: what is replaced would live until the garbage is collected
+        put_back()
         return self._objects
 
     def problems(self) -> str:
@@ -163,11 +167,16 @@ class Matching:
 
             return fill
 
+        if isinstance(live, Assignable):
+
+            def put_back() -> Any:
+                live.put_back(functools.partial(self._read, name))
+                return live
+
+            return put_back
+
         def replace() -> Any:
             value = self._load(name)
-            if isinstance(live, Assignable):
-                live.put_back(value)
-                return live
             return Mirrored(value[()]) if isinstance(live, Mirrored) else value
 
         return replace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +65,13 @@ class Restoring(Call):
             data = engine.carry(engine.transport.all_gather_bytes, self.data, None)[0]
         with agreement.preparing(calls):
             index = unpacked(data, index_path(self.path))
-            matching = self.match(index, functools.partial(_read, self.path.parent, index))
-            for position, name in enumerate(index.files()):
-                extents = [r.extent for r in index.arrays.values() if r.file == name]
-                path = self.path.with_name(name)
+            paths = {name: self.path.with_name(name) for name in index.files()}
+            checked: dict[str, files.Version] = {}
+            matching = self.match(index, functools.partial(_read, index, paths, checked))
+            for position, (name, path) in enumerate(paths.items()):
                 if position % layout.size == layout.rank:
-                    files.check(path, extents)
+                    extents = [r.extent for r in index.arrays.values() if r.file == name]
+                    checked[name] = files.check(path, extents)
                 elif not path.is_file():
                     raise CorruptCheckpointError(
                         f"{path} is not there on this rank. All ranks must see one folder: use a"
@@ -79,11 +80,19 @@ class Restoring(Call):
         agreement.agree(calls)  # all files are as they were written
         with agreement.preparing(calls):
             values = matching.put_back()
+        agreement.agree(calls)  # no object refused its state
+        with agreement.preparing(calls):
             self.finish(index, values)
         agreement.agree(calls)
         return [None]
 
 
-def _read(folder: Path, index: Index, name: str, array: Array) -> None:
+def _read(
+    index: Index,
+    paths: Mapping[str, Path],
+    checked: Mapping[str, files.Version],
+    name: str,
+    array: Array,
+) -> None:
     record = index.arrays[name]
-    files.read_into(folder / record.file, record.extent, array)
+    files.read_into(paths[record.file], record.extent, array, checked.get(record.file))

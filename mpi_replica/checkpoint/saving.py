@@ -61,7 +61,12 @@ class Saving(Call):
         self._leaves = tuple(
             LeafDescription(wire_name(array.dtype), array.shape) for array in arrays.values()
         )
-        self.identify((str(path), json.dumps(_shape_of(self.state)), self._leaves))
+        self._structure = json.dumps(_shape_of(self.state))
+        # Not by `identify`, which keeps what it is given: that is large, and of another path each
+        # time.
+        description = self.describe()
+        self.fingerprint = description.fingerprint()
+        self.text = f"{description.what} at {description.where}"
 
     def words(self, position: int = 0) -> CallDescription:
         return CallDescription(
@@ -69,7 +74,7 @@ class Saving(Call):
             repr(str(self.path)),
             self.site,
             self.options.name,
-            json.dumps(_shape_of(self.state)),
+            self._structure,
             tuple(f" array {name}" for name in self.arrays),
             self._leaves,
         )
@@ -77,6 +82,9 @@ class Saving(Call):
     def perform(self, engine: Engine, calls: Sequence[Call]) -> list[None]:
         agreement, rank, size = engine.agreement, engine.layout.rank, engine.layout.size
         mark = os.urandom(8) if rank == 0 else b""
+        agreement.agree(calls)  # the same path
+        with agreement.preparing(calls):
+            files.make_folder(self.path.parent)
         agreement.agree(calls)
         with engine.moving(self):
             first = engine.carry(engine.transport.all_gather_bytes, mark, None)[0]

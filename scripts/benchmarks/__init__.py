@@ -33,6 +33,7 @@ NAMES = (
     "narrow",
     "reproducible",
     "memory",
+    "checkpoint",
     "startup",
     "ranks",
     "growth",

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from checkpoints import content, listing, program, replica_id, restored, save, variable
+from checkpoints import (
+    Stateful,
+    content,
+    listing,
+    program,
+    replica_id,
+    restored,
+    save,
+    variable,
+)
 from everywhere import check_works, gathered, needs_two_ranks, raises_everywhere
 from mpi_replica.checkpoint import files
 from mpi_replica.errors import (
@@ -106,6 +115,48 @@ def test_a_file_that_is_missing_or_changed_is_the_same_error_on_all_ranks(strate
         gathered(None)
     checkpoint.restore(path)
     assert checkpoint.step == 7
+    check_works(strategy)
+
+
+class Refusing(Stateful):
+    """An object that refuses the state of others, where it is told to."""
+
+    def __init__(self, refuses):
+        super().__init__(momentum=0)
+        self.refuses = refuses
+
+    def load_state_dict(self, state):
+        if self.refuses:
+            raise ArithmeticError("no such momentum")
+        super().load_state_dict(state)
+
+
+def test_where_an_object_refuses_its_state_no_attribute_and_no_random_number_changes(
+    strategy, path
+):
+    """What comes before it and can be changed is restored, on ranks that did not fail all is."""
+    saved = mr.Checkpoint(
+        strategy, step=7, first=np.full(3, 7), optimizer=Stateful(momentum=7), last=np.full(3, 7)
+    )
+    saved.save(path)
+    strategy.rng.random()
+    generator = repr(strategy.rng.bit_generator.state)
+    refusing = Refusing(strategy.rank == strategy.size - 1)
+    checkpoint = mr.Checkpoint(
+        strategy, step=1, first=np.full(3, 1), optimizer=refusing, last=np.full(3, 1)
+    )
+    error = raises_everywhere(ArithmeticError, lambda: checkpoint.restore(path))
+    assert "no such momentum" in str(error)
+    assert checkpoint.step == 1
+    assert repr(strategy.rng.bit_generator.state) == generator
+    assert checkpoint.first.tolist() == [7, 7, 7]
+    assert checkpoint.last.tolist() == [1 if refusing.refuses else 7] * 3
+    refusing.refuses = False
+    checkpoint.restore(path)
+    assert (checkpoint.step, refusing.state, checkpoint.last.tolist()) == (
+        *(7, {"momentum": 7}),
+        [7, 7, 7],
+    )
     check_works(strategy)
 
 
@@ -284,6 +335,28 @@ def test_an_object_that_cannot_be_saved_on_one_rank_is_a_type_error_on_all(strat
     ids = strategy.run(replica_id)
     error = raises_everywhere(TypeError, lambda: save(strategy, path, ids=ids))
     assert "PerReplica" in str(error)
+    check_works(strategy)
+
+
+LONG = 10**5000  # Python writes no more than 4300 digits
+LONG_NUMBERS = {
+    "checkpoint.step": {"step": LONG},
+    "checkpoint.nest['a'][1]": {"nest": {"a": [0, -LONG]}},
+    "the keys of checkpoint.nest": {"nest": {LONG: 0}},
+    "checkpoint.optimizer.state_dict()['step']": {"optimizer": Stateful(step=LONG)},
+}
+
+
+@pytest.mark.parametrize("where", LONG_NUMBERS)
+def test_an_int_of_too_many_digits_on_one_rank_is_an_error_on_all_before_a_file_is_made(
+    strategy, path, where
+):
+    objects = LONG_NUMBERS[where] if strategy.rank == strategy.size - 1 else {"step": 0}
+    folder = path.parent / "not made"
+    error = raises_everywhere(ValueError, lambda: save(strategy, folder / "a", **objects))
+    assert f"({where})" in str(error)
+    assert "4300 digits" in str(error)
+    assert not folder.exists()
     check_works(strategy)
 
 
