@@ -15,12 +15,12 @@ from ..collectives.callsite import CallSite
 from ..context import StrategyLike, current_strategy, require_cross_replica
 from ..errors import CheckpointError, ContextError
 from ..options import CommunicationOptions
-from ..values import Mirrored
+from ..values import Mirrored, PerReplica
 from .encoding import Encoder
 from .index import Index, all_generators
 from .matching import Matching, Reader
 from .restoring import Restoring
-from .saving import Saving
+from .saving import Own, Saving
 
 __all__ = ["Checkpoint"]
 
@@ -36,9 +36,10 @@ class Checkpoint:
         By position. Default: that of the variables; the current one where there are none.
     **objects
         Each is an attribute of the checkpoint, too. Variables; nests (dicts, lists, tuples) of
-        arrays, numbers, texts, bytes and None; objects with ``state_dict()`` and
-        ``load_state_dict()``, as distributed datasets and their iterators are: they go on with the
-        batch after the last one that was taken. All but variables must be the same on all ranks.
+        arrays, numbers, texts, bytes and None; a `PerReplica` of such nests; objects with
+        ``state_dict()`` and ``load_state_dict()``, as distributed datasets and their iterators
+        are: they go on with the batch after the last one that was taken. All but variables and
+        `PerReplica` must be the same on all ranks.
 
     Raises
     ------
@@ -47,7 +48,8 @@ class Checkpoint:
 
     Notes
     -----
-    A checkpoint is restored on any number of ranks and replicas. Its files are ``path.index`` and
+    A checkpoint is restored on any number of ranks and, if it has no `PerReplica`, any number of
+    replicas. Its files are ``path.index`` and
     ``path.*.data-*``, in a folder that all hosts share. They hold no pickles: reading them runs no
     code. Counterpart of ``tf.train.Checkpoint``.
 
@@ -100,7 +102,8 @@ class Checkpoint:
 
         Notes
         -----
-        Each rank writes about as many bytes, and what belongs to its own replicas. Variables that
+        Each rank writes about as many bytes, and what belongs to its own replicas: their random
+        numbers and the components of each `PerReplica`. Variables that
         are synchronized on read are saved as they read from above, as in tf: SUM is saved summed.
         Memory: a few MiB beyond the state, and the values that were combined for that.
         """
@@ -116,14 +119,20 @@ class Checkpoint:
                 return np.asarray(found)
             return value.value if isinstance(value, Mirrored) else value
 
+        ids = engine.layout.local_replica_ids
+
+        def components(value: PerReplica) -> dict[int, Any]:
+            value.require(engine.layout.num_replicas)
+            return dict(zip(ids, value.components(ids), strict=True))
+
         def make(site: CallSite, options: CommunicationOptions) -> Call:
             place = Path(os.path.abspath(path))
-            encoder = Encoder(plain)
+            encoder = Encoder(plain, components)
             state = {
                 name: encoder.encode(value, f"checkpoint.{name}")
                 for name, value in self._objects.items()
             }
-            own = strategy.generators.state(engine.layout.local_replica_ids)
+            own = Own(strategy.generators.state(ids), encoder.of_replicas, encoder.own_arrays)
             return Saving(place, state, encoder.arrays, own, site, options)
 
         engine.cross_replica(engine.make("Checkpoint.save", None, make))
@@ -166,7 +175,7 @@ class Checkpoint:
         engine = strategy.engine
 
         def match(index: Index, read: Reader) -> Matching:
-            matching = Matching(index, self._objects, read)
+            matching = Matching(index, self._objects, read, engine.layout)
             problems = matching.problems()
             if problems and strict:
                 raise CheckpointError(

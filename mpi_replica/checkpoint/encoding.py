@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import as_array
+from ..values import PerReplica
 
 __all__ = [
     "Encoder",
@@ -21,6 +22,7 @@ __all__ = [
     "dtype_from",
     "dtype_text",
     "mapping_items",
+    "replicas_name",
     "state_of",
     "tuple_items",
 ]
@@ -28,8 +30,9 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 # A JSON object with one of these keys stands for something that JSON does not have.
-_STATE, _ARRAY, _SCALAR, _TUPLE, _DICT, _BYTES, _COMPLEX = (
+_STATE, _REPLICAS, _ARRAY, _SCALAR, _TUPLE, _DICT, _BYTES, _COMPLEX = (
     "$state",
+    "$replicas",
     "$array",
     "$scalar",
     "$tuple",
@@ -46,16 +49,35 @@ class Encoder:
     ----------
     plain : callable
         Returns the plain value that stands for an object, or the object.
+    own : callable, optional
+        Returns the components of this rank's replicas of a `PerReplica`, by their ids; without it
+        there can be none.
+    prefix : str
+        What the names of arrays begin with.
 
     Attributes
     ----------
     arrays : dict of array
         What the result refers to by name.
+    of_replicas : dict
+        What stands for each `PerReplica` that the result refers to by name: for each replica of
+        this rank by its id.
+    own_arrays : dict of array
+        What that refers to by name.
     """
 
-    def __init__(self, plain: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        plain: Callable[[Any], Any],
+        own: Callable[[PerReplica], Mapping[int, Any]] | None = None,
+        prefix: str = "",
+    ) -> None:
         self._plain = plain
+        self._own = own
+        self._prefix = prefix
         self.arrays: dict[str, Array] = {}
+        self.of_replicas: dict[str, dict[str, Any]] = {}
+        self.own_arrays: dict[str, Array] = {}
 
     def encode(self, value: Any, path: str) -> Any:
         """Return what stands for `value`; `path` is where it is, for errors.
@@ -68,7 +90,9 @@ class Encoder:
             An int has more digits than Python writes.
         """
         if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-            return {_STATE: self.encode(value.state_dict(), f"{path}.state_dict()")}
+            return {_STATE: self._state(value.state_dict(), f"{path}.state_dict()")}
+        if isinstance(value, PerReplica) and self._own is not None:
+            return {_REPLICAS: self._replicas(self._own(value), path)}
         value = self._plain(value)
         if value is None or isinstance(value, (bool, str)):
             return value if value is None or isinstance(value, bool) else str(value)
@@ -78,7 +102,7 @@ class Encoder:
                 dtype_text(array.dtype)
             except TypeError as error:
                 raise self._refused(value, path) from error
-            name = str(len(self.arrays))
+            name = f"{self._prefix}{len(self.arrays)}"
             self.arrays[name] = array
             return {_SCALAR if isinstance(value, np.generic) else _ARRAY: name}
         if isinstance(value, int):
@@ -95,6 +119,24 @@ class Encoder:
             items = [self.encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
             return items if isinstance(value, list) else {_TUPLE: items}
         raise self._refused(value, path)
+
+    def _state(self, state: Any, path: str) -> Any:
+        """Return what stands for the state of an object, in which there are no replicas."""
+        own, self._own = self._own, None
+        try:
+            return self.encode(state, path)
+        finally:
+            self._own = own
+
+    def _replicas(self, components: Mapping[int, Any], path: str) -> str:
+        """Keep what stands for the components; return their name."""
+        name = str(len(self.of_replicas))
+        found = self.of_replicas[name] = {}
+        for replica_id, component in components.items():
+            encoder = Encoder(self._plain, prefix=f"{name}.{replica_id}.")
+            found[str(replica_id)] = encoder.encode(component, f"{path} of replica {replica_id}")
+            self.own_arrays |= encoder.arrays
+        return name
 
     def _mapping(self, value: Mapping[Any, Any], path: str) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in value):
@@ -146,6 +188,12 @@ def array_name(value: Any) -> str | None:
 def state_of(value: Any) -> Any:
     """Return what stands for the ``state_dict()`` of an object; None where it is no object's."""
     return value.get(_STATE) if isinstance(value, dict) and len(value) == 1 else None
+
+
+def replicas_name(value: Any) -> str | None:
+    """Return the name of the `PerReplica` that `value` stands for; None for another thing."""
+    name = value.get(_REPLICAS) if isinstance(value, dict) and len(value) == 1 else None
+    return name if isinstance(name, str) else None
 
 
 def mapping_items(value: Any) -> dict[Any, Any] | None:

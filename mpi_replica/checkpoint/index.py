@@ -24,7 +24,9 @@ __all__ = [
     "all_generators",
     "index_path",
     "packed",
+    "packed_record",
     "unpacked",
+    "unpacked_record",
 ]
 
 #: Of an index: some hundred bytes for each array.
@@ -53,8 +55,10 @@ class Index(NamedTuple):
     #: By the names by which the state refers to them.
     arrays: dict[str, ArrayRecord]
     num_replicas: int
-    #: What the ranks told of their own replicas.
+    #: What the ranks told of the random numbers of their replicas.
     of_ranks: list[Any]
+    #: Of each `PerReplica` by its name, and of each replica by its id, what `Encoder.encode` gave.
+    of_replicas: dict[str, dict[str, Any]]
 
     def files(self) -> list[str]:
         """Return the names of the files that it refers to."""
@@ -74,16 +78,14 @@ def packed(index: Index) -> bytes:
     ValueError
         Its JSON can't be written.
     """
-    arrays = {
-        name: [dtype_text(record.dtype), list(record.shape), record.file, *record.extent]
-        for name, record in index.arrays.items()
-    }
+    arrays = {name: packed_record(record) for name, record in index.arrays.items()}
     data = json.dumps(
         {
             "format": _FORMAT,
             "version": _VERSION,
             "num_replicas": index.num_replicas,
             "of_ranks": index.of_ranks,
+            "of_replicas": index.of_replicas,
             "state": index.state,
             "arrays": arrays,
         }
@@ -129,15 +131,20 @@ _WRONG = (
 
 def _index(told: Any) -> Index:
     """Return the index; whatever it says makes sense, so that restoring does not fail midway."""
-    arrays = {name: _record(*entry) for name, entry in told["arrays"].items()}
+    arrays = {name: unpacked_record(*entry) for name, entry in told["arrays"].items()}
     for file in {record.file for record in arrays.values()}:
         _check_name(file)
     for shape in {record.shape for record in arrays.values()}:
         np.broadcast_to(np.empty((), np.uint8), shape)  # raises where numpy has no such shape
-    state, of_ranks = dict(told["state"]), list(told["of_ranks"])
-    decoded(state, lambda name: np.empty((), arrays[name].dtype))
+    state, of_ranks, number = dict(told["state"]), list(told["of_ranks"]), int(told["num_replicas"])
+    of_replicas = {name: dict(found) for name, found in told["of_replicas"].items()}
+    for value in (state, of_replicas):
+        decoded(value, lambda name: np.empty((), arrays[name].dtype))
+    for name, found in of_replicas.items():
+        if set(found) != set(map(str, range(number))):
+            raise ValueError(f"components of replicas {list(found)} for value {name} of {number}")
     Generators(0).restore(all_generators(of_ranks))
-    return Index(state, arrays, int(told["num_replicas"]), of_ranks)
+    return Index(state, arrays, number, of_ranks, of_replicas)
 
 
 def all_generators(of_ranks: Sequence[Any]) -> dict[str, Any]:
@@ -146,9 +153,21 @@ def all_generators(of_ranks: Sequence[Any]) -> dict[str, Any]:
     return {**of_ranks[0], "replicas": replicas}
 
 
-def _record(
+def packed_record(record: ArrayRecord) -> list[Any]:
+    """Return a record as plain data."""
+    return [dtype_text(record.dtype), list(record.shape), record.file, *record.extent]
+
+
+def unpacked_record(
     dtype: Any, shape: Sequence[int], file: str, offset: int, size_bytes: int, crc32: int
 ) -> ArrayRecord:
+    """Undo `packed_record`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        It says what can't be.
+    """
     made = ArrayRecord(
         dtype_from(dtype),
         tuple(int(n) for n in shape),

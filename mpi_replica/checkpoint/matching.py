@@ -11,8 +11,16 @@ import numpy as np
 from ..assignment import Assignable
 from ..collectives.standing import LeafDescription
 from ..dtypes import wire_name
-from ..values import Mirrored
-from .encoding import array_name, decoded, mapping_items, state_of, tuple_items
+from ..layout import Layout
+from ..values import Mirrored, PerReplica
+from .encoding import (
+    array_name,
+    decoded,
+    mapping_items,
+    replicas_name,
+    state_of,
+    tuple_items,
+)
 from .index import ArrayRecord, Index
 
 __all__ = ["Matching", "Reader"]
@@ -38,8 +46,11 @@ class Matching:
         or kind, in words.
     """
 
-    def __init__(self, index: Index, objects: Mapping[str, Any], read: Reader) -> None:
+    def __init__(
+        self, index: Index, objects: Mapping[str, Any], read: Reader, layout: Layout
+    ) -> None:
         self._index = index
+        self._layout = layout
         self._read = read
         self.missing: list[str] = []
         self.unexpected: list[str] = []
@@ -75,6 +86,8 @@ class Matching:
         """Return what puts `live` back; None where it does not fit."""
         if hasattr(live, "state_dict") and hasattr(live, "load_state_dict"):
             return self._stateful(live, saved, path)
+        if isinstance(live, PerReplica):
+            return self._replicas(saved, path)
         if isinstance(live, Mirrored) and not isinstance(live.value, (np.ndarray, np.generic)):
             found = self._match(live.value, saved, path)
             return None if found is None else lambda: Mirrored(found())
@@ -90,7 +103,7 @@ class Matching:
         record = self._record(saved)
         is_scalar = live is None or record is None or not record.shape
         is_plain = is_scalar and mapping_items(saved) is None and tuple_items(saved) is None
-        if not is_plain or state_of(saved) is not None:
+        if not is_plain or state_of(saved) is not None or replicas_name(saved) is not None:
             return self._differs(path, f"a {type(live).__name__}", saved)
         return lambda: decoded(saved, self._load)
 
@@ -153,6 +166,14 @@ class Matching:
 
         return put_back
 
+    def _replicas(self, saved: Any, path: str) -> _PutBack | None:
+        """Return what makes a `PerReplica` anew; what its components were before says nothing."""
+        number, ids = self._layout.num_replicas, self._layout.local_replica_ids
+        found = self._index.of_replicas.get(replicas_name(saved) or "")
+        if found is None or len(found) != number:
+            return self._differs(path, f"a PerReplica of {number} replicas", saved)
+        return lambda: PerReplica([decoded(found[str(i)], self._load) for i in ids], ids, number)
+
     def _arrays(self, live: Any, saved: Any, path: str) -> _PutBack | None:
         like = live.value if isinstance(live, Mirrored) else live
         record = self._record(saved)
@@ -200,6 +221,8 @@ class Matching:
             there = "a mapping" if items is not None else f"{saved!r:.60}"
             if values is not None:
                 there = f"{len(values)} items"
+            if replicas_name(saved) is not None:
+                there = f"a PerReplica of {self._index.num_replicas} replicas"
             if state_of(saved) is not None:
                 there = "the state of an object"
         self.unfit.append(f"{path} is {here} here, and {there} in the checkpoint")

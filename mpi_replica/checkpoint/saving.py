@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,11 +23,29 @@ from ..dtypes import wire_name
 from ..errors import CheckpointError
 from ..options import CommunicationOptions
 from . import files
-from .index import ArrayRecord, Index, index_path, packed
+from .index import (
+    ArrayRecord,
+    Index,
+    index_path,
+    packed,
+    packed_record,
+    unpacked_record,
+)
 
-__all__ = ["Saving"]
+__all__ = ["Own", "Saving", "data_files"]
 
 Array = np.ndarray[Any, Any]
+
+
+class Own(NamedTuple):
+    """What only this rank knows: of its own replicas."""
+
+    #: The state of their random numbers, as plain data.
+    generators: Mapping[str, Any]
+    #: What stands for the components of each `PerReplica`, by its name and the replica's id.
+    of_replicas: Mapping[str, Mapping[str, Any]]
+    #: What that refers to.
+    arrays: Mapping[str, Array]
 
 
 class Saving(Call):
@@ -41,8 +59,7 @@ class Saving(Call):
         What stands for the objects, the same on all ranks.
     arrays : dict of array
         What it refers to, the same on all ranks.
-    own : dict
-        What only this rank knows, as plain data: of its own replicas.
+    own : Own
     """
 
     kind = "Checkpoint.save"
@@ -52,7 +69,7 @@ class Saving(Call):
         path: Path,
         state: Mapping[str, Any],
         arrays: Mapping[str, Array],
-        own: Mapping[str, Any],
+        own: Own,
         site: CallSite,
         options: CommunicationOptions,
     ) -> None:
@@ -92,13 +109,9 @@ class Saving(Call):
         names = [f"{prefix}{r:05}-of-{size:05}" for r in range(size)]
         shares = _shares(self.arrays, size)
         own_file = self.path.with_name(names[rank])
-        written: list[files.Extent] = []
         try:
             with agreement.preparing(calls):
-                if shares[rank]:
-                    arrays = [self.arrays[name] for name in shares[rank]]
-                    written = files.write_new(own_file, arrays)
-                told = json.dumps([written, self.own]).encode()
+                told = json.dumps(self._write(own_file, shares[rank])).encode()
             agreement.agree(calls)  # every rank has written
             with engine.moving(self):
                 every = engine.carry(engine.transport.all_gather_bytes, told, None)
@@ -120,6 +133,17 @@ class Saving(Call):
         agreement.agree(calls)
         return [None]
 
+    def _write(self, file: Path, share: Sequence[str]) -> list[Any]:
+        """Write this rank's share and what is its own; return what rank 0 must know of it."""
+        arrays = [self.arrays[name] for name in share] + list(self.own.arrays.values())
+        extents = files.write_new(file, arrays) if arrays else []
+        own = zip(self.own.arrays.items(), extents[len(share) :], strict=True)
+        records = {
+            name: packed_record(ArrayRecord(array.dtype, array.shape, file.name, extent))
+            for (name, array), extent in own
+        }
+        return [extents[: len(share)], records, self.own.of_replicas, self.own.generators]
+
     def _index(
         self,
         engine: Engine,
@@ -127,14 +151,17 @@ class Saving(Call):
         shares: Sequence[Sequence[str]],
         told: Sequence[Any],
     ) -> Index:
-        records = {
-            name: ArrayRecord(
-                self.arrays[name].dtype, self.arrays[name].shape, file, files.Extent(*extent)
-            )
-            for file, share, (extents, _) in zip(names, shares, told, strict=True)
-            for name, extent in zip(share, extents, strict=True)
-        }
-        return Index(self.state, records, engine.layout.num_replicas, [own for _, own in told])
+        records: dict[str, ArrayRecord] = {}
+        of_replicas: dict[str, dict[str, Any]] = {}
+        for file, share, (extents, own, components, _) in zip(names, shares, told, strict=True):
+            for name, extent in zip(share, extents, strict=True):
+                array = self.arrays[name]
+                records[name] = ArrayRecord(array.dtype, array.shape, file, files.Extent(*extent))
+            records |= {name: unpacked_record(*entry) for name, entry in own.items()}
+            for name, found in components.items():
+                of_replicas.setdefault(name, {}).update(found)
+        generators = [own for *_, own in told]
+        return Index(self.state, records, engine.layout.num_replicas, generators, of_replicas)
 
     def _take_place(self, names: Sequence[str]) -> None:
         """Make these files the checkpoint, and remove those of the older one."""

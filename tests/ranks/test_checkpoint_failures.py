@@ -13,7 +13,6 @@ from checkpoints import (
     content,
     listing,
     program,
-    replica_id,
     restored,
     save,
     variable,
@@ -332,9 +331,6 @@ def test_an_object_that_cannot_be_saved_on_one_rank_is_a_type_error_on_all(strat
     error = raises_everywhere(TypeError, lambda: save(strategy, path, nest={"a": [value]}))
     assert "checkpoint.nest['a'][0]" in str(error)
     assert listing(path) == []
-    ids = strategy.run(replica_id)
-    error = raises_everywhere(TypeError, lambda: save(strategy, path, ids=ids))
-    assert "PerReplica" in str(error)
     check_works(strategy)
 
 

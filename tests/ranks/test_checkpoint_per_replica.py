@@ -1,0 +1,174 @@
+"""Values of each replica in a checkpoint: written by their ranks, restored wherever they are."""
+
+import json
+import os
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from checkpoints import Stateful, listing, on_other_layouts, replica_id, restored, save
+from everywhere import check_works, gathered, holds_everywhere, raises_everywhere
+from mpi_replica.errors import CheckpointError, StructureMismatchError
+
+
+@pytest.fixture
+def path(shared_folder):
+    """Where all ranks save."""
+    return shared_folder / "trained"
+
+
+@pytest.fixture
+def world():
+    from mpi4py import MPI  # starts MPI, so not when this file is imported
+
+    return MPI.COMM_WORLD
+
+
+def own_value(i):
+    """What replica `i` has: of another shape on each, and of all kinds."""
+    return {
+        "rows": np.full((i, 3), i, ml_dtypes.bfloat16),
+        "plain": [i, f"replica {i}", None, i + 0.5, np.float32(i), (b"bytes", 3j)],
+        "empty": np.empty((0, 2)),
+    }
+
+
+def values(strategy):
+    ids, number = strategy.local_replica_ids, strategy.num_replicas_in_sync
+    return mr.PerReplica([own_value(i) for i in ids], ids, number)
+
+
+def nothing(strategy):
+    ids, number = strategy.local_replica_ids, strategy.num_replicas_in_sync
+    return mr.PerReplica([None] * len(ids), ids, number)
+
+
+def check_restored(strategy, path):
+    checkpoint = restored(strategy, path, own=[nothing(strategy), 7], step=0)
+    found, seven = checkpoint.own
+    assert (seven, checkpoint.step) == (7, 3)
+    assert found.replica_ids == strategy.local_replica_ids
+    assert found.num_replicas == strategy.num_replicas_in_sync
+    for i, component in zip(found.replica_ids, found.values, strict=True):
+        wanted = own_value(i)
+        assert component["rows"].dtype == ml_dtypes.bfloat16
+        np.testing.assert_array_equal(component["rows"], wanted["rows"])
+        assert component["empty"].shape == (0, 2)
+        assert repr(component["plain"]) == repr(wanted["plain"])
+
+
+def test_each_replica_gets_its_own_value_back_on_any_number_of_ranks(strategy, world, path):
+    number = strategy.num_replicas_in_sync
+    save(strategy, path, own=[values(strategy), 7], step=3)
+    check_restored(strategy, path)
+
+    def check_all():
+        for is_here in (world.rank == 0, world.rank < world.size - 1):
+            part = world.Split(is_here)
+            if number >= part.size:
+                with mr.MPIStrategy(part, num_replicas=number) as other:
+                    check_restored(other, path)
+            part.Free()
+
+    holds_everywhere(check_all)
+
+
+def test_what_a_step_returned_is_saved_as_it_is(strategy, path):
+    ids = strategy.run(replica_id)
+    rows = strategy.run(lambda: np.arange(replica_id() + 1))
+    save(strategy, path, ids=ids, rows=rows)
+    checkpoint = restored(strategy, path, ids=nothing(strategy), rows=nothing(strategy))
+    assert checkpoint.ids.values == ids.values
+    for found, wanted in zip(checkpoint.rows.values, rows.values, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_each_rank_writes_the_values_of_its_own_replicas(strategy, path):
+    own = strategy.run(lambda: np.zeros(1000 + replica_id()))
+    save(strategy, path, own=own)
+    mine = sum(8 * (1000 + i) for i in strategy.local_replica_ids)
+    file = next(path.parent.glob(f"trained.*.data-{strategy.rank:05}-of-*"))
+    assert os.path.getsize(file) == mine
+    gathered(None)
+
+
+def test_another_number_of_replicas_is_told_and_changes_nothing(strategy, world, path):
+    number = strategy.num_replicas_in_sync
+    save(strategy, path, own=values(strategy), step=3)
+
+    def check(other):
+        if other.num_replicas_in_sync == number:
+            return
+        with other.scope():
+            checkpoint = mr.Checkpoint(own=nothing(other), step=0)
+            with pytest.raises(CheckpointError) as caught:
+                checkpoint.restore(path)
+            words = f"own is a PerReplica of {other.num_replicas_in_sync} replicas here, and"
+            assert f"{words} a PerReplica of {number} replicas in the checkpoint" in str(
+                caught.value
+            )
+            checkpoint.restore(path, strict=False)
+        assert checkpoint.step == 3
+        assert set(checkpoint.own.values) == {None}
+
+    on_other_layouts(world, check)
+
+
+def test_a_value_of_each_replica_and_a_shared_one_do_not_fit_each_other(strategy, path):
+    save(strategy, path, a=values(strategy), b=np.ones(2), c=3)
+    number = strategy.num_replicas_in_sync
+    with strategy.scope():
+        checkpoint = mr.Checkpoint(a=5, b=nothing(strategy), c=nothing(strategy))
+        error = raises_everywhere(CheckpointError, lambda: checkpoint.restore(path))
+    for words in (
+        f"a is a int here, and a PerReplica of {number} replicas in the checkpoint",
+        f"b is a PerReplica of {number} replicas here, and float64[2]",
+        f"c is a PerReplica of {number} replicas here, and 3",
+    ):
+        assert words in str(error), str(error)
+    check_works(strategy)
+
+
+def test_what_cannot_be_saved_of_one_replica_is_an_error_on_all_ranks(strategy, path):
+    culprit = strategy.num_replicas_in_sync - 1
+    own = strategy.run(lambda: {"a": object() if replica_id() == culprit else 1})
+    error = raises_everywhere(TypeError, lambda: save(strategy, path, own=own))
+    assert f"checkpoint.own['a'] of replica {culprit}" in str(error)
+    stateful = Stateful(own=strategy.run(replica_id))
+    error = raises_everywhere(TypeError, lambda: save(strategy, path, stateful=stateful))
+    assert "PerReplica (checkpoint.stateful.state_dict()['own'])" in str(error)
+    ids, number = strategy.local_replica_ids, strategy.num_replicas_in_sync
+    other = mr.PerReplica([0] * len(ids), ids, number + 1)
+    error = raises_everywhere(ValueError, lambda: save(strategy, path, other=other))
+    assert f"{number + 1} replicas" in str(error)
+    assert listing(path) == []
+    check_works(strategy)
+
+
+def test_a_value_of_each_replica_on_one_rank_alone_is_a_mismatch(strategy, path):
+    if strategy.size == 1:
+        pytest.skip("a single rank has nobody to disagree with")
+    own = values(strategy) if strategy.rank else 1
+    raises_everywhere(StructureMismatchError, lambda: save(strategy, path, own=own))
+    check_works(strategy)
+
+
+def test_an_index_with_components_of_some_replicas_only_is_no_index(strategy, path):
+    """As a faulty or hostile program could write it."""
+    import zlib
+
+    save(strategy, path, own=strategy.run(replica_id))
+    if strategy.rank == 0:
+        index = path.with_name("trained.index")
+        told = json.loads(index.read_bytes().partition(b"\n")[0])
+        del told["of_replicas"]["0"]["0"]
+        data = json.dumps(told).encode()
+        index.write_bytes(b"%s\n%08x\n" % (data, zlib.crc32(data)))
+    gathered(None)
+    error = raises_everywhere(
+        CheckpointError, lambda: restored(strategy, path, own=nothing(strategy))
+    )
+    assert "is no index of a checkpoint" in str(error)
+    check_works(strategy)
