@@ -240,3 +240,23 @@ def test_an_iterator_taken_over_a_fork_is_an_error_and_no_hang():
     """)
     assert "begun before a fork" in text
     assert text.splitlines()[1:] == ["45", "44"]
+
+
+def test_a_distributed_iterator_that_reads_ahead_goes_on_over_a_fork():
+    text = run("""
+        import mpi_replica as mr
+        options = mr.InputOptions(experimental_per_replica_buffer_size=2)
+        strategy = mr.get_strategy()
+        dataset = strategy.experimental_distribute_dataset(Dataset.range(6).batch(2), options)
+        iterator = iter(dataset)
+        next(iterator)
+        child = os.fork()
+        rows = [strategy.experimental_local_results(step)[0].tolist() for step in iterator]
+        if child == 0:
+            print(rows)
+            sys.stdout.flush()
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(rows)
+    """)
+    assert text == "[[2, 3], [4, 5]]\n" * 2

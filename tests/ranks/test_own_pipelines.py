@@ -4,20 +4,12 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import gathered
+from everywhere import gathered, steps_of
 from mpi_replica.data import Dataset
 
 PER_REPLICA = mr.InputOptions(
     experimental_replication_mode=mr.InputReplicationMode.PER_REPLICA,
 )
-
-
-def steps_of(strategy, steps):
-    """What each step gives to all replicas, in the order of their ids; all ranks see as many."""
-    mine = [strategy.experimental_local_results(step) for step in steps]
-    of_ranks = gathered(mine)
-    assert len({len(of_rank) for of_rank in of_ranks}) == 1, [len(steps) for steps in of_ranks]
-    return [[part for of_rank in step for part in of_rank] for step in zip(*of_ranks, strict=True)]
 
 
 # Datasets of the ranks' own
