@@ -191,6 +191,24 @@ def test_an_iteration_that_others_ended_and_one_that_they_began_are_taken_back(s
     strategy.run(lambda: None)
 
 
+def test_of_two_iterators_side_by_side_each_comes_back_to_its_own_step(strategy):
+    """They take steps in turns, and only the second one fails."""
+    (first, batch), (second, _) = (make(strategy, by_position, 2, n) for n in (0, 1))
+    iterators = iter(first), iter(second)
+
+    def take_four_steps_each():
+        for iterator in iterators * 4:
+            next(iterator)
+        strategy.run(lambda: None)
+
+    raises_everywhere(OSError, take_four_steps_each)
+    assert gathered([each.state_dict()["steps"] for each in iterators]) == [[3, 2]] * strategy.size
+    for iterator, start in zip(iterators, (3, 2), strict=True):
+        steps = steps_of(strategy, list(iterator))
+        assert [np.concatenate(step).tolist() for step in steps] == numbers(start, STEPS, batch)
+    strategy.run(lambda: None)
+
+
 def test_pipelines_of_each_ranks_own_are_read_again_too(strategy):
     batch, rank = 2, strategy.rank
     shared = len(strategy.local_replica_ids)
