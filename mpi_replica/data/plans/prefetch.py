@@ -9,27 +9,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..ahead import read_ahead
-from .base import Plan, Positions, SliceRows
+from .base import Plan, Positions, SliceRows, Verb
 
 __all__ = ["Prefetch"]
 
 
-class Prefetch(Plan):
+class Prefetch(Verb):
     """The elements of the source; iterating them reads ahead in a thread."""
 
     def __init__(self, source: Plan, buffer_size: int) -> None:
-        super().__init__(
-            f"{source.text}.prefetch({buffer_size})",
-            source.length,
-            indexable=source.indexable,
-            batched=source.batched,
-            sources=[source],
-        )
-        self._source = source
+        super().__init__(source, f"prefetch({buffer_size})")
         self._buffer_size = buffer_size
-
-    def spec(self) -> Any:
-        return self._source.spec()
 
     def iterate(
         self, epoch: int, cut: SliceRows | None, start: int = 0

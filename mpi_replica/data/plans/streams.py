@@ -15,27 +15,20 @@ import numpy as np
 
 from ...nest import map_structure
 from ..elements import rows_of, unstacked
-from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows
+from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows, Verb
 from .calls import name_of, spread
 
 __all__ = ["BufferShuffle", "Filter", "Unbatch"]
 
 
-class BufferShuffle(Plan):
+class BufferShuffle(Verb):
     """Elements of a stream, each drawn at random from a buffer."""
 
     def __init__(self, source: Plan, seed: int, reshuffle: bool, buffer_size: int) -> None:
-        text = f"{source.text}.shuffle({buffer_size}, seed={seed})"
-        super().__init__(
-            text, source.length, indexable=False, batched=source.batched, sources=[source]
-        )
-        self._source = source
+        super().__init__(source, f"shuffle({buffer_size}, seed={seed})", indexable=False)
         self._seed = seed
         self._reshuffle = reshuffle
         self._buffer_size = buffer_size
-
-    def spec(self) -> Any:
-        return self._source.spec()
 
     def iterate(
         self, epoch: int, cut: SliceRows | None, start: int = 0
@@ -57,23 +50,13 @@ class BufferShuffle(Plan):
             yield buffer[drawn]
 
 
-class Filter(Plan):
+class Filter(Verb):
     """The elements for which a function returns True."""
 
     def __init__(self, source: Plan, predicate: Callable[..., Any]) -> None:
         self._name = f"filter({name_of(predicate)})"
-        super().__init__(
-            f"{source.text}.{self._name}",
-            UNKNOWN_CARDINALITY,
-            indexable=False,
-            batched=source.batched,
-            sources=[source],
-        )
-        self._source = source
+        super().__init__(source, self._name, length=UNKNOWN_CARDINALITY, indexable=False)
         self._predicate = predicate
-
-    def spec(self) -> Any:
-        return self._source.spec()
 
     def iterate(
         self, epoch: int, cut: SliceRows | None, start: int = 0
@@ -109,15 +92,13 @@ class Filter(Plan):
             raise
 
 
-class Unbatch(Plan):
+class Unbatch(Verb):
     """The rows of each element, one after the other."""
 
     def __init__(self, source: Plan) -> None:
         # An element may have any number of rows, and a map may change it.
         length = source.length if source.length == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
-        text = f"{source.text}.unbatch()"
-        super().__init__(text, length, indexable=False, batched=False, sources=[source])
-        self._source = source
+        super().__init__(source, "unbatch()", length=length, indexable=False, batched=False)
 
     def spec(self) -> Any:
         return map_structure(
