@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...nest import Structure, map_structure, unflatten
-from ..elements import ArraySpec, as_arrays, rows_of, settled, stack
+from ..elements import ArraySpec, as_arrays, cut_batch, settled, stack
 from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, Positions, SliceRows, Verb
 from .calls import Calls, name_of, spread
 
@@ -120,8 +120,7 @@ class Map(Verb):
         try:
             made = as_arrays(spread(self._function, element), f"what {self._name} returned")
             if self.batched and cut is not None:
-                rows = rows_of(made, lambda: f"what {self._name} returned")
-                made = map_structure(operator.itemgetter(cut(rows)), made)
+                rows, made = cut_batch(made, cut, lambda: f"what {self._name} returned")
         except Exception as error:
             error.add_note(f"Raised in {self._name} for {self.place(position, epoch)}.")
             raise

@@ -7,14 +7,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ...nest import map_structure
-from ..elements import rows_of, unstacked
+from ..elements import cut_batch, row_count, unstacked
 from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows, Verb
 from .calls import name_of, spread
 
@@ -72,8 +71,7 @@ class Filter(Verb):
             if cut is None or not self.batched:
                 yield 1, value
             else:
-                rows = rows_of(value, lambda: f"an element of {self.text}")
-                yield rows, map_structure(operator.itemgetter(cut(rows)), value)
+                yield cut_batch(value, cut, lambda: f"an element of {self.text}")
 
     def _is_kept(self, element: Any, position: int, epoch: int) -> bool:
         try:
@@ -109,7 +107,7 @@ class Unbatch(Verb):
         self, epoch: int, cut: SliceRows | None, start: int = 0
     ) -> Iterator[tuple[int, Any]]:
         for position, (_, value) in enumerate(self._source.iterate(epoch, None)):
-            rows = rows_of(value, functools.partial(self._source.place, position, epoch))
+            rows = row_count(value, functools.partial(self._source.place, position, epoch))
             for element in unstacked(value, rows)[start:]:
                 yield 1, element
             start = max(0, start - rows)
