@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from .. import nest
 from ..layout import Layout, shares
 from ..options import InputOptions, InputReplicationMode
 from .contexts import InputContext
@@ -135,6 +136,8 @@ class Input:
                 filled = [
                     empty_like(last) if value is _END else arrays_of(value) for value in values
                 ]
+                if len(filled) > 1:  # a difference is an error of this rank's input: all are told
+                    nest.transposed(filled, tuple, "a distributed dataset")
                 yield filled, 0
 
         ahead = options.experimental_per_replica_buffer_size
