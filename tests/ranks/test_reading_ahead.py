@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 
 import mpi_replica as mr
+from datasets import WatchedRows, generated, readers_since
 from everywhere import check_works, gathered, needs_two_ranks, raises_everywhere, steps_of
 from mpi_replica.data import Dataset
 
@@ -25,13 +26,7 @@ def ahead(count, mode=mr.InputReplicationMode.PER_WORKER):
 def readers():
     """A function that returns the threads that read ahead, of those begun in this test."""
     before = set(threading.enumerate())
-    return lambda: [
-        thread for thread in set(threading.enumerate()) - before if "prefetch" in thread.name
-    ]
-
-
-def generated(rows):
-    return Dataset.from_generator(lambda: iter(rows))
+    return lambda: readers_since(before)
 
 
 # By name: a function of the strategy and of InputOptions, that returns a distributed dataset.
@@ -40,7 +35,7 @@ INPUTS = {
         Dataset.range(11).shuffle(seed=3).batch(3), options
     ),
     "stream": lambda s, options: s.experimental_distribute_dataset(
-        generated(range(11)).shuffle(4, seed=3).batch(3), options
+        generated(*range(11)).shuffle(4, seed=3).batch(3), options
     ),
     "list": lambda s, options: s.experimental_distribute_dataset(
         [np.arange(3), np.arange(5), np.arange(0)], options
@@ -81,28 +76,10 @@ def test_ranks_may_read_ahead_by_different_numbers_of_steps(strategy, counts):
     check_works(strategy)
 
 
-class Rows:
-    """Rows that tell when they were read, and in which thread."""
-
-    def __init__(self, count):
-        self.read = []
-        self.threads = set()
-        self.events = [threading.Event() for _ in range(count)]
-
-    def __len__(self):
-        return len(self.events)
-
-    def __getitem__(self, row):
-        self.read.append(row)
-        self.threads.add(threading.current_thread())
-        self.events[row].set()
-        return row
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_so_many_steps_are_read_ahead_and_no_more(strategy, count, readers):
     R, ids = strategy.num_replicas_in_sync, strategy.local_replica_ids
-    rows = Rows(20 * R)
+    rows = WatchedRows(20 * R)
     source = Dataset.from_source(rows).batch(R)
     iterator = iter(strategy.experimental_distribute_dataset(source, ahead(count)))
     assert (rows.read, readers()) == ([], [])
@@ -116,7 +93,7 @@ def test_so_many_steps_are_read_ahead_and_no_more(strategy, count, readers):
 
 def test_nothing_is_read_ahead_by_default(strategy, readers):
     R = strategy.num_replicas_in_sync
-    rows = Rows(4 * R)
+    rows = WatchedRows(4 * R)
     iterator = iter(strategy.experimental_distribute_dataset(Dataset.from_source(rows).batch(R)))
     next(iterator)
     assert len(rows.read) == len(strategy.local_replica_ids)
@@ -143,7 +120,7 @@ def test_the_thread_ends_with_the_iterator(strategy, kind, readers):
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["rows", "stream"])
 def test_input_without_end_is_read_ahead(strategy, is_known, readers):
-    source = (Dataset.range(4) if is_known else generated(range(4))).repeat().batch(3)
+    source = (Dataset.range(4) if is_known else generated(*range(4))).repeat().batch(3)
     iterator = iter(strategy.experimental_distribute_dataset(source, ahead(2)))
     found = [strategy.gather(next(iterator), axis=0).tolist() for _ in range(5)]
     assert found == (np.arange(15) % 4).reshape(5, 3).tolist()
@@ -209,7 +186,7 @@ def test_a_checkpoint_counts_the_steps_taken_not_those_read(
     from mpi4py import MPI
 
     def source():
-        rows = Dataset.range(17).shuffle(seed=5) if is_known else generated(range(17))
+        rows = Dataset.range(17).shuffle(seed=5) if is_known else generated(*range(17))
         return rows.batch(4)
 
     R = strategy.num_replicas_in_sync
@@ -265,7 +242,7 @@ def test_input_that_makes_collective_calls_is_an_error_everywhere(strategy, is_k
     def shares(number):
         return strategy.reduce("SUM", mr.PerReplica((1.0,)), axis=None)
 
-    rows = Dataset.range(8) if is_known else generated(range(8))
+    rows = Dataset.range(8) if is_known else generated(*range(8))
     dataset = strategy.experimental_distribute_dataset(rows.map(shares).batch(4), ahead(2))
     error = raises_everywhere(mr.errors.ContextError, lambda: list(dataset))
     assert "belongs to another thread" in str(error)
