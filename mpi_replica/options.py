@@ -261,14 +261,15 @@ class InputOptions:
 
     Notes
     -----
-    tf's default is 1, where a buffer costs a copy to a device. Here it would be a thread of Python
-    that runs functions of the program (`map`, generators, iterables) beside the step, and so while
-    that changes variables or forks. Programs ask for it, then; they give the same batches with any
-    number, if what reads depends on nothing that a step changes and makes no collective call.
+    tf's default is 1: there a buffer holds what was copied to a device. Here a thread runs
+    functions of the program (`map`, generators, other iterables) while the step works, so programs
+    ask for it. They get the same batches with any number, unless what reads depends on something
+    that a step changes. It must make no collective call: that is a `ContextError` on all ranks.
 
-    The thread begins with the first step of each iteration, and ends with the iterator. An error
-    comes with the step that it belongs to; a checkpoint counts the steps that were taken. Memory:
-    so many steps more. An iterator as input, which can't be iterated anew, is a `ValueError` then.
+    The thread begins with the first step of an iteration and ends with its iterator. An error comes
+    with the step that it belongs to; a checkpoint counts the steps that were taken. It takes the
+    memory of that many steps more, and some 20 microseconds a step. An iterator, which can't be
+    iterated anew, is a `ValueError` as input then: what was read ahead could be lost.
 
     Examples
     --------

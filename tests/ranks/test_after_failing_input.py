@@ -233,6 +233,22 @@ def test_pipelines_of_each_ranks_own_are_read_again_too(strategy):
             next(iterator)
 
 
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_step_whose_use_failed_was_taken_and_does_not_come_again(strategy, source):
+    """An error of the step function is none of the input, on whatever rank it comes up."""
+    dataset, batch = make(strategy, source, STEPS, 0)
+
+    def fails(rows):
+        if mr.get_replica_context().replica_id_in_sync_group == 0:
+            raise ZeroDivisionError("of the step")
+
+    iterator = iter(dataset)
+    step = next(iterator)
+    raises_everywhere(ZeroDivisionError, lambda: strategy.run(fails, args=(step,)))
+    found, _ = batches_with_retries(strategy, iterator, STEPS - 1)
+    assert found == numbers(1, STEPS, batch)
+
+
 # What is no Dataset
 
 
