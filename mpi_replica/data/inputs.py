@@ -11,7 +11,7 @@ from ..layout import Layout, shares
 from ..options import InputOptions, InputReplicationMode
 from .contexts import InputContext
 from .cutting import arrays_of, cut, empty_like, rows_of
-from .reading import MakeSteps, Step, StepReader
+from .reading import MakeSteps, ReadOnce, Step, StepReader
 from .source import UNKNOWN_CARDINALITY, Dataset, elements_of
 
 __all__ = ["Input"]
@@ -59,7 +59,7 @@ class Input:
                 " what was read ahead would be lost wherever an iteration is left. Give what can be"
                 " iterated anew, such as mr.data.Dataset.from_generator(function)."
             )
-        self._holders: list[StepReader] | None = [] if iterators else None
+        self._once = ReadOnce() if iterators else None
 
     @classmethod
     def of_global_batches(cls, layout: Layout, dataset: Any, options: InputOptions | None) -> Input:
@@ -164,7 +164,7 @@ class Input:
             self._steps,
             is_repeatable=self._is_repeatable,
             ahead=self.ahead,
-            holders=self._holders,
+            once=self._once,
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from .ahead import read_ahead
 
-__all__ = ["MakeSteps", "Step", "StepReader"]
+__all__ = ["MakeSteps", "ReadOnce", "Step", "StepReader"]
 
 #: A step of this rank: one value for each local replica, and the rows of the whole global batch.
 Step = tuple[list[Any], int]
@@ -29,9 +29,8 @@ class StepReader:
         Whether a step can be read a second time, and is the same then.
     ahead : int
         How many steps a thread reads before they are asked for.
-    holders : list of StepReader, optional
-        Shared by readers of the same iterators: the one that holds a step which is not taken, or
-        whose step could not be read. The others would miss that step.
+    once : ReadOnce, optional
+        Shared by readers of the same iterators.
     """
 
     def __init__(
@@ -40,12 +39,12 @@ class StepReader:
         *,
         is_repeatable: bool,
         ahead: int,
-        holders: list[StepReader] | None,
+        once: ReadOnce | None,
     ) -> None:
         self._make = make
         self._is_repeatable = is_repeatable
         self._ahead = ahead
-        self._holders = holders
+        self._once = once
         # Epoch and number of the step that is next.
         self._at: tuple[int, int] | None = None
         self._steps: Iterator[Step] = iter(())
@@ -73,8 +72,9 @@ class StepReader:
             except BaseException as error:
                 self._stop(error)
                 raise
-            if self._found[0] is not None:
-                self._hold()
+            if self._once is not None:
+                self._once.was_read = True
+                self._once.holder = self if self._found[0] is not None else None
         return self._found[0]
 
     def take(self) -> None:
@@ -82,10 +82,16 @@ class StepReader:
         if self._at is not None:
             self._at = self._at[0], self._at[1] + 1
         self._found.clear()
-        if self._holders:
-            self._holders.clear()
+        if self._once is not None:
+            self._once.holder = None
 
     def _begin(self, epoch: int, number: int) -> None:
+        if self._once is not None and self._once.was_read and number > 0:
+            raise RuntimeError(
+                f"the input can't go on with step {number} of a saved state: it is an iterator that"
+                " was read from before. Load the state before the first step, or distribute what"
+                " can be iterated anew."
+            )
         self._found.clear()
         make = functools.partial(self._make, epoch, number)
         self._steps = read_ahead(make, self._ahead) if self._ahead else make()
@@ -98,14 +104,11 @@ class StepReader:
             self._at = None
         else:
             self._failure = error
-            self._hold()
-
-    def _hold(self) -> None:
-        if self._holders is not None:
-            self._holders[:] = [self]
+            if self._once is not None:
+                self._once.holder = self
 
     def _require_whole(self) -> None:
-        holder = self._holders[0] if self._holders else self
+        holder = (self._once and self._once.holder) or self
         if holder is self and self._failure is None:
             return
         step = f"step {holder._at[1]}" if holder._at else "a step"
@@ -116,3 +119,13 @@ class StepReader:
             f"the input can't go on: {why}. Only a mr.data.Dataset is read again after an error."
             " Iterate anew, or distribute anew what is an iterator."
         ) from holder._failure
+
+
+class ReadOnce:
+    """What the readers of the same iterators must know of each other."""
+
+    def __init__(self) -> None:
+        self.was_read = False
+        #: The one that holds a step which is not taken, or whose step could not be read: the
+        #: others would miss that step.
+        self.holder: StepReader | None = None

@@ -321,6 +321,20 @@ def test_an_iterator_of_which_one_rank_has_read_ahead_is_not_iterated_anew(strat
     assert "step 0 was read on a rank, and not all ranks have taken it" in str(error)
 
 
+def test_an_iterator_goes_on_from_a_state_before_its_first_step_and_not_later(strategy):
+    def batches():
+        return (np.full(2, step) for step in range(6))
+
+    dataset = strategy.experimental_distribute_dataset(batches())
+    dataset.load_state_dict({"epoch": 0, "steps": 3, "pipelines": None})
+    iterator = iter(dataset)
+    assert strategy.gather(next(iterator), axis=0).tolist() == [3, 3]
+    iterator.load_state_dict(iterator.state_dict())
+    error = raises_everywhere(RuntimeError, lambda: next(iterator))
+    assert "can't go on with step 4 of a saved state" in str(error)
+    check_works(strategy)
+
+
 # Ranks that are apart
 
 
