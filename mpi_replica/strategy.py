@@ -368,7 +368,7 @@ class Strategy(Verifying):
             The same on every rank. A global batch of n rows is cut into chunks of ``ceil(n / R)``;
             trailing replicas may get empty arrays.
         options : InputOptions, optional
-            ``PER_REPLICA`` is a `NotImplementedError`, as in tf.
+            How many steps are made ahead. ``PER_REPLICA`` is a `NotImplementedError`, as in tf.
 
         Returns
         -------
@@ -379,7 +379,7 @@ class Strategy(Verifying):
         Raises
         ------
         ValueError
-            The dataset is not batched.
+            The dataset is not batched; or it is an iterator, and steps are to be made ahead.
 
         Examples
         --------
@@ -408,7 +408,7 @@ class Strategy(Verifying):
             Called with an `InputContext`: once for each rank, or under ``PER_REPLICA`` once for
             each replica. Gives a `mr.data.Dataset` or an iterable of batches of per-replica size.
         options : InputOptions, optional
-            The replication mode.
+            The replication mode, and how many steps are made ahead.
 
         Returns
         -------

@@ -49,6 +49,14 @@ def raises_everywhere(kind, call):
     return error
 
 
+def steps_of(strategy, steps):
+    """What each step gives to all replicas, in the order of their ids; all ranks see as many."""
+    mine = [strategy.experimental_local_results(step) for step in steps]
+    of_ranks = gathered(mine)
+    assert len({len(of_rank) for of_rank in of_ranks}) == 1, [len(steps) for steps in of_ranks]
+    return [[part for of_rank in step for part in of_rank] for step in zip(*of_ranks, strict=True)]
+
+
 def ranks_of(strategy):
     """Return the rank of each replica."""
     return [rank for rank, ids in enumerate(gathered(strategy.local_replica_ids)) for _ in ids]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from datasets import generated, lists
 from mpi_replica.data import (
     AUTOTUNE,
     INFINITE_CARDINALITY,
@@ -18,14 +19,6 @@ from mpi_replica.data import (
 )
 
 Pair = namedtuple("Pair", "x y")
-
-
-def lists(iterable):
-    return [value.tolist() for value in iterable]
-
-
-def generated(*values):
-    return Dataset.from_generator(lambda: iter(values))
 
 
 class Rows:

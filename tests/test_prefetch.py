@@ -10,44 +10,20 @@ import threading
 import numpy as np
 import pytest
 
+from datasets import WatchedRows, lists, readers_since
 from mpi_replica.data import AUTOTUNE, Dataset
-
-
-def lists(iterable):
-    return [value.tolist() for value in iterable]
 
 
 @pytest.fixture
 def readers():
     """A function that returns the threads that read ahead, of those begun in this test."""
     before = set(threading.enumerate())
-    return lambda: [
-        thread for thread in set(threading.enumerate()) - before if "prefetch" in thread.name
-    ]
-
-
-class Rows:
-    """Rows that write down when they were read, and in which thread."""
-
-    def __init__(self, count):
-        self.count = count
-        self.read = []
-        self.threads = set()
-        self.events = [threading.Event() for _ in range(count)]
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, row):
-        self.read.append(row)
-        self.threads.add(threading.current_thread())
-        self.events[row].set()
-        return row
+    return lambda: readers_since(before)
 
 
 def test_so_many_elements_are_read_ahead_and_no_more(readers):
     for size in (1, 3):
-        rows = Rows(20)
+        rows = WatchedRows(20)
         iterator = iter(Dataset.from_source(rows).prefetch(size))
         for taken in range(1, 6):
             next(iterator)
@@ -64,7 +40,7 @@ def test_autotune_reads_two_ahead():
 
 
 def test_making_an_iterator_reads_nothing_and_starts_no_thread(readers):
-    rows = Rows(5)
+    rows = WatchedRows(5)
     dataset = Dataset.from_source(rows).batch(2).prefetch(2)
     iterators = [iter(dataset), dataset.batches(), dataset.batches(start=1)]
     assert (rows.read, readers()) == ([], [])
@@ -164,13 +140,13 @@ def test_verbs_after_it_read_ahead_too_where_they_go_on_element_by_element():
         lambda dataset: dataset.filter(lambda x: True),
         lambda dataset: Dataset.zip(dataset, dataset),
     ):
-        rows = Rows(6)
+        rows = WatchedRows(6)
         list(verbs(Dataset.from_source(rows).prefetch(2)))
         assert here not in rows.threads
 
 
 def test_what_is_asked_for_by_position_is_read_when_it_is_asked():
-    rows = Rows(6)
+    rows = WatchedRows(6)
     dataset = Dataset.from_source(rows).prefetch(2).batch(4)
     assert [(n, part.tolist()) for n, part in dataset.batches(lambda n: slice(1, 2))] == [
         (4, [1]),
@@ -240,3 +216,23 @@ def test_an_iterator_taken_over_a_fork_is_an_error_and_no_hang():
     """)
     assert "begun before a fork" in text
     assert text.splitlines()[1:] == ["45", "44"]
+
+
+def test_a_distributed_iterator_that_reads_ahead_goes_on_over_a_fork():
+    text = run("""
+        import mpi_replica as mr
+        options = mr.InputOptions(experimental_per_replica_buffer_size=2)
+        strategy = mr.get_strategy()
+        dataset = strategy.experimental_distribute_dataset(Dataset.range(6).batch(2), options)
+        iterator = iter(dataset)
+        next(iterator)
+        child = os.fork()
+        rows = [strategy.experimental_local_results(step)[0].tolist() for step in iterator]
+        if child == 0:
+            print(rows)
+            sys.stdout.flush()
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(rows)
+    """)
+    assert text == "[[2, 3], [4, 5]]\n" * 2

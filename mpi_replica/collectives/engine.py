@@ -95,12 +95,8 @@ class Engine:
         ContextError
             On every rank: this is the call that the others wait for.
         """
-        if get_ident() == self._thread:
-            self._was_used = True
-        elif not self._was_used:
-            self._thread = get_ident()
-            self._was_used = True
-        else:
+        self.claim_thread()
+        if get_ident() != self._thread:
             error = ContextError(
                 f"{kind} in thread {threading.current_thread().name!r}, but this"
                 " strategy belongs to another thread, which made it or ran it first. Make one"
@@ -111,6 +107,12 @@ class Engine:
             call = FailedCall(kind, error, call_site(), self.options)
             call.replica_ids = self.layout.local_replica_ids
             self._tell([call], error)
+
+    def claim_thread(self) -> None:
+        """Have the strategy belong to this thread, if it was not used yet."""
+        if not self._was_used:
+            self._thread = get_ident()
+            self._was_used = True
 
     def is_in_its_thread(self) -> bool:
         """Return whether `check_thread` would pass."""

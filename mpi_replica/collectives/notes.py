@@ -9,14 +9,16 @@ from .standing import Note
 
 __all__ = ["Notes"]
 
+_OfRanks = Sequence[Sequence[Note]]
+
 
 class Notes:
     """The notes of a rank since the last header, in their order."""
 
     def __init__(self) -> None:
         self._notes: list[Note] = []
-        #: What takes back what each of them stands for.
-        self._undos: list[Callable[[], None] | None] = []
+        #: What takes back what each of them stands for; it gets the notes of all ranks.
+        self._undos: list[Callable[[_OfRanks], None] | None] = []
         #: 64 bits that stand for all of them; 0 for none.
         self.chain = 0
         self._chain_before = 0
@@ -26,23 +28,33 @@ class Notes:
         """The notes, the oldest first."""
         return tuple(self._notes)
 
-    def add(
-        self,
-        note: Note,
-        undo: Callable[[], None] | None = None,
-        *,
-        replaces: Note | None = None,
-    ) -> None:
+    def add(self, note: Note, undo: Callable[[], None] | None = None) -> None:
         """Have `note` compared between the ranks, with the next header.
 
         Where that header ends in an error, and not all ranks have the note, `undo` is called: what
-        was done before the others agreed would leave the ranks apart. A note that counts on takes
-        the place of its last one, if that one is still the newest.
+        was done before the others agreed would leave the ranks apart.
         """
-        if self._notes and self._notes[-1] is replaces:
+        self._append(note, undo and (lambda _: undo()))
+
+    def count(self, note: Note, before: int, go_back: Callable[[int], None]) -> None:
+        """Have a count compared, the digest of `note`; `before` is what it was until now.
+
+        It takes the place of the last count of this name, if that is still the newest note. Where
+        the next header ends in an error, and not all ranks have this count, `go_back` is called
+        with the least that any rank has.
+        """
+        if self._notes and self._notes[-1].what == note.what:
             self._notes.pop()
-            self._undos.pop()
+            undo = self._undos.pop()
             self.chain = self._chain_before
+        else:
+
+            def undo(of_ranks: _OfRanks) -> None:
+                go_back(min(_last_count(note.what, notes, before) for notes in of_ranks))
+
+        self._append(note, undo)
+
+    def _append(self, note: Note, undo: Callable[[_OfRanks], None] | None) -> None:
         self._notes.append(note)
         self._undos.append(undo)
         self._chain_before = self.chain
@@ -55,10 +67,14 @@ class Notes:
             self._undos.clear()
             self.chain = 0
 
-    def undo(self, of_ranks: Sequence[Sequence[Note]]) -> None:
+    def undo(self, of_ranks: _OfRanks) -> None:
         """Take back what this rank noted beyond what all ranks have noted."""
         columns = zip(*of_ranks, strict=False)
         agreed = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
         for undo in reversed(self._undos[agreed:]):
             if undo is not None:
-                undo()
+                undo(of_ranks)
+
+
+def _last_count(what: str, notes: Sequence[Note], default: int) -> int:
+    return next((note.digest for note in reversed(notes) if note.what == what), default)

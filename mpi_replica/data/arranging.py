@@ -120,8 +120,8 @@ class Arranging(Chain):
         [0, 1]
         """
         number = number_or_all("count of take", count)
-        text = f"{self._plan.text}.take({operator.index(count)})"
-        return self._with(plans.Window(text, self._plan, 0, number))
+        verb = f"take({operator.index(count)})"
+        return self._with(plans.Window(self._plan, verb, 0, number))
 
     def skip(self, count: int) -> Self:
         """Leave out the first `count` elements.
@@ -144,10 +144,10 @@ class Arranging(Chain):
         [2, 3, 4]
         """
         number = number_or_all("count of skip", count)
-        text = f"{self._plan.text}.skip({operator.index(count)})"
+        verb = f"skip({operator.index(count)})"
         if number is None:
-            return self._with(plans.Window(text, self._plan, 0, 0))
-        return self._with(plans.Window(text, self._plan, number, None))
+            return self._with(plans.Window(self._plan, verb, 0, 0))
+        return self._with(plans.Window(self._plan, verb, number, None))
 
     def shard(self, num_shards: int, index: int) -> Self:
         """Take each `num_shards`-th element, from element `index` on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ __all__ = [
     "at",
     "common_spec",
     "concatenate",
+    "cut_batch",
     "flatten_tensors",
     "require_fit",
-    "rows_of",
+    "row_count",
     "settled",
     "spec_of",
     "stack",
@@ -122,7 +124,7 @@ def settled(element: Any) -> Any:
     return map_structure(lambda leaf: np.array(leaf)[()], element)
 
 
-def rows_of(batch: Any, where: Callable[[], str]) -> int:
+def row_count(batch: Any, where: Callable[[], str]) -> int:
     """Return how many rows all leaves of a batch have; `where` names it in an error."""
     leaves, structure = flatten(batch)
     found = {leaf.shape[:1] for leaf in leaves}
@@ -135,6 +137,14 @@ def rows_of(batch: Any, where: Callable[[], str]) -> int:
         f"{where()} is no batch: its leaves have the shapes {shapes or 'of none'}. Give "
         "arrays whose first axis are the rows, as many in each."
     )
+
+
+def cut_batch(
+    batch: Any, wanted: Callable[[int], slice], where: Callable[[], str]
+) -> tuple[int, Any]:
+    """Return how many rows a batch has, and those of them that are wanted."""
+    rows = row_count(batch, where)
+    return rows, map_structure(operator.itemgetter(wanted(rows)), batch)
 
 
 def require_fit(one: Any, other: Any, where: str) -> None:

@@ -18,7 +18,7 @@ from .elements import ArraySpec
 from .making import Making
 from .plans import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows
 
-__all__ = ["INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "ArraySpec", "Dataset"]
+__all__ = ["INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "ArraySpec", "Dataset", "elements_of"]
 
 
 class Dataset(Making, Arranging, Changing):
@@ -161,6 +161,11 @@ class Dataset(Making, Arranging, Changing):
         start = integer("start", start, 0)
         epoch = next(self._epochs) if epoch is None else integer("epoch", epoch, 0)
         return self._plan.iterate(epoch, slice_rows or _all_rows, start)
+
+
+def elements_of(dataset: Dataset, epoch: int, start: int) -> Iterator[Any]:
+    """Iterate the elements of an epoch, batched or not, from element `start` on."""
+    return (value for _, value in dataset._plan.iterate(epoch, None, start))
 
 
 def _all_rows(rows: int) -> slice:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 import mpi_replica as mr
-from everywhere import check_works, gathered, needs_two_ranks, raises_everywhere
+from everywhere import check_works, needs_two_ranks, raises_everywhere, steps_of
 from mpi_replica.data import Dataset
 
 Pair = namedtuple("Pair", "x y")
@@ -22,14 +22,6 @@ def assert_fails(strategy, kind, pattern, call):
     error = raises_everywhere(kind, call)
     assert re.search(pattern, str(error)), error
     check_works(strategy)
-
-
-def steps_of(strategy, steps):
-    """What each step gives to all replicas, in the order of their ids; all ranks see as many."""
-    mine = [strategy.experimental_local_results(step) for step in steps]
-    of_ranks = gathered(mine)
-    assert len({len(of_rank) for of_rank in of_ranks}) == 1, [len(steps) for steps in of_ranks]
-    return [[part for of_rank in step for part in of_rank] for step in zip(*of_ranks, strict=True)]
 
 
 def chunks(batch, replicas):

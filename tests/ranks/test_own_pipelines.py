@@ -4,20 +4,12 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import gathered
+from everywhere import check_works, gathered, raises_everywhere, steps_of
 from mpi_replica.data import Dataset
 
 PER_REPLICA = mr.InputOptions(
     experimental_replication_mode=mr.InputReplicationMode.PER_REPLICA,
 )
-
-
-def steps_of(strategy, steps):
-    """What each step gives to all replicas, in the order of their ids; all ranks see as many."""
-    mine = [strategy.experimental_local_results(step) for step in steps]
-    of_ranks = gathered(mine)
-    assert len({len(of_rank) for of_rank in of_ranks}) == 1, [len(steps) for steps in of_ranks]
-    return [[part for of_rank in step for part in of_rank] for step in zip(*of_ranks, strict=True)]
 
 
 # Datasets of the ranks' own
@@ -96,6 +88,27 @@ def test_a_dataset_of_a_pipeline_reshuffles_at_each_iteration(strategy):
     for one, other in zip(first, second, strict=True):
         assert one.tolist() != other.tolist()
         assert sorted(one) == sorted(other) == list(range(50))
+
+
+def test_batches_of_other_structure_on_replicas_of_one_rank_are_an_error_everywhere(strategy):
+    mine = strategy.local_replica_ids
+    if gathered(len(mine))[-1] == 1:
+        pytest.skip("the last rank has a single replica, which agrees with itself")
+    is_last = strategy.rank == strategy.size - 1
+
+    def batches(context):
+        return [{"x": np.ones(2)}, {"x": np.ones(2)}, {"y" if is_last else "x": np.ones(2)}] * 3
+
+    iterator = iter(strategy.distribute_datasets_from_function(batches))
+
+    def epoch():
+        for step in iterator:
+            strategy.run(lambda batch: None, args=(step,))
+
+    error = raises_everywhere(mr.errors.StructureMismatchError, epoch)
+    assert "a distributed dataset got different structures: " in str(error)
+    assert "{'y': *}" in str(error)
+    check_works(strategy)
 
 
 def test_per_replica_mode_is_for_functions_only(strategy):

@@ -5,10 +5,10 @@ reads last: nothing is read that was not asked for. Elsewhere elements stream by
 function of (epoch, position), so that every rank, and a run that goes on later, gets the same.
 """
 
-from .ahead import Prefetch
 from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows
 from .changes import Batch, Map, Zip
 from .positions import Concatenate, Permutation, Repeat, Shard, Window
+from .prefetch import Prefetch
 from .sources import Generated, Items, Range, Slices
 from .streams import BufferShuffle, Filter, Unbatch
 

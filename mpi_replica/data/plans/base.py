@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 from ...nest import map_structure
 from ..elements import spec_of, stack
 
-__all__ = ["INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "Plan", "Positions", "SliceRows"]
+__all__ = [
+    "INFINITE_CARDINALITY",
+    "UNKNOWN_CARDINALITY",
+    "Plan",
+    "Positions",
+    "SliceRows",
+    "Verb",
+]
 
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
@@ -96,3 +103,36 @@ class Plan(ABC):
     def place(self, position: int, epoch: int) -> str:
         """Return the words for an element in a message: the row that it comes from, if it can."""
         return f"element {position} of {self.text}"
+
+
+class Verb(Plan):
+    """A plan that does something with one source, and is otherwise what that one is.
+
+    Parameters
+    ----------
+    source : Plan
+    verb : str
+        What the text of the source goes on with: ``batch(4)``.
+    """
+
+    def __init__(
+        self,
+        source: Plan,
+        verb: str,
+        *,
+        length: int | None = None,
+        indexable: bool | None = None,
+        batched: bool | None = None,
+    ) -> None:
+        super().__init__(
+            f"{source.text}.{verb}",
+            source.length if length is None else length,
+            indexable=source.indexable if indexable is None else indexable,
+            batched=source.batched if batched is None else batched,
+            sources=[source],
+        )
+        self._source = source
+
+    def spec(self) -> Any:
+        """Return the nest of `ArraySpec` of an element."""
+        return self._source.spec()

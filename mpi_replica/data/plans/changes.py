@@ -14,23 +14,22 @@ from typing import Any
 import numpy as np
 
 from ...nest import Structure, map_structure, unflatten
-from ..elements import ArraySpec, as_arrays, rows_of, settled, stack
-from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, Positions, SliceRows
+from ..elements import ArraySpec, as_arrays, cut_batch, settled, stack
+from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, Positions, SliceRows, Verb
 from .calls import Calls, name_of, spread
 
 __all__ = ["Batch", "Map", "Zip"]
 
 
-class Batch(Plan):
+class Batch(Verb):
     """Consecutive elements, stacked."""
 
     def __init__(self, source: Plan, batch_size: int, drop_remainder: bool) -> None:
         length = source.length
         if length >= 0:
             length = length // batch_size if drop_remainder else -(-length // batch_size)
-        text = f"{source.text}.batch({batch_size}{', drop_remainder=True' * drop_remainder})"
-        super().__init__(text, length, indexable=source.indexable, batched=True, sources=[source])
-        self._source = source
+        verb = f"batch({batch_size}{', drop_remainder=True' * drop_remainder})"
+        super().__init__(source, verb, length=length, batched=True)
         self._batch_size = batch_size
         self._drop_remainder = drop_remainder
 
@@ -68,20 +67,13 @@ class Batch(Plan):
             yield len(taken), map_structure(operator.itemgetter(wanted), batch)
 
 
-class Map(Plan):
+class Map(Verb):
     """What a function makes of each element."""
 
     def __init__(self, source: Plan, function: Callable[..., Any], parallel_calls: int) -> None:
         self._name = f"map({name_of(function)})"
-        super().__init__(
-            f"{source.text}.{self._name}",
-            source.length,
-            indexable=source.indexable,
-            batched=source.batched,
-            sources=[source],
-        )
+        super().__init__(source, self._name)
         self.spec_is_free = False
-        self._source = source
         self._function = function
         self._calls = Calls(parallel_calls)
 
@@ -128,8 +120,7 @@ class Map(Plan):
         try:
             made = as_arrays(spread(self._function, element), f"what {self._name} returned")
             if self.batched and cut is not None:
-                rows = rows_of(made, lambda: f"what {self._name} returned")
-                made = map_structure(operator.itemgetter(cut(rows)), made)
+                rows, made = cut_batch(made, cut, lambda: f"what {self._name} returned")
         except Exception as error:
             error.add_note(f"Raised in {self._name} for {self.place(position, epoch)}.")
             raise

@@ -14,7 +14,7 @@ import numpy as np
 from ...nest import map_structure
 from ..elements import common_spec, concatenate, require_fit, spec_of
 from ..permutation import Order
-from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, Positions, SliceRows
+from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, Positions, SliceRows, Verb
 
 __all__ = ["Concatenate", "Permutation", "Repeat", "Shard", "Window"]
 
@@ -37,20 +37,12 @@ class _Route(NamedTuple):
     places: Positions | None = None
 
 
-class _Picking(Plan):
+class _Picking(Verb):
     """Elements that are a source's, where they are reached by position: only `routes` differs."""
-
-    def __init__(self, text: str, length: int, sources: Sequence[Plan], *, indexable: bool) -> None:
-        batched = all(source.batched for source in sources)
-        super().__init__(text, length, indexable=indexable, batched=batched, sources=sources)
-        self._source = sources[0]
 
     @abstractmethod
     def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
         """Return where to get the elements at these positions; for none of them one route."""
-
-    def spec(self) -> Any:
-        return self._source.spec()
 
     def element(self, position: int, epoch: int, cut: SliceRows | None) -> tuple[int, Any]:
         (route,) = self.routes(np.array([position], np.int64), epoch)
@@ -85,8 +77,7 @@ class Permutation(_Picking):
     """All elements of an indexable source in a random order."""
 
     def __init__(self, source: Plan, seed: int, reshuffle: bool) -> None:
-        text = f"{source.text}.shuffle(seed={seed})"
-        super().__init__(text, source.length, [source], indexable=True)
+        super().__init__(source, f"shuffle(seed={seed})")
         self._seed = seed
         self._reshuffle = reshuffle
         self._order: tuple[int, Order] | None = None
@@ -127,9 +118,9 @@ class Repeat(_Picking):
             length = UNKNOWN_CARDINALITY
         else:
             length = source.length * count
-        text = f"{source.text}.repeat({'' if count is None else count})"
+        verb = f"repeat({'' if count is None else count})"
         indexable = source.indexable and source.length >= 0
-        super().__init__(text, length, [source], indexable=indexable)
+        super().__init__(source, verb, length=length, indexable=indexable)
         self._count = count
         self._passes = _EPOCHS_OF_ENDLESS_REPEAT if count is None else count
 
@@ -175,14 +166,14 @@ class Repeat(_Picking):
 class Window(_Picking):
     """Elements `start` to `start + count`, or to the end."""
 
-    def __init__(self, text: str, source: Plan, start: int, count: int | None) -> None:
+    def __init__(self, source: Plan, verb: str, start: int, count: int | None) -> None:
         length = source.length
         if length >= 0:
             length = max(0, length - start)
             length = length if count is None else min(count, length)
         elif count == 0 or (count is not None and length == INFINITE_CARDINALITY):
             length = count
-        super().__init__(text, length, [source], indexable=source.indexable)
+        super().__init__(source, verb, length=length)
         self._start = start
         self._count = count
 
@@ -205,8 +196,7 @@ class Shard(_Picking):
         length = source.length
         if length >= 0:
             length = -(-max(0, length - index) // number)
-        text = f"{source.text}.shard({number}, {index})"
-        super().__init__(text, length, [source], indexable=source.indexable)
+        super().__init__(source, f"shard({number}, {index})", length=length)
         self._number = number
         self._index = index
 
@@ -232,9 +222,14 @@ class Concatenate(_Picking):
             length = INFINITE_CARDINALITY if is_infinite else UNKNOWN_CARDINALITY
         else:
             length = sum(lengths)
-        text = f"{first.text}.concatenate({second.text})"
-        indexable = first.indexable and second.indexable
-        super().__init__(text, length, [first, second], indexable=indexable)
+        super().__init__(
+            first,
+            f"concatenate({second.text})",
+            length=length,
+            indexable=first.indexable and second.indexable,
+            batched=first.batched and second.batched,
+        )
+        self.spec_is_free = first.spec_is_free and second.spec_is_free
         self._other = second
         if self.spec_is_free:
             self.spec()

@@ -14,6 +14,7 @@ import numpy as np
 from ...nest import flatten, leaf_paths, map_structure
 from ..elements import ArraySpec, as_arrays, at, settled, unstacked
 from .base import UNKNOWN_CARDINALITY, Plan, Positions, SliceRows
+from .calls import name_of
 
 __all__ = ["Generated", "HasRows", "Items", "Range", "Slices"]
 
@@ -114,10 +115,8 @@ class Generated(Plan):
     """What a function's iterator yields, as a stream."""
 
     def __init__(self, generator: Callable[[], Iterable[Any]]) -> None:
-        name = getattr(generator, "__qualname__", type(generator).__qualname__)
-        super().__init__(
-            f"from_generator({name})", UNKNOWN_CARDINALITY, indexable=False, batched=False
-        )
+        text = f"from_generator({name_of(generator)})"
+        super().__init__(text, UNKNOWN_CARDINALITY, indexable=False, batched=False)
         self.spec_is_free = False
         self._generator = generator
 

@@ -7,35 +7,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ...nest import map_structure
-from ..elements import rows_of, unstacked
-from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows
+from ..elements import cut_batch, row_count, unstacked
+from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows, Verb
 from .calls import name_of, spread
 
 __all__ = ["BufferShuffle", "Filter", "Unbatch"]
 
 
-class BufferShuffle(Plan):
+class BufferShuffle(Verb):
     """Elements of a stream, each drawn at random from a buffer."""
 
     def __init__(self, source: Plan, seed: int, reshuffle: bool, buffer_size: int) -> None:
-        text = f"{source.text}.shuffle({buffer_size}, seed={seed})"
-        super().__init__(
-            text, source.length, indexable=False, batched=source.batched, sources=[source]
-        )
-        self._source = source
+        super().__init__(source, f"shuffle({buffer_size}, seed={seed})", indexable=False)
         self._seed = seed
         self._reshuffle = reshuffle
         self._buffer_size = buffer_size
-
-    def spec(self) -> Any:
-        return self._source.spec()
 
     def iterate(
         self, epoch: int, cut: SliceRows | None, start: int = 0
@@ -57,23 +49,13 @@ class BufferShuffle(Plan):
             yield buffer[drawn]
 
 
-class Filter(Plan):
+class Filter(Verb):
     """The elements for which a function returns True."""
 
     def __init__(self, source: Plan, predicate: Callable[..., Any]) -> None:
         self._name = f"filter({name_of(predicate)})"
-        super().__init__(
-            f"{source.text}.{self._name}",
-            UNKNOWN_CARDINALITY,
-            indexable=False,
-            batched=source.batched,
-            sources=[source],
-        )
-        self._source = source
+        super().__init__(source, self._name, length=UNKNOWN_CARDINALITY, indexable=False)
         self._predicate = predicate
-
-    def spec(self) -> Any:
-        return self._source.spec()
 
     def iterate(
         self, epoch: int, cut: SliceRows | None, start: int = 0
@@ -89,8 +71,7 @@ class Filter(Plan):
             if cut is None or not self.batched:
                 yield 1, value
             else:
-                rows = rows_of(value, lambda: f"an element of {self.text}")
-                yield rows, map_structure(operator.itemgetter(cut(rows)), value)
+                yield cut_batch(value, cut, lambda: f"an element of {self.text}")
 
     def _is_kept(self, element: Any, position: int, epoch: int) -> bool:
         try:
@@ -109,15 +90,13 @@ class Filter(Plan):
             raise
 
 
-class Unbatch(Plan):
+class Unbatch(Verb):
     """The rows of each element, one after the other."""
 
     def __init__(self, source: Plan) -> None:
         # An element may have any number of rows, and a map may change it.
         length = source.length if source.length == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
-        text = f"{source.text}.unbatch()"
-        super().__init__(text, length, indexable=False, batched=False, sources=[source])
-        self._source = source
+        super().__init__(source, "unbatch()", length=length, indexable=False, batched=False)
 
     def spec(self) -> Any:
         return map_structure(
@@ -128,7 +107,7 @@ class Unbatch(Plan):
         self, epoch: int, cut: SliceRows | None, start: int = 0
     ) -> Iterator[tuple[int, Any]]:
         for position, (_, value) in enumerate(self._source.iterate(epoch, None)):
-            rows = rows_of(value, functools.partial(self._source.place, position, epoch))
+            rows = row_count(value, functools.partial(self._source.place, position, epoch))
             for element in unstacked(value, rows)[start:]:
                 yield 1, element
             start = max(0, start - rows)

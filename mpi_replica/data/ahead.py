@@ -1,65 +1,26 @@
 """Reading ahead: a thread takes elements of an iterator before they are asked for."""
 
-# ruff: noqa: D102 - what a plan overrides is documented in Plan.
-
 from __future__ import annotations
 
 import atexit
 import contextvars
-import functools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
-from .base import Plan, Positions, SliceRows
+__all__ = ["read_ahead"]
 
-__all__ = ["Prefetch"]
+T = TypeVar("T")
 
 # How long to wait for a thread that was told to end. One that reads just now ends after that read;
 # one whose read never returns must not keep the program from ending.
 _SECONDS_TO_END = 1.0
 
 
-class Prefetch(Plan):
-    """The elements of the source; iterating them reads ahead in a thread."""
-
-    def __init__(self, source: Plan, buffer_size: int) -> None:
-        super().__init__(
-            f"{source.text}.prefetch({buffer_size})",
-            source.length,
-            indexable=source.indexable,
-            batched=source.batched,
-            sources=[source],
-        )
-        self._source = source
-        self._buffer_size = buffer_size
-
-    def spec(self) -> Any:
-        return self._source.spec()
-
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
-        make = functools.partial(self._source.iterate, epoch, cut, start)
-        return _read_ahead(make, self._buffer_size)
-
-    def element(self, position: int, epoch: int, cut: SliceRows | None) -> tuple[int, Any]:
-        return self._source.element(position, epoch, cut)
-
-    def elements(self, positions: Positions, epoch: int) -> list[Any]:
-        return self._source.elements(positions, epoch)
-
-    def read(self, positions: Positions, epoch: int) -> Any:
-        return self._source.read(positions, epoch)
-
-    def place(self, position: int, epoch: int) -> str:
-        return self._source.place(position, epoch)
-
-
-def _read_ahead(make: Callable[[], Iterator[Any]], count: int) -> Iterator[Any]:
+def read_ahead(make: Callable[[], Iterator[T]], count: int) -> Iterator[T]:
     """Iterate what `make` returns, with `count` elements read ahead in a thread.
 
     The thread begins with the first element asked for. It ends with the iterator, however that
@@ -104,8 +65,8 @@ class _Reader:
         """Return the next element, and have one more read."""
         if os.getpid() != self._process:
             raise RuntimeError(
-                "this iterator of a prefetched dataset was begun before a fork, and its thread "
-                "stayed in the other process. Iterate the dataset anew here."
+                "this iterator reads ahead and was begun before a fork: its thread stayed in the "
+                "other process. Iterate the dataset anew here."
             )
         found = self._found.get()
         self._asked.put(None)

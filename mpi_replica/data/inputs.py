@@ -1,0 +1,190 @@
+"""What is distributed: global batches that are cut, or batches of each rank's own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from .. import nest
+from ..layout import Layout, shares
+from ..options import InputOptions, InputReplicationMode
+from .contexts import InputContext
+from .cutting import arrays_of, cut, empty_like, rows_of
+from .reading import MakeSteps, ReadOnce, Step, StepReader
+from .source import UNKNOWN_CARDINALITY, Dataset, elements_of
+
+__all__ = ["Input"]
+
+_END = object()
+
+
+class Input:
+    """The steps of this rank, and what there is to know about them.
+
+    Parameters
+    ----------
+    steps : callable
+        See `MakeSteps`.
+    sources : sequence of iterables
+        What they are made of.
+    length : int
+        How many there are, the same on all ranks; or infinite, or unknown.
+    pipelines : int or None
+        How many ranks or replicas have input of their own; None where all cut the same.
+    ahead : int
+        How many steps are read before they are asked for.
+    """
+
+    def __init__(
+        self,
+        steps: MakeSteps,
+        sources: Sequence[Any],
+        *,
+        length: int,
+        pipelines: int | None,
+        ahead: int,
+    ) -> None:
+        self._steps = steps
+        self._sources = sources
+        self.length = length
+        self.pipelines = pipelines
+        self.ahead = ahead
+        self._is_repeatable = all(isinstance(source, Dataset) for source in sources)
+        iterators = [source for source in sources if isinstance(source, Iterator)]
+        if iterators and ahead:
+            raise ValueError(
+                f"experimental_per_replica_buffer_size={ahead!r} can't be had with an iterator, as"
+                f" this {type(iterators[0]).__qualname__} is: it goes on where it stands, so that"
+                " what was read ahead would be lost wherever an iteration is left. Give what can be"
+                " iterated anew, such as mr.data.Dataset.from_generator(function)."
+            )
+        self._once = ReadOnce() if iterators else None
+
+    @classmethod
+    def of_global_batches(cls, layout: Layout, dataset: Any, options: InputOptions | None) -> Input:
+        """Cut global batches into a part for each replica."""
+        options = _checked(options)
+        if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
+            raise NotImplementedError(
+                "experimental_distribute_dataset knows only InputReplicationMode.PER_WORKER, as in"
+                " tf.distribute. Use distribute_datasets_from_function for PER_REPLICA."
+            )
+        _check_source(dataset, "experimental_distribute_dataset")
+        ids = layout.local_replica_ids
+
+        def rows_of_rank(rows: int) -> slice:
+            parts = shares(rows, layout.num_replicas)
+            return slice(parts[ids[0]].start, parts[ids[-1]].stop)
+
+        def steps(epoch: int, start: int) -> Iterator[Step]:
+            batches: Iterable[tuple[int, Any]]
+            if isinstance(dataset, Dataset):
+                batches = dataset.batches(rows_of_rank, epoch=epoch, start=start)
+            else:
+                rest = itertools.islice(dataset, start, None)
+                batches = (cut(batch, rows_of_rank) for batch in rest)
+            for rows, mine in batches:
+                parts = shares(rows, layout.num_replicas)
+                first = parts[ids[0]].start
+                yield (
+                    [rows_of(mine, parts[i].start - first, parts[i].stop - first) for i in ids],
+                    rows,
+                )
+
+        length = UNKNOWN_CARDINALITY
+        if isinstance(dataset, Dataset):
+            if not dataset.is_batched:
+                raise ValueError(
+                    "experimental_distribute_dataset needs global batches, and this dataset is not"
+                    " batched. Call dataset.batch(global_batch_size) first."
+                )
+            length = dataset.cardinality()
+        ahead = options.experimental_per_replica_buffer_size
+        return cls(steps, [dataset], length=length, pipelines=None, ahead=ahead)
+
+    @classmethod
+    def from_function(
+        cls,
+        layout: Layout,
+        dataset_fn: Callable[[InputContext], Any],
+        options: InputOptions | None,
+    ) -> Input:
+        """Take one batch for each local replica from the datasets that `dataset_fn` makes."""
+        options = _checked(options)
+        if not callable(dataset_fn):
+            raise TypeError(
+                f"dataset_fn must be callable, got {dataset_fn!r}. It gets a mr.InputContext."
+            )
+        per_replica = options.experimental_replication_mode is InputReplicationMode.PER_REPLICA
+        count = layout.num_replicas if per_replica else layout.size
+        mine = layout.local_replica_ids if per_replica else (layout.rank,)
+        sources = [dataset_fn(InputContext(count, i, layout.num_replicas)) for i in mine]
+        for source in sources:
+            _check_source(source, "dataset_fn")
+        shared = 1 if per_replica else len(layout.local_replica_ids)
+
+        def steps(epoch: int, start: int) -> Iterator[Step]:
+            inputs = [_elements(source, epoch, start * shared) for source in sources] * shared
+            last = None
+            while True:
+                values = [next(source, _END) for source in inputs]
+                found = [value for value in values if value is not _END]
+                if not found:
+                    return
+                last = found[0] if last is None else last
+                filled = [
+                    empty_like(last) if value is _END else arrays_of(value) for value in values
+                ]
+                if len(filled) > 1:  # a difference is an error of this rank's input: all are told
+                    nest.transposed(filled, tuple, "a distributed dataset")
+                yield filled, 0
+
+        ahead = options.experimental_per_replica_buffer_size
+        # How long it is on other ranks can't be known.
+        return cls(steps, sources, length=UNKNOWN_CARDINALITY, pipelines=count, ahead=ahead)
+
+    @property
+    def text(self) -> str:
+        """What makes the global batches of a `Dataset`: rows, batch size, seeds; else empty."""
+        is_told = self.pipelines is None and isinstance(self._sources[0], Dataset)
+        return repr(self._sources[0]) if is_told else ""
+
+    @property
+    def element_spec(self) -> Any:
+        """What the elements are, before they are cut."""
+        source = self._sources[0]
+        if not isinstance(source, Dataset):
+            raise TypeError(f"{type(source).__name__} does not tell its element_spec.")
+        return source.element_spec
+
+    def reader(self) -> StepReader:
+        """Return what reads the steps of one more iteration."""
+        return StepReader(
+            self._steps,
+            is_repeatable=self._is_repeatable,
+            ahead=self.ahead,
+            once=self._once,
+        )
+
+
+def _elements(source: Any, epoch: int, start: int) -> Iterator[Any]:
+    """Return an iterator over one epoch of a source, without its first elements."""
+    if isinstance(source, Dataset):
+        return elements_of(source, epoch, start)
+    return itertools.islice(source, start, None)
+
+
+def _checked(options: InputOptions | None) -> InputOptions:
+    if options is None:
+        return InputOptions()
+    if not isinstance(options, InputOptions):
+        raise TypeError(f"options must be mr.InputOptions or None, got {options!r}.")
+    return options
+
+
+def _check_source(source: Any, name: str) -> None:
+    if not isinstance(source, Iterable):
+        raise TypeError(
+            f"{name} needs a mr.data.Dataset or another iterable of batches, got {source!r}."
+        )

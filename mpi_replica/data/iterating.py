@@ -1,0 +1,249 @@
+"""Iterating over a distributed dataset: all ranks take the same steps, and end at the same one.
+
+Where every rank can tell the length of the input, a step costs no message: the number of steps
+taken is compared with the next one. Otherwise each step is agreed on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import nest
+from ..collectives.call import Call
+from ..collectives.callsite import CallSite, call_site
+from ..collectives.engine import Engine
+from ..collectives.standing import Note
+from ..context import current_state
+from ..options import CommunicationOptions
+from ..values import PerReplica
+from .cutting import empty_like
+from .inputs import Input
+from .next_step import NextStep
+from .source import UNKNOWN_CARDINALITY
+
+__all__ = ["DistributedIterator", "OptionalStep", "Place", "placeless_site"]
+
+_SAME_STEPS = "All ranks must take the same steps: call next() equally often on each."
+
+
+@dataclasses.dataclass
+class Place:
+    """Where an iteration stands."""
+
+    epoch: int
+    #: How many steps were taken.
+    steps: int
+    has_ended: bool = False
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any], pipelines: int | None) -> Place:
+        """Return the place of a state.
+
+        Raises
+        ------
+        ValueError
+            It is in the middle of input of each rank's own, and there are other ranks now.
+        """
+        place = cls(int(state["epoch"]), int(state["steps"]))
+        if place.steps and state["pipelines"] != pipelines:
+            raise ValueError(
+                f"the input stood at step {place.steps} of {state['pipelines'] or 'no'} input"
+                f" pipelines of their own, and has {pipelines or 'none'} now: rows would be lost or"
+                " repeated. Use experimental_distribute_dataset, or save between two epochs."
+            )
+        return place
+
+    def state(self, pipelines: int | None) -> dict[str, Any]:
+        """Return it for a checkpoint."""
+        return {"epoch": self.epoch, "steps": self.steps, "pipelines": pipelines}
+
+    def go_back(self, epoch: int, steps: int) -> None:
+        """Stand where fewer steps were taken."""
+        if (self.epoch, self.steps) != (epoch, steps):
+            self.epoch, self.steps, self.has_ended = epoch, steps, False
+
+
+class DistributedIterator:
+    """One pass over a `DistributedDataset` (`tf.distribute.DistributedIterator`)."""
+
+    def __init__(self, engine: Engine, made_of: Input, place: Place, name: str) -> None:
+        self._engine = engine
+        self._input = made_of
+        self._must_agree = made_of.length == UNKNOWN_CARDINALITY
+        self._name = name
+        self._spec: Any = None
+        self._place = place
+        self._reader = made_of.reader()
+
+    def __len__(self) -> int:
+        if self._input.length < 0:
+            raise TypeError("the length of this distributed iterator is infinite or not known.")
+        return self._input.length - self._place.steps
+
+    def __bool__(self) -> bool:
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it stands, for a checkpoint. Steps that were read ahead do not count."""
+        return self._place.state(self._input.pipelines)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the iterator of `state_dict` stood: with the step after it.
+
+        Raises
+        ------
+        ValueError
+            It stood in the middle of input of each rank's own, and there are other ranks now.
+        """
+        place = Place.of_state(state, self._input.pipelines)
+        self._place.epoch, self._place.steps, self._place.has_ended = (
+            place.epoch,
+            place.steps,
+            False,
+        )
+        self._reader = self._input.reader()
+
+    def __iter__(self) -> DistributedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next step's values: a nest of `PerReplica`.
+
+        Collective where the length of the input is not known. Where it is known a rank whose input
+        fails raises here, with a note that names the row, and the others at their next collective.
+
+        Raises
+        ------
+        StopIteration
+            The input has ended, on all ranks.
+        ValueError
+            Called in a replica.
+        StructureMismatchError
+            The global batches of the ranks have different numbers of rows.
+        CollectiveMismatchError
+            The ranks have taken different numbers of steps.
+        RuntimeError
+            Reading has failed before, and the input can't be read again.
+
+        Notes
+        -----
+        After an error of any rank's input all ranks stand before the step that failed: the next
+        call reads it again, and may raise the same again. Steps that other ranks took meanwhile,
+        without another collective call, come again. What is no `mr.data.Dataset` can't be read
+        again: then every further call is a `RuntimeError`, on all ranks. To leave out a step whose
+        rows are reached by position, count it as taken: ``state = iterator.state_dict()``,
+        ``state["steps"] += 1``, ``iterator.load_state_dict(state)``.
+        """
+        state = current_state()
+        if state is not None and state.replica_context is not None:
+            raise ValueError(
+                "next() of a distributed iterator was called in a replica: it gives values for all"
+                " replicas. Call it outside and pass the result to strategy.run(fn, args=(batch,))."
+            )
+        if self._place.has_ended:
+            raise StopIteration
+        if self._input.ahead:  # what is read in the other thread must not communicate first
+            self._engine.claim_thread()
+        values = self._agreed_step() if self._must_agree else self._step()
+        if values is None:
+            self._place.has_ended = True
+            raise StopIteration
+        self._reader.take()
+        self._place.steps += 1
+        layout = self._engine.layout
+        ids, number = layout.local_replica_ids, layout.num_replicas
+        return nest.transposed(
+            values, lambda column: PerReplica(column, ids, number), "a distributed dataset"
+        )
+
+    def get_next(self) -> Any:
+        """Return the next step's values, as ``next()`` does.
+
+        Raises
+        ------
+        IndexError
+            The input has ended.
+        """
+        found = self.get_next_as_optional()
+        if not found.has_value():
+            raise IndexError("the distributed dataset has ended.")
+        return found.get_value()
+
+    def get_next_as_optional(self) -> OptionalStep:
+        """Return the next step's values, or nothing at the end, without an exception."""
+        # range first: the other way round a step would be taken and lost
+        return OptionalStep([value for _, value in zip(range(1), self, strict=False)])
+
+    def _step(self) -> list[Any] | None:
+        is_shared = self._engine.layout.size > 1 and self._engine.is_in_its_thread()
+        steps = self._place.steps
+        try:
+            found = self._reader.read(self._place.epoch, steps)
+        except Exception as error:
+            if is_shared:  # the others sent no message for this step: they hear at their next call
+                self._note_steps(steps)
+                self._engine.fail("next", error)
+            raise
+        if found is None:
+            return None
+        if is_shared:
+            self._note_steps(steps + 1)
+        return found[0]
+
+    def _note_steps(self, steps: int) -> None:
+        """Have the number of steps taken compared with the next header: ranks must not be apart."""
+        place = self._place
+        epoch = place.epoch
+        what = f"the number of steps taken in {self._name_of_epoch}"
+        note = Note(what, placeless_site(), steps, _SAME_STEPS, "CollectiveMismatchError")
+        self._engine.agreement.notes.count(
+            note, place.steps, lambda least: place.go_back(epoch, least)
+        )
+
+    @property
+    def _name_of_epoch(self) -> str:
+        return f"{self._name}, iteration {self._place.epoch}"
+
+    def _agreed_step(self) -> list[Any] | None:
+        engine, place = self._engine, self._place
+
+        def make(site: CallSite, options: CommunicationOptions) -> Call:
+            found = self._reader.read(place.epoch, place.steps)
+            if found is not None:
+                self._spec = empty_like(found[0][0])
+            is_global = self._input.pipelines is None
+            named = dataclasses.replace(options, name=self._name_of_epoch)
+            return NextStep(found, self._spec, place.steps, is_global, site, named)
+
+        values, self._spec = engine.cross_replica(engine.make("next", None, make))
+        return values  # type: ignore[no-any-return]
+
+
+class OptionalStep:
+    """A step that may not be there (`tf.experimental.Optional`)."""
+
+    def __init__(self, found: Sequence[Any]) -> None:
+        self._found = found
+
+    def has_value(self) -> bool:
+        """Return whether there was a step."""
+        return bool(self._found)
+
+    def get_value(self) -> Any:
+        """Return the step's values.
+
+        Raises
+        ------
+        ValueError
+            There was none.
+        """
+        if not self._found:
+            raise ValueError("there is no value: the distributed dataset has ended.")
+        return self._found[0]
+
+
+def placeless_site() -> CallSite:
+    """Return the site of this call, for its line only: it is the same as every other one."""
+    return call_site()._replace(digest=b"")

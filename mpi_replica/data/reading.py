@@ -1,0 +1,131 @@
+"""Reading the steps of a rank: when they are asked for or ahead, and again after an error."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .ahead import read_ahead
+
+__all__ = ["MakeSteps", "ReadOnce", "Step", "StepReader"]
+
+#: A step of this rank: one value for each local replica, and the rows of the whole global batch.
+Step = tuple[list[Any], int]
+
+#: Gets an epoch and the number of its first step that is wanted; returns the steps from there on.
+MakeSteps = Callable[[int, int], Iterator[Step]]
+
+
+class StepReader:
+    """Reads the steps of one iteration, each of which stays the next one until it is taken.
+
+    Parameters
+    ----------
+    make : callable
+        See `MakeSteps`.
+    is_repeatable : bool
+        Whether a step can be read a second time, and is the same then.
+    ahead : int
+        How many steps a thread reads before they are asked for.
+    once : ReadOnce, optional
+        Shared by readers of the same iterators.
+    """
+
+    def __init__(
+        self,
+        make: MakeSteps,
+        *,
+        is_repeatable: bool,
+        ahead: int,
+        once: ReadOnce | None,
+    ) -> None:
+        self._make = make
+        self._is_repeatable = is_repeatable
+        self._ahead = ahead
+        self._once = once
+        # Epoch and number of the step that is next.
+        self._at: tuple[int, int] | None = None
+        self._steps: Iterator[Step] = iter(())
+        # That step, if it was read; None at the end.
+        self._found: list[Step | None] = []
+        self._failure: BaseException | None = None
+        self._process = 0
+
+    def read(self, epoch: int, number: int) -> Step | None:
+        """Return a step, or None at the end.
+
+        Raises
+        ------
+        RuntimeError
+            An error came up before, and the input can't be read again from there.
+        """
+        self._require_whole()
+        # The thread that reads ahead stays behind in a fork.
+        is_forked = self._ahead > 0 and self._is_repeatable and self._process != os.getpid()
+        if self._at != (epoch, number) or is_forked:
+            self._begin(epoch, number)
+        if not self._found:
+            try:
+                self._found.append(next(self._steps, None))
+            except BaseException as error:
+                self._stop(error)
+                raise
+            if self._once is not None:
+                self._once.was_read = True
+                self._once.holder = self if self._found[0] is not None else None
+        return self._found[0]
+
+    def take(self) -> None:
+        """Go on to the next step."""
+        if self._at is not None:
+            self._at = self._at[0], self._at[1] + 1
+        self._found.clear()
+        if self._once is not None:
+            self._once.holder = None
+
+    def _begin(self, epoch: int, number: int) -> None:
+        if self._once is not None and self._once.was_read and number > 0:
+            raise RuntimeError(
+                f"the input can't go on with step {number} of a saved state: it is an iterator that"
+                " was read from before. Load the state before the first step, or distribute what"
+                " can be iterated anew."
+            )
+        self._found.clear()
+        make = functools.partial(self._make, epoch, number)
+        self._steps = read_ahead(make, self._ahead) if self._ahead else make()
+        self._at = epoch, number
+        self._process = os.getpid()
+
+    def _stop(self, error: BaseException) -> None:
+        """Begin anew the next time if that is possible: what has raised an error has ended."""
+        if self._is_repeatable:
+            self._at = None
+        else:
+            self._failure = error
+            if self._once is not None:
+                self._once.holder = self
+
+    def _require_whole(self) -> None:
+        holder = (self._once and self._once.holder) or self
+        if holder is self and self._failure is None:
+            return
+        step = f"step {holder._at[1]}" if holder._at else "a step"
+        why = f"{step} was read on a rank, and not all ranks have taken it"
+        if holder._failure is not None:
+            why = f"reading {step} raised {holder._failure!r}"
+        raise RuntimeError(
+            f"the input can't go on: {why}. Only a mr.data.Dataset is read again after an error."
+            " Iterate anew, or distribute anew what is an iterator."
+        ) from holder._failure
+
+
+class ReadOnce:
+    """What the readers of the same iterators must know of each other."""
+
+    def __init__(self) -> None:
+        self.was_read = False
+        #: The one that holds a step which is not taken, or whose step could not be read: the
+        #: others would miss that step.
+        self.holder: StepReader | None = None

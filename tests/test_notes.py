@@ -1,0 +1,63 @@
+"""Notes of a rank: what not all ranks have counted alike is taken back alike."""
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from mpi_replica.collectives.callsite import CallSite
+from mpi_replica.collectives.notes import Notes
+from mpi_replica.collectives.standing import Note
+
+NOWHERE = CallSite(b"", (), 0)
+
+
+class Rank:
+    """Counts by name, as iterators count their steps."""
+
+    def __init__(self):
+        self.notes = Notes()
+        self.counts = dict.fromkeys("ab", 0)
+
+    def count(self, name):
+        before = self.counts[name]
+        self.counts[name] = before + 1
+        note = Note(name, NOWHERE, before + 1, "", "ValueError")
+        self.notes.count(note, before, lambda least: self.counts.update({name: least}))
+
+
+def ranks_that(agreed, *parts):
+    """One rank for each part: all have counted `agreed` before the last header, then its part."""
+    ranks = [Rank() for _ in parts]
+    for rank, part in zip(ranks, parts, strict=True):
+        for name in agreed:
+            rank.count(name)
+        rank.notes.drop()
+        for name in part:
+            rank.count(name)
+    return ranks
+
+
+names = st.lists(st.sampled_from("ab"), max_size=6)
+
+
+@given(names, st.lists(names, min_size=1, max_size=4))
+def test_after_an_error_each_count_is_the_least_of_all_ranks(agreed, parts):
+    ranks = ranks_that(agreed, *parts)
+    least = {name: min(rank.counts[name] for rank in ranks) for name in "ab"}
+    reports = [rank.notes.all for rank in ranks]
+    for rank in ranks:
+        rank.notes.undo(reports)
+    assert [rank.counts for rank in ranks] == [least] * len(ranks)
+
+
+@given(names, names)
+def test_ranks_that_count_alike_have_the_same_chain(agreed, part):
+    one, other = ranks_that(agreed, part, part)
+    assert one.notes.chain == other.notes.chain
+    assert bool(one.notes.chain) == bool(part)
+    other.count("a")
+    assert one.notes.chain != other.notes.chain
+
+
+def test_a_count_that_goes_on_is_one_note():
+    (rank,) = ranks_that("", "a" * 100)
+    assert [note.digest for note in rank.notes.all] == [100]
