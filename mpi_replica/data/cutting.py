@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import nest
+from ..array_libraries import taken
 
 __all__ = ["arrays_of", "cut", "empty_like", "rows_of"]
 
@@ -21,7 +22,7 @@ def arrays_of(batch: Any) -> Any:
         A leaf has no rows, or another number of them.
     """
     leaves, structure = nest.flatten(batch)
-    arrays = [np.asarray(leaf) for leaf in leaves]
+    arrays = [np.asarray(taken(leaf)) for leaf in leaves]
     for array, path in zip(arrays, nest.leaf_paths(structure), strict=True):
         if array.ndim == 0:
             raise ValueError(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import optree
 
+from ..array_libraries import taken
 from ..nest import Structure, flatten, leaf_paths, map_structure, structure_text, unflatten
 
 __all__ = [
@@ -69,7 +70,7 @@ def as_arrays(value: Any, where: str) -> Any:
     arrays = []
     for path, leaf in zip(leaf_paths(structure), leaves, strict=True):
         try:
-            array = np.asarray(leaf)
+            array = np.asarray(taken(leaf))
         except ValueError as error:
             raise ValueError(
                 f"{where}: {reprlib.repr(leaf)}{at(path)} can't become an array: {error} Give all "
