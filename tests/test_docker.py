@@ -8,6 +8,7 @@ MPI_REPLICA_TEST_ROOT
     done in a copy of it, which takes root, a network and a minute or two.
 """
 
+import faulthandler
 import json
 import os
 import shlex
@@ -238,6 +239,7 @@ def image(tmp_path_factory):
     said = dict(instructions())
 
     def run(line, user, network, variables):
+        faulthandler.cancel_dump_traceback_later()  # pytest's limit is too short
         spaces = ["--mount", "--pid", "--fork", "--kill-child", *([] if network else ["--net"])]
         return subprocess.run(
             ["unshare", *spaces, "bash", "-c", ENTER, "enter", fresh, folder, user, line],

@@ -1,10 +1,13 @@
 """The small programs in scripts/: right answers, and the same ones on any ranks."""
 
+import runpy
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+import mpi_replica as mr
 from launching import LIBRARIES, ONE_HOST, RANKS, ROOT, rank_environment, run_ranks
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
@@ -71,3 +74,13 @@ def test_a_wrong_answer_is_told_once_by_all_ranks():
     assert done.returncode == 1
     assert done.stderr.count("wrong: ") == 1
     assert "Traceback" not in done.stderr
+
+
+def test_a_cluster_without_points_stays_where_it_is():
+    points = np.random.default_rng(0).normal(size=(20, 3))
+    points[1] = points[0]  # two centres start there, of which the first is the nearest to all
+    find = runpy.run_path(str(PROGRAMS[0]))["find"]
+    with mr.MPIStrategy(num_replicas=3) as strategy:
+        centres, _ = find(strategy, points, rounds=1)
+    assert np.array_equal(centres[1], points[1])
+    assert np.all(np.isfinite(centres))
