@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by scripts/test, scripts/demo and scripts/bench.py: the virtual environments, and what Open MPI must be told.
 
 root=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)

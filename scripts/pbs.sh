@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Run a program on the ranks of a PBS job, and again and again until it is done.
+#
+#   qsub -v PROGRAM='scripts/train_digits.py --checkpoint-dir kept' scripts/pbs.sh
+#
+# Submit it from the checkout. The program restores its newest checkpoint when it starts, and calls
+# exit_if_signalled of a CheckpointManager with save_on_signal=True after each step.
+
+#PBS -N mpi_replica
+#PBS -l select=2:ncpus=4:mpiprocs=4:ompthreads=1
+#PBS -l walltime=01:00:00
+# PBS itself starts the job again after a host was lost.
+#PBS -r y
+#PBS -j oe
+set -uo pipefail
+cd "$PBS_O_WORKDIR" || exit
+
+# Here: load the modules of Python and MPI.
+export PATH=$PWD/.venv/bin:$PATH
+read -ra program <<<"${PROGRAM:?is not set: what python is to run}"
+
+# At the walltime PBS sends SIGTERM and soon SIGKILL, by which mpiexec takes its ranks with it. So
+# mpiexec gets SIGUSR1 some time before, and passes it on to the ranks: as long before as a step and
+# a checkpoint take.
+save_after_seconds=${SAVE_AFTER_SECONDS:-3420}
+
+# A line of the file is a rank. Not every mpiexec hands its environment on to other hosts: env does.
+timeout --foreground --preserve-status --signal=USR1 "$save_after_seconds" \
+    mpiexec -n "$(wc -l <"$PBS_NODEFILE")" -hostfile "$PBS_NODEFILE" \
+    env OMP_NUM_THREADS=1 PYTHONHASHSEED=0 PATH="$PATH" python "${program[@]}"
+status=$?
+
+if ((status == 75)); then # all ranks have saved: the same command goes on
+    exec qsub -v PROGRAM scripts/pbs.sh # qrerun is for operators alone
+fi
+exit "$status"
