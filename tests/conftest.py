@@ -42,3 +42,8 @@ def pytest_configure(config):
 
 def pytest_ignore_collect(collection_path, config):
     return True if collection_path == RANKS_FOLDER and not under_mpi(config) else None
+
+
+def pytest_collection_modifyitems(items):
+    # The longest tests first: with pytest-xdist the others run beside them, and none at the end.
+    items.sort(key=lambda item: item.path.name != "test_launch.py")

@@ -17,6 +17,7 @@ MPI_REPLICA_TEST_REQUIRE
 
 import contextlib
 import faulthandler
+import fcntl
 import importlib.metadata
 import math
 import os
@@ -27,6 +28,8 @@ from pathlib import Path
 
 import pytest
 
+from mpi_replica.transport.host import cores
+
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = os.environ.get("MPI_REPLICA_TEST_LIBRARIES", "openmpi,mpich").split(",")
 RANKS = [int(ranks) for ranks in os.environ.get("MPI_REPLICA_RANKS", "1,2,3,4").split(",")]
@@ -35,7 +38,7 @@ RANKS = [int(ranks) for ranks in os.environ.get("MPI_REPLICA_RANKS", "1,2,3,4").
 # believe that it was launched already, or with other defaults than those that the tests expect.
 FOREIGN = ("PMI", "OMPI_", "PRTE_", "HYDRA_", "MV2_", "MPI_LOCAL")
 FOREIGN += ("SLURM_", "PALS_", "FLUX_", "JSM_", "PBS_", "MPI_REPLICA_NUM_", "MPI_REPLICA_TRANSPORT")
-FOREIGN += ("MPI_REPLICA_BLAS_", "MPI_REPLICA_REPRODUCIBLE")
+FOREIGN += ("MPI_REPLICA_BLAS_", "MPI_REPLICA_REPRODUCIBLE", "PYTEST_XDIST_")
 
 # Open MPI: the transport for one host, with which a job starts in a tenth of the time, and makes
 # communicators in a quarter of it, and no spinning while the ranks share cores.
@@ -79,19 +82,20 @@ def run_ranks(
     """
     python = find_interpreter(library)
     command = [*prefix, find_launcher(python), "-n", str(ranks), python, *map(str, arguments)]
-    # pytest's own limit would end this process, and leave the ranks behind.
-    faulthandler.cancel_dump_traceback_later()
-    with subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=rank_environment(timeout_seconds, env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # so that `stop` can end all that is in it
-    ) as launcher:
+    with (
+        room_for(ranks),
+        subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=rank_environment(timeout_seconds, env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # so that `stop` can end all that is in it
+        ) as launcher,
+    ):
         try:
             if meanwhile is not None:
                 meanwhile(launcher)
@@ -105,6 +109,21 @@ def run_ranks(
             stop(launcher)
             raise
     return subprocess.CompletedProcess(command, launcher.returncode, stdout, stderr)
+
+
+@contextlib.contextmanager
+def room_for(ranks):
+    """Have no other launch beside this one whose ranks, too, are more than the cores.
+
+    Tests run side by side, with pytest-xdist. Of two launches that each fill all cores, either
+    would sit out its limits.
+    """
+    # pytest's own limit would end this process, and leave the ranks behind.
+    faulthandler.cancel_dump_traceback_later()
+    with open(__file__, "r+") as lock:  # for writing: a network file system locks no other file
+        if ranks > len(cores()):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def find_interpreter(library):

@@ -20,7 +20,7 @@ from benchmarks.measuring import fastest
 from benchmarks.memory import peak_bytes, resident_bytes
 from benchmarks.plotting import series
 from benchmarks.tables import Beside, Row, quantity, table
-from launching import LIBRARIES, ROOT, find_interpreter, rank_environment
+from launching import LIBRARIES, ROOT, find_interpreter, rank_environment, room_for
 from mistakes import MISTAKES
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
@@ -33,14 +33,15 @@ def quick_run(library, *arguments):
     python = find_interpreter(library)
     env = {"MPI_REPLICA_TEST_MPICH": python if library == "mpich" else None}
     command = [sys.executable, ROOT / "scripts" / "bench.py", "--quick", "--mpi", library]
-    done = subprocess.run(
-        [*command, *arguments],
-        env=rank_environment(timeout_seconds=60, additions=env),
-        capture_output=True,
-        text=True,
-        timeout=55,
-        check=False,
-    )
+    with room_for(ranks=2):  # a trial has no more
+        done = subprocess.run(
+            [*command, *arguments],
+            env=rank_environment(timeout_seconds=120, additions=env),
+            capture_output=True,
+            text=True,
+            timeout=115,
+            check=False,
+        )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert done.stderr == ""
     return done.stdout

@@ -1,5 +1,7 @@
 """Call sites and identities of functions (DESIGN.md section 6, decisions 13 and 18)."""
 
+import argparse
+import dis
 import functools
 import operator
 import os
@@ -9,7 +11,7 @@ import textwrap
 
 import pytest
 
-from mpi_replica.collectives.callsite import call_site, function_identity
+from mpi_replica.collectives.callsite import call_site, function_identity, start_of_instruction
 from mpi_replica.merge_fn import invoke_merge_fn
 
 
@@ -134,6 +136,19 @@ def test_a_site_tells_file_and_line_of_every_frame():
     assert found.line == f"test_callsite.py:{first}"
     assert found.lines[:2] == (f"test_callsite.py:{first}", f"test_callsite.py:{line}")
     assert f"test_callsite.py:{first} called at test_callsite.py:{line}" in found.whole
+
+
+@pytest.mark.parametrize("code", [dis.get_instructions.__code__, argparse.Action.__init__.__code__])
+def test_a_frame_is_at_the_start_of_an_instruction_wherever_in_it_python_is(code):
+    """In its cache entries, for example; `dis` tells where it starts."""
+    start, name = 0, ""
+    starts = {each.offset: each.opname for each in dis.get_instructions(code)}
+    for offset in range(0, len(code.co_code), 2):
+        if offset in starts:
+            if (name, starts[offset]) != ("PRECALL", "CALL"):  # the two are one call
+                start = offset
+            name = starts[offset]
+        assert start_of_instruction(code, offset) == start
 
 
 def test_generators_and_threads_of_calls_have_a_site():

@@ -17,7 +17,7 @@ def test_ranks(library, ranks):
         ranks,
         # The cache is one folder, which all ranks would write.
         ["-m", "pytest", "--only-mpi", "--color=no", "-p", "no:cacheprovider", "tests/ranks"],
-        timeout_seconds=300,
+        timeout_seconds=600,
         env=ONE_HOST,
     )
     wrong = []

@@ -10,11 +10,12 @@ from __future__ import annotations
 import dis
 import functools
 import hashlib
+import itertools
 import os
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ..watch.stacks import is_of_package
 
@@ -24,7 +25,12 @@ __all__ = [
     "boundary",
     "call_site",
     "function_identity",
+    "start_of_instruction",
 ]
+
+_CACHE = dis.opmap["CACHE"]
+_CALL = dis.opmap["CALL"]
+_PRECALL = dis.opmap.get("PRECALL")  # of Python 3.11
 
 # A proxy that has every attribute wraps something for ever.
 _MOST_WRAPPERS = 32
@@ -107,37 +113,50 @@ def call_site(known: int = 0) -> CallSite:
 
 def _learn(key: tuple[int, ...]) -> CallSite:
     digest = hashlib.blake2b(digest_size=8)
-    lines = []
-    column = 0
-    for index in range(0, len(key), 2):
-        code = _user_code[key[index]]
-        if code is None:
-            continue
-        instruction = _start_of_instruction(code, key[index + 1])
-        file = os.path.basename(code.co_filename)
-        line, _, start, _ = list(code.co_positions())[instruction // 2]
-        # Line and column tell lambdas and functions of one name apart, where a loop calls them.
-        place = f"{file}\0{code.co_qualname}\0{instruction}\0{line}\0{start}\0"
-        digest.update(place.encode())
-        lines.append(f"{file}:{line}")
-        if index == 0:
-            column = start or 0
-    return CallSite(digest.digest(), tuple(lines), column)
+    places = [_place(*pair) for pair in zip(key[::2], key[1::2], strict=True)]
+    for place in places:
+        digest.update(place.name)
+    lines = tuple(place.line for place in places)
+    return CallSite(digest.digest(), lines, places[0].column if places else 0)
 
 
-def _start_of_instruction(code: CodeType, offset: int) -> int:
+class _Place(NamedTuple):
+    """Where one frame is: a part of a call site."""
+
+    name: bytes
+    line: str
+    column: int
+
+
+@functools.cache  # a new site shares most of its frames with those before
+def _place(code_id: int, offset: int) -> _Place:
+    code = cast(CodeType, _user_code[code_id])  # keys are made of users' code alone
+    start = start_of_instruction(code, offset)
+    file = os.path.basename(code.co_filename)
+    line, _, column, _ = next(itertools.islice(code.co_positions(), start // 2, None))
+    # Line and column tell lambdas and functions of one name apart, where a loop calls them.
+    name = f"{file}\0{code.co_qualname}\0{start}\0{line}\0{column}\0"
+    return _Place(name.encode(), f"{file}:{line}", column or 0)
+
+
+def start_of_instruction(code: CodeType, offset: int) -> int:
     """Return where the instruction starts that a frame is at.
 
     Python rewrites code that runs often, and not on all replicas at the same time. ``f_lasti`` may
     then lie in the cache entries behind the instruction, or at the PRECALL that does a CALL's work.
     """
-    start, name = 0, ""
-    for instruction in dis.get_instructions(code):
-        if instruction.offset > offset:
-            break
-        if (name, instruction.opname) != ("PRECALL", "CALL"):
-            start = instruction.offset
-        name = instruction.opname
+    instructions = code.co_code  # as it was before Python rewrote it
+
+    def start_of(offset: int) -> int:
+        while instructions[offset] == _CACHE:
+            offset -= 2
+        return offset
+
+    start = start_of(offset)
+    if instructions[start] == _CALL:
+        before = start_of(start - 2)
+        if instructions[before] == _PRECALL:
+            return before
     return start
 
 
