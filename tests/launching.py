@@ -43,7 +43,16 @@ ONE_HOST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_mpi_yiel
 
 
 def run_ranks(
-    library, ranks, arguments, *, timeout_seconds=120, env=None, cwd=ROOT, meanwhile=None, prefix=()
+    library,
+    ranks,
+    arguments,
+    *,
+    timeout_seconds=120,
+    env=None,
+    cwd=ROOT,
+    meanwhile=None,
+    prefix=(),
+    options=(),
 ):
     """Run ``python ARGUMENTS...`` on some ranks and wait for the end of all.
 
@@ -66,6 +75,8 @@ def run_ranks(
         Gets the launcher, a `subprocess.Popen` that leads a process group, while the job runs.
     prefix : sequence of str
         A command that becomes the launcher, whose own command follows it.
+    options : sequence of str or path
+        Of the launcher, such as ``['--host', 'node1:2,node2:2']``.
 
     Returns
     -------
@@ -78,7 +89,8 @@ def run_ranks(
         The launcher outlived its own limit by 30 s. It is stopped first.
     """
     python = find_interpreter(library)
-    command = [*prefix, find_launcher(python), "-n", str(ranks), python, *map(str, arguments)]
+    start = [*prefix, find_launcher(python), *map(str, options), "-n", str(ranks)]
+    command = [*start, python, *map(str, arguments)]
     # pytest's own limit would end this process, and leave the ranks behind.
     faulthandler.cancel_dump_traceback_later()
     with subprocess.Popen(
