@@ -60,6 +60,12 @@ for fn in (by_shared_memory, own_error):
     except (ValueError, KeyError) as error:
         found[fn.__name__] = [repr(error)]
 
+plain = mr.MPIStrategy()
+steps = plain.engine.transport.steps
+plain.run(lambda: mr.get_replica_context().all_reduce("SUM", np.ones(1 << 20, np.float32)))
+found["steps of 4 MB"] = plain.engine.transport.steps - steps
+plain.close()
+
 kept = strategy.extended.broadcast_to(tempfile.mkdtemp() if rank == 0 else "").value
 with strategy.scope():
     weights = mr.Variable(np.arange(200_000.0))

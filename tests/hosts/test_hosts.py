@@ -72,7 +72,8 @@ def test_collectives_and_checkpoints_between_hosts_are_those_of_one_process(
 ):
     """Shared memory is for one host, though two ranks on each could have it.
 
-    Over slow links nothing times out.
+    Each message costs a way over the network: large arrays go in few. Over slow links nothing
+    times out.
     """
     if links == "slow":
         network.slow_down(megabits_per_second=100, delay_milliseconds=2)
@@ -87,6 +88,7 @@ def test_collectives_and_checkpoints_between_hosts_are_those_of_one_process(
     for one in ranks:
         assert one["own_error"] == ["KeyError('six')"]
         assert "the ranks are on 3 hosts. Use AUTO or ALLTOALL" in one["by_shared_memory"][0]
+        assert one["steps of 4 MB"] == 2 + 2  # the call, the end of the step, and two messages
         assert one["first weight"] == 2
         assert one["goes on"]
     assert "slower than shared memory" not in done.stderr
