@@ -46,7 +46,16 @@ ONE_HOST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_mpi_yiel
 
 
 def run_ranks(
-    library, ranks, arguments, *, timeout_seconds=120, env=None, cwd=ROOT, meanwhile=None, prefix=()
+    library,
+    ranks,
+    arguments,
+    *,
+    timeout_seconds=120,
+    env=None,
+    cwd=ROOT,
+    meanwhile=None,
+    prefix=(),
+    options=(),
 ):
     """Run ``python ARGUMENTS...`` on some ranks and wait for the end of all.
 
@@ -69,6 +78,8 @@ def run_ranks(
         Gets the launcher, a `subprocess.Popen` that leads a process group, while the job runs.
     prefix : sequence of str
         A command that becomes the launcher, whose own command follows it.
+    options : sequence of str or path
+        Of the launcher, such as ``['--host', 'node1:2,node2:2']``.
 
     Returns
     -------
@@ -81,7 +92,8 @@ def run_ranks(
         The launcher outlived its own limit by 30 s. It is stopped first.
     """
     python = find_interpreter(library)
-    command = [*prefix, find_launcher(python), "-n", str(ranks), python, *map(str, arguments)]
+    start = [*prefix, find_launcher(python), *map(str, options), "-n", str(ranks)]
+    command = [*start, python, *map(str, arguments)]
     with (
         room_for(ranks),
         subprocess.Popen(

@@ -73,7 +73,7 @@ def test_a_rank_that_does_not_answer_is_named():
     assert text.splitlines()[1:] == [
         "  waiting: replicas 0-2 (ranks 0-1)",
         "  missing: replicas 3-4 (rank 2, host n18, pid 4712) does not answer: the process is"
-        " stopped, or C code in it holds the GIL",
+        " stopped, its host can't be reached, or C code in it holds the GIL",
     ]
 
 

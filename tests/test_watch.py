@@ -173,7 +173,8 @@ def test_a_rank_that_can_not_answer_is_reported_as_such(stalls, situation, repor
     assert first == f"  waiting: {waiting}"
     assert re.fullmatch(
         rf"  missing: replica {rank} \(rank {rank}, host \S+, pid {stalls().pids[rank]}\)"
-        r" does not answer: the process is stopped, or C code in it holds the GIL",
+        r" does not answer: the process is stopped, its host can't be reached, or C code in it"
+        r" holds the GIL",
         second,
     )
 

@@ -39,7 +39,7 @@ __all__ = [
 # Bytes of a piece, where the user does not say: the fastest on the libraries that were measured.
 # A piece as large as its array would have MPI take memory from the system, and give it back.
 _PIECE_BYTES = 1 << 19
-# In place, and where ranks share cores, of arrays that are much larger.
+# In place, and where ranks share cores or are on several hosts, of arrays that are much larger.
 _LARGE_PIECE_BYTES = 1 << 21
 _MUCH_LARGER = 2
 # Of packs and of pieces that stay in the cache while several buffers take part.

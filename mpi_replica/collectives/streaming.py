@@ -120,7 +120,8 @@ class Movement:
                 items = leaf.reshape(-1)
         totals = result.reshape(-1)
         send: Array | None = None
-        for start, stop, where in stream.pieces(large=in_place or self._transport.is_crowded):
+        is_costly = self._transport.is_crowded or self._transport.is_between_hosts
+        for start, stop, where in stream.pieces(large=in_place or is_costly):
             total = totals[start:stop]
             if items is None:
                 self._scratch.clear()

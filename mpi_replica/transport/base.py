@@ -80,6 +80,8 @@ class Transport(abc.ABC):
     is_in_flight: bool = False
     #: Whether some host has more ranks than cores: each exchange then costs turns of the cores.
     is_crowded: bool = False
+    #: Whether the ranks are on several hosts: each exchange then costs a way over the network.
+    is_between_hosts: bool = False
     #: Set from another thread: waits end with `WaitGivenUpError`. A blocking call is not woken.
     is_interrupted: bool = False
     #: What the user may see as ``strategy.communicator``: an MPI communicator, or None.

@@ -168,6 +168,7 @@ class MPITransport(Transport):
         self._spin_seconds = 0.0 if crowded[here[0]] else _SPIN_SECONDS
         # A blocking collective of one rank does not match a non-blocking one of another.
         self.is_crowded = any(crowded.values())
+        self.is_between_hosts = len(crowded) > 1
         self._blocks = not self.is_crowded
         self._windows: list[tuple[MPI.Win, MPI.Comm]] = []
         self._header = np.zeros(HEADER_BYTES, np.uint8)

@@ -106,7 +106,10 @@ def rank_report(answer: Answer) -> str:
 def missing_text(name: str, answer: Answer | None) -> str:
     """Return where the rank or its replicas called `name` are; no answer says something, too."""
     if answer is None:
-        return f"{name} does not answer: the process is stopped, or C code in it holds the GIL"
+        return (
+            f"{name} does not answer: the process is stopped, its host can't be reached, or C code"
+            " in it holds the GIL"
+        )
     last = "no call so far"
     if answer.recent:
         call = answer.recent[-1]

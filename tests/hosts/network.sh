@@ -1,0 +1,53 @@
+#!/bin/sh
+# network.sh NAME...: hosts of these names, and the switch between them, on which mpiexec runs.
+#
+# The first process in namespaces of its own (network.py): what is made here no other process of
+# the machine sees, and the kernel takes all of it away when this process ends. It ends with stdin.
+set -e
+
+# Files that all hosts see, beside those of the machine.
+mount -t tmpfs tmpfs /run
+mkdir /run/netns # where ip keeps the names of networks
+
+# become HOST COMMAND: be the first process of a host. Processes of two hosts may have one number,
+# and can't map the same memory.
+become() {
+    exec ip netns exec "$1" unshare --uts --ipc --mount --pid --fork --mount-proc sh -c '
+        set -e
+        hostname "$0"
+        mount -t tmpfs tmpfs /dev/shm
+        eval "$1"' "$@"
+}
+
+ip link set lo up
+ip link add eth0 type bridge # by the name that the interfaces of the hosts have
+ip netns add probe
+ip link add probe type veth peer name eth0 netns probe
+(become probe true)
+ip netns delete probe
+echo "the machine lets us"
+
+hostname switch
+ip address add 10.0.0.100/24 dev eth0
+ip link set eth0 up
+{
+    cat /etc/hosts
+    echo "10.0.0.100 switch"
+} >/run/hosts
+mount --bind /run/hosts /etc/hosts
+
+number=0
+for name in "$@"; do
+    number=$((number + 1))
+    echo "10.0.0.$number $name" >>/run/hosts
+    ip netns add "$name"
+    ip link add "$name" type veth peer name eth0 netns "$name"
+    ip link set "$name" master eth0 up
+    ip -n "$name" link set lo up
+    ip -n "$name" address add "10.0.0.$number/24" dev eth0
+    ip -n "$name" link set eth0 up
+    become "$name" 'echo "$0 is up"; exec sleep infinity' &
+    echo $! >"/run/$name.pid"
+done
+echo "the agent knows all hosts"
+read -r _

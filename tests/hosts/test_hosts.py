@@ -1,0 +1,126 @@
+"""Ranks on several hosts: the same results as on one, and the same errors."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from hosts.network import HOSTS
+from launching import LIBRARIES, ROOT, rank_environment
+
+pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
+
+DIGITS = ROOT / "scripts" / "train_digits.py"
+OPTIONS = ["--replicas", "4", "--epochs", "2", "--batch-size", "256"]
+
+
+# The last rank ends, and the others wait for it.
+ENDING = """
+import os, signal
+import mpi_replica as mr
+
+strategy = mr.MPIStrategy()
+if strategy.rank == strategy.size - 1:
+    {how}
+strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
+"""
+
+
+def hashes(done):
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    found = [line for line in done.stdout.splitlines() if " sha256 " in line]
+    assert len(found) == 2, done.stdout
+    return found
+
+
+def found_by_ranks(folder):
+    files = sorted(folder.glob("found-*.json"))
+    return [json.loads(file.read_text()) for file in files]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What one process finds, in a folder."""
+    folder = tmp_path_factory.mktemp("alone")
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env=rank_environment(60, {"PYTHONPATH": str(ROOT)}),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    (folder / "hashes").write_text("\n".join(hashes(run(DIGITS, *OPTIONS, "--out", "/dev/null"))))
+    run(ROOT / "tests" / "hosts" / "between_hosts.py", folder).check_returncode()
+    return folder
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_training_on_three_hosts_gives_the_bits_of_one_process(library, network, alone):
+    done = network.run_on_hosts(library, 1, [DIGITS, *OPTIONS, "--out", "/dev/null"])
+    assert hashes(done) == (alone / "hashes").read_text().splitlines()
+
+
+@pytest.mark.parametrize("links", ["fast", "slow"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_collectives_and_checkpoints_between_hosts_are_those_of_one_process(
+    library, links, network, alone, tmp_path
+):
+    """Shared memory is for one host, though two ranks on each could have it.
+
+    Each message costs a way over the network: large arrays go in few. Over slow links nothing
+    times out.
+    """
+    if links == "slow":
+        network.slow_down(megabits_per_second=100, delay_milliseconds=2)
+    (expected,) = found_by_ranks(alone)
+    program = ROOT / "tests" / "hosts" / "between_hosts.py"
+    done = network.run_on_hosts(library, 2, [program, tmp_path])
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    ranks = found_by_ranks(tmp_path)
+    assert [one["hosts"] for one in ranks] == [[host for host in HOSTS for _ in range(2)]] * 6
+    for name in ("large", "small", "gathered"):
+        assert [value for one in ranks for value in one[name]] == expected[name], name
+    for one in ranks:
+        assert one["own_error"] == ["KeyError('six')"]
+        assert "the ranks are on 3 hosts. Use AUTO or ALLTOALL" in one["by_shared_memory"][0]
+        assert one["steps of 4 MB"] == 2 + 2  # the call, the end of the step, and two messages
+        assert one["first weight"] == 2
+        assert one["goes on"]
+    assert "slower than shared memory" not in done.stderr
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_misuse_between_hosts_is_the_same_error_on_every_rank(library, network):
+    """One replica a rank of what tests/ranks tries on one host: that is what `1-` selects."""
+    pytest_options = ["-m", "pytest", "--only-mpi", "--color=no", "-p", "no:cacheprovider"]
+    selected = ["-k", "same_error and 1-", "tests/ranks/test_misuse.py"]
+    done = network.run_on_hosts(library, 1, [*pytest_options, *selected])
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "size: 3\n" in done.stdout
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_an_error_on_one_host_ends_the_job_on_all(library, network):
+    program = ENDING.format(how="raise OSError('no space on node3')")
+    done = network.run_on_hosts(library, 1, ["-c", program], timeout_seconds=60)
+    check_ended(done)
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert "OSError: no space on node3" in done.stderr
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_rank_killed_on_one_host_ends_the_job_on_all(library, network):
+    program = ENDING.format(how="os.kill(os.getpid(), signal.SIGKILL)")
+    check_ended(network.run_on_hosts(library, 1, ["-c", program], timeout_seconds=60))
+
+
+def check_ended(done):
+    """Check that the job ended by itself, and not by the limit of its launcher."""
+    assert done.returncode != 0
+    assert not re.search("timed out|timeout|time limit", done.stderr, re.IGNORECASE), done.stderr
