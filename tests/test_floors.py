@@ -23,7 +23,7 @@ FLOORS = {
     ],
     4: ["replicas", "run_end", "replica", "replica_context", "merge_fn", "context", "ending"],
     3: ["collectives"],
-    2: ["transport", "watch", "interrupts", "start", "numerics", "blas", "resolver"],
+    2: ["launcher", "transport", "watch", "interrupts", "start", "numerics", "blas", "resolver"],
     1: ["nest", "values", "indexed_slices", "layout", "tree", "randomness"],
     0: ["errors", "options", "dtypes"],
 }
