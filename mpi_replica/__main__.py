@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from .doctor import examine, text, to_json, would_work
 from .errors import LaunchError
 from .launcher import Options, plan, start
 
@@ -42,6 +43,15 @@ set for all  PYTHONHASHSEED=0, and as many threads of BLAS as a rank has cores (
 """
 
 
+_DOCTOR = """\
+Look whether a job would run here, and how well: MPI library and launcher, hosts, cores, threads of
+BLAS, shared memory, clocks, and the time of the collectives. Each line is ok, warn or fail, and
+says what to do. Exit status 0: a job would work; 1: it would not.
+
+  python -m mpi_replica doctor                  starts a small job with the launcher that fits
+  mpirun -n 4 python -m mpi_replica doctor      looks at the job that this mpirun starts
+"""
+
 _Parsers = Any
 
 
@@ -52,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(commands)
+    _add_doctor(commands)
     options = parser.parse_args(arguments)
     try:
         status: int = options.function(options)
@@ -110,6 +121,32 @@ def _add_run(commands: _Parsers) -> None:
     add("-m", dest="module", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     add("-c", dest="text", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def _add_doctor(commands: _Parsers) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="look whether a job would run here",
+        description=_DOCTOR,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(function=_doctor, name="doctor")
+    parser.add_argument(
+        "-n",
+        type=_positive_int,
+        metavar="RANKS",
+        help="ranks of the small job; default: the tasks of the batch system, otherwise 2",
+    )
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    checks = examine(os.environ, options.n)
+    if checks is None:
+        return 0
+    print(to_json(checks) if options.json else text(checks), flush=True)
+    return 0 if would_work(checks) else 1
 
 
 def _run(options: argparse.Namespace) -> int:

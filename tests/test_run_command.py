@@ -110,7 +110,8 @@ def test_ranks_find_each_other(library):
 
 def test_mpi4py_loads_the_library_whose_launcher_is_asked_for():
     mpiexec = find_launcher(find_interpreter("mpich"))
-    code = "from mpi4py import MPI; print(f'{MPI.COMM_WORLD.size} {MPI.Get_library_version()[:5]}\\n', end='')"
+    code = "from mpi4py import MPI; name = MPI.Get_library_version()[:5]"
+    code += "; print(f'{MPI.COMM_WORLD.size} {name}\\n', end='')"
     done = call("openmpi", "run", "--mpi", mpiexec, "-n", 2, "-c", code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["2 MPICH"] * 2
