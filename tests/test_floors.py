@@ -16,14 +16,14 @@ MOST_LINES = 450
 
 # A module may import what is on its own floor or below. A folder stands for all that is in it.
 FLOORS = {
-    6: ["__init__", "__main__", "experimental", "testing"],
+    6: ["__init__", "__main__", "doctor", "experimental", "testing"],
     5: [
         *("mpi_strategy", "strategy", "default_strategy", "extended", "data", "checkpoint"),
         *("variables", "assignment", "storage", "verifying", "batch_mean"),
     ],
     4: ["replicas", "run_end", "replica", "replica_context", "merge_fn", "context", "ending"],
     3: ["collectives"],
-    2: ["transport", "watch", "interrupts", "start", "numerics", "blas", "resolver"],
+    2: ["launcher", "transport", "watch", "interrupts", "start", "numerics", "blas", "resolver"],
     1: ["nest", "values", "indexed_slices", "layout", "tree", "randomness"],
     0: ["errors", "options", "dtypes", "array_libraries"],
 }

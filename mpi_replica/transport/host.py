@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
     "cores",
+    "free_shared_memory",
     "is_crowded",
     "lack_of_shared_memory",
     "make_windows_quiet",
@@ -33,13 +34,20 @@ def is_crowded(host: str, places: Sequence[tuple[str, frozenset[int]]]) -> bool:
     return len(taken) > len(frozenset().union(*taken))
 
 
-def lack_of_shared_memory(size_bytes: int) -> str:
-    """Return why there is not so much memory to share; an empty text where there is."""
+def free_shared_memory() -> int | None:
+    """Return how many bytes of shared memory are free; None where the system does not tell."""
     try:
         space = os.statvfs(_SHARED_MEMORY_FOLDER)
     except OSError:
+        return None
+    return space.f_bavail * space.f_frsize
+
+
+def lack_of_shared_memory(size_bytes: int) -> str:
+    """Return why there is not so much memory to share; an empty text where there is."""
+    free = free_shared_memory()
+    if free is None:
         return ""  # this system has it elsewhere
-    free = space.f_bavail * space.f_frsize
     if free >= size_bytes:
         return ""
     return (

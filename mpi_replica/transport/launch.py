@@ -9,10 +9,11 @@ from typing import Any
 
 from ..errors import LaunchError
 from .base import Transport
+from .facts import LibraryFacts
 from .host import make_windows_quiet
 from .single import SingleTransport
 
-__all__ = ["launcher_variable", "open_transport"]
+__all__ = ["launcher_variable", "library", "open_transport"]
 
 _LAUNCHER_VARIABLES = (
     "PMI_RANK",
@@ -60,6 +61,15 @@ def _wants_mpi() -> bool:
     if choice:
         return choice == "mpi"
     return "mpi4py.MPI" in sys.modules or launcher_variable() is not None
+
+
+def library() -> LibraryFacts | None:
+    """Return what the MPI library is and can do; None where MPI has not started."""
+    if "mpi4py.MPI" not in sys.modules:
+        return None
+    from .mpi import facts
+
+    return facts()
 
 
 def open_transport(communicator: Any = None) -> Transport:

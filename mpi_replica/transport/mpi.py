@@ -26,9 +26,10 @@ from .base import (
     Transport,
     WaitGivenUpError,
 )
+from .facts import LibraryFacts, library_facts
 from .host import cores, is_crowded, lack_of_shared_memory
 
-__all__ = ["MPITransport", "world_size"]
+__all__ = ["MPITransport", "facts", "world_size"]
 
 _OPS = {
     ReduceOp.SUM: MPI.SUM,
@@ -73,6 +74,11 @@ _give_core_away: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sl
 def world_size() -> int:
     """Return the number of processes that MPI was started with."""
     return int(MPI.COMM_WORLD.Get_size())
+
+
+def facts() -> LibraryFacts:
+    """Return what the MPI library is and can do."""
+    return library_facts(MPI)
 
 
 def _checked(communicator: Any) -> MPI.Intracomm:

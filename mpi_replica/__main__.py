@@ -1,0 +1,198 @@
+"""The command line: ``python -m mpi_replica``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from .doctor import examine, text, to_json, would_work
+from .errors import LaunchError
+from .launcher import Options, plan, start
+
+# That of argparse for a mistake in the command line.
+_NOT_STARTED = 2
+
+_DESCRIPTION = "Start a program on several MPI ranks, or look whether one would run here."
+
+_RUN = """\
+Start a program on several MPI ranks, with the launcher of the MPI library that mpi4py loads, and
+with the settings that this library needs here. Plain mpirun, mpiexec and srun work as well.
+
+  python -m mpi_replica run -n 4 train.py --epochs 3     a script
+  python -m mpi_replica run -n 4 -m package.train        a module
+  python -m mpi_replica run -n 4 ./simulate input.toml   any other program
+  python -m mpi_replica run train.py                     in a batch job: a rank for each task
+"""
+
+_RUN_END = """\
+Options stand before the program; all behind it is the program's own.
+
+signals      SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP go on to the ranks. Where the launcher would not
+             hand one on (Open MPI: SIGTERM, SIGHUP; MPICH: SIGUSR2, SIGHUP) it goes to the ranks
+             of this host. Ctrl-C ends the job; at the third all of it on this host is killed.
+exit status  that of the program: of the first rank that failed with Open MPI, of all joined by
+             "or" with MPICH; 128 + n when it died of signal n; 124 after --timeout; 2 when the
+             job could not be started.
+Slurm        srun starts the ranks where it speaks a protocol of the library (srun --mpi=list):
+             pmix for Open MPI, pmi2 for MPICH. Elsewhere the library's launcher does.
+set for all  PYTHONHASHSEED=0, and as many threads of BLAS as a rank has cores (OMP_NUM_THREADS,
+             OPENBLAS_NUM_THREADS, MKL_NUM_THREADS), unless they are set already.
+"""
+
+
+_DOCTOR = """\
+Look whether a job would run here, and how well: MPI library and launcher, hosts, cores, threads of
+BLAS, shared memory, clocks, and the time of the collectives. Each line is ok, warn or fail, and
+says what to do. Exit status 0: a job would work; 1: it would not.
+
+  python -m mpi_replica doctor                  starts a small job with the launcher that fits
+  mpirun -n 4 python -m mpi_replica doctor      looks at the job that this mpirun starts
+"""
+
+_Parsers = Any
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; return the exit status."""
+    parser = argparse.ArgumentParser(
+        "python -m mpi_replica", description=_DESCRIPTION, allow_abbrev=False
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_run(commands)
+    _add_doctor(commands)
+    options = parser.parse_args(arguments)
+    try:
+        status: int = options.function(options)
+    except LaunchError as error:
+        print(f"mpi_replica {options.name}: {error}", file=sys.stderr)
+        return _NOT_STARTED
+    return status
+
+
+def _add_run(commands: _Parsers) -> None:
+    parser = commands.add_parser(
+        "run",
+        help="start a program on several ranks",
+        usage="python -m mpi_replica run [options] (PROGRAM | -m MODULE | -c TEXT) [arguments]",
+        description=_RUN,
+        epilog=_RUN_END,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(function=_run, name="run")
+    add = parser.add_argument
+    add(
+        "-n",
+        "-np",
+        type=_positive_int,
+        metavar="RANKS",
+        help="number of ranks; default: the tasks that Slurm or PBS has given to the job",
+    )
+    add("--replicas", type=_positive_int, metavar="R", help="of all ranks together; default: n")
+    add("--hostfile", metavar="FILE", help="hosts to use, in the format of the MPI library")
+    add(
+        "--bind",
+        choices=["none", "core", "socket"],
+        help="bind each rank to a core (with one thread of BLAS) or a socket; default: none, and"
+        " with srun as Slurm does",
+    )
+    add("--tag", action="store_true", help="begin each line of output with its rank: [2] text")
+    add(
+        "--timeout",
+        type=_positive_float,
+        metavar="SECONDS",
+        help="end a job that runs longer, with status 124: SIGTERM first, SIGKILL 10 s later",
+    )
+    add(
+        "--mpi",
+        metavar="LIBRARY",
+        help="openmpi, mpich or the path of an mpiexec; default: the library that mpi4py loads",
+    )
+    add(
+        "--launcher",
+        choices=["auto", "mpiexec", "srun"],
+        default="auto",
+        help="in a job of Slurm; default: auto, see below",
+    )
+    add("--dry-run", action="store_true", help="print the line for a shell, and start nothing")
+    add("-m", dest="module", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    add("-c", dest="text", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def _add_doctor(commands: _Parsers) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="look whether a job would run here",
+        description=_DOCTOR,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(function=_doctor, name="doctor")
+    parser.add_argument(
+        "-n",
+        type=_positive_int,
+        metavar="RANKS",
+        help="ranks of the small job; default: the tasks of the batch system, otherwise 2",
+    )
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    checks = examine(os.environ, options.n)
+    if checks is None:
+        return 0
+    print(to_json(checks) if options.json else text(checks), flush=True)
+    return 0 if would_work(checks) else 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    program = options.program
+    for flag, words in (("-m", options.module), ("-c", options.text)):
+        if words is not None:
+            program = [flag, *words]
+    if program[:1] == ["--"]:
+        program = program[1:]
+    if not program:
+        raise LaunchError("there is no program to start. See python -m mpi_replica run --help.")
+    if program[0].startswith("-") and program[0] not in ("-m", "-c"):
+        raise LaunchError(f"{program[0]} is no option of run: see --help.")
+    job = plan(
+        Options(
+            program,
+            ranks=options.n,
+            hostfile=options.hostfile,
+            bind=options.bind,
+            tag=options.tag,
+            mpi=options.mpi,
+            launcher=options.launcher,
+            replicas=options.replicas,
+            timeout_seconds=options.timeout,
+        ),
+        os.environ,
+    )
+    if options.dry_run:
+        print(job.line)
+        return 0
+    return start(job, os.environ)
+
+
+def _positive_int(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def _positive_float(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

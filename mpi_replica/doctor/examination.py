@@ -1,0 +1,133 @@
+"""The examination: of one process, which starts a small job, or of the ranks of a launcher."""
+
+from __future__ import annotations
+
+import faulthandler
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import cast
+
+from ..errors import LaunchError, MPIReplicaError
+from ..launcher import read_allocation
+from ..mpi_strategy import MPIStrategy
+from ..options import CommunicationOptions
+from ..replica_context import ReplicaContext, get_replica_context
+from ..strategy import Strategy
+from ..transport.launch import launcher_variable
+from .check import Check
+from .facts import Facts, facts_here
+from .libraries import launcher_checks, library_checks, wrong_launcher
+from .places import place_checks
+from .report import from_json
+from .speed import measure, speed_checks
+
+__all__ = ["examine"]
+
+# Of a collective call, of the job that is tried, and of the process: each ends before the next.
+_CALL_SECONDS = 20.0
+_JOB_SECONDS = 60
+_PROCESS_SECONDS = 90
+
+# What tells a rank its number, also where the MPI library does not understand the launcher.
+_RANKS = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "SLURM_PROCID")
+
+
+def examine(environ: Mapping[str, str], ranks: int | None = None) -> list[Check] | None:
+    """Return the checks; None on ranks that leave the report to rank 0.
+
+    Alone, it starts a job of `ranks` ranks (2, or the tasks of a batch system) with the launcher
+    of the library. Under a launcher it is collective: all ranks call it.
+    """
+    if launcher_variable(environ) is not None:
+        return _examine_ranks(environ)
+    checks = launcher_checks(environ)
+    if any(check.verdict == "fail" for check in checks):
+        return checks
+    allocation = read_allocation(environ)
+    if ranks is None and (allocation is None or allocation.tasks is None):
+        ranks = 2
+    return checks + _examine_job(environ, ranks)
+
+
+def _examine_job(environ: Mapping[str, str], ranks: int | None) -> list[Check]:
+    """Start a job in which `examine` is called under a launcher."""
+    count = [] if ranks is None else ["-n", str(ranks)]
+    command = [sys.executable, "-m", "mpi_replica", "run", *count, "--timeout", str(_JOB_SECONDS)]
+    command += ["-m", "mpi_replica", "doctor", "--json"]
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROCESS_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return [Check("job", f"did not end within {_PROCESS_SECONDS} s", "fail", " ".join(command))]
+    for line in done.stdout.splitlines():
+        try:
+            return from_json(line)
+        except ValueError:
+            continue  # what the launcher has to say
+    told = " ".join(done.stderr.split()) or "It wrote nothing."
+    advice = f"{told} Start it by hand: {' '.join(command)}"
+    return [Check("job", f"ended with status {done.returncode}, no report", "fail", advice)]
+
+
+def _examine_ranks(environ: Mapping[str, str]) -> list[Check] | None:
+    is_first = _number(environ) == 0
+    wrong = wrong_launcher(environ)
+    if wrong is not None:
+        return [wrong] if is_first else None
+    # A library that hangs while it starts is asked for nothing any more.
+    faulthandler.dump_traceback_later(_PROCESS_SECONDS, exit=True)
+    try:
+        checks = _of_all_ranks(environ)
+    except LaunchError as error:
+        checks = [Check("launcher", "is not of this MPI library", "fail", str(error))]
+    except MPIReplicaError as error:
+        checks = [Check("collectives", type(error).__name__, "fail", str(error))]
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return checks if is_first else None
+
+
+def _of_all_ranks(environ: Mapping[str, str]) -> list[Check]:
+    options = CommunicationOptions(timeout_seconds=_CALL_SECONDS)
+    with MPIStrategy(replicas_per_rank=1, communication_options=options) as strategy:
+        mine = facts_here(strategy.cluster_resolver.cluster_spec()["worker"][strategy.rank])
+        facts = _gathered(strategy, mine)
+        speed = measure(strategy)
+    libraries = [fact.library for fact in facts if fact.library is not None]
+    name = launcher_variable(environ) or ""
+    started = Check("launcher", f"fits: {name}={environ[name]}, and a world of {len(facts)}")
+    return [started, *library_checks(libraries), *place_checks(facts), *speed_checks(speed)]
+
+
+def _gathered(strategy: Strategy, mine: Facts) -> list[Facts]:
+    """Return the facts of all ranks, in their order. Collective."""
+
+    def together(strategy: Strategy, data: bytes) -> bytes:
+        return pickle.dumps(strategy.experimental_local_results(data))
+
+    def step() -> bytes:
+        # As bytes: the parts of the facts are no leaves of a nest.
+        context = cast(ReplicaContext, get_replica_context())
+        found: bytes = context.merge_call(together, args=(pickle.dumps(mine),))
+        return found
+
+    found = strategy.experimental_local_results(strategy.run(step))[0]
+    return [pickle.loads(data) for data in pickle.loads(found)]
+
+
+def _number(environ: Mapping[str, str]) -> int:
+    """Return the number that the launcher gave this process."""
+    for name in _RANKS:
+        if environ.get(name, "").isdigit():
+            return int(environ[name])
+    return 0

@@ -1,0 +1,82 @@
+"""Checks of the MPI library, and of the launcher that belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..errors import LaunchError
+from ..launcher import find_launcher, find_library
+from ..transport.facts import LibraryFacts
+from .check import Check
+
+__all__ = ["launcher_checks", "library_checks", "wrong_launcher"]
+
+_OPEN_MPI = "OMPI_COMM_WORLD_SIZE"
+
+
+def launcher_checks(environ: Mapping[str, str]) -> list[Check]:
+    """Return whether there is an MPI library, and the launcher that belongs to it."""
+    try:
+        found = find_launcher(environ)
+    except LaunchError as error:
+        return [Check("mpiexec", "none that fits", "fail", str(error))]
+    return [Check("mpiexec", f"{found.path}, of {found.library}")]
+
+
+def wrong_launcher(environ: Mapping[str, str]) -> Check | None:
+    """Return what is wrong with the launcher of this process, as far as its variables tell.
+
+    MPICH ends a process that Open MPI's launcher has started, so that it is asked for nothing.
+    """
+    if _OPEN_MPI not in environ:
+        return None
+    try:
+        library = find_library(environ)
+    except LaunchError as error:
+        return Check("launcher", f"{_OPEN_MPI}={environ[_OPEN_MPI]}", "fail", str(error))
+    if library.kind == "openmpi":
+        return None
+    return Check(
+        "launcher",
+        "is not of this MPI library",
+        "fail",
+        f"{environ[_OPEN_MPI]} processes were started by the launcher of Open MPI"
+        f" ({_OPEN_MPI}={environ[_OPEN_MPI]}), but mpi4py loads {library}: each would see an MPI"
+        " world of 1, or end at once. Use the mpiexec of that library, or python -m mpi_replica"
+        " run, which finds it.",
+    )
+
+
+def library_checks(facts: Sequence[LibraryFacts]) -> list[Check]:
+    """Return what the library of the ranks can do; the facts stand in the order of the ranks."""
+    first = facts[0]
+    checks = []
+    versions = list(dict.fromkeys(fact.version for fact in facts))
+    if len(versions) > 1:
+        advice = "Use the same MPI library on all hosts."
+        checks.append(Check("MPI library", " and ".join(versions), "fail", advice))
+    else:
+        checks.append(Check("MPI library", first.version))
+    if first.thread_level == "multiple":
+        checks.append(Check("thread level", first.thread_level))
+    else:
+        checks.append(
+            Check(
+                "thread level",
+                first.thread_level,
+                "warn",
+                "No thread can watch who is missing: a rank that never comes is not reported, and"
+                " timeouts have no report. Use a library built for MPI_THREAD_MULTIPLE.",
+            )
+        )
+    tolerance = "ULFM: a lost rank can be gone on without"
+    if not first.is_fault_tolerant:
+        tolerance = "no: a lost rank ends the job"
+        if "Open MPI" in first.version:
+            tolerance += " (with ULFM: mpirun --with-ft ulfm)"
+    checks.append(Check("fault tolerance", tolerance))
+    gpus = "unknown: the library can't be asked"
+    if first.gpus is not None:
+        gpus = ", ".join(first.gpus) or "no"
+    checks.append(Check("GPU-aware", gpus))
+    return checks

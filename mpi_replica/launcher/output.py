@@ -1,0 +1,121 @@
+"""What a job writes, on its way through: one look of tags, and how MPICH says that a rank died."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["MPICH_MARK", "DeathNotice", "Tags"]
+
+#: What MPICH's launcher is told to mark output with: no text of a program looks like it.
+MPICH_MARK = "\x1e%r\x1f"
+
+# What shows the rank: [2]<stdout>: of Open MPI 5, [1,2]<stdout>: of 4, and 2: of srun. They stand
+# at the beginning of lines, and where the piece ends that the launcher has read.
+_MARKS = {
+    "openmpi": rb"\[(?:\d+,)?(\d+)\]<std(?:out|err|diag)>: ?",
+    "mpich": rb"\x1e(\d+)\x1f",
+    "srun": rb"(?:(?<=\n)|\A) *(\d+): ",
+}
+# What may be the beginning of such a mark, at the end of what has come so far.
+_BEGINNINGS = {
+    "openmpi": rb"\[[\d,]*(?:\](?:<[a-z]*(?:>:?)?)?)?\Z",
+    "mpich": rb"\x1e\d*\Z",
+    "srun": rb"(?:(?<=\n)|\A)[^\n]+\Z",
+}
+
+
+class Tags:
+    r"""Give the output of any launcher one look, with each line of a rank in one piece.
+
+    Examples
+    --------
+    >>> tags = Tags("openmpi")
+    >>> tags.feed(b"[1]<stdout>: one\n[0]<std"), tags.feed(b"out>: two"), tags.feed(b"!\n")
+    (b'[1] one\n', b'', b'[0] two!\n')
+    """
+
+    def __init__(self, launcher: str) -> None:
+        self._mark = re.compile(_MARKS[launcher] + rb"|\n")
+        self._beginning = re.compile(_BEGINNINGS[launcher])
+        self._kept = b""
+        # Whose text comes; None for the launcher's own.
+        self._rank: int | None = None
+        self._lines: dict[int | None, bytes] = {}
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what can be written of all that has come: whole lines."""
+        text = self._kept + data
+        beginning = self._beginning.search(text)
+        end = len(text) if beginning is None else beginning.start()
+        self._kept = text[end:]
+        return self._tagged(text[:end])
+
+    def end(self) -> bytes:
+        """Return what is left: lines without an end, each of which gets one."""
+        written = self._tagged(self._kept)
+        left = [_line(rank, text) + b"\n" for rank, text in self._lines.items() if text]
+        return b"".join([written, *left])
+
+    def _tagged(self, text: bytes) -> bytes:
+        out: list[bytes] = []
+        position = 0
+        for found in self._mark.finditer(text):
+            self._add(text[position : found.start()], out)
+            position = found.end()
+            if found[1] is None:  # the end of a line
+                out.append(_line(self._rank, self._lines.pop(self._rank, b"")) + b"\n")
+                self._rank = None
+            else:
+                self._rank = int(found[1])
+        self._add(text[position:], out)
+        return b"".join(out)
+
+    def _add(self, text: bytes, out: list[bytes]) -> None:
+        if not text:
+            return
+        line = self._lines.get(self._rank, b"") + text
+        # A bar of progress goes back to the beginning of its line again and again.
+        shown, back, rest = line.rpartition(b"\r")
+        if back and rest:
+            out.append(_line(self._rank, shown + back))
+            line = rest
+        self._lines[self._rank] = line
+
+
+def _line(rank: int | None, text: bytes) -> bytes:
+    return text if rank is None else b"[%d] %s" % (rank, text)
+
+
+class DeathNotice:
+    r"""Look for the signal of which a rank has died in what MPICH's launcher prints.
+
+    Its exit status is the bare number of the signal, which a program may return as well.
+
+    Examples
+    --------
+    >>> notice = DeathNotice()
+    >>> notice.feed(b"...\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Kil")
+    >>> notice.feed(b"led (signal 9)\nThis typically refers to a problem")
+    >>> notice.status(9), notice.status(1)
+    (137, 1)
+    """
+
+    _PATTERN = re.compile(
+        rb"^YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)", re.MULTILINE
+    )
+    _KEPT_BYTES = 4096
+
+    def __init__(self) -> None:
+        self._last = b""
+        self._signal = 0
+
+    def feed(self, data: bytes) -> None:
+        """Look at what has come."""
+        text = self._last + data
+        for found in self._PATTERN.finditer(text):
+            self._signal = int(found[1])
+        self._last = text[-self._KEPT_BYTES :]
+
+    def status(self, status: int) -> int:
+        """Return the status of the job for that of the launcher."""
+        return 128 + status if self._signal and status == self._signal else status

@@ -1,0 +1,80 @@
+"""The processes of a job on this host, as /proc shows them; none where there is no /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+__all__ = ["adopt_orphans", "descendants", "ends_with_parent", "ranks_below"]
+
+# What each launcher sets for a rank; the first that a process and not its parent has.
+_RANK_VARIABLES = (b"PMIX_RANK=", b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")
+
+# From linux/prctl.h.
+_SET_PARENT_DEATH_SIGNAL = 1
+_SET_CHILD_SUBREAPER = 36
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the children of a process, theirs, and so on; parents before their children."""
+    children: dict[int, list[int]] = {}
+    for name in _listed():
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                # The name of the program may hold spaces and brackets; behind it: state, parent.
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, IndexError):
+            continue  # it has ended meanwhile
+        children.setdefault(parent, []).append(int(name))
+    found = [pid]
+    for process in found:
+        found += children.get(process, [])
+    return found[1:]
+
+
+def ranks_below(pid: int) -> list[int]:
+    """Return the ranks on this host that the launcher `pid` has started."""
+    found: list[int] = []
+    for process in descendants(pid):
+        # What a rank starts inherits its variables, and is the rank's business.
+        if _is_rank(process) and not any(process in descendants(rank) for rank in found):
+            found.append(process)
+    return found
+
+
+def _is_rank(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
+    except OSError:
+        return False
+    return any(text.startswith(_RANK_VARIABLES) for text in variables)
+
+
+def _listed() -> list[str]:
+    try:
+        return [name for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+def adopt_orphans() -> None:
+    """Make processes whose parent ends the children of this one, where the system can."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def ends_with_parent() -> Callable[[], None] | None:
+    """Return what a child calls to get SIGTERM when its parent is killed; None if it can't."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0)
+
+    return ask

@@ -1,0 +1,70 @@
+"""What the user wants to run: a script, a module or any other program, looked for beforehand."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+
+from ..errors import LaunchError
+
+__all__ = ["program_command"]
+
+
+def program_command(words: Sequence[str]) -> list[str]:
+    """Return the command of one rank.
+
+    Parameters
+    ----------
+    words : sequence of str
+        ``['-m', module, ...]``, ``['-c', text, ...]``, a script or folder for Python, or any
+        program and its arguments.
+
+    Raises
+    ------
+    LaunchError
+        It isn't there: told once, before as many ranks as there are tell it.
+    """
+    first, rest = words[0], list(words[1:])
+    if first in ("-m", "-c"):
+        if not rest:
+            raise LaunchError(f"{first} needs {'a module' if first == '-m' else 'a program'}.")
+        if first == "-m":
+            _check_module(rest[0])
+        return [sys.executable, first, *rest]
+    if os.path.isdir(first):
+        if not os.path.exists(os.path.join(first, "__main__.py")):
+            raise LaunchError(f"the folder {first!r} has no __main__.py that Python could run.")
+        return [sys.executable, first, *rest]
+    if os.path.isfile(first):
+        is_program = os.access(first, os.X_OK) and not first.endswith((".py", ".pyz"))
+        if not is_program:
+            return [sys.executable, first, *rest]
+        # A name without a folder would be looked for on the path.
+        return [first if os.path.dirname(first) else os.path.join(os.curdir, first), *rest]
+    found = None if os.path.dirname(first) else shutil.which(first)
+    if found is None:
+        raise LaunchError(
+            f"there is no program {first!r} in {os.getcwd()}"
+            f"{'' if os.path.dirname(first) else ' or on the PATH'}. Give a script of Python, -m"
+            " and a module, or another program; options of run stand before it."
+        )
+    return [found, *rest]
+
+
+def _check_module(name: str) -> None:
+    """Raise unless Python would find the module. No module is imported: one might start MPI."""
+    parts = name.split(".")
+    spec: ModuleSpec | None = None
+    try:
+        spec = importlib.util.find_spec(parts[0]) if parts[0] else None
+        for end in range(2, len(parts) + 1):
+            folders = None if spec is None else spec.submodule_search_locations
+            spec = PathFinder.find_spec(".".join(parts[:end]), folders) if folders else None
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        raise LaunchError(f"there is no module {name!r} that {sys.executable} could run with -m.")

@@ -1,0 +1,79 @@
+"""What an MPI library can do, asked of it while it runs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any, NamedTuple
+
+__all__ = ["LibraryFacts", "library_facts"]
+
+_GPU_QUESTIONS = {"CUDA": "MPIX_Query_cuda_support", "ROCm": "MPIX_Query_rocm_support"}
+# What Open MPI's launcher sets with --with-ft ulfm. Without it a communicator can be revoked, too,
+# but the first rank that is lost ends the job.
+_FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
+
+
+class LibraryFacts(NamedTuple):
+    """What an MPI library is and can do, in a process where it has started."""
+
+    #: Name and version, as it tells them first.
+    version: str
+    #: ``single``, ``funneled``, ``serialized`` or ``multiple``.
+    thread_level: str
+    #: Whether a job goes on without a lost rank (ULFM).
+    is_fault_tolerant: bool
+    #: Kinds of GPU whose memory it takes; None where it can't be asked.
+    gpus: tuple[str, ...] | None
+
+
+def library_facts(mpi: Any) -> LibraryFacts:
+    """Return the facts of the library behind the module `mpi4py.MPI`."""
+    version = mpi.Get_library_version().strip("\0 \n").splitlines()[0].partition(",")[0]
+    levels = {
+        getattr(mpi, f"THREAD_{name.upper()}"): name
+        for name in ("single", "funneled", "serialized", "multiple")
+    }
+    return LibraryFacts(
+        " ".join(version.split()), levels[mpi.Query_thread()], _is_fault_tolerant(mpi), _gpus(mpi)
+    )
+
+
+def _is_fault_tolerant(mpi: Any) -> bool:
+    if "Open MPI" in mpi.Get_library_version() and os.environ.get(_FAULT_TOLERANT) != "1":
+        return False
+    own = mpi.COMM_SELF.Dup()
+    own.Set_errhandler(mpi.ERRORS_RETURN)
+    try:
+        own.Revoke()
+    except (NotImplementedError, mpi.Exception):
+        return False
+    finally:
+        own.Free()
+    return True
+
+
+def _gpus(mpi: Any) -> tuple[str, ...] | None:
+    info = mpi.COMM_WORLD.Get_info()
+    kinds = info.Get("mpi_memory_alloc_kinds") or ""  # MPI 4.1
+    info.Free()
+    found = {name for name in _GPU_QUESTIONS if name.lower() in kinds}
+    answers = []
+    for path in _loaded_libraries():
+        library = ctypes.CDLL(path)
+        for name, question in _GPU_QUESTIONS.items():
+            ask = getattr(library, question, None)
+            if ask is not None:
+                answers.append(name)
+                found |= {name} if ask() == 1 else set()
+    return tuple(sorted(found)) if found or answers or kinds else None
+
+
+def _loaded_libraries() -> list[str]:
+    """Return the files of MPI libraries that this process has loaded, where the system tells."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8") as file:
+            paths = {line.split(None, 5)[5].strip() for line in file if "/libmpi" in line}
+    except OSError:
+        return []
+    return sorted(path for path in paths if os.path.isfile(path))

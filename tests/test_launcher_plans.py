@@ -1,0 +1,239 @@
+"""What `python -m mpi_replica run` makes of options and environments: nothing is started here."""
+
+import itertools
+import shutil
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpi_replica.errors import LaunchError
+from mpi_replica.launcher.allocation import Allocation, hosts_in_file, read_allocation
+from mpi_replica.launcher.commands import Request, command, shell_line
+from mpi_replica.launcher.output import MPICH_MARK, DeathNotice, Tags
+from mpi_replica.launcher.program import program_command
+from mpi_replica.launcher.settings import Host, for_other_hosts, settings
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+STEP = SLURM | {"SLURM_STEP_ID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"SLURM_NTASKS": "4"}, None),  # left over in a shell: there is no job
+        (SLURM, Allocation("slurm", None, 2)),
+        (SLURM | {"SLURM_NTASKS": "8"}, Allocation("slurm", 8, 2)),
+        (SLURM | {"SLURM_NTASKS_PER_NODE": "3"}, Allocation("slurm", 6, 2)),
+        (SLURM | {"SLURM_NTASKS_PER_NODE": "3", "SLURM_NTASKS": "5"}, Allocation("slurm", 5, 2)),
+        (
+            SLURM | {"SLURM_NTASKS": "2", "SLURM_CPUS_PER_TASK": "6"},
+            Allocation("slurm", 2, 2, cores_per_task=6),
+        ),
+        # A shell that `srun --pty` started has a step of one process around it.
+        (
+            STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"},
+            Allocation("slurm", None, 2, is_in_step=True),
+        ),
+        # The shell of salloc is a step with a number of Slurm's own.
+        (
+            SLURM | {"SLURM_STEP_ID": "4294967290", "SLURM_NTASKS": "4"},
+            Allocation("slurm", 4, 2),
+        ),
+    ],
+)
+def test_an_allocation_is_read_from_the_environment(environ, expected):
+    assert read_allocation(environ) == expected
+
+
+def test_one_of_several_processes_of_srun_starts_no_job_of_its_own():
+    with pytest.raises(LaunchError, match="SLURM_STEP_NUM_TASKS=4"):
+        read_allocation(STEP | {"SLURM_STEP_NUM_TASKS": "4"})
+
+
+def test_pbs_lists_a_host_for_each_rank(tmp_path):
+    file = tmp_path / "nodes"
+    file.write_text("n1\nn1\nn2\n")
+    assert read_allocation({"PBS_NODEFILE": str(file)}) == Allocation("pbs", 3, 2)
+    with pytest.raises(LaunchError, match="absent"):
+        read_allocation({"PBS_NODEFILE": str(tmp_path / "absent")})
+
+
+def test_hosts_of_a_hostfile_are_counted_in_the_format_of_either_library(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("# two hosts\nn1 slots=2\n\nn2:4\nn1\n")
+    assert hosts_in_file(file) == 2
+    file.write_text("# none\n")
+    with pytest.raises(LaunchError, match="names no host"):
+        hosts_in_file(file)
+    with pytest.raises(LaunchError, match="absent"):
+        hosts_in_file(tmp_path / "absent")
+
+
+ROOT_SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+CROWDED = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
+
+
+def threads(number):
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return dict.fromkeys(names, str(number)) | {"PYTHONHASHSEED": "0"}
+
+
+@pytest.mark.parametrize(
+    ("library", "ranks", "cores", "more", "expected"),
+    [
+        ("mpich", 2, 8, {}, threads(4)),
+        ("mpich", 9, 8, {}, threads(1)),
+        ("openmpi", 2, 8, {}, threads(4)),
+        ("openmpi", 3, 8, {}, threads(2)),
+        # Open MPI counts cores, of which there may be half as many as the system says.
+        ("openmpi", 5, 8, {}, CROWDED | threads(1)),
+        ("openmpi", 9, 8, {}, CROWDED | YIELD | threads(1)),
+        # Too many ranks for what a batch system gave are a mistake that Open MPI shall tell.
+        ("openmpi", 9, 8, {"is_allocated": True}, YIELD | threads(1)),
+        ("openmpi", 8, 8, {"hosts": 4}, threads(4)),
+        ("openmpi", 2, 8, {"cores_per_rank": 1}, threads(1)),
+        ("mpich", 2, 2, {"replicas": 6}, threads(1) | {"MPI_REPLICA_NUM_REPLICAS": "6"}),
+        ("srun", 4, 2, {"cores_per_rank": 3}, threads(3)),
+    ],
+)
+def test_each_library_gets_the_settings_that_it_needs(library, ranks, cores, more, expected):
+    assert settings(library, ranks, Host(cores), {}, **more) == expected
+    as_root = settings(library, ranks, Host(cores, is_root=True), {}, **more)
+    assert as_root == expected | (ROOT_SETTINGS if library == "openmpi" else {})
+
+
+def test_what_the_user_has_set_is_left_alone():
+    mine = {"OMP_NUM_THREADS": "3", "PYTHONHASHSEED": "5", "MPI_REPLICA_NUM_REPLICAS": "2"}
+    mine |= YIELD | ROOT_SETTINGS
+    added = settings("openmpi", 4, Host(2, is_root=True), mine)
+    assert not added.keys() & mine.keys()
+    # What is asked for on the command line is newer.
+    assert settings("mpich", 4, Host(2), mine, replicas=8)["MPI_REPLICA_NUM_REPLICAS"] == "8"
+
+
+def test_other_hosts_get_the_variables_of_the_job_and_no_others():
+    environ = {"HOME": "/", "PYTHONPATH": "a", "MPI_REPLICA_WATCH": "0", "OMPI_MCA_pml": "ob1"}
+    names = for_other_hosts({"MPI4PY_LIBMPI": "b", **threads(1)}, environ)
+    assert names == sorted(["MPI4PY_LIBMPI", *threads(1), "MPI_REPLICA_WATCH", "PYTHONPATH"])
+
+
+PROGRAM = ["python", "a.py"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "version", "request_", "expected"),
+    [
+        ("openmpi", (5, 0, 11), {}, "x --bind-to none -n 2"),
+        ("openmpi", (5, 0, 11), {"tag": "own"}, "x --output rank --bind-to none -n 2"),
+        ("openmpi", (4, 1, 4), {"tag": "marked"}, "x --tag-output --bind-to none -n 2"),
+        ("openmpi", (5, 0), {"bind": "socket"}, "x --bind-to package:overload-allowed -n 2"),
+        ("openmpi", (4, 1), {"bind": "socket"}, "x --bind-to socket:overload-allowed -n 2"),
+        ("openmpi", (5, 0), {"bind": "none"}, "x --bind-to none -n 2"),
+        (
+            "openmpi",
+            (5, 0),
+            {"hostfile": "h", "exported": ["A", "B"]},
+            "x --hostfile h --bind-to none -x A -x B -n 2",
+        ),
+        ("mpich", (5, 0), {}, "x -n 2"),
+        ("mpich", (5, 0), {"tag": "own", "bind": "core"}, "x -prepend-rank -bind-to core -n 2"),
+        ("mpich", (5, 0), {"tag": "marked"}, f"x -prepend-pattern {MPICH_MARK} -n 2"),
+        ("mpich", (5, 0), {"hostfile": "h", "exported": ["A"]}, "x -f h -n 2"),
+    ],
+)
+def test_each_launcher_is_told_in_its_own_words(launcher, version, request_, expected):
+    words = command(launcher, version, "x", Request(2, PROGRAM, **request_))
+    assert words == [*expected.split(" "), *PROGRAM]
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        ({}, ""),
+        ({"is_in_step": True}, "--overlap"),
+        ({"cores_per_task": 6}, "--cpus-per-task=6"),
+        ({"bind": "core", "tag": "own"}, "--cpu-bind=cores --label"),
+    ],
+)
+def test_srun_behaves_like_mpirun(request_, expected):
+    words = command("srun", (), "srun", Request(4, PROGRAM, mpi_type="pmix_v4", **request_))
+    usual = "srun --mpi=pmix_v4 --input=0 --quit-on-interrupt --kill-on-bad-exit"
+    assert words == [*usual.split(), *expected.split(), "-n", "4", *PROGRAM]
+
+
+def test_the_line_for_a_shell_is_quoted():
+    line = shell_line({"A": "b c"}, ["x", "-n", "2", "it's"], 1.5)
+    assert line == "A='b c' timeout --kill-after=10 1.5 x -n 2 'it'\"'\"'s'"
+
+
+def test_a_program_is_found_before_it_is_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__main__.py").write_text("")
+    (tmp_path / "simulate").write_text("#!/bin/sh\n")
+    (tmp_path / "simulate").chmod(0o755)
+    python = sys.executable
+    for words, expected in [
+        (["train.py", "-n", "3"], [python, "train.py", "-n", "3"]),
+        (["-m", "json.tool", "-h"], [python, "-m", "json.tool", "-h"]),
+        (["-c", "pass"], [python, "-c", "pass"]),
+        (["pack"], [python, "pack"]),
+        (["simulate", "a"], ["./simulate", "a"]),
+        (["./simulate"], ["./simulate"]),
+        (["sh", "-c", "true"], [shutil.which("sh"), "-c", "true"]),
+    ]:
+        found = program_command(words)
+        assert found == expected or (found[1:] == expected[1:] and found[0].endswith("/sh"))
+    for words in (["absent.py"], ["./absent"], ["folder"], ["-m", "json.absent"], ["-m", "absent"]):
+        with pytest.raises(LaunchError, match=words[-1].strip("./")):
+            program_command(words)
+
+
+def test_a_module_is_looked_for_without_importing_it(tmp_path, monkeypatch):
+    package = tmp_path / "starts_mpi"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "train.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert program_command(["-m", "starts_mpi.train"])[1:] == ["-m", "starts_mpi.train"]
+
+
+MARKS = {
+    "openmpi": lambda rank: b"[%d]<stdout>: " % rank,
+    "mpich": lambda rank: MPICH_MARK.replace("%r", str(rank)).encode(),
+    "srun": lambda rank: b"%d: " % rank,
+}
+LINES = st.lists(
+    st.tuples(st.integers(0, 12), st.text("ab[]<>: 1\x1b", max_size=6).map(str.encode)), max_size=8
+)
+
+
+@pytest.mark.parametrize("launcher", MARKS)
+@given(lines=LINES, cuts=st.lists(st.integers(0, 200)))
+def test_tags_look_the_same_wherever_the_output_is_cut(launcher, lines, cuts):
+    text = b"".join(MARKS[launcher](rank) + line + b"\n" for rank, line in lines)
+    ends = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    tags = Tags(launcher)
+    told = [tags.feed(text[a:b]) for a, b in itertools.pairwise(ends)] + [tags.end()]
+    assert b"".join(told) == b"".join(b"[%d] %s\n" % line for line in lines)
+
+
+def test_lines_that_a_launcher_has_mixed_are_put_together():
+    mark = MARKS["mpich"]
+    tags = Tags("mpich")
+    text = mark(0) + b"hel" + mark(1) + b"one" + mark(0) + b"lo\n" + mark(1) + b"!\nits own\n"
+    assert tags.feed(text) == b"[0] hello\n[1] one!\nits own\n"
+    assert tags.feed(mark(0) + b"no end" + mark(1) + b"10 %\r20 %") == b"[1] 10 %\r"
+    assert tags.end() == b"[0] no end\n[1] 20 %\n"
+
+
+def test_a_status_that_equals_the_signal_of_another_text_stays():
+    notice = DeathNotice()
+    notice.feed(b"a program prints (signal 9)\n")
+    assert notice.status(9) == 9

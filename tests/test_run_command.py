@@ -1,0 +1,255 @@
+"""`python -m mpi_replica run` starts real jobs, with the launcher of each library."""
+
+import os
+import re
+import signal
+import subprocess
+import textwrap
+
+import pytest
+
+from command_line import (
+    LIMIT_SECONDS,
+    call,
+    interrupt_until_it_ends,
+    is_running,
+    started,
+    variables,
+)
+from launching import LIBRARIES, find_interpreter, find_launcher
+from mpi_replica import launcher
+from mpi_replica.__main__ import main
+
+pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
+
+each_library = pytest.mark.parametrize("library", LIBRARIES)
+
+# Needs no MPI, and so starts in a tenth of the time.
+HEAD = """
+    import os, signal, sys
+    rank = int(os.environ.get("PMIX_RANK") or os.environ.get("PMI_RANK"))
+
+    def tell(text):  # a whole line at once
+        os.write(1, f"{text}\\n".encode())
+"""
+SHOW = """
+    tell(f"{rank} {sys.argv[1:]} {os.environ['OMP_NUM_THREADS']} {os.environ['PYTHONHASHSEED']}"
+         f" {os.environ.get('MPI_REPLICA_NUM_REPLICAS')}")
+    os.write(2, f"error {rank}\\n".encode())
+"""
+# Ranks that tell their process ids, and the signals that they get; status 75.
+WAIT = """
+    def save(number, frame):
+        tell(f"saved {rank} {number}")
+        os._exit(75)
+
+    for name in sys.argv[1:]:
+        signal.signal(getattr(signal, name), save)
+    tell(f"ready {os.getpid()}")
+    while True:
+        signal.pause()
+"""
+
+
+def written(folder, program):
+    file = folder / "train.py"
+    file.write_text(textwrap.dedent(HEAD) + textwrap.dedent(program))
+    return file
+
+
+def ready(process, ranks=2):
+    """Return the process ids of the ranks, when all of them wait."""
+    found = []
+    while len(found) < ranks:
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        found += [int(pid) for pid in re.findall(r"ready (\d+)", line)]
+    return found
+
+
+@each_library
+def test_ranks_are_started_with_arguments_and_settings_of_their_own(library, tmp_path):
+    program = written(tmp_path, SHOW)
+    done = call(library, "run", "-n", 3, "--replicas", 6, "--tag", program, "-n", "x", "--tag")
+    assert done.returncode == 0, done.stderr
+    shown = [f"[{rank}] {rank} ['-n', 'x', '--tag'] 1 0 6" for rank in range(3)]
+    assert sorted(done.stdout.splitlines()) == shown
+    assert sorted(done.stderr.splitlines()) == [f"[{rank}] error {rank}" for rank in range(3)]
+
+
+@each_library
+def test_the_line_of_a_dry_run_does_the_same_in_a_shell(library, tmp_path):
+    written(tmp_path, SHOW)
+    arguments = ["-n", 2, "--timeout", 60, "-m", "train", "it's", "$HOME"]
+    done = call(library, "run", *arguments, cwd=tmp_path)
+    dry = call(library, "run", "--dry-run", *arguments, cwd=tmp_path)
+    assert len(dry.stdout.splitlines()) == 1
+    # Rank 0's output is not there: nothing was started.
+    assert "error" not in dry.stderr
+    line = subprocess.run(
+        ["sh", "-c", dry.stdout],
+        env=variables(),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+    assert (line.returncode, done.returncode) == (0, 0), line.stderr
+    assert sorted(line.stdout.splitlines()) == sorted(done.stdout.splitlines())
+    assert len(done.stdout.splitlines()) == 2
+
+
+@each_library
+def test_ranks_find_each_other(library):
+    code = "import mpi_replica as mr; s = mr.MPIStrategy(); print(f'{s.rank} {s.size}\\n', end='')"
+    done = call(library, "run", "-n", 2, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 2", "1 2"]
+
+
+def test_mpi4py_loads_the_library_whose_launcher_is_asked_for():
+    mpiexec = find_launcher(find_interpreter("mpich"))
+    code = "from mpi4py import MPI; name = MPI.Get_library_version()[:5]"
+    code += "; print(f'{MPI.COMM_WORLD.size} {name}\\n', end='')"
+    done = call("openmpi", "run", "--mpi", mpiexec, "-n", 2, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["2 MPICH"] * 2
+
+
+@each_library
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("sys.exit(9 * rank)", 9),
+        ("os.kill(os.getpid(), signal.SIGKILL) if rank else signal.pause()", 128 + 9),
+    ],
+)
+def test_the_exit_status_is_that_of_the_program(library, program, status, tmp_path):
+    done = call(library, "run", "-n", 2, written(tmp_path, f"\n    {program}"))
+    assert done.returncode == status, done.stdout + done.stderr
+
+
+# Open MPI's launcher hands on SIGUSR1, and MPICH's SIGTERM; the others go past it.
+HANDED_ON = [
+    *(("openmpi", number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)),
+    *(("mpich", number) for number in (signal.SIGTERM, signal.SIGUSR2)),
+]
+
+
+@pytest.mark.parametrize(("library", "number"), HANDED_ON)
+def test_ranks_get_the_signals_and_have_time_to_save(library, number, tmp_path):
+    with started(library, "run", "-n", 2, written(tmp_path, WAIT), number.name) as process:
+        ready(process)
+        process.send_signal(number)
+        out, error = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 75, error
+    found = sorted(re.findall(r"saved \d \d+", out))
+    assert f"saved 0 {int(number)}" in found or f"saved 1 {int(number)}" in found
+    if library == "mpich":  # Open MPI ends the others when the first has a status that is not 0
+        assert len(found) == 2
+
+
+@each_library
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_ranks_do_not_catch_ends_them(library, number, tmp_path):
+    program = "    signal.signal(signal.SIGINT, signal.SIG_DFL)\n" + WAIT
+    with started(library, "run", "-n", 2, written(tmp_path, program)) as process:
+        pids = ready(process)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 128 + number, error
+    assert not any(map(is_running, pids))
+
+
+@each_library
+def test_the_third_ctrl_c_ends_ranks_that_hear_of_no_signal(library, tmp_path):
+    program = """
+    for name in ("SIGINT", "SIGTERM"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if rank == 0:  # and what they have started
+        child = os.fork()
+        if child:
+            tell(f"ready {child}")
+        else:
+            os.setsid()
+    """
+    with started(library, "run", "-n", 2, written(tmp_path, program + WAIT)) as process:
+        pids = ready(process, 4)
+        interrupt_until_it_ends(process)
+    assert process.returncode == 130
+    assert not any(map(is_running, pids))
+
+
+@each_library
+def test_a_job_that_runs_too_long_is_ended(library, tmp_path):
+    done = call(library, "run", "-n", 2, "--timeout", 0.5, written(tmp_path, WAIT))
+    assert done.returncode == 124, done.stderr
+    assert "did not end within 0.5 s (--timeout 0.5)" in done.stderr
+
+
+def test_a_job_of_slurm_has_its_tasks_and_srun_starts_them(tmp_path):
+    """Slurm itself is not here: a program in its place tells what it was asked for."""
+    (tmp_path / "srun").write_text(
+        '#!/bin/sh\n[ "$1" = --mpi=list ] && echo "MPI plugin types are... none pmix_v4" >&2\n'
+        'echo "$@"\n'
+    )
+    (tmp_path / "srun").chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "3"}
+    job |= {"PATH": f"{tmp_path}:{variables()['PATH']}"}
+    dry = ["run", "--dry-run", "-c", "pass"]
+    line = call("openmpi", *dry, env=job).stdout
+    assert f"{tmp_path}/srun --mpi=pmix_v4 " in line
+    assert "OMP_NUM_THREADS=3" in line
+    assert "--cpus-per-task=3 -n 4 " in line
+    # The library's own launcher knows the job, too.
+    line = call("openmpi", *dry[:2], "--launcher", "mpiexec", "-n", 2, *dry[2:], env=job).stdout
+    assert "bin/mpiexec --bind-to none -n 2 " in line
+    done = call("openmpi", "run", "-c", "pass", env=job)
+    assert (done.returncode, done.stdout.split()[-5:-3]) == (0, ["-n", "4"])
+
+
+MISTAKES = {
+    "-n 2, for example": ["-c", "pass"],
+    "--help": ["-n", "2"],
+    "absent.py": ["-n", "2", "absent.py"],
+    "--replicas 2 is less than the 3 ranks": ["-n", "3", "--replicas", "2", "-c", "pass"],
+    "--launcher srun": ["-n", "3", "--launcher", "srun", "-c", "pass"],
+    "neither openmpi nor mpich": ["-n", "2", "--mpi", "/bin/true", "-c", "pass"],
+    "0 is less than 1": ["-n", "0", "-c", "pass"],
+    "PMI_RANK='0'": ["-n", "2", "-c", "pass"],
+    "arguments: --absent": ["-n", "2", "--absent", "-c", "pass"],
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES)
+def test_a_mistake_is_told_before_anything_is_started(text, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", variables({"PMI_RANK": "0"} if "PMI" in text else None))
+    monkeypatch.setattr(launcher.job, "cores", lambda: range(2))
+    try:
+        status = main(["run", *MISTAKES[text]])
+    except SystemExit as end:  # of argparse
+        status = end.code
+    told = capfd.readouterr()
+    assert (status, told.out) == (2, "")
+    assert text in told.err
+
+
+def test_a_launcher_of_another_version_is_never_taken(tmp_path):
+    other = tmp_path / "mpiexec"
+    other.write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 3.1.0'\n")
+    other.chmod(0o755)
+    done = call("openmpi", "run", "--mpi", other, "-n", 2, "-c", "pass")
+    assert done.returncode == 2
+    for text in (str(other), "Open MPI 3.1.0", "mpi4py loads Open MPI", "MPI4PY_LIBMPI"):
+        assert text in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["run"]])
+def test_help_teaches_the_commands(arguments, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([*arguments, "--help"])
+    told = capsys.readouterr().out
+    words = ["-n 4 train.py", "-m package.train", "--timeout", "exit status", "signals"]
+    assert all(word in told for word in (words if arguments else ["run"]))
