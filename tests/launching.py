@@ -127,8 +127,8 @@ def run_ranks(
 def room_for(ranks):
     """Have no other launch beside this one whose ranks, too, are more than the cores.
 
-    Tests run side by side, with pytest-xdist. Of two launches that each fill all cores, either
-    would sit out its limits.
+    Tests run side by side, with pytest-xdist. Ranks that wait ask again and again: those of two
+    such launches would keep each other from coming.
     """
     # pytest's own limit would end this process, and leave the ranks behind.
     faulthandler.cancel_dump_traceback_later()

@@ -36,10 +36,10 @@ def quick_run(library, *arguments):
     with room_for(ranks=2):  # a trial has no more
         done = subprocess.run(
             [*command, *arguments],
-            env=rank_environment(timeout_seconds=120, additions=env),
+            env=rank_environment(timeout_seconds=300, additions=env),
             capture_output=True,
             text=True,
-            timeout=115,
+            timeout=295,
             check=False,
         )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
