@@ -149,6 +149,7 @@ def test_under_mpirun_rank_0_alone_tells_of_all_ranks(library):
     assert done.stdout.endswith("A job would work here.\n")
 
 
+@pytest.mark.skipif(len(LIBRARIES) < 2, reason="needs both MPI libraries")
 @pytest.mark.parametrize(("launcher", "library"), [("mpich", "openmpi"), ("openmpi", "mpich")])
 def test_a_launcher_of_another_library_is_told_once(launcher, library):
     python, mpiexec = find_interpreter(library), find_launcher(find_interpreter(launcher))

@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpi_replica.errors import LaunchError
-from mpi_replica.launcher.allocation import Allocation, hosts_in_file, read_allocation
+from mpi_replica.launcher.allocation import (
+    Allocation,
+    hosts_in_file,
+    launcher_around,
+    read_allocation,
+)
 from mpi_replica.launcher.commands import Request, command, shell_line
 from mpi_replica.launcher.output import MPICH_MARK, DeathNotice, Tags
 from mpi_replica.launcher.program import program_command
@@ -51,6 +56,25 @@ def test_an_allocation_is_read_from_the_environment(environ, expected):
 def test_one_of_several_processes_of_srun_starts_no_job_of_its_own():
     with pytest.raises(LaunchError, match="SLURM_STEP_NUM_TASKS=4"):
         read_allocation(STEP | {"SLURM_STEP_NUM_TASKS": "4"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_rank"),
+    [
+        ({}, False),
+        ({"PMI_RANK": "0"}, True),
+        (STEP | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, True),
+        # Shells to start jobs from: of srun --pty, of salloc, and a batch script.
+        (STEP | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"}, False),
+        (SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290"}, False),
+        (SLURM | {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, False),
+        # mpirun in a job of Slurm: its daemons are a step with a process for each host.
+        (STEP | {"SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "4"}, True),
+        (STEP | {"SLURM_STEP_NUM_TASKS": "1", "PMI_SIZE": "4", "PMI_RANK": "1"}, True),
+    ],
+)
+def test_a_rank_is_told_from_a_shell_of_the_batch_system(environ, is_rank):
+    assert (launcher_around(environ) is not None) == is_rank
 
 
 def test_pbs_lists_a_host_for_each_rank(tmp_path):

@@ -1,9 +1,11 @@
 """`python -m mpi_replica run` starts real jobs, with the launcher of each library."""
 
+import fcntl
 import os
 import re
 import signal
 import subprocess
+import termios
 import textwrap
 
 import pytest
@@ -108,6 +110,7 @@ def test_ranks_find_each_other(library):
     assert sorted(done.stdout.splitlines()) == ["0 2", "1 2"]
 
 
+@pytest.mark.skipif(len(LIBRARIES) < 2, reason="needs both MPI libraries")
 def test_mpi4py_loads_the_library_whose_launcher_is_asked_for():
     mpiexec = find_launcher(find_interpreter("mpich"))
     code = "from mpi4py import MPI; name = MPI.Get_library_version()[:5]"
@@ -137,7 +140,9 @@ HANDED_ON = [
 ]
 
 
-@pytest.mark.parametrize(("library", "number"), HANDED_ON)
+@pytest.mark.parametrize(
+    ("library", "number"), [(library, n) for library, n in HANDED_ON if library in LIBRARIES]
+)
 def test_ranks_get_the_signals_and_have_time_to_save(library, number, tmp_path):
     with started(library, "run", "-n", 2, written(tmp_path, WAIT), number.name) as process:
         ready(process)
@@ -159,6 +164,34 @@ def test_a_signal_that_ranks_do_not_catch_ends_them(library, number, tmp_path):
         process.send_signal(number)
         _, error = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 128 + number, error
+    assert not any(map(is_running, pids))
+
+
+@each_library
+def test_ctrl_c_in_a_terminal_ends_the_job_and_leaves_nothing(library, tmp_path):
+    program = "    signal.signal(signal.SIGINT, signal.SIG_DFL)\n" + WAIT
+    arguments = ["run", "-n", "2", written(tmp_path, program)]
+    main_end, terminal = os.openpty()
+    with subprocess.Popen(
+        [find_interpreter(library), "-m", "mpi_replica", *arguments],
+        env=variables(),
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    ) as process:
+        try:
+            pids = ready(process)
+            os.write(main_end, b"\x03")
+            process.communicate(timeout=LIMIT_SECONDS)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            os.close(main_end)
+            os.close(terminal)
+    assert process.returncode == 130
     assert not any(map(is_running, pids))
 
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..errors import LaunchError
+from ..transport.launch import launcher_variable
 
-__all__ = ["Allocation", "read_allocation"]
+__all__ = ["Allocation", "hosts_in_file", "launcher_around", "read_allocation"]
 
 # Slurm numbers the steps of a job from 0; its own (batch, interactive, extern) have these numbers.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
@@ -49,11 +50,36 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
     return None
 
 
-def _of_slurm(environ: Mapping[str, str]) -> Allocation:
+def launcher_around(environ: Mapping[str, str]) -> str | None:
+    """Return the variable by which a launcher shows that has started this process as a rank.
+
+    None also in a shell that ``srun --pty`` or ``salloc`` has started: it has the variables of a
+    rank, but is there to start jobs from.
+
+    Examples
+    --------
+    >>> launcher_around({"OMPI_COMM_WORLD_SIZE": "2"})
+    'OMPI_COMM_WORLD_SIZE'
+    >>> shell = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
+    >>> launcher_around(shell | {"SLURM_STEP_NUM_TASKS": "1"})
+    """
+    is_of_mpiexec = "OMPI_COMM_WORLD_SIZE" in environ or environ.get("PMI_SIZE", "1") != "1"
+    if "SLURM_JOB_ID" in environ and not is_of_mpiexec and _started_in_step(environ) <= 1:
+        return None
+    return launcher_variable(environ)
+
+
+def _started_in_step(environ: Mapping[str, str]) -> int:
+    """Return how many processes srun has started together with this one; 0 outside of a step."""
     step = _number(environ, "SLURM_STEP_ID")
-    is_in_step = step is not None and step < _FIRST_RESERVED_STEP
-    started = _number(environ, "SLURM_STEP_NUM_TASKS")
-    if is_in_step and started is not None and started > 1:
+    if step is None or step >= _FIRST_RESERVED_STEP:
+        return 0
+    return _number(environ, "SLURM_STEP_NUM_TASKS") or 1
+
+
+def _of_slurm(environ: Mapping[str, str]) -> Allocation:
+    started = _started_in_step(environ)
+    if started > 1:
         raise LaunchError(
             f"srun has started {started} processes (SLURM_STEP_NUM_TASKS={started}), and each of"
             " them would start a job of its own. Leave out one of the two: either"
@@ -63,11 +89,11 @@ def _of_slurm(environ: Mapping[str, str]) -> Allocation:
     tasks = _number(environ, "SLURM_NTASKS")
     hosts = _number(environ, "SLURM_JOB_NUM_NODES") or _number(environ, "SLURM_NNODES") or 1
     per_host = _number(environ, "SLURM_NTASKS_PER_NODE")
-    if is_in_step:  # the numbers are those of the step, which is one process
+    if started:  # the numbers are those of the step, which is one process
         tasks = None
     if tasks is None and per_host is not None:
         tasks = per_host * hosts
-    return Allocation("slurm", tasks, hosts, _number(environ, "SLURM_CPUS_PER_TASK"), is_in_step)
+    return Allocation("slurm", tasks, hosts, _number(environ, "SLURM_CPUS_PER_TASK"), started > 0)
 
 
 def _of_pbs(path: str) -> Allocation:

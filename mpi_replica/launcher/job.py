@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from ..errors import LaunchError
 from ..transport.host import cores
-from ..transport.launch import launcher_variable
-from .allocation import Allocation, hosts_in_file, read_allocation
+from .allocation import Allocation, hosts_in_file, launcher_around, read_allocation
 from .commands import Request, command, shell_line
 from .library import find_launcher, find_library
 from .program import program_command
@@ -69,8 +68,8 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
     """
     program = program_command(options.program)
     allocation = read_allocation(environ)
-    inside = launcher_variable(environ)
-    if inside is not None and not (allocation is not None and allocation.is_in_step):
+    inside = launcher_around(environ)
+    if inside is not None:
         raise LaunchError(
             f"this process was started by an MPI launcher itself ({inside}={environ[inside]!r})."
             " Leave out one of the two: either 'mpirun -n 4 python PROGRAM', or 'python -m"
@@ -187,13 +186,16 @@ def _protocol(options: Options, environ: Mapping[str, str]) -> tuple[str, str] |
 
 def _types(srun: str) -> list[str]:
     """Return the types of MPI that srun knows."""
-    done = subprocess.run(
-        [srun, "--mpi=list"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [srun, "--mpi=list"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
     lines = [line.split(":") for line in (done.stdout + done.stderr).splitlines()]
     return [word for line in lines for word in line[-1].replace(",", " ").split()]

@@ -127,15 +127,21 @@ def find_library(environ: Mapping[str, str]) -> Library:
     LaunchError
         It loads none, or one whose launcher is not known here.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", _PROBE],
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise LaunchError(
+            f"mpi4py has not loaded its MPI library within {_SECONDS} s. Look whether the file"
+            " system that holds it answers, or name another library with --mpi."
+        ) from None
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         raise LaunchError(f"mpi4py finds no MPI library: {last}. {_INSTALL}")
