@@ -1,5 +1,6 @@
 """Settings of all tests. On several ranks `mpi_replica.testing` holds them together."""
 
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -30,6 +31,9 @@ def under_mpi(config):
 
 
 def pytest_configure(config):
+    # A shell has its background jobs ignore Ctrl-C, and so all that they start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if under_mpi(config):
         return
     for argument in config.args:
