@@ -11,6 +11,7 @@ gives the same bits on any number of ranks, as the hashes that are printed show.
 
 import argparse
 import hashlib
+import sys
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -122,8 +123,9 @@ def train(strategy, epochs, batch_size, seed, dtype, checkpoint_dir=None):
         manager = mr.CheckpointManager(state, checkpoint_dir, save_on_signal=True)
         manager.restore_or_initialize()
     left = range(len(losses), epochs)
-    # A bar on rank 0 alone. Under mpirun it goes through a pipe, and maybe to a file: few updates.
-    for epoch in tqdm(left, unit="epoch", mininterval=1, disable=strategy.rank > 0):
+    # A bar on rank 0 alone. Under mpirun it goes through a pipe, and maybe to a log: few updates.
+    pause = 0.1 if sys.stderr.isatty() else 10
+    for epoch in tqdm(left, unit="epoch", mininterval=pause, disable=strategy.rank > 0):
         rate = LEARNING_RATE * (1 - epoch / epochs)
         for images, labels in train_batches:  # shuffled anew in each epoch, alike on all ranks
             loss = strategy.run(train_step, args=(images, labels, rate))
