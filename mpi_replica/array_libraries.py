@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GiveBack", "give_back", "taken", "ways_back"]
+__all__ = ["COMMON_TYPES", "GiveBack", "give_back", "taken", "ways_back"]
 
 Array = np.ndarray[Any, Any]
+
+#: What nearly all leaves are: asking for a base class takes longer.
+COMMON_TYPES = frozenset({np.ndarray, float, int, bool, np.float32, np.float64, np.int64})
 
 #: Turns a result into an array of the library of what was given.
 GiveBack = Callable[[Any], Any]
@@ -45,10 +48,10 @@ def ways_back(leaves: Sequence[Any]) -> list[GiveBack | None] | None:
     ]
 
 
-def give_back(results: Sequence[Any], ways: Sequence[GiveBack | None] | None) -> list[Any]:
+def give_back(results: list[Any], ways: Sequence[GiveBack | None] | None) -> list[Any]:
     """Return the results, each as its way says."""
     if ways is None:
-        return list(results)
+        return results
     return [
         result if way is None else way(np.asarray(result))
         for result, way in zip(results, ways, strict=True)
@@ -126,13 +129,9 @@ class _Standard:
 _Way = type[_Torch] | type[_Jax] | type[_Standard]
 
 
-# What nearly all leaves are: asking for a base class takes longer.
-_COMMON = frozenset({np.ndarray, float, int, bool, np.float32, np.float64, np.int64})
-
-
 def _way_of(kind: type) -> _Way | None:
     """Return how arrays of a type are taken; None where numpy takes it as it is."""
-    if kind in _COMMON or issubclass(kind, (np.ndarray, np.generic, int, float, complex, str)):
+    if kind in COMMON_TYPES or issubclass(kind, (np.ndarray, np.generic, int, float, complex, str)):
         return None
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and issubclass(kind, torch.Tensor):

