@@ -49,7 +49,8 @@ def remember(engine: Engine) -> None:
         atexit.register(_leave)
         os.register_at_fork(after_in_child=_disown)
         _install_hooks()
-    _engines.append(engine)
+    if engine not in _engines:
+        _engines.append(engine)
 
 
 def forget(engine: Engine) -> None:
@@ -112,6 +113,8 @@ def _leave_undisturbed() -> None:
 def _tell_that_it_ends(cause: str = "", seconds: float | None = None) -> bool:
     """Tell the other ranks that this one ends; return whether all of them know in time."""
     limit = None if seconds is None else time.monotonic() + seconds
+    for engine in _engines:
+        engine.farewell(cause)
     # All at once: another rank may be in a call of the second strategy, and leave the first later.
     left = [e.agreement.leaving(cause) for e in _engines if e.is_in_its_thread()]
     try:

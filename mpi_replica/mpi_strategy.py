@@ -12,12 +12,13 @@ from .collectives.call import Call
 from .collectives.engine import Engine
 from .collectives.standing import CallDescription
 from .context import require_cross_replica
-from .errors import MPIReplicaError
 from .interrupts import gate
+from .layout import Layout
 from .options import CommunicationOptions
-from .start import agreed_terms
+from .replicas import Kept
+from .start import Wishes, start
 from .strategy import Strategy
-from .transport import open_transport
+from .transport import Transport
 from .watch import watcher
 
 __all__ = ["MPIStrategy"]
@@ -52,6 +53,10 @@ class MPIStrategy(Strategy):
         one. The environment variable ``MPI_REPLICA_NUM_REPLICAS`` gives its default.
     communication_options : CommunicationOptions, optional
         For all calls of this strategy.
+    spares : int, default 0
+        How many ranks, the last ones, host no replicas: they wait in `run_elastic` until another
+        rank is lost, and take its place. They may do nothing else: other calls are a
+        `ContextError` there, `local_replica_ids` is empty, variables can be made.
     seed : int, optional
         For ``ctx.rng`` and ``strategy.rng``; 0 or more, the same on all ranks. Default: 0 where the
         strategy is reproducible, otherwise another one each time.
@@ -97,27 +102,43 @@ class MPIStrategy(Strategy):
         replicas_per_rank: int | None = None,
         num_replicas: int | None = None,
         communication_options: CommunicationOptions | None = None,
+        spares: int = 0,
         seed: int | None = None,
     ) -> None:
-        transport = open_transport(communicator)
-        try:
-            layout, options, seed = agreed_terms(
-                transport, replicas_per_rank, num_replicas, communication_options, seed
-            )
-        except (MPIReplicaError, ValueError, TypeError):
-            transport.close()
-            raise
+        transport, terms, survivors = start(
+            communicator,
+            spares,
+            Wishes(replicas_per_rank, num_replicas, communication_options, seed),
+        )
+        layout, options, seed = terms
         super().__init__(Engine(transport, layout, options), seed)
+        #: The ranks that live; None without MPI.
+        self.survivors = survivors
         self._is_closed = False
         self._release_blas = blas.hold(self) if options.reproducible else None
         gate.install(ending.abort)
-        if transport.size > 1:
-            self.engine.channel.abort = ending.abort
-            ending.remember(self.engine)
-        if transport.size > 1 or len(layout.local_replica_ids) > 1:
-            watcher.add(self.engine.channel, transport.hosts[transport.rank])
+        if survivors is not None:
+            self.engine.farewell = survivors.say_farewell
+        self._be_watched()
         if transport.size == 1:  # one that is not closed, and that nobody else may wait for
             weakref.finalize(self, watcher.remove, self.engine.channel).atexit = False
+
+    def _be_watched(self) -> None:
+        """Take care of the waits of this rank, and of the end of the job."""
+        engine = self.engine
+        transport = engine.transport
+        if transport.size > 1:
+            engine.channel.abort = ending.abort
+            ending.remember(engine)
+        if transport.size > 1 or len(engine.layout.local_replica_ids) > 1:
+            watcher.add(engine.channel, transport.hosts[transport.rank])
+
+    def move(self, transport: Transport, layout: Layout) -> None:
+        """Work over `transport` from now on, with the same replicas; see `Engine.move`."""
+        watcher.remove(self.engine.channel)
+        self.engine.move(transport, layout)
+        self._kept = Kept()
+        self._be_watched()
 
     @property
     def communicator(self) -> Any:
@@ -151,11 +172,13 @@ class MPIStrategy(Strategy):
             return
         require_cross_replica(self, "close")
         engine = self.engine
-        if engine.agreement.final is None:
+        if engine.agreement.final is None and not engine.is_spare:
             engine.cross_replica(engine.make("close", None, _Close))
             ending.forget(engine)
             self._close_here()
             engine.transport.close()
+            if self.survivors is not None:
+                self.survivors.close()
         self._close_here()
 
     def _close_here(self) -> None:

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .errors import LaunchError
+from .errors import LaunchError, MPIReplicaError, RankLostError
 from .layout import Layout, compressed
 from .numerics import Numerics, compare, numerics_here
 from .options import CommunicationOptions
-from .transport import Transport
+from .transport import SingleTransport, Survivors, Transport, open_survivors
 
-__all__ = ["Terms", "agreed_terms"]
+__all__ = ["Terms", "Wishes", "start"]
 
 _NUM_REPLICAS = "MPI_REPLICA_NUM_REPLICAS"
 _REPRODUCIBLE = "MPI_REPLICA_REPRODUCIBLE"
@@ -49,14 +49,75 @@ class Terms(NamedTuple):
     seed: int
 
 
-def agreed_terms(
-    transport: Transport,
-    replicas_per_rank: int | None,
-    num_replicas: int | None,
-    options: CommunicationOptions | None,
-    seed: int | None,
-) -> Terms:
+class Wishes(NamedTuple):
+    """What a rank was given for its strategy."""
+
+    replicas_per_rank: int | None
+    num_replicas: int | None
+    options: CommunicationOptions | None
+    seed: int | None
+
+
+def start(
+    communicator: Any, spares: Any, wishes: Wishes
+) -> tuple[Transport, Terms, Survivors | None]:
+    """Return transport, terms and world of a new strategy. Collective.
+
+    Ranks that die meanwhile are left behind where the library can, and the others host their
+    replicas.
+
+    Raises
+    ------
+    ValueError, TypeError, LaunchError
+        On every rank: arguments are wrong, or do not fit together, or the ranks do not.
+    """
+    is_number = isinstance(spares, int) and not isinstance(spares, bool)
+    survivors = open_survivors(communicator, spares if is_number else -1)
+    if survivors is None:
+        if not is_number or spares:
+            raise ValueError(
+                f"spares={spares!r}, but there is one rank, which has to host the replicas. Start"
+                " more ranks with mpirun."
+            )
+        alone = SingleTransport()
+        return alone, _agreed_terms(alone, wishes, num_lost=0), None
+
+    def begin(transport: Transport | None) -> tuple[Transport, Terms]:
+        if transport is None:
+            return _wait_for_terms(survivors)
+        num_lost = survivors.first_size - spares - transport.size
+        try:
+            terms = _agreed_terms(transport, wishes, num_lost)
+        except (MPIReplicaError, ValueError, TypeError) as error:
+            if not isinstance(error, RankLostError):
+                survivors.share(error.with_traceback(None))
+                transport.close()
+            raise
+        survivors.share(terms)
+        return transport, terms
+
+    return *survivors.come_together(begin), survivors
+
+
+def _wait_for_terms(survivors: Survivors) -> tuple[Transport, Terms]:
+    """Return what a spare has: terms in which it hosts no replicas, and nobody to send to."""
+    told = survivors.share(None)
+    if isinstance(told, Exception):
+        raise told
+    rank = survivors.rank
+    counts = told.layout.counts
+    waiting = SingleTransport()
+    waiting.rank = rank
+    waiting.hosts = tuple(member.host for member in survivors.members)
+    waiting.pids = tuple(member.pid for member in survivors.members)
+    layout = Layout(counts + (0,) * (rank + 1 - len(counts)), rank)
+    return waiting, told._replace(layout=layout)
+
+
+def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
     """Return layout, options and seed. Collective; raises on every rank or on none.
+
+    `num_lost` ranks have died before they could tell: the others host their replicas.
 
     Raises
     ------
@@ -77,8 +138,8 @@ def agreed_terms(
         problem=None,
     )
     try:
-        merged = _merged(options)
-        here, total = _checked(replicas_per_rank, num_replicas, transport.size)
+        merged, seed = _merged(wishes.options), wishes.seed
+        here, total = _checked(wishes.replicas_per_rank, wishes.num_replicas, transport.size)
         given = mine._replace(
             replicas_per_rank=here,
             num_replicas=total,
@@ -92,7 +153,7 @@ def agreed_terms(
         # A new exception with its text: the original may hold what can't be pickled.
         data = pickle.dumps(mine._replace(problem=kind(str(error))), 5)
     facts: list[_Facts] = [pickle.loads(text) for text in transport.all_gather_bytes(data)]
-    layout = _layout(facts, transport.rank)
+    layout = _layout(facts, transport.rank, num_lost)
     compare([fact.numerics for fact in facts if fact.numerics is not None], transport.rank)
     if transport.rank == 0 and len({fact.string_hash for fact in facts}) > 1:
         _log.warning(
@@ -162,7 +223,7 @@ def _integer(name: str, value: Any, least: int = 1) -> int:
     return number
 
 
-def _layout(facts: list[_Facts], rank: int) -> Layout:
+def _layout(facts: list[_Facts], rank: int, num_lost: int) -> Layout:
     pythons = {fact.python: None for fact in facts}
     if len(pythons) > 1:
         versions = " and ".join(".".join(map(str, version)) for version in pythons)
@@ -184,6 +245,15 @@ def _layout(facts: list[_Facts], rank: int) -> Layout:
             " same on all."
         )
     total = facts[0].num_replicas
+    if total is None and num_lost:
+        counts = {fact.replicas_per_rank for fact in facts}
+        if len(counts) > 1:
+            raise RankLostError(
+                f"{num_lost} of the ranks died while the strategy was made, and how many replicas"
+                " they would have hosted is not known: replicas_per_rank differs between the"
+                " others. Give num_replicas instead."
+            )
+        total = counts.pop() * (len(facts) + num_lost)
     if total is not None:
         return Layout.even(total, len(facts), rank)
     return Layout(tuple(fact.replicas_per_rank for fact in facts), rank)

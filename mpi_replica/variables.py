@@ -97,10 +97,14 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
         state = current_state()
         context = None if state is None else state.replica_context
         # In cross-replica context a rank without replica 0 compares with a component that it has.
-        local = strategy.engine.layout.local_replica_ids
+        local = strategy.engine.layout.local_replica_ids or (0,)
         replica_id = local[0] if context is None else context.replica_id_in_sync_group
         holds_first = replica_id == 0
         is_called = callable(initial_value)
+
+        def first_value() -> Array:
+            given = plain_value(initial_value() if is_called else initial_value)
+            return np.array(taken(component_of(given, replica_id)), dtype=dtype, order="C")
 
         def make(site: CallSite, options: CommunicationOptions) -> Call:
             sync = member(VariableSynchronization, synchronization)
@@ -112,9 +116,7 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
                 )
             value: Any = None
             if not is_called or holds_first:
-                given = plain_value(initial_value() if is_called else initial_value)
-                given = taken(component_of(given, replica_id))
-                value = np.array(given, dtype=dtype, order="C")
+                value = first_value()
                 check_dtype(self.name, value.dtype, mode)
             detail = f"{self.name}, {sync.name}, {mode.name}"
             return Broadcast(
@@ -122,11 +124,14 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
             )
 
         self._on_read = synchronization is VariableSynchronization.ON_READ
-        call = strategy.engine.make("Variable", None, make)
-        if context is None:
-            self._storage: Storage = strategy.engine.cross_replica(call)
+        if strategy.engine.is_spare:  # should it be needed, a state comes with other values
+            self._storage: Storage = self._store(first_value())
+        elif context is None:
+            self._storage = strategy.engine.cross_replica(
+                strategy.engine.make("Variable", None, make)
+            )
         else:
-            self._storage = context.meet(call)
+            self._storage = context.meet(strategy.engine.make("Variable", None, make))
         self.synchronization = member(VariableSynchronization, synchronization)
         self.aggregation = member(VariableAggregation, aggregation)
         self.trainable = not self._on_read if trainable is None else trainable
@@ -134,9 +139,9 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
     def _store(self, value: Array) -> Storage:
         engine = self._strategy.engine
         # Making a variable is collective, so that all ranks count alike.
-        identity = f"variable {next(engine.variable_numbers)} {self.name!r}"
+        identity = engine.name_of_next_variable(self.name)
         if self._on_read:
-            keys = engine.layout.local_replica_ids
+            keys = engine.layout.local_replica_ids or (None,)  # a spare has no replica yet
             return Storage(identity, {key: np.array(value) for key in keys})
         return Storage(identity, {None: np.array(value)})
 

@@ -7,6 +7,7 @@ import functools
 import itertools
 import pickle
 import threading
+import weakref
 from _thread import get_ident
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -39,14 +40,14 @@ class Engine:
     """Performs collective calls for the replicas of this rank."""
 
     def __init__(self, transport: Transport, layout: Layout, options: CommunicationOptions) -> None:
-        self.transport = transport
-        self.layout = layout
         self.options = options
-        self.agreement = Agreement(transport, layout)
-        #: The most bytes that travel with the agreement, and so cost no message of their own.
-        self.inline_bytes = INLINE_BYTES if self.agreement.carries_payload else -1
-        self.variable_numbers = itertools.count()
-        self._datasets = (0, 0)
+        #: How many variables were made.
+        self.num_variables = 0
+        #: The distributed datasets that are in use, by the order in which they were made.
+        self.datasets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._dataset_numbers = itertools.count()
+        #: Tells spares that the program ends here, and why where it is no good end.
+        self.farewell: Callable[[str], None] = lambda _: None
         self._thread = get_ident()
         self._was_used = False
         self._scratch = np.empty(0, np.uint8)
@@ -54,6 +55,28 @@ class Engine:
         # Held from a header to the end of its call: another thread may only tell of its mistake
         # between two calls.
         self._lock = threading.RLock()
+        context = contextvars.copy_context()
+        context.run(np.seterr, all="ignore")
+        #: Calls a function without warnings of numpy's about overflow or NaN: those of a reduction
+        #: are no mistake of the program. A fifth of the price of ``np.errstate``.
+        self.quietly: Callable[..., Any] = context.run
+        self.move(transport, layout)
+
+    def move(self, transport: Transport, layout: Layout) -> None:
+        """Work over `transport` from now on, where all ranks stand alike. What was begun is over.
+
+        Parameters
+        ----------
+        transport : Transport
+        layout : Layout
+            Of the same replicas.
+        """
+        self.transport = transport
+        self.layout = layout
+        self.agreement = Agreement(transport, layout)
+        #: The most bytes that travel with the agreement, and so cost no message of their own.
+        self.inline_bytes = INLINE_BYTES if self.agreement.carries_payload else -1
+        self._datasets = (0, 0)
         self._failure: Exception | None = None
         self.channel = Channel(
             transport,
@@ -63,11 +86,6 @@ class Engine:
             self.agreement.give_up,
         )
         self._recorder = self.channel.recorder
-        context = contextvars.copy_context()
-        context.run(np.seterr, all="ignore")
-        #: Calls a function without warnings of numpy's about overflow or NaN: those of a reduction
-        #: are no mistake of the program. A fifth of the price of ``np.errstate``.
-        self.quietly: Callable[..., Any] = context.run
         #: What reduces leaves in the header, by their plan.
         self.inline = InlineReductions(transport.headers, layout, self.quietly, self.inline_bytes)
         #: What combines parts of large leaves over the ranks.
@@ -75,8 +93,34 @@ class Engine:
         self.agreement.on_break = self.channel.tell_of_break
         self.agreement.carry, self.agreement.take_failure = self.carry, self.take_failure
 
-    def name_of_next_dataset(self) -> str:
-        """Return a name for a distributed dataset, the same on all ranks.
+    @property
+    def is_spare(self) -> bool:
+        """Whether this rank hosts no replicas, and waits for another one to be lost."""
+        return not self.layout.local_replica_ids
+
+    def require_replicas(self, kind: str) -> None:
+        """Raise where this rank is a spare.
+
+        Raises
+        ------
+        ContextError
+            It is.
+        """
+        if self.is_spare:
+            raise ContextError(
+                f"{kind} on rank {self.layout.rank}, which is a spare: it hosts no replicas until"
+                " another rank is lost, and may only wait in strategy.run_elastic. Move the call"
+                " into the function that is given to run_elastic, or make it where"
+                " strategy.local_replica_ids is not empty."
+            )
+
+    def name_of_next_variable(self, name: str) -> str:
+        """Return what tells a variable from all others. Making one is collective: ranks agree."""
+        self.num_variables += 1
+        return f"variable {self.num_variables - 1} {name!r}"
+
+    def add_dataset(self, dataset: Any) -> str:
+        """Know a distributed dataset as long as it is used; return a name, the same on all ranks.
 
         Making one is no collective call. It counts from the last run on, so that ranks that made
         different numbers of them are not apart for ever.
@@ -85,6 +129,7 @@ class Engine:
         last = self.agreement.last_run_ordinal
         count = count + 1 if run == last else 1
         self._datasets = (last, count)
+        self.datasets[next(self._dataset_numbers)] = dataset
         return f"distributed dataset {count} made after run {last}"
 
     def check_thread(self, kind: str) -> None:
@@ -95,6 +140,7 @@ class Engine:
         ContextError
             On every rank: this is the call that the others wait for.
         """
+        self.require_replicas(kind)
         self.claim_thread()
         if get_ident() != self._thread:
             error = ContextError(

@@ -32,14 +32,14 @@ class DistributedDataset:
         self._next = Place(0, 0)
         self._newest: Place | None = None
         # Call sites tell nothing here: one rank may iterate through a progress bar.
-        self._name = engine.name_of_next_dataset()
+        self._name = engine.add_dataset(self)
 
     @classmethod
     def of_global_batches(
         cls, engine: Engine, dataset: Any, options: InputOptions | None
     ) -> DistributedDataset:
         """Cut global batches into a part for each replica."""
-        return cls(engine, Input.of_global_batches(engine.layout, dataset, options))
+        return cls(engine, Input.of_global_batches(engine, dataset, options))
 
     @classmethod
     def from_function(
@@ -49,7 +49,7 @@ class DistributedDataset:
         options: InputOptions | None,
     ) -> DistributedDataset:
         """Take one batch for each local replica from the datasets that `dataset_fn` makes."""
-        return cls(engine, Input.from_function(engine.layout, dataset_fn, options))
+        return cls(engine, Input.from_function(engine, dataset_fn, options))
 
     @property
     def element_spec(self) -> Any:

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .. import nest
-from ..layout import Layout, shares
+from ..collectives.engine import Engine
+from ..layout import shares
 from ..options import InputOptions, InputReplicationMode
 from .contexts import InputContext
 from .cutting import arrays_of, cut, empty_like, rows_of
+from .pipelines import END, Pipelines, check_source
 from .reading import MakeSteps, ReadOnce, Step, StepReader
-from .source import UNKNOWN_CARDINALITY, Dataset, elements_of
+from .source import UNKNOWN_CARDINALITY, Dataset
 
 __all__ = ["Input"]
-
-_END = object()
 
 
 class Input:
@@ -62,7 +62,7 @@ class Input:
         self._once = ReadOnce() if iterators else None
 
     @classmethod
-    def of_global_batches(cls, layout: Layout, dataset: Any, options: InputOptions | None) -> Input:
+    def of_global_batches(cls, engine: Engine, dataset: Any, options: InputOptions | None) -> Input:
         """Cut global batches into a part for each replica."""
         options = _checked(options)
         if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
@@ -70,14 +70,16 @@ class Input:
                 "experimental_distribute_dataset knows only InputReplicationMode.PER_WORKER, as in"
                 " tf.distribute. Use distribute_datasets_from_function for PER_REPLICA."
             )
-        _check_source(dataset, "experimental_distribute_dataset")
-        ids = layout.local_replica_ids
-
-        def rows_of_rank(rows: int) -> slice:
-            parts = shares(rows, layout.num_replicas)
-            return slice(parts[ids[0]].start, parts[ids[-1]].stop)
+        check_source(dataset, "experimental_distribute_dataset")
+        number = engine.layout.num_replicas
 
         def steps(epoch: int, start: int) -> Iterator[Step]:
+            ids = engine.layout.local_replica_ids  # others than before, where a rank was lost
+
+            def rows_of_rank(rows: int) -> slice:
+                parts = shares(rows, number)
+                return slice(parts[ids[0]].start, parts[ids[-1]].stop)
+
             batches: Iterable[tuple[int, Any]]
             if isinstance(dataset, Dataset):
                 batches = dataset.batches(rows_of_rank, epoch=epoch, start=start)
@@ -85,7 +87,7 @@ class Input:
                 rest = itertools.islice(dataset, start, None)
                 batches = (cut(batch, rows_of_rank) for batch in rest)
             for rows, mine in batches:
-                parts = shares(rows, layout.num_replicas)
+                parts = shares(rows, number)
                 first = parts[ids[0]].start
                 yield (
                     [rows_of(mine, parts[i].start - first, parts[i].stop - first) for i in ids],
@@ -106,7 +108,7 @@ class Input:
     @classmethod
     def from_function(
         cls,
-        layout: Layout,
+        engine: Engine,
         dataset_fn: Callable[[InputContext], Any],
         options: InputOptions | None,
     ) -> Input:
@@ -117,24 +119,18 @@ class Input:
                 f"dataset_fn must be callable, got {dataset_fn!r}. It gets a mr.InputContext."
             )
         per_replica = options.experimental_replication_mode is InputReplicationMode.PER_REPLICA
-        count = layout.num_replicas if per_replica else layout.size
-        mine = layout.local_replica_ids if per_replica else (layout.rank,)
-        sources = [dataset_fn(InputContext(count, i, layout.num_replicas)) for i in mine]
-        for source in sources:
-            _check_source(source, "dataset_fn")
-        shared = 1 if per_replica else len(layout.local_replica_ids)
+        pipelines = Pipelines(engine.layout, dataset_fn, per_replica=per_replica)
+        sources = pipelines.sources(engine.layout.local_replica_ids)
 
         def steps(epoch: int, start: int) -> Iterator[Step]:
-            inputs = [_elements(source, epoch, start * shared) for source in sources] * shared
             last = None
-            while True:
-                values = [next(source, _END) for source in inputs]
-                found = [value for value in values if value is not _END]
+            for values in pipelines.steps(engine.layout.local_replica_ids, epoch, start):
+                found = [value for value in values if value is not END]
                 if not found:
                     return
                 last = found[0] if last is None else last
                 filled = [
-                    empty_like(last) if value is _END else arrays_of(value) for value in values
+                    empty_like(last) if value is END else arrays_of(value) for value in values
                 ]
                 if len(filled) > 1:  # a difference is an error of this rank's input: all are told
                     nest.transposed(filled, tuple, "a distributed dataset")
@@ -142,7 +138,8 @@ class Input:
 
         ahead = options.experimental_per_replica_buffer_size
         # How long it is on other ranks can't be known.
-        return cls(steps, sources, length=UNKNOWN_CARDINALITY, pipelines=count, ahead=ahead)
+        unknown, count = UNKNOWN_CARDINALITY, pipelines.count
+        return cls(steps, sources, length=unknown, pipelines=count, ahead=ahead)
 
     @property
     def text(self) -> str:
@@ -153,7 +150,7 @@ class Input:
     @property
     def element_spec(self) -> Any:
         """What the elements are, before they are cut."""
-        source = self._sources[0]
+        source = next(iter(self._sources), None)  # a spare has none
         if not isinstance(source, Dataset):
             raise TypeError(f"{type(source).__name__} does not tell its element_spec.")
         return source.element_spec
@@ -168,23 +165,9 @@ class Input:
         )
 
 
-def _elements(source: Any, epoch: int, start: int) -> Iterator[Any]:
-    """Return an iterator over one epoch of a source, without its first elements."""
-    if isinstance(source, Dataset):
-        return elements_of(source, epoch, start)
-    return itertools.islice(source, start, None)
-
-
 def _checked(options: InputOptions | None) -> InputOptions:
     if options is None:
         return InputOptions()
     if not isinstance(options, InputOptions):
         raise TypeError(f"options must be mr.InputOptions or None, got {options!r}.")
     return options
-
-
-def _check_source(source: Any, name: str) -> None:
-    if not isinstance(source, Iterable):
-        raise TypeError(
-            f"{name} needs a mr.data.Dataset or another iterable of batches, got {source!r}."
-        )

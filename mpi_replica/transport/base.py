@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import RankLostError
 from ..options import ReduceOp
 
 __all__ = [
@@ -49,6 +50,10 @@ class Mailbox(abc.ABC):
         """Return a message and the rank that sent it; None where none has come."""
 
     @abc.abstractmethod
+    def revoke(self) -> None:
+        """Have all ranks receive nothing any more. Not collective."""
+
+    @abc.abstractmethod
     def close(self) -> None:
         """Give back what it holds. Collective."""
 
@@ -82,6 +87,10 @@ class Transport(abc.ABC):
     is_crowded: bool = False
     #: Whether the ranks are on several hosts: each exchange then costs a way over the network.
     is_between_hosts: bool = False
+    #: Whether the ranks that are left can go on without one that has died (ULFM).
+    is_fault_tolerant: bool = False
+    #: Why nothing can be sent any more: a rank has died.
+    loss: RankLostError | None = None
     #: Set from another thread: waits end with `WaitGivenUpError`. A blocking call is not woken.
     is_interrupted: bool = False
     #: What the user may see as ``strategy.communicator``: an MPI communicator, or None.
@@ -170,6 +179,17 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def barrier(self, timeout_seconds: float | None = None) -> None:
         """Return when all ranks have come."""
+
+    def agree(self, word: int) -> int:
+        """Return the bits that the words of all living ranks have in common: the same on all.
+
+        It also works when ranks have died, and after `revoke`; `is_fault_tolerant` transports only.
+        """
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def revoke(self) -> None:
+        """Have every exchange of all ranks end with a `RankLostError`. Not collective."""
 
     @abc.abstractmethod
     def abort(self, status: int) -> None:

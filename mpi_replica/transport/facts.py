@@ -6,12 +6,11 @@ import ctypes
 import os
 from typing import Any, NamedTuple
 
-__all__ = ["LibraryFacts", "library_facts"]
+from .host import FAULT_TOLERANCE
+
+__all__ = ["LibraryFacts", "is_fault_tolerant", "library_facts"]
 
 _GPU_QUESTIONS = {"CUDA": "MPIX_Query_cuda_support", "ROCm": "MPIX_Query_rocm_support"}
-# What Open MPI's launcher sets with --with-ft ulfm. Without it a communicator can be revoked, too,
-# but the first rank that is lost ends the job.
-_FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 
 
 class LibraryFacts(NamedTuple):
@@ -35,12 +34,13 @@ def library_facts(mpi: Any) -> LibraryFacts:
         for name in ("single", "funneled", "serialized", "multiple")
     }
     return LibraryFacts(
-        " ".join(version.split()), levels[mpi.Query_thread()], _is_fault_tolerant(mpi), _gpus(mpi)
+        " ".join(version.split()), levels[mpi.Query_thread()], is_fault_tolerant(mpi), _gpus(mpi)
     )
 
 
-def _is_fault_tolerant(mpi: Any) -> bool:
-    if "Open MPI" in mpi.Get_library_version() and os.environ.get(_FAULT_TOLERANT) != "1":
+def is_fault_tolerant(mpi: Any) -> bool:
+    """Return whether the library behind the module `mpi4py.MPI` goes on without a lost rank."""
+    if "Open MPI" in mpi.Get_library_version() and os.environ.get(FAULT_TOLERANCE) != "1":
         return False
     own = mpi.COMM_SELF.Dup()
     own.Set_errhandler(mpi.ERRORS_RETURN)

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
+    "FAULT_TOLERANCE",
     "cores",
     "free_shared_memory",
     "is_crowded",
     "lack_of_shared_memory",
+    "make_end_without_fence",
     "make_windows_quiet",
 ]
 
@@ -59,9 +61,23 @@ def lack_of_shared_memory(size_bytes: int) -> str:
 # when other windows are made. The variable is read when MPI starts: with the import of mpi4py.MPI.
 _DEVICES = "/sys/class/infiniband"
 _WINDOWS = "OMPI_MCA_osc"
+#: What Open MPI's launcher sets with --with-ft ulfm. Without it a communicator can be revoked, too,
+#: but the first rank that is lost ends the job.
+FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"
+_NO_FENCE = "OMPI_MCA_async_mpi_finalize"
 
 
 def make_windows_quiet() -> None:
     """Keep Open MPI from printing an error that is none, if MPI has not started yet."""
     if "mpi4py.MPI" not in sys.modules and not os.path.isdir(_DEVICES):
         os.environ.setdefault(_WINDOWS, "^ucx")
+
+
+def make_end_without_fence() -> None:
+    """Keep Open MPI from waiting for dead ranks at its end, if MPI has not started yet.
+
+    MPI_Finalize of Open MPI 5.0.11 waits for a fence of all processes that were started, which now
+    and then never ends where one of them was killed.
+    """
+    if "mpi4py.MPI" not in sys.modules and os.environ.get(FAULT_TOLERANCE) == "1":
+        os.environ.setdefault(_NO_FENCE, "1")

@@ -10,10 +10,11 @@ from typing import Any
 from ..errors import LaunchError
 from .base import Transport
 from .facts import LibraryFacts
-from .host import make_windows_quiet
+from .host import make_end_without_fence, make_windows_quiet
 from .single import SingleTransport
+from .survivors import Survivors
 
-__all__ = ["INSTALL_ADVICE", "launcher_variable", "library", "open_transport"]
+__all__ = ["INSTALL_ADVICE", "launcher_variable", "library", "open_survivors", "open_transport"]
 
 _LAUNCHER_VARIABLES = (
     "PMI_RANK",
@@ -85,12 +86,33 @@ def open_transport(communicator: Any = None) -> Transport:
     TypeError, ValueError
         `communicator` is not an intracommunicator.
     """
+    survivors = open_survivors(communicator)
+    transport = None if survivors is None else survivors.come_together(lambda made: made)
+    return transport or SingleTransport()
+
+
+def open_survivors(communicator: Any = None, num_spares: int = 0) -> Survivors | None:
+    """Return the ranks of `communicator`, which have not come together yet; None without MPI.
+
+    Parameters
+    ----------
+    communicator : Intracomm, optional
+        Default: COMM_WORLD, where there is a launcher.
+    num_spares : int
+        How many of them host no replicas.
+
+    Raises
+    ------
+    LaunchError, TypeError, ValueError
+        As for `open_transport`.
+    """
     if communicator is None and not _wants_mpi():
-        return SingleTransport()
+        return None
     make_windows_quiet()
+    make_end_without_fence()
     # A program without mpirun shall not pay for MPI_Init, which this import calls.
     try:
-        from .mpi import MPITransport, world_size
+        from .mpi import survivors_of, world_size
     except (ImportError, RuntimeError) as error:
         found = launcher_variable() or _CHOICE
         raise LaunchError(
@@ -108,4 +130,4 @@ def open_transport(communicator: Any = None) -> Transport:
             f" and with srun a --mpi type that it speaks (srun --mpi=list shows them). To run"
             f" {count} programs of one rank each on purpose, set {_CHOICE}=single."
         )
-    return MPITransport(communicator)
+    return survivors_of(communicator, num_spares)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,19 +16,22 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", RuntimeWarning)
     from mpi4py import MPI
 
+from ..errors import RankLostError
 from ..options import ReduceOp
 from .base import (
     HEADER_BYTES,
     Bytes,
-    Mailbox,
     SharedMemoryError,
     Transport,
     WaitGivenUpError,
 )
 from .facts import LibraryFacts, library_facts
 from .host import cores, is_crowded, lack_of_shared_memory
+from .loss import is_loss, loss_error
+from .mailbox import MPIMailbox
+from .survivors import Survivors
 
-__all__ = ["MPITransport", "facts", "world_size"]
+__all__ = ["MPITransport", "facts", "survivors_of", "world_size"]
 
 _OPS = {
     ReduceOp.SUM: MPI.SUM,
@@ -45,11 +47,6 @@ _LARGEST_MESSAGE_BYTES = 1 << 30
 
 # A request whose partners never came must keep its buffers for ever: MPI may still write there.
 _in_flight_for_ever: list[Any] = []
-
-# Open MPI's shared memory sends up to 4 KiB at once. Larger messages would wait for the receiver.
-_LETTER_BYTES = 3072
-# The number of a letter, its part, and how many parts it has.
-_LETTER_HEAD = struct.Struct("<QII")
 
 #: With 0 there is no watcher: on any rank, then on none.
 _WATCH = "MPI_REPLICA_WATCH"
@@ -79,6 +76,17 @@ def world_size() -> int:
 def facts() -> LibraryFacts:
     """Return what the MPI library is and can do."""
     return library_facts(MPI)
+
+
+def survivors_of(communicator: Any, num_spares: int) -> Survivors:
+    """Return what is known of the ranks of a communicator, before they come together.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `communicator` is not an intracommunicator.
+    """
+    return Survivors(MPI, _checked(communicator), num_spares, MPITransport)
 
 
 def _checked(communicator: Any) -> MPI.Intracomm:
@@ -116,48 +124,21 @@ def _may_watch() -> bool:
     return threads and os.environ.get(_WATCH, "1") != "0"
 
 
-class MPIMailbox(Mailbox):
-    """Messages between the ranks of an MPI communicator, over a duplicate of it."""
-
-    def __init__(self, communicator: MPI.Intracomm) -> None:
-        self._comm = communicator.Dup()
-        self._number = 0
-        self._sent: list[tuple[MPI.Request, bytes]] = []
-        self._parts: dict[tuple[int, int], dict[int, bytes]] = {}
-
-    def send(self, rank: int, data: bytes) -> None:
-        self._number += 1
-        count = max(1, -(-len(data) // _LETTER_BYTES))
-        for index in range(count):
-            part = data[index * _LETTER_BYTES : (index + 1) * _LETTER_BYTES]
-            letter = _LETTER_HEAD.pack(self._number, index, count) + part
-            self._sent.append((self._comm.Isend([letter, MPI.BYTE], rank), letter))
-        self._sent = [sent for sent in self._sent if not sent[0].Test()]
-
-    def receive(self) -> tuple[int, bytes] | None:
-        status = MPI.Status()
-        while (message := self._comm.Improbe(status=status)) is not None:
-            letter = bytearray(status.Get_count(MPI.BYTE))
-            message.Recv([letter, MPI.BYTE])
-            sender = status.Get_source()
-            number, index, count = _LETTER_HEAD.unpack_from(letter)
-            parts = self._parts.setdefault((sender, number), {})
-            parts[index] = bytes(letter[_LETTER_HEAD.size :])
-            if len(parts) == count:
-                del self._parts[sender, number]
-                return sender, b"".join(parts[i] for i in range(count))
-        return None
-
-    def close(self) -> None:
-        self._comm.Free()
-
-
 class MPITransport(Transport):
-    """A world of ranks over a duplicate of an MPI communicator."""
+    """A world of ranks over an MPI communicator, which it frees.
 
-    def __init__(self, communicator: Any = None) -> None:
-        self._comm = _checked(communicator).Dup()
+    Parameters
+    ----------
+    communicator : Intracomm
+        Nobody else uses it.
+    is_fault_tolerant : bool
+        Whether the library goes on without a lost rank.
+    """
+
+    def __init__(self, communicator: MPI.Intracomm, *, is_fault_tolerant: bool = False) -> None:
+        self._comm = communicator
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.is_fault_tolerant = is_fault_tolerant
         self.communicator = self._comm
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
@@ -167,7 +148,7 @@ class MPITransport(Transport):
         self.hosts = tuple(host for host, _ in places)
         self.pids = tuple(pid for _, _, pid, _ in told)
         if self.size > 1 and all(may_watch for _, _, _, may_watch in told):
-            self.mailbox = MPIMailbox(self._comm)
+            self.mailbox = MPIMailbox(MPI, self._comm)
         crowded = {host: is_crowded(host, places) for host in self.hosts}
         # Where ranks outnumber cores a rank that spins keeps the one it waits for from running.
         self._spins = range(0 if crowded[here[0]] else _SPINS)
@@ -190,11 +171,14 @@ class MPITransport(Transport):
         request = self._start_exchange(header)
         # Every collective waits here: the first spins are those of `_wait`, without a call of it.
         test = request.Test
-        for _ in self._spins:
-            if test():
-                self.is_in_flight = False
-                self.steps = self.steps_ended = self.steps + 1
-                return
+        try:
+            for _ in self._spins:
+                if test():
+                    self.is_in_flight = False
+                    self.steps = self.steps_ended = self.steps + 1
+                    return
+        except MPI.Exception as error:
+            raise self._told(error) from None
         self._wait(request, timeout_seconds)
 
     def begin_exchange(self, header: bytes) -> Callable[[], bool]:
@@ -210,8 +194,7 @@ class MPITransport(Transport):
         try:  # as `_begin` does, without a call of it
             self._exchange.Start()
         except BaseException as error:
-            self.is_in_flight = _is_of_signal_handler(error)
-            raise
+            raise self._not_begun(error) from None
         return self._exchange
 
     def maximum(
@@ -360,6 +343,24 @@ class MPITransport(Transport):
         for window, _ in self._windows:
             window.Sync()
 
+    def agree(self, word: int) -> int:
+        words, loss = np.array([word], np.int32), self.loss
+        try:
+            self._wait(self._comm.Iagree(words), None, words)
+        except RankLostError:
+            # The word is agreed on all the same. A loss that is new comes up at the next exchange.
+            self.loss = loss
+        self.is_in_flight = loss is not None
+        return int(words[0])
+
+    def revoke(self) -> None:
+        if self.loss is None:
+            self.loss = loss_error(MPI, self._comm, self.hosts, self.pids)
+        if self.is_fault_tolerant:
+            self._comm.Revoke()
+            if self.mailbox is not None:
+                self.mailbox.revoke()
+
     def abort(self, status: int) -> None:
         MPI.COMM_WORLD.Abort(status)
         os._exit(status)  # MPICH returns, and its launcher ends the processes a little later
@@ -402,8 +403,21 @@ class MPITransport(Transport):
         try:
             return call(*arguments)
         except BaseException as error:
-            self.is_in_flight = _is_of_signal_handler(error)
-            raise
+            raise self._not_begun(error) from None
+
+    def _not_begun(self, error: BaseException) -> BaseException:
+        """Return what is raised for an error in the call that would have begun an exchange."""
+        self.is_in_flight = _is_of_signal_handler(error)
+        return self._told(error)
+
+    def _told(self, error: BaseException) -> BaseException:
+        """Return `error`, or the `RankLostError` that it stands for: nothing can be sent then."""
+        if self.loss is None and is_loss(MPI, error):
+            self.loss = loss_error(MPI, self._comm, self.hosts, self.pids)
+        if not is_loss(MPI, error):
+            return error
+        self.is_in_flight = True
+        return self.loss or error
 
     def _wait(
         self, request: MPI.Request, timeout_seconds: float | None, buffers: Any = None
@@ -425,10 +439,10 @@ class MPITransport(Transport):
                     raise WaitGivenUpError
                 if waited > _SECONDS_BEFORE_SLEEP:
                     time.sleep(min(waited * _SLEEP_PER_WAIT, _LONGEST_SLEEP_SECONDS))
-        except BaseException:
+        except BaseException as error:
             _in_flight_for_ever.append((self, request, buffers))
             self.steps_ended = self.steps
-            raise
+            raise self._told(error) from None
         self.is_in_flight = False
         self.steps_ended = self.steps
         del buffers  # held until here: mpi4py keeps no reference for non-blocking calls

@@ -84,6 +84,9 @@ class SingleTransport(Transport):
     def barrier(self, timeout_seconds: float | None = None) -> None:
         """Nobody else is waited for."""
 
+    def revoke(self) -> None:
+        """Nobody else is to be woken."""
+
     def abort(self, status: int) -> None:
         os._exit(status)
 

@@ -5,14 +5,15 @@ import pytest
 
 from everywhere import raises_everywhere
 from mpi_replica.options import ReduceOp
+from mpi_replica.transport import open_transport
 from mpi_replica.transport.base import SharedMemoryError
 from transport_contract import TransportContract
 
 
 def transport_over(communicator):
-    from mpi_replica.transport.mpi import MPITransport
+    from mpi4py import MPI
 
-    return MPITransport(communicator)
+    return open_transport(communicator or MPI.COMM_WORLD)
 
 
 class TestWorld(TransportContract):

@@ -1,0 +1,103 @@
+"""Input pipelines: datasets that ranks or replicas have of their own, and who takes what of them.
+
+A pipeline belongs to replicas and not to a rank: where a rank is lost, others make its pipeline,
+and read on where it stood.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from ..layout import Layout
+from .contexts import InputContext
+from .source import Dataset, elements_of
+
+__all__ = ["END", "Pipelines", "check_source"]
+
+#: What a replica gets for whom there is nothing more.
+END = object()
+
+
+class Pipelines:
+    """The datasets that a function makes, one for each rank or replica.
+
+    Parameters
+    ----------
+    layout : Layout
+        Which replicas share a pipeline: those that are on one rank now.
+    dataset_fn : callable
+        Gets an `InputContext`.
+    per_replica : bool
+        Whether each replica has a pipeline of its own.
+    """
+
+    def __init__(
+        self, layout: Layout, dataset_fn: Callable[[InputContext], Any], *, per_replica: bool
+    ) -> None:
+        self._dataset_fn = dataset_fn
+        self._num_replicas = layout.num_replicas
+        counts = (1,) * layout.num_replicas if per_replica else layout.counts
+        #: Which replicas take of each pipeline, in turns.
+        self._shared_by = Layout(counts, 0)
+        #: How many there are on all ranks.
+        self.count = len([count for count in counts if count])
+        self._made: dict[int, Any] = {}
+
+    def sources(self, replica_ids: Sequence[int]) -> list[Any]:
+        """Return the datasets of these replicas' pipelines, each once.
+
+        Raises
+        ------
+        TypeError
+            The function has made something that can't be iterated.
+        """
+        numbers = dict.fromkeys(self._shared_by.rank_of(i) for i in replica_ids)
+        return [self._source(number) for number in numbers]
+
+    def _source(self, number: int) -> Any:
+        if number not in self._made:
+            source = self._dataset_fn(InputContext(self.count, number, self._num_replicas))
+            check_source(source, "dataset_fn")
+            self._made[number] = source
+        return self._made[number]
+
+    def steps(self, replica_ids: Sequence[int], epoch: int, start: int) -> Iterator[list[Any]]:
+        """Return what these replicas get in each step from `start` on: an element, or `END`."""
+        layout = self._shared_by
+        of_pipelines = []
+        for number in dict.fromkeys(layout.rank_of(i) for i in replica_ids):
+            sharing = layout.replica_ids(number)
+            mine = [position for position, i in enumerate(sharing) if i in replica_ids]
+            elements = _elements(self._source(number), epoch, start * len(sharing))
+            of_pipelines.append((elements, len(sharing), mine))
+        while True:
+            values = []
+            for elements, count, mine in of_pipelines:
+                step = [next(elements, END) for _ in range(count)]
+                values += [step[position] for position in mine]
+            yield values
+            if all(value is END for value in values):
+                return
+
+
+def _elements(source: Any, epoch: int, start: int) -> Iterator[Any]:
+    """Return an iterator over one epoch of a source, without its first elements."""
+    if isinstance(source, Dataset):
+        return elements_of(source, epoch, start)
+    return itertools.islice(source, start, None)
+
+
+def check_source(source: Any, name: str) -> None:
+    """Raise unless `source` can be distributed.
+
+    Raises
+    ------
+    TypeError
+        It can't be iterated.
+    """
+    if not isinstance(source, Iterable):
+        raise TypeError(
+            f"{name} needs a mr.data.Dataset or another iterable of batches, got {source!r}."
+        )

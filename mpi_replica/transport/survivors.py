@@ -1,0 +1,246 @@
+"""The ranks of a job that are left: who they are, and how they come together anew after a loss.
+
+A strategy's transport is of the ranks that host replicas. Behind it stands the world: those ranks
+and the spares that wait. Only a world survives a loss, by ULFM's ``Revoke``, ``Shrink`` and
+``Agree``, which work although ranks are dead, and give all living ones the same result.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from ..errors import RankLostError
+from .base import Transport
+from .facts import is_fault_tolerant
+from .loss import is_loss
+
+__all__ = ["Member", "Survivors"]
+
+T = TypeVar("T")
+
+# What the ranks have in common after an attempt to come together.
+_SUCCEEDED, _MAY_TRY_AGAIN = 1, 2
+
+# A spare looks so often whether it is needed: its core is for others.
+_LOOK_SECONDS = 0.003
+_TAG_OF_END = 1
+# Sent at once, whether the spare receives it or not.
+_MOST_LETTERS = 500
+
+
+class Member(NamedTuple):
+    """A process of the job."""
+
+    #: Its rank when the strategy was made.
+    first_rank: int
+    host: str
+    pid: int
+
+
+class Survivors:
+    """The living ranks of a strategy's job, the waiting ones among them.
+
+    Parameters
+    ----------
+    mpi : module
+        ``mpi4py.MPI``.
+    communicator : Intracomm
+        Of all ranks; collective over it. Duplicated.
+    num_spares : int
+        How many ranks at its end wait.
+    make : callable
+        Makes the transport of a communicator, given that and whether the library goes on without
+        a lost rank.
+    """
+
+    def __init__(
+        self,
+        mpi: Any,
+        communicator: Any,
+        num_spares: int,
+        make: Callable[..., Transport],
+    ) -> None:
+        self._mpi = mpi
+        self._make = make
+        #: Whether the library goes on without a lost rank.
+        self.is_fault_tolerant = is_fault_tolerant(mpi)
+        #: How many ranks the job was started with.
+        self.first_size: int = communicator.Get_size()
+        self._num_spares = num_spares
+        self._world = communicator
+        self._is_own = False  # whether `_world` is a duplicate
+        self._first_rank: int = communicator.Get_rank()
+        # How often the spares were told that the others have come to their end.
+        self._ends = 0
+        #: Whether they were, since they began to wait.
+        self.has_dismissed = False
+        #: The rank of this process among all that live, and how many those are.
+        self.rank, self.size = self._first_rank, self.first_size
+        #: The transport of the ranks that host replicas; None where this rank waits.
+        self.transport: Transport | None = None
+        #: The living ranks in the order of their ranks, those that wait last.
+        self.members: tuple[Member, ...] = ()
+
+    def come_together(self, begin: Callable[[Transport | None], T]) -> T:
+        """Leave the dead behind, and return what `begin` gives on each rank. Collective.
+
+        It is tried again where another rank is lost meanwhile.
+
+        Parameters
+        ----------
+        begin : callable
+            Called with the new transport, or None where this rank waits.
+
+        Raises
+        ------
+        Exception
+            What `begin` raised on this rank.
+        RankLostError
+            It raised something on another one.
+        """
+        while True:
+            problem: BaseException | None = None
+            word = _SUCCEEDED | _MAY_TRY_AGAIN
+            try:
+                self._renew()
+                made = begin(self.transport)
+            except RankLostError:
+                word = _MAY_TRY_AGAIN
+            except BaseException as error:
+                if not self.is_fault_tolerant:
+                    raise
+                problem = error
+                word = _MAY_TRY_AGAIN if is_loss(self._mpi, error) else 0
+            if not self.is_fault_tolerant:
+                return made
+            if not word & _SUCCEEDED:
+                self.revoke()
+            word = self._agree(word)
+            if not word & _MAY_TRY_AGAIN:
+                raise problem or RankLostError(
+                    "the ranks that are left could not go on: an error came up on another one,"
+                    " which prints it."
+                )
+            if word & _SUCCEEDED:
+                return made
+
+    def _renew(self) -> None:
+        """Make world and transport of the ranks that live."""
+        if self.is_fault_tolerant:
+            # Unlike a duplicate it can be had where a rank is dead already.
+            self._world = self._world.Shrink()
+        elif not self._is_own:
+            self._world = self._world.Dup()
+        self._is_own = True
+        self._world.Set_errhandler(self._mpi.ERRORS_RETURN)
+        self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
+        self.transport = None
+        mine = Member(self._first_rank, self._mpi.Get_processor_name(), os.getpid())
+        told = self._world.allgather((mine, self._num_spares, self._ends))
+        self._check_spares([spares for _, spares, _ in told])
+        self.members = tuple(member for member, _, _ in told)
+        self._ends = max(ends for _, _, ends in told)
+        active = self._world
+        if self.is_fault_tolerant or self._num_spares:
+            color = 0 if self.rank < self._num_active else self._mpi.UNDEFINED
+            active = self._world.Split(color, self.rank)
+        if active != self._mpi.COMM_NULL:
+            self.transport = self._make(active, is_fault_tolerant=self.is_fault_tolerant)
+
+    @property
+    def _num_active(self) -> int:
+        """How many ranks host replicas, where so many live."""
+        return self.first_size - self._num_spares
+
+    def _check_spares(self, told: Sequence[int]) -> None:
+        if min(told) < 0:
+            raise ValueError(
+                f"spares must be an int, 0 or more; it is not on rank {told.index(min(told))}."
+            )
+        if len(set(told)) > 1:
+            raise ValueError(
+                f"spares differs between ranks: {min(told)} and {max(told)}. Give the same on all."
+            )
+        if self._num_spares >= self.first_size:
+            raise ValueError(
+                f"spares={self._num_spares} leaves none of the {self.first_size} ranks to host"
+                " replicas. Start more ranks, or ask for fewer spares."
+            )
+
+    def _agree(self, word: int) -> int:
+        """Return the bits that the words of all living ranks have in common."""
+        words = np.array([word], np.int32)
+        try:
+            request = self._world.Iagree(words)
+            while not request.Test():
+                time.sleep(0)
+        except self._mpi.Exception as error:
+            if not is_loss(self._mpi, error):
+                raise
+        return int(words[0])
+
+    def share(self, value: Any) -> Any:
+        """Return what the first rank gives, also to those that wait. Collective."""
+        return value if self.size <= self._num_active else self._world.bcast(value)
+
+    def revoke(self) -> None:
+        """Wake all ranks, wherever they wait, for `come_together`. Not collective."""
+        if self.transport is not None:
+            self.transport.revoke()
+        self._world.Revoke()
+
+    def wait(self) -> str | None:
+        """Wait, as a spare, without using the core.
+
+        Returns
+        -------
+        str or None
+            What a rank said at the end; None where a rank was lost: `come_together` is next.
+        """
+        while True:
+            for rank in range(self._num_active):
+                try:
+                    if self._world.Iprobe(rank, _TAG_OF_END):
+                        ends, text = self._world.recv(source=rank, tag=_TAG_OF_END)
+                        if ends > self._ends:
+                            self._ends = ends
+                            return str(text)
+                except self._mpi.Exception as error:
+                    if not is_loss(self._mpi, error):
+                        raise
+                    if error.Get_error_class() == self._mpi.ERR_REVOKED:
+                        return None
+            time.sleep(_LOOK_SECONDS)
+
+    def dismiss(self, text: str = "") -> None:
+        """Tell the spares that the others have come to their end. Every rank does it: one may die.
+
+        Parameters
+        ----------
+        text : str
+            What has gone wrong.
+        """
+        self._ends += 1
+        self.has_dismissed = True
+        for rank in range(self._num_active, self.size):
+            try:
+                self._world.send((self._ends, text[:_MOST_LETTERS]), rank, _TAG_OF_END)
+            except self._mpi.Exception as error:
+                if not is_loss(self._mpi, error):
+                    raise
+
+    def say_farewell(self, cause: str) -> None:
+        """Tell the spares that the program ends, unless they know."""
+        if not self.has_dismissed:
+            self.dismiss(cause or "the program has ended on the other ranks")
+
+    def close(self) -> None:
+        """Give back the world, where all its ranks have agreed to. The transport is closed."""
+        is_whole = self.size == self.first_size and not self._num_spares
+        if self.is_fault_tolerant and is_whole:  # otherwise there is none beside the transport's
+            self._world.Free()
