@@ -14,6 +14,7 @@ from .context import (
 )
 from .data import DistributedDataset, DistributedIterator, InputContext, ValueContext
 from .default_strategy import get_strategy
+from .elastic import ElasticState
 from .indexed_slices import IndexedSlices
 from .mpi_strategy import MPIStrategy
 from .options import (
@@ -38,6 +39,7 @@ __all__ = [
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "ElasticState",
     "IndexedSlices",
     "InputContext",
     "InputOptions",

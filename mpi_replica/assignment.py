@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -220,6 +220,13 @@ class Assignable(DistributedValues):
         """
         count = self._strategy.engine.layout.num_replicas
         self._storage.refill(fill, count if self._is_summed else None)
+
+    def put_back_components(self, components: Mapping[int, Array]) -> None:
+        """Hold these components of a variable that is synchronized on read, and no others.
+
+        No communication.
+        """
+        self._storage = Storage(self.identity, {i: np.array(v) for i, v in components.items()})
 
 
 def plain_value(value: Any) -> Any:

@@ -16,7 +16,7 @@ import traceback
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from .errors import ContextError
+from .errors import ContextError, reporter_of
 from .interrupts import gate
 from .watch import watcher
 
@@ -144,7 +144,7 @@ def _install_hooks() -> None:
             return
         gate.close()  # Ctrl-C in between would cut short what is printed
         try:
-            reporter = _reporter(error)
+            reporter = reporter_of(error)
             if reporter is None:
                 _end_alone(error)
             else:
@@ -158,19 +158,13 @@ def _install_hooks() -> None:
         if os.getpid() != _process or not communicates or error is None:
             previous_in_thread(arguments)
         elif not isinstance(error, SystemExit):  # which ends a thread without a word
-            if _reporter(error) not in (None, _engines[-1].layout.rank):
+            if reporter_of(error) not in (None, _engines[-1].layout.rank):
                 time.sleep(_SECONDS_TO_LEAVE)  # the rank that prints it ends the job
             _end_alone(error)
 
     previous_in_thread = threading.excepthook
     sys.excepthook = hook
     threading.excepthook = thread_hook
-
-
-def _reporter(error: BaseException) -> int | None:
-    """Return the rank that prints `error`, where all ranks have it."""
-    marked = getattr(error, "_mpi_replica_rank_that_reports", (None,))
-    return None if marked[0] is None else int(marked[0])
 
 
 def _end_agreed(error: BaseException, reporter: int) -> None:

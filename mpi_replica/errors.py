@@ -94,3 +94,14 @@ class CheckpointError(MPIReplicaError, OSError, ValueError):
 
 class CorruptCheckpointError(CheckpointError):
     """A file of a checkpoint is missing, torn or corrupt: an older checkpoint may be whole."""
+
+
+def mark_reporter(error: BaseException, rank: int) -> None:
+    """Note the one rank that prints `error`, which all ranks have, should nobody catch it."""
+    error.__dict__["_mpi_replica_rank_that_reports"] = rank
+
+
+def reporter_of(error: BaseException) -> int | None:
+    """Return the rank that prints `error`, where all ranks have it."""
+    rank: int | None = getattr(error, "_mpi_replica_rank_that_reports", None)
+    return rank

@@ -12,6 +12,7 @@ from .collectives.call import Call
 from .collectives.engine import Engine
 from .collectives.standing import CallDescription
 from .context import require_cross_replica
+from .errors import RankLostError
 from .interrupts import gate
 from .layout import Layout
 from .options import CommunicationOptions
@@ -112,7 +113,6 @@ class MPIStrategy(Strategy):
         )
         layout, options, seed = terms
         super().__init__(Engine(transport, layout, options), seed)
-        #: The ranks that live; None without MPI.
         self.survivors = survivors
         self._is_closed = False
         self._release_blas = blas.hold(self) if options.reproducible else None
@@ -138,6 +138,7 @@ class MPIStrategy(Strategy):
         watcher.remove(self.engine.channel)
         self.engine.move(transport, layout)
         self._kept = Kept()
+        self._verifications.clear()  # ranks have counted different numbers of calls
         self._be_watched()
 
     @property
@@ -173,7 +174,15 @@ class MPIStrategy(Strategy):
         require_cross_replica(self, "close")
         engine = self.engine
         if engine.agreement.final is None and not engine.is_spare:
-            engine.cross_replica(engine.make("close", None, _Close))
+            try:
+                engine.cross_replica(engine.make("close", None, _Close))
+            except RankLostError:
+                if not engine.transport.is_fault_tolerant or engine.transport.loss is None:
+                    raise
+                # Nobody else is needed to close it, and MPI keeps what was in flight.
+                ending.forget(engine)
+                self._close_here()
+                return
             ending.forget(engine)
             self._close_here()
             engine.transport.close()

@@ -16,11 +16,13 @@ from .context import (
     require_cross_replica,
 )
 from .data import DistributedDataset, InputContext, ValueContext
+from .elastic.running import Elastic
 from .extended import StrategyExtended
 from .options import CommunicationOptions, InputOptions, ReduceOp
 from .randomness import Generators
 from .replicas import Kept, Run
 from .resolver import MPIClusterResolver
+from .transport import Survivors
 from .values import PerReplica, component_of, local_results
 from .variables import Variable
 from .verifying import Verifying
@@ -28,7 +30,7 @@ from .verifying import Verifying
 __all__ = ["Strategy"]
 
 
-class Strategy(Verifying):
+class Strategy(Verifying, Elastic):
     """Runs a computation on replicas: the base of all strategies.
 
     Notes
@@ -48,6 +50,8 @@ class Strategy(Verifying):
         self.generators = Generators(seed)
         self._extended = StrategyExtended(self)
         self._kept = Kept()
+        #: The ranks that live; None without MPI.
+        self.survivors: Survivors | None = None
 
     def __repr__(self) -> str:
         layout = self.engine.layout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -9,12 +10,14 @@ from typing import Any, NoReturn
 import numpy as np
 
 from . import nest
+from .errors import RankLostError
 
 __all__ = [
     "DistributedValues",
     "Mirrored",
     "PerReplica",
     "component_of",
+    "expire",
     "local_results",
 ]
 
@@ -303,6 +306,54 @@ class Mirrored(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
         return iter(self._value)
 
     __hash__ = object.__hash__
+
+
+class _LostPerReplica(PerReplica):
+    """What a `PerReplica` becomes when replicas have moved: its components are elsewhere now."""
+
+    __slots__ = ()
+
+    @property
+    def values(self) -> NoReturn:
+        """Raise."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise RankLostError(
+            f"a PerReplica with components for replicas {self._replica_ids!r} was made before a"
+            " rank was lost: replicas have moved since. Make it anew, in the function that is"
+            " given to run_elastic, or hold it in the mr.ElasticState."
+        )
+
+    def require(self, num_replicas: int) -> NoReturn:
+        self._refuse()
+
+    def component(self, replica_id: int) -> NoReturn:
+        self._refuse()
+
+    def __repr__(self) -> str:
+        return f"PerReplica:{{{self._replica_ids!r}: made before a rank was lost}}"
+
+    __str__ = __repr__
+
+
+def expire(num_replicas: int, local_replica_ids: Sequence[int]) -> None:
+    """Have all values of a strategy raise a `RankLostError` when they are used again.
+
+    They are looked for among all objects of the process, so that a value costs nothing before.
+
+    Parameters
+    ----------
+    num_replicas : int
+        That of the strategy.
+    local_replica_ids : sequence of int
+        The replicas of this rank before they moved.
+    """
+    ids = tuple(local_replica_ids)
+    for value in gc.get_objects():
+        if type(value) is PerReplica and value._num_replicas == num_replicas:
+            if value._replica_ids == ids or value.holds_all:
+                value.__class__ = _LostPerReplica
 
 
 def component_of(value: Any, replica_id: int, num_replicas: int | None = None) -> Any:

@@ -23,6 +23,7 @@ class Verifying:
     """The part of a strategy that compares state between its ranks."""
 
     def __init__(self) -> None:
+        super().__init__()
         #: How often each place has called `verify`; ranks make the same calls, and count alike.
         self._verifications: collections.Counter[str | bytes] = collections.Counter()
 

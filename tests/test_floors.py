@@ -18,7 +18,15 @@ MOST_LINES = 450
 FLOORS = {
     6: ["__init__", "__main__", "doctor", "experimental", "testing"],
     5: [
-        *("mpi_strategy", "strategy", "default_strategy", "extended", "data", "checkpoint"),
+        *(
+            "mpi_strategy",
+            "strategy",
+            "default_strategy",
+            "extended",
+            "data",
+            "checkpoint",
+            "elastic",
+        ),
         *("variables", "assignment", "storage", "verifying", "batch_mean"),
     ],
     4: ["replicas", "run_end", "replica", "replica_context", "merge_fn", "context", "ending"],

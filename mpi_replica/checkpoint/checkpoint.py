@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,9 @@ class Checkpoint:
         self._given_strategy = strategy
         self.__dict__.update(objects)
 
+    #: A weak reference to the manager that was made for it last.
+    _manager: Callable[[], Any] | None = None
+
     @property
     def _objects(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
@@ -121,7 +125,9 @@ class Checkpoint:
 
         ids = engine.layout.local_replica_ids
 
-        def components(value: PerReplica) -> dict[int, Any]:
+        def components(value: Any) -> dict[int, Any] | None:
+            if not isinstance(value, PerReplica):
+                return None
             value.require(engine.layout.num_replicas)
             return dict(zip(ids, value.components(ids), strict=True))
 
@@ -173,6 +179,8 @@ class Checkpoint:
         strategy = self.strategy
         require_cross_replica(strategy, "Checkpoint.restore")
         engine = strategy.engine
+        if engine.is_spare:  # it gets its state with its replicas
+            return
 
         def match(index: Index, read: Reader) -> Matching:
             matching = Matching(index, self._objects, read, engine.layout)

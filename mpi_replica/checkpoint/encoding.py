@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import as_array
-from ..values import PerReplica
 
 __all__ = [
     "Encoder",
@@ -50,8 +49,8 @@ class Encoder:
     plain : callable
         Returns the plain value that stands for an object, or the object.
     own : callable, optional
-        Returns the components of this rank's replicas of a `PerReplica`, by their ids; without it
-        there can be none.
+        Returns the components of this rank's replicas of a value, by their ids; None where it has
+        none. Without it no value has.
     prefix : str
         What the names of arrays begin with.
 
@@ -69,7 +68,7 @@ class Encoder:
     def __init__(
         self,
         plain: Callable[[Any], Any],
-        own: Callable[[PerReplica], Mapping[int, Any]] | None = None,
+        own: Callable[[Any], Mapping[int, Any] | None] | None = None,
         prefix: str = "",
     ) -> None:
         self._plain = plain
@@ -91,8 +90,9 @@ class Encoder:
         """
         if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
             return {_STATE: self._state(value.state_dict(), f"{path}.state_dict()")}
-        if isinstance(value, PerReplica) and self._own is not None:
-            return {_REPLICAS: self._replicas(self._own(value), path)}
+        components = None if self._own is None else self._own(value)
+        if components is not None:
+            return {_REPLICAS: self._replicas(components, path)}
         value = self._plain(value)
         if value is None or isinstance(value, (bool, str)):
             return value if value is None or isinstance(value, bool) else str(value)

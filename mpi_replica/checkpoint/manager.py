@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,7 @@ class CheckpointManager:
             if number is not None and number < 1:
                 raise ValueError(f"{name} must be 1 or more, got {number!r}.")
         self._checkpoint = checkpoint
+        checkpoint._manager = weakref.ref(self)
         self._directory = Path(os.path.abspath(directory))
         self._max_to_keep = max_to_keep
         self._keep_every = keep_every
@@ -221,6 +223,8 @@ class CheckpointManager:
             The newest one that is whole does not fit the program.
         """
         strategy = self._checkpoint.strategy
+        if strategy.engine.is_spare:  # it gets its state with its replicas
+            return None
         # Rank 0's view counts: a folder on several hosts may not look alike at once.
         told = strategy.extended.broadcast_to(tuple(self.steps))
         for step in reversed([int(step) for step in told]):

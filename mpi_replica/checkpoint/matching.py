@@ -39,6 +39,20 @@ class Matching:
 
     Nothing is read or changed until `put_back`.
 
+    Parameters
+    ----------
+    index : Index
+        What the checkpoint has.
+    objects : mapping
+        What the program has.
+    read : callable
+        See `Reader`.
+    layout : Layout
+        That of the program.
+    is_exact : bool
+        Whether dicts and lists are to hold what the checkpoint has, no more and no less, where
+        they have grown or shrunk since.
+
     Attributes
     ----------
     missing, unexpected, unfit : list of str
@@ -47,8 +61,15 @@ class Matching:
     """
 
     def __init__(
-        self, index: Index, objects: Mapping[str, Any], read: Reader, layout: Layout
+        self,
+        index: Index,
+        objects: Mapping[str, Any],
+        read: Reader,
+        layout: Layout,
+        *,
+        is_exact: bool = False,
     ) -> None:
+        self._is_exact = is_exact
         self._index = index
         self._layout = layout
         self._read = read
@@ -88,6 +109,8 @@ class Matching:
             return self._stateful(live, saved, path)
         if isinstance(live, PerReplica):
             return self._replicas(saved, path)
+        if isinstance(live, Assignable) and replicas_name(saved) is not None:
+            return self._components(live, saved, path)
         if isinstance(live, Mirrored) and not isinstance(live.value, (np.ndarray, np.generic)):
             found = self._match(live.value, saved, path)
             return None if found is None else lambda: Mirrored(found())
@@ -96,7 +119,7 @@ class Matching:
         if isinstance(live, Mapping):
             items = mapping_items(saved)
             if items is None or not isinstance(live, dict):
-                return self._differs(path, f"a {type(live).__name__}", saved)
+                return self._other(live, saved, path)
             return self._mapping(live, items, path)
         if isinstance(live, (list, tuple)):
             return self._sequence(live, saved, path)
@@ -104,7 +127,7 @@ class Matching:
         is_scalar = live is None or record is None or not record.shape
         is_plain = is_scalar and mapping_items(saved) is None and tuple_items(saved) is None
         if not is_plain or state_of(saved) is not None or replicas_name(saved) is not None:
-            return self._differs(path, f"a {type(live).__name__}", saved)
+            return self._other(live, saved, path)
         return lambda: decoded(saved, self._load)
 
     def _mapping(self, live: dict[Any, Any], saved: Mapping[Any, Any], path: str) -> _PutBack:
@@ -112,14 +135,22 @@ class Matching:
         for key, item in live.items():
             where = f"{path}[{key!r}]" if path else str(key)
             if key not in saved:
-                self.missing.append(where)
+                if not self._is_exact:
+                    self.missing.append(where)
                 continue
             found = self._match(item, saved[key], where)
             if found is not None:
                 matched[key] = found
-        self.unexpected += [f"{path}[{k!r}]" if path else str(k) for k in saved if k not in live]
+        added = [key for key in saved if key not in live]
+        if self._is_exact:
+            matched |= {key: functools.partial(self._anew, saved[key]) for key in added}
+        else:
+            self.unexpected += [f"{path}[{key!r}]" if path else str(key) for key in added]
 
         def put_back() -> Any:
+            if self._is_exact:
+                for key in [key for key in live if key not in saved]:
+                    del live[key]
             for key, item in matched.items():
                 live[key] = item()
             return live
@@ -130,18 +161,20 @@ class Matching:
         items = tuple_items(saved)
         if isinstance(live, list) and items is not None and _are_plain([*live, *items]):
             return functools.partial(self._refill, live, items)
-        if items is None or len(items) != len(live):
-            return self._differs(path, f"a {type(live).__name__} of {len(live)}", saved)
+        can_grow = self._is_exact and isinstance(live, list)
+        if items is None or (len(items) != len(live) and not can_grow):
+            return self._other(live, saved, path, f" of {len(live)}")
         matched = [
             self._match(item, other, f"{path}[{i}]")
-            for i, (item, other) in enumerate(zip(live, items, strict=True))
+            for i, (item, other) in enumerate(zip(live, items, strict=not can_grow))
         ]
 
         def put_back() -> Any:
             values = [
                 item if found is None else found()
-                for item, found in zip(live, matched, strict=True)
+                for item, found in zip(live, matched, strict=not can_grow)
             ]
+            values += [self._anew(item) for item in items[len(values) :]]
             if isinstance(live, list):
                 live[:] = values
                 return live
@@ -170,14 +203,39 @@ class Matching:
         """Return what makes a `PerReplica` anew; what its components were before says nothing."""
         number, ids = self._layout.num_replicas, self._layout.local_replica_ids
         found = self._index.of_replicas.get(replicas_name(saved) or "")
-        if found is None or len(found) != number:
+        if found is None or self._index.num_replicas != number:
             return self._differs(path, f"a PerReplica of {number} replicas", saved)
         return lambda: PerReplica([decoded(found[str(i)], self._load) for i in ids], ids, number)
+
+    def _components(self, live: Any, saved: Any, path: str) -> _PutBack | None:
+        """Return what gives a variable the components of this rank's replicas."""
+        number, ids = self._layout.num_replicas, self._layout.local_replica_ids
+        found = self._index.of_replicas.get(replicas_name(saved) or "", {})
+        if live.is_mirrored or not all(str(i) in found for i in ids):
+            return self._differs(path, f"a variable of {number} replicas", saved)
+
+        def put_back() -> Any:
+            live.put_back_components({i: decoded(found[str(i)], self._load) for i in ids})
+            return live
+
+        return put_back
+
+    def _other(self, live: Any, saved: Any, path: str, more: str = "") -> _PutBack | None:
+        """Return what replaces a value by one of another kind, where that loses no object."""
+        if self._is_exact and _is_data(saved) and not _has_objects(live):
+            return functools.partial(self._anew, saved)
+        return self._differs(path, f"a {type(live).__name__}{more}", saved)
+
+    def _anew(self, saved: Any) -> Any:
+        """Return a value that the program has no longer: an array, a number, a nest of them."""
+        return decoded(saved, self._load)
 
     def _arrays(self, live: Any, saved: Any, path: str) -> _PutBack | None:
         like = live.value if isinstance(live, Mirrored) else live
         record = self._record(saved)
         if record is None or (record.dtype, record.shape) != (like.dtype, like.shape):
+            if self._is_exact and not isinstance(live, Assignable) and _is_data(saved):
+                return functools.partial(self._anew, saved)
             return self._differs(path, _text(like.dtype, like.shape), saved)
         name = array_name(saved) or ""
         if isinstance(live, np.ndarray) and live.flags.writeable:
@@ -227,6 +285,26 @@ class Matching:
                 there = "the state of an object"
         self.unfit.append(f"{path} is {here} here, and {there} in the checkpoint")
         return None
+
+
+def _is_data(saved: Any) -> bool:
+    """Return whether `saved` stands for arrays, numbers and texts alone."""
+    if isinstance(saved, list):
+        return all(map(_is_data, saved))
+    if not isinstance(saved, dict):
+        return True
+    if state_of(saved) is not None or replicas_name(saved) is not None:
+        return False
+    return all(map(_is_data, saved.values()))
+
+
+def _has_objects(live: Any) -> bool:
+    """Return whether there are variables, or objects with a state, in a nest."""
+    if isinstance(live, Mapping):
+        return any(map(_has_objects, live.values()))
+    if isinstance(live, (list, tuple)):
+        return any(map(_has_objects, live))
+    return isinstance(live, (Assignable, PerReplica)) or hasattr(live, "load_state_dict")
 
 
 def _are_plain(items: list[Any]) -> bool:

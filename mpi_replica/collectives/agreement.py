@@ -21,13 +21,8 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
-from ..errors import (
-    CollectiveTimeoutError,
-    ContextError,
-    MPIReplicaError,
-    RankLostError,
-    ReplicaStopped,
-)
+from .. import errors
+from ..errors import CollectiveTimeoutError, ContextError, RankLostError, ReplicaStopped
 from ..interrupts import gate
 from ..layout import Layout
 from ..transport import HEADER_BYTES, Transport, WaitGivenUpError
@@ -214,9 +209,12 @@ class Agreement:
                 yield
             if (greatest == word).all():
                 return
-        is_done = self._transport.begin_exchange(mine)
-        while not is_done():
-            yield
+        try:
+            is_done = self._transport.begin_exchange(mine)
+            while not is_done():
+                yield
+        except RankLostError:
+            return  # it has left before
         headers = self._transport.headers.tobytes()
         self.others_stay = any(state != LEAVES for state in states(headers))
 
@@ -235,13 +233,15 @@ class Agreement:
         error.add_note(f"this rank waits in {description.what} at {description.where}")
         self.final = self.raised = error
         self._is_out_of_step = True
-        failed = [rank for rank, cause in causes.items() if cause]
         stay = [rank for rank in range(self._layout.size) if rank not in causes]
-        _mark_reporter(error, (failed or stay)[0])
-        for run in self.runs:
-            run.doom = error
-            run.a_replica_failed = False
+        errors.mark_reporter(error, [*(rank for rank in causes if causes[rank]), *stay][0])
+        self._doom_runs(error)
         raise error
+
+    def _doom_runs(self, error: BaseException) -> None:
+        """End all runs with an error that is none of a replica."""
+        for run in self.runs:
+            run.doom, run.a_replica_failed = error, False
 
     def close(self) -> None:
         """Refuse every further call on this rank, without telling the others."""
@@ -337,9 +337,14 @@ class Agreement:
         """Give up the strategy: this rank was in an exchange when `error` came up."""
         self._is_out_of_step = self.has_message_in_flight = True
         self.final = error
-        self.on_break(error)
+        if isinstance(error, RankLostError):
+            self._doom_runs(error)
+        if error is self._transport.loss and self._transport.is_fault_tolerant:
+            self._transport.revoke()
+        else:
+            self.on_break(error)
 
-    def give_up(self, error: MPIReplicaError) -> None:
+    def give_up(self, error: errors.MPIReplicaError) -> None:
         """Give up the strategy with an error that the watchers have told to all ranks.
 
         Called in any thread: a wait of this rank ends with the error, and so does the next call.
@@ -428,7 +433,7 @@ class Agreement:
         """Raise what all ranks raise now, each of them by its own reckoning and all alike."""
         self._serial += 1
         self._last_error = error
-        _mark_reporter(error, max(verdict.origin_rank, 0))
+        errors.mark_reporter(error, max(verdict.origin_rank, 0))
         if verdict.doomed_run is not None:
             for run in self.runs:
                 if run.ordinal >= verdict.doomed_run:
@@ -443,8 +448,3 @@ class Agreement:
                 raise stopped from error
         self.raised = error
         raise error
-
-
-def _mark_reporter(error: BaseException, rank: int) -> None:
-    """Note the one rank that prints `error`, should nobody catch it."""
-    error.__dict__["_mpi_replica_rank_that_reports"] = (rank,)

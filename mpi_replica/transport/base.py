@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -162,6 +162,14 @@ class Transport(abc.ABC):
         """Give each rank its block of `send`, and fill `receive` with those that it is given.
 
         Counts are the bytes of the blocks, which lie one behind the other in rank order.
+        """
+
+    @abc.abstractmethod
+    def pass_on(self, data: bytes, to: int, sizes: Mapping[int, int]) -> dict[int, bytes]:
+        """Send `data` to rank `to`, and return what others send here, by rank.
+
+        All know who sends how much: `sizes` is that of each rank that sends something here; nothing
+        is sent where `data` is empty.
         """
 
     @abc.abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from .facts import LibraryFacts, library_facts
 from .host import cores, is_crowded, lack_of_shared_memory
 from .loss import is_loss, loss_error
 from .mailbox import MPIMailbox
+from .passing import Passing
+from .pausing import pause
 from .survivors import Survivors
 
 __all__ = ["MPITransport", "facts", "survivors_of", "world_size"]
@@ -58,14 +60,6 @@ _SECONDS_FOR_THE_WATCHER = 3.0
 # for so long. Each time lets another thread of this process run, which may take its time.
 _SPINS = 200
 _SPIN_SECONDS = 0.001
-_SECONDS_BEFORE_SLEEP = 0.02
-# Who has waited long may wait a little longer, and leaves the core to others.
-_SLEEP_PER_WAIT = 0.02
-_LONGEST_SLEEP_SECONDS = 0.005
-
-
-# macOS does not have it.
-_give_core_away: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 def world_size() -> int:
@@ -182,7 +176,15 @@ class MPITransport(Transport):
         self._wait(request, timeout_seconds)
 
     def begin_exchange(self, header: bytes) -> Callable[[], bool]:
-        return self._start_exchange(header).Test
+        test = self._start_exchange(header).Test
+
+        def has_ended() -> bool:
+            try:
+                return test()
+            except MPI.Exception as error:
+                raise self._told(error) from None
+
+        return has_ended
 
     def _start_exchange(self, header: bytes) -> MPI.Request:
         self._header_view[: len(header)] = header
@@ -343,6 +345,16 @@ class MPITransport(Transport):
         for window, _ in self._windows:
             window.Sync()
 
+    def pass_on(self, data: bytes, to: int, sizes: Mapping[int, int]) -> dict[int, bytes]:
+        self.sent_bytes += len(data)
+        try:
+            passing = Passing(MPI, self._comm, data, to, sizes)
+        except MPI.Exception as error:
+            raise self._told(error) from None
+        self.is_in_flight = True
+        self._wait(passing, None)
+        return passing.received()
+
     def agree(self, word: int) -> int:
         words, loss = np.array([word], np.int32), self.loss
         try:
@@ -420,7 +432,7 @@ class MPITransport(Transport):
         return self.loss or error
 
     def _wait(
-        self, request: MPI.Request, timeout_seconds: float | None, buffers: Any = None
+        self, request: MPI.Request | Passing, timeout_seconds: float | None, buffers: Any = None
     ) -> None:
         """Poll until the request is complete; give the core away while it is not."""
         self.steps += 1
@@ -433,12 +445,10 @@ class MPITransport(Transport):
                 waited = time.monotonic() - start
                 if waited < self._spin_seconds:
                     continue
-                _give_core_away()
                 is_late = timeout_seconds is not None and waited > timeout_seconds
                 if self.is_interrupted or is_late:
                     raise WaitGivenUpError
-                if waited > _SECONDS_BEFORE_SLEEP:
-                    time.sleep(min(waited * _SLEEP_PER_WAIT, _LONGEST_SLEEP_SECONDS))
+                pause(waited)
         except BaseException as error:
             _in_flight_for_ever.append((self, request, buffers))
             self.steps_ended = self.steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,9 @@ class SingleTransport(Transport):
         timeout_seconds: float | None = None,
     ) -> None:
         np.copyto(receive, send)
+
+    def pass_on(self, data: bytes, to: int, sizes: Mapping[int, int]) -> dict[int, bytes]:
+        return {}
 
     def open_shared_memory(self, size_bytes: int) -> Bytes:
         return np.zeros(size_bytes, np.uint8)

@@ -18,6 +18,7 @@ from ..errors import RankLostError
 from .base import Transport
 from .facts import is_fault_tolerant
 from .loss import is_loss
+from .pausing import pause
 
 __all__ = ["Member", "Survivors"]
 
@@ -109,13 +110,11 @@ class Survivors:
             try:
                 self._renew()
                 made = begin(self.transport)
-            except RankLostError:
-                word = _MAY_TRY_AGAIN
             except BaseException as error:
                 if not self.is_fault_tolerant:
                     raise
                 problem = error
-                word = _MAY_TRY_AGAIN if is_loss(self._mpi, error) else 0
+                word = _MAY_TRY_AGAIN if self._is_of_a_loss(error) else 0
             if not self.is_fault_tolerant:
                 return made
             if not word & _SUCCEEDED:
@@ -128,6 +127,10 @@ class Survivors:
                 )
             if word & _SUCCEEDED:
                 return made
+
+    def _is_of_a_loss(self, error: BaseException) -> bool:
+        told = None if self.transport is None else self.transport.loss
+        return error is told or is_loss(self._mpi, error)
 
     def _renew(self) -> None:
         """Make world and transport of the ranks that live."""
@@ -177,8 +180,9 @@ class Survivors:
         words = np.array([word], np.int32)
         try:
             request = self._world.Iagree(words)
+            start = time.monotonic()
             while not request.Test():
-                time.sleep(0)
+                pause(time.monotonic() - start)
         except self._mpi.Exception as error:
             if not is_loss(self._mpi, error):
                 raise
@@ -203,6 +207,7 @@ class Survivors:
             What a rank said at the end; None where a rank was lost: `come_together` is next.
         """
         while True:
+            num_lost = 0
             for rank in range(self._num_active):
                 try:
                     if self._world.Iprobe(rank, _TAG_OF_END):
@@ -213,8 +218,12 @@ class Survivors:
                 except self._mpi.Exception as error:
                     if not is_loss(self._mpi, error):
                         raise
+                    num_lost += 1
                     if error.Get_error_class() == self._mpi.ERR_REVOKED:
                         return None
+            if num_lost == self._num_active:  # nobody else is left to wake the spares
+                self.revoke()
+                return None
             time.sleep(_LOOK_SECONDS)
 
     def dismiss(self, text: str = "") -> None:

@@ -64,7 +64,8 @@ class Exchange(abc.ABC):
         self.starts = [0, *itertools.accumulate(self.counts)]
         self.number = self.starts[-1]
         self.has_one_replica_each = all(count == 1 for count in layout.counts)
-        self.local_temporaries = max(partial.order.temporaries for partial in self.local)
+        # none on a spare
+        self.local_temporaries = max((p.order.temporaries for p in self.local), default=0)
 
     @property
     def scratch_bytes(self) -> int:

@@ -1,0 +1,89 @@
+"""The call by which all ranks commit: copies of what belongs to replicas go to other ranks."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..collectives.call import Call
+from ..collectives.callsite import CallSite
+from ..collectives.engine import Engine
+from ..collectives.standing import CallDescription
+from ..options import CommunicationOptions
+from .buddies import buddy_of
+from .snapshot import Own, Snapshot
+
+__all__ = ["Committing", "Guarded"]
+
+_SIZE = struct.Struct("<q")
+
+
+class Guarded(NamedTuple):
+    """What a rank knows after a commit of the replicas of others."""
+
+    #: Its copies.
+    kept: dict[int, Own]
+    #: The replicas to which nothing belongs, on all ranks.
+    empty: frozenset[int]
+
+
+class Committing(Call):
+    """The exchange of what belongs to replicas.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Those of the objects.
+    snapshot : Snapshot
+        What is committed on this rank.
+    is_guarded : bool
+        Whether copies are sent: not where a lost rank ends the job.
+    """
+
+    kind = "ElasticState.commit"
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        snapshot: Snapshot | None,
+        site: CallSite,
+        options: CommunicationOptions,
+    ) -> None:
+        super().__init__(site, options)
+        self.names = tuple(names)
+        own = {} if snapshot is None else snapshot.own
+        full = {i: part for i, part in own.items() if not part.is_empty}
+        self.data = pickle.dumps(full, 5) if full else b""
+        self.is_guarded = snapshot is not None
+        self.identify(self.names)
+
+    def words(self, position: int = 0) -> CallDescription:
+        """Return the call in words, for messages."""
+        return CallDescription(self.kind, ", ".join(self.names), self.site, self.options.name)
+
+    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[Guarded | None]:
+        """Agree, and return what this rank keeps for others."""
+        if not self.is_guarded:
+            engine.agreement.agree(calls)
+            return [None]
+        layout, transport = engine.layout, engine.transport
+        engine.agreement.agree(calls, _SIZE.pack(len(self.data)))
+        sizes = [_SIZE.unpack(told)[0] for told in engine.agreement.payloads()]
+        empty = frozenset(
+            i for rank, size in enumerate(sizes) if not size for i in layout.replica_ids(rank)
+        )
+        kept: dict[int, Own] = {}
+        if any(sizes) and layout.size > 1:
+            buddies = [buddy_of(rank, transport.hosts) for rank in range(layout.size)]
+            coming = {
+                rank: sizes[rank]
+                for rank, buddy in enumerate(buddies)
+                if buddy == layout.rank and sizes[rank]
+            }
+            with engine.moving(self):
+                received = engine.carry(transport.pass_on, self.data, buddies[layout.rank], coming)
+            for data in received.values():
+                kept |= pickle.loads(data)
+        return [Guarded(kept, empty)]

@@ -1,0 +1,255 @@
+"""Keeping the state of a program safe: commits, and what is done when a rank is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from typing import Any, Protocol
+
+from ..collectives.call import Call
+from ..collectives.callsite import CallSite
+from ..context import StrategyLike
+from ..errors import RankLostError, mark_reporter
+from ..layout import Layout, compressed
+from ..options import CommunicationOptions
+from ..transport import Survivors, Transport
+from ..values import expire
+from .committing import Committing, Guarded
+from .losses import Loss
+from .moving import gather_state
+from .snapshot import Own, Shared, Snapshot, are_empty, put_back, take
+from .state import ElasticState, manager_of, objects_of, replace_objects
+
+__all__ = ["ElasticStrategy", "Keeper"]
+
+_log = logging.getLogger("mpi_replica")
+
+
+class ElasticStrategy(StrategyLike, Protocol):
+    """A strategy whose ranks can change."""
+
+    survivors: Survivors | None
+    losses: tuple[Loss, ...]
+
+    def move(self, transport: Transport, layout: Layout) -> None:
+        """Work over other ranks from now on."""
+
+
+@dataclasses.dataclass
+class Holding:
+    """What this rank has of the last commit."""
+
+    #: How many commits there were.
+    number: int
+    shared: Shared
+    #: What belongs to its own replicas.
+    own: dict[int, Own]
+    #: Its copies of what belongs to others.
+    kept: dict[int, Own]
+    #: Replicas to which nothing belongs.
+    empty: frozenset[int]
+    #: The step that a program would speak of.
+    step: int | None
+
+
+class Keeper:
+    """Commits a state, and brings all living ranks back to the last commit.
+
+    Parameters
+    ----------
+    strategy : MPIStrategy
+    state : ElasticState
+    """
+
+    def __init__(self, strategy: ElasticStrategy, state: ElasticState) -> None:
+        self._strategy = strategy
+        self._state = state
+        self._survivors = strategy.survivors
+        #: Whether the job goes on without a lost rank.
+        self.is_guarded = self._survivors is not None and self._survivors.is_fault_tolerant
+        self._holding: Holding | None = None
+        # The newest snapshot, and an older one whose memory is used again.
+        self._newest: Snapshot | None = None
+        self._reusable: Snapshot | None = None
+        # Whether all ranks have come to the agreement in which a loss came out.
+        self._has_met = False
+        #: Replicas whose state is gone, so that the last checkpoint is needed.
+        self.lost_replicas: tuple[int, ...] = ()
+        if self.is_guarded and not strategy.engine.is_spare:
+            self._hold_beginning()
+
+    def _hold_beginning(self) -> None:
+        """Hold the state as it is before the first commit."""
+        snapshot = take(self._strategy, objects_of(self._state))
+        ids = (
+            self._strategy.engine.layout.all_replica_ids if are_empty(snapshot.own.values()) else ()
+        )
+        self._holding = Holding(0, snapshot.shared, snapshot.own, {}, frozenset(ids), self._step(0))
+
+    def _step(self, number: int) -> int:
+        step = getattr(self._state, "step", None)
+        is_number = hasattr(step, "__index__") and not isinstance(step, bool)
+        return int(step) if is_number else number  # type: ignore[arg-type]
+
+    def commit(self) -> None:
+        """Have all ranks commit; see `ElasticState.commit`."""
+        engine = self._strategy.engine
+        snapshot: Snapshot | None = None
+
+        def make(site: CallSite, options: CommunicationOptions) -> Call:
+            nonlocal snapshot
+            objects = objects_of(self._state)
+            if self.is_guarded:
+                snapshot = take(self._strategy, objects, reuse=self._reusable)
+            return Committing(list(objects), snapshot, site, options)
+
+        guarded: Guarded | None = engine.cross_replica(engine.make(Committing.kind, None, make))
+        if snapshot is None or guarded is None:
+            return
+        self.meet()
+        number = 1 if self._holding is None else self._holding.number + 1
+        self._reusable, self._newest = self._newest, snapshot
+        self._holding = Holding(
+            number, snapshot.shared, snapshot.own, guarded.kept, guarded.empty, self._step(number)
+        )
+
+    def meet(self) -> None:
+        """Return where all living ranks have come here.
+
+        Raises
+        ------
+        RankLostError
+            Some of them have met a loss instead.
+        """
+        engine = self._strategy.engine
+        if not engine.transport.agree(1):
+            self._has_met = True
+            engine.transport.revoke()
+            loss = engine.transport.loss or RankLostError("a rank has died.")
+            engine.agreement.break_off(loss)
+            raise loss
+
+    def must_recover(self, error: BaseException) -> bool:
+        """Return whether all ranks go back to the last commit because of what came up here."""
+        engine = self._strategy.engine
+        if not self.is_guarded or not isinstance(error, Exception) or engine.is_spare:
+            return False
+        if engine.transport.loss is None and engine.agreement.is_agreed(error):
+            # All ranks raise it, unless one has died while they agreed to.
+            try:
+                self.meet()
+            except RankLostError:
+                return True
+        return engine.transport.loss is not None
+
+    def recover(self) -> None:
+        """Leave lost ranks behind, and go back to the last commit. All living ranks come here.
+
+        Raises
+        ------
+        RankLostError
+            The state of replicas is gone, and there is no checkpoint.
+        """
+        start = time.monotonic()
+        survivors, transport = self._survivors, self._strategy.engine.transport
+        if survivors is None:
+            raise RuntimeError("one rank alone can't have lost another one")
+        before = survivors.members
+        if not self._strategy.engine.is_spare:
+            survivors.revoke()
+            if not self._has_met:
+                transport.agree(0)  # others may be at a commit, or at the end
+        self._has_met = False
+        try:
+            survivors.come_together(self._go_on)
+        except BaseException as error:
+            # The strategy is over, on all ranks.
+            self._strategy.engine.agreement.break_off(error)
+            raise
+        lost = [member for member in before if member not in survivors.members]
+        step = None if self._holding is None or self.lost_replicas else self._holding.step
+        layout = self._strategy.engine.layout
+        loss = Loss.of_members(lost, step, time.monotonic() - start, layout)
+        self._strategy.losses = (*self._strategy.losses, loss)
+        if survivors.rank == 0:
+            _log.warning("%s", loss)
+
+    def _go_on(self, transport: Transport | None) -> None:
+        """Have the strategy work over the new transport, at the last commit."""
+        if transport is None:
+            return  # a spare that waits on
+        strategy, engine = self._strategy, self._strategy.engine
+        number = engine.layout.num_replicas
+        expire(number, engine.layout.local_replica_ids)
+        layout = Layout.even(number, transport.size, transport.rank)
+        strategy.move(transport, layout)
+        holding = self._holding
+        own = {} if holding is None else {**holding.kept, **holding.own}
+        found = gather_state(
+            transport,
+            layout,
+            number=None if holding is None else holding.number,
+            shared=None if holding is None else (holding.shared, holding.step),
+            own=own,
+            empty=frozenset() if holding is None else holding.empty,
+            num_variables=engine.num_variables,
+        )
+        engine.num_variables = found.num_variables
+        self.lost_replicas = tuple(found.lost)
+        if self.lost_replicas:
+            self._require_checkpoint()
+            return
+        shared, step = found.shared
+        mine = {i: found.own[i] for i in layout.local_replica_ids}
+        found_objects = put_back(strategy, objects_of(self._state), shared, mine)
+        replace_objects(self._state, found_objects)
+        # What other ranks host now is kept, too: one of them may be lost before the next commit.
+        self._holding = Holding(found.number, shared, mine, {**own, **found.own}, found.empty, step)
+        self._newest = self._reusable = None
+
+    def _require_checkpoint(self) -> None:
+        manager = manager_of(self._state)
+        if manager is None:
+            many = len(self.lost_replicas) > 1
+            error = RankLostError(
+                f"what belonged to replica{'s' * many} {compressed(self.lost_replicas)} is gone:"
+                " the ranks that hosted and that kept it were lost together. Give the state a"
+                " mr.CheckpointManager and save from time to time: its newest checkpoint is"
+                " restored then."
+            )
+            mark_reporter(error, 0)  # all ranks have it
+            raise error
+
+    def restore_checkpoint(self) -> None:
+        """Restore the newest checkpoint, where the state of replicas is gone. Collective.
+
+        Raises
+        ------
+        RankLostError
+            There is none.
+        """
+        manager = manager_of(self._state)
+        lost, self.lost_replicas = self.lost_replicas, ()
+        path = None if manager is None else manager.restore_or_initialize()
+        if path is None:
+            raise RankLostError(
+                f"what belonged to replicas {compressed(lost)} is gone: the ranks that hosted and"
+                " that kept it were lost together, and no checkpoint was saved before."
+            )
+        self._hold_beginning()
+
+    def say_end(self) -> None:
+        """Log what was lost until the end, once."""
+        losses: Any = self._strategy.losses
+        if losses and self._strategy.engine.layout.rank == 0:
+            ranks = sorted(rank for loss in losses for rank in loss.ranks)
+            seconds = sum(loss.seconds for loss in losses)
+            _log.warning(
+                "ended without rank%s %s, lost in %d event%s; %.3f s went into going on.",
+                "s" * (len(ranks) > 1),
+                compressed(ranks),
+                len(losses),
+                "s" * (len(losses) > 1),
+                seconds,
+            )

@@ -1,0 +1,131 @@
+"""After a loss: who has what of the last commit, and how each rank gets what it needs."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..layout import Layout
+from ..transport import Transport
+from .buddies import givers
+from .snapshot import Own
+
+__all__ = ["Found", "gather_state"]
+
+
+class _Told(NamedTuple):
+    """What a rank tells of what it has."""
+
+    #: Of the commit; None where it has none.
+    number: int | None
+    held: tuple[int, ...]
+    full: bool
+    empty: frozenset[int]
+    num_variables: int
+
+
+class Found(NamedTuple):
+    """What a rank has in the end."""
+
+    number: int
+    shared: Any
+    #: What belongs to its replicas, and perhaps to others.
+    own: dict[int, Own]
+    #: Replicas to which nothing belongs.
+    empty: frozenset[int]
+    #: Replicas whose state no rank has.
+    lost: list[int]
+    num_variables: int
+
+
+def gather_state(
+    transport: Transport,
+    layout: Layout,
+    *,
+    number: int | None,
+    shared: Any,
+    own: Mapping[int, Own],
+    empty: frozenset[int],
+    num_variables: int,
+) -> Found:
+    """Give each rank what belongs to the replicas that it hosts from now on. Collective.
+
+    Parameters
+    ----------
+    transport, layout
+        The new ones.
+    number : int or None
+        Of the last commit; None on a rank that has none.
+    shared : object
+        What is the same on all ranks that have it; goes to the others.
+    own : mapping
+        What this rank has, of replicas that it hosted and of others.
+    empty : frozenset of int
+        Replicas to which nothing belongs, as far as this rank knows.
+    num_variables : int
+        How many variables it has made.
+
+    Notes
+    -----
+    Two small messages to all, and one to each rank that needs something.
+    """
+    full = any(not part.is_empty for part in own.values())
+    mine = _Told(number, tuple(own), full, empty, num_variables)
+    told: list[_Told] = [
+        pickle.loads(data) for data in transport.all_gather_bytes(pickle.dumps(mine, 5))
+    ]
+    numbers = {one.number for one in told if one.number is not None}
+    if len(numbers) > 1:
+        raise RuntimeError(f"the ranks have different commits: {sorted(numbers)}")
+    everyone = layout.all_replica_ids
+    nothing = frozenset().union(*(one.empty for one in told))
+    found_at = givers(everyone, {rank: one.held for rank, one in enumerate(told)}, {})
+    lost = [i for i in everyone if i not in found_at and i not in nothing]
+    if not numbers:
+        lost = list(everyone)
+    most = max(one.num_variables for one in told)
+    if lost:
+        return Found(0, None, {}, nothing, lost, most)
+    first = next(rank for rank, one in enumerate(told) if one.number is not None)
+    messages: list[Any] = []
+    for rank, one in enumerate(told):
+        needed = [
+            i
+            for i in layout.replica_ids(rank)
+            if i not in one.held and found_at.get(i) == transport.rank
+        ]
+        is_new = one.number is None and transport.rank == first
+        parts = {i: own[i] for i in needed}
+        messages.append((shared if is_new else None, parts) if is_new or parts else None)
+    received = _exchange(transport, messages)
+    have = dict(own)
+    for message in received:
+        if message is not None:
+            given, parts = message
+            shared = given or shared
+            have |= parts
+    for i in layout.local_replica_ids:
+        have.setdefault(i, Own({}, {}))
+    return Found(numbers.pop(), shared, have, nothing, [], most)
+
+
+def _exchange(transport: Transport, messages: list[Any]) -> list[Any]:
+    """Send an object to each rank, or None; return what each rank has sent here."""
+    packed = [b"" if one is None else pickle.dumps(one, 5) for one in messages]
+    counts = np.array([len(data) for data in packed], np.int64)
+    everyone = transport.all_gather_bytes(counts.tobytes())
+    table = [np.frombuffer(row, np.int64) for row in everyone]
+    coming = [int(row[transport.rank]) for row in table]
+    if not any(row.any() for row in table):
+        return [None] * transport.size
+    receive = np.empty(sum(coming), np.uint8)
+    send = np.frombuffer(b"".join(packed), np.uint8)
+    transport.all_to_all(send, counts.tolist(), receive, coming)
+    ends = np.cumsum(coming).tolist()
+    return [
+        pickle.loads(receive[end - count : end].tobytes()) if count else None
+        for end, count in zip(ends, coming, strict=True)
+    ]

@@ -1,0 +1,178 @@
+"""``strategy.run_elastic``: training that goes on without a lost rank."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ..collectives.call import Call
+from ..collectives.callsite import CallSite, FunctionIdentity, function_identity
+from ..collectives.engine import Engine
+from ..collectives.standing import CallDescription
+from ..context import require_cross_replica
+from ..errors import RankLostError
+from ..options import CommunicationOptions
+from .keeping import ElasticStrategy, Keeper
+from .losses import Loss
+from .state import ElasticState, kept_by
+
+__all__ = ["Elastic"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("mpi_replica")
+
+
+class _Meeting(Call):
+    """The agreement at the begin and at the end of ``run_elastic``."""
+
+    kind = "run_elastic"
+
+    def __init__(
+        self,
+        function: FunctionIdentity,
+        moment: str,
+        site: CallSite,
+        options: CommunicationOptions,
+    ) -> None:
+        super().__init__(site, options)
+        self.function, self.moment = function, moment
+        self.identify((function.digest, moment))
+
+    def words(self, position: int = 0) -> CallDescription:
+        text = f"{self.moment} of {self.function.text}"
+        code = self.function.digest.hex()
+        return CallDescription(self.kind, text, self.site, self.options.name, code=code)
+
+    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[None]:
+        engine.agreement.agree(calls)
+        return [None]
+
+
+class Elastic:
+    """The part of a strategy that goes on without a lost rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: What was lost so far, the oldest first.
+        self.losses: tuple[Loss, ...] = ()
+
+    def run_elastic(self: ElasticStrategy, train: Callable[[], T], state: ElasticState) -> T | None:
+        """Call `train`, and call it again at the last commit whenever a rank was lost.
+
+        Collective: all ranks call it, in cross-replica context. When a rank dies, the ranks that
+        are left host its replicas, or a spare takes its place; there are as many replicas as
+        before. With ``reproducible=True`` all results have the same bits as without the loss.
+
+        Parameters
+        ----------
+        train : callable
+            Called without arguments. It trains on from where `state` is, and calls
+            ``state.commit()`` from time to time: after a loss what came later is done again.
+        state : ElasticState
+            All that changes. What is not in it stays as it was when a rank was lost.
+
+        Returns
+        -------
+        object
+            What `train` returned. None on a spare that was not needed.
+
+        Raises
+        ------
+        RankLostError
+            A rank was lost together with the one that kept copies for it, and there is no
+            checkpoint; or on a spare, when the program has failed on the other ranks.
+        ContextError
+            Called in a replica, or inside of itself.
+        TypeError
+            `train` is not callable; `state` is no `ElasticState`; on every rank.
+        BaseException
+            What `train` raised, if it was not for a loss.
+
+        Notes
+        -----
+        It needs an MPI library with fault tolerance (ULFM): Open MPI under ``mpirun --with-ft
+        ulfm``, which ``python -m mpi_replica run --elastic`` takes care of. Without it a warning
+        says so, and a lost rank ends the job; a `CheckpointManager` goes on with it later.
+
+        A loss makes every call of this strategy a `RankLostError` until `train` has been left, and
+        what was made before raises it, too: values of `run` and of datasets. Let it pass.
+
+        Examples
+        --------
+        See `ElasticState`.
+        """
+        engine = self.engine
+        require_cross_replica(self, "run_elastic")
+        problem = _problem(train, state)
+        if problem is not None:
+            if engine.is_spare:
+                raise problem
+            engine.fail("run_elastic", problem)
+        identity = function_identity(train)
+
+        def meet(moment: str) -> None:
+            def make(site: CallSite, options: CommunicationOptions) -> Call:
+                return _Meeting(identity, moment, site, options)
+
+            engine.cross_replica(engine.make(_Meeting.kind, None, make))
+
+        keeper = Keeper(self, state)
+        with kept_by(state, keeper):
+            _say_if_unguarded(self, keeper)
+            return _train(self, keeper, meet, train)
+
+
+def _train(
+    strategy: ElasticStrategy, keeper: Keeper, meet: Callable[[str], None], train: Callable[[], T]
+) -> T | None:
+    engine, survivors = strategy.engine, strategy.survivors
+    if survivors is not None:
+        survivors.has_dismissed = False
+    while True:
+        if engine.is_spare and survivors is not None:
+            told = survivors.wait()
+            if told:
+                raise RankLostError(
+                    f"this spare was not needed, and the program has ended elsewhere: {told}"
+                )
+            if told is not None:
+                return None
+            keeper.recover()
+            continue
+        try:
+            if keeper.lost_replicas:
+                keeper.restore_checkpoint()
+            meet("begin")
+            keeper.commit()
+            result = train()
+            meet("end")
+            if keeper.is_guarded:
+                keeper.meet()
+        except BaseException as error:
+            if not keeper.must_recover(error):
+                raise
+        else:
+            if survivors is not None:
+                survivors.dismiss()
+            keeper.say_end()
+            return result
+        keeper.recover()
+
+
+def _problem(train: object, state: object) -> Exception | None:
+    if not callable(train):
+        return TypeError(f"run_elastic needs a callable, got {train!r}.")
+    if not isinstance(state, ElasticState):
+        return TypeError(f"run_elastic needs a mr.ElasticState, got {state!r}.")
+    return None
+
+
+def _say_if_unguarded(strategy: ElasticStrategy, keeper: Keeper) -> None:
+    layout = strategy.engine.layout
+    if layout.size > 1 and not keeper.is_guarded and layout.rank == 0:
+        _log.warning(
+            "a lost rank ends this job: the MPI library has no fault tolerance, or was started"
+            " without it. Start the program by python -m mpi_replica run --elastic, with Open MPI."
+        )

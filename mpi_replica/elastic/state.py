@@ -1,0 +1,132 @@
+"""What a program trains, and where it goes on after a loss."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..checkpoint import Checkpoint
+from ..context import require_cross_replica
+from ..errors import ContextError
+
+if TYPE_CHECKING:
+    from ..checkpoint import CheckpointManager
+
+__all__ = ["ElasticState", "kept_by", "manager_of", "objects_of", "replace_objects"]
+
+
+class _Keeper(Protocol):
+    def commit(self) -> None: ...
+
+
+class ElasticState(Checkpoint):
+    """The state of a program that goes on without a lost rank: see ``strategy.run_elastic``.
+
+    Parameters
+    ----------
+    strategy : Strategy, optional
+        By position, as for `Checkpoint`.
+    **objects
+        What a `Checkpoint` can hold, each an attribute, too. Make variables, datasets and iterators
+        before `run_elastic`. The random numbers of the strategy, and where each of its distributed
+        datasets stands, are part of it by themselves.
+
+    Raises
+    ------
+    ValueError
+        As for `Checkpoint`.
+
+    Notes
+    -----
+    It is a `Checkpoint`: a `CheckpointManager` saves and restores it. Where that has saved one, the
+    newest is restored if a rank is lost together with the one that keeps copies for it.
+
+    Examples
+    --------
+    >>> import mpi_replica as mr
+    >>> strategy = mr.MPIStrategy(num_replicas=2)
+    >>> with strategy.scope():
+    ...     weights = mr.Variable([1.0, 2.0])
+    >>> state = mr.ElasticState(step=0, weights=weights)
+    >>> def train():
+    ...     while state.step < 3:
+    ...         strategy.run(lambda: weights.assign_add([1.0, 1.0]))
+    ...         state.step += 1
+    ...         state.commit()
+    >>> strategy.run_elastic(train, state)
+    >>> weights.numpy()
+    array([4., 5.])
+    """
+
+    _keeper: _Keeper | None = None
+
+    def commit(self) -> None:
+        """Have all ranks go on from here, should one be lost.
+
+        Collective: all ranks call it, in cross-replica context, inside of `run_elastic`. It is
+        agreed: all living ranks have committed, or none, also where one dies meanwhile.
+
+        Raises
+        ------
+        ContextError
+            Called outside of `run_elastic`, or in a replica.
+        TypeError, ValueError
+            An object can't be kept: as for ``Checkpoint.save``.
+        CollectiveMismatchError
+            The ranks are at different calls.
+        RankLostError
+            A rank has died; `run_elastic` deals with it.
+
+        Notes
+        -----
+        What is mirrored is kept on each rank: arrays of variables by reference, other arrays as
+        copies. What belongs to replicas (`PerReplica` values, variables that are synchronized on
+        read, random numbers that were drawn in replicas) is sent to one other rank, on another host
+        where there is one: one message each. Beside that one message of 256 bytes a rank, and one
+        agreement (``MPIX_Comm_iagree``). Where a lost rank ends the job, only the first one.
+        """
+        require_cross_replica(self.strategy, "ElasticState.commit")
+        if self._keeper is None:
+            raise ContextError(
+                "ElasticState.commit was called outside of strategy.run_elastic, where nothing"
+                " would ever go back to it. Call it in the function that is given to"
+                " run_elastic(train, state), or save a checkpoint instead."
+            )
+        self._keeper.commit()
+
+
+# Functions, since each method would be a name that no object of a state can have.
+
+
+def objects_of(state: ElasticState) -> dict[str, Any]:
+    """Return what a state holds, by name."""
+    return state._objects
+
+
+def replace_objects(state: ElasticState, found: Mapping[str, Any]) -> None:
+    """Have a state hold these objects."""
+    state.__dict__.update(found)
+
+
+def manager_of(state: ElasticState) -> CheckpointManager | None:
+    """Return the `CheckpointManager` that was made last for a state, if that is in use."""
+    return None if state._manager is None else state._manager()
+
+
+@contextlib.contextmanager
+def kept_by(state: ElasticState, keeper: _Keeper) -> Iterator[None]:
+    """Return a context in which commits of `state` go to `keeper`.
+
+    Raises
+    ------
+    ContextError
+        They go to another one.
+    """
+    if state._keeper is not None:
+        raise ContextError("run_elastic was called inside of itself, with the same state.")
+    state._keeper = keeper
+    try:
+        yield
+    finally:
+        state._keeper = None
