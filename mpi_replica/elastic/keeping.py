@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ..collectives.call import Call
 from ..collectives.callsite import CallSite
-from ..context import StrategyLike
+from ..context import StrategyLike, require_cross_replica
 from ..errors import RankLostError, mark_reporter
 from ..layout import Layout, compressed
 from ..options import CommunicationOptions
@@ -94,6 +94,7 @@ class Keeper:
 
     def commit(self) -> None:
         """Have all ranks commit; see `ElasticState.commit`."""
+        require_cross_replica(self._strategy, Committing.kind)
         engine = self._strategy.engine
         snapshot: Snapshot | None = None
 

@@ -15,7 +15,7 @@ from ..errors import RankLostError
 from ..options import CommunicationOptions
 from .keeping import ElasticStrategy, Keeper
 from .losses import Loss
-from .state import ElasticState, kept_by
+from .state import ElasticState, kept_by, strategies_of
 
 __all__ = ["Elastic"]
 
@@ -85,8 +85,9 @@ class Elastic:
             checkpoint; or on a spare, when the program has failed on the other ranks.
         ContextError
             Called in a replica, or inside of itself.
-        TypeError
-            `train` is not callable; `state` is no `ElasticState`; on every rank.
+        TypeError, ValueError
+            `train` is not callable; `state` is no `ElasticState`, or one of another strategy; on
+            every rank.
         BaseException
             What `train` raised, if it was not for a loss.
 
@@ -105,7 +106,7 @@ class Elastic:
         """
         engine = self.engine
         require_cross_replica(self, "run_elastic")
-        problem = _problem(train, state)
+        problem = _problem(self, train, state)
         if problem is not None:
             if engine.is_spare:
                 raise problem
@@ -161,11 +162,17 @@ def _train(
         keeper.recover()
 
 
-def _problem(train: object, state: object) -> Exception | None:
+def _problem(strategy: ElasticStrategy, train: object, state: object) -> Exception | None:
     if not callable(train):
         return TypeError(f"run_elastic needs a callable, got {train!r}.")
     if not isinstance(state, ElasticState):
         return TypeError(f"run_elastic needs a mr.ElasticState, got {state!r}.")
+    others = strategies_of(state) - {strategy}
+    if others:
+        return ValueError(
+            f"the state given to run_elastic of {strategy!r} belongs to {others.pop()!r}. Make it"
+            " of variables of the strategy whose run_elastic is called."
+        )
     return None
 
 

@@ -7,13 +7,20 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..checkpoint import Checkpoint
-from ..context import require_cross_replica
+from ..context import StrategyLike
 from ..errors import ContextError
 
 if TYPE_CHECKING:
     from ..checkpoint import CheckpointManager
 
-__all__ = ["ElasticState", "kept_by", "manager_of", "objects_of", "replace_objects"]
+__all__ = [
+    "ElasticState",
+    "kept_by",
+    "manager_of",
+    "objects_of",
+    "replace_objects",
+    "strategies_of",
+]
 
 
 class _Keeper(Protocol):
@@ -86,7 +93,6 @@ class ElasticState(Checkpoint):
         where there is one: one message each. Beside that one message of 256 bytes a rank, and one
         agreement (``MPIX_Comm_iagree``). Where a lost rank ends the job, only the first one.
         """
-        require_cross_replica(self.strategy, "ElasticState.commit")
         if self._keeper is None:
             raise ContextError(
                 "ElasticState.commit was called outside of strategy.run_elastic, where nothing"
@@ -107,6 +113,12 @@ def objects_of(state: ElasticState) -> dict[str, Any]:
 def replace_objects(state: ElasticState, found: Mapping[str, Any]) -> None:
     """Have a state hold these objects."""
     state.__dict__.update(found)
+
+
+def strategies_of(state: ElasticState) -> set[StrategyLike]:
+    """Return the strategies of which a state is known to be: none, where it has no variables."""
+    given = state._given_strategy
+    return ({given} if given is not None else set()) | {v.strategy for v in state._variables()}
 
 
 def manager_of(state: ElasticState) -> CheckpointManager | None:
