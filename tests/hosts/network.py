@@ -57,7 +57,7 @@ class Network:
             f"--pid=/proc/{pid}/ns/pid_for_children",
         ]
 
-    def run_on_hosts(self, library, ranks_per_host, arguments, *, env=None, **settings):
+    def run_on_hosts(self, library, ranks_per_host, arguments, *, env=None, options=(), **settings):
         """Run ``python ARGUMENTS...`` on some ranks of each host; see `run_ranks`."""
         slots = ",".join(f"{host}:{ranks_per_host}" for host in HOSTS)
         where = {
@@ -71,7 +71,7 @@ class Network:
             env=ENVIRONMENT | (env or {}),
             # A signal to nsenter ends nsenter alone: what it has started must notice.
             prefix=[*self._enter, "env", f"--chdir={ROOT}", "setpriv", "--pdeathsig=TERM"],
-            options=[*OPTIONS[library], *where[library]],
+            options=[*OPTIONS[library], *where[library], *options],
             **settings,
         )
 

@@ -1,0 +1,39 @@
+"""A host that is lost with all its ranks, in the middle of a job that goes on without it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hosts.network import FOLDER, HOSTS
+
+pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
+
+ALONE = {**os.environ, "MPI_REPLICA_TRANSPORT": "single"}
+FAULT_TOLERANT = ["--with-ft", "ulfm"]
+
+
+def hash_of(line):
+    return line.split()[2]
+
+
+@pytest.mark.parametrize("dying", [1, 2], ids=["one of two ranks", "the whole host"])
+def test_a_lost_host_changes_no_bit_of_what_the_others_compute(network, dying):
+    alone = subprocess.run(
+        [sys.executable, FOLDER / "lost_host.py", "none", "0"],
+        env=ALONE,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    done = network.run_on_hosts(
+        "openmpi", 2, [FOLDER / "lost_host.py", "node2", str(dying)], options=FAULT_TOLERANT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert len(lines) == 2 * len(HOSTS) - dying
+    for rank, line in enumerate(lines):
+        assert line.startswith(f"rank {rank} ")
+        assert line.endswith(f" without {','.join(['node2'] * dying)}")
+        assert hash_of(line) == hash_of(alone.stdout)
