@@ -29,6 +29,22 @@ NO_LAUNCHERS = [
     {"SLURM_STEP_ID": "0"},
     {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"},
     {"PBS_JOBID": "7", "PBS_NP": "4"},
+    # The shells of salloc and of srun --mpi=pmix --pty: jobs are started from there.
+    {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "4294967290",
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURM_PROCID": "0",
+        "SLURM_NTASKS": "4",
+    },
+    {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURM_PROCID": "0",
+        "PMIX_RANK": "0",
+        "PMIX_NAMESPACE": "slurm.pmix.7.0",
+    },
 ]
 
 # Programs that begin with this find no MPI.
@@ -94,7 +110,7 @@ def test_everything_works_where_no_mpi_library_is_installed():
     assert run_python(textwrap.dedent(HIDE_MPI) + textwrap.dedent(ONE_RANK)).stdout == "False\n"
 
 
-def test_a_batch_script_without_a_launcher_is_one_rank():
+def test_a_batch_script_or_shell_without_a_launcher_is_one_rank():
     for env in NO_LAUNCHERS:
         assert run_python(ONE_RANK, env=env).stdout == "False\n"
 
