@@ -147,6 +147,19 @@ def test_what_the_user_has_set_is_left_alone():
     assert settings("mpich", 4, Host(2), mine, replicas=8)["MPI_REPLICA_NUM_REPLICAS"] == "8"
 
 
+def test_threads_of_blas_that_are_asked_for_win_over_cores_and_are_no_fewer_for_a_layout():
+    asked = {"MPI_REPLICA_BLAS_THREADS": "3"}
+    for ranks in (1, 2, 9):
+        assert settings("mpich", ranks, Host(8), asked) == threads(3)
+    # Reproducible strategies have 1 unless asked: a number of this layout would change their bits.
+    assert not asked.keys() & settings("mpich", 2, Host(8), {}).keys()
+    # What the user has set for a library goes on to it.
+    mine = {"OMP_NUM_THREADS": "5", "OPENBLAS_NUM_THREADS": "6", "MKL_NUM_THREADS": "7"}
+    assert settings("mpich", 2, Host(8), asked | mine) == {"PYTHONHASHSEED": "0"}
+    with pytest.raises(LaunchError, match="MPI_REPLICA_BLAS_THREADS='many'"):
+        settings("mpich", 2, Host(8), {"MPI_REPLICA_BLAS_THREADS": "many"})
+
+
 def test_other_hosts_get_the_variables_of_the_job_and_no_others():
     environ = {"HOME": "/", "PYTHONPATH": "a", "MPI_REPLICA_WATCH": "0", "OMPI_MCA_pml": "ob1"}
     names = for_other_hosts({"MPI4PY_LIBMPI": "b", **threads(1)}, environ)
