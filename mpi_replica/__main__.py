@@ -38,8 +38,10 @@ exit status  that of the program: of the first rank that failed with Open MPI, o
              job could not be started.
 Slurm        srun starts the ranks where it speaks a protocol of the library (srun --mpi=list):
              pmix for Open MPI, pmi2 for MPICH. Elsewhere the library's launcher does.
-set for all  PYTHONHASHSEED=0, and as many threads of BLAS as a rank has cores (OMP_NUM_THREADS,
-             OPENBLAS_NUM_THREADS, MKL_NUM_THREADS), unless they are set already.
+set for all  PYTHONHASHSEED=0, and as many threads of BLAS as a rank has cores, or as
+             MPI_REPLICA_BLAS_THREADS says (OMP_NUM_THREADS, OPENBLAS_NUM_THREADS,
+             MKL_NUM_THREADS), unless they are set already. Reproducible strategies have
+             MPI_REPLICA_BLAS_THREADS or 1, whatever else is set.
 """
 
 

@@ -10,10 +10,10 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["hold", "refresh", "threads_per_replica"]
+__all__ = ["hold", "refresh", "threads_asked_for", "threads_per_replica"]
 
 _THREADS = "MPI_REPLICA_BLAS_THREADS"
 
@@ -74,6 +74,34 @@ _seen = _Seen()
 _limit = _Limit()  # one, since the libraries are the process's
 
 
+def threads_asked_for(environ: Mapping[str, str]) -> int | None:
+    """Return how many threads of BLAS a variable gives to each replica; None where it is not set.
+
+    Raises
+    ------
+    ValueError
+        It is no positive integer.
+
+    Examples
+    --------
+    >>> threads_asked_for({"MPI_REPLICA_BLAS_THREADS": "2"})
+    2
+    """
+    given = environ.get(_THREADS)
+    if given is None:
+        return None
+    try:
+        threads = int(given)
+    except ValueError:
+        threads = 0
+    if threads < 1:
+        raise ValueError(
+            f"{_THREADS}={given!r} is not a positive integer. It is how many threads of BLAS each"
+            " replica of a reproducible strategy has: give such a number, or unset it for 1."
+        )
+    return threads
+
+
 def threads_per_replica() -> int:
     """Return how many threads of BLAS each replica has in a reproducible strategy.
 
@@ -85,20 +113,12 @@ def threads_per_replica() -> int:
         The environment variable is no positive integer, or it has changed while another
         reproducible strategy is open.
     """
-    given = os.environ.get(_THREADS, "1")
-    try:
-        threads = int(given)
-    except ValueError:
-        threads = 0
-    if threads < 1:
-        raise ValueError(
-            f"{_THREADS}={given!r} is not a positive integer. It is how many threads of BLAS each"
-            " replica of a reproducible strategy has: give such a number, or unset it for 1."
-        )
+    threads = threads_asked_for(os.environ) or 1
     if _limit.threads not in (0, threads):
         raise ValueError(
-            f"{_THREADS}={given!r}, but a reproducible strategy that is still open has fixed the"
-            f" threads of BLAS at {_limit.threads}. Close it first, or give the same number."
+            f"{_THREADS}={os.environ.get(_THREADS, '1')!r}, but a reproducible strategy that is"
+            f" still open has fixed the threads of BLAS at {_limit.threads}. Close it first, or"
+            " give the same number."
         )
     return threads
 

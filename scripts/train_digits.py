@@ -4,6 +4,8 @@
     mpirun -n 2 python scripts/train_digits.py --replicas 4     # 2 ranks with two replicas each
     python scripts/train_digits.py                              # 1 process, without MPI
 
+It needs scikit-learn, matplotlib and tqdm: pip install '.[examples]' in the checkout.
+
 Every rank runs this whole program. A replica is one copy of the step functions below: it gets its
 part of each batch, and meets the other replicas in the calls of `ctx`. The same number of replicas
 gives the same bits on any number of ranks, as the hashes that are printed show.

@@ -44,6 +44,13 @@ FOREIGN += ("MPI_REPLICA_BLAS_", "MPI_REPLICA_REPRODUCIBLE", "PYTEST_XDIST_")
 # communicators in a quarter of it, and no spinning while the ranks share cores.
 ONE_HOST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_mpi_yield_when_idle": "1"}
 
+# Open MPI with a hostfile: what lets it have more ranks than cores has it put all of them on the
+# first host, whatever slots that one has; and more slots than cores are no cores to bind to.
+SLOTS_ARE_READ = {
+    "PRTE_MCA_rmaps_default_mapping_policy": None,
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+}
+
 
 def run_ranks(
     library,

@@ -82,6 +82,12 @@ class TestThreads:
             assert threads() == {2}
         assert threads() == {3}
 
+    def test_variables_of_the_libraries_say_nothing_to_a_reproducible_strategy(self, monkeypatch):
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            monkeypatch.setenv(name, "3")
+        with reproducible():
+            assert threads() == {1}
+
     def test_another_strategy_leaves_the_threads_alone(self, monkeypatch):
         monkeypatch.setenv("MPI_REPLICA_BLAS_THREADS", "many")  # not even read
         options = mr.CommunicationOptions(reproducible=False)

@@ -12,16 +12,23 @@ from mpi_replica.errors import LaunchError
 from mpi_replica.launcher.allocation import (
     Allocation,
     hosts_in_file,
-    launcher_around,
     read_allocation,
 )
 from mpi_replica.launcher.commands import Request, command, shell_line
 from mpi_replica.launcher.output import MPICH_MARK, DeathNotice, Tags
 from mpi_replica.launcher.program import program_command
 from mpi_replica.launcher.settings import Host, for_other_hosts, settings
+from mpi_replica.transport.launch import launcher_variable
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
 STEP = SLURM | {"SLURM_STEP_ID": "0"}
+# The shell of salloc, as Slurm 22.05 starts it on a host of the job.
+SALLOC = SLURM | {
+    "SLURM_STEP_ID": "4294967290",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_NTASKS": "4",
+}
 
 
 @pytest.mark.parametrize(
@@ -43,10 +50,7 @@ STEP = SLURM | {"SLURM_STEP_ID": "0"}
             Allocation("slurm", None, 2, is_in_step=True),
         ),
         # The shell of salloc is a step with a number of Slurm's own.
-        (
-            SLURM | {"SLURM_STEP_ID": "4294967290", "SLURM_NTASKS": "4"},
-            Allocation("slurm", 4, 2),
-        ),
+        (SALLOC, Allocation("slurm", 4, 2)),
     ],
 )
 def test_an_allocation_is_read_from_the_environment(environ, expected):
@@ -66,15 +70,19 @@ def test_one_of_several_processes_of_srun_starts_no_job_of_its_own():
         (STEP | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, True),
         # Shells to start jobs from: of srun --pty, of salloc, and a batch script.
         (STEP | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"}, False),
-        (SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290"}, False),
+        (SALLOC, False),
         (SLURM | {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, False),
         # mpirun in a job of Slurm: its daemons are a step with a process for each host.
         (STEP | {"SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "4"}, True),
         (STEP | {"SLURM_STEP_NUM_TASKS": "1", "PMI_SIZE": "4", "PMI_RANK": "1"}, True),
+        # The same from the shell of salloc, and a launcher of PMIx that is no library's own.
+        (SALLOC | {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "0"}, True),
+        (SALLOC | {"PMIX_RANK": "0", "PMIX_NAMESPACE": "prterun-n1-7@1"}, True),
+        (STEP | {"SLURM_STEP_NUM_TASKS": "1", "FLUX_TASK_RANK": "0"}, True),
     ],
 )
 def test_a_rank_is_told_from_a_shell_of_the_batch_system(environ, is_rank):
-    assert (launcher_around(environ) is not None) == is_rank
+    assert (launcher_variable(environ) is not None) == is_rank
 
 
 def test_pbs_lists_a_host_for_each_rank(tmp_path):
@@ -137,6 +145,19 @@ def test_what_the_user_has_set_is_left_alone():
     assert not added.keys() & mine.keys()
     # What is asked for on the command line is newer.
     assert settings("mpich", 4, Host(2), mine, replicas=8)["MPI_REPLICA_NUM_REPLICAS"] == "8"
+
+
+def test_threads_of_blas_that_are_asked_for_win_over_cores_and_are_no_fewer_for_a_layout():
+    asked = {"MPI_REPLICA_BLAS_THREADS": "3"}
+    for ranks in (1, 2, 9):
+        assert settings("mpich", ranks, Host(8), asked) == threads(3)
+    # Reproducible strategies have 1 unless asked: a number of this layout would change their bits.
+    assert not asked.keys() & settings("mpich", 2, Host(8), {}).keys()
+    # What the user has set for a library goes on to it.
+    mine = {"OMP_NUM_THREADS": "5", "OPENBLAS_NUM_THREADS": "6", "MKL_NUM_THREADS": "7"}
+    assert settings("mpich", 2, Host(8), asked | mine) == {"PYTHONHASHSEED": "0"}
+    with pytest.raises(LaunchError, match="MPI_REPLICA_BLAS_THREADS='many'"):
+        settings("mpich", 2, Host(8), {"MPI_REPLICA_BLAS_THREADS": "many"})
 
 
 def test_other_hosts_get_the_variables_of_the_job_and_no_others():

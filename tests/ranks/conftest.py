@@ -89,6 +89,20 @@ def shared_folder():
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture
+def path(shared_folder):
+    """Where all ranks save a checkpoint."""
+    return shared_folder / "trained"
+
+
+@pytest.fixture
+def world():
+    """The communicator of all ranks."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
 def make_strategy(layout, **options):
     from mpi4py import MPI  # starts MPI, so not when this file is imported
 

@@ -23,19 +23,6 @@ from mpi_replica import VariableAggregation as Aggregation
 SUM, MEAN, FIRST = Aggregation.SUM, Aggregation.MEAN, Aggregation.ONLY_FIRST_REPLICA
 
 
-@pytest.fixture
-def path(shared_folder):
-    """Where all ranks save."""
-    return shared_folder / "trained"
-
-
-@pytest.fixture
-def world():
-    from mpi4py import MPI  # starts MPI, so not when this file is imported
-
-    return MPI.COMM_WORLD
-
-
 # On any layout
 
 

@@ -26,13 +26,6 @@ from mpi_replica.errors import (
     StructureMismatchError,
 )
 
-
-@pytest.fixture
-def path(shared_folder):
-    """Where all ranks save."""
-    return shared_folder / "trained"
-
-
 # What does not fit
 
 

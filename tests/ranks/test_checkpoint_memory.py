@@ -16,12 +16,6 @@ MOST_BYTES = 6 << 20  # a block of files has 4 MiB
 
 
 @pytest.fixture
-def path(shared_folder):
-    """Where all ranks save."""
-    return shared_folder / "trained"
-
-
-@pytest.fixture
 def traced():
     """Return what measures an action: how far its peak lies above what there is before it."""
 

@@ -13,19 +13,6 @@ from everywhere import check_works, gathered, holds_everywhere, raises_everywher
 from mpi_replica.errors import CheckpointError, StructureMismatchError
 
 
-@pytest.fixture
-def path(shared_folder):
-    """Where all ranks save."""
-    return shared_folder / "trained"
-
-
-@pytest.fixture
-def world():
-    from mpi4py import MPI  # starts MPI, so not when this file is imported
-
-    return MPI.COMM_WORLD
-
-
 def own_value(i):
     """What replica `i` has: of another shape on each, and of all kinds."""
     return {

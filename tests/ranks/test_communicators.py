@@ -9,13 +9,6 @@ import mpi_replica as mr
 from everywhere import check_works, gathered, raises_everywhere
 
 
-@pytest.fixture
-def world():
-    from mpi4py import MPI  # starts MPI, so not when this file is imported
-
-    return MPI.COMM_WORLD
-
-
 class Awkward:
     """No number, and its error can't be pickled."""
 
