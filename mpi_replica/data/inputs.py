@@ -10,7 +10,8 @@ from .. import nest
 from ..layout import Layout, shares
 from ..options import InputOptions, InputReplicationMode
 from .contexts import InputContext
-from .cutting import arrays_of, cut, empty_like, rows_of
+from .cutting import arrays_of, cut, empty_like
+from .elements import rows_of
 from .reading import MakeSteps, ReadOnce, Step, StepReader
 from .source import UNKNOWN_CARDINALITY, Dataset, elements_of
 
@@ -87,10 +88,8 @@ class Input:
             for rows, mine in batches:
                 parts = shares(rows, layout.num_replicas)
                 first = parts[ids[0]].start
-                yield (
-                    [rows_of(mine, parts[i].start - first, parts[i].stop - first) for i in ids],
-                    rows,
-                )
+                wanted = (slice(parts[i].start - first, parts[i].stop - first) for i in ids)
+                yield [rows_of(mine, part) for part in wanted], rows
 
         length = UNKNOWN_CARDINALITY
         if isinstance(dataset, Dataset):
