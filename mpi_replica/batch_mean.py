@@ -42,7 +42,8 @@ def mean_over_global_batch(
     -------
     nest of numpy.ndarray
         The sums over all replicas, divided by the rows of all. Means of integers are float64. The
-        sums must not overflow: sum up float16 in float32.
+        sums must not overflow: sum up float16 in float32. Arrays of torch, JAX and others as for
+        ``all_reduce``.
 
     Raises
     ------
