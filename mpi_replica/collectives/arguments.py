@@ -36,6 +36,9 @@ LAZY_BYTES = 1 << 16
 
 _NONE, _PLAIN, _OBJECT, _ARRAY, _SCALAR, _LAZY, _DTYPE_PICKLED = "npoasld"
 
+#: How much the table tells of an array of numpy; of others it tells the `Origin` then.
+_NUMPY_LENGTH = 4
+
 # marshal writes them as they are, at a tenth of the price of pickle.
 _PLAIN_TYPES = frozenset({int, float, complex, bool, str, bytes})
 _NUMPY_NUMBERS = frozenset(np.dtype(code).type for code in "?bBhHiIlLqQefdFD")
@@ -61,16 +64,20 @@ class Elsewhere:
     Parameters
     ----------
     dtype, shape : numpy.dtype, and tuple of int
-    origin : Origin or None
-        Which library's it is.
-    beside : object
+    origin : Origin, optional
+        Which library's it is, if not numpy's.
+    beside : object, optional
         This rank's own argument, on the device of which it is put.
     """
 
     __slots__ = ("_beside", "_origin", "dtype", "shape")
 
     def __init__(
-        self, dtype: np.dtype[Any], shape: tuple[int, ...], origin: Origin | None, beside: Any
+        self,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        origin: Origin | None = None,
+        beside: Any = None,
     ) -> None:
         self.dtype = dtype
         self.shape = shape
@@ -155,7 +162,7 @@ def joined(packed: Sequence[Packed]) -> tuple[list[_Table], bytes]:
 
 def held_by(leaves: Sequence[Any], table: _Table) -> list[Held | Elsewhere]:
     """Return the leaves of a replica of this rank, of which `pack` has made this table."""
-    return [Held(leaf, entry[0] == _LAZY) for leaf, entry in zip(leaves, table, strict=True)]
+    return list(map(Held, leaves, [entry[0] == _LAZY for entry in table]))
 
 
 def unpack_all(
@@ -169,17 +176,18 @@ def unpack_all(
     start = 0
     for table in tables if len(tables) == count else [*tables] * count:
         row: list[Held | Elsewhere] = []
-        for entry, own in zip(table, beside, strict=True):
-            held, start = _unpack(entry, data, start, own)
+        for entry in table:
+            held, start = _unpack(entry, data, start)
+            if len(entry) > _NUMPY_LENGTH:
+                origin = Origin(*entry[_NUMPY_LENGTH:])
+                held = _of_library(held, origin, beside[len(row)])
             row.append(held)
         rows.append(row)
     return rows
 
 
-def _unpack(
-    entry: tuple[Any, ...], data: bytes, start: int, beside: Any
-) -> tuple[Held | Elsewhere, int]:
-    """Return a leaf, and where the next one begins."""
+def _unpack(entry: tuple[Any, ...], data: bytes, start: int) -> tuple[Held | Elsewhere, int]:
+    """Return a leaf, arrays as those of numpy, and where the next one begins."""
     kind, *rest = entry
     if kind == _NONE:
         return Held(None), start
@@ -187,18 +195,22 @@ def _unpack(
         return Held(rest[0]), start
     if kind == _OBJECT:
         return Held(pickle.loads(rest[0])), start
-    coding, name, shape, *of_library = rest
-    origin = Origin(*of_library) if of_library else None
+    coding, name, shape = rest[:3]
     dtype = pickle.loads(name) if coding == _DTYPE_PICKLED else np.dtype(name)
     if kind == _LAZY:
-        return Elsewhere(dtype, shape, origin, beside), start
+        return Elsewhere(dtype, shape), start
     size = math.prod(shape)
     array = np.frombuffer(data, dtype, size, start)
     # copied: arrays of other replicas are as writable as one's own
     value = array[0] if kind == _SCALAR else array.reshape(shape).copy()
-    if origin is not None:
-        value = given(value, origin, beside)
     return Held(value), start + size * dtype.itemsize
+
+
+def _of_library(entry: Held | Elsewhere, origin: Origin, beside: Any) -> Held | Elsewhere:
+    """Return an entry for an array of numpy as one for an array of the library it is of."""
+    if isinstance(entry, Held):
+        return Held(given(entry.value, origin, beside))
+    return Elsewhere(entry.dtype, entry.shape, origin, beside)
 
 
 def bytes_of(array: Any) -> Array:
