@@ -1,25 +1,43 @@
 """Arrays of other libraries: taken as numpy arrays without a copy, and given back as they came.
 
-torch and JAX are looked up where the program has imported them, and never imported here. Any other
-library is met by the array API standard: ``__dlpack__`` and ``__array_namespace__``. Arrays on a
-device other than the host's memory are copied to the host, and results to that device.
+torch and JAX are looked up where the program has imported them, and imported here only for an
+array that comes from a rank that has. Any other library is met by the array API standard:
+``__dlpack__`` and ``__array_namespace__``. Arrays on a device other than the host's memory are
+copied to the host, and results to that device.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["COMMON_TYPES", "GiveBack", "give_back", "taken", "ways_back"]
+__all__ = [
+    "COMMON_TYPES",
+    "GiveBack",
+    "Origin",
+    "by_numpy",
+    "copied",
+    "dtype_of",
+    "give_back",
+    "given",
+    "mean_of",
+    "origin_of",
+    "taken",
+    "values_of",
+    "ways_back",
+]
 
 Array = np.ndarray[Any, Any]
 
 #: What nearly all leaves are: asking for a base class takes longer.
-COMMON_TYPES = frozenset({np.ndarray, float, int, bool, np.float32, np.float64, np.int64})
+COMMON_TYPES = frozenset(
+    {np.ndarray, float, int, bool, *(np.dtype(code).type for code in "?bBhHiIlLqQefdFDSU")}
+)
 
 #: Turns a result into an array of the library of what was given.
 GiveBack = Callable[[Any], Any]
@@ -58,17 +76,108 @@ def give_back(results: list[Any], ways: Sequence[GiveBack | None] | None) -> lis
     ]
 
 
+def by_numpy(compute: Callable[..., Any], first: Any, *others: Any) -> Any:
+    """Return what `compute` makes of arrays, as an array of the library of the first one."""
+    way = _way_of(type(first))
+    result = compute(taken(first), *map(taken, others))
+    return result if way is None else way.give(first, np.asarray(result))
+
+
+def dtype_of(value: Any) -> np.dtype[Any] | None:
+    """Return numpy's dtype for an array of another library, and None for anything else.
+
+    Nothing is copied, also where the array is on a device.
+
+    Raises
+    ------
+    TypeError
+        As for `taken`.
+    """
+    way = _way_of(type(value))
+    return None if way is None else way.dtype(value)
+
+
+def values_of(value: Any) -> Any:
+    """Return an array of any library without what is recorded for its gradients."""
+    return value.detach() if _way_of(type(value)) is _Torch else value
+
+
+def copied(value: Any) -> Any:
+    """Return an array in memory of its own, and itself where nobody can write into it."""
+    way = _way_of(type(value))
+    if way is not None:
+        return way.copy(value)
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def mean_of(losses: Any, weights: Any, count: float) -> Any:
+    """Return the sum of `losses` times `weights` over `count`, by torch or JAX itself.
+
+    So it can be differentiated. None where the losses are no array of theirs. The weights, which
+    may be None, have no more dimensions than the losses, and lack the last ones.
+    """
+    way = _way_of(type(losses))
+    if way is None or issubclass(way, _Standard):
+        return None
+    if weights is not None:
+        if _way_of(type(weights)) is not way:
+            weights = np.array(taken(weights))
+            weights = _Torch.give(losses, weights) if way is _Torch else weights
+        losses = losses * weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
+    return way.divide(losses.sum(), count)
+
+
+class Origin(NamedTuple):
+    """Which library's an array is, as plain data that can travel to another rank."""
+
+    library: str
+    #: Whether torch records what is computed with it, for gradients.
+    is_recorded: bool
+
+
+def origin_of(value: Any) -> Origin | None:
+    """Return which library's an array is; None for numpy's, and for objects that hold more."""
+    kind = type(value)
+    way = _way_of(kind)
+    if way is None:
+        return None
+    if way is _Torch:
+        torch = sys.modules["torch"]
+        is_plain = kind is torch.Tensor or kind is torch.nn.Parameter
+        return Origin("torch", value.requires_grad) if is_plain else None
+    return Origin("jax" if way is _Jax else value.__array_namespace__().__name__, False)
+
+
+def given(array: Array, origin: Origin, beside: Any) -> Any:
+    """Return an array that came from another rank as one of the library that it had there.
+
+    On the device of `beside`, where that is an array of the same library.
+    """
+    if not array.flags.aligned:
+        array = array.copy()
+    module = importlib.import_module("jax.numpy" if origin.library == "jax" else origin.library)
+    way, other = _way_of(type(beside)), origin_of(beside)
+    if way is not None and other is not None and other.library == origin.library:
+        result = way.give(beside, array)
+    else:
+        result = _Torch.of(array) if origin.library == "torch" else module.asarray(array)
+    return result.requires_grad_() if origin.is_recorded else result
+
+
 class _Torch:
     """torch.Tensor. Nothing is recorded for gradients: a collective is not differentiated."""
 
     @staticmethod
+    def dtype(tensor: Any) -> np.dtype[Any]:
+        _Torch._require_dense(tensor)
+        # of one without elements: nothing is copied from a device
+        dtype: np.dtype[Any] = _Torch.take(tensor.new_empty(0)).dtype
+        return dtype
+
+    @staticmethod
     def take(tensor: Any) -> Array:
         torch = sys.modules["torch"]
-        if tensor.layout is not torch.strided or tensor.is_meta:
-            raise TypeError(
-                f"a torch tensor with layout {tensor.layout} on {tensor.device} can't be"
-                " communicated. Pass a dense one (tensor.to_dense())."
-            )
+        _Torch._require_dense(tensor)
         plain = tensor.detach().cpu().resolve_conj().resolve_neg()
         if plain.dtype is torch.bfloat16:  # numpy knows it by ml_dtypes only
             numbers: Array = plain.view(torch.int16).numpy().view(_bfloat16())
@@ -84,25 +193,56 @@ class _Torch:
 
     @staticmethod
     def give(like: Any, result: Array) -> Any:
+        return _Torch.of(result).to(like.device)
+
+    @staticmethod
+    def of(array: Array) -> Any:
         torch = sys.modules["torch"]
-        if result.dtype.name == "bfloat16":
-            tensor = torch.from_numpy(result.view(np.int16)).view(torch.bfloat16)
-        else:
-            tensor = torch.from_numpy(result)
-        return tensor.to(like.device)
+        if array.dtype.name == "bfloat16":
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
+
+    @staticmethod
+    def copy(tensor: Any) -> Any:
+        return tensor.clone()
+
+    @staticmethod
+    def divide(total: Any, count: float) -> Any:
+        torch = sys.modules["torch"]
+        # float16 and bfloat16 can't hold many counts
+        mean = (total.float() if total.dtype in (torch.float16, torch.bfloat16) else total) / count
+        return mean.to(total.dtype) if total.is_floating_point() else mean
+
+    @staticmethod
+    def _require_dense(tensor: Any) -> None:
+        if tensor.layout is not sys.modules["torch"].strided or tensor.is_meta:
+            raise TypeError(
+                f"a torch tensor with layout {tensor.layout} on {tensor.device} can't be"
+                " communicated. Pass a dense one (tensor.to_dense())."
+            )
 
 
 class _Jax:
     """jax.Array."""
 
     @staticmethod
-    def take(array: Any) -> Array:
+    def dtype(array: Any) -> np.dtype[Any]:
         jax = sys.modules["jax"]
         if isinstance(array, jax.core.Tracer):
             raise TypeError(
                 f"{array!r} has no values yet: a collective can't be called in a function that jax"
                 " traces (jit, grad, vmap). Call it between such functions."
             )
+        if not isinstance(array.dtype, np.dtype):
+            raise TypeError(
+                f"a JAX array of {array.dtype} can't be communicated: numpy has no such dtype."
+                " Of random keys pass jax.random.key_data(keys)."
+            )
+        return np.dtype(array.dtype)
+
+    @staticmethod
+    def take(array: Any) -> Array:
+        _Jax.dtype(array)
         return np.asarray(array)
 
     @staticmethod
@@ -113,18 +253,61 @@ class _Jax:
         device = next(iter(devices)) if len(devices) == 1 else None
         return jax.device_put(jax.numpy.asarray(result), device)
 
+    @staticmethod
+    def copy(array: Any) -> Any:
+        return array  # nobody can write into it
+
+    @staticmethod
+    def divide(total: Any, count: float) -> Any:
+        jnp = sys.modules["jax"].numpy
+        is_float = jnp.issubdtype(total.dtype, jnp.inexact)
+        # float16 and bfloat16 can't hold many counts
+        mean = (total.astype(jnp.float32) if is_float and total.itemsize < 4 else total) / count
+        return mean.astype(total.dtype) if is_float else mean
+
+
+class _OnHost:
+    """An array of any library, asked for by DLPack as one in the memory of the host.
+
+    ``np.from_dlpack(array, device="cpu")`` asks so, too, but only from numpy 2.1 on.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **wishes: Any) -> Any:
+        wishes.pop("dl_device", None)
+        return self._array.__dlpack__(dl_device=_HOST, **wishes)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _HOST
+
 
 class _Standard:
     """An array of a library that follows the array API standard, such as CuPy."""
 
     @staticmethod
+    def dtype(array: Any) -> np.dtype[Any]:
+        none = array.__array_namespace__().empty(0, dtype=array.dtype)
+        dtype: np.dtype[Any] = _Standard.take(none).dtype
+        return dtype
+
+    @staticmethod
     def take(array: Any) -> Array:
-        return np.from_dlpack(array, device="cpu")
+        is_here = array.__dlpack_device__()[0] == _HOST[0]
+        return np.from_dlpack(array if is_here else _OnHost(array))
 
     @staticmethod
     def give(like: Any, result: Array) -> Any:
         return like.__array_namespace__().asarray(result, device=like.device)
 
+    @staticmethod
+    def copy(array: Any) -> Any:
+        return array.__array_namespace__().asarray(array, copy=True)
+
+
+#: The memory of the host, as DLPack numbers devices.
+_HOST = (1, 0)
 
 _Way = type[_Torch] | type[_Jax] | type[_Standard]
 

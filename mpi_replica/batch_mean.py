@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import nest
-from .array_libraries import give_back, taken, ways_back
+from .array_libraries import dtype_of, give_back, mean_of, taken, ways_back
 from .dtypes import accumulation
 from .errors import ContextError
 from .indexed_slices import IndexedSlices
@@ -42,7 +42,8 @@ def mean_over_global_batch(
     -------
     nest of numpy.ndarray
         The sums over all replicas, divided by the rows of all. Means of integers are float64. The
-        sums must not overflow: sum up float16 in float32.
+        sums must not overflow: sum up float16 in float32. Arrays of torch, JAX and others as for
+        ``all_reduce``.
 
     Raises
     ------
@@ -102,7 +103,8 @@ def compute_average_loss(
     Parameters
     ----------
     per_example_loss : array_like, shape (rows, ...)
-        The losses of this replica's rows; or a number, for one row.
+        The losses of this replica's rows; or a number, for one row. torch and JAX compute with
+        their own arrays: what they record, or trace, can be differentiated.
     sample_weight : array_like, optional
         Weights of the losses, broadcast from the left: a weight for each row, say.
     global_batch_size : int, optional
@@ -112,7 +114,7 @@ def compute_average_loss(
 
     Returns
     -------
-    numpy scalar
+    numpy scalar, or torch.Tensor or jax.Array as the losses are
         The sum of the weighted losses over `global_batch_size`; in their dtype if that is a float.
 
     Raises
@@ -120,7 +122,8 @@ def compute_average_loss(
     ValueError
         No replica has rows, `global_batch_size` is not positive, or the weights do not fit.
     TypeError
-        `global_batch_size` is no int.
+        `global_batch_size` is no int; or it is not given, where JAX traces and losses have no
+        values yet.
     ContextError
         Not called in a replica.
 
@@ -137,11 +140,16 @@ def compute_average_loss(
     0.75
     """
     context = _replica("compute_average_loss")
-    losses = np.atleast_1d(per_example_loss)
-    rows = len(losses)
-    if sample_weight is not None:
-        losses = losses * _beside(np.asarray(sample_weight), losses)
+    shape = np.shape(per_example_loss)
+    rows = shape[0] if shape else 1
+    weight_shape = np.shape(sample_weight)
+    if len(weight_shape) > max(1, len(shape)):
+        raise ValueError(
+            f"sample_weight has shape {tuple(weight_shape)}, and the losses {tuple(shape)}. Give a"
+            " weight for each loss, or for each row."
+        )
     if global_batch_size is None:
+        _require_values(per_example_loss)
         rows = int(context.all_reduce(ReduceOp.SUM, np.int64(rows)))
     elif isinstance(global_batch_size, bool) or not hasattr(global_batch_size, "__index__"):
         raise TypeError(f"global_batch_size must be an int, got {global_batch_size!r}.")
@@ -152,7 +160,23 @@ def compute_average_loss(
             f"compute_average_loss got {rows} rows of all replicas together: there is no mean of"
             " nothing. Leave out empty batches."
         )
+    mean = mean_of(per_example_loss, sample_weight, float(rows))
+    if mean is not None:
+        return mean
+    losses = np.atleast_1d(taken(per_example_loss))
+    if sample_weight is not None:
+        weights = np.asarray(taken(sample_weight))
+        losses = losses * weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
     return _divided(losses.sum(), float(rows))
+
+
+def _require_values(losses: Any) -> None:
+    try:
+        dtype_of(losses)
+    except TypeError as error:
+        raise TypeError(
+            f"{error} Or give compute_average_loss the global_batch_size: then it calls none."
+        ) from None
 
 
 def _replica(name: str) -> ReplicaContext:
@@ -184,13 +208,3 @@ def _divided(total: Any, count: float) -> Any:
         if wide == dtype and isinstance(total, np.ndarray):
             return np.divide(total, dtype.type(count), out=total)
         return (total / wide.type(count)).astype(dtype)
-
-
-def _beside(weights: np.ndarray[Any, Any], losses: np.ndarray[Any, Any]) -> Any:
-    """Return weights with as many dimensions as the losses that they are for."""
-    if weights.ndim > losses.ndim:
-        raise ValueError(
-            f"sample_weight has shape {weights.shape}, and the losses {losses.shape}. Give a weight"
-            " for each loss, or for each row."
-        )
-    return weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from . import nest
+from .array_libraries import copied
 from .collectives.call import Call
 from .collectives.callsite import boundary
 from .collectives.merging import MergeCall
@@ -53,7 +52,7 @@ def unpacked(value: Any, replica_ids: Sequence[int]) -> list[Any]:
     def component(leaf: Any, replica_id: int) -> Any:
         own = component_of(leaf, replica_id)
         is_shared = replica_id != replica_ids[0] and not isinstance(leaf, PerReplica)
-        return own.copy() if is_shared and isinstance(own, np.ndarray) else own
+        return copied(own) if is_shared else own
 
     return [
         nest.map_structure(lambda leaf, i=i: component(leaf, i), value)  # type: ignore[misc]

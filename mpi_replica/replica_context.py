@@ -151,7 +151,7 @@ class ReplicaContext(Replica):
         value : nest of array_like
             Leaves of one dimension or more. All dimensions but `axis` are equal on every replica;
             that one may differ, and be 0. Every fixed-size dtype, and strings: the widest item
-            size wins.
+            size wins. Arrays of torch, JAX and others as for `all_reduce`.
         axis : int
             The dimension along which to gather; negative ones count from the end.
         options : CommunicationOptions, optional
@@ -213,7 +213,9 @@ class ReplicaContext(Replica):
             arguments everywhere: each leaf is a `PerReplica` with a component of every replica
             (``None`` from all replicas is None, a variable stays itself).
         args, kwargs : tuple or list, and mapping
-            Nests of arrays and of any objects that can be pickled.
+            Nests of arrays and of any objects that can be pickled. Arrays of torch, JAX and others
+            that know DLPack are of the same library in `merge_fn`, on the device of this rank's
+            own argument.
 
         Returns
         -------

@@ -224,8 +224,8 @@ class Strategy(Verifying, Elastic):
         Returns
         -------
         nest of numpy.ndarray
-            Fresh arrays; a 0-d result is a numpy scalar. For dtypes see
-            `ReplicaContext.all_reduce`.
+            Fresh arrays; a 0-d result is a numpy scalar. For dtypes, and arrays of torch, JAX and
+            others, see `ReplicaContext.all_reduce`.
 
         Raises
         ------
@@ -267,7 +267,8 @@ class Strategy(Verifying, Elastic):
         Returns
         -------
         nest of numpy.ndarray
-            Fresh C-contiguous arrays, in the order of the replica ids.
+            Fresh C-contiguous arrays, in the order of the replica ids. Arrays of torch, JAX and
+            others as for `ReplicaContext.all_reduce`.
 
         Raises
         ------
@@ -370,7 +371,7 @@ class Strategy(Verifying, Elastic):
         ----------
         dataset : mr.data.Dataset or iterable of batches
             The same on every rank. A global batch of n rows is cut into chunks of ``ceil(n / R)``;
-            trailing replicas may get empty arrays.
+            trailing replicas may get empty arrays. Those of torch, JAX and others stay theirs.
         options : InputOptions, optional
             How many steps are made ahead. ``PER_REPLICA`` is a `NotImplementedError`, as in tf.
 

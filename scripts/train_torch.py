@@ -33,6 +33,7 @@ def main():
 
     images, labels = load_digits(return_X_y=True)
     images = images.astype("float32") / 16
+    images, labels = torch.from_numpy(images), torch.from_numpy(labels)
     train_set = mr.data.Dataset.from_tensor_slices((images[:1500], labels[:1500]))
     reproducible = mr.CommunicationOptions(reproducible=True)
     with mr.MPIStrategy(
@@ -43,10 +44,7 @@ def main():
         )
 
         def step(images, labels):  # runs on each replica, with its rows
-            scores = model(torch.from_numpy(images))
-            loss = torch.nn.functional.cross_entropy(
-                scores, torch.from_numpy(labels), reduction="sum"
-            )
+            loss = torch.nn.functional.cross_entropy(model(images), labels, reduction="sum")
             gradients = torch.autograd.grad(loss, weights)
             mean = mr.mean_over_global_batch(gradients, rows=len(labels))
 
@@ -65,8 +63,8 @@ def main():
                 print(f"epoch {epoch + 1}: loss {loss:.4f}")
         strategy.verify([weight.detach() for weight in weights])  # an error if ranks differ
         with torch.no_grad():
-            found = model(torch.from_numpy(images[1500:])).argmax(dim=1).numpy()
-        accuracy = (found == labels[1500:]).mean()
+            found = model(images[1500:]).argmax(dim=1)
+        accuracy = float((found == labels[1500:]).float().mean())
         if strategy.rank == 0:
             bits = b"".join(weight.detach().numpy().tobytes() for weight in weights)
             print(f"test accuracy {accuracy:.4f}")

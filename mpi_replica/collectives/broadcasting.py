@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import nest
+from ..array_libraries import dtype_of
 from ..dtypes import as_plain_array, wire_name
 from ..options import CommunicationOptions
 from .blobs import agree_on_blobs
@@ -135,9 +136,9 @@ class EqualEverywhere(Call):
 def digest_of(value: Any, *, sampled: bool = False) -> int:
     """Return 64 bits that differ where values differ, the same in every process.
 
-    Arrays and numbers by their bits, strings by their text, nests leaf by leaf. Of any other
-    object only the type counts, since nothing else about it is the same everywhere. `sampled`:
-    of large arrays only some words count, at a cost that does not grow with them.
+    Arrays of any library and numbers by their bits, strings by their text, nests leaf by leaf. Of
+    any other object only the type counts, since nothing else about it is the same everywhere.
+    `sampled`: of large arrays only some words count, at a cost that does not grow with them.
     """
     leaves, structure = nest.flatten(value)
     digest = hashlib.blake2b(nest.structure_text(structure).encode(), digest_size=8)
@@ -145,8 +146,7 @@ def digest_of(value: Any, *, sampled: bool = False) -> int:
         if isinstance(leaf, (str, bytes, type(None))):
             digest.update(repr(leaf).encode())
             continue
-        is_number = isinstance(leaf, (np.ndarray, np.generic, int, float, complex))
-        if not is_number or isinstance(leaf, np.ma.MaskedArray) or np.asarray(leaf).dtype.hasobject:
+        if not _has_bits(leaf):
             digest.update(type(leaf).__qualname__.encode())
             continue
         array = as_plain_array(leaf)
@@ -157,6 +157,16 @@ def digest_of(value: Any, *, sampled: bool = False) -> int:
         else:
             digest.update(_sample(data) if sampled else digest_of_bytes(data))
     return int.from_bytes(digest.digest(), "little")
+
+
+def _has_bits(leaf: Any) -> bool:
+    """Return whether it is a number, or an array of numbers or texts, of any library."""
+    if isinstance(leaf, (np.ndarray, np.generic, int, float, complex)):
+        return not isinstance(leaf, np.ma.MaskedArray) and not np.asarray(leaf).dtype.hasobject
+    try:
+        return dtype_of(leaf) is not None
+    except TypeError:  # numpy has no such dtype
+        return False
 
 
 def _is_plain(value: Any) -> bool:

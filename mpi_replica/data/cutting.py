@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from .. import nest
-from ..array_libraries import taken
+from ..array_libraries import copied, dtype_of, values_of
+from .elements import rows_of
 
-__all__ = ["arrays_of", "cut", "empty_like", "rows_of"]
+__all__ = ["arrays_of", "cut", "empty_like"]
 
 
 def arrays_of(batch: Any) -> Any:
-    """Return the nest `batch` with arrays as leaves.
+    """Return the nest `batch` with arrays as leaves; those of any library stay theirs.
 
     Raises
     ------
@@ -22,7 +23,7 @@ def arrays_of(batch: Any) -> Any:
         A leaf has no rows, or another number of them.
     """
     leaves, structure = nest.flatten(batch)
-    arrays = [np.asarray(taken(leaf)) for leaf in leaves]
+    arrays = [np.asarray(leaf) if dtype_of(leaf) is None else values_of(leaf) for leaf in leaves]
     for array, path in zip(arrays, nest.leaf_paths(structure), strict=True):
         if array.ndim == 0:
             raise ValueError(
@@ -37,22 +38,14 @@ def arrays_of(batch: Any) -> Any:
     return nest.unflatten(structure, arrays)
 
 
-def rows_of(batch: Any, start: int, stop: int) -> Any:
-    """Return some rows of a batch."""
-    return nest.map_structure(lambda array: array[start:stop], batch)
-
-
 def cut(batch: Any, wanted: Callable[[int], slice]) -> tuple[int, Any]:
     """Return the number of rows of a batch, and those that are wanted."""
     arrays = arrays_of(batch)
     leaves, _ = nest.flatten(arrays)
     rows = leaves[0].shape[0] if leaves else 0
-    part = wanted(rows)
-    return rows, rows_of(arrays, part.start, part.stop)
+    return rows, rows_of(arrays, wanted(rows))
 
 
 def empty_like(batch: Any) -> Any:
     """Return a batch without rows."""
-    return nest.map_structure(
-        lambda array: np.empty((0, *array.shape[1:]), array.dtype), arrays_of(batch)
-    )
+    return nest.map_structure(copied, rows_of(arrays_of(batch), slice(0, 0)))

@@ -1,4 +1,8 @@
-"""Elements of a dataset: nests of numpy arrays and scalars, their specs, and how they stack."""
+"""Elements of a dataset: nests of arrays and scalars, their specs, and how they stack.
+
+Arrays of torch, JAX and others stay theirs: what is made of them is of the library of the first.
+numpy does the work, on the memory that they have on the host.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,24 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..array_libraries import taken
-from ..nest import Structure, flatten, leaf_paths, map_structure, structure_text, unflatten
+from ..array_libraries import (
+    GiveBack,
+    by_numpy,
+    copied,
+    dtype_of,
+    give_back,
+    taken,
+    values_of,
+    ways_back,
+)
+from ..nest import (
+    Structure,
+    flatten,
+    leaf_paths,
+    map_structure,
+    structure_text,
+    unflatten,
+)
 
 __all__ = [
     "ArraySpec",
@@ -22,11 +42,15 @@ __all__ = [
     "concatenate",
     "cut_batch",
     "flatten_tensors",
+    "no_rows_of",
+    "numpy_values",
     "require_fit",
     "row_count",
+    "rows_of",
     "settled",
     "spec_of",
     "stack",
+    "unbatched",
     "unstacked",
 ]
 
@@ -54,7 +78,7 @@ class ArraySpec:
 
 def spec_of(element: Any) -> Any:
     """Return the nest of `ArraySpec` of an element."""
-    return map_structure(lambda leaf: ArraySpec(leaf.shape, leaf.dtype), element)
+    return map_structure(lambda leaf: ArraySpec(tuple(leaf.shape), _dtype(leaf)), element)
 
 
 def flatten_tensors(value: Any) -> tuple[list[Any], Structure]:
@@ -69,8 +93,11 @@ def as_arrays(value: Any, where: str) -> Any:
     leaves, structure = flatten_tensors(value)
     arrays = []
     for path, leaf in zip(leaf_paths(structure), leaves, strict=True):
+        if dtype_of(leaf) is not None:  # an error where it can't be taken
+            arrays.append(values_of(leaf))
+            continue
         try:
-            array = np.asarray(taken(leaf))
+            array = np.asarray(leaf)
         except ValueError as error:
             raise ValueError(
                 f"{where}: {reprlib.repr(leaf)}{at(path)} can't become an array: {error} Give all "
@@ -93,9 +120,12 @@ def as_arrays(value: Any, where: str) -> Any:
 def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:
     """Return the elements stacked leaf by leaf; `numbers` are their names in an error."""
     first, structure = flatten(elements[0])
+    ways = ways_back(first)
+    first = first if ways is None else list(map(taken, first))
     rows = [first]
     for number, element in zip(numbers[1:], elements[1:], strict=True):
         leaves, other = flatten(element)
+        leaves = leaves if ways is None else list(map(taken, leaves))
         if other != structure:
             raise ValueError(
                 f"elements do not stack to a batch: element {numbers[0]} is "
@@ -111,18 +141,49 @@ def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:
                     "one shape and dtype, or use batch(1)."
                 )
         rows.append(leaves)
-    return unflatten(structure, [np.stack(column) for column in zip(*rows, strict=True)])
+    columns = [np.stack(column) for column in zip(*rows, strict=True)]
+    return unflatten(structure, give_back(columns, ways))
 
 
-def unstacked(rows: Any, count: int) -> list[Any]:
-    """Return the `count` elements that are stacked in `rows`."""
+def unstacked(rows: Any, count: int, ways: Sequence[GiveBack | None] | None = None) -> list[Any]:
+    """Return the `count` elements that are stacked in `rows`, which are numpy's.
+
+    `ways` tell as what the leaves are given back.
+    """
     leaves, structure = flatten(rows)
-    return [unflatten(structure, [leaf[row] for leaf in leaves]) for row in range(count)]
+    if ways is None:
+        return [unflatten(structure, [leaf[row] for leaf in leaves]) for row in range(count)]
+    return [
+        unflatten(structure, give_back([leaf[row] for leaf in leaves], ways))
+        for row in range(count)
+    ]
+
+
+def unbatched(batch: Any, count: int) -> list[Any]:
+    """Return the `count` elements that are stacked in a batch of arrays of any library."""
+    leaves, structure = flatten(batch)
+    return unstacked(unflatten(structure, map(taken, leaves)), count, ways_back(leaves))
 
 
 def settled(element: Any) -> Any:
     """Return a copy that nobody else holds, with numpy scalars for arrays without axes."""
-    return map_structure(lambda leaf: np.array(leaf)[()], element)
+    return map_structure(
+        lambda leaf: np.array(leaf)[()] if isinstance(leaf, np.ndarray) else copied(leaf), element
+    )
+
+
+def no_rows_of(element: Any) -> Any:
+    """Return a batch of no elements like this one."""
+
+    def none(leaf: Any) -> Any:
+        return by_numpy(lambda array: np.empty((0, *array.shape), array.dtype), leaf)
+
+    return map_structure(none, element)
+
+
+def numpy_values(element: Any) -> Any:
+    """Return an element with numpy's arrays and scalars."""
+    return map_structure(lambda leaf: leaf if dtype_of(leaf) is None else taken(leaf)[()], element)
 
 
 def row_count(batch: Any, where: Callable[[], str]) -> int:
@@ -132,7 +193,8 @@ def row_count(batch: Any, where: Callable[[], str]) -> int:
     if len(found) == 1 and () not in found:
         return int(leaves[0].shape[0])
     shapes = ", ".join(
-        f"{leaf.shape}{at(path)}" for path, leaf in zip(leaf_paths(structure), leaves, strict=True)
+        f"{tuple(leaf.shape)}{at(path)}"
+        for path, leaf in zip(leaf_paths(structure), leaves, strict=True)
     )
     raise ValueError(
         f"{where()} is no batch: its leaves have the shapes {shapes or 'of none'}. Give "
@@ -140,12 +202,18 @@ def row_count(batch: Any, where: Callable[[], str]) -> int:
     )
 
 
+def rows_of(batch: Any, wanted: slice) -> Any:
+    """Return the wanted rows of a batch."""
+    # all axes are named: the array API standard wants it
+    return map_structure(operator.itemgetter((wanted, ...)), batch)
+
+
 def cut_batch(
     batch: Any, wanted: Callable[[int], slice], where: Callable[[], str]
 ) -> tuple[int, Any]:
     """Return how many rows a batch has, and those of them that are wanted."""
     rows = row_count(batch, where)
-    return rows, map_structure(operator.itemgetter(wanted(rows)), batch)
+    return rows, rows_of(batch, wanted(rows))
 
 
 def require_fit(one: Any, other: Any, where: str) -> None:
@@ -191,7 +259,7 @@ def concatenate(parts: Sequence[Any]) -> Any:
     """Return the parts, nests of one structure, joined leaf by leaf along axis 0."""
     structure = flatten(parts[0])[1]
     columns = zip(*(flatten(part)[0] for part in parts), strict=True)
-    return unflatten(structure, [np.concatenate(column) for column in columns])
+    return unflatten(structure, [by_numpy(_concatenated, *column) for column in columns])
 
 
 def at(path: str) -> str:
@@ -199,6 +267,20 @@ def at(path: str) -> str:
     return f" at {path}" if path else ""
 
 
+def _concatenated(*arrays: Any) -> Any:
+    return np.concatenate(arrays)
+
+
+def _dtype(leaf: Any) -> np.dtype[Any]:
+    found = dtype_of(leaf)
+    dtype: np.dtype[Any] = leaf.dtype if found is None else found
+    return dtype
+
+
 def _kind(leaf: Any) -> str:
     # Numbers promote to one another; a number among texts would silently become a text.
-    return "number" if leaf.dtype.kind in "biufc" else str(leaf.dtype.kind)
+    try:
+        kind = leaf.dtype.kind
+    except AttributeError:  # a tensor of torch, among arrays of numpy
+        kind = _dtype(leaf).kind
+    return "number" if kind in "biufc" else str(kind)

@@ -11,7 +11,8 @@ from ..collectives.engine import Engine
 from ..layout import shares
 from ..options import InputOptions, InputReplicationMode
 from .contexts import InputContext
-from .cutting import arrays_of, cut, empty_like, rows_of
+from .cutting import arrays_of, cut, empty_like
+from .elements import rows_of
 from .pipelines import END, Pipelines, check_source
 from .reading import MakeSteps, ReadOnce, Step, StepReader
 from .source import UNKNOWN_CARDINALITY, Dataset
@@ -89,10 +90,8 @@ class Input:
             for rows, mine in batches:
                 parts = shares(rows, number)
                 first = parts[ids[0]].start
-                yield (
-                    [rows_of(mine, parts[i].start - first, parts[i].stop - first) for i in ids],
-                    rows,
-                )
+                wanted = (slice(parts[i].start - first, parts[i].stop - first) for i in ids)
+                yield [rows_of(mine, part) for part in wanted], rows
 
         length = UNKNOWN_CARDINALITY
         if isinstance(dataset, Dataset):

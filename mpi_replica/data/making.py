@@ -29,14 +29,17 @@ class Making(Chain):
         Parameters
         ----------
         tensors : nest of array_like, each of shape (n, ...)
-            Dicts, tuples and namedtuples are structure; a list is one array, as in tf.
+            Dicts, tuples and namedtuples are structure; a list is one array, as in tf. Elements and
+            batches of torch tensors, JAX arrays and others are such arrays, on the same device:
+            the dataset holds the rows in the memory of the host, where it shares them if they are
+            there.
 
         Raises
         ------
         ValueError
             If there is no leaf, a leaf has no axis 0, or leaves differ in n.
         TypeError
-            If a leaf has dtype object or is a masked array.
+            If a leaf has dtype object, is a masked array, or an array that numpy can't hold.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""The source of batches: tf.data's verbs over numpy, without MPI.
+"""The source of batches: tf.data's verbs over arrays, without MPI.
 
 A `Dataset` is a chain of verbs that reads nothing until it is iterated. Every rank makes the same
 chain and reads it for itself, so the order may depend on nothing but the arguments: a shuffle is
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from .arranging import Arranging
 from .chain import integer
 from .changing import Changing
-from .elements import ArraySpec
+from .elements import ArraySpec, numpy_values
 from .making import Making
 from .plans import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows
 
@@ -22,7 +22,10 @@ __all__ = ["INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "ArraySpec", "Dataset"
 
 
 class Dataset(Making, Arranging, Changing):
-    """Hold a chain of verbs that yields numpy values, in the style of `tf.data.Dataset`.
+    """Hold a chain of verbs that yields arrays, in the style of `tf.data.Dataset`.
+
+    The arrays are numpy's, or torch's, JAX's or another library's where the source, or the function
+    of a `map`, gives such; on a device they are staged through the memory of the host.
 
     Make one with `from_tensor_slices`, `range`, `from_source`, `from_generator` or `zip`. Each verb
     returns a new dataset. A dataset can be iterated any number of times; each iteration is the next
@@ -103,11 +106,11 @@ class Dataset(Making, Arranging, Changing):
         return self._plan.batched
 
     def __iter__(self) -> Iterator[Any]:
-        """Start the next epoch: iterate the elements as numpy values."""
+        """Start the next epoch: iterate the elements."""
         return (value for _, value in self._plan.iterate(next(self._epochs), None))
 
     def as_numpy_iterator(self) -> Iterator[Any]:
-        """Start the next epoch, as `iter(dataset)`; values are numpy's anyway.
+        """Start the next epoch, as `iter(dataset)`, with numpy's values whatever the source gave.
 
         Source: `tf.data.Dataset.as_numpy_iterator`.
 
@@ -116,7 +119,7 @@ class Dataset(Making, Arranging, Changing):
         >>> next(Dataset.range(4).batch(2).as_numpy_iterator()).tolist()
         [0, 1]
         """
-        return iter(self)
+        return map(numpy_values, self)
 
     def batches(
         self,

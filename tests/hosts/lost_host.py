@@ -58,5 +58,6 @@ def train():
 strategy.run_elastic(train, state)
 bits = np.asarray(weights).tobytes() + np.asarray([*state.losses, rows.value()]).tobytes()
 lost = sorted(loss_host for loss in strategy.losses for loss_host in loss.hosts)
-print(f"rank {strategy.rank} {hashlib.sha256(bits).hexdigest()} without {','.join(lost) or 'loss'}")
+outcome = f"{hashlib.sha256(bits).hexdigest()} without {','.join(lost) or 'loss'}"
+sys.stdout.write(f"rank {strategy.rank} {outcome}\n")
 strategy.close()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
+from array_kinds import LIBRARIES, Library
 from everywhere import check_works, gathered, needs_two_replicas, raises_everywhere
 from mpi_replica.array_libraries import taken
 from mpi_replica.errors import StructureMismatchError
@@ -17,38 +18,7 @@ def results(strategy, fn):
     return strategy.experimental_local_results(strategy.run(fn))
 
 
-class Library:
-    """One of the libraries: how its arrays are made and known."""
-
-    def __init__(self, name):
-        self.name = name
-        self.module = pytest.importorskip(name, reason=f"{name} is not installed")
-        self.type = self.module.Tensor if name == "torch" else self.module.Array
-        self.bfloat16 = (self.module if name == "torch" else self.module.numpy).bfloat16
-
-    def array(self, values, dtype=np.float32):
-        values = np.array(values, dtype)
-        return self.module.from_numpy(values) if self.name == "torch" else self.jnp.array(values)
-
-    @property
-    def jnp(self):
-        return self.module.numpy
-
-    def holds(self, found, expected):
-        """Check that `found` is an array of this library with these values."""
-        assert isinstance(found, self.type), type(found)
-        np.testing.assert_array_equal(np.asarray(found), expected)
-
-    def as_bfloat16(self, array):
-        return array.to(self.bfloat16) if self.name == "torch" else array.astype(self.bfloat16)
-
-    def as_float32(self, array):
-        return np.asarray(
-            array.to(self.module.float32) if self.name == "torch" else array.astype("float32")
-        )
-
-
-@pytest.fixture(params=["torch", "jax"])
+@pytest.fixture(params=LIBRARIES)
 def library(request):
     return Library(request.param)
 
@@ -74,8 +44,7 @@ def test_all_reduce_takes_and_gives_back_arrays_of_the_library(strategy, library
 
 
 def test_each_replica_may_write_into_what_it_got(strategy, library):
-    if library.name == "jax":
-        pytest.skip("arrays of jax can't be written")
+    library.needs_writable_arrays()
 
     def step():
         context = mr.get_replica_context()
@@ -115,7 +84,7 @@ def test_reduce_and_gather_in_cross_replica_context_give_back_arrays_of_the_libr
 
 
 def test_bfloat16_stays_bfloat16(strategy, library):
-    pytest.importorskip("ml_dtypes", reason="numpy knows bfloat16 by it")
+    one = library.as_bfloat16(library.array([1.0]))
 
     def step():
         mine = library.as_bfloat16(library.array([1.0, replica_id()]))
@@ -123,7 +92,7 @@ def test_bfloat16_stays_bfloat16(strategy, library):
 
     count = strategy.num_replicas_in_sync
     for found in results(strategy, step):
-        assert found.dtype == library.bfloat16
+        assert found.dtype == one.dtype
         np.testing.assert_array_equal(library.as_float32(found), [count, count * (count - 1) / 2])
 
 
@@ -136,25 +105,6 @@ def test_means_over_the_global_batch_are_arrays_of_the_library(strategy, library
     for floats, integers in results(strategy, step):
         library.holds(floats, np.array([3.0, (count - 1) / 4], "f4"))
         library.holds(integers, [1.5])
-
-
-def test_merge_call_and_run_hand_arrays_on_as_they_are(strategy, library):
-    def total(strategy, values):
-        parts = strategy.experimental_local_results(values)
-        assert all(isinstance(part, library.type) for part in parts)
-        return sum(parts)
-
-    def step():
-        mine = library.array([float(replica_id())])
-        return mine, mr.get_replica_context().merge_call(total, args=(mine,))
-
-    count = strategy.num_replicas_in_sync
-    found = strategy.run(step)
-    for i, (mine, sum_of_all) in zip(
-        strategy.local_replica_ids, strategy.experimental_local_results(found), strict=True
-    ):
-        library.holds(mine, [i])
-        library.holds(sum_of_all, [count * (count - 1) / 2])
 
 
 def test_replicas_may_mix_libraries_and_each_gets_its_own_kind(strategy, library):
@@ -239,16 +189,81 @@ def test_a_value_that_jax_traces_says_where_to_call(strategy):
     check_works(strategy)
 
 
-def test_datasets_of_arrays_of_the_library_and_iterables_of_them_give_numpy_batches(
-    strategy, library
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+def test_the_average_loss_is_computed_by_torch_itself_and_can_be_differentiated(
+    strategy, given, shape
 ):
-    rows = np.arange(24, dtype="f4").reshape(12, 2)
-    arrays = library.array(rows)
-    if library.name == "torch":
-        arrays.requires_grad_()
-    dataset = mr.data.Dataset.from_tensor_slices(arrays).batch(5)
-    for source in (dataset, [arrays[:5], arrays[5:10], arrays[10:]]):
-        batches = strategy.experimental_distribute_dataset(source)
-        found = [strategy.gather(batch, axis=0) for batch in batches]
-        assert {type(batch) for batch in found} == {np.ndarray}
-        np.testing.assert_array_equal(np.concatenate(found), rows)
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    count = strategy.num_replicas_in_sync
+    rows = count * (shape[0] if shape else 1)
+
+    def step():
+        factor = torch.tensor(1.0 + replica_id(), requires_grad=True)
+        losses = factor * torch.ones(shape)
+        weights = np.full(shape[:1], 2.0, "f4")
+        mean = mr.compute_average_loss(losses, weights, rows if given else None)
+        mean.backward()
+        return mean.detach(), factor.grad, losses.numel()
+
+    for i, (mean, gradient, number) in zip(
+        strategy.local_replica_ids, results(strategy, step), strict=True
+    ):
+        assert mean.dtype == torch.float32
+        np.testing.assert_allclose(mean, 2 * (1 + i) * number / rows)
+        np.testing.assert_allclose(gradient, 2 * number / rows)
+
+
+def test_the_average_loss_is_computed_where_jax_traces_if_the_batch_size_is_given(strategy):
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+
+    def loss(factor, weights=None, rows=8):
+        return mr.compute_average_loss(factor * jax.numpy.arange(4.0), weights, rows)
+
+    def step():
+        mine = 1.0 + replica_id()
+        return jax.value_and_grad(loss)(mine), jax.grad(loss)(mine, np.array([0, 0, 0, 1.0]))
+
+    for i, ((mean, slope), weighted) in zip(
+        strategy.local_replica_ids, results(strategy, step), strict=True
+    ):
+        assert (float(mean), float(slope), float(weighted)) == (0.75 * (1 + i), 0.75, 3 / 8)
+    error = raises_everywhere(
+        TypeError, lambda: strategy.run(lambda: jax.grad(lambda x: loss(x, None, None))(1.0))
+    )
+    assert "global_batch_size" in str(error)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_average_losses_of_narrow_floats_are_divided_by_many_rows(strategy, library, dtype):
+    if library.name == "array_api_strict":
+        pytest.skip("the array API has no narrow floats")
+    losses = library.array([3.0, 1000.0])
+    kind = getattr(library.numpy_like, dtype)
+    losses = losses.to(kind) if library.name == "torch" else losses.astype(kind)
+    for found in results(strategy, lambda: mr.compute_average_loss(losses, None, 100_001)):
+        assert found.dtype == kind
+        np.testing.assert_allclose(float(found), float(losses.sum()) / 100_001, rtol=0.01)
+
+
+class OnADevice:
+    """An array in the memory of a device: DLPack gives it to those who ask for it on the host."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array_namespace__(self):
+        raise AssertionError("only its values are wanted")
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, *, dl_device, **wishes):
+        assert dl_device == (1, 0)
+        return self.values.__dlpack__()
+
+
+def test_arrays_of_a_device_are_asked_for_by_dlpack_as_arrays_of_the_host():
+    values = np.arange(3.0)
+    np.testing.assert_array_equal(taken(OnADevice(values)), values)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...array_libraries import copied
 from ...nest import map_structure
-from ..elements import spec_of, stack
+from ..elements import no_rows_of, spec_of, stack
 
 __all__ = [
     "INFINITE_CARDINALITY",
@@ -52,6 +53,7 @@ class Plan(ABC):
         #: Whether `spec` reads nothing.
         self.spec_is_free: bool = all(source.spec_is_free for source in sources)
         self._first_spec: Any = None
+        self._no_rows: Any = None
 
     @abstractmethod
     def spec(self) -> Any:
@@ -72,6 +74,7 @@ class Plan(ABC):
                     f"{self.text} yielded nothing, so the spec of its elements is not known. "
                     "Check what it reads."
                 )
+            self._no_rows = no_rows_of(first[1])
             self._first_spec = spec_of(first[1])
         return self._first_spec
 
@@ -94,10 +97,8 @@ class Plan(ABC):
     def read(self, positions: Positions, epoch: int) -> Any:
         """Return the elements at these positions, stacked, where the plan is indexable."""
         if not positions.size:
-            # The first element shows the shape of none.
-            return map_structure(
-                lambda spec: np.empty((0, *spec.shape), spec.dtype), self.first_spec()
-            )
+            self.first_spec()  # the first element shows the shape of none
+            return map_structure(copied, self._no_rows)
         return stack(self.elements(positions, epoch), positions.tolist())
 
     def place(self, position: int, epoch: int) -> str:

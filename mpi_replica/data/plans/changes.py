@@ -7,14 +7,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...nest import Structure, map_structure, unflatten
-from ..elements import ArraySpec, as_arrays, cut_batch, settled, stack
+from ..elements import ArraySpec, as_arrays, cut_batch, rows_of, settled, stack
 from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, Positions, SliceRows, Verb
 from .calls import Calls, name_of, spread
 
@@ -64,7 +63,7 @@ class Batch(Verb):
             numbers, values_taken = zip(*taken, strict=True)
             wanted = slice(None) if cut is None else cut(len(taken))
             batch = stack(values_taken, numbers)
-            yield len(taken), map_structure(operator.itemgetter(wanted), batch)
+            yield len(taken), rows_of(batch, wanted)
 
 
 class Map(Verb):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...array_libraries import by_numpy
 from ...nest import map_structure
 from ..elements import common_spec, concatenate, require_fit, spec_of
 from ..permutation import Order
@@ -64,7 +65,9 @@ class _Picking(Verb):
         require_fit(spec_of(parts[0]), spec_of(parts[-1]), self.text)
         # The parts lie one after the other; this order puts each row where it was asked for.
         order = np.argsort(np.concatenate([route.places for route in routes]))
-        return map_structure(lambda leaf: leaf[order], concatenate(parts))
+        return map_structure(
+            lambda leaf: by_numpy(lambda array: array[order], leaf), concatenate(parts)
+        )
 
     def place(self, position: int, epoch: int) -> str:
         if not self.indexable:

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...nest import flatten, leaf_paths, map_structure
+from ...array_libraries import give_back, taken, ways_back
+from ...nest import flatten, leaf_paths, map_structure, unflatten
 from ..elements import ArraySpec, as_arrays, at, settled, unstacked
 from .base import UNKNOWN_CARDINALITY, Plan, Positions, SliceRows
 from .calls import name_of
@@ -33,7 +34,8 @@ class Slices(Plan):
     """Rows of arrays."""
 
     def __init__(self, arrays: Any) -> None:
-        leaves, structure = flatten(arrays)
+        given, structure = flatten(arrays)
+        leaves = list(map(taken, given))
         paths = leaf_paths(structure)
         if not leaves:
             raise ValueError(f"from_tensor_slices got {arrays!r}, which holds no array. Give one.")
@@ -51,15 +53,23 @@ class Slices(Plan):
             )
         rows = len(leaves[0])
         super().__init__(f"from_tensor_slices({rows} rows)", rows, indexable=True, batched=False)
-        self._arrays = arrays
+        self._arrays = unflatten(structure, leaves)
+        self._ways = ways_back(given)
 
     def spec(self) -> Any:
         return map_structure(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self._arrays)
 
     def elements(self, positions: Positions, epoch: int) -> list[Any]:
-        return unstacked(self.read(positions, epoch), positions.size)
+        return unstacked(self._read(positions), positions.size, self._ways)
 
     def read(self, positions: Positions, epoch: int) -> Any:
+        rows = self._read(positions)
+        if self._ways is None:
+            return rows
+        leaves, structure = flatten(rows)
+        return unflatten(structure, give_back(leaves, self._ways))
+
+    def _read(self, positions: Positions) -> Any:
         return map_structure(lambda leaf: leaf[positions], self._arrays)
 
     def place(self, position: int, epoch: int) -> str:

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ...array_libraries import taken
 from ...nest import map_structure
-from ..elements import cut_batch, row_count, unstacked
+from ..elements import cut_batch, row_count, unbatched
 from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows, Verb
 from .calls import name_of, spread
 
@@ -75,7 +76,7 @@ class Filter(Verb):
 
     def _is_kept(self, element: Any, position: int, epoch: int) -> bool:
         try:
-            answer = spread(self._predicate, element)
+            answer = taken(spread(self._predicate, element))
             is_answer = isinstance(answer, bool | np.bool_) or (
                 isinstance(answer, np.ndarray) and answer.dtype == bool and answer.ndim == 0
             )
@@ -108,7 +109,7 @@ class Unbatch(Verb):
     ) -> Iterator[tuple[int, Any]]:
         for position, (_, value) in enumerate(self._source.iterate(epoch, None)):
             rows = row_count(value, functools.partial(self._source.place, position, epoch))
-            for element in unstacked(value, rows)[start:]:
+            for element in unbatched(value, rows)[start:]:
                 yield 1, element
             start = max(0, start - rows)
 

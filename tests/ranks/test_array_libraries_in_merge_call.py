@@ -1,0 +1,195 @@
+"""Arrays of other libraries as arguments of merge_call: they travel as arrays, and stay theirs."""
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from array_kinds import LIBRARIES, Library
+from everywhere import check_works, cost_of, needs_two_ranks, raises_everywhere
+from mpi_replica.collectives.arguments import pack
+from mpi_replica.errors import CollectiveMismatchError
+
+LARGE = 20_000  # float32: more than travels with the call
+
+
+@pytest.fixture(params=LIBRARIES)
+def library(request):
+    return Library(request.param)
+
+
+def replica_id():
+    return mr.get_replica_context().replica_id_in_sync_group
+
+
+def merged(strategy, merge_fn, make):
+    """Return what merge_call gives each local replica; `make` makes its arguments of its id."""
+
+    def step():
+        return mr.get_replica_context().merge_call(merge_fn, make(replica_id()))
+
+    return strategy.experimental_local_results(strategy.run(step))
+
+
+@pytest.mark.parametrize("shape", [(), (0, 2), (3,), (2, 3), (LARGE,)])
+def test_merge_fn_gets_arrays_of_the_library_and_so_do_the_replicas(strategy, library, shape):
+    def both(strategy, x, plain):
+        for i, part in enumerate(strategy.experimental_local_results(x)):
+            library.holds(part, np.full(shape, i))
+        for i, part in enumerate(strategy.experimental_local_results(plain)):
+            assert type(part) is np.ndarray
+            np.testing.assert_array_equal(part, np.full(shape, i))
+        return x, x.component(0)
+
+    count = strategy.num_replicas_in_sync
+    found = merged(strategy, both, lambda i: (library.array(np.full(shape, i)), np.full(shape, i)))
+    for i, (mine, first) in zip(strategy.local_replica_ids, found, strict=True):
+        library.holds(mine, np.full(shape, i))
+        library.holds(first, np.full(shape, 0))
+    assert count
+
+
+@pytest.mark.parametrize("size", [4, 2 * LARGE])
+def test_strided_arrays_arrive_as_they_are(strategy, library, size):
+    def check(strategy, x):
+        for i, part in enumerate(x.values):
+            library.holds(part, np.arange(size, dtype="f4").reshape(2, -1).T + i)
+
+    merged(strategy, check, lambda i: ((library.array(np.arange(size).reshape(2, -1)) + i).T,))
+
+
+@pytest.mark.parametrize("size", [4, 2 * LARGE])
+def test_bfloat16_stays_bfloat16(strategy, library, size):
+    zeros = library.as_bfloat16(library.array(np.zeros(size)))
+
+    def check(strategy, x):
+        for i, part in enumerate(x.values):
+            assert part.dtype == zeros.dtype
+            np.testing.assert_array_equal(library.as_float32(part), np.full(size, i + 0.5))
+
+    merged(strategy, check, lambda i: (zeros + (i + 0.5),))
+
+
+def test_large_arrays_come_when_they_are_looked_at(strategy, library):
+    texts = []
+
+    def look(strategy, x):
+        texts[:] = [repr(x)]
+        return [float(part[-1]) for part in x.values]
+
+    count = strategy.num_replicas_in_sync
+    for last in merged(strategy, look, lambda i: (library.array(np.full(LARGE, i)),)):
+        assert last == list(range(count))
+    for i in range(count):
+        is_local = i in strategy.local_replica_ids
+        assert (f"<replica {i}: not gathered>" in texts[0]) != is_local
+
+
+@pytest.mark.parametrize("size", [100, LARGE])
+def test_a_merge_fn_that_reduces_sends_as_many_bytes_as_with_numpy_arrays(strategy, library, size):
+    def total(strategy, x):
+        return strategy.reduce("SUM", x, axis=None)
+
+    count = strategy.num_replicas_in_sync
+    sent = []
+    for array in (np.full(size, 1, "f4"), library.array(np.full(size, 1))):
+        make = lambda i, array=array: (array,)  # noqa: E731
+        merged(strategy, total, make)  # the first one plans
+        _, sent_bytes = cost_of(strategy, lambda make=make: merged(strategy, total, make))
+        sent.append(sent_bytes)
+    assert sent[1] <= sent[0] + 64  # which library's it is
+    for found in merged(strategy, total, make):
+        library.holds(found, np.full(size, count))
+
+
+def test_arrays_travel_as_their_bytes_and_are_not_pickled(library):
+    values = np.arange(6, dtype="f4").reshape(2, 3)
+    (entry,), data = pack([library.array(values)])
+    assert data == values.tobytes()
+    assert not any(isinstance(item, bytes) for item in entry)
+
+
+def test_each_replica_may_write_into_what_merge_fn_returned(strategy, library):
+    library.needs_writable_arrays()
+
+    def step():
+        total = mr.get_replica_context().merge_call(
+            lambda strategy, x: strategy.reduce("SUM", x, axis=None), (library.array([1.0]),)
+        )
+        total += 1 + replica_id()
+        return total
+
+    found = strategy.experimental_local_results(strategy.run(step))
+    for i, total in zip(strategy.local_replica_ids, found, strict=True):
+        library.holds(total, [strategy.num_replicas_in_sync + 1 + i])
+
+
+def test_a_result_of_merge_fn_that_differs_between_ranks_is_an_error(strategy, library):
+    needs_two_ranks(strategy)
+
+    def step():
+        context = mr.get_replica_context()
+        context.merge_call(lambda strategy: library.array([strategy.rank]))
+        context.all_reduce("SUM", 1.0)
+
+    error = raises_everywhere(CollectiveMismatchError, lambda: strategy.run(step))
+    assert "merge_fn must return the same on all ranks" in str(error)
+    check_works(strategy)
+
+
+def test_replicas_may_mix_libraries(strategy, library):
+    def kinds(strategy, x):
+        return [isinstance(part, library.type) for part in x.values]
+
+    def make(i):
+        return (library.array([1.0]) if i % 2 else np.ones(1, "f4"),)
+
+    for found in merged(strategy, kinds, make):
+        assert found == [i % 2 == 1 for i in range(strategy.num_replicas_in_sync)]
+
+
+@pytest.mark.parametrize("size", [2, LARGE])
+def test_torch_records_gradients_of_the_same_components_on_all_ranks(strategy, size):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def recorded(strategy, x, weight):
+        assert all(part.is_leaf and part.requires_grad for part in weight.values)
+        return [part.requires_grad for part in x.values]
+
+    def make(i):
+        weight = torch.nn.Parameter(torch.ones(size))
+        return torch.ones(size, requires_grad=i % 2 == 1), weight
+
+    for found in merged(strategy, recorded, make):
+        assert found == [i % 2 == 1 for i in range(strategy.num_replicas_in_sync)]
+
+
+def test_torch_tensors_that_hold_more_than_numbers_arrive_pickled(strategy):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def check(strategy, sparse):
+        for i, part in enumerate(sparse.values):
+            assert part.is_sparse
+            assert part.to_dense().tolist() == [[i, 0], [0, i]]
+
+    merged(strategy, check, lambda i: ((torch.eye(2) * i).to_sparse(),))
+
+
+def test_random_keys_of_jax_arrive_pickled_and_traced_values_are_refused(strategy):
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+
+    def check(strategy, key):
+        for i, part in enumerate(key.values):
+            assert (jax.random.key_data(part) == jax.random.key_data(jax.random.key(i))).all()
+
+    merged(strategy, check, lambda i: (jax.random.key(i),))
+    if len(strategy.local_replica_ids) > 1 or strategy.num_replicas_in_sync != strategy.size:
+        return  # replicas take turns inside their traces, of which jax has one a thread
+
+    def step():
+        context = mr.get_replica_context()
+        jax.jit(lambda x: context.merge_call(lambda strategy, x: None, (x,)))(jax.numpy.ones(3))
+
+    if strategy.size > 1:  # with one rank nothing travels
+        error = raises_everywhere(TypeError, lambda: strategy.run(step))
+        assert "that jax traces" in str(error)
+        check_works(strategy)

@@ -1,0 +1,110 @@
+"""Distributed datasets of other libraries' arrays: replicas get rows of the kind of the source."""
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from array_kinds import LIBRARIES, Library
+
+Dataset = mr.data.Dataset
+ROWS = np.arange(24, dtype="f4").reshape(12, 2)
+
+
+@pytest.fixture(params=LIBRARIES)
+def library(request):
+    return Library(request.param)
+
+
+def generated(rows):
+    return Dataset.from_generator(lambda: (rows[i, ...] for i in range(rows.shape[0])))
+
+
+def in_lists(rows):
+    return [rows[:5, ...], rows[5:6, ...], rows[6:, ...]]
+
+
+INPUTS = {
+    "slices": lambda rows: Dataset.from_tensor_slices(rows).batch(5),
+    "shuffle": lambda rows: Dataset.from_tensor_slices(rows).shuffle(seed=1).batch(5),
+    "map": lambda rows: Dataset.from_tensor_slices(rows).map(lambda row: row + 1).batch(5),
+    "map of batches": lambda rows: Dataset.from_tensor_slices(rows).batch(5).map(lambda x: x + 1),
+    "generator": lambda rows: generated(rows).batch(5),
+    "filter": lambda rows: generated(rows).filter(lambda row: row[0] > 4).batch(5),
+    "list": in_lists,
+}
+
+
+def same_steps(strategy, library, steps, expected):
+    """Check that the steps have the rows of a numpy input, as arrays of the library."""
+    steps, expected = list(steps), list(expected)
+    assert len(steps) == len(expected) > 0
+    for step, other in zip(steps, expected, strict=True):
+        parts = strategy.experimental_local_results(step)
+        others = strategy.experimental_local_results(other)
+        for part, rows in zip(parts, others, strict=True):
+            library.holds(part, rows)
+
+
+@pytest.mark.parametrize("buffer_size", [0, 2])
+@pytest.mark.parametrize("name", INPUTS)
+def test_replicas_get_rows_of_the_library_and_those_without_rows_empty_ones(
+    strategy, library, name, buffer_size
+):
+    options = mr.InputOptions(experimental_per_replica_buffer_size=buffer_size)
+    of_library, of_numpy = (
+        strategy.experimental_distribute_dataset(INPUTS[name](rows), options)
+        for rows in (library.array(ROWS), ROWS)
+    )
+    same_steps(strategy, library, of_library, of_numpy)
+
+
+@pytest.mark.parametrize("name", ["shuffle", "generator", "list"])
+def test_an_iteration_goes_on_from_a_saved_place_with_the_same_kind(strategy, library, name):
+    def distributed(rows):
+        return strategy.experimental_distribute_dataset(INPUTS[name](rows))
+
+    begun = distributed(library.array(ROWS))
+    next(iter(begun))
+    restored = distributed(library.array(ROWS))
+    restored.load_state_dict(begun.state_dict())
+    expected = list(distributed(ROWS))[1:]
+    same_steps(strategy, library, restored, expected)
+
+
+def test_a_rank_whose_own_input_has_ended_or_is_empty_gets_empty_arrays_of_the_library(
+    strategy, library
+):
+    def of_pipeline(make):
+        def dataset_fn(context):
+            # batches: the last pipeline has none, unless it is the only one
+            count = max(context.num_input_pipelines - 1, 1) - context.input_pipeline_id
+            return [make(np.full((2, 3), i)) for i in range(count)]
+
+        return strategy.distribute_datasets_from_function(dataset_fn)
+
+    same_steps(strategy, library, of_pipeline(library.array), of_pipeline(np.float32))
+
+
+def test_a_step_sees_the_kind_and_results_of_parts_are_gathered_as_such(strategy, library):
+    batches = strategy.experimental_distribute_dataset(INPUTS["slices"](library.array(ROWS)))
+
+    def step(rows):
+        assert isinstance(rows, library.type)
+        return rows * 2
+
+    found = [strategy.gather(strategy.run(step, args=(batch,)), axis=0) for batch in batches]
+    for batch, expected in zip(found, in_batches(ROWS * 2), strict=True):
+        library.holds(batch, expected)
+
+
+def in_batches(rows):
+    return [rows[:5], rows[5:10], rows[10:]]
+
+
+def test_tensors_that_record_gradients_are_cut_by_value(strategy):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    rows = torch.from_numpy(ROWS.copy()).requires_grad_()
+    for batches in (in_batches(rows), INPUTS["slices"](rows)):
+        for batch in strategy.experimental_distribute_dataset(batches):
+            for part in strategy.experimental_local_results(batch):
+                assert not part.requires_grad
