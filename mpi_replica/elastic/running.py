@@ -71,7 +71,9 @@ class Elastic:
             Called without arguments. It trains on from where `state` is, and calls
             ``state.commit()`` from time to time: after a loss what came later is done again.
         state : ElasticState
-            All that changes. What is not in it stays as it was when a rank was lost.
+            All that changes. What is not in it stays as it was when a rank was lost; but what
+            belonged to replicas (values, components of variables) is a `RankLostError` until it
+            is made or assigned anew.
 
         Returns
         -------
