@@ -25,6 +25,7 @@ from .base import (
     Transport,
     WaitGivenUpError,
 )
+from .communicators import checked_communicator
 from .facts import LibraryFacts, library_facts
 from .host import cores, is_crowded, lack_of_shared_memory
 from .loss import is_loss, loss_error
@@ -80,28 +81,7 @@ def survivors_of(communicator: Any, num_spares: int) -> Survivors:
     TypeError, ValueError
         `communicator` is not an intracommunicator.
     """
-    return Survivors(MPI, _checked(communicator), num_spares, MPITransport)
-
-
-def _checked(communicator: Any) -> MPI.Intracomm:
-    if communicator is None:
-        return MPI.COMM_WORLD
-    if not isinstance(communicator, MPI.Comm):
-        raise TypeError(
-            f"communicator must be an mpi4py intracommunicator, got {communicator!r}."
-            " Leave it out for COMM_WORLD."
-        )
-    if communicator == MPI.COMM_NULL:
-        raise ValueError(
-            "communicator is COMM_NULL: this rank is not part of it (Split with UNDEFINED and"
-            " Create_group give it to ranks outside). Make the strategy only on the ranks inside."
-        )
-    if communicator.Is_inter():
-        raise ValueError(
-            "communicator is an intercommunicator: its two groups can't form one world of"
-            " replicas. Use communicator.Merge() to make an intracommunicator."
-        )
-    return communicator  # type: ignore[return-value]
+    return Survivors(MPI, checked_communicator(MPI, communicator), num_spares, MPITransport)
 
 
 def _is_of_signal_handler(error: BaseException) -> bool:
