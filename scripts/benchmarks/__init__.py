@@ -34,6 +34,7 @@ NAMES = (
     "reproducible",
     "memory",
     "checkpoint",
+    "elastic",
     "startup",
     "ranks",
     "growth",
