@@ -1,133 +1,45 @@
-"""Several hosts on one machine, as the MPI libraries see it.
-
-Each host has a network interface, a name, processes and shared memory of its own: namespaces of
-the kernel. They hang on one process, which ends with the one that runs the tests, however that one
-ends; then the kernel takes away the hosts, and all that still runs on them.
-"""
+"""Hosts as tests use them: what the machine does not let us do is a skip."""
 
 import contextlib
-import os
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
+from hosts.namespaces import ENVIRONMENT, HOSTS, Hosts, NoHostsError
+from hosts.namespaces import joined_hosts as _joined_hosts
 from launching import ROOT, run_ranks
 
-FOLDER = Path(__file__).resolve().parent
-HOSTS = ("node1", "node2", "node3")
 
-# Of iproute2 and util-linux.
-PROGRAMS = ("ip", "tc", "unshare", "nsenter", "setpriv")
+class Network(Hosts):
+    """Hosts on which tests run programs."""
 
-NAMESPACES = ("--net", "--uts", "--ipc", "--mount")
-
-ENVIRONMENT = {
-    "PYTHONPATH": str(ROOT),
-    "TMPDIR": "/run",  # which all hosts see
-    # A host believes that it has all cores to itself.
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-}
-
-OPTIONS = {
-    "openmpi": [
-        *("--prtemca", "plm_ssh_agent", FOLDER / "agent"),
-        *("--prtemca", "prte_if_include", "eth0"),
-        *("--mca", "btl_tcp_if_include", "eth0"),
-        *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self,sm"),
-    ],
-    "mpich": ["-launcher", "ssh", "-launcher-exec", FOLDER / "agent", "-iface", "eth0"],
-}
-
-
-class Network:
-    """Hosts that are joined by a switch.
-
-    Parameters
-    ----------
-    pid : int
-        The process that holds the namespaces of the switch.
-    """
-
-    def __init__(self, pid):
-        self._enter = [
-            *("nsenter", f"--target={pid}", *NAMESPACES),
-            # Its children are in the namespace of processes, and not itself.
-            f"--pid=/proc/{pid}/ns/pid_for_children",
-        ]
-
-    def run_on_hosts(self, library, ranks_per_host, arguments, *, env=None, **settings):
+    def run_on_hosts(
+        self, library, ranks_per_host, arguments, *, hosts=HOSTS, env=None, **settings
+    ):
         """Run ``python ARGUMENTS...`` on some ranks of each host; see `run_ranks`."""
-        slots = ",".join(f"{host}:{ranks_per_host}" for host in HOSTS)
-        where = {
-            "openmpi": ["--host", slots, "--map-by", f"ppr:{ranks_per_host}:node:oversubscribe"],
-            "mpich": ["-hosts", slots],
-        }
         return run_ranks(
             library,
-            ranks_per_host * len(HOSTS),
+            ranks_per_host * len(hosts),
             arguments,
-            env=ENVIRONMENT | (env or {}),
-            # A signal to nsenter ends nsenter alone: what it has started must notice.
-            prefix=[*self._enter, "env", f"--chdir={ROOT}", "setpriv", "--pdeathsig=TERM"],
-            options=[*OPTIONS[library], *where[library]],
+            env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)} | (env or {}),
+            prefix=self.prefix(ROOT),
+            options=self.options(library, ranks_per_host, hosts),
             **settings,
         )
 
-    def cut(self, host):
-        """Pull the cable of a host out of the switch."""
-        self._do("ip", "link", "set", host, "down")
-
-    def mend(self, host):
-        """Plug the cable of a host in again."""
-        self._do("ip", "link", "set", host, "up")
-
     def slow_down(self, megabits_per_second, delay_milliseconds):
-        """Make all links slow, both ways; without the delay where the kernel can't."""
-        rate = ["rate", f"{megabits_per_second}mbit"]
-        kinds = [
-            ["netem", "delay", f"{delay_milliseconds}ms", *rate],
-            ["tbf", *rate, "burst", "32kb", "latency", "400ms"],
-        ]
-        for kind in kinds:
-            try:
-                for host in HOSTS:
-                    self._do("tc", "qdisc", "replace", "dev", host, "root", *kind)
-                    inside = ["dev", "eth0", "root", *kind]
-                    self._do("tc", "-netns", host, "qdisc", "replace", *inside)
-            except subprocess.CalledProcessError as error:
-                problem = error.stderr
-            else:
-                return
-        pytest.skip(f"the kernel can't make links slow: {problem}")
-
-    def _do(self, *command):
-        subprocess.run([*self._enter, *command], check=True, capture_output=True, text=True)
+        """Make all links slow; skip the test where the kernel can't."""
+        try:
+            super().slow_down(megabits_per_second, delay_milliseconds)
+        except NoHostsError as error:
+            pytest.skip(str(error))
 
 
 @contextlib.contextmanager
 def joined_hosts():
     """Make the hosts; skip the test where the machine does not let us."""
-    missing = [name for name in PROGRAMS if shutil.which(name) is None]
-    if missing:
-        pytest.skip(f"hosts need {', '.join(missing)}, of iproute2 and util-linux on Linux")
-    if os.geteuid() != 0:
-        pytest.skip("only root may make networks")
-    namespaces = [*NAMESPACES, "--pid", "--fork", "--kill-child", "--mount-proc"]
-    holder = subprocess.Popen(
-        ["unshare", *namespaces, "sh", FOLDER / "network.sh", *HOSTS],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with holder:
-        if not holder.stdout.readline():
-            _, stderr = holder.communicate()
-            pytest.skip(f"this machine lets nobody make networks: {stderr}")
-        up = [holder.stdout.readline() for _ in (*HOSTS, "agent")]
-        if "" in up:
-            _, stderr = holder.communicate()
-            pytest.fail(f"the hosts did not come up: {stderr}", pytrace=False)
-        yield Network(holder.pid)
+    with contextlib.ExitStack() as stack:
+        try:
+            network = stack.enter_context(_joined_hosts(Network))
+        except NoHostsError as error:
+            pytest.skip(str(error))
+        yield network

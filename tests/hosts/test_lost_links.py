@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from hosts.network import FOLDER, HOSTS
+from hosts.namespaces import FOLDER, HOSTS
 from launching import LIBRARIES
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
