@@ -27,7 +27,7 @@ from .base import (
     WaitGivenUpError,
 )
 from .facts import LibraryFacts, library_facts
-from .host import cores, is_crowded, lack_of_shared_memory
+from .host import cores, is_crowded, lack_of_shared_memory, machine
 
 __all__ = ["MPITransport", "facts", "world_size"]
 
@@ -161,20 +161,20 @@ class MPITransport(Transport):
         self.communicator = self._comm
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
-        here = (MPI.Get_processor_name(), cores())
-        told = self._comm.allgather((*here, os.getpid(), _may_watch()))
-        places = [(host, cores) for host, cores, _, _ in told]
-        self.hosts = tuple(host for host, _ in places)
-        self.pids = tuple(pid for _, _, pid, _ in told)
-        if self.size > 1 and all(may_watch for _, _, _, may_watch in told):
+        host = MPI.Get_processor_name()
+        place = (machine(host), cores())
+        told = self._comm.allgather((host, place, os.getpid(), _may_watch()))
+        hosts, places, pids, may_watch = zip(*told, strict=True)
+        self.hosts, self.pids = hosts, pids
+        if self.size > 1 and all(may_watch):
             self.mailbox = MPIMailbox(self._comm)
-        crowded = {host: is_crowded(host, places) for host in self.hosts}
+        crowded = {machine: is_crowded(machine, places) for machine, _ in places}
         # Where ranks outnumber cores a rank that spins keeps the one it waits for from running.
-        self._spins = range(0 if crowded[here[0]] else _SPINS)
-        self._spin_seconds = 0.0 if crowded[here[0]] else _SPIN_SECONDS
+        self._spins = range(0 if crowded[place[0]] else _SPINS)
+        self._spin_seconds = 0.0 if crowded[place[0]] else _SPIN_SECONDS
         # A blocking collective of one rank does not match a non-blocking one of another.
         self.is_crowded = any(crowded.values())
-        self.is_between_hosts = len(crowded) > 1
+        self.is_between_hosts = len(set(hosts)) > 1
         self._blocks = not self.is_crowded
         self._windows: list[tuple[MPI.Win, MPI.Comm]] = []
         self._header = np.zeros(HEADER_BYTES, np.uint8)
@@ -406,7 +406,10 @@ class MPITransport(Transport):
             raise
 
     def _wait(
-        self, request: MPI.Request, timeout_seconds: float | None, buffers: Any = None
+        self,
+        request: MPI.Request,
+        timeout_seconds: float | None,
+        buffers: Any = None,
     ) -> None:
         """Poll until the request is complete; give the core away while it is not."""
         self.steps += 1
