@@ -18,6 +18,7 @@ reproducible = mr.CommunicationOptions(reproducible=True, timeout_seconds=60)
 strategy = mr.MPIStrategy(num_replicas=7, communication_options=reproducible, seed=1)
 rank = strategy.rank
 found = {"hosts": strategy.cluster_resolver.cluster_spec()["worker"]}
+found["crowded"] = strategy.engine.transport.is_crowded
 
 
 def values_of(value):
@@ -60,11 +61,12 @@ for fn in (by_shared_memory, own_error):
     except (ValueError, KeyError) as error:
         found[fn.__name__] = [repr(error)]
 
-plain = mr.MPIStrategy()
-steps = plain.engine.transport.steps
-plain.run(lambda: mr.get_replica_context().all_reduce("SUM", np.ones(1 << 20, np.float32)))
-found["steps of 4 MB"] = plain.engine.transport.steps - steps
-plain.close()
+for replicas in (1, 2):
+    plain = mr.MPIStrategy(replicas_per_rank=replicas)
+    steps = plain.engine.transport.steps
+    plain.run(lambda: mr.get_replica_context().all_reduce("SUM", np.ones(10**6, np.float32)))
+    found[f"steps of 4 MB, {replicas} a rank"] = plain.engine.transport.steps - steps
+    plain.close()
 
 kept = strategy.extended.broadcast_to(tempfile.mkdtemp() if rank == 0 else "").value
 with strategy.scope():

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from hosts.network import HOSTS
+from hosts.namespaces import HOSTS
 from launching import LIBRARIES, ROOT, rank_environment
+from mpi_replica.transport.host import cores
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -70,7 +71,7 @@ def test_training_on_three_hosts_gives_the_bits_of_one_process(library, network,
 def test_collectives_and_checkpoints_between_hosts_are_those_of_one_process(
     library, links, network, alone, tmp_path
 ):
-    """Shared memory is for one host, though two ranks on each could have it.
+    """Shared memory is for one host, though two ranks on each could have it; cores are shared.
 
     Each message costs a way over the network: large arrays go in few. Over slow links nothing
     times out.
@@ -86,9 +87,11 @@ def test_collectives_and_checkpoints_between_hosts_are_those_of_one_process(
     for name in ("large", "small", "gathered"):
         assert [value for one in ranks for value in one[name]] == expected[name], name
     for one in ranks:
+        assert one["crowded"] == (len(ranks) > len(cores()))
         assert one["own_error"] == ["KeyError('six')"]
         assert "the ranks are on 3 hosts. Use AUTO or ALLTOALL" in one["by_shared_memory"][0]
-        assert one["steps of 4 MB"] == 2 + 2  # the call, the end of the step, and two messages
+        for replicas in (1, 2):  # the call, the end of the step, and two messages
+            assert one[f"steps of 4 MB, {replicas} a rank"] == 2 + 2
         assert one["first weight"] == 2
         assert one["goes on"]
     assert "slower than shared memory" not in done.stderr
