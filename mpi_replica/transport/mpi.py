@@ -28,6 +28,7 @@ from .base import (
 )
 from .facts import LibraryFacts, library_facts
 from .host import cores, is_crowded, lack_of_shared_memory, machine
+from .two_level import TwoLevelExchange, is_two_level
 
 __all__ = ["MPITransport", "facts", "world_size"]
 
@@ -180,9 +181,13 @@ class MPITransport(Transport):
         self._header = np.zeros(HEADER_BYTES, np.uint8)
         self.headers = np.zeros(HEADER_BYTES * self.size, np.uint8)
         self._header_view = self._header.data
-        self._exchange: MPI.Prequest | None
+        self._exchange: MPI.Prequest | TwoLevelExchange | None
+        buffers = self._header, self.headers
         try:
-            self._exchange = self._comm.Allgather_init(self._header, self.headers)
+            if is_two_level(hosts):
+                self._exchange = TwoLevelExchange(MPI, self._comm, hosts, *buffers)
+            else:
+                self._exchange = self._comm.Allgather_init(*buffers)
         except NotImplementedError:  # persistent collectives are MPI-4
             self._exchange = None
 
@@ -200,7 +205,7 @@ class MPITransport(Transport):
     def begin_exchange(self, header: bytes) -> Callable[[], bool]:
         return self._start_exchange(header).Test
 
-    def _start_exchange(self, header: bytes) -> MPI.Request:
+    def _start_exchange(self, header: bytes) -> MPI.Request | TwoLevelExchange:
         self._header_view[: len(header)] = header
         self.sent_bytes += HEADER_BYTES
         if self._exchange is None:
@@ -407,7 +412,7 @@ class MPITransport(Transport):
 
     def _wait(
         self,
-        request: MPI.Request,
+        request: MPI.Request | TwoLevelExchange,
         timeout_seconds: float | None,
         buffers: Any = None,
     ) -> None:
