@@ -63,6 +63,8 @@ _SECONDS_FOR_THE_WATCHER = 3.0
 _SPINS = 200
 _SPIN_SECONDS = 0.001
 _SECONDS_BEFORE_SLEEP = 0.02
+# Where all have come, data only moves on while ranks ask: who sleeps holds it up.
+_SECONDS_OF_DATA = 1.0
 # Who has waited long may wait a little longer, and leaves the core to others.
 _SLEEP_PER_WAIT = 0.02
 _LONGEST_SLEEP_SECONDS = 0.005
@@ -224,7 +226,8 @@ class MPITransport(Transport):
     ) -> npt.NDArray[np.uint64]:
         greatest = np.empty_like(words)
         self.sent_bytes += words.nbytes
-        self._run(self._comm.Iallreduce, (words, greatest, MPI.MAX), timeout_seconds)
+        arguments = (words, greatest, MPI.MAX)
+        self._run(self._comm.Iallreduce, arguments, timeout_seconds, _SECONDS_BEFORE_SLEEP)
         return greatest
 
     def begin_maximum(
@@ -386,6 +389,7 @@ class MPITransport(Transport):
         call: Callable[..., MPI.Request | None],
         arguments: tuple[Any, ...],
         timeout_seconds: float | None,
+        seconds_before_sleep: float = _SECONDS_OF_DATA,
     ) -> None:
         """Do the call, and wait for it where it does not block."""
         self.steps += 1
@@ -396,7 +400,7 @@ class MPITransport(Transport):
             raise
         if request is not None:
             self.steps -= 1  # counted when it is waited for
-            self._wait(request, timeout_seconds, arguments)
+            self._wait(request, timeout_seconds, seconds_before_sleep, arguments)
         else:
             self.is_in_flight = False
             self.steps_ended = self.steps
@@ -414,6 +418,7 @@ class MPITransport(Transport):
         self,
         request: MPI.Request | TwoLevelExchange,
         timeout_seconds: float | None,
+        seconds_before_sleep: float = _SECONDS_BEFORE_SLEEP,
         buffers: Any = None,
     ) -> None:
         """Poll until the request is complete; give the core away while it is not."""
@@ -431,7 +436,7 @@ class MPITransport(Transport):
                 is_late = timeout_seconds is not None and waited > timeout_seconds
                 if self.is_interrupted or is_late:
                     raise WaitGivenUpError
-                if waited > _SECONDS_BEFORE_SLEEP:
+                if waited > seconds_before_sleep:
                     time.sleep(min(waited * _SLEEP_PER_WAIT, _LONGEST_SLEEP_SECONDS))
         except BaseException:
             _in_flight_for_ever.append((self, request, buffers))
