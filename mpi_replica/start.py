@@ -91,7 +91,8 @@ def start(
         except (MPIReplicaError, ValueError, TypeError) as error:
             if not isinstance(error, RankLostError):
                 survivors.share(error.with_traceback(None))
-                transport.close()
+                if not survivors.is_fault_tolerant:  # otherwise all are woken by it, to raise it
+                    transport.close()
             raise
         survivors.share(terms)
         return transport, terms
