@@ -332,7 +332,8 @@ class Strategy(Verifying, Elastic):
         Parameters
         ----------
         value_fn : callable
-            Called with a `ValueContext` for each replica of this rank.
+            Called with a `ValueContext` for each replica of this rank; for replica 0 on a spare,
+            whose `PerReplica` have no components.
 
         Raises
         ------
@@ -357,8 +358,8 @@ class Strategy(Verifying, Elastic):
         layout = self.engine.layout
         ids, number = layout.local_replica_ids, layout.num_replicas
         return nest.transposed(
-            [value_fn(ValueContext(i, number)) for i in ids],
-            lambda values: PerReplica(values, ids, number),
+            [value_fn(ValueContext(i, number)) for i in ids or (0,)],
+            lambda values: PerReplica(values[: len(ids)], ids, number),
             "experimental_distribute_values_from_function",
         )
 
