@@ -32,6 +32,7 @@ class ElasticStrategy(StrategyLike, Protocol):
 
     survivors: Survivors | None
     losses: tuple[Loss, ...]
+    _is_elastic: bool
 
     def move(self, transport: Transport, layout: Layout) -> None:
         """Work over other ranks from now on."""

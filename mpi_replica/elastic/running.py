@@ -11,7 +11,7 @@ from ..collectives.callsite import CallSite, FunctionIdentity, function_identity
 from ..collectives.engine import Engine
 from ..collectives.standing import CallDescription
 from ..context import require_cross_replica
-from ..errors import RankLostError
+from ..errors import ContextError, RankLostError
 from ..options import CommunicationOptions
 from .keeping import ElasticStrategy, Keeper
 from .losses import Loss
@@ -57,6 +57,7 @@ class Elastic:
         super().__init__()
         #: What was lost so far, the oldest first.
         self.losses: tuple[Loss, ...] = ()
+        self._is_elastic = False
 
     def run_elastic(self: ElasticStrategy, train: Callable[[], T], state: ElasticState) -> T | None:
         """Call `train`, and call it again at the last commit whenever a rank was lost.
@@ -125,7 +126,11 @@ class Elastic:
         keeper = Keeper(self, state)
         with kept_by(state, keeper):
             _say_if_unguarded(self, keeper)
-            return _train(self, keeper, meet, train)
+            self._is_elastic = True
+            try:
+                return _train(self, keeper, meet, train)
+            finally:
+                self._is_elastic = False
 
 
 def _train(
@@ -156,6 +161,8 @@ def _train(
                 keeper.meet()
         except BaseException as error:
             if not keeper.must_recover(error):
+                if survivors is not None:  # those that wait must not wait for another call
+                    survivors.dismiss(f"{type(error).__name__}: {error}")
                 raise
         else:
             if survivors is not None:
@@ -170,6 +177,11 @@ def _problem(strategy: ElasticStrategy, train: object, state: object) -> Excepti
         return TypeError(f"run_elastic needs a callable, got {train!r}.")
     if not isinstance(state, ElasticState):
         return TypeError(f"run_elastic needs a mr.ElasticState, got {state!r}.")
+    if strategy._is_elastic:
+        return ContextError(
+            "run_elastic was called inside of itself: the outer call goes back to its own state"
+            " when a rank is lost. Give all that is trained to one call."
+        )
     others = strategies_of(state) - {strategy}
     if others:
         return ValueError(
