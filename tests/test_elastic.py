@@ -1,0 +1,480 @@
+"""Who keeps copies for whom, what is said of losses, and snapshots of a program's state."""
+
+import hypothesis
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import ml_dtypes
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from mpi_replica.elastic.buddies import buddy_of, givers
+from mpi_replica.elastic.losses import Loss, new_layout_text
+from mpi_replica.elastic.snapshot import put_back, take
+from mpi_replica.layout import Layout
+from mpi_replica.transport.survivors import Member
+
+# Buddies
+
+hosts = st.lists(st.sampled_from("abcd"), min_size=1, max_size=12)
+# As launchers place ranks: host by host, or in turns.
+filled = st.lists(st.integers(1, 4), min_size=1, max_size=5).map(
+    lambda counts: [f"host {i}" for i, count in enumerate(counts) for _ in range(count)]
+)
+even = st.tuples(st.integers(1, 4), st.integers(1, 4), st.booleans()).map(
+    lambda about: [
+        f"host {i // about[1] if about[2] else i % about[0]}" for i in range(about[0] * about[1])
+    ]
+)
+
+
+@hypothesis.settings(max_examples=200)
+@hypothesis.given(hosts | filled | even)
+def test_a_buddy_is_another_rank_on_another_host_where_there_is_one(hosts):
+    for rank, here in enumerate(hosts):
+        buddy = buddy_of(rank, hosts)
+        assert 0 <= buddy < len(hosts)
+        assert buddy != rank or len(hosts) == 1
+        assert hosts[buddy] != here or len(set(hosts)) == 1
+
+
+@hypothesis.given(even)
+def test_each_rank_keeps_copies_for_one_other_where_hosts_are_alike(hosts):
+    assert sorted(buddy_of(rank, hosts) for rank in range(len(hosts))) == list(range(len(hosts)))
+
+
+@hypothesis.given(filled)
+def test_ranks_of_one_host_have_different_buddies_where_there_are_enough(hosts):
+    for host in set(hosts):
+        here = [rank for rank, other in enumerate(hosts) if other == host]
+        buddies = {buddy_of(rank, hosts) for rank in here}
+        if len(hosts) >= 2 * len(here) and hosts == sorted(hosts):
+            assert len(buddies) == len(here)
+
+
+holdings = st.dictionaries(st.integers(0, 5), st.sets(st.integers(0, 9)))
+
+
+@hypothesis.given(holdings, holdings, st.sets(st.integers(0, 9)))
+def test_what_is_needed_is_given_by_its_owner_if_that_is_left_or_else_by_who_keeps_it(
+    own, kept, needed
+):
+    found = givers(needed, own, kept)
+    for i in needed:
+        owners = [rank for rank, held in own.items() if i in held]
+        keepers = [rank for rank, held in kept.items() if i in held]
+        assert (i in found) == bool(owners or keepers)
+        if i in found:
+            assert found[i] in (owners or keepers)
+    assert set(found) <= needed
+
+
+@hypothesis.given(hosts | filled | even, st.data())
+def test_any_one_rank_and_any_one_host_may_be_lost(hosts, data):
+    """Unless it is the only host."""
+    size = len(hosts)
+    number = data.draw(st.integers(size, size + 4))
+    layout = Layout.even(number, size, 0)
+    kept = {rank: set() for rank in range(size)}
+    for rank in range(size):
+        kept[buddy_of(rank, hosts)] |= set(layout.replica_ids(rank))
+    groups = [{rank} for rank in range(size)] if size > 1 else []
+    if len(set(hosts)) > 1:
+        groups += [{rank for rank in range(size) if hosts[rank] == host} for host in set(hosts)]
+    for lost in groups:
+        left = [rank for rank in range(size) if rank not in lost]
+        own = {rank: layout.replica_ids(rank) for rank in left}
+        found = givers(range(number), own, {rank: kept[rank] for rank in left})
+        assert set(found) == set(range(number))
+
+
+# What is said
+
+
+def test_a_loss_says_who_where_and_how_it_goes_on():
+    lost = [Member(3, "node2", 4711), Member(5, "node3", 12)]
+    loss = Loss.of_members(lost, 200, 0.1234, Layout((2, 2, 1), 1))
+    assert str(loss) == (
+        "lost rank 3 (host node2, pid 4711), rank 5 (host node3, pid 12); goes on at step 200 after"
+        " 0.123 s, with replicas 0-1 on rank 0, 2-3 on rank 1, 4 on rank 2."
+    )
+    assert (loss.ranks, loss.hosts, loss.pids) == ((3, 5), ("node2", "node3"), (4711, 12))
+    assert (loss.step, loss.replicas_per_rank) == (200, (2, 2, 1))
+
+
+def test_a_loss_after_which_a_checkpoint_was_restored_says_so():
+    loss = Loss.of_members([Member(0, "a", 1)], None, 1.0, Layout((1,), 0))
+    assert "goes on at the last checkpoint after 1.000 s, with replica 0 on rank 0." in str(loss)
+
+
+def test_the_new_layout_in_words():
+    assert new_layout_text((1,)) == "replica 0 on rank 0"
+    assert new_layout_text((3, 1)) == "replicas 0-2 on rank 0, 3 on rank 1"
+
+
+# Snapshots
+
+ON_READ = mr.VariableSynchronization.ON_READ
+SUM = mr.VariableAggregation.SUM
+
+
+@pytest.fixture(scope="module")
+def strategy():
+    with mr.MPIStrategy(num_replicas=3, seed=1) as strategy:
+        yield strategy
+
+
+def variable(strategy, value, **settings):
+    with strategy.scope():
+        return mr.Variable(value, **settings)
+
+
+def bits(value):
+    """Something that is equal for values that are the same to the bit, of the same types."""
+    if isinstance(value, mr.Variable):
+        if value.synchronization is ON_READ:
+            return "variable", [bits(part) for part in value.components((0, 1, 2))]
+        return "variable", bits(np.asarray(value.value()))
+    if isinstance(value, mr.PerReplica):
+        return "PerReplica", value.replica_ids, [bits(part) for part in value.values]
+    if isinstance(value, mr.Mirrored):
+        return "Mirrored", bits(value.value)
+    if isinstance(value, np.ndarray | np.generic):
+        return type(value).__name__, value.dtype, value.shape, np.asarray(value).tobytes()
+    if isinstance(value, float):
+        return value.hex()
+    if isinstance(value, dict):
+        return {key: bits(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value), [bits(item) for item in value]
+    if isinstance(value, Stateful):
+        return bits(value.state)
+    return type(value), value
+
+
+class Stateful:
+    def __init__(self, **state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def go_back(strategy, objects, snapshot):
+    """Put everything back, as after a loss."""
+    return put_back(strategy, objects, snapshot.shared, snapshot.own)
+
+
+dtypes = st.sampled_from(
+    [*("?", "i1", "<u2", ">i4", "<i8", "<f2", ">f4", "<f8", "<c16", "S3", "<U2", "<M8[s]")]
+).map(np.dtype) | st.just(np.dtype(ml_dtypes.bfloat16))
+
+
+@st.composite
+def arrays(draw):
+    """Arrays of all layouts: a view, Fortran's order, negative steps, 0-d, empty, read-only."""
+    dtype = draw(dtypes)
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+    seed = draw(st.integers(0, 99))
+    size = int(np.prod(shape)) * dtype.itemsize
+    data = np.random.default_rng(seed).integers(0, 2 if dtype == "?" else 128, size, np.uint8)
+    array = data.view(dtype).reshape(shape) if size else np.empty(shape, dtype)
+    if dtype.kind == "f" and size:
+        array.reshape(-1)[0] = np.nan
+    kind = draw(st.sampled_from(["own", "view", "fortran", "backwards", "read-only", "broadcast"]))
+    if kind == "view":
+        whole = np.zeros((*shape, 2), dtype)
+        whole[..., 0] = array
+        return whole[..., 0]
+    if kind == "fortran":
+        return np.asfortranarray(array)
+    if kind == "backwards" and array.ndim:
+        return array[::-1]
+    if kind == "broadcast":
+        return np.broadcast_to(array, (2, *shape))
+    array = array.copy()
+    array.flags.writeable = kind != "read-only"
+    return array
+
+
+numbers = st.integers() | st.floats() | st.booleans() | st.none() | st.text(max_size=3)
+nests = st.recursive(
+    numbers | arrays() | st.sampled_from([np.float16(0.1), np.int8(3), np.complex128(1j)]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=2) | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def changed(value, seed):
+    """Change what can be changed in place, let lists and dicts grow, and return another value."""
+    if isinstance(value, np.ndarray):
+        if value.flags.writeable:
+            value[...] = np.zeros((), value.dtype)
+            return value
+        return value[..., None]
+    if isinstance(value, dict):
+        for number, key in enumerate(list(value)):
+            if (number + seed) % 3 == 0:
+                del value[key]
+            else:
+                value[key] = changed(value[key], seed)
+        value["added"] = [np.ones(2), 1]
+        return value
+    if isinstance(value, list):
+        value[:] = [changed(item, seed) for item in value]
+        if seed % 2:
+            value.append({"added": np.ones(1)})
+        elif value:
+            value.pop()
+        return value
+    if isinstance(value, tuple):
+        return tuple(changed(item, seed) for item in value)
+    return "another"
+
+
+@hypothesis.settings(max_examples=200)
+@hypothesis.given(value=nests, own=nests, seed=st.integers(0, 5))
+def test_what_is_put_back_has_the_bits_of_the_commit(strategy, value, own, seed):
+    ids = (0, 1, 2)
+    objects = {"value": value, "own": mr.PerReplica([own, seed, None], ids)}
+    before = {name: bits(item) for name, item in objects.items()}
+    snapshot = take(strategy, objects)
+    for _ in range(2):
+        objects["value"] = changed(objects["value"], seed)
+        mine = [changed(part, seed) for part in objects["own"].values]
+        objects["own"] = mr.PerReplica(mine, ids)
+        objects = go_back(strategy, objects, snapshot)
+        assert {name: bits(item) for name, item in objects.items()} == before
+
+
+@hypothesis.given(first=nests, second=nests, seed=st.integers(0, 5))
+def test_a_snapshot_that_is_used_again_spoils_no_other(strategy, first, second, seed):
+    objects = {"first": first, "second": [second]}
+    oldest = take(strategy, objects)
+    objects["second"] = changed(objects["second"], seed)
+    before = bits(objects)
+    newer = take(strategy, objects)
+    objects["first"] = changed(objects["first"], seed)
+    after = bits(objects)
+    newest = take(strategy, objects, reuse=oldest)
+    for snapshot, wanted in ((newer, before), (newest, after), (newer, before)):
+        objects = go_back(strategy, objects, snapshot)
+        assert bits(objects) == wanted
+
+
+def test_objects_are_changed_and_not_replaced(strategy):
+    """Another part of the program may hold them, too."""
+    array, inner, items = np.arange(4.0), {"x": 1}, [1, 2]
+    objects = {"nest": {"array": array, "inner": inner, "items": items}}
+    snapshot = take(strategy, objects)
+    array[:] = 0
+    inner["y"] = 2
+    items.append(3)
+    found = go_back(strategy, objects, snapshot)["nest"]
+    assert found["array"] is array
+    assert found["inner"] is inner
+    assert found["items"] is items
+    assert (array.tolist(), inner, items) == ([0, 1, 2, 3], {"x": 1}, [1, 2])
+
+
+def test_mirrored_values_go_back(strategy):
+    objects = {"x": [mr.Mirrored(np.arange(3.0)), mr.Mirrored(np.float32(1)), mr.Mirrored((1,))]}
+    before = bits(objects)
+    snapshot = take(strategy, objects)
+    objects["x"][0].value[:] = 7
+    objects["x"][1:] = [mr.Mirrored(np.float32(2)), mr.Mirrored((2,))]
+    assert bits(go_back(strategy, objects, snapshot)) == before
+
+
+def test_variables_objects_and_random_numbers_go_back(strategy):
+    weights = variable(strategy, np.arange(3.0))
+    half = variable(strategy, np.float16(0.1))
+    seen = variable(strategy, 0.0, synchronization=ON_READ, aggregation=SUM)
+    model = Stateful(w=np.arange(2.0), step=3)
+    objects = {"weights": weights, "nest": [half, (seen,)], "model": model, "step": 1}
+
+    def draws():
+        own = strategy.run(lambda: mr.get_replica_context().rng.random(2))
+        return [part.tolist() for part in own.values], strategy.rng.random()
+
+    def train():
+        def step():
+            context = mr.get_replica_context()
+            seen.assign_add(context.replica_id_in_sync_group + 0.1)
+            weights.assign_sub([0.1, 0.2, 0.3])
+
+        strategy.run(step)
+        half.assign(0.2)
+        model.state["w"] += 1
+        model.state["step"] += 1
+
+    train()
+    draws()
+    before = bits(objects)
+    snapshot = take(strategy, objects)
+    wanted = draws()
+    train()
+    assert bits(objects) != before
+    for _ in range(2):
+        objects = go_back(strategy, objects, snapshot)
+        assert bits(objects) == before
+        assert draws() == wanted
+        train()
+    assert objects["model"] is model
+    assert objects["weights"] is weights
+
+
+def test_generators_that_nobody_had_used_begin_anew(strategy):
+    with mr.MPIStrategy(num_replicas=2, seed=9) as fresh:
+        snapshot = take(fresh, {})
+        assert all(part.is_empty for part in snapshot.own.values())
+        first = fresh.run(lambda: mr.get_replica_context().rng.random()).values
+        go_back(fresh, {}, snapshot)
+        assert fresh.run(lambda: mr.get_replica_context().rng.random()).values == first
+
+
+def in_place(array):
+    array[...] = -1
+
+
+CHANGES = {
+    "the array itself": lambda whole, part: in_place(whole),
+    "through a view": lambda whole, part: in_place(part),
+    "read-only for a while": lambda whole, part: (setattr_writeable(whole), in_place(whole)),
+    "resized": lambda whole, part: in_place(whole.reshape(-1)),
+}
+
+
+def setattr_writeable(array):
+    array.flags.writeable = False
+    array.flags.writeable = True
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("of", ["whole", "part", "read-only view", "PerReplica", "object"])
+def test_no_later_change_of_the_program_changes_a_snapshot(strategy, name, of):
+    whole = np.arange(6.0)
+    part = whole[1:5].reshape(2, 2)
+    view = part.view()
+    view.flags.writeable = False
+    value = {
+        "whole": whole,
+        "part": part,
+        "read-only view": view,
+        "PerReplica": mr.PerReplica([whole, part, view]),
+        "object": Stateful(part=part, view=view),
+    }[of]
+    objects = {"x": value}
+    before = bits(objects)
+    snapshot = take(strategy, objects)
+    CHANGES[name](whole, part)
+    objects = go_back(strategy, objects, snapshot)
+    assert bits(objects) == before
+
+
+def test_an_array_that_is_read_only_at_the_commit_and_writable_again_later(strategy):
+    array = np.arange(3.0)
+    array.flags.writeable = False
+    snapshot = take(strategy, {"x": array})
+    array.flags.writeable = True
+    array[:] = 7
+    found = go_back(strategy, {"x": array}, snapshot)["x"]
+    np.testing.assert_array_equal(found, np.arange(3.0))
+
+
+@pytest.mark.parametrize("how", ["assign", "assign_add", "assign_sub"])
+@pytest.mark.parametrize("synchronization", [mr.VariableSynchronization.AUTO, ON_READ])
+def test_no_later_assignment_changes_a_snapshot(strategy, how, synchronization):
+    v = variable(strategy, np.arange(3.0), synchronization=synchronization)
+    before = bits(v)
+    snapshot = take(strategy, {"v": v})
+    for _ in range(3):
+        strategy.run(lambda: getattr(v, how)(np.full(3, 2.0)))
+    assert bits(v) != before
+    go_back(strategy, {"v": v}, snapshot)
+    assert bits(v) == before
+    strategy.run(lambda: getattr(v, how)(np.full(3, 2.0)))  # nor one after it was put back
+    go_back(strategy, {"v": v}, snapshot)
+    assert bits(v) == before
+
+
+def test_what_the_program_read_before_stays_what_it_was(strategy):
+    v = variable(strategy, np.arange(3.0))
+    snapshot = take(strategy, {"v": v})
+    strategy.run(lambda: v.assign([5.0, 6.0, 7.0]))
+    read = v.value()
+    go_back(strategy, {"v": v}, snapshot)
+    np.testing.assert_array_equal(read, [5.0, 6.0, 7.0])
+
+
+# What a commit costs
+
+
+def held_arrays(snapshot):
+    own = [part.arrays for part in snapshot.own.values()]
+    return [array for arrays in (snapshot.shared.arrays, *own) for array in arrays.values()]
+
+
+def test_a_commit_of_variables_copies_nothing(strategy):
+    mirrored = variable(strategy, np.arange(1000.0))
+    seen = variable(strategy, np.zeros(1000), synchronization=ON_READ, aggregation=SUM)
+    snapshot = take(strategy, {"a": mirrored, "b": seen})
+    assert snapshot.copies == {}
+    held = held_arrays(snapshot)
+    assert len(held) == 4
+    for array in (mirrored.value(), *seen.components((0, 1, 2))):
+        assert any(np.shares_memory(array, other) for other in held)
+
+
+def test_a_commit_of_arrays_writes_into_those_of_an_older_one(strategy):
+    objects = {"x": np.arange(1000.0), "own": mr.PerReplica([np.ones(10), np.ones(3), 1])}
+    first = take(strategy, objects)
+    second = take(strategy, objects, reuse=first)
+    places = {id(array) for array in held_arrays(first)}
+    assert len(places) == 3
+    assert {id(array) for array in held_arrays(second)} == places
+    third = take(strategy, objects, reuse=None)
+    assert not any(np.shares_memory(a, b) for a in held_arrays(second) for b in held_arrays(third))
+
+
+def test_an_array_of_another_shape_or_dtype_is_not_written_into_an_older_one(strategy):
+    first = take(strategy, {"x": np.arange(4.0)})
+    for array in (np.arange(5.0), np.arange(4, dtype=np.int64), np.arange(4.0).reshape(2, 2)):
+        objects = {"x": array}
+        before = bits(objects)
+        snapshot = take(strategy, objects, reuse=first)
+        array[...] = 9
+        assert bits(go_back(strategy, objects, snapshot)) == before
+
+
+# What cannot be kept
+
+
+def test_what_cannot_be_kept_is_named(strategy):
+    with pytest.raises(TypeError, match=r"state\.x\['a'\]\[1\]"):
+        take(strategy, {"x": {"a": [0, object()]}})
+
+
+@pytest.mark.parametrize(
+    ("then", "words"),
+    [
+        (lambda s: variable(s, np.zeros(4)), "float64[4]"),
+        (lambda s: Stateful(), "Stateful"),
+    ],
+)
+def test_objects_that_are_others_than_at_the_commit_are_an_error_that_says_what_to_do(
+    strategy, then, words
+):
+    snapshot = take(strategy, {"x": variable(strategy, np.zeros(3))})
+    with pytest.raises(
+        mr.errors.CheckpointError, match="Make the objects of an ElasticState before"
+    ) as caught:
+        go_back(strategy, {"x": then(strategy)}, snapshot)
+    assert words in str(caught.value)
