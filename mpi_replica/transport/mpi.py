@@ -33,8 +33,9 @@ from .mailbox import MPIMailbox
 from .passing import Passing
 from .pausing import pause
 from .survivors import Survivors
+from .verdict import Verdict, agree_on_end
 
-__all__ = ["MPITransport", "facts", "survivors_of", "world_size"]
+__all__ = ["MPITransport", "facts", "survivors_of", "verdict", "world_size"]
 
 _OPS = {
     ReduceOp.SUM: MPI.SUM,
@@ -71,6 +72,11 @@ def world_size() -> int:
 def facts() -> LibraryFacts:
     """Return what the MPI library is and can do."""
     return library_facts(MPI)
+
+
+def verdict(is_well: bool) -> Verdict:
+    """Return how all ranks have ended, given how this one has. Collective over COMM_WORLD."""
+    return agree_on_end(MPI, is_well)
 
 
 def survivors_of(communicator: Any, num_spares: int) -> Survivors:
