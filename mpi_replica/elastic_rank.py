@@ -39,12 +39,11 @@ def main(statuses: str, words: Sequence[str]) -> int:
     status = _run(words)
     if os.getpid() != process:  # a forked child has nothing to do with MPI
         return status
-    # First what Python waits for when a program ends: these threads may call MPI.
-    threading._shutdown()  # type: ignore[attr-defined]
     with _package():
         from mpi_replica import ending
-
-        verdict = ending.leave_together(status == 0)
+    # What Python waits for when a program ends: these threads may call MPI.
+    threading._shutdown()  # type: ignore[attr-defined]
+    verdict = ending.leave_together(status == 0)
     if status != 0:
         return status if status not in (well, well_but_lost) else 1
     if not verdict.is_well:
@@ -64,9 +63,10 @@ def _run(words: Sequence[str]) -> int:
         sys.stderr.write(f"{end.code}\n")
         return 1
     except BaseException as error:
-        own = error.__traceback__
-        told = error.with_traceback(None if own is None else own.tb_next)
-        sys.excepthook(type(told), told, told.__traceback__)
+        step = error.__traceback__
+        while step is not None and step.tb_frame.f_code.co_filename == __file__:
+            step = step.tb_next  # what this file does says nothing to the user
+        sys.excepthook(type(error), error.with_traceback(step), step)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -84,12 +84,12 @@ def _program(words: Sequence[str]) -> tuple[CodeType, types.ModuleType]:
         sys.argv = [str(spec.origin), *rest[1:]]
         return _code_of(spec), _main_module(spec)
     sys.argv = [first, *rest]
-    importer: Any = pkgutil.get_importer(first)
+    path = os.path.abspath(first)
+    importer: Any = pkgutil.get_importer(path)
     if importer is not None:  # a folder or an archive
-        _set_path(first)
+        _set_path(path)
         spec = importer.find_spec("__main__")
         return _code_of(spec), _main_module(spec)
-    path = os.path.abspath(first)
     _set_path(os.path.dirname(os.path.realpath(first)))
     with io.open_code(path) as file:
         code = pkgutil.read_code(file)
