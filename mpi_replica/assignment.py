@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from .options import CommunicationOptions, ReduceOp, VariableAggregation
 from .storage import Storage, part_of
 from .values import DistributedValues, Mirrored, PerReplica, component_of
 
-__all__ = ["Assignable", "plain_value"]
+__all__ = ["Assignable", "lose_components", "plain_value"]
 
 Array = np.ndarray[Any, Any]
 
@@ -226,7 +227,20 @@ class Assignable(DistributedValues):
 
         No communication.
         """
-        self._storage = Storage(self.identity, {i: np.array(v) for i, v in components.items()})
+        self._storage.replace({i: np.array(value) for i, value in components.items()})
+
+
+def lose_components(strategy: StrategyLike) -> None:
+    """Have the variables of a strategy forget what replicas had: those have moved.
+
+    A state that holds some of them puts them back. The others are lost until they are assigned.
+    """
+    local = strategy.engine.layout.local_replica_ids
+    for found in gc.get_objects():
+        if not issubclass(type(found), Assignable) or not hasattr(found, "_storage"):
+            continue  # one that was just being made has none
+        if found._strategy is strategy and not found.is_mirrored:
+            found._storage.lose(local)
 
 
 def plain_value(value: Any) -> Any:

@@ -7,12 +7,13 @@ place of the old one, so that what was read before stays what it was.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
 from .array_libraries import taken
+from .errors import RankLostError
 from .options import VariableAggregation, VariableSynchronization
 
 __all__ = ["Storage", "check_dtype", "member", "part_of"]
@@ -45,6 +46,8 @@ class Storage:
     def __init__(self, identity: str, values: dict[int | None, Array]) -> None:
         self.identity = identity
         self._values: dict[int | None, Array] = {}
+        # Replicas whose components went with a rank, until they are written again.
+        self._lost: set[int | None] = set()
         for key, value in values.items():
             self._put(key, value)
 
@@ -59,12 +62,35 @@ class Storage:
         return next(iter(self._values.values()))
 
     def read(self, key: int | None) -> Array:
-        """Return an array, read-only."""
+        """Return an array, read-only.
+
+        Raises
+        ------
+        RankLostError
+            It is lost.
+        """
+        if key in self._lost:
+            raise RankLostError(
+                f"{self.identity} has no components any more: replicas have moved since a rank was"
+                " lost. Hold it in the mr.ElasticState, or assign to it first, in the function that"
+                " is given to run_elastic."
+            )
         return self._values[key]
+
+    def replace(self, values: Mapping[int | None, Array]) -> None:
+        """Hold these arrays, and no others; nobody else holds them."""
+        self._values, self._lost = {}, set()
+        for key, value in values.items():
+            self._put(key, value)
+
+    def lose(self, keys: Iterable[int | None]) -> None:
+        """Be of other replicas: what those have is not known until it is written."""
+        self._values = dict.fromkeys(keys, self.any_array)
+        self._lost = set(self._values)
 
     def write(self, key: int | None, how: str, value: Array) -> None:
         """Do "assign", "assign_add" or "assign_sub" with a `fitting` value."""
-        old = self.read(key)
+        old = self.any_array if how == "assign" else self.read(key)
         new = np.asarray(_ASSIGN[how](old, value.astype(old.dtype, copy=False)))
         self._put(key, new.astype(old.dtype, copy=False))
 
@@ -95,6 +121,7 @@ class Storage:
         try:
             fill(array)
             self._values = dict.fromkeys(self._values, array)
+            self._lost.clear()
             if num_parts is not None:
                 self._divide(array, num_parts)
         finally:
@@ -114,6 +141,7 @@ class Storage:
     def _put(self, key: int | None, value: Array) -> None:
         value.flags.writeable = False
         self._values[key] = value
+        self._lost.discard(key)
 
     def fitting(self, name: str, how: str, value: Any) -> Array:
         """Return `value` as an array of the variable's dtype and shape.

@@ -23,6 +23,7 @@ from .context import (
     current_strategy,
     require_cross_replica,
 )
+from .errors import RankLostError
 from .options import (
     CommunicationOptions,
     ReduceOp,
@@ -135,6 +136,7 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
         self.synchronization = member(VariableSynchronization, synchronization)
         self.aggregation = member(VariableAggregation, aggregation)
         self.trainable = not self._on_read if trainable is None else trainable
+        strategy.engine.variables[self.identity] = self
 
     def _store(self, value: Array) -> Storage:
         engine = self._strategy.engine
@@ -215,7 +217,8 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
                 " strategy.experimental_local_results."
             )
         if mode is VariableAggregation.ONLY_FIRST_REPLICA:
-            first = self._storage.read(0) if 0 in self._storage.keys else self._storage.any_array
+            keys = self._storage.keys
+            first = self._here([0])[0] if 0 in keys else self._storage.any_array
 
             def make(site: CallSite, options: CommunicationOptions) -> Call:
                 return Broadcast("read", self.identity, first, site, options, compared=True)
@@ -223,10 +226,18 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
             return engine.cross_replica(engine.make("read", None, make))[()]
         op = ReduceOp.from_variable_aggregation(mode)
         local = engine.layout.local_replica_ids
-        values = PerReplica(
-            [self._storage.read(i) for i in local], local, engine.layout.num_replicas
-        )
+        values = PerReplica(self._here(local), local, engine.layout.num_replicas)
         return cross_replica.reduce(engine, f"read of {self.identity}", op, values, None, None)
+
+    def _here(self, replica_ids: Sequence[int]) -> list[Any]:
+        """Return the components of these local replicas; where they are lost, raise on all ranks.
+
+        Those of other ranks may have been written since.
+        """
+        try:
+            return [self._storage.read(i) for i in replica_ids]
+        except RankLostError as error:
+            self._strategy.engine.fail(f"reading {self.name}", error)
 
     def components(self, replica_ids: Sequence[int]) -> list[Any] | None:
         """Return the components of these local replicas; None for a mirrored variable."""
@@ -294,5 +305,8 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
         head = f"<mr.Variable {self.name!r} shape={self.shape} dtype={self.dtype}"
         if not self._on_read:
             return f"{head}, value={self._storage.any_array!r}>"
-        parts = ", ".join(f"{key}: {self._storage.read(key)!r}" for key in self._storage.keys)
+        try:
+            parts = ", ".join(f"{key}: {self._storage.read(key)!r}" for key in self._storage.keys)
+        except RankLostError:
+            parts = "that were lost with a rank"
         return f"{head}, {self.aggregation.name} of components {parts}>"

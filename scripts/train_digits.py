@@ -9,6 +9,11 @@ It needs scikit-learn, matplotlib and tqdm: pip install '.[examples]' in the che
 Every rank runs this whole program. A replica is one copy of the step functions below: it gets its
 part of each batch, and meets the other replicas in the calls of `ctx`. The same number of replicas
 gives the same bits on any number of ranks, as the hashes that are printed show.
+
+    mpirun --with-ft ulfm -n 4 python scripts/train_digits.py --elastic    # with Open MPI 5
+    python -m mpi_replica run -n 4 --elastic scripts/train_digits.py --elastic    # the same
+
+goes on when a rank is killed: the other ranks take over its replicas, and the hashes stay the same.
 """
 
 import argparse
@@ -36,11 +41,19 @@ def main():
     parser.add_argument(
         "--checkpoint-dir", help="save here after each epoch and on a signal, and go on from there"
     )
+    parser.add_argument(
+        "--elastic", action="store_true", help="go on without a rank that is lost (Open MPI, ULFM)"
+    )
+    parser.add_argument(
+        "--spares", type=int, default=0, help="ranks that wait to take the place of lost ones"
+    )
     parser.add_argument("--out", default="digits.png", help="where to draw loss and accuracy")
     options = parser.parse_args()
     reproducible = mr.CommunicationOptions(reproducible=True)  # sums don't depend on the layout
     with mr.MPIStrategy(
-        num_replicas=options.replicas, communication_options=reproducible
+        num_replicas=options.replicas,
+        communication_options=reproducible,
+        spares=options.spares,
     ) as strategy:
         losses, accuracies, weights = train(
             strategy,
@@ -49,6 +62,7 @@ def main():
             options.seed,
             options.dtype,
             options.checkpoint_dir,
+            options.elastic,
         )
         if strategy.rank == 0:  # no collective call in here: the other ranks would not make it
             draw(losses, accuracies, f"{strategy.num_replicas_in_sync} replicas", options.out)
@@ -57,7 +71,7 @@ def main():
             print(f"weights sha256 {sha256(*weights.values())}")
 
 
-def train(strategy, epochs, batch_size, seed, dtype, checkpoint_dir=None):
+def train(strategy, epochs, batch_size, seed, dtype, checkpoint_dir=None, elastic=False):
     """Return the training loss and the test accuracy of each epoch, and the final weights."""
     images, labels = load_digits(return_X_y=True)  # 1797 rows of 64 pixels from 0 to 16
     images = images.astype(dtype)
@@ -111,7 +125,7 @@ def train(strategy, epochs, batch_size, seed, dtype, checkpoint_dir=None):
 
     losses, accuracies = [], []
     # All that an interrupted program needs to go on, on any number of ranks.
-    state = mr.Checkpoint(
+    state = mr.ElasticState(
         step=0,
         loss_sum=0.0,  # of this epoch
         weights=weights,
@@ -124,26 +138,36 @@ def train(strategy, epochs, batch_size, seed, dtype, checkpoint_dir=None):
     if checkpoint_dir is not None:
         manager = mr.CheckpointManager(state, checkpoint_dir, save_on_signal=True)
         manager.restore_or_initialize()
-    left = range(len(losses), epochs)
-    # A bar on rank 0 alone. Under mpirun it goes through a pipe, and maybe to a log: few updates.
-    pause = 0.1 if sys.stderr.isatty() else 10
-    for epoch in tqdm(left, unit="epoch", mininterval=pause, disable=strategy.rank > 0):
-        rate = LEARNING_RATE * (1 - epoch / epochs)
-        for images, labels in train_batches:  # shuffled anew in each epoch, alike on all ranks
-            loss = strategy.run(train_step, args=(images, labels, rate))
-            state.loss_sum += strategy.reduce("SUM", loss, axis=None)
-            state.step += 1
-            if manager is not None:  # after SIGTERM or SIGUSR1 to any rank: exit status 75
-                manager.exit_if_signalled(state.step)
-        losses.append(float(state.loss_sum) / len(train_labels))
-        state.loss_sum = 0.0
-        hits.assign(0)
-        for images, labels in test_batches:
-            strategy.run(test_step, args=(images, labels))
-        accuracies.append(float(hits.value()) / len(test_labels))  # adds up: a call for all ranks
-        if manager is not None:
-            manager.save(state.step)
-    strategy.verify(weights)  # an error if any rank had others
+
+    def train_on():  # from where `state` is
+        left = range(len(losses), epochs)
+        # A bar on rank 0 alone. Under mpirun it goes through a pipe, and maybe to a log: few
+        # updates.
+        pause = 0.1 if sys.stderr.isatty() else 10
+        for epoch in tqdm(left, unit="epoch", mininterval=pause, disable=strategy.rank > 0):
+            rate = LEARNING_RATE * (1 - epoch / epochs)
+            for images, labels in train_batches:  # shuffled anew in each epoch, on all ranks alike
+                loss = strategy.run(train_step, args=(images, labels, rate))
+                state.loss_sum += strategy.reduce("SUM", loss, axis=None)
+                state.step += 1
+                if elastic:  # after a loss all ranks go back to here
+                    state.commit()
+                if manager is not None:  # after SIGTERM or SIGUSR1 to any rank: exit status 75
+                    manager.exit_if_signalled(state.step)
+            losses.append(float(state.loss_sum) / len(train_labels))
+            state.loss_sum = 0.0
+            hits.assign(0)
+            for images, labels in test_batches:
+                strategy.run(test_step, args=(images, labels))
+            accuracies.append(float(hits.value()) / len(test_labels))  # adds up: all ranks call it
+            if manager is not None:
+                manager.save(state.step)
+        strategy.verify(weights)  # an error if any rank had others
+
+    if elastic:
+        strategy.run_elastic(train_on, state)  # calls it again whenever a rank was lost
+    else:
+        train_on()
     return losses, accuracies, weights
 
 

@@ -7,6 +7,7 @@ import logging
 import time
 from typing import Any, Protocol
 
+from ..assignment import lose_components
 from ..collectives.call import Call
 from ..collectives.callsite import CallSite
 from ..context import StrategyLike, require_cross_replica
@@ -185,6 +186,7 @@ class Keeper:
         expire(number, engine.layout.local_replica_ids)
         layout = Layout.even(number, transport.size, transport.rank)
         strategy.move(transport, layout)
+        lose_components(strategy)
         holding = self._holding
         own = {} if holding is None else {**holding.kept, **holding.own}
         found = gather_state(

@@ -1,5 +1,6 @@
 """Variables synchronized on read: a component for each replica, combined when read from above."""
 
+import functools
 import re
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 import mpi_replica as mr
 from everywhere import check_works, gathered, needs_two_ranks, raises_everywhere
 from mpi_replica import VariableAggregation as Aggregation
+from mpi_replica.assignment import lose_components
+from mpi_replica.errors import RankLostError
 
 SUM, MEAN = Aggregation.SUM, Aggregation.MEAN
 FIRST, NONE = Aggregation.ONLY_FIRST_REPLICA, Aggregation.NONE
@@ -314,3 +317,32 @@ def test_a_metric_over_steps(strategy):
     assert float(total / count) == sum(r * r for r in rows) / sum(rows)
     total.assign(0.0)
     assert on_all_ranks(total) == 0.0
+
+
+# Replicas that have moved since a rank was lost
+
+
+@combined_on_read
+def test_components_that_were_lost_are_an_error_on_all_ranks_until_they_are_assigned(
+    strategy, aggregation
+):
+    v, components = counted(strategy, aggregation)
+    lose_components(strategy)
+    assert "lost" in repr(v)
+    add = functools.partial(strategy.run, lambda: v.assign_add(1.0))
+    for use in (add, v.value, lambda: own(strategy, v)):
+        assert_fails(strategy, RankLostError, "Hold it in the mr.ElasticState", use)
+    strategy.run(lambda: v.assign(1.0) if replica_id() == 0 else None)
+    if len(components) > 1 and aggregation is not FIRST:
+        assert_fails(strategy, RankLostError, "no components any more", v.value)
+    strategy.run(lambda: v.assign(replica_id() + 1.0))
+    assert on_all_ranks(v.value()) == COMBINED[aggregation](components)
+
+
+def test_components_that_were_lost_can_be_assigned_from_above(strategy):
+    v, _ = counted(strategy, SUM)
+    lose_components(strategy)
+    v.assign(12.0)
+    assert on_all_ranks(v.value()) == 12.0
+    strategy.run(lambda: v.assign_add(1.0))
+    assert on_all_ranks(v.value()) == 12.0 + strategy.num_replicas_in_sync
