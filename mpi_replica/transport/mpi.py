@@ -35,9 +35,8 @@ from .passing import Passing
 from .pausing import SECONDS_BEFORE_SLEEP, pause
 from .survivors import Survivors
 from .two_level import TwoLevelExchange, is_two_level
-from .verdict import Verdict, agree_on_end
 
-__all__ = ["MPITransport", "facts", "survivors_of", "verdict", "world_size"]
+__all__ = ["MPITransport", "facts", "survivors_of", "world_size"]
 
 _OPS = {
     ReduceOp.SUM: MPI.SUM,
@@ -76,11 +75,6 @@ def world_size() -> int:
 def facts() -> LibraryFacts:
     """Return what the MPI library is and can do."""
     return library_facts(MPI)
-
-
-def verdict(is_well: bool) -> Verdict:
-    """Return how all ranks have ended, given how this one has. Collective over COMM_WORLD."""
-    return agree_on_end(MPI, is_well)
 
 
 def survivors_of(communicator: Any, num_spares: int) -> Survivors:
