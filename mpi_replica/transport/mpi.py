@@ -357,8 +357,7 @@ class MPITransport(Transport):
             self.loss = loss_error(MPI, self._comm, self.hosts, self.pids)
         if self.is_fault_tolerant:
             for each in (self._comm, self.mailbox, self._exchange):
-                if hasattr(each, "Revoke"):  # no request has it
-                    each.Revoke()
+                getattr(each, "Revoke", lambda: None)()  # requests have none
 
     def abort(self, status: int) -> None:
         MPI.COMM_WORLD.Abort(status)
