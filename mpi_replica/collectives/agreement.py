@@ -84,6 +84,8 @@ class Agreement:
         self.others_stay = False
         #: A message is in flight that will not be waited for.
         self.has_message_in_flight = False
+        #: Whether all living ranks have come to the `meet` in which a loss came out.
+        self.has_met_loss = False
         # The last agreed error, which every rank holds: where it comes back uncaught from the
         # step function, it need not travel again.
         self._last_error: BaseException | None = None
@@ -429,8 +431,28 @@ class Agreement:
             error.add_note(remark)
         return error
 
+    def meet(self) -> None:
+        """Return where all living ranks have come here, too. Collective.
+
+        A rank that dies may let some of the others through an exchange, and fail it for others.
+        Where the library does not go on without a lost rank nothing is sent.
+
+        Raises
+        ------
+        RankLostError
+            Some of them have met a loss instead.
+        """
+        transport = self._transport
+        if transport.is_fault_tolerant and not transport.agree(1):
+            self.has_met_loss = True
+            transport.revoke()
+            loss = transport.loss or RankLostError("a rank has died.")
+            self.break_off(loss)
+            raise loss
+
     def raise_agreed(self, error: BaseException, verdict: Verdict) -> NoReturn:
         """Raise what all ranks raise now, each of them by its own reckoning and all alike."""
+        self.meet()
         self._serial += 1
         self._last_error = error
         errors.mark_reporter(error, max(verdict.origin_rank, 0))

@@ -74,8 +74,6 @@ class Keeper:
         # The newest snapshot, and an older one whose memory is used again.
         self._newest: Snapshot | None = None
         self._reusable: Snapshot | None = None
-        # Whether all ranks have come to the agreement in which a loss came out.
-        self._has_met = False
         #: Replicas whose state is gone, so that the last checkpoint is needed.
         self.lost_replicas: tuple[int, ...] = ()
         if self.is_guarded and not strategy.engine.is_spare:
@@ -110,40 +108,18 @@ class Keeper:
         guarded: Guarded | None = engine.cross_replica(engine.make(Committing.kind, None, make))
         if snapshot is None or guarded is None:
             return
-        self.meet()
+        engine.agreement.meet()
         number = 1 if self._holding is None else self._holding.number + 1
         self._reusable, self._newest = self._newest, snapshot
         self._holding = Holding(
             number, snapshot.shared, snapshot.own, guarded.kept, guarded.empty, self._step(number)
         )
 
-    def meet(self) -> None:
-        """Return where all living ranks have come here.
-
-        Raises
-        ------
-        RankLostError
-            Some of them have met a loss instead.
-        """
-        engine = self._strategy.engine
-        if not engine.transport.agree(1):
-            self._has_met = True
-            engine.transport.revoke()
-            loss = engine.transport.loss or RankLostError("a rank has died.")
-            engine.agreement.break_off(loss)
-            raise loss
-
     def must_recover(self, error: BaseException) -> bool:
         """Return whether all ranks go back to the last commit because of what came up here."""
         engine = self._strategy.engine
         if not self.is_guarded or not isinstance(error, Exception) or engine.is_spare:
             return False
-        if engine.transport.loss is None and engine.agreement.is_agreed(error):
-            # All ranks raise it, unless one has died while they agreed to.
-            try:
-                self.meet()
-            except RankLostError:
-                return True
         return engine.transport.loss is not None
 
     def recover(self) -> None:
@@ -161,9 +137,8 @@ class Keeper:
         before = survivors.members
         if not self._strategy.engine.is_spare:
             survivors.revoke()
-            if not self._has_met:
-                transport.agree(0)  # others may be at a commit, or at the end
-        self._has_met = False
+            if not self._strategy.engine.agreement.has_met_loss:
+                transport.agree(0)  # others may be in `Agreement.meet`
         try:
             survivors.come_together(self._go_on)
         except BaseException as error:

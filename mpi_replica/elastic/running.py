@@ -91,7 +91,7 @@ class Elastic:
             Called in a replica, or inside of itself.
         TypeError, ValueError
             `train` is not callable; `state` is no `ElasticState`, or one of another strategy; on
-            every rank.
+            every rank. An object of it can't be kept: as for ``Checkpoint.save``.
         BaseException
             What `train` raised, if it was not for a loss.
 
@@ -123,7 +123,10 @@ class Elastic:
 
             engine.cross_replica(engine.make(_Meeting.kind, None, make))
 
-        keeper = Keeper(self, state)
+        try:
+            keeper = Keeper(self, state)
+        except Exception as error:  # an object of the state can't be kept
+            engine.fail("run_elastic", error)
         with kept_by(state, keeper):
             _say_if_unguarded(self, keeper)
             self._is_elastic = True
@@ -157,8 +160,7 @@ def _train(
             keeper.commit()
             result = train()
             meet("end")
-            if keeper.is_guarded:
-                keeper.meet()
+            engine.agreement.meet()
         except BaseException as error:
             if not keeper.must_recover(error):
                 if survivors is not None:  # those that wait must not wait for another call
