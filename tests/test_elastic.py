@@ -118,7 +118,7 @@ ON_READ = mr.VariableSynchronization.ON_READ
 SUM = mr.VariableAggregation.SUM
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def strategy():
     with mr.MPIStrategy(num_replicas=3, seed=1) as strategy:
         yield strategy

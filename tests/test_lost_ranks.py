@@ -5,7 +5,6 @@ that a test names, or come to it.
 """
 
 import json
-import os
 import re
 import socket
 import subprocess
@@ -175,6 +174,118 @@ def test_losses_change_no_bit_and_are_told(name, tmp_path, undisturbed):
         losses = of_rank["losses"]
         assert [(loss["ranks"], loss["step"]) for loss in losses] == job.losses
         assert [loss["replicas_per_rank"] for loss in losses] == list(job.counts())
-        for loss, text in zip(losses, of_rank["texts"], strict=True):
+        for loss in losses:
             assert loss["hosts"] == [socket.gethostname()] * len(loss["ranks"])
             assert loss["pids"] == [pids[rank] for rank in loss["ranks"]]
+    check_log(done, job, pids)
+
+
+def check_log(done, job, pids):
+    """Check that each loss was logged once, and the sum of them at the end."""
+    logged = re.findall(
+        r"^lost (.*); goes on at (.*) after [\d.]+ s, with replicas", done.stderr, re.M
+    )
+    assert logged == [
+        (
+            ", ".join(f"rank {r} (host {socket.gethostname()}, pid {pids[r]})" for r in ranks),
+            "the last checkpoint" if step is CHECKPOINT else f"step {step}",
+        )
+        for ranks, step in job.losses
+    ]
+    assert done.stderr.count("ended without ranks") == 1
+
+
+# How jobs end
+
+
+def test_a_strategy_comes_together_although_ranks_die_at_the_start():
+    done = lose("at_the_start.py", 6)
+    found = {rank: of_rank for rank, (of_rank,) in told(done).items()}
+    assert sorted(found) == [2, 5], done.stderr
+    assert all(of_rank["total"] == 6.0 for of_rank in found.values())
+    assert all(of_rank["losses"] == [[4]] for of_rank in found.values())
+    assert [found[rank]["replicas"] for rank in (2, 5)] == [
+        [[0, 1], [0, 1, 2]],
+        [[4, 5], [3, 4, 5]],
+    ]
+
+
+MISTAKES = {
+    "rank": "ValueError: the mistake",
+    "replica": "ValueError: the mistake",
+    "exit": "RankLostError: the program has ended on",
+    "early": "CollectiveMismatchError: replicas are at different calls",
+}
+MISTAKES_AT_THE_BEGIN = {
+    "outside": "CollectiveMismatchError: replicas are at different calls",
+    "object": "TypeError: ",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_after_a_loss_ends_the_job_as_always(mistake):
+    done = lose("own_errors.py", 3, succeeds=False, MISTAKE=mistake, KILLS="1:step2:0")
+    assert "lost rank 1" in done.stderr
+    assert len(re.findall(rf"^(mpi_replica.errors.)?{MISTAKES[mistake]}", done.stderr, re.M)) == 1
+    assert "NOT REACHED" not in done.stdout
+
+
+@pytest.mark.parametrize("mistake", MISTAKES | MISTAKES_AT_THE_BEGIN)
+def test_a_mistake_ends_a_job_that_would_go_on_without_a_rank(mistake):
+    done = lose("own_errors.py", 3, succeeds=False, MISTAKE=mistake)
+    text = (MISTAKES | MISTAKES_AT_THE_BEGIN)[mistake]
+    assert len(re.findall(rf"^(mpi_replica.errors.)?{text}", done.stderr, re.M)) == 1
+    assert "lost rank" not in done.stderr
+    assert "NOT REACHED" not in done.stdout
+
+
+def test_what_was_made_before_a_loss_is_an_error_when_it_is_used():
+    done = lose("not_any_more.py", 3, CASE="values", KILLS="1:step2:1")
+    found = {rank: of_rank for rank, (of_rank,) in told(done).items()}
+    assert sorted(found) == [0, 2], done.stderr
+    for errors, (kept, shown) in found.values():
+        assert len(errors) == 16
+        for use, text in errors.items():
+            assert "was made before a rank was lost" in text, use
+            assert "hold it in the mr.ElasticState" in text, use
+        assert kept == [10, 10]
+        assert "made before a rank was lost" in shown
+
+
+@pytest.mark.parametrize(
+    ("case", "kills", "words", "advice"),
+    [
+        ("gone", "1+2:step2:1", "replica 2 is gone", "Give the state a mr.CheckpointManager"),
+        ("unsaved", "0+1:step2:1", "replicas 0-1 is gone", "no checkpoint was saved before"),
+        ("beginning", "1:beginning:1", "replica 2 is gone", "Give the state a mr.Checkpoint"),
+    ],
+)
+def test_what_nobody_has_any_more_ends_the_job_with_an_error(case, kills, words, advice):
+    done = lose("not_any_more.py", 4, succeeds=False, CASE=case, KILLS=kills)
+    assert told(done) == {}
+    (text,) = re.findall(r"^mpi_replica.errors.RankLostError: (.*)$", done.stderr, re.M)
+    assert f"what belonged to {words}" in text
+    assert advice in text
+
+
+def test_a_loss_outside_of_run_elastic_ends_the_job_with_an_error_that_names_it():
+    done = lose("not_any_more.py", 4, succeeds=False, CASE="outside", KILLS="1:beginning:1")
+    assert told(done) == {}
+    texts = re.findall(r"^mpi_replica.errors.RankLostError: (.*)$", done.stderr, re.M)
+    assert texts
+    for text in texts:
+        assert "train inside of run_elastic" in text
+        assert re.match(r"rank 1 \(pid \d+ on .*\) has died|a rank has died", text)
+
+
+@pytest.mark.parametrize("file", ["test_elastic.py", "test_failures.py"])
+def test_ranks_agree_with_fault_tolerance_as_without(file):
+    settings = ["-q", "-o", "faulthandler_timeout=60", "-p", "no:cacheprovider", "--only-mpi"]
+    done = run_to_its_end(
+        "openmpi",
+        3,
+        ["-m", "pytest", *settings, ROOT / "tests" / "ranks" / file],
+        succeeds=True,
+        options=["--with-ft", "ulfm"],
+    )
+    assert " passed" in done.stdout

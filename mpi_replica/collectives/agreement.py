@@ -43,6 +43,7 @@ from .header import (
     words,
 )
 from .judgement import Combination, Promotion, Verdict, judge, rank_left
+from .meeting import Meeting
 from .notes import Notes
 from .standing import Note, Report, Stand
 
@@ -84,12 +85,11 @@ class Agreement:
         self.others_stay = False
         #: A message is in flight that will not be waited for.
         self.has_message_in_flight = False
-        #: Whether all living ranks have come to the `meet` in which a loss came out.
-        self.has_met_loss = False
         # The last agreed error, which every rank holds: where it comes back uncaught from the
         # step function, it need not travel again.
         self._last_error: BaseException | None = None
         self._serial = 0
+        self.meeting = Meeting(transport, self.break_off)
         #: Called where this rank gives up the strategy, to tell the others.
         self.on_break: Callable[[BaseException], None] = lambda _: None
         #: Does an exchange that no rank may miss, and gives what went wrong in such ones.
@@ -174,8 +174,7 @@ class Agreement:
     ) -> NoReturn:
         """Tell the other ranks where the local replicas stand, which is not at one same call.
 
-        `originals` are the exceptions of this rank by replica id: they are raised here as they
-        are. Always raises.
+        `originals` are this rank's exceptions by replica id: here they are raised as they are.
         """
         self._refuse_if_over()
         seconds = first.options.timeout_seconds
@@ -217,8 +216,7 @@ class Agreement:
                 yield
         except RankLostError:
             return  # it has left before
-        headers = self._transport.headers.tobytes()
-        self.others_stay = any(state != LEAVES for state in states(headers))
+        self.others_stay = any(s != LEAVES for s in states(self._transport.headers.tobytes()))
 
     def _others_left(self, headers: bytes, call: Call) -> NoReturn:
         """Raise, since the program has ended on some ranks."""
@@ -322,9 +320,8 @@ class Agreement:
         """
         self._last_error = None
         self.raised = failure
-        nowhere = CallSite(b"", (), 0)
-        note = Note("the failure of an exchange", nowhere, 0, "", "CollectiveMismatchError")
-        self.notes.add(note)
+        what, nowhere = "the failure of an exchange", CallSite(b"", (), 0)
+        self.notes.add(Note(what, nowhere, 0, "", "CollectiveMismatchError"))
         raise failure
 
     def _break_off_halfway(self, error: BaseException, is_late: bool = False) -> None:
@@ -431,28 +428,9 @@ class Agreement:
             error.add_note(remark)
         return error
 
-    def meet(self) -> None:
-        """Return where all living ranks have come here, too. Collective.
-
-        A rank that dies may let some of the others through an exchange, and fail it for others.
-        Where the library does not go on without a lost rank nothing is sent.
-
-        Raises
-        ------
-        RankLostError
-            Some of them have met a loss instead.
-        """
-        transport = self._transport
-        if transport.is_fault_tolerant and not transport.agree(1):
-            self.has_met_loss = True
-            transport.revoke()
-            loss = transport.loss or RankLostError("a rank has died.")
-            self.break_off(loss)
-            raise loss
-
     def raise_agreed(self, error: BaseException, verdict: Verdict) -> NoReturn:
         """Raise what all ranks raise now, each of them by its own reckoning and all alike."""
-        self.meet()
+        self.meeting.come()
         self._serial += 1
         self._last_error = error
         errors.mark_reporter(error, max(verdict.origin_rank, 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..assignment import lose_components
@@ -108,7 +109,7 @@ class Keeper:
         guarded: Guarded | None = engine.cross_replica(engine.make(Committing.kind, None, make))
         if snapshot is None or guarded is None:
             return
-        engine.agreement.meet()
+        engine.agreement.meeting.come()
         number = 1 if self._holding is None else self._holding.number + 1
         self._reusable, self._newest = self._newest, snapshot
         self._holding = Holding(
@@ -137,8 +138,8 @@ class Keeper:
         before = survivors.members
         if not self._strategy.engine.is_spare:
             survivors.revoke()
-            if not self._strategy.engine.agreement.has_met_loss:
-                transport.agree(0)  # others may be in `Agreement.meet`
+            if not self._strategy.engine.agreement.meeting.has_told_loss:
+                transport.agree(0)  # others may be at a meeting
         try:
             survivors.come_together(self._go_on)
         except BaseException as error:
@@ -188,17 +189,12 @@ class Keeper:
         self._newest = self._reusable = None
 
     def _require_checkpoint(self) -> None:
-        manager = manager_of(self._state)
-        if manager is None:
-            many = len(self.lost_replicas) > 1
-            error = RankLostError(
-                f"what belonged to replica{'s' * many} {compressed(self.lost_replicas)} is gone:"
-                " the ranks that hosted and that kept it were lost together. Give the state a"
-                " mr.CheckpointManager and save from time to time: its newest checkpoint is"
-                " restored then."
+        if manager_of(self._state) is None:
+            raise _gone(
+                self.lost_replicas,
+                "were lost together. Give the state a mr.CheckpointManager and save from time to"
+                " time: its newest checkpoint is restored then.",
             )
-            mark_reporter(error, 0)  # all ranks have it
-            raise error
 
     def restore_checkpoint(self) -> None:
         """Restore the newest checkpoint, where the state of replicas is gone. Collective.
@@ -212,10 +208,7 @@ class Keeper:
         lost, self.lost_replicas = self.lost_replicas, ()
         path = None if manager is None else manager.restore_or_initialize()
         if path is None:
-            raise RankLostError(
-                f"what belonged to replicas {compressed(lost)} is gone: the ranks that hosted and"
-                " that kept it were lost together, and no checkpoint was saved before."
-            )
+            raise _gone(lost, "were lost together, and no checkpoint was saved before.")
         self._hold_beginning()
 
     def say_end(self) -> None:
@@ -232,3 +225,14 @@ class Keeper:
                 "s" * (len(losses) > 1),
                 seconds,
             )
+
+
+def _gone(replica_ids: Sequence[int], text: str) -> RankLostError:
+    """Return the error of a state that no rank has, which all ranks raise."""
+    many = "s" * (len(replica_ids) > 1)
+    error = RankLostError(
+        f"what belonged to replica{many} {compressed(replica_ids)} is gone: the ranks that hosted"
+        f" and that kept it {text}"
+    )
+    mark_reporter(error, 0)
+    return error

@@ -160,7 +160,7 @@ def _train(
             keeper.commit()
             result = train()
             meet("end")
-            engine.agreement.meet()
+            engine.agreement.meeting.come()
         except BaseException as error:
             if not keeper.must_recover(error):
                 if survivors is not None:  # those that wait must not wait for another call

@@ -18,13 +18,12 @@ FOLDER
 
 import dataclasses
 import hashlib
-import json
 import logging
 import os
 
+import kills
 import numpy as np
 
-import kills
 import mpi_replica as mr
 from mpi_replica.layout import Layout
 
@@ -42,7 +41,7 @@ strategy = mr.MPIStrategy(
     seed=5,
 )
 kills.watch_exchanges(strategy)
-print(f"PID {json.dumps([kills.first_rank, os.getpid()])}", flush=True)
+kills.tell("PID", os.getpid())
 
 
 def numbers(*shape):
@@ -266,7 +265,7 @@ if strategy.local_replica_ids:
         "losses": [dataclasses.asdict(loss) for loss in strategy.losses],
         "texts": [str(loss) for loss in strategy.losses],
     }
-    print(f"TOLD {json.dumps([kills.first_rank, told])}", flush=True)
+    kills.tell("TOLD", told)
 else:
-    print(f"SPARE {json.dumps([kills.first_rank, result])}", flush=True)
+    kills.tell("SPARE", result)
 strategy.close()

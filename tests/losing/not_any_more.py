@@ -1,0 +1,78 @@
+"""What was made before a loss, and is used after it; and states that are lost.
+
+Environment variables
+---------------------
+CASE
+    ``values``: rank 1 dies, and what was made before is used. ``gone``: ranks 1 and 2 die
+    together, whose replicas are lost; ``unsaved``: the same with a manager that has not saved.
+    ``beginning``: rank 1 dies before the first commit.
+    ``outside``: rank 1 dies where nobody is in run_elastic.
+"""
+
+import os
+
+import kills
+import numpy as np
+
+import mpi_replica as mr
+
+strategy = mr.MPIStrategy(num_replicas=5)
+kills.watch_exchanges(strategy)
+case = os.environ["CASE"]
+
+
+def replica_id():
+    return mr.get_replica_context().replica_id_in_sync_group
+
+
+own = strategy.experimental_distribute_values_from_function(
+    lambda context: np.full(2, context.replica_id_in_sync_group)
+)
+batches = strategy.experimental_distribute_dataset(mr.data.Dataset.range(50).batch(10))
+state = mr.ElasticState(strategy, step=0, own=own)
+manager = mr.CheckpointManager(state, "/nonexistent") if case == "unsaved" else None
+before = {
+    "of a run": strategy.run(replica_id),
+    "from a function": own,
+    "of a dataset": next(iter(batches)),
+    "in a nest": {"a": [strategy.run(replica_id)]},
+}
+uses = {
+    "reduce": lambda value: strategy.reduce("SUM", value, axis=None),
+    "gather": lambda value: strategy.gather(value, axis=0),
+    "run": lambda value: strategy.run(lambda given: None, args=(value,)),
+    "local results": lambda value: strategy.experimental_local_results(value),
+}
+told = {}
+
+
+def use_again():
+    for name, value in before.items():
+        for how, use in uses.items():
+            try:
+                use(value)
+            except mr.errors.RankLostError as error:
+                told[f"{name}, {how}"] = str(error)
+            else:
+                told[f"{name}, {how}"] = "no error"
+
+
+def train():
+    while state.step < 4:
+        if state.step == 2:
+            kills.enter("step2")
+        strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
+        if strategy.losses and not told:
+            use_again()
+        state.step += 1
+        state.commit()
+    kept = strategy.reduce("SUM", state.own, axis=None).tolist()
+    return kept, repr(before["of a run"])
+
+
+kills.enter("beginning")
+if case == "outside":
+    strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
+result = strategy.run_elastic(train, state)
+kills.tell("TOLD", [told, result])
+strategy.close()
