@@ -162,8 +162,9 @@ class MPITransport(Transport):
         self._wait(request, timeout_seconds)
 
     def begin_exchange(self, header: bytes) -> Callable[[], bool]:
-        test = self._start_exchange(header).Test
+        return self._asking(self._start_exchange(header).Test)
 
+    def _asking(self, test: Callable[[], bool]) -> Callable[[], bool]:
         def has_ended() -> bool:
             try:
                 return test()
@@ -198,9 +199,9 @@ class MPITransport(Transport):
         self, words: npt.NDArray[np.uint64]
     ) -> Callable[[], npt.NDArray[np.uint64] | None]:
         greatest = np.empty_like(words)
-        request = self._comm.Iallreduce(words, greatest, MPI.MAX)
+        has_ended = self._asking(self._comm.Iallreduce(words, greatest, MPI.MAX).Test)
         # what is returned holds both buffers
-        return lambda: greatest if words is not None and request.Test() else None
+        return lambda: greatest if words is not None and has_ended() else None
 
     def all_gather_bytes(self, data: bytes, timeout_seconds: float | None = None) -> list[bytes]:
         lengths = np.empty(self.size, np.int64)
