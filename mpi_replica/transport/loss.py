@@ -15,7 +15,7 @@ __all__ = ["is_loss", "loss_error"]
 _SECONDS_TO_LEARN = 0.03
 
 
-def is_loss(mpi: Any, error: BaseException) -> bool:
+def is_loss(mpi: Any, error: BaseException, communicator: Any = None) -> bool:
     """Return whether `error` says that a rank has died, or that another rank has met this.
 
     Parameters
@@ -24,11 +24,16 @@ def is_loss(mpi: Any, error: BaseException) -> bool:
         ``mpi4py.MPI``.
     error : BaseException
         What came up in a call.
+    communicator : Intracomm, optional
+        The one of the call. Where a rank of it is known to have died, each error says so: Open
+        MPI's collectives then fail with ``ERR_OTHER``, too.
     """
     if not isinstance(error, mpi.Exception):
         return False
     classes = (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
-    return error.Get_error_class() in classes
+    if error.Get_error_class() in classes:
+        return True
+    return communicator is not None and bool(_failed_ranks(mpi, communicator))
 
 
 def loss_error(mpi: Any, communicator: Any, hosts: Sequence[str], pids: Sequence[int]) -> Any:

@@ -404,10 +404,10 @@ class MPITransport(Transport):
 
     def _told(self, error: BaseException) -> BaseException:
         """Return `error`, or the `RankLostError` that it stands for: nothing can be sent then."""
-        if self.loss is None and is_loss(MPI, error):
-            self.loss = loss_error(MPI, self._comm, self.hosts, self.pids)
-        if not is_loss(MPI, error):
+        if not is_loss(MPI, error, self._comm if self.is_fault_tolerant else None):
             return error
+        if self.loss is None:
+            self.loss = loss_error(MPI, self._comm, self.hosts, self.pids)
         self.is_in_flight = True
         return self.loss or error
 
