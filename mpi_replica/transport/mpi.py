@@ -289,6 +289,12 @@ class MPITransport(Transport):
         self._run(call, specs, timeout_seconds)
 
     def open_shared_memory(self, size_bytes: int) -> Bytes:
+        try:
+            return self._open_shared_memory(size_bytes)
+        except MPI.Exception as error:
+            raise self._told(error) from None
+
+    def _open_shared_memory(self, size_bytes: int) -> Bytes:
         host = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         problem = ""
         if host.Get_size() < self.size:
