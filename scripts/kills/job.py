@@ -17,6 +17,7 @@ import mpi_replica as mr
 from kills.moments import Kill, Moments
 from mpi_replica.checkpoint import files
 from mpi_replica.elastic.keeping import Keeper
+from mpi_replica.transport.host import make_end_without_fence, make_windows_quiet
 from mpi_replica.transport.survivors import Survivors
 
 ROWS, BATCH, STEPS = 103, 10, 24
@@ -33,27 +34,33 @@ def main():
     parser.add_argument("--spares", type=int, default=0)
     parser.add_argument("--kills", type=Kill.of, nargs="*", default=[])
     options = parser.parse_args()
+    # Of the start: ranks may be numbered anew later, and that of a strategy, too.
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+
+    def tell(kind, text):
+        """Write at once: this rank may be killed in the next moment."""
+        file = options.folder / f"{kind}-{rank}"
+        file.with_suffix(".new").write_text(text)
+        file.with_suffix(".new").rename(file)
+
+    tell("pid", str(os.getpid()))
+    moments = Moments(rank, options.kills, lambda kill: tell("killed", kill))
+    if os.environ.get("MPI_REPLICA_TRANSPORT") != "single":
+        watch(moments)
+    moments.enter("make")
     with mr.MPIStrategy(
         num_replicas=options.replicas,
         spares=options.spares,
         communication_options=mr.CommunicationOptions(reproducible=True),
     ) as strategy:
-        rank = strategy.rank  # it may have another number later
-
-        def tell(kind, text):
-            """Write at once: this rank may be killed in the next moment."""
-            file = options.folder / f"{kind}-{rank}"
-            file.with_suffix(".new").write_text(text)
-            file.with_suffix(".new").rename(file)
-
-        moments = Moments(rank, options.kills, lambda kill: tell("killed", kill))
+        moments.stop()
         state, train = training(strategy, options.folder / "kept", moments)
-        tell("pid", str(os.getpid()))
-        if strategy.survivors is not None:
-            watch(moments)
-            # Outside of run_elastic a loss ends the job: nobody dies before all have come here.
-            while len(list(options.folder.glob("pid-?"))) < strategy.survivors.first_size:
-                time.sleep(0.001)
+        # Between the two a loss ends the job: nobody dies before all have come here.
+        tell("ready", "")
+        members = [] if strategy.survivors is None else strategy.survivors.members
+        while len(list(options.folder.glob("ready-?"))) < len(members):
+            time.sleep(0.001)
+        moments.go_on()
         start = time.monotonic()
         moments.enter("begin")
         strategy.run_elastic(train, state)
@@ -116,10 +123,13 @@ def training(strategy, folder, moments):
 
 def watch(moments):
     """Count what the package does from now on."""
-    from mpi_replica.transport.mpi import MPITransport  # starts MPI
+    make_windows_quiet()
+    make_end_without_fence()
+    from mpi_replica.transport.mpi import MPITransport  # starts MPI, as a strategy does otherwise
 
     exchanges = "exchange maximum all_gather_bytes all_gather_blocks all_reduce all_to_all barrier"
     moments.watch(MPITransport, f"{exchanges} pass_on agree revoke")
+    moments.watch(MPITransport, "open_shared_memory", "window")
     moments.watch(Survivors, "come_together _renew _agree revoke dismiss")
     moments.watch(Keeper, "commit", "commit")
     moments.watch(Keeper, "recover", "recover")

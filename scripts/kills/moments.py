@@ -11,7 +11,7 @@ from dataclasses import dataclass
 __all__ = ["PHASES", "Kill", "Moments"]
 
 #: What events are counted in, beside all of them ("any").
-PHASES = ("begin", "commit", "save", "recover", "restore", "end")
+PHASES = ("make", "begin", "window", "commit", "save", "recover", "restore", "end")
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,21 @@ class Moments:
         self._phases = collections.Counter(["any"])
         self._kills = {(kill.phase, kill.count): kill for kill in kills if kill.rank == rank}
         self._tell = tell
+        self._counts = True
+
+    def stop(self):
+        """Leave all phases, and count nothing until `go_on`."""
+        self._counts = False
+        self._phases = collections.Counter(["any"])
+
+    def go_on(self):
+        """Count again."""
+        self._counts = True
 
     def event(self):
         """Count an event, and die where it is the last one."""
         for phase, depth in list(self._phases.items()):
-            if depth:
+            if depth and self._counts:
                 self.counts[phase] += 1
                 kill = self._kills.get((phase, self.counts[phase]))
                 if kill is not None:

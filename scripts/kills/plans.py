@@ -25,6 +25,9 @@ LAYOUTS = [
     (6, 2, 2),
 ]
 
+# Later, the others may have agreed already that the strategy is made. What comes then, before
+# run_elastic, is not promised to outlive a loss.
+_MAKING_EVENTS = 5
 # Events of a recovery: how many there are depends on what it meets.
 _RECOVERY_EVENTS = 20
 
@@ -87,6 +90,13 @@ def _in_recovery(draw, ranks, counts):
     return [_moment(draw, first, counts), *later]
 
 
+def _in_making(draw, ranks, counts):
+    kills = [
+        Kill(rank, "make", draw.randint(1, _MAKING_EVENTS)) for rank in ranks[: draw.randint(1, 2)]
+    ]
+    return [*kills, *(_moment(draw, rank, counts) for rank in ranks[2:3])]
+
+
 def _in_restoring(draw, ranks, counts):
     later = [
         Kill(rank, draw.choice(["restore", "recover"]), draw.randint(1, _RECOVERY_EVENTS))
@@ -128,7 +138,9 @@ KINDS = {
     "in commits": _within("commit"),
     "in recoveries": _in_recovery,
     "in saves": _within("save"),
+    "in making": _in_making,
     "at the begin": _within("begin"),
+    "in shared memory": _within("window"),
     "from outside": _from_outside,
     "one by one": _one_by_one,
     "at the end": _within("end"),

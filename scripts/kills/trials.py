@@ -143,13 +143,13 @@ def _await_end(launcher, folder, trial, processes, files):
     shots, begin = sorted(trial.shots, key=lambda shot: shot[1]), None
     while launcher.poll() is None:
         if begin is None:
-            pids = _told(folder, "pid")
-            if len(pids) == trial.ranks:
-                begin = time.monotonic()
-                for rank, pid in pids.items():
+            for rank, pid in _told(folder, "pid").items():
+                if rank not in processes:
                     with contextlib.suppress(ProcessLookupError):
                         processes[rank] = os.pidfd_open(int(pid))
                         files.callback(os.close, processes[rank])
+            if len(_told(folder, "ready")) == trial.ranks:
+                begin = time.monotonic()
         while begin and shots and time.monotonic() - begin >= shots[0][1]:
             rank, seconds = shots.pop(0)
             if _send(processes.get(rank), signal.SIGKILL):
