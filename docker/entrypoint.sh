@@ -60,9 +60,9 @@ write_hostfile() {
 # end, and hands SIGUSR1 on.
 launch() {
     local launcher status
+    trap 'kill -USR1 "$!"' TERM # before it starts, since the signal may come at once
     "$@" &
     launcher=$!
-    trap 'kill -USR1 "$launcher"' TERM
     while :; do
         status=0
         wait "$launcher" || status=$? # a signal ends the wait, too

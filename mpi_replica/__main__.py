@@ -10,7 +10,7 @@ from typing import Any
 
 from .doctor import examine, text, to_json, would_work
 from .errors import LaunchError
-from .launcher import Options, plan, start
+from .launcher import RANKS_LOST, Options, plan, start
 
 # That of argparse for a mistake in the command line.
 _NOT_STARTED = 2
@@ -35,7 +35,8 @@ signals      SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP go on to the ranks. Where the 
              of this host. Ctrl-C ends the job; at the third all of it on this host is killed.
 exit status  that of the program: of the first rank that failed with Open MPI, of all joined by
              "or" with MPICH; 128 + n when it died of signal n; 124 after --timeout; 2 when the
-             job could not be started.
+             job could not be started. With --elastic that of the ranks that are left; 1 where
+             none is.
 Slurm        srun starts the ranks where it speaks a protocol of the library (srun --mpi=list):
              pmix for Open MPI, pmi2 for MPICH. Elsewhere the library's launcher does.
 set for all  PYTHONHASHSEED=0, and as many threads of BLAS as a rank has cores, or as
@@ -119,6 +120,23 @@ def _add_run(commands: _Parsers) -> None:
         default="auto",
         help="in a job of Slurm; default: auto, see below",
     )
+    add(
+        "--elastic",
+        action="store_true",
+        help="go on without a rank that is lost (strategy.run_elastic); Open MPI 5",
+    )
+    add(
+        "--spares",
+        type=_natural,
+        metavar="K",
+        help="of the ranks, those that wait until another one is lost; default: 0",
+    )
+    add(
+        "--on-loss",
+        choices=["ok", "warn-status"],
+        help="exit status when the program has ended well although ranks were lost: 0 (ok, the"
+        f" default), or {RANKS_LOST}",
+    )
     add("--dry-run", action="store_true", help="print the line for a shell, and start nothing")
     add("-m", dest="module", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     add("-c", dest="text", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -173,6 +191,9 @@ def _run(options: argparse.Namespace) -> int:
             launcher=options.launcher,
             replicas=options.replicas,
             timeout_seconds=options.timeout,
+            is_elastic=options.elastic,
+            spares=options.spares,
+            on_loss=options.on_loss,
         ),
         os.environ,
     )
@@ -186,6 +207,13 @@ def _positive_int(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def _natural(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0")
     return number
 
 

@@ -227,7 +227,7 @@ class Assignable(DistributedValues):
 
         No communication.
         """
-        self._storage = Storage(self.identity, {i: np.array(v) for i, v in components.items()})
+        self._storage.replace({i: np.array(value) for i, value in components.items()})
 
 
 def lose_components(strategy: StrategyLike) -> None:

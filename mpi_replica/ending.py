@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 
 from .errors import ContextError, reporter_of
 from .interrupts import gate
+from .transport import Verdict, end_together
 from .watch import watcher
 
 if TYPE_CHECKING:
     from .collectives.engine import Engine
 
-__all__ = ["abort", "engines", "forget", "remember"]
+__all__ = ["abort", "engines", "forget", "leave_together", "remember"]
 
 # What ended the program here, and another rank prints.
 _left_to_others: list[BaseException] = []
@@ -92,6 +93,21 @@ def _leave() -> None:
         _leave_undisturbed()
     finally:
         gate.open()
+
+
+def leave_together(is_well: bool) -> Verdict:
+    """Do now what is done at the end of the program, and return how all living ranks have ended.
+
+    Collective over all that the launcher has started. No strategy can be used any more.
+
+    Parameters
+    ----------
+    is_well : bool
+        How this rank has.
+    """
+    atexit.unregister(_leave)
+    _leave()
+    return end_together(is_well)
 
 
 def _leave_undisturbed() -> None:

@@ -54,10 +54,11 @@ class MPIStrategy(Strategy):
         one. The environment variable ``MPI_REPLICA_NUM_REPLICAS`` gives its default.
     communication_options : CommunicationOptions, optional
         For all calls of this strategy.
-    spares : int, default 0
+    spares : int, optional
         How many ranks, the last ones, host no replicas: they wait in `run_elastic` until another
         rank is lost, and take its place. They may do nothing else: other calls are a
-        `ContextError` there, `local_replica_ids` is empty, variables can be made.
+        `ContextError` there, `local_replica_ids` is empty, variables can be made. The environment
+        variable ``MPI_REPLICA_SPARES``, 0 where it is not set, gives its default.
     seed : int, optional
         For ``ctx.rng`` and ``strategy.rng``; 0 or more, the same on all ranks. Default: 0 where the
         strategy is reproducible, otherwise another one each time.
@@ -103,7 +104,7 @@ class MPIStrategy(Strategy):
         replicas_per_rank: int | None = None,
         num_replicas: int | None = None,
         communication_options: CommunicationOptions | None = None,
-        spares: int = 0,
+        spares: int | None = None,
         seed: int | None = None,
     ) -> None:
         transport, terms, survivors = start(

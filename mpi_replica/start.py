@@ -19,6 +19,7 @@ from .transport import SingleTransport, Survivors, Transport, open_survivors
 __all__ = ["Terms", "Wishes", "start"]
 
 _NUM_REPLICAS = "MPI_REPLICA_NUM_REPLICAS"
+_SPARES = "MPI_REPLICA_SPARES"
 _REPRODUCIBLE = "MPI_REPLICA_REPRODUCIBLE"
 _log = logging.getLogger("mpi_replica")
 
@@ -71,13 +72,18 @@ def start(
     ValueError, TypeError, LaunchError
         On every rank: arguments are wrong, or do not fit together, or the ranks do not.
     """
-    is_number = isinstance(spares, int) and not isinstance(spares, bool)
-    survivors = open_survivors(communicator, spares if is_number else -1)
+    wanted = _spares(spares)
+    survivors = open_survivors(communicator, wanted)
     if survivors is None:
-        if not is_number or spares:
+        if wanted:
+            given = f"spares={spares!r}"
+            if spares is None:
+                given = f"{_SPARES}={os.environ[_SPARES]!r}"
+            if wanted < 0:
+                raise ValueError(f"{given}, but it must be an int, 0 or more.")
             raise ValueError(
-                f"spares={spares!r}, but there is one rank, which has to host the replicas. Start"
-                " more ranks with mpirun."
+                f"{given}, but there is one rank, which has to host the replicas. Start more ranks"
+                " with mpirun."
             )
         alone = SingleTransport()
         return alone, _agreed_terms(alone, wishes, num_lost=0), None
@@ -85,7 +91,7 @@ def start(
     def begin(transport: Transport | None) -> tuple[Transport, Terms]:
         if transport is None:
             return _wait_for_terms(survivors)
-        num_lost = survivors.first_size - spares - transport.size
+        num_lost = survivors.first_size - wanted - transport.size
         try:
             terms = _agreed_terms(transport, wishes, num_lost)
         except (MPIReplicaError, ValueError, TypeError) as error:
@@ -97,6 +103,15 @@ def start(
         return transport, terms
 
     return *survivors.come_together(begin), survivors
+
+
+def _spares(given: Any) -> int:
+    """Return the number of spares; -1 where it is none, which all ranks have to hear of."""
+    if given is None:
+        text = os.environ.get(_SPARES, "0")
+        return int(text) if text.isdecimal() else -1
+    is_number = isinstance(given, int) and not isinstance(given, bool)
+    return given if is_number else -1
 
 
 def _wait_for_terms(survivors: Survivors) -> tuple[Transport, Terms]:

@@ -7,7 +7,7 @@ place of the old one, so that what was read before stays what it was.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -76,6 +76,12 @@ class Storage:
                 " is given to run_elastic."
             )
         return self._values[key]
+
+    def replace(self, values: Mapping[int | None, Array]) -> None:
+        """Hold these arrays, and no others; nobody else holds them."""
+        self._values, self._lost = {}, set()
+        for key, value in values.items():
+            self._put(key, value)
 
     def lose(self, keys: Iterable[int | None]) -> None:
         """Be of other replicas: what those have is not known until it is written."""

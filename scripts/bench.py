@@ -2,7 +2,7 @@
 """Measure what the package costs, on the ranks of each MPI library.
 
     scripts/bench.py calls all_reduce        # two tables for Open MPI, two for MPICH
-    scripts/bench.py all --json bench.json   # everything, except how soon mistakes are told
+    scripts/bench.py all --json bench.json   # everything, except `misuse` and `hosts`
     scripts/bench.py agreement --mpi mpich --ranks 2,3 --repeat 1000
     scripts/bench.py memory --check          # exit status 1 when a goal is missed
     scripts/bench.py --plot sizes.png        # time against size
@@ -22,7 +22,7 @@ from dataclasses import asdict
 import benchmarks
 from benchmarks import launching
 
-# The package of this checkout, whatever is installed, and the table of mistakes.
+# The package of this checkout, whatever is installed, and of the tests mistakes and hosts.
 sys.path[:0] = [str(launching.ROOT), str(launching.ROOT / "tests")]
 
 
@@ -126,6 +126,7 @@ def libraries(text):
 def measured(name, library, settings):
     """Measure and print one table with one library; return it, or None if a launch failed."""
     from benchmarks.tables import Report, rows_of  # what topics import needs the environment
+    from hosts.namespaces import NoHostsError
 
     module = importlib.import_module(f"benchmarks.{name}")
     python = launching.find_interpreter(library)
@@ -133,7 +134,11 @@ def measured(name, library, settings):
     for launch in module.launches(settings):
         if sys.stderr.isatty():
             print(f"{library}: {name}, {launch.part} on {launch.ranks} ranks", file=sys.stderr)
-        outcome = launching.start(python, name, launch)
+        try:
+            outcome = launching.start(library, python, name, launch)
+        except NoHostsError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            return None
         if outcome.status != 0 and not launch.may_fail:
             last = outcome.records[-1:]
             text = f"{launch} ended with status {outcome.status}, its last record is {last}"

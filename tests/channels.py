@@ -34,9 +34,6 @@ class Post(Mailbox):
         box = self.boxes[self.rank]
         return box.popleft() if box and not self.is_slow else None
 
-    def revoke(self):
-        pass
-
     def close(self):
         pass
 

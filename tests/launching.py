@@ -38,7 +38,7 @@ RANKS = [int(ranks) for ranks in os.environ.get("MPI_REPLICA_RANKS", "1,2,3,4").
 # believe that it was launched already, or with other defaults than those that the tests expect.
 FOREIGN = ("PMI", "OMPI_", "PRTE_", "HYDRA_", "MV2_", "MPI_LOCAL")
 FOREIGN += ("SLURM_", "PALS_", "FLUX_", "JSM_", "PBS_", "MPI_REPLICA_NUM_", "MPI_REPLICA_TRANSPORT")
-FOREIGN += ("MPI_REPLICA_BLAS_", "MPI_REPLICA_REPRODUCIBLE", "PYTEST_XDIST_")
+FOREIGN += ("MPI_REPLICA_BLAS_", "MPI_REPLICA_REPRODUCIBLE", "MPI_REPLICA_SPARES", "PYTEST_XDIST_")
 
 # Open MPI: the transport for one host, with which a job starts in a tenth of the time, and makes
 # communicators in a quarter of it, and no spinning while the ranks share cores.

@@ -20,6 +20,7 @@ from benchmarks.measuring import fastest
 from benchmarks.memory import peak_bytes, resident_bytes
 from benchmarks.plotting import series
 from benchmarks.tables import Beside, Row, quantity, table
+from hosts.network import joined_hosts
 from launching import LIBRARIES, ROOT, find_interpreter, rank_environment, room_for
 from mistakes import MISTAKES
 
@@ -145,6 +146,36 @@ def test_checkpoints_stand_beside_those_by_hand_and_leave_no_files(library, tmp_
     assert {row["goal"] for row in taken} == {64e6}
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_reductions_between_hosts_stand_beside_the_calls_of_the_library(library, tmp_path):
+    with joined_hosts():  # or a skip, where the machine does not let us
+        pass
+    kept = tmp_path / "rows.json"
+    quick_run(library, "hosts", "--json", kept)
+    (found,) = json.loads(kept.read_text())["tables"]
+    ways = {row["what"]: [side["name"] for side in row["besides"]] for row in found["rows"]}
+    calls = ["Allreduce", "Iallreduce, polled"]
+    assert ways == {
+        "ctx.all_reduce of 1 value": [*calls, "ctx.all_reduce of 1 rank, Allreduce"],
+        "ctx.all_reduce of 64 kB": calls,
+    }
+    for row in found["rows"]:
+        assert row["ranks"] == "2 x 1"
+        assert [side["goal"] for side in row["besides"][:2]] == [1, None]
+        assert all(side["compared"] > 0 for side in row["besides"])
+
+
+def test_where_hosts_can_not_be_made_that_is_said(tmp_path):
+    """And nothing is printed that looks like a table."""
+    command = [sys.executable, ROOT / "scripts" / "bench.py", "hosts", "--quick", "--mpi"]
+    env = rank_environment(30, {"PATH": str(tmp_path)})
+    done = subprocess.run(
+        [*command, "openmpi"], env=env, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("hosts: hosts need ip, tc, unshare, nsenter, setpriv, of iprou")
+
+
 @pytest.mark.parametrize("name", [["--plot", "sizes"], ["no_such_table"], []])
 def test_what_cannot_be_measured_is_refused(name):
     command = [sys.executable, ROOT / "scripts" / "bench.py", *name]
@@ -153,8 +184,8 @@ def test_what_cannot_be_measured_is_refused(name):
     assert "error: " in done.stderr
 
 
-def test_all_is_every_table_of_costs():
-    assert set(benchmarks.NAMES) - set(benchmarks.ALL) == {"misuse"}
+def test_all_is_every_table_of_costs_that_anybody_may_measure():
+    assert set(benchmarks.NAMES) - set(benchmarks.ALL) == {"hosts", "misuse"}
     folder = ROOT / "scripts" / "benchmarks"
     for name in benchmarks.NAMES:
         first = (folder / f"{name}.py").read_text().splitlines()[0]
@@ -275,7 +306,7 @@ def test_all_ways_by_hand_give_the_sums(contract, shapes):
 def test_a_launch_tells_how_it_went_wrong(monkeypatch):
     for name, value in rank_environment(timeout_seconds=30).items():
         monkeypatch.setenv(name, value)
-    outcome = start(find_interpreter("openmpi"), "misuse", Launch("no_such_part", 2))
+    outcome = start("openmpi", find_interpreter("openmpi"), "misuse", Launch("no_such_part", 2))
     assert outcome.status != 0
     assert outcome.records == []
     assert "no_such_part" in outcome.output

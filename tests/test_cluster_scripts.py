@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -27,28 +26,7 @@ pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 SCRIPTS = ROOT / "scripts"
 RANK_COUNT = min(2, max(RANKS))
 
-# Counts until a signal comes, to any rank; the next time it starts it restores and ends.
-PROGRAM = """
-    import os, signal, sys
-    import mpi_replica as mr
-
-    folder, who = sys.argv[1:]
-    with mr.MPIStrategy() as strategy:
-        state = mr.Checkpoint(strategy, step=0)
-        manager = mr.CheckpointManager(state, folder, save_on_signal=True)
-        restored = manager.restore_or_initialize()
-        while restored is None:
-            state.step += 1
-            if state.step == 3 and strategy.rank == strategy.size - 1:
-                if who == "rank":
-                    os.kill(os.getpid(), signal.SIGUSR1)
-                else:
-                    print("waits for a signal", flush=True)
-            manager.exit_if_signalled(state.step)
-        if strategy.rank == 0:
-            set_for_ranks = [os.environ[name] for name in ("OMP_NUM_THREADS", "PYTHONHASHSEED")]
-            print("went on", strategy.size, *set_for_ranks)
-"""
+PROGRAM = ROOT / "tests" / "goes_on.py"
 WENT_ON = f"went on {RANK_COUNT} 1 0\n"
 
 
@@ -60,8 +38,6 @@ class Cluster:
         self.commands = self.submitted / ".venv" / "bin"
         self.commands.mkdir(parents=True)
         self.calls = folder / "calls"
-        self.program = folder / "program.py"
-        self.program.write_text(textwrap.dedent(PROGRAM))
         self.kept = folder / "kept"
 
     def command(self, name, body=""):
@@ -113,7 +89,7 @@ def test_a_slurm_job_whose_rank_gets_a_signal_is_requeued_and_goes_on(cluster):
     options = 'while [[ $1 == --* ]]; do shift; done\nexec mpiexec -n "$SLURM_NTASKS" "$@"'
     cluster.command("srun", options)
     cluster.command("scontrol")
-    job = ["slurm.sbatch", cluster.program, cluster.kept, "rank"]
+    job = ["slurm.sbatch", PROGRAM, cluster.kept, "rank"]
 
     status, out, calls = cluster.run(*job, **SLURM)
     assert (status, out) == (0, ""), cluster.errors
@@ -183,7 +159,7 @@ def signal_timeout(job):
 def test_a_pbs_job_that_gets_a_signal_is_submitted_again_and_goes_on(cluster, hosts):
     cluster.install(LIBRARIES[-1])
     cluster.command("qsub")
-    given = {"PROGRAM": f"{cluster.program} {cluster.kept} timeout", "PBS_NODEFILE": hosts}
+    given = {"PROGRAM": f"{PROGRAM} {cluster.kept} timeout", "PBS_NODEFILE": hosts}
 
     status, out, calls = cluster.run("pbs.sh", meanwhile=signal_timeout, **given)
     assert (status, out) == (0, ""), cluster.errors

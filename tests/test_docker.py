@@ -1,14 +1,9 @@
 """The image in docker/: its entry point, and what is written in Dockerfile and compose.yaml.
 
-Environment variables
----------------------
-MPI_REPLICA_TEST_ROOT
-    A fresh Debian with Python, such as ``debootstrap --variant=minbase
-    --include=python3,python3-venv,ca-certificates bookworm FOLDER`` makes. What Docker would do is
-    done in a copy of it, which takes root, a network and a minute or two.
+What Docker would do is done in a copy of a fresh Debian, where there is one: see fresh_debian.py.
+It takes a network and a minute or two.
 """
 
-import faulthandler
 import json
 import os
 import shlex
@@ -21,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fresh_debian import ROOT_PATH, FreshDebian
 from launching import ROOT
 
 pytestmark = pytest.mark.mpi_skip  # it starts programs that must not be ranks themselves
@@ -208,55 +204,19 @@ def test_a_container_ends_with_the_status_of_its_program(home, status):
         assert done.returncode == status
 
 
-# Runs a line of bash as a user in a fresh Debian. What it writes goes to a folder beside it.
-ENTER = """
-set -euo pipefail
-fresh=$1 folder=$2 user=$3 line=$4 root=$2/root
-mkdir -p "$folder"/{written,work,root}
-mount -t overlay overlay -o "lowerdir=$fresh,upperdir=$folder/written,workdir=$folder/work" "$root"
-mount -t proc proc "$root/proc"
-mount -t sysfs sysfs "$root/sys"
-mount --rbind /dev "$root/dev"
-mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
-for file in /etc/resolv.conf /etc/ssl/certs/ca-certificates.crt; do
-    mkdir -p "$root${file%/*}"
-    touch "$root$file"
-    mount --bind "$file" "$root$file"
-done
-ip link set lo up
-exec chroot --userspec="$user" "$root" bash -c "$line"
-"""
-ROOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
 @pytest.fixture(scope="module")
 def image(tmp_path_factory):
     """Return a function that runs a line of bash in what Docker would build."""
-    fresh = os.environ.get("MPI_REPLICA_TEST_ROOT")
-    if not fresh:
-        pytest.skip("MPI_REPLICA_TEST_ROOT names no fresh Debian to install in")
-    folder = tmp_path_factory.mktemp("image")
+    debian = FreshDebian(tmp_path_factory.mktemp("image"))
     said = dict(instructions())
-
-    def run(line, user, network, variables):
-        faulthandler.cancel_dump_traceback_later()  # pytest's limit is too short
-        spaces = ["--mount", "--pid", "--fork", "--kill-child", *([] if network else ["--net"])]
-        return subprocess.run(
-            ["unshare", *spaces, "bash", "-c", ENTER, "enter", fresh, folder, user, line],
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=570,
-        )
-
-    checkout = folder / "written" / IN_IMAGE.relative_to("/")
+    checkout = debian.path(IN_IMAGE)
     for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines():
         if line.startswith("!"):
             (checkout / line[1:]).parent.mkdir(parents=True, exist_ok=True)
             copy = shutil.copytree if (ROOT / line[1:]).is_dir() else shutil.copy2
             copy(ROOT / line[1:], checkout / line[1:])
     pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
-    done = run(said["RUN"], "0:0", True, pip | {"HOME": "/root", "PATH": ROOT_PATH})
+    done = debian.run(said["RUN"], has_network=True, variables=pip)
     assert done.returncode == 0, done.stderr
 
     set_in_image = dict(item.split("=", 1) for item in shlex.split(said["ENV"]))
@@ -264,7 +224,7 @@ def image(tmp_path_factory):
     set_in_image["HOME"] = "/home/mpiuser"
 
     def run_as_user(line):
-        done = run(f"cd; {line}", said["USER"], False, set_in_image)
+        done = debian.run(f"cd; {line}", user=said["USER"], variables=set_in_image)
         assert done.returncode == 0, done.stderr
         return done.stdout, done.stderr
 

@@ -83,8 +83,10 @@ def test_ranks_on_hosts_of_their_own_share_no_cores():
     [
         ({"gpus": None}, "GPU-aware", "unknown"),
         ({"gpus": ("CUDA",)}, "GPU-aware", "CUDA"),
-        ({"is_fault_tolerant": True}, "fault tolerance", "ULFM"),
-        ({}, "fault tolerance", "no: a lost rank ends the job (with ULFM: mpirun --with-ft"),
+        ({"is_fault_tolerant": True}, "fault tolerance", "ULFM: yes"),
+        ({}, "fault tolerance", "yes with run --elastic (mpirun --with-ft ulfm)"),
+        ({"version": "Open MPI v4.1.6"}, "fault tolerance", "no: a lost rank ends the job; save"),
+        ({"version": "MPICH Version: 5.0.2"}, "fault tolerance", "no: a lost rank ends the job; "),
     ],
 )
 def test_what_the_library_can_do_is_told(changes, name, value):
@@ -147,6 +149,14 @@ def test_under_mpirun_rank_0_alone_tells_of_all_ranks(library):
     assert len(done.stdout.splitlines()) < 40
     assert "and a world of 2" in done.stdout
     assert done.stdout.endswith("A job would work here.\n")
+
+
+@pytest.mark.skipif("openmpi" not in LIBRARIES, reason="of the two, Open MPI alone has ULFM")
+def test_under_run_elastic_a_lost_rank_can_be_gone_on_without():
+    done = call("openmpi", "run", "--elastic", "-n", 2, "-m", "mpi_replica", "doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "fault tolerance" in line]
+    assert line.endswith("ULFM: yes")
 
 
 @pytest.mark.skipif(len(LIBRARIES) < 2, reason="needs both MPI libraries")

@@ -3,11 +3,13 @@
 import itertools
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mpi_replica
 from mpi_replica.errors import LaunchError
 from mpi_replica.launcher.allocation import (
     Allocation,
@@ -15,6 +17,13 @@ from mpi_replica.launcher.allocation import (
     read_allocation,
 )
 from mpi_replica.launcher.commands import Request, command, shell_line
+from mpi_replica.launcher.elasticity import (
+    check_elastic,
+    elastic_program,
+    elastic_settings,
+    statuses_of_job,
+)
+from mpi_replica.launcher.library import Library
 from mpi_replica.launcher.output import MPICH_MARK, DeathNotice, Tags
 from mpi_replica.launcher.program import program_command
 from mpi_replica.launcher.settings import Host, for_other_hosts, settings
@@ -129,6 +138,7 @@ def threads(number):
         ("openmpi", 8, 8, {"hosts": 4}, threads(4)),
         ("openmpi", 2, 8, {"cores_per_rank": 1}, threads(1)),
         ("mpich", 2, 2, {"replicas": 6}, threads(1) | {"MPI_REPLICA_NUM_REPLICAS": "6"}),
+        ("mpich", 2, 2, {"spares": 1}, threads(1) | {"MPI_REPLICA_SPARES": "1"}),
         ("srun", 4, 2, {"cores_per_rank": 3}, threads(3)),
     ],
 )
@@ -178,6 +188,7 @@ PROGRAM = ["python", "a.py"]
         ("openmpi", (5, 0), {"bind": "socket"}, "x --bind-to package:overload-allowed -n 2"),
         ("openmpi", (4, 1), {"bind": "socket"}, "x --bind-to socket:overload-allowed -n 2"),
         ("openmpi", (5, 0), {"bind": "none"}, "x --bind-to none -n 2"),
+        ("openmpi", (5, 0), {"is_elastic": True}, "x --with-ft ulfm --bind-to none -n 2"),
         (
             "openmpi",
             (5, 0),
@@ -208,6 +219,46 @@ def test_srun_behaves_like_mpirun(request_, expected):
     words = command("srun", (), "srun", Request(4, PROGRAM, mpi_type="pmix_v4", **request_))
     usual = "srun --mpi=pmix_v4 --input=0 --quit-on-interrupt --kill-on-bad-exit"
     assert words == [*usual.split(), *expected.split(), "-n", "4", *PROGRAM]
+
+
+@pytest.mark.parametrize("version", ["5.0.0", "5.0.11", "6.0.0rc1"])
+def test_open_mpi_from_5_on_can_lose_ranks(version):
+    check_elastic(Library("openmpi", version))
+
+
+@pytest.mark.parametrize("library", [Library("openmpi", "4.1.6"), Library("mpich", "5.0.2")])
+def test_what_can_not_lose_a_rank_is_told_with_what_to_do(library):
+    with pytest.raises(LaunchError, match=rf"(?s){library}.*Open MPI 5.*checkpoints"):
+        check_elastic(library)
+
+
+def test_an_elastic_job_sends_by_what_can_lose_a_rank():
+    wanted = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_async_mpi_finalize": "1"}
+    assert elastic_settings({}) == elastic_settings({"OMPI_MCA_pml": ""}) == wanted
+    assert elastic_settings(wanted | {"OMPI_MCA_async_mpi_finalize": "0"}) == {}
+    for other in ("ucx", "^ucx", "cm,ob1"):
+        with pytest.raises(LaunchError, match="OMPI_MCA_pml"):
+            elastic_settings({"OMPI_MCA_pml": other})
+
+
+def test_ranks_of_an_elastic_job_say_how_they_ended_to_who_asks():
+    program = [sys.executable, "a.py", "b"]
+    assert elastic_program(program, "ok") == program
+    for on_loss, statuses in ((None, "106,107"), ("warn-status", "0,76")):
+        python, runner, *rest = elastic_program(program, on_loss)
+        assert (python, rest) == (sys.executable, [statuses, "a.py", "b"])
+        assert Path(runner).is_file()
+    assert statuses_of_job("ok") == {106: 0, 107: 0}
+    assert statuses_of_job("warn-status") == {106: 0, 107: 76}
+    with pytest.raises(LaunchError, match="programs of Python"):
+        elastic_program(["/bin/sh", "a.sh"])
+
+
+def test_no_module_of_python_is_hidden_by_those_beside_the_script_that_ranks_run():
+    """Python puts the folder of a script before its own."""
+    beside = {path.stem for path in Path(mpi_replica.__file__).parent.iterdir()}
+    assert "elastic_rank" in beside
+    assert not (beside - {"__main__"}) & sys.stdlib_module_names
 
 
 def test_the_line_for_a_shell_is_quoted():

@@ -72,18 +72,19 @@ def test_the_slots_of_a_pack_cover_it_and_give_the_results_their_shapes_and_dtyp
     st.sampled_from([1, 2, 3, 7, 64, 1000, 10**6]),
     st.sampled_from([1, 2, 5]),
     st.booleans(),
+    st.booleans(),
     st.sampled_from("CF"),
 )
 def test_the_pieces_of_a_stream_are_its_items_in_c_order_each_once(
-    shape, bytes_per_pack, longer, large, order
+    shape, bytes_per_pack, longer, large, far, order
 ):
     """In whatever order the array is in memory."""
     leaves = ((FLOAT32, (longer, *shape)),)
     leaf = np.arange(math.prod(leaves[0][1])).reshape(leaves[0][1]).copy(order)
     for stream in plan(leaves, ReduceOp.SUM, bytes_per_pack).streams:
-        most = stream.large_piece if large else stream.piece
+        most = stream.far_piece if far else stream.large_piece if large else stream.piece
         ends = 0
-        for start, stop, where in stream.pieces(large=large):
+        for start, stop, where in stream.pieces(large=large, far=far):
             assert start == ends
             assert start < stop <= start + most
             assert leaf[where].reshape(-1).tolist() == list(range(start, stop))
@@ -135,6 +136,7 @@ def test_no_message_is_larger_than_bytes_per_pack(leaves, op, bytes_per_pack):
     for stream in steps.streams:
         sizes += [stream.piece * stream.dtype.itemsize]
         sizes += [stream.large_piece * stream.dtype.itemsize]
+        sizes += [stream.far_piece * stream.dtype.itemsize]
     assert max(sizes, default=0) <= bytes_per_pack
 
 
@@ -143,7 +145,8 @@ def test_scratch_holds_every_pack_and_piece_aligned(leaves, op, bytes_per_pack):
     steps = plan(leaves, op, bytes_per_pack)
     sizes = [pack.size_bytes for pack in steps.packs]
     for stream in steps.streams:
-        items = min(max(stream.piece, stream.large_piece), math.prod(stream.shape))
+        most = max(stream.piece, stream.large_piece, stream.far_piece)
+        items = min(most, math.prod(stream.shape))
         sizes.append(items * stream.dtype.itemsize)
     assert max(sizes, default=0) + ALIGNMENT <= steps.scratch_bytes
 
@@ -255,4 +258,4 @@ def test_a_dtype_that_can_not_be_reduced_is_a_type_error():
 def test_no_piece_is_too_long_for_the_counts_of_mpi():
     leaves = ((np.dtype(np.int8), (1 << 33,)),)
     (stream,) = plan(leaves, ReduceOp.SUM, 1 << 34).streams
-    assert max(stream.piece, stream.large_piece) < 1 << 31
+    assert max(stream.piece, stream.large_piece, stream.far_piece) < 1 << 31

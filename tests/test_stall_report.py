@@ -32,10 +32,9 @@ def elsewhere(missing=(), recent=(BEFORE,), place=None):
     return Answer(6, False, missing, 1061.7, recent, place or Place(STACK, False))
 
 
-def report(layout, answers, waited=60.0):
-    processes = Processes(
-        [f"n{16 + rank}" for rank in range(layout.size)], [4710, 4711, 4712, 4713]
-    )
+def report(layout, answers, waited=60.0, *, can_be_lost=False):
+    hosts = [f"n{16 + rank}" for rank in range(layout.size)]
+    processes = Processes(hosts, [4710, 4711, 4712, 4713], can_be_lost)
     return stall_report(CALL, waited, 7, answers, layout, processes)
 
 
@@ -75,6 +74,20 @@ def test_a_rank_that_does_not_answer_is_named():
         "  missing: replicas 3-4 (rank 2, host n18, pid 4712) does not answer: the process is"
         " stopped, its host can't be reached, or C code in it holds the GIL",
     ]
+
+
+def test_where_ranks_can_be_lost_the_report_says_how_to_go_on_without_those_that_are_missing():
+    answers = {0: waiting(), 1: elsewhere(), 2: waiting()}
+    layout = Layout((1, 1, 1, 1), 0)
+    text = report(layout, answers, can_be_lost=True)
+    assert [line for line in text.splitlines() if "kill" in line] == [
+        "    to go on without it: kill -9 4711 on n17",
+        "    to go on without it: kill -9 4713 on n19",
+    ]
+    assert text.endswith("4713 on n19")
+    # Without these lines it is what it is elsewhere, where to kill one would end the job.
+    others = [line for line in text.splitlines() if "kill" not in line]
+    assert report(layout, answers).splitlines() == others
 
 
 def test_of_several_replicas_of_a_rank_only_those_are_missing_that_have_not_come():

@@ -250,6 +250,48 @@ def test_a_variable_that_is_no_number_of_replicas_is_named(variable):
     assert variable in text
 
 
+@pytest.mark.parametrize("variable", ["some", "-1", "", "1.0", "1"])
+def test_a_variable_that_is_no_number_of_spares_for_one_rank_is_named(variable):
+    program = """
+        import mpi_replica as mr
+        print(mr.MPIStrategy(spares=0).local_replica_ids)
+        try:
+            mr.MPIStrategy()
+        except ValueError as error:
+            print(error)
+    """
+    text = run_python(program, env={"MPI_REPLICA_SPARES": variable}).stdout
+    why = "there is one rank" if variable == "1" else "it must be an int, 0 or more"
+    assert text.startswith(f"(0,)\nMPI_REPLICA_SPARES={variable!r}, but {why}")
+
+
+@pytest.mark.parametrize(
+    ("variable", "found"),
+    [
+        ("1", {"(0, 1)", "(2,)", "()"}),
+        ("0", {"(0,)", "(1,)", "(2,)"}),
+        ("two", {"MPI_REPLICA_SPARES"}),
+    ],
+)
+def test_a_variable_gives_the_default_number_of_spares_on_all_ranks(variable, found):
+    program = """
+        import sys
+        import mpi_replica as mr
+        try:
+            strategy = mr.MPIStrategy(num_replicas=3)
+            text = strategy.local_replica_ids
+            strategy.close()
+        except ValueError as error:
+            text = str(error).split()[2]
+        sys.stdout.write(f"{text}\\n")
+    """
+    env = {"MPI_REPLICA_SPARES": variable}
+    done = run_ranks("openmpi", 3, ["-c", textwrap.dedent(program)], env=env)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert (len(lines), set(lines)) == (3, found)
+
+
 def test_ranks_wait_where_the_system_has_no_sched_functions():
     """macOS has neither os.sched_getaffinity nor os.sched_yield."""
     program = """

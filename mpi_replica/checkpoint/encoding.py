@@ -62,7 +62,7 @@ class Encoder:
         What stands for each `PerReplica` that the result refers to by name: for each replica of
         this rank by its id.
     own_arrays : dict of array
-        What that refers to by name.
+        What that refers to, by names that end in the replica's id and a number.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class Encoder:
             self._own = own
 
     def _replicas(self, components: Mapping[int, Any], path: str) -> str:
-        """Keep what stands for the components; return their name."""
-        name = str(len(self.of_replicas))
+        """Keep what stands for the components; return their name, which only the path tells."""
+        name = path
         found = self.of_replicas[name] = {}
         for replica_id, component in components.items():
             encoder = Encoder(self._plain, prefix=f"{name}.{replica_id}.")

@@ -41,8 +41,9 @@ class Engine:
 
     def __init__(self, transport: Transport, layout: Layout, options: CommunicationOptions) -> None:
         self.options = options
-        #: How many variables were made.
+        #: How many variables were made, and those that are in use, by what tells them apart.
         self.num_variables = 0
+        self.variables: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         #: The distributed datasets that are in use, by the order in which they were made.
         self.datasets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._dataset_numbers = itertools.count()

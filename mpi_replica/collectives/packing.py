@@ -39,7 +39,8 @@ __all__ = [
 # Bytes of a piece, where the user does not say: the fastest on the libraries that were measured.
 # A piece as large as its array would have MPI take memory from the system, and give it back.
 _PIECE_BYTES = 1 << 19
-# In place, and where ranks share cores or are on several hosts, of arrays that are much larger.
+# Between hosts, where each exchange costs a way over the network; and of arrays that are much
+# larger, also in place, and where ranks share cores.
 _LARGE_PIECE_BYTES = 1 << 21
 _MUCH_LARGER = 2
 # Of packs and of pieces that stay in the cache while several buffers take part.
@@ -143,17 +144,18 @@ class Stream:
     #: Of the result.
     result_dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    #: The most items of a piece, and of one where large ones are better: in place, or where an
-    #: exchange costs more.
+    #: The most items of a piece; of one where large ones are better, in place or where ranks share
+    #: cores; and of one between hosts.
     piece: int
     large_piece: int
+    far_piece: int
 
     #: Pieces by the most items of one.
     _cut: dict[int, Iterable[Piece]] = dataclasses.field(default_factory=dict, init=False)
 
-    def pieces(self, *, large: bool = False) -> Iterable[Piece]:
+    def pieces(self, *, large: bool = False, far: bool = False) -> Iterable[Piece]:
         """Return the pieces of the leaf."""
-        return self.cut(self.large_piece if large else self.piece)
+        return self.cut(self.far_piece if far else self.large_piece if large else self.piece)
 
     def cut(self, most: int) -> Iterable[Piece]:
         """Return the pieces of the leaf where they are of `most` items."""
@@ -165,7 +167,7 @@ class Stream:
     @property
     def piece_bytes(self) -> int:
         """The most bytes of a piece, in `dtype`."""
-        most = max(self.piece, self.large_piece)
+        most = max(self.piece, self.large_piece, self.far_piece)
         return min(most, math.prod(self.shape)) * self.dtype.itemsize
 
     @property
@@ -246,12 +248,12 @@ def plan(
         if size_bytes >= min(least, most_pack_bytes):
             defaults = _default_piece_bytes(wide, result, op, size_bytes)
             if is_ordered:  # whoever moves them has limits
-                defaults = _LARGEST_PIECE_BYTES, _LARGEST_PIECE_BYTES
-            piece, large_piece = (
+                defaults = (_LARGEST_PIECE_BYTES,) * 3
+            lengths = [
                 max(1, min(bytes_per_pack or default, _LARGEST_PIECE_BYTES) // wide.itemsize)
                 for default in defaults
-            )
-            streams.append(Stream(leaf, wide, result, shape, piece, large_piece))
+            ]
+            streams.append(Stream(leaf, wide, result, shape, *lengths))
             continue
         pack = open_packs.get(wide)
         if pack is None or (
@@ -333,14 +335,15 @@ def _buffers(wide: np.dtype[Any], result: np.dtype[Any], op: ReduceOp) -> int:
 
 def _default_piece_bytes(
     wide: np.dtype[Any], result: np.dtype[Any], op: ReduceOp, size_bytes: int
-) -> tuple[int, int]:
-    """Return the bytes of a piece, and of a large one."""
+) -> tuple[int, int, int]:
+    """Return the bytes of a piece, of a large one, and of one between hosts."""
     if are_keyed(wide, op):
-        return _STAGED_BYTES, _STAGED_BYTES
+        return (_STAGED_BYTES,) * 3
     if result.itemsize < wide.itemsize:
-        return _NARROW_BYTES, _NARROW_BYTES
+        return (_NARROW_BYTES,) * 3
     is_much_larger = size_bytes >= _MUCH_LARGER * _LARGE_PIECE_BYTES
-    return _PIECE_BYTES, _LARGE_PIECE_BYTES if is_much_larger else _PIECE_BYTES
+    large = _LARGE_PIECE_BYTES if is_much_larger else _PIECE_BYTES
+    return _PIECE_BYTES, large, _LARGE_PIECE_BYTES
 
 
 def pieces(shape: tuple[int, ...], most: int) -> Iterator[Piece]:

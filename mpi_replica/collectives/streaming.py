@@ -120,8 +120,8 @@ class Movement:
                 items = leaf.reshape(-1)
         totals = result.reshape(-1)
         send: Array | None = None
-        is_costly = self._transport.is_crowded or self._transport.is_between_hosts
-        for start, stop, where in stream.pieces(large=in_place or is_costly):
+        large, far = in_place or self._transport.is_crowded, self._transport.is_between_hosts
+        for start, stop, where in stream.pieces(large=large, far=far):
             total = totals[start:stop]
             if items is None:
                 self._scratch.clear()
@@ -139,7 +139,7 @@ class Movement:
     ) -> None:
         """Combine the pieces of the local replicas, and reduce that in place."""
         is_direct = stream.dtype == stream.result_dtype
-        for start, stop, where in stream.pieces():
+        for start, stop, where in stream.pieces(far=self._transport.is_between_hosts):
             self._scratch.clear()
             target = results[0][where]
             wide = (

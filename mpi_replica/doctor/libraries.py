@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from ..errors import LaunchError
@@ -69,14 +70,18 @@ def library_checks(facts: Sequence[LibraryFacts]) -> list[Check]:
                 " timeouts have no report. Use a library built for MPI_THREAD_MULTIPLE.",
             )
         )
-    tolerance = "ULFM: a lost rank can be gone on without"
-    if not first.is_fault_tolerant:
-        tolerance = "no: a lost rank ends the job"
-        if "Open MPI" in first.version:
-            tolerance += " (with ULFM: mpirun --with-ft ulfm)"
-    checks.append(Check("fault tolerance", tolerance))
+    checks.append(Check("fault tolerance", _tolerance(first)))
     gpus = "unknown: the library can't be asked"
     if first.gpus is not None:
         gpus = ", ".join(first.gpus) or "no"
     checks.append(Check("GPU-aware", gpus))
     return checks
+
+
+def _tolerance(facts: LibraryFacts) -> str:
+    """Return whether a job goes on without a lost rank."""
+    if facts.is_fault_tolerant:
+        return "ULFM: yes"
+    if re.match(r"Open MPI v(?:[5-9]|\d\d)", facts.version):
+        return "yes with run --elastic (mpirun --with-ft ulfm)"
+    return "no: a lost rank ends the job; save checkpoints, or use Open MPI 5"

@@ -71,9 +71,10 @@ class Elastic:
             Called without arguments. It trains on from where `state` is, and calls
             ``state.commit()`` from time to time: after a loss what came later is done again.
         state : ElasticState
-            All that changes. What is not in it stays as it was when a rank was lost; but what
-            belonged to replicas (values, components of variables) is a `RankLostError` until it
-            is made or assigned anew.
+            All that changes, but for variables, random numbers and positions of datasets, which
+            are part of it by themselves. Other objects that are not in it stay as they were when a
+            rank was lost. A `PerReplica` that was made before is a `RankLostError`, and so are the
+            components of a variable that was made since the last commit, until it is assigned.
 
         Returns
         -------

@@ -13,19 +13,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import nest
 from ..assignment import Assignable
-from ..checkpoint.encoding import Encoder
+from ..checkpoint.encoding import Encoder, replicas_name
 from ..checkpoint.files import Extent
 from ..checkpoint.index import ArrayRecord, Index
 from ..checkpoint.matching import Matching
 from ..context import StrategyLike
 from ..errors import CheckpointError
+from ..layout import Layout
 from ..values import Mirrored, PerReplica
 
 __all__ = ["Own", "Shared", "Snapshot", "put_back", "take"]
 
 Array = np.ndarray[Any, Any]
 
+# What stands for the variables that the program has not named: no object can have this name.
+_VARIABLES = "the strategy's other variables"
 _NO_FILE = Extent(0, 0, 0)
 
 
@@ -116,7 +120,8 @@ def take(
         return None
 
     encoder = Encoder(plain, components)
-    state = {name: encoder.encode(value, f"state.{name}") for name, value in objects.items()}
+    everything = {**objects, _VARIABLES: _variables_beside(strategy, objects)}
+    state = {name: encoder.encode(value, f"state.{name}") for name, value in everything.items()}
     before = {} if reuse is None else reuse.copies
     copies: dict[str, Array] = {}
 
@@ -137,7 +142,7 @@ def take(
         for i in ids:
             own[i].components[name] = found[str(i)]
     for name, array in encoder.own_arrays.items():
-        replica_id = int(name.split(".")[1])  # as the encoder names them
+        replica_id = int(name.rsplit(".", 2)[1])  # as the encoder names them
         own[replica_id].arrays[name] = lasting_copy(name, array)
     shared = Shared(
         state,
@@ -190,7 +195,13 @@ def put_back(
         [],
         of_replicas,
     )
-    matching = Matching(index, objects, read, engine.layout, is_exact=True)
+    variables = {
+        identity: variable
+        for identity, variable in engine.variables.items()
+        if _has_all(shared.state[_VARIABLES].get(identity), engine.layout, of_replicas)
+    }
+    everything = {**objects, _VARIABLES: variables}
+    matching = Matching(index, everything, read, engine.layout, is_exact=True)
     problems = matching.problems()
     if problems:
         raise CheckpointError(
@@ -198,12 +209,29 @@ def put_back(
             " ElasticState before run_elastic, and change what is in them, not which they are."
         )
     found = matching.put_back()
+    del found[_VARIABLES]
     replicas = {str(i): part.generator for i, part in own.items() if part.generator is not None}
     strategy.generators.restore({**shared.generators, "replicas": replicas})
     for number, dataset in engine.datasets.items():
         if number in shared.datasets:
             dataset.load_state_dict(shared.datasets[number])
     return found
+
+
+def _has_all(saved: Any, layout: Layout, of_replicas: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return whether there is what a variable needs: some ranks may have thrown it away before."""
+    name = replicas_name(saved)
+    if name is None:
+        return saved is not None
+    return all(str(i) in of_replicas.get(name, {}) for i in layout.local_replica_ids)
+
+
+def _variables_beside(strategy: StrategyLike, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the strategy's variables that are not among the objects, by what tells them apart."""
+    leaves = nest.flatten(dict(objects))[0]
+    inside = {leaf.identity for leaf in leaves if isinstance(leaf, Assignable)}
+    known = strategy.engine.variables
+    return {identity: known[identity] for identity in sorted(known) if identity not in inside}
 
 
 def _owner(array: Array) -> Array:

@@ -36,8 +36,8 @@ class ElasticState(Checkpoint):
         By position, as for `Checkpoint`.
     **objects
         What a `Checkpoint` can hold, each an attribute, too. Make variables, datasets and iterators
-        before `run_elastic`. The random numbers of the strategy, and where each of its distributed
-        datasets stands, are part of it by themselves.
+        before `run_elastic`. The strategy's variables and random numbers, and where each of its
+        distributed datasets stands, are part of it by themselves.
 
     Raises
     ------

@@ -33,6 +33,8 @@ class Request(NamedTuple):
     mpi_type: str = ""
     cores_per_task: int | None = None
     is_in_step: bool = False
+    #: Whether the job goes on without a lost rank.
+    is_elastic: bool = False
 
 
 def command(launcher: str, version: tuple[int, ...], path: str, request: Request) -> list[str]:
@@ -61,6 +63,8 @@ def command(launcher: str, version: tuple[int, ...], path: str, request: Request
 def _of_openmpi(version: tuple[int, ...], request: Request) -> list[str]:
     is_old = version < (5,)
     words = []
+    if request.is_elastic:
+        words += ["--with-ft", "ulfm"]
     if request.tag:
         words += ["--tag-output"] if is_old else ["--output", "rank"]
     if request.hostfile is not None:

@@ -13,6 +13,7 @@ from ..transport.host import cores
 from ..transport.launch import launcher_variable
 from .allocation import Allocation, hosts_in_file, read_allocation
 from .commands import Request, command, shell_line
+from .elasticity import check_elastic, elastic_program, elastic_settings, statuses_of_job
 from .library import find_launcher, find_library
 from .program import program_command
 from .running import run
@@ -43,6 +44,12 @@ class Options(NamedTuple):
     launcher: str = "auto"
     replicas: int | None = None
     timeout_seconds: float | None = None
+    #: Whether the job shall go on without a lost rank.
+    is_elastic: bool = False
+    #: How many ranks wait for the loss of another one.
+    spares: int | None = None
+    #: ``ok`` or ``warn-status``: how a job ends that has gone on without a lost rank.
+    on_loss: str | None = None
 
 
 class Job(NamedTuple):
@@ -57,6 +64,8 @@ class Job(NamedTuple):
     timeout_seconds: float | None
     #: The line for a shell that does the same.
     line: str
+    #: Of an elastic job: its exit status for each one by which its ranks say that it ended well.
+    statuses: Mapping[int, int] | None = None
 
 
 def plan(options: Options, environ: Mapping[str, str]) -> Job:
@@ -68,6 +77,7 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
         Something is missing, or does not fit.
     """
     program = program_command(options.program)
+    _check_options_of_elastic(options)
     allocation = read_allocation(environ)
     inside = launcher_variable(environ)
     if inside is not None:
@@ -99,6 +109,9 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
         kind = library = found.library.kind
         mpi_type, version, path = "", found.version, found.path
         added.update(found.environment)
+        if options.is_elastic:
+            check_elastic(found.library)
+            added |= elastic_settings(environ)
     cores_per_task = None if allocation is None else allocation.cores_per_task
     cores_per_rank = cores_per_task or (1 if kind == "srun" else None)
     added |= settings(
@@ -110,6 +123,7 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
         is_allocated=allocation is not None or options.hostfile is not None,
         cores_per_rank=1 if options.bind == "core" else cores_per_rank,
         replicas=options.replicas,
+        spares=options.spares,
     )
     hostfile = options.hostfile
     if hostfile is None and library == "openmpi" and "PBS_NODEFILE" in environ:
@@ -124,12 +138,20 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
         mpi_type=mpi_type,
         cores_per_task=cores_per_task,
         is_in_step=allocation is not None and allocation.is_in_step,
+        is_elastic=options.is_elastic,
     )
-    line = shell_line(added, command(kind, version, path, request), options.timeout_seconds)
+    statuses = None
+    shown = request
+    if options.is_elastic:
+        on_loss = options.on_loss or "ok"
+        statuses = statuses_of_job(on_loss)
+        request = request._replace(program=elastic_program(program))
+        shown = request._replace(program=elastic_program(program, on_loss))
+    line = shell_line(added, command(kind, version, path, shown), options.timeout_seconds)
     if options.tag:
         request = request._replace(tag="marked")
     words = command(kind, version, path, request)
-    return Job(kind, words, added, options.tag, options.timeout_seconds, line)
+    return Job(kind, words, added, options.tag, options.timeout_seconds, line, statuses)
 
 
 def start(job: Job, environ: Mapping[str, str]) -> int:
@@ -140,7 +162,24 @@ def start(job: Job, environ: Mapping[str, str]) -> int:
         {**environ, **job.added},
         tag=job.tag,
         timeout_seconds=job.timeout_seconds,
+        statuses=job.statuses,
     )
+
+
+def _check_options_of_elastic(options: Options) -> None:
+    """Raise where options don't fit together, of which some are for elastic jobs only."""
+    if not options.is_elastic:
+        for name, value in (("--spares", options.spares), ("--on-loss", options.on_loss)):
+            if value is not None:
+                raise LaunchError(
+                    f"{name} {value} is for jobs that go on without a lost rank: ask for --elastic,"
+                    f" too, or leave {name} out."
+                )
+    elif options.launcher == "srun":
+        raise LaunchError(
+            "--elastic can't be had with --launcher srun: only the launcher of Open MPI tells the"
+            " ranks that one is lost. Leave --launcher out: that launcher knows Slurm, too."
+        )
 
 
 def _ranks(options: Options, allocation: Allocation | None) -> int:
@@ -155,10 +194,18 @@ def _ranks(options: Options, allocation: Allocation | None) -> int:
             f"{where} Say it: -n {max(2, len(cores()))}, for example; this host has"
             f" {len(cores())} cores for them."
         )
-    if options.replicas is not None and options.replicas < ranks:
+    spares = options.spares or 0
+    if spares >= ranks:
         raise LaunchError(
-            f"--replicas {options.replicas} is less than the {ranks} ranks: each rank hosts one"
-            f" replica or more. Start {options.replicas} ranks, or ask for {ranks} replicas."
+            f"--spares {spares} leaves none of the {ranks} ranks to host replicas. Start more"
+            " ranks, or ask for fewer spares."
+        )
+    hosting = ranks - spares
+    if options.replicas is not None and options.replicas < hosting:
+        raise LaunchError(
+            f"--replicas {options.replicas} is less than the {hosting} ranks: each rank hosts one"
+            f" replica or more. Start {options.replicas + spares} ranks, or ask for {hosting}"
+            " replicas."
         )
     return ranks
 
@@ -167,6 +214,7 @@ def _protocol(options: Options, environ: Mapping[str, str]) -> tuple[str, str] |
     """Return the library and the type of MPI with which srun starts it; None: it does not."""
     is_asked_for = options.launcher == "srun"
     is_elsewhere = options.mpi is not None or options.hostfile is not None
+    is_elsewhere = is_elsewhere or options.is_elastic  # srun has no ULFM
     if options.launcher == "mpiexec" or (is_elsewhere and not is_asked_for):
         return None
     srun = shutil.which("srun", path=environ.get("PATH"))

@@ -50,6 +50,7 @@ def run(
     *,
     tag: bool = False,
     timeout_seconds: float | None = None,
+    statuses: Mapping[int, int] | None = None,
 ) -> int:
     """Run a job to its end and return the exit status.
 
@@ -69,6 +70,9 @@ def run(
         Whether the command asks for tags, which then get one look.
     timeout_seconds : float, optional
         After this time the ranks get SIGTERM, and are killed some time later.
+    statuses : mapping, optional
+        Where the launcher goes on without a lost rank, and has no other status when none is left:
+        the status of the job for each one by which the ranks say that it ended well.
 
     Returns
     -------
@@ -76,7 +80,7 @@ def run(
         That of the program; 128 + n when it died of signal n; 124 when it ran too long.
     """
     with contextlib.ExitStack() as stack:
-        return _Job(stack, launcher, words, environ, tag, timeout_seconds).run()
+        return _Job(stack, launcher, words, environ, tag, timeout_seconds, statuses).run()
 
 
 class _Job:
@@ -90,13 +94,17 @@ class _Job:
         environ: Mapping[str, str],
         tag: bool,
         timeout_seconds: float | None,
+        statuses: Mapping[int, int] | None,
     ) -> None:
         self._kind = launcher
         self._timeout_seconds = timeout_seconds
+        self._statuses = statuses
         self._is_late = False
         self._interrupts = 0
         # A signal that the launcher itself got, and does not hand on.
         self._ended_by = 0
+        # The last one that went on to ranks or launcher.
+        self._forwarded = 0
         self._notice = DeathNotice()
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._signals = self._listen(stack)
@@ -179,6 +187,7 @@ class _Job:
             self._serve(limit - time.monotonic())
 
     def _forward(self, number: signal.Signals) -> None:
+        self._forwarded = number
         if number == signal.SIGINT:
             self._interrupt()
         elif number in _HANDED_ON[self._kind]:
@@ -243,7 +252,17 @@ class _Job:
             return 128 + self._ended_by
         if status < 0:
             return 128 - status
+        if self._statuses is not None:
+            return self._status_of_the_ranks_left(status, self._statuses)
         return self._notice.status(status) if self._kind == "mpich" else status
+
+    def _status_of_the_ranks_left(self, status: int, statuses: Mapping[int, int]) -> int:
+        if status:
+            return statuses.get(status, status)
+        if self._forwarded:
+            return 128 + self._forwarded
+        _write(2, b"mpi_replica run: no rank has come to the end of the program: all were lost.\n")
+        return 1
 
 
 def _send(process: int, number: signal.Signals) -> None:

@@ -12,6 +12,7 @@ __all__ = ["Host", "for_other_hosts", "settings"]
 
 _BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _NUM_REPLICAS = "MPI_REPLICA_NUM_REPLICAS"
+_SPARES = "MPI_REPLICA_SPARES"
 
 # Of the user's variables, those that ranks on other hosts must have, too.
 _OF_THE_JOB = ("MPI_REPLICA_", "MPI4PY_", "PYTHON")
@@ -34,6 +35,7 @@ def settings(
     is_allocated: bool = False,
     cores_per_rank: int | None = None,
     replicas: int | None = None,
+    spares: int | None = None,
 ) -> dict[str, str]:
     """Return the variables to add. What the user has set is left alone.
 
@@ -54,6 +56,8 @@ def settings(
         Where it is known. Default: the host's, in equal parts.
     replicas : int, optional
         Number of replicas on all ranks.
+    spares : int, optional
+        Number of ranks that wait for the loss of another one.
 
     Raises
     ------
@@ -88,6 +92,8 @@ def settings(
     added = {name: value for name, value in added.items() if not environ.get(name)}
     if replicas is not None:  # what is asked for on the command line wins
         added[_NUM_REPLICAS] = str(replicas)
+    if spares is not None:
+        added[_SPARES] = str(spares)
     return added
 
 

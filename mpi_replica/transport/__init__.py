@@ -1,9 +1,10 @@
 """Moving bytes between ranks: one contract, two implementations."""
 
 from .base import HEADER_BYTES, Mailbox, Transport, WaitGivenUpError
-from .launch import open_survivors, open_transport
+from .launch import end_together, open_survivors, open_transport
 from .single import SingleTransport
 from .survivors import Member, Survivors
+from .verdict import Verdict
 
 __all__ = [
     "HEADER_BYTES",
@@ -12,7 +13,9 @@ __all__ = [
     "SingleTransport",
     "Survivors",
     "Transport",
+    "Verdict",
     "WaitGivenUpError",
+    "end_together",
     "open_survivors",
     "open_transport",
 ]

@@ -50,10 +50,6 @@ class Mailbox(abc.ABC):
         """Return a message and the rank that sent it; None where none has come."""
 
     @abc.abstractmethod
-    def revoke(self) -> None:
-        """Have all ranks receive nothing any more. Not collective."""
-
-    @abc.abstractmethod
     def close(self) -> None:
         """Give back what it holds. Collective."""
 

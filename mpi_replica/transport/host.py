@@ -12,6 +12,7 @@ __all__ = [
     "free_shared_memory",
     "is_crowded",
     "lack_of_shared_memory",
+    "machine",
     "make_end_without_fence",
     "make_windows_quiet",
 ]
@@ -24,15 +25,30 @@ _affinity: Callable[[int], Iterable[int]] = getattr(
 # Where MPI libraries on Linux have it. To write to more than is there would end the process.
 _SHARED_MEMORY_FOLDER = "/dev/shm"
 
+# Linux makes one up each time that it starts. Containers of one machine see the same.
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
 
 def cores() -> frozenset[int]:
     """Return the cores that this process may run on."""
     return frozenset(_affinity(0))
 
 
-def is_crowded(host: str, places: Sequence[tuple[str, frozenset[int]]]) -> bool:
-    """Return whether the host has more ranks than cores for them; `places` are those of ranks."""
-    taken = [cores for other, cores in places if other == host]
+def machine(host: str) -> str:
+    """Return what is the same for all hosts that share the cores of one machine.
+
+    That of `host` is its own name where the system does not tell.
+    """
+    try:
+        with open(_BOOT_ID, encoding="ascii") as file:
+            return file.read().strip() or host
+    except OSError:
+        return host
+
+
+def is_crowded(machine: str, places: Sequence[tuple[str, frozenset[int]]]) -> bool:
+    """Return whether it has more ranks than cores for them; `places` are those of all ranks."""
+    taken = [cores for other, cores in places if other == machine]
     return len(taken) > len(frozenset().union(*taken))
 
 

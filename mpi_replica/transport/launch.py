@@ -14,9 +14,11 @@ from .facts import LibraryFacts
 from .host import make_end_without_fence, make_windows_quiet
 from .single import SingleTransport
 from .survivors import Survivors
+from .verdict import Verdict, agree_on_end
 
 __all__ = [
     "INSTALL_ADVICE",
+    "end_together",
     "launcher_variable",
     "library",
     "open_survivors",
@@ -177,3 +179,21 @@ def open_survivors(communicator: Any = None, num_spares: int = 0) -> Survivors |
             f" {count} programs of one rank each on purpose, set {_CHOICE}=single."
         )
     return survivors_of(communicator, num_spares)
+
+
+def end_together(is_well: bool) -> Verdict:
+    """Return how the ranks of a job have ended. Collective over all that the launcher has started.
+
+    MPI starts where it has not, since a launcher ends the job where a process that never started
+    it has a status that is not 0.
+
+    Parameters
+    ----------
+    is_well : bool
+        How this rank has.
+    """
+    make_windows_quiet()
+    make_end_without_fence()
+    from . import mpi  # noqa: F401 - which sees to how MPI is loaded
+
+    return agree_on_end(sys.modules["mpi4py.MPI"], is_well)

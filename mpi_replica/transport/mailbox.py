@@ -81,7 +81,8 @@ class MPIMailbox(Mailbox):
         if not is_loss(self._mpi, error):
             raise error
 
-    def revoke(self) -> None:
+    def Revoke(self) -> None:
+        """Have all ranks receive nothing any more."""
         self._comm.Revoke()
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import warnings
@@ -27,12 +28,13 @@ from .base import (
 )
 from .communicators import checked_communicator
 from .facts import LibraryFacts, library_facts
-from .host import cores, is_crowded, lack_of_shared_memory
+from .host import cores, is_crowded, lack_of_shared_memory, machine
 from .loss import is_loss, loss_error
 from .mailbox import MPIMailbox
 from .passing import Passing
-from .pausing import pause
+from .pausing import SECONDS_BEFORE_SLEEP, pause
 from .survivors import Survivors
+from .two_level import TwoLevelExchange, is_two_level
 
 __all__ = ["MPITransport", "facts", "survivors_of", "world_size"]
 
@@ -61,6 +63,8 @@ _SECONDS_FOR_THE_WATCHER = 3.0
 # for so long. Each time lets another thread of this process run, which may take its time.
 _SPINS = 200
 _SPIN_SECONDS = 0.001
+# Where all have come, data only moves on while ranks ask: who sleeps holds it up.
+_SECONDS_OF_DATA = 1.0
 
 
 def world_size() -> int:
@@ -116,30 +120,32 @@ class MPITransport(Transport):
         self.communicator = self._comm
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
-        here = (MPI.Get_processor_name(), cores())
-        told = self._comm.allgather((*here, os.getpid(), _may_watch()))
-        places = [(host, cores) for host, cores, _, _ in told]
-        self.hosts = tuple(host for host, _ in places)
-        self.pids = tuple(pid for _, _, pid, _ in told)
-        if self.size > 1 and all(may_watch for _, _, _, may_watch in told):
+        host = MPI.Get_processor_name()
+        place = (machine(host), cores())
+        told = self._comm.allgather((host, place, os.getpid(), _may_watch()))
+        hosts, places, pids, may_watch = zip(*told, strict=True)
+        self.hosts, self.pids = hosts, pids
+        if self.size > 1 and all(may_watch):
             self.mailbox = MPIMailbox(MPI, self._comm)
-        crowded = {host: is_crowded(host, places) for host in self.hosts}
+        crowded = {machine: is_crowded(machine, places) for machine, _ in places}
         # Where ranks outnumber cores a rank that spins keeps the one it waits for from running.
-        self._spins = range(0 if crowded[here[0]] else _SPINS)
-        self._spin_seconds = 0.0 if crowded[here[0]] else _SPIN_SECONDS
+        self._spins = range(0 if crowded[place[0]] else _SPINS)
+        self._spin_seconds = 0.0 if crowded[place[0]] else _SPIN_SECONDS
         # A blocking collective of one rank does not match a non-blocking one of another.
         self.is_crowded = any(crowded.values())
-        self.is_between_hosts = len(crowded) > 1
+        self.is_between_hosts = len(set(hosts)) > 1
         self._blocks = not self.is_crowded
         self._windows: list[tuple[MPI.Win, MPI.Comm]] = []
         self._header = np.zeros(HEADER_BYTES, np.uint8)
         self.headers = np.zeros(HEADER_BYTES * self.size, np.uint8)
         self._header_view = self._header.data
-        self._exchange: MPI.Prequest | None
-        try:
-            self._exchange = self._comm.Allgather_init(self._header, self.headers)
-        except NotImplementedError:  # persistent collectives are MPI-4
-            self._exchange = None
+        self._exchange: MPI.Prequest | TwoLevelExchange | None = None
+        buffers = self._header, self.headers
+        with contextlib.suppress(NotImplementedError):  # persistent collectives are MPI-4
+            if is_two_level(hosts):
+                self._exchange = TwoLevelExchange(MPI, self._comm, hosts, *buffers)
+            else:
+                self._exchange = self._comm.Allgather_init(*buffers)
 
     def exchange(self, header: bytes, timeout_seconds: float | None = None) -> None:
         request = self._start_exchange(header)
@@ -166,7 +172,7 @@ class MPITransport(Transport):
 
         return has_ended
 
-    def _start_exchange(self, header: bytes) -> MPI.Request:
+    def _start_exchange(self, header: bytes) -> MPI.Request | TwoLevelExchange:
         self._header_view[: len(header)] = header
         self.sent_bytes += HEADER_BYTES
         if self._exchange is None:
@@ -184,7 +190,8 @@ class MPITransport(Transport):
     ) -> npt.NDArray[np.uint64]:
         greatest = np.empty_like(words)
         self.sent_bytes += words.nbytes
-        self._run(self._comm.Iallreduce, (words, greatest, MPI.MAX), timeout_seconds)
+        arguments = (words, greatest, MPI.MAX)
+        self._run(self._comm.Iallreduce, arguments, timeout_seconds, SECONDS_BEFORE_SLEEP)
         return greatest
 
     def begin_maximum(
@@ -344,7 +351,7 @@ class MPITransport(Transport):
     def agree(self, word: int) -> int:
         words, loss = np.array([word], np.int32), self.loss
         try:
-            self._wait(self._comm.Iagree(words), None, words)
+            self._wait(self._comm.Iagree(words), None, buffers=words)
         except RankLostError:
             # The word is agreed on all the same. A loss that is new comes up at the next exchange.
             self.loss = loss
@@ -355,9 +362,8 @@ class MPITransport(Transport):
         if self.loss is None:
             self.loss = loss_error(MPI, self._comm, self.hosts, self.pids)
         if self.is_fault_tolerant:
-            self._comm.Revoke()
-            if self.mailbox is not None:
-                self.mailbox.revoke()
+            for each in (self._comm, self.mailbox, self._exchange):
+                getattr(each, "Revoke", lambda: None)()  # requests have none
 
     def abort(self, status: int) -> None:
         MPI.COMM_WORLD.Abort(status)
@@ -380,6 +386,7 @@ class MPITransport(Transport):
         call: Callable[..., MPI.Request | None],
         arguments: tuple[Any, ...],
         timeout_seconds: float | None,
+        seconds_before_sleep: float = _SECONDS_OF_DATA,
     ) -> None:
         """Do the call, and wait for it where it does not block."""
         self.steps += 1
@@ -390,7 +397,7 @@ class MPITransport(Transport):
             raise
         if request is not None:
             self.steps -= 1  # counted when it is waited for
-            self._wait(request, timeout_seconds, arguments)
+            self._wait(request, timeout_seconds, seconds_before_sleep, arguments)
         else:
             self.is_in_flight = False
             self.steps_ended = self.steps
@@ -418,7 +425,11 @@ class MPITransport(Transport):
         return self.loss or error
 
     def _wait(
-        self, request: MPI.Request | Passing, timeout_seconds: float | None, buffers: Any = None
+        self,
+        request: MPI.Request | TwoLevelExchange | Passing,
+        timeout_seconds: float | None,
+        seconds_before_sleep: float = SECONDS_BEFORE_SLEEP,
+        buffers: Any = None,
     ) -> None:
         """Poll until the request is complete; give the core away while it is not."""
         self.steps += 1
@@ -434,7 +445,7 @@ class MPITransport(Transport):
                 is_late = timeout_seconds is not None and waited > timeout_seconds
                 if self.is_interrupted or is_late:
                     raise WaitGivenUpError
-                pause(waited)
+                pause(waited, seconds_before_sleep)
         except BaseException as error:
             _in_flight_for_ever.append((self, request, buffers))
             self.steps_ended = self.steps

@@ -6,9 +6,10 @@ import os
 import time
 from collections.abc import Callable
 
-__all__ = ["pause"]
+__all__ = ["SECONDS_BEFORE_SLEEP", "pause"]
 
-_SECONDS_BEFORE_SLEEP = 0.02
+#: Who waits for a late rank asks again and again for so long.
+SECONDS_BEFORE_SLEEP = 0.02
 # Who has waited long may wait a little longer, and leaves the core to others.
 _SLEEP_PER_WAIT = 0.02
 _LONGEST_SLEEP_SECONDS = 0.005
@@ -17,8 +18,8 @@ _LONGEST_SLEEP_SECONDS = 0.005
 _give_core_away: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
-def pause(waited_seconds: float) -> None:
+def pause(waited_seconds: float, seconds_before_sleep: float = SECONDS_BEFORE_SLEEP) -> None:
     """Let others use the core, for longer the longer the wait has been."""
     _give_core_away()
-    if waited_seconds > _SECONDS_BEFORE_SLEEP:
+    if waited_seconds > seconds_before_sleep:
         time.sleep(min(waited_seconds * _SLEEP_PER_WAIT, _LONGEST_SLEEP_SECONDS))

@@ -163,7 +163,8 @@ class Survivors:
     def _check_spares(self, told: Sequence[int]) -> None:
         if min(told) < 0:
             raise ValueError(
-                f"spares must be an int, 0 or more; it is not on rank {told.index(min(told))}."
+                "spares, or MPI_REPLICA_SPARES where that is not given, must be an int, 0 or more;"
+                f" it is not on rank {told.index(min(told))}."
             )
         if len(set(told)) > 1:
             raise ValueError(

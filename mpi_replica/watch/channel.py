@@ -125,7 +125,7 @@ class Channel:
         #: Called where the job can't go on, with its exit status.
         self.abort: Callable[[int], None] = transport.abort
         self._transport = transport
-        self._processes = Processes(transport.hosts, transport.pids)
+        self._processes = Processes(transport.hosts, transport.pids, transport.is_fault_tolerant)
         self._local_meeting = local_meeting
         self._give_up = give_up
         self._place = place or (lambda: place_of_thread(thread()))
@@ -303,11 +303,12 @@ class Channel:
     def _conclude(self, now: float, inquiry: _Inquiry) -> None:
         self._inquiry = None
         self._reports += 1
-        waited = now - self._since
+        waited, processes = now - self._since, self._processes
         if inquiry.is_timeout:
             waited = self.recorder.timeout_seconds or waited
+            processes = processes._replace(can_be_lost=False)  # this strategy goes on no more
         text = stall_report(
-            self.call(), waited, self._step, inquiry.answers, self.layout, self._processes
+            self.call(), waited, self._step, inquiry.answers, self.layout, processes
         )
         if not inquiry.is_timeout:
             _log.warning("%s", text)

@@ -42,10 +42,18 @@ class Processes(NamedTuple):
 
     hosts: Sequence[str]
     pids: Sequence[int]
+    #: Whether the others can go on without one of them.
+    can_be_lost: bool = False
 
     def describe(self, rank: int) -> str:
         """Return the words for the process of a rank."""
         return f"rank {rank}, host {self.hosts[rank]}, pid {self.pids[rank]}"
+
+    def advice(self, rank: int) -> list[str]:
+        """Return the line that says how to go on without a rank; none where nobody can."""
+        if not self.can_be_lost:
+            return []
+        return [f"    to go on without it: kill -9 {self.pids[rank]} on {self.hosts[rank]}"]
 
 
 def stall_report(
@@ -66,13 +74,15 @@ def stall_report(
         ids = layout.replica_ids(rank)
         answer = answers.get(rank)
         if answer is None:
-            texts.append(missing_text(_named(ids, processes.describe(rank)), None))
+            lines = [missing_text(_named(ids, processes.describe(rank)), None)]
         elif answer.step >= step:
             waiting.extend(ids)
+            continue
         else:
             missing = answer.missing_replicas or ids
             waiting.extend(i for i in ids if i not in missing)
-            texts.append(_missing(missing, ids, answer, processes.describe(rank)))
+            lines = [_missing(missing, ids, answer, processes.describe(rank))]
+        texts.append("\n".join(lines + processes.advice(rank)))
     lines = [
         f"{call} has waited {_seconds(waited_seconds)}.",
         f"waiting: {layout.describe(waiting)}",

@@ -48,6 +48,8 @@ class Launch:
     limit_seconds: float = 300
     #: Whether it may end with another exit status than 0.
     may_fail: bool = False
+    #: On how many hosts, as many ranks on each; 0 for this machine as it is.
+    hosts: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,13 +93,14 @@ def _made(folder, extras):
     return str(ROOT / folder / "bin" / "python")
 
 
-def start(python, table, launch):
+def start(library, python, table, launch):
     """Run a part of a table on the ranks of one library, and wait for the end of all.
 
     Parameters
     ----------
+    library : {'openmpi', 'mpich'}
     python : str
-        The interpreter; its launcher is beside it.
+        The interpreter beside which it is installed, with its launcher.
     table : str
         The name of the module.
     launch : Launch
@@ -105,14 +108,22 @@ def start(python, table, launch):
     Returns
     -------
     Outcome
+
+    Raises
+    ------
+    hosts.namespaces.NoHostsError
+        The machine does not let us make the hosts that the launch needs.
     """
-    mpiexec = Path(python).with_name("mpiexec")
-    command = ["bash", "-c", _START, ROOT / "scripts" / "environment.sh", str(launch.ranks)]
-    command += [mpiexec, "-n", str(launch.ranks), python, PROGRAM, "--worker"]
     variables = {name: value for name, value in os.environ.items() if name not in _UNWANTED}
     variables["MPIEXEC_TIMEOUT"] = str(int(launch.limit_seconds))
     variables |= launch.environment
-    with tempfile.NamedTemporaryFile("r") as file:  # what is written to stdout may be cut up
+    with (
+        _mpiexec(library, python, launch) as (mpiexec, additions),
+        tempfile.NamedTemporaryFile("r") as file,  # what is written to stdout may be cut up
+    ):
+        variables |= additions
+        command = ["bash", "-c", _START, ROOT / "scripts" / "environment.sh", str(launch.ranks)]
+        command += [*mpiexec, "-n", str(launch.ranks), python, PROGRAM, "--worker"]
         command.append(json.dumps([table, launch.part, launch.arguments, file.name]))
         status, output = _run(command, variables, launch.limit_seconds + 30)
         ended = time.monotonic()
@@ -120,6 +131,21 @@ def start(python, table, launch):
     facts = next((record["facts"] for record in records if "facts" in record), "")
     records = [record for record in records if "facts" not in record]
     return Outcome(launch, facts, records, status, output, ended)
+
+
+@contextlib.contextmanager
+def _mpiexec(library, python, launch):
+    """Give the command that is the launcher, and what it needs in its environment."""
+    mpiexec = str(Path(python).with_name("mpiexec"))
+    if not launch.hosts:
+        yield [mpiexec], {}
+        return
+    from hosts.namespaces import ENVIRONMENT, HOSTS, joined_hosts  # of the tests
+
+    with joined_hosts() as network:
+        hosts = HOSTS[: launch.hosts]
+        options = network.options(library, launch.ranks // launch.hosts, hosts)
+        yield [*network.prefix(ROOT), mpiexec, *options], ENVIRONMENT
 
 
 def _run(command, variables, limit_seconds):

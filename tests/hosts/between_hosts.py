@@ -18,6 +18,7 @@ reproducible = mr.CommunicationOptions(reproducible=True, timeout_seconds=60)
 strategy = mr.MPIStrategy(num_replicas=7, communication_options=reproducible, seed=1)
 rank = strategy.rank
 found = {"hosts": strategy.cluster_resolver.cluster_spec()["worker"]}
+found["crowded"] = strategy.engine.transport.is_crowded
 
 
 def values_of(value):
@@ -60,10 +61,31 @@ for fn in (by_shared_memory, own_error):
     except (ValueError, KeyError) as error:
         found[fn.__name__] = [repr(error)]
 
+for replicas in (1, 2):
+    plain = mr.MPIStrategy(replicas_per_rank=replicas)
+    steps = plain.engine.transport.steps
+    plain.run(lambda: mr.get_replica_context().all_reduce("SUM", np.ones(10**6, np.float32)))
+    found[f"steps of 4 MB, {replicas} a rank"] = plain.engine.transport.steps - steps
+    plain.close()
+
+
+def packets_sent():
+    """Return how many packets this host has sent; 0 where it has no network."""
+    with open("/proc/net/dev") as file:
+        return sum(int(line.split()[10]) for line in file if line.lstrip().startswith("eth0: "))
+
+
+def packets_of_a_small_call():
+    context = mr.get_replica_context()
+    sent = packets_sent()
+    for _ in range(100):
+        context.all_reduce("SUM", 1.0)
+    return (packets_sent() - sent) / 100
+
+
 plain = mr.MPIStrategy()
-steps = plain.engine.transport.steps
-plain.run(lambda: mr.get_replica_context().all_reduce("SUM", np.ones(1 << 20, np.float32)))
-found["steps of 4 MB"] = plain.engine.transport.steps - steps
+plain.run(packets_of_a_small_call)  # makes connections
+found["packets of a small call"] = values_of(plain.run(packets_of_a_small_call))[0]
 plain.close()
 
 kept = strategy.extended.broadcast_to(tempfile.mkdtemp() if rank == 0 else "").value

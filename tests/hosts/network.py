@@ -1,47 +1,17 @@
-"""Several hosts on one machine, as the MPI libraries see it.
-
-Each host has a network interface, a name, processes and shared memory of its own: namespaces of
-the kernel. They hang on one process, which ends with the one that runs the tests, however that one
-ends; then the kernel takes away the hosts, and all that still runs on them.
-"""
+"""Hosts as tests use them: what the machine does not let us do is a skip."""
 
 import contextlib
-import os
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from command_line import variables
+from hosts.namespaces import ENVIRONMENT, FOLDER, HOSTS, Hosts, NoHostsError
+from hosts.namespaces import joined_hosts as _joined_hosts
 from launching import ROOT, SLOTS_ARE_READ, find_interpreter, run_ranks
 
-FOLDER = Path(__file__).resolve().parent
-HOSTS = ("node1", "node2", "node3")
-
-# Of iproute2 and util-linux.
-PROGRAMS = ("ip", "tc", "unshare", "nsenter", "setpriv")
-
-NAMESPACES = ("--net", "--uts", "--ipc", "--mount")
-
-ENVIRONMENT = {
-    "PYTHONPATH": str(ROOT),
-    "TMPDIR": "/run",  # which all hosts see
-    # A host believes that it has all cores to itself.
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-}
-
-OPTIONS = {
-    "openmpi": [
-        *("--prtemca", "plm_ssh_agent", FOLDER / "agent"),
-        *("--prtemca", "prte_if_include", "eth0"),
-        *("--mca", "btl_tcp_if_include", "eth0"),
-        *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self,sm"),
-    ],
-    "mpich": ["-launcher", "ssh", "-launcher-exec", FOLDER / "agent", "-iface", "eth0"],
-}
-
-# The same for launchers that `python -m mpi_replica run` starts, of which tests see no option.
+# What `Hosts.options` says, for launchers that `python -m mpi_replica run` starts, of which tests
+# see no option.
 VARIABLES = {
     "openmpi": {
         "PRTE_MCA_plm_ssh_agent": str(FOLDER / "agent"),
@@ -60,6 +30,8 @@ VARIABLES = {
 # The line of a host in a hostfile, and the option that names the file.
 HOSTFILES = {"openmpi": ("{} slots={}", "--hostfile"), "mpich": ("{}:{}", "-f")}
 
+_ENVIRONMENT = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+
 
 def write_hostfile(library, file, slots):
     """Write a hostfile; `slots` gives the number of ranks for each name of a host."""
@@ -67,38 +39,20 @@ def write_hostfile(library, file, slots):
     file.write_text("".join(f"{line.format(*host)}\n" for host in slots.items()))
 
 
-class Network:
-    """Hosts that are joined by a switch.
+class Network(Hosts):
+    """Hosts on which tests run programs."""
 
-    Parameters
-    ----------
-    pid : int
-        The process that holds the namespaces of the switch.
-    """
-
-    def __init__(self, pid):
-        self._enter = [
-            *("nsenter", f"--target={pid}", *NAMESPACES),
-            # Its children are in the namespace of processes, and not itself.
-            f"--pid=/proc/{pid}/ns/pid_for_children",
-        ]
-        # A signal to nsenter ends nsenter alone: what it has started must notice.
-        self._start = [*self._enter, "env", f"--chdir={ROOT}", "setpriv", "--pdeathsig=TERM"]
-
-    def run_on_hosts(self, library, ranks_per_host, arguments, *, env=None, options=(), **settings):
+    def run_on_hosts(
+        self, library, ranks_per_host, arguments, *, hosts=HOSTS, env=None, options=(), **settings
+    ):
         """Run ``python ARGUMENTS...`` on some ranks of each host; see `run_ranks`."""
-        slots = ",".join(f"{host}:{ranks_per_host}" for host in HOSTS)
-        where = {
-            "openmpi": ["--host", slots, "--map-by", f"ppr:{ranks_per_host}:node:oversubscribe"],
-            "mpich": ["-hosts", slots],
-        }
         return run_ranks(
             library,
-            ranks_per_host * len(HOSTS),
+            ranks_per_host * len(hosts),
             arguments,
-            env=ENVIRONMENT | (env or {}),
-            prefix=self._start,
-            options=[*OPTIONS[library], *where[library], *options],
+            env=_ENVIRONMENT | (env or {}),
+            prefix=self.prefix(ROOT),
+            options=[*self.options(library, ranks_per_host, hosts), *options],
             **settings,
         )
 
@@ -108,8 +62,8 @@ class Network:
             library,
             ranks,
             arguments,
-            env=ENVIRONMENT | VARIABLES[library] | SLOTS_ARE_READ,
-            prefix=self._start,
+            env=_ENVIRONMENT | VARIABLES[library] | SLOTS_ARE_READ,
+            prefix=self.prefix(ROOT),
             options=[HOSTFILES[library][1], hostfile],
         )
 
@@ -117,67 +71,28 @@ class Network:
         """Run ``python -m mpi_replica run ARGUMENTS...`` on the switch."""
         command = [find_interpreter(library), "-m", "mpi_replica", "run", *map(str, arguments)]
         return subprocess.run(
-            [*self._start, *command],
-            env=variables(ENVIRONMENT | VARIABLES[library]),
+            [*self.prefix(ROOT), *command],
+            env=variables(_ENVIRONMENT | VARIABLES[library]),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=120,
         )
 
-    def cut(self, host):
-        """Pull the cable of a host out of the switch."""
-        self._do("ip", "link", "set", host, "down")
-
-    def mend(self, host):
-        """Plug the cable of a host in again."""
-        self._do("ip", "link", "set", host, "up")
-
     def slow_down(self, megabits_per_second, delay_milliseconds):
-        """Make all links slow, both ways; without the delay where the kernel can't."""
-        rate = ["rate", f"{megabits_per_second}mbit"]
-        kinds = [
-            ["netem", "delay", f"{delay_milliseconds}ms", *rate],
-            ["tbf", *rate, "burst", "32kb", "latency", "400ms"],
-        ]
-        for kind in kinds:
-            try:
-                for host in HOSTS:
-                    self._do("tc", "qdisc", "replace", "dev", host, "root", *kind)
-                    inside = ["dev", "eth0", "root", *kind]
-                    self._do("tc", "-netns", host, "qdisc", "replace", *inside)
-            except subprocess.CalledProcessError as error:
-                problem = error.stderr
-            else:
-                return
-        pytest.skip(f"the kernel can't make links slow: {problem}")
-
-    def _do(self, *command):
-        subprocess.run([*self._enter, *command], check=True, capture_output=True, text=True)
+        """Make all links slow; skip the test where the kernel can't."""
+        try:
+            super().slow_down(megabits_per_second, delay_milliseconds)
+        except NoHostsError as error:
+            pytest.skip(str(error))
 
 
 @contextlib.contextmanager
 def joined_hosts():
     """Make the hosts; skip the test where the machine does not let us."""
-    missing = [name for name in PROGRAMS if shutil.which(name) is None]
-    if missing:
-        pytest.skip(f"hosts need {', '.join(missing)}, of iproute2 and util-linux on Linux")
-    if os.geteuid() != 0:
-        pytest.skip("only root may make networks")
-    namespaces = [*NAMESPACES, "--pid", "--fork", "--kill-child", "--mount-proc"]
-    holder = subprocess.Popen(
-        ["unshare", *namespaces, "sh", FOLDER / "network.sh", *HOSTS],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with holder:
-        if not holder.stdout.readline():
-            _, stderr = holder.communicate()
-            pytest.skip(f"this machine lets nobody make networks: {stderr}")
-        up = [holder.stdout.readline() for _ in (*HOSTS, "agent")]
-        if "" in up:
-            _, stderr = holder.communicate()
-            pytest.fail(f"the hosts did not come up: {stderr}", pytrace=False)
-        yield Network(holder.pid)
+    with contextlib.ExitStack() as stack:
+        try:
+            network = stack.enter_context(_joined_hosts(Network))
+        except NoHostsError as error:
+            pytest.skip(str(error))
+        yield network

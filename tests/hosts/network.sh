@@ -1,7 +1,7 @@
 #!/bin/sh
 # network.sh NAME...: hosts of these names, and the switch between them, on which mpiexec runs.
 #
-# The first process in namespaces of its own (network.py): what is made here no other process of
+# The first process in namespaces of its own (namespaces.py): what is made here no other process of
 # the machine sees, and the kernel takes all of it away when this process ends. It ends with stdin.
 set -e
 

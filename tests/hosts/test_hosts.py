@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
-from hosts.network import HOSTS, write_hostfile
+from hosts.namespaces import HOSTS
+from hosts.network import write_hostfile
 from launching import LIBRARIES, ROOT, rank_environment
+from mpi_replica.transport.host import cores
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -95,10 +97,10 @@ def test_a_hostfile_says_where_four_ranks_train(library, start, network, alone, 
 def test_collectives_and_checkpoints_between_hosts_are_those_of_one_process(
     library, links, network, alone, tmp_path
 ):
-    """Shared memory is for one host, though two ranks on each could have it.
+    """Shared memory is for one host, though two ranks on each could have it; cores are shared.
 
-    Each message costs a way over the network: large arrays go in few. Over slow links nothing
-    times out.
+    Each message costs a way over the network: large arrays go in few, and the ranks of a host share
+    one for their headers. Over slow links nothing times out.
     """
     if links == "slow":
         network.slow_down(megabits_per_second=100, delay_milliseconds=2)
@@ -111,22 +113,29 @@ def test_collectives_and_checkpoints_between_hosts_are_those_of_one_process(
     for name in ("large", "small", "gathered"):
         assert [value for one in ranks for value in one[name]] == expected[name], name
     for one in ranks:
+        # Two with its headers, one to each other host, and what TCP adds.
+        assert 2 <= one["packets of a small call"] < 4
+        assert one["crowded"] == (len(ranks) > len(cores()))
         assert one["own_error"] == ["KeyError('six')"]
         assert "the ranks are on 3 hosts. Use AUTO or ALLTOALL" in one["by_shared_memory"][0]
-        assert one["steps of 4 MB"] == 2 + 2  # the call, the end of the step, and two messages
+        for replicas in (1, 2):  # the call, the end of the step, and two messages
+            assert one[f"steps of 4 MB, {replicas} a rank"] == 2 + 2
         assert one["first weight"] == 2
         assert one["goes on"]
     assert "slower than shared memory" not in done.stderr
 
 
+@pytest.mark.parametrize(("hosts", "ranks_per_host"), [(HOSTS, 1), (HOSTS[:2], 2)])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_misuse_between_hosts_is_the_same_error_on_every_rank(library, network):
+def test_misuse_between_hosts_is_the_same_error_on_every_rank(
+    library, hosts, ranks_per_host, network
+):
     """One replica a rank of what tests/ranks tries on one host: that is what `1-` selects."""
     pytest_options = ["-m", "pytest", "--only-mpi", "--color=no", "-p", "no:cacheprovider"]
     selected = ["-k", "same_error and 1-", "tests/ranks/test_misuse.py"]
-    done = network.run_on_hosts(library, 1, [*pytest_options, *selected])
+    done = network.run_on_hosts(library, ranks_per_host, [*pytest_options, *selected], hosts=hosts)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "size: 3\n" in done.stdout
+    assert f"size: {ranks_per_host * len(hosts)}\n" in done.stdout
     assert " passed" in done.stdout
 
 

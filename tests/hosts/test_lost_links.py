@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from hosts.network import FOLDER, HOSTS
+from hosts.namespaces import FOLDER, HOSTS
 from launching import LIBRARIES
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
@@ -47,13 +47,14 @@ class Lines:
             one.close()
 
 
-@pytest.mark.parametrize("where", ["call", "data"])
+@pytest.mark.parametrize(("where", "ranks_per_host"), [("call", 1), ("call", 2), ("data", 1)])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_with_a_timeout_every_rank_ends_with_the_error_on_both_sides_of_a_cut(
-    library, where, network, tmp_path
+    library, where, ranks_per_host, network, tmp_path
 ):
     """The `mpirun` of Open MPI itself ends when the link is back."""
-    lines = Lines(tmp_path / "socket", len(HOSTS))
+    ranks = ranks_per_host * len(HOSTS)
+    lines = Lines(tmp_path / "socket", ranks)
 
     def cut(launcher):
         lines.wait_for_all()
@@ -63,7 +64,10 @@ def test_with_a_timeout_every_rank_ends_with_the_error_on_both_sides_of_a_cut(
 
     try:
         done = network.run_on_hosts(
-            library, 1, [FOLDER / "lost_link.py", tmp_path / "socket", where, "2"], meanwhile=cut
+            library,
+            ranks_per_host,
+            [FOLDER / "lost_link.py", tmp_path / "socket", where, "2"],
+            meanwhile=cut,
         )
     finally:
         lines.close()
@@ -75,5 +79,6 @@ def test_with_a_timeout_every_rank_ends_with_the_error_on_both_sides_of_a_cut(
             r" the process is stopped, its host can't be reached,",
             text,
         )
-        lost = [1] if rank != 1 else [0, 2]
-        assert missing == [(str(other), HOSTS[other]) for other in lost], text
+        is_cut_off = [HOSTS[other // ranks_per_host] == "node2" for other in range(ranks)]
+        lost = [other for other in range(ranks) if is_cut_off[other] != is_cut_off[rank]]
+        assert missing == [(str(other), HOSTS[other // ranks_per_host]) for other in lost], text

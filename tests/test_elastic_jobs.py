@@ -1,0 +1,304 @@
+"""`python -m mpi_replica run --elastic`: jobs whose ranks are killed, and how they end."""
+
+import os
+import re
+import signal
+import textwrap
+import zipfile
+
+import pytest
+
+from command_line import LIMIT_SECONDS, call, is_running, started
+from launching import LIBRARIES
+
+pytestmark = [
+    pytest.mark.mpi_skip,  # it starts ranks itself
+    pytest.mark.skipif("openmpi" not in LIBRARIES, reason="of the two, Open MPI alone has ULFM"),
+]
+
+HEAD = """
+    import os, signal, sys, time
+    import numpy as np
+    import mpi_replica as mr
+
+    strategy = mr.MPIStrategy(num_replicas=6)
+    first_rank = strategy.rank
+    state = mr.ElasticState(strategy, step=0, total=0.0)
+
+    def tell(text):  # a whole line at once
+        os.write(1, f"{text}\\n".encode())
+
+    def step():
+        i = mr.get_replica_context().replica_id_in_sync_group
+        return mr.get_replica_context().all_reduce("SUM", float(i))
+
+    def train(at_step_5=lambda: None):
+        while state.step < 10:
+            if state.step == 5:
+                at_step_5()
+            state.total += strategy.experimental_local_results(strategy.run(step))[0]
+            state.step += 1
+            state.commit()
+
+    def die_on(*ranks):
+        if first_rank in ranks:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+# One at least of the ranks that are left still works when another one has ended.
+TRAIN = """
+    strategy.run_elastic(lambda: train(lambda: die_on(*map(int, sys.argv[1:]))), state)
+    time.sleep(0.2 * first_rank)
+    print(f"rank {first_rank} of {strategy.size} has {state.total}")
+"""
+
+
+def written(folder, program, head=HEAD):
+    file = folder / "train.py"
+    file.write_text(textwrap.dedent(head) + textwrap.dedent(program))
+    return file
+
+
+def elastic(*arguments, **settings):
+    return call("openmpi", "run", "--elastic", *arguments, **settings)
+
+
+@pytest.mark.parametrize(
+    ("lost", "on_loss", "status"),
+    [
+        ([], "ok", 0),
+        ([], "warn-status", 0),
+        ([0], "ok", 0),
+        ([1], "warn-status", 76),
+        ([0, 2], "warn-status", 76),
+    ],
+)
+def test_the_status_tells_of_a_loss_only_where_that_is_asked_for(lost, on_loss, status, tmp_path):
+    done = elastic("--on-loss", on_loss, "-n", 3, written(tmp_path, TRAIN), *lost)
+    assert done.returncode == status, done.stderr
+    left = [rank for rank in range(3) if rank not in lost]
+    # What the last one writes is there, too.
+    assert sorted(done.stdout.splitlines()) == [
+        f"rank {rank} of {len(left)} has 150.0" for rank in left
+    ]
+    assert ("lost rank" in done.stderr) == bool(lost)
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_the_status_of_a_rank_that_fails_after_a_loss_is_not_hidden(failing, tmp_path):
+    program = TRAIN + f"    sys.exit(3 if first_rank == {failing} else 0)\n"
+    done = elastic("--on-loss", "warn-status", "-n", 3, written(tmp_path, program), 1)
+    assert done.returncode == 3, done.stderr
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_an_error_after_a_loss_ends_the_job(tmp_path):
+    program = """
+    def fail():
+        die_on(1)
+        if strategy.losses:
+            raise KeyError("no such row")
+    strategy.run_elastic(lambda: train(fail), state)
+    """
+    done = elastic("-n", 3, written(tmp_path, program))
+    assert done.returncode == 1, done.stderr
+    assert "KeyError: 'no such row'" in done.stderr
+    assert "elastic_rank.py" not in done.stderr
+
+
+@pytest.mark.parametrize("on_loss", ["ok", "warn-status"])
+def test_a_job_that_loses_all_its_ranks_has_failed(on_loss, tmp_path):
+    program = written(tmp_path, TRAIN)
+    done = elastic("--on-loss", on_loss, "-n", 3, program, 0, 1, 2)
+    assert done.returncode == 1, done.stderr
+    assert "no rank has come to the end of the program" in done.stderr
+    assert "has 150.0" not in done.stdout
+
+
+WAIT = """
+    tell(f"ready {os.getpid()}")
+    while True:
+        signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_that_ends_all_ranks_is_the_status(number, tmp_path):
+    program = written(tmp_path, "    signal.signal(signal.SIGINT, signal.SIG_DFL)\n" + WAIT)
+    with started("openmpi", "run", "--elastic", "-n", 2, program) as process:
+        pids = [int(re.match(r"ready (\d+)", process.stdout.readline())[1]) for _ in range(2)]
+        process.send_signal(number)
+        _, error = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 128 + number, error
+    assert not any(map(is_running, pids))
+
+
+def test_a_job_that_runs_too_long_is_ended(tmp_path):
+    done = elastic("-n", 2, "--timeout", 3, written(tmp_path, WAIT))
+    assert done.returncode == 124, done.stderr
+
+
+def test_a_spare_takes_the_place_of_a_lost_rank(tmp_path):
+    program = """
+    strategy.run_elastic(lambda: train(lambda: die_on(0)), state)
+    tell(f"{first_rank} {strategy.local_replica_ids} {state.total}")
+    """
+    done = elastic("-n", 3, "--spares", 1, written(tmp_path, program))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["1 (0, 1, 2) 150.0", "2 (3, 4, 5) 150.0"]
+
+
+def test_a_stopped_rank_can_be_killed_as_the_report_says_and_the_others_go_on(tmp_path):
+    program = """
+    def stop():
+        if first_rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+    strategy.run_elastic(lambda: train(stop), state)
+    tell(f"{first_rank} {state.total}")
+    """
+    arguments = ["run", "--elastic", "--timeout", 30, "-n", 3, written(tmp_path, program)]
+    environment = {"MPI_REPLICA_STALL_SECONDS": "1"}
+    with started("openmpi", *arguments, env=environment) as process:
+        for line in process.stderr:
+            if found := re.search(r"to go on without it: kill -9 (\d+) on \S+$", line):
+                os.kill(int(found[1]), signal.SIGKILL)
+                break
+        assert found, "no report said how to go on"
+        out, error = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 0, error
+    assert sorted(out.splitlines()) == ["0 150.0", "2 150.0"]
+    assert f"lost rank 1 (host {os.uname().nodename}, pid {found[1]})" in error
+
+
+# What a program sees of how it was started.
+SHOW = """
+import os, sys, threading
+main = sys.modules["__main__"]
+spec = main.__spec__
+print(__name__, main.__dict__ is globals(), spec and spec.name, __package__)
+print(globals().get("__file__"), sys.argv, sys.path[0])
+print(sys._getframe().f_code.co_filename)
+threading.Timer(0.2, print, ["a thread ends"]).start()
+"""
+ENDS = {
+    "end": "",
+    "exit": "sys.exit()",
+    "number": "sys.exit(7)",
+    "text": "sys.exit('a reason')",
+    "error": "def f(): raise KeyError(3)\nf()",
+    "no syntax": "1 +",
+    "one of its own": "sys.exit(106)",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_program_ends_as_python_would_end_it(end, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(SHOW + ENDS[end] + "\n")
+    plain = call("openmpi", "run", "-n", 1, "train.py", "a", cwd=tmp_path)
+    found = elastic("-n", 1, "train.py", "a", cwd=tmp_path)
+    status = 1 if end == "one of its own" else plain.returncode
+    assert found.returncode == status, found.stderr
+    assert found.stdout == plain.stdout
+    for text in ("Traceback", "line 10", "KeyError: 3", "a reason", "SyntaxError"):
+        assert (text in found.stderr) == (text in plain.stderr)
+    assert "elastic_rank.py" not in found.stderr
+
+
+@pytest.mark.parametrize("kind", ["script", "module", "package", "text", "folder", "archive"])
+def test_a_program_is_started_as_python_would_start_it(kind, tmp_path):
+    inner = tmp_path / "inner"
+    (inner / "pack").mkdir(parents=True)
+    for name in ("train.py", "__main__.py", "pack/__init__.py", "pack/__main__.py"):
+        (inner / name).write_text("" if "init" in name else SHOW)
+    with zipfile.ZipFile(tmp_path / "train.pyz", "w") as archive:
+        archive.writestr("__main__.py", SHOW)
+    words = {
+        "script": ["inner/train.py"],
+        "module": ["-m", "inner.train"],
+        "package": ["-m", "inner.pack"],
+        "text": ["-c", SHOW],
+        "folder": ["inner"],
+        "archive": ["train.pyz"],
+    }[kind]
+    plain = call("openmpi", "run", "-n", 1, *words, "a", cwd=tmp_path)
+    found = elastic("-n", 1, *words, "a", cwd=tmp_path)
+    assert (found.returncode, plain.returncode) == (0, 0), found.stderr
+    assert found.stdout == plain.stdout
+    assert found.stdout.count("\n") == 4
+
+
+def test_a_program_can_start_processes_of_its_own(tmp_path):
+    program = """
+    import multiprocessing, os, sys
+
+    class Row:
+        pass
+
+    def double(row):
+        return type(row).__qualname__ + "!"
+
+    if __name__ == "__main__":
+        for method in ("spawn", "fork"):
+            with multiprocessing.get_context(method).Pool(1) as pool:
+                print(pool.map(double, [Row()]))
+        if os.fork() == 0:
+            sys.exit(5)  # the end of a child is not that of the rank
+        print(os.waitstatus_to_exitcode(os.wait()[1]))
+    """
+    done = elastic("-n", 1, written(tmp_path, program, head=""))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["['Row!']", "['Row!']", "5"]
+
+
+def test_a_program_without_mpi_ends_well():
+    done = elastic("-n", 2, "-c", "print('one')")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "one\none\n"
+
+
+def test_the_line_of_a_dry_run_has_the_statuses_of_a_job(tmp_path):
+    file = written(tmp_path, TRAIN)
+    line = elastic("--dry-run", "-n", 3, "--spares", 1, file).stdout
+    assert re.search(r"bin/mpiexec --with-ft ulfm .*-n 3 \S+/python\S* \S+/train.py$", line)
+    assert "OMPI_MCA_async_mpi_finalize=1 " in line
+    assert "MPI_REPLICA_SPARES=1 " in line
+    line = elastic("--dry-run", "--on-loss", "warn-status", "-n", 3, file).stdout
+    assert re.search(r"/elastic_rank.py 0,76 \S+/train.py$", line)
+
+
+MISTAKES = {
+    "--elastic can't be had with MPICH": (["--elastic", "--mpi", "mpich"], {}),
+    "OMPI_MCA_pml='ucx' is set": (["--elastic"], {"OMPI_MCA_pml": "ucx"}),
+    "--spares 1 is for jobs": (["--spares", "1"], {}),
+    "--on-loss warn-status is for": (["--on-loss", "warn-status"], {}),
+    "--spares 3 leaves none": (["--elastic", "--spares", "3"], {}),
+    "less than the 2 ranks": (["--elastic", "--spares", "1", "--replicas", "1"], {}),
+    "can't be had with --launcher srun": (["--elastic", "--launcher", "srun"], {}),
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES)
+def test_what_does_not_fit_is_told_before_anything_is_started(text):
+    arguments, environment = MISTAKES[text]
+    if "MPICH" in text and "mpich" not in LIBRARIES:
+        pytest.skip("needs MPICH")
+    library = "mpich" if "MPICH" in text else "openmpi"
+    done = call(library, "run", "-n", 3, *arguments, "-c", "print(1)", env=environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert text in done.stderr
+
+
+def test_a_program_that_is_not_of_python_is_refused():
+    done = elastic("-n", 2, "sh", "-c", "true")
+    assert done.returncode == 2
+    assert "--elastic starts programs of Python" in done.stderr
+
+
+def test_srun_does_not_start_a_job_that_can_lose_ranks(tmp_path):
+    """Slurm itself is not here: a program in its place would start the ranks of another job."""
+    (tmp_path / "srun").write_text("#!/bin/sh\necho 'MPI plugin types are... pmix_v4' >&2\n")
+    (tmp_path / "srun").chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert f"{tmp_path}/srun " in call("openmpi", "run", "--dry-run", "-c", "pass", env=job).stdout
+    line = elastic("--dry-run", "-c", "pass", env=job).stdout
+    assert "bin/mpiexec --with-ft ulfm --bind-to none -n 4 " in line
