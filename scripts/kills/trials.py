@@ -99,7 +99,7 @@ def run(python, folder, trial, environment):
         command += ["--kills", *map(str, trial.kills)]
     log = folder / "output"
     with (
-        log.open("w") as file,
+        log.open("a") as file,
         subprocess.Popen(
             command,
             env={**environment, "PYTHONPATH": _PATHS},
