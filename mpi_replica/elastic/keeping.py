@@ -240,6 +240,7 @@ class Keeper:
                 f"what belonged to replicas {compressed(lost)} is gone: the ranks that hosted and"
                 " that kept it were lost together, and no checkpoint was saved before."
             )
+        self.meet()  # otherwise a loss may leave some ranks with it, and others with the commit
         self._hold_beginning()
 
     def say_end(self) -> None:

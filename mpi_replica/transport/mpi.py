@@ -297,6 +297,12 @@ class MPITransport(Transport):
         self._run(call, specs, timeout_seconds)
 
     def open_shared_memory(self, size_bytes: int) -> Bytes:
+        try:
+            return self._open_shared_memory(size_bytes)
+        except MPI.Exception as error:
+            raise self._told(error) from None
+
+    def _open_shared_memory(self, size_bytes: int) -> Bytes:
         host = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         problem = ""
         if host.Get_size() < self.size:
@@ -412,10 +418,10 @@ class MPITransport(Transport):
 
     def _told(self, error: BaseException) -> BaseException:
         """Return `error`, or the `RankLostError` that it stands for: nothing can be sent then."""
-        if self.loss is None and is_loss(MPI, error):
-            self.loss = loss_error(MPI, self._comm, self.hosts, self.pids)
-        if not is_loss(MPI, error):
+        if not is_loss(MPI, error, self._comm if self.is_fault_tolerant else None):
             return error
+        if self.loss is None:
+            self.loss = loss_error(MPI, self._comm, self.hosts, self.pids)
         self.is_in_flight = True
         return self.loss or error
 
