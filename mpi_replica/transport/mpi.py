@@ -28,6 +28,7 @@ from .base import (
 )
 from .communicators import checked_communicator
 from .facts import LibraryFacts, library_facts
+from .handlers import is_of_signal_handler
 from .host import cores, is_crowded, lack_of_shared_memory, machine
 from .loss import is_loss, loss_error
 from .mailbox import MPIMailbox
@@ -86,15 +87,6 @@ def survivors_of(communicator: Any, num_spares: int) -> Survivors:
         `communicator` is not an intracommunicator.
     """
     return Survivors(MPI, checked_communicator(MPI, communicator), num_spares, MPITransport)
-
-
-def _is_of_signal_handler(error: BaseException) -> bool:
-    """Return whether `error` came up in a signal's handler during a call, and not in the call."""
-    step = error.__traceback__
-    while step is not None and step.tb_next is not None:
-        step = step.tb_next
-    file = "" if step is None else step.tb_frame.f_code.co_filename
-    return file != __file__ and not file.endswith((".pyx", ".pxi"))  # mpi4py's own frames
 
 
 def _may_watch() -> bool:
@@ -413,7 +405,7 @@ class MPITransport(Transport):
 
     def _not_begun(self, error: BaseException) -> BaseException:
         """Return what is raised for an error in the call that would have begun an exchange."""
-        self.is_in_flight = _is_of_signal_handler(error)
+        self.is_in_flight = is_of_signal_handler(error, __file__)
         return self._told(error)
 
     def _told(self, error: BaseException) -> BaseException:
