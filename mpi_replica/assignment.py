@@ -200,6 +200,11 @@ class Assignable(DistributedValues):
         return not self._on_read
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the components of replicas here went with a rank, and were not assigned since."""
+        return self._storage.is_lost
+
+    @property
     def _is_summed(self) -> bool:
         return self._on_read and self.aggregation is VariableAggregation.SUM
 

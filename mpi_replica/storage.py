@@ -77,6 +77,11 @@ class Storage:
             )
         return self._values[key]
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether some of the arrays are lost."""
+        return bool(self._lost)
+
     def replace(self, values: Mapping[int | None, Array]) -> None:
         """Hold these arrays, and no others; nobody else holds them."""
         self._values, self._lost = {}, set()

@@ -98,3 +98,24 @@ def test_a_job_stopped_again_and_again_ends_with_the_bits_of_an_undisturbed_run(
     done = run(len(STOPS), max(RANKS), 0, 0, 0)
     assert done.returncode == 0, done.stderr
     assert hashes(done) == undisturbed
+
+
+@pytest.mark.skipif("openmpi" not in LIBRARIES, reason="of the two, Open MPI alone has ULFM")
+@pytest.mark.parametrize(("killed", "at", "spares"), [(0, 43, 0), (1, 99, 1)])
+def test_an_elastic_job_goes_on_without_a_rank_and_has_the_bits_of_an_undisturbed_run(
+    killed, at, spares, tmp_path, undisturbed
+):
+    program = tmp_path / "stopped.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    stop = [killed, at, int(signal.SIGKILL)]
+    end = ["--elastic", "--spares", spares, "--out", tmp_path / "digits.png"]
+    done = run_ranks(
+        "openmpi",
+        3,
+        [program, *stop, DIGITS, *OPTIONS, *end],
+        env=ENVIRONMENT,
+        options=["--with-ft", "ulfm"],
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"lost rank {killed} " in done.stderr
+    assert hashes(done) == undisturbed

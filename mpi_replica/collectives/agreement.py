@@ -203,14 +203,14 @@ class Agreement:
         self.final = RankLostError("the program of this rank has ended.")
         payload = cause.encode()[:INLINE_BYTES]
         mine = head(0, 0, LEAVES, len(payload)) + payload
-        if self._wide:
-            word = words(mine)
-            finished = self._transport.begin_maximum(word)
-            while (greatest := finished()) is None:
-                yield
-            if (greatest == word).all():
-                return
         try:
+            if self._wide:
+                word = words(mine)
+                finished = self._transport.begin_maximum(word)
+                while (greatest := finished()) is None:
+                    yield
+                if (greatest == word).all():
+                    return
             is_done = self._transport.begin_exchange(mine)
             while not is_done():
                 yield

@@ -209,6 +209,8 @@ class Keeper:
         path = None if manager is None else manager.restore_or_initialize()
         if path is None:
             raise _gone(lost, "were lost together, and no checkpoint was saved before.")
+        # Otherwise a loss may leave some ranks with it, and others with the commit.
+        self._strategy.engine.agreement.meeting.come()
         self._hold_beginning()
 
     def say_end(self) -> None:

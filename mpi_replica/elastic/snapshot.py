@@ -227,11 +227,18 @@ def _has_all(saved: Any, layout: Layout, of_replicas: Mapping[str, Mapping[str, 
 
 
 def _variables_beside(strategy: StrategyLike, objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the strategy's variables that are not among the objects, by what tells them apart."""
+    """Return the strategy's variables that are not among the objects, by what tells them apart.
+
+    Without those that are lost: a checkpoint that is gone back to has only the objects.
+    """
     leaves = nest.flatten(dict(objects))[0]
     inside = {leaf.identity for leaf in leaves if isinstance(leaf, Assignable)}
     known = strategy.engine.variables
-    return {identity: known[identity] for identity in sorted(known) if identity not in inside}
+    return {
+        identity: known[identity]
+        for identity in sorted(known)
+        if identity not in inside and not known[identity].is_lost
+    }
 
 
 def _owner(array: Array) -> Array:

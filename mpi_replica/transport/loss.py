@@ -13,6 +13,8 @@ __all__ = ["is_loss", "loss_error"]
 
 # A rank that only hears of a loss learns a little later who it was, if it calls MPI meanwhile.
 _SECONDS_TO_LEARN = 0.03
+# One that can't send to a dead rank may be the first to meet it, before the library tells.
+_SECONDS_TO_BE_SURE = 3.0
 
 
 def is_loss(mpi: Any, error: BaseException, communicator: Any = None) -> bool:
@@ -25,15 +27,15 @@ def is_loss(mpi: Any, error: BaseException, communicator: Any = None) -> bool:
     error : BaseException
         What came up in a call.
     communicator : Intracomm, optional
-        The one of the call. Where a rank of it is known to have died, each error says so: Open
-        MPI's collectives then fail with ``ERR_OTHER``, too.
+        The one of the call. Where a rank of it has died, each error says so: Open MPI's
+        collectives then fail with ``ERR_OTHER``, too.
     """
     if not isinstance(error, mpi.Exception):
         return False
     classes = (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
     if error.Get_error_class() in classes:
         return True
-    return communicator is not None and bool(_failed_ranks(mpi, communicator))
+    return communicator is not None and _is_lost(mpi, communicator)
 
 
 def loss_error(mpi: Any, communicator: Any, hosts: Sequence[str], pids: Sequence[int]) -> Any:
@@ -52,6 +54,16 @@ def loss_error(mpi: Any, communicator: Any, hosts: Sequence[str], pids: Sequence
         " that are left. Outside of it the program can only end: train inside of run_elastic, or"
         " restore the last checkpoint."
     )
+
+
+def _is_lost(mpi: Any, communicator: Any) -> bool:
+    """Return whether a rank of a communicator has died, as this one knows after a while."""
+    limit = time.monotonic() + _SECONDS_TO_BE_SURE
+    while not _failed_ranks(mpi, communicator) and not communicator.Is_revoked():
+        if time.monotonic() > limit:
+            return False
+        mpi.COMM_SELF.Iprobe()
+    return True
 
 
 def _failed_ranks(mpi: Any, communicator: Any) -> list[int]:

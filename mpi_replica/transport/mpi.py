@@ -28,6 +28,7 @@ from .base import (
 )
 from .communicators import checked_communicator
 from .facts import LibraryFacts, library_facts
+from .handlers import is_of_signal_handler
 from .host import cores, is_crowded, lack_of_shared_memory, machine
 from .loss import is_loss, loss_error
 from .mailbox import MPIMailbox
@@ -86,15 +87,6 @@ def survivors_of(communicator: Any, num_spares: int) -> Survivors:
         `communicator` is not an intracommunicator.
     """
     return Survivors(MPI, checked_communicator(MPI, communicator), num_spares, MPITransport)
-
-
-def _is_of_signal_handler(error: BaseException) -> bool:
-    """Return whether `error` came up in a signal's handler during a call, and not in the call."""
-    step = error.__traceback__
-    while step is not None and step.tb_next is not None:
-        step = step.tb_next
-    file = "" if step is None else step.tb_frame.f_code.co_filename
-    return file != __file__ and not file.endswith((".pyx", ".pxi"))  # mpi4py's own frames
 
 
 def _may_watch() -> bool:
@@ -162,8 +154,9 @@ class MPITransport(Transport):
         self._wait(request, timeout_seconds)
 
     def begin_exchange(self, header: bytes) -> Callable[[], bool]:
-        test = self._start_exchange(header).Test
+        return self._asking(self._start_exchange(header).Test)
 
+    def _asking(self, test: Callable[[], bool]) -> Callable[[], bool]:
         def has_ended() -> bool:
             try:
                 return test()
@@ -198,9 +191,9 @@ class MPITransport(Transport):
         self, words: npt.NDArray[np.uint64]
     ) -> Callable[[], npt.NDArray[np.uint64] | None]:
         greatest = np.empty_like(words)
-        request = self._comm.Iallreduce(words, greatest, MPI.MAX)
+        has_ended = self._asking(self._comm.Iallreduce(words, greatest, MPI.MAX).Test)
         # what is returned holds both buffers
-        return lambda: greatest if words is not None and request.Test() else None
+        return lambda: greatest if words is not None and has_ended() else None
 
     def all_gather_bytes(self, data: bytes, timeout_seconds: float | None = None) -> list[bytes]:
         lengths = np.empty(self.size, np.int64)
@@ -296,6 +289,12 @@ class MPITransport(Transport):
         self._run(call, specs, timeout_seconds)
 
     def open_shared_memory(self, size_bytes: int) -> Bytes:
+        try:
+            return self._open_shared_memory(size_bytes)
+        except MPI.Exception as error:
+            raise self._told(error) from None
+
+    def _open_shared_memory(self, size_bytes: int) -> Bytes:
         host = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         problem = ""
         if host.Get_size() < self.size:
@@ -406,7 +405,7 @@ class MPITransport(Transport):
 
     def _not_begun(self, error: BaseException) -> BaseException:
         """Return what is raised for an error in the call that would have begun an exchange."""
-        self.is_in_flight = _is_of_signal_handler(error)
+        self.is_in_flight = is_of_signal_handler(error, __file__)
         return self._told(error)
 
     def _told(self, error: BaseException) -> BaseException:

@@ -130,7 +130,7 @@ class Survivors:
 
     def _is_of_a_loss(self, error: BaseException) -> bool:
         told = None if self.transport is None else self.transport.loss
-        return error is told or is_loss(self._mpi, error)
+        return error is told or is_loss(self._mpi, error, self._world)
 
     def _renew(self) -> None:
         """Make world and transport of the ranks that live."""

@@ -1,0 +1,84 @@
+"""Ranks are killed at chosen moments of a job, and it ends with the bits of an undisturbed one.
+
+scripts/chaos.py does the same at random moments, for longer. Moments are counted, never timed: a
+rank dies when it comes to a call, or returns from it.
+"""
+
+import functools
+import subprocess
+
+import pytest
+
+from kills import trials
+from kills.moments import Kill
+from kills.trials import Trial
+from launching import (
+    ONE_HOST,
+    find_interpreter,
+    find_launcher,
+    not_installed,
+    rank_environment,
+    room_for,
+)
+
+pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
+
+# By name: ranks, spares, replicas on each of the others, and 20 kills in all.
+TRIALS = {
+    "making the strategy, and shared memory": (4, 0, 1, "0:make:4 3:make:5 2:window:1"),
+    "one after another until one is left": (4, 0, 1, "0:any:100 3:any:250 1:any:400"),
+    "a commit and its recovery": (5, 2, 1, "0:commit:21 2:commit:21 3:recover:5"),
+    "a rank with its copy": (3, 0, 2, "0:any:210 1:any:210"),
+    "a checkpoint, the begin and the end": (
+        6,
+        0,
+        1,
+        "1:begin:3 0:save:40 2:recover:6 5:end:2",
+    ),
+    "a spare while it takes a place": (4, 1, 2, "0:begin:2 3:recover:4"),
+    "going back to a checkpoint": (5, 0, 1, "2:commit:30 3:commit:30 4:restore:3"),
+}
+
+
+@pytest.fixture(scope="module")
+def python():
+    """The interpreter of an Open MPI that goes on without a lost rank."""
+    python = find_interpreter("openmpi")
+    ask = "from mpi4py import MPI; from mpi_replica.transport.mpi import facts; "
+    command = [find_launcher(python), "--with-ft", "ulfm", "-n", "1", python, "-c"]
+    done = subprocess.run(
+        [*command, ask + "print(facts().is_fault_tolerant)"],
+        env=rank_environment(30, ONE_HOST),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if "True" not in done.stdout:
+        not_installed(f"this Open MPI has no fault tolerance (5.0 has): {done.stdout}{done.stderr}")
+    return python
+
+
+@pytest.fixture(scope="module")
+def undisturbed(python, tmp_path_factory):
+    """Return the hash of an undisturbed job with so many replicas, on one process."""
+    environment = rank_environment(trials.LIMIT_SECONDS)
+    return functools.cache(
+        lambda replicas: trials.run_alone(
+            python, tmp_path_factory.mktemp("undisturbed"), replicas, environment
+        )
+    )
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_whoever_is_killed_the_job_ends_with_the_bits_of_an_undisturbed_one(
+    name, python, undisturbed, tmp_path
+):
+    *layout, kills = TRIALS[name]
+    trial = Trial(*layout, kills=tuple(map(Kill.of, kills.split())))
+    environment = rank_environment(2 * trials.LIMIT_SECONDS, ONE_HOST)
+    with room_for(trial.ranks):
+        outcome = trials.run(python, tmp_path, trial, environment)
+    problems = trials.problems(outcome, undisturbed(trial.replicas))
+    assert not problems, f"{problems}\n{outcome.killed}\n{outcome.output}"
+    assert set(outcome.killed.values()) == {str(kill) for kill in trial.kills}
