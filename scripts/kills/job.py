@@ -47,20 +47,20 @@ def main():
     moments = Moments(rank, options.kills, lambda kill: tell("killed", kill))
     if os.environ.get("MPI_REPLICA_TRANSPORT") != "single":
         watch(moments)
-    moments.enter("make")
+    moments.count("make")
     with mr.MPIStrategy(
         num_replicas=options.replicas,
         spares=options.spares,
         communication_options=mr.CommunicationOptions(reproducible=True),
     ) as strategy:
-        moments.stop()
+        moments.count()
         state, train = training(strategy, options.folder / "kept", moments)
         # Between the two a loss ends the job: nobody dies before all have come here.
         tell("ready", "")
         members = [] if strategy.survivors is None else strategy.survivors.members
         while len(list(options.folder.glob("ready-?"))) < len(members):
             time.sleep(0.001)
-        moments.go_on()
+        moments.count("any")
         start = time.monotonic()
         moments.enter("begin")
         strategy.run_elastic(train, state)

@@ -63,19 +63,13 @@ class Moments:
 
     def __init__(self, rank, kills, tell):
         self.counts = collections.Counter()
-        self._phases = collections.Counter(["any"])
+        self._phases, self._counts = collections.Counter(), False
         self._kills = {(kill.phase, kill.count): kill for kill in kills if kill.rank == rank}
         self._tell = tell
-        self._counts = True
 
-    def stop(self):
-        """Leave all phases, and count nothing until `go_on`."""
-        self._counts = False
-        self._phases = collections.Counter(["any"])
-
-    def go_on(self):
-        """Count again."""
-        self._counts = True
+    def count(self, *phases):
+        """Be in these phases from now on; in none, nothing is counted."""
+        self._phases, self._counts = collections.Counter(phases), bool(phases)
 
     def event(self):
         """Count an event, and die where it is the last one."""
@@ -98,7 +92,7 @@ class Moments:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def enter(self, phase):
-        """Have events count in `phase`, too, until it is left; this is one."""
+        """Have events count in `phase`, too, until it is left; coming and going are events."""
         self._phases[phase] += 1
         self.event()
 

@@ -27,7 +27,7 @@ LAYOUTS = [
 
 # Later, the others may have agreed already that the strategy is made. What comes then, before
 # run_elastic, is not promised to outlive a loss.
-_MAKING_EVENTS = 5
+_MAKING_EVENTS = 4
 # Events of a recovery: how many there are depends on what it meets.
 _RECOVERY_EVENTS = 20
 
