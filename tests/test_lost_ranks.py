@@ -35,7 +35,7 @@ class Job:
     reproducible : bool
     ranks : int
     *losses
-        Each a word for kills.py, the ranks that are lost then, and the step at which the others
+        Each a word for dying.py, the ranks that are lost then, and the step at which the others
         go on.
     spares : int
         How many ranks wait.

@@ -7,7 +7,7 @@ come. Later rank 4 dies in the training.
 import os
 import signal
 
-import kills
+import dying
 
 import mpi_replica as mr
 from mpi_replica.transport import open_survivors
@@ -21,7 +21,7 @@ def die():
 def dying(method, rank, *, late):
     def call(self, *arguments):
         found = method(self, *arguments) if late else None
-        if kills.first_rank == rank:
+        if dying.first_rank == rank:
             die()
         return found if late else method(self, *arguments)
 
@@ -30,7 +30,7 @@ def dying(method, rank, *, late):
 
 Survivors._renew = dying(Survivors._renew, 1, late=True)
 Survivors._agree = dying(Survivors._agree, 0, late=False)
-if kills.first_rank == 3:
+if dying.first_rank == 3:
     open_survivors()  # starts MPI
     die()
 
@@ -42,7 +42,7 @@ at_start = strategy.local_replica_ids
 def train():
     while state.step < 4:
         totals = strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
-        if state.step == 2 and kills.first_rank == 4:
+        if state.step == 2 and dying.first_rank == 4:
             die()
         state.step += 1
         state.commit()
@@ -55,5 +55,5 @@ told = {
     "replicas": [at_start, strategy.local_replica_ids],
     "losses": [loss.ranks for loss in strategy.losses],
 }
-kills.tell("TOLD", told)
+dying.tell("TOLD", told)
 strategy.close()

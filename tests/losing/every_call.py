@@ -1,6 +1,6 @@
 """A program that makes a call of another kind in each of its steps, and goes on without lost ranks.
 
-It ends with the same hash on any number of ranks, whether some were lost or not. See kills.py.
+It ends with the same hash on any number of ranks, whether some were lost or not. See dying.py.
 
 Environment variables
 ---------------------
@@ -21,7 +21,7 @@ import hashlib
 import logging
 import os
 
-import kills
+import dying
 import numpy as np
 
 import mpi_replica as mr
@@ -40,8 +40,8 @@ strategy = mr.MPIStrategy(
     communication_options=mr.CommunicationOptions(reproducible=REPRODUCIBLE),
     seed=5,
 )
-kills.watch_exchanges(strategy)
-kills.tell("PID", os.getpid())
+dying.watch_exchanges(strategy)
+dying.tell("PID", os.getpid())
 
 
 def numbers(*shape):
@@ -221,15 +221,15 @@ def step_with_rows(rows, own):
 def one_step():
     name = list(CALLS)[state.step]
     state.own = strategy.run(step_with_rows, args=(next(iters[0]), state.own))
-    with kills.during("" if name in ("save", "commit") else name):
+    with dying.during("" if name in ("save", "commit") else name):
         state.found.append(text(CALLS[name]()))
     state.momentum["of weights"] *= 0.5
     state.momentum["of weights"] += weights
     state.step += 1
     if name == "save":
-        with kills.during("save"):
+        with dying.during("save"):
             manager.save(state.step)
-    with kills.during("commit" if name == "commit" else ""):
+    with dying.during("commit" if name == "commit" else ""):
         state.commit()
 
 
@@ -244,13 +244,13 @@ def train():
             one_step()
         except RuntimeError:
             state.step = before + 1
-    kills.enter("end")
+    dying.enter("end")
     return "trained"
 
 
-kills.enter("begin")
+dying.enter("begin")
 result = strategy.run_elastic(train, state)
-kills.enter("")
+dying.enter("")
 if strategy.local_replica_ids:
     everyones = strategy.run(
         lambda own: mr.get_replica_context().all_gather(own["trace"] + own["id"], axis=0),
@@ -265,7 +265,7 @@ if strategy.local_replica_ids:
         "losses": [dataclasses.asdict(loss) for loss in strategy.losses],
         "texts": [str(loss) for loss in strategy.losses],
     }
-    kills.tell("TOLD", told)
+    dying.tell("TOLD", told)
 else:
-    kills.tell("SPARE", result)
+    dying.tell("SPARE", result)
 strategy.close()

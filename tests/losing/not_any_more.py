@@ -11,13 +11,13 @@ CASE
 
 import os
 
-import kills
+import dying
 import numpy as np
 
 import mpi_replica as mr
 
 strategy = mr.MPIStrategy(num_replicas=5)
-kills.watch_exchanges(strategy)
+dying.watch_exchanges(strategy)
 case = os.environ["CASE"]
 
 
@@ -60,7 +60,7 @@ def use_again():
 def train():
     while state.step < 4:
         if state.step == 2:
-            kills.enter("step2")
+            dying.enter("step2")
         strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
         if strategy.losses and not told:
             use_again()
@@ -70,9 +70,9 @@ def train():
     return kept, repr(before["of a run"])
 
 
-kills.enter("beginning")
+dying.enter("beginning")
 if case == "outside":
     strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
 result = strategy.run_elastic(train, state)
-kills.tell("TOLD", [told, result])
+dying.tell("TOLD", [told, result])
 strategy.close()

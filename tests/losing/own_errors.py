@@ -3,7 +3,7 @@
 Environment variables
 ---------------------
 KILLS
-    See kills.py: rank 1 may die in step 2.
+    See dying.py: rank 1 may die in step 2.
 MISTAKE
     What happens in step 5, on rank 2 alone or in a replica; or before run_elastic.
 """
@@ -11,14 +11,14 @@ MISTAKE
 import os
 import sys
 
-import kills
+import dying
 
 import mpi_replica as mr
 
 strategy = mr.MPIStrategy(num_replicas=5)
 state = mr.ElasticState(strategy, step=0)
 mistake = os.environ["MISTAKE"]
-is_alone = kills.first_rank == 2
+is_alone = dying.first_rank == 2
 
 
 def total():
@@ -31,7 +31,7 @@ def total():
 def train():
     while state.step < 8:
         if state.step == 2:
-            kills.enter("step2")
+            dying.enter("step2")
         if state.step == 5 and is_alone and mistake == "rank":
             raise ValueError("the mistake")
         if state.step == 5 and is_alone and mistake == "exit":
@@ -48,4 +48,4 @@ if mistake == "outside" and is_alone:
 if mistake == "object" and is_alone:
     state.step = object()
 strategy.run_elastic(train, state)
-kills.tell("NOT REACHED")
+dying.tell("NOT REACHED")
