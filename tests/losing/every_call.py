@@ -22,9 +22,9 @@ import hashlib
 import logging
 import os
 
-import kills
 import numpy as np
 
+import kills
 import mpi_replica as mr
 from mpi_replica.layout import Layout
 
