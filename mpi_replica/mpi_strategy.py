@@ -187,8 +187,6 @@ class MPIStrategy(Strategy):
             ending.forget(engine)
             self._close_here()
             engine.transport.close()
-            if self.survivors is not None:
-                self.survivors.close()
         self._close_here()
 
     def _close_here(self) -> None:

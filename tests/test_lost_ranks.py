@@ -115,6 +115,9 @@ JOBS = {
         one(0, "end", 1),
         spares=2,
     ),
+    "right behind a loss": Job(
+        False, 4, one(0, "few", 1), one(2, "few", 5), one(3, "verify", 1), SWALLOW="other"
+    ),
     "errors caught": Job(False, 4, one(0, "20MB", 3), one(2, "gather", 1), SWALLOW="1"),
 }
 

@@ -372,7 +372,9 @@ class MPITransport(Transport):
             window.Unlock_all()
             window.Free()
             host.Free()
-        self._comm.Free()
+        # A new communicator with its id would get results of its old agreements (Open MPI 5.0.11).
+        if not self.is_fault_tolerant:
+            self._comm.Free()
 
     def _run(
         self,

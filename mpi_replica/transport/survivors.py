@@ -46,6 +46,8 @@ class Member(NamedTuple):
 class Survivors:
     """The living ranks of a strategy's job, the waiting ones among them.
 
+    Its communicators are never freed where ranks agree on them: see `MPITransport.close`.
+
     Parameters
     ----------
     mpi : module
@@ -248,9 +250,3 @@ class Survivors:
         """Tell the spares that the program ends, unless they know."""
         if not self.has_dismissed:
             self.dismiss(cause or "the program has ended on the other ranks")
-
-    def close(self) -> None:
-        """Give back the world, where all its ranks have agreed to. The transport is closed."""
-        is_whole = self.size == self.first_size and not self._num_spares
-        if self.is_fault_tolerant and is_whole:  # otherwise there is none beside the transport's
-            self._world.Free()

@@ -18,7 +18,7 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def dying(method, rank, *, late):
+def killed_around(method, rank, *, late):
     def call(self, *arguments):
         found = method(self, *arguments) if late else None
         if dying.first_rank == rank:
@@ -28,8 +28,8 @@ def dying(method, rank, *, late):
     return call
 
 
-Survivors._renew = dying(Survivors._renew, 1, late=True)
-Survivors._agree = dying(Survivors._agree, 0, late=False)
+Survivors._renew = killed_around(Survivors._renew, 1, late=True)
+Survivors._agree = killed_around(Survivors._agree, 0, late=False)
 if dying.first_rank == 3:
     open_survivors()  # starts MPI
     die()

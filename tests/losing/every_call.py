@@ -9,7 +9,8 @@ REPRODUCIBLE
 SPARES
     How many ranks wait.
 SWALLOW
-    With ``1`` the program catches every error of a step, and goes on.
+    With ``1`` the program catches every error of a step, and goes on; with ``other`` it raises
+    another one.
 NAMED
     With ``1`` the state has the datasets: those of a checkpoint it does not know by itself.
 FOLDER
@@ -236,13 +237,15 @@ def one_step():
 def train():
     iters[:] = [forever(dataset) for dataset in datasets.values()]
     while state.step < len(CALLS):
-        if os.environ.get("SWALLOW") != "1":
+        if "SWALLOW" not in os.environ:
             one_step()
             continue
         before = state.step
         try:
             one_step()
-        except RuntimeError:
+        except RuntimeError as error:
+            if os.environ["SWALLOW"] == "other":
+                raise ValueError("the step has failed") from error
             state.step = before + 1
     dying.enter("end")
     return "trained"
