@@ -25,11 +25,12 @@ LAYOUTS = [
     (6, 2, 2),
 ]
 
-# Later, the others may have agreed already that the strategy is made. What comes then, before
-# run_elastic, is not promised to outlive a loss.
-_MAKING_EVENTS = 4
+# Later, the others may have agreed already that the strategy is made, and what comes between that
+# and run_elastic is not promised to outlive a loss.
+_MAKING_EVENTS = 3
 # Events of a recovery: how many there are depends on what it meets.
 _RECOVERY_EVENTS = 20
+_AT_THE_END = "at the end"
 
 
 def planned(seed, number, counts, seconds):
@@ -47,7 +48,11 @@ def planned(seed, number, counts, seconds):
     draw = random.Random(f"{seed} {number}")
     kind = list(KINDS)[number % len(KINDS)]
     layout = draw.choice([layout for layout in LAYOUTS if layout[0] >= _LEAST_RANKS.get(kind, 2)])
-    ranks = draw.sample(range(layout[0]), layout[0] - 1)  # one of them all is left
+    ranks = draw.sample(range(layout[0]), layout[0])
+    active = layout[0] - layout[1]
+    # One is left; at the end one that has the state, since spares may have been sent home.
+    left = next(rank for rank in ranks if rank < active) if kind == _AT_THE_END else ranks[0]
+    ranks.remove(left)
     found = KINDS[kind](draw, ranks, counts[layout])
     shots = []
     if kind in ("from outside", "pairs from outside"):
@@ -143,14 +148,16 @@ KINDS = {
     "in shared memory": _within("window"),
     "from outside": _from_outside,
     "one by one": _one_by_one,
-    "at the end": _within("end"),
+    _AT_THE_END: _within("end"),
     "in restoring": _in_restoring,
     "within calls": _with_delay,
     "pairs from outside": _pairs_from_outside,
 }
 
+# Of all ranks, the waiting ones, too.
 _LEAST_RANKS = {
     "in a pair": 3,
+    "in shared memory": 3,  # a rank alone shares none
     "in recoveries": 3,
     "in restoring": 4,
     "one by one": 3,
