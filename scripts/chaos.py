@@ -38,6 +38,9 @@ _SETTINGS = {
     "PYTHONHASHSEED": "0",
 }
 
+# On a busy machine Open MPI's launcher fails now and then, before it has started a rank.
+_STARTS = 3
+
 
 def main():
     """Run trials, and print what came of them."""
@@ -101,8 +104,12 @@ class Chaos:
                 self._hashes[trial.replicas] = run_alone(
                     sys.executable, Path(folder), trial.replicas, self._environment
                 )
-        with tempfile.TemporaryDirectory() as folder:
-            outcome = run(sys.executable, Path(folder), trial, self._environment)
+        for _ in range(_STARTS):
+            with tempfile.TemporaryDirectory() as folder:
+                outcome = run(sys.executable, Path(folder), trial, self._environment)
+            if outcome.has_begun:
+                break
+            print(f"the launcher failed with status {outcome.status}: {outcome.output}")
         found = problems(outcome, self._hashes[trial.replicas])
         if found:
             self.failures.append(found)

@@ -56,6 +56,8 @@ class Outcome:
     results: dict
     #: The ranks that died, and when.
     killed: dict
+    #: Whether the launcher has started any rank.
+    has_begun: bool
     is_hung: bool
     #: All that was printed, with the stacks of all ranks where it hung.
     output: str
@@ -123,6 +125,7 @@ def run(python, folder, trial, environment):
         launcher.returncode,
         _told(folder, "result"),
         killed,
+        bool(_told(folder, "pid")),
         is_hung,
         log.read_text(errors="replace"),
     )
