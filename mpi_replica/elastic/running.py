@@ -11,7 +11,7 @@ from ..collectives.callsite import CallSite, FunctionIdentity, function_identity
 from ..collectives.engine import Engine
 from ..collectives.standing import CallDescription
 from ..context import require_cross_replica
-from ..errors import ContextError, RankLostError
+from ..errors import ContextError, RankLostError, mark_reporter
 from ..options import CommunicationOptions
 from .keeping import ElasticStrategy, Keeper
 from .losses import Loss
@@ -146,9 +146,11 @@ def _train(
         if engine.is_spare and survivors is not None:
             told = survivors.wait()
             if told:
-                raise RankLostError(
+                error = RankLostError(
                     f"this spare was not needed, and the program has ended elsewhere: {told}"
                 )
+                mark_reporter(error, 0)  # which has printed what it was
+                raise error
             if told is not None:
                 return None
             keeper.recover()

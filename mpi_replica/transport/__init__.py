@@ -2,7 +2,7 @@
 
 from .base import HEADER_BYTES, Mailbox, Transport, WaitGivenUpError
 from .launch import end_together, open_survivors, open_transport
-from .single import SingleTransport
+from .single import SingleTransport, WaitingTransport
 from .survivors import Member, Survivors
 from .verdict import Verdict
 
@@ -15,6 +15,7 @@ __all__ = [
     "Transport",
     "Verdict",
     "WaitGivenUpError",
+    "WaitingTransport",
     "end_together",
     "open_survivors",
     "open_transport",

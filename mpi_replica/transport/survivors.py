@@ -246,6 +246,10 @@ class Survivors:
                 if not is_loss(self._mpi, error):
                     raise
 
+    def abort(self, status: int) -> None:
+        """End the processes of all ranks with this exit status."""
+        self._mpi.COMM_WORLD.Abort(status)
+
     def say_farewell(self, cause: str) -> None:
         """Tell the spares that the program ends, unless they know."""
         if not self.has_dismissed:
