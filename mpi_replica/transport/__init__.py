@@ -3,11 +3,12 @@
 from .base import HEADER_BYTES, Mailbox, Transport, WaitGivenUpError
 from .launch import end_together, open_survivors, open_transport
 from .single import SingleTransport, WaitingTransport
-from .survivors import Member, Survivors
+from .survivors import End, Member, Survivors
 from .verdict import Verdict
 
 __all__ = [
     "HEADER_BYTES",
+    "End",
     "Mailbox",
     "Member",
     "SingleTransport",
