@@ -199,6 +199,8 @@ def _end_alone(error: BaseException) -> None:
     text = str(error)
     cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
     told = _tell_that_it_ends(cause, _SECONDS_TO_LEAVE)
+    if any(engine.is_spare for engine in _engines):  # the others would wait for it after a loss
+        told = False
     if not told or threading.current_thread() is not threading.main_thread():
         abort(1)
 

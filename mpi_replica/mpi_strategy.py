@@ -118,7 +118,7 @@ class MPIStrategy(Strategy):
         self._is_closed = False
         self._release_blas = blas.hold(self) if options.reproducible else None
         gate.install(ending.abort)
-        if survivors is not None:
+        if survivors is not None and not self.engine.is_spare:
             self.engine.farewell = survivors.say_farewell
         self._be_watched()
         if transport.size == 1:  # one that is not closed, and that nobody else may wait for
@@ -128,7 +128,7 @@ class MPIStrategy(Strategy):
         """Take care of the waits of this rank, and of the end of the job."""
         engine = self.engine
         transport = engine.transport
-        if transport.size > 1:
+        if transport.size > 1 or engine.is_spare:
             engine.channel.abort = ending.abort
             ending.remember(engine)
         if transport.size > 1 or len(engine.layout.local_replica_ids) > 1:
@@ -139,6 +139,8 @@ class MPIStrategy(Strategy):
         watcher.remove(self.engine.channel)
         self.engine.move(transport, layout)
         self._kept = Kept()
+        if self.survivors is not None:
+            self.engine.farewell = self.survivors.say_farewell
         self._verifications.clear()  # ranks have counted different numbers of calls
         self._be_watched()
 

@@ -14,7 +14,7 @@ from .errors import LaunchError, MPIReplicaError, RankLostError
 from .layout import Layout, compressed
 from .numerics import Numerics, compare, numerics_here
 from .options import CommunicationOptions
-from .transport import SingleTransport, Survivors, Transport, open_survivors
+from .transport import SingleTransport, Survivors, Transport, WaitingTransport, open_survivors
 
 __all__ = ["Terms", "Wishes", "start"]
 
@@ -122,10 +122,8 @@ def _wait_for_terms(survivors: Survivors) -> tuple[Transport, Terms]:
         raise told
     rank = survivors.rank
     counts = told.layout.counts
-    waiting = SingleTransport()
-    waiting.rank = rank
-    waiting.hosts = tuple(member.host for member in survivors.members)
-    waiting.pids = tuple(member.pid for member in survivors.members)
+    _, hosts, pids = zip(*survivors.members, strict=True)
+    waiting = WaitingTransport(rank, hosts, pids, survivors.abort)
     layout = Layout(counts + (0,) * (rank + 1 - len(counts)), rank)
     return waiting, told._replace(layout=layout)
 

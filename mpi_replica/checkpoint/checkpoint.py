@@ -77,6 +77,8 @@ class Checkpoint:
         self._given_strategy = strategy
         self.__dict__.update(objects)
 
+    #: Whether dicts and lists that have grown or shrunk since are made what they were.
+    _is_exact = False
     #: A weak reference to the manager that was made for it last.
     _manager: Callable[[], Any] | None = None
 
@@ -183,7 +185,7 @@ class Checkpoint:
             return
 
         def match(index: Index, read: Reader) -> Matching:
-            matching = Matching(index, self._objects, read, engine.layout)
+            matching = Matching(index, self._objects, read, engine.layout, is_exact=self._is_exact)
             problems = matching.problems()
             if problems and strict:
                 raise CheckpointError(

@@ -21,7 +21,13 @@ from .committing import Committing, Guarded
 from .losses import Loss
 from .moving import gather_state
 from .snapshot import Own, Shared, Snapshot, are_empty, put_back, take
-from .state import ElasticState, manager_of, objects_of, replace_objects
+from .state import (
+    ElasticState,
+    manager_of,
+    objects_of,
+    replace_objects,
+    restored_exactly,
+)
 
 __all__ = ["ElasticStrategy", "Keeper"]
 
@@ -206,7 +212,8 @@ class Keeper:
         """
         manager = manager_of(self._state)
         lost, self.lost_replicas = self.lost_replicas, ()
-        path = None if manager is None else manager.restore_or_initialize()
+        with restored_exactly(self._state):
+            path = None if manager is None else manager.restore_or_initialize()
         if path is None:
             raise _gone(lost, "were lost together, and no checkpoint was saved before.")
         # Otherwise a loss may leave some ranks with it, and others with the commit.

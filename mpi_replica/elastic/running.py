@@ -11,8 +11,9 @@ from ..collectives.callsite import CallSite, FunctionIdentity, function_identity
 from ..collectives.engine import Engine
 from ..collectives.standing import CallDescription
 from ..context import require_cross_replica
-from ..errors import ContextError, RankLostError
+from ..errors import ContextError, RankLostError, mark_reporter
 from ..options import CommunicationOptions
+from ..transport import End
 from .keeping import ElasticStrategy, Keeper
 from .losses import Loss
 from .state import ElasticState, kept_by, strategies_of
@@ -144,12 +145,9 @@ def _train(
         survivors.has_dismissed = False
     while True:
         if engine.is_spare and survivors is not None:
-            told = survivors.wait()
-            if told:
-                raise RankLostError(
-                    f"this spare was not needed, and the program has ended elsewhere: {told}"
-                )
-            if told is not None:
+            end = survivors.wait()
+            if end is not None:
+                _leave_as_the_others(end)
                 return None
             keeper.recover()
             continue
@@ -164,7 +162,9 @@ def _train(
         except BaseException as error:
             if not keeper.must_recover(error):
                 if survivors is not None:  # those that wait must not wait for another call
-                    survivors.dismiss(f"{type(error).__name__}: {error}")
+                    code = error.code if isinstance(error, SystemExit) else None
+                    status = code if isinstance(code, int) else None
+                    survivors.dismiss(f"{type(error).__name__}: {error}", status)
                 raise
         else:
             if survivors is not None:
@@ -172,6 +172,18 @@ def _train(
             keeper.say_end()
             return result
         keeper.recover()
+
+
+def _leave_as_the_others(end: End) -> None:
+    """Return where the others have come to a good end; raise what a spare raises elsewhere."""
+    if end.status is not None:
+        raise SystemExit(end.status)
+    if end.text:
+        error = RankLostError(
+            f"this spare was not needed, and the program has ended elsewhere: {end.text}"
+        )
+        mark_reporter(error, 0)  # which has printed what it was
+        raise error
 
 
 def _problem(strategy: ElasticStrategy, train: object, state: object) -> Exception | None:

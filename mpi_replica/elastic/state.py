@@ -19,6 +19,7 @@ __all__ = [
     "manager_of",
     "objects_of",
     "replace_objects",
+    "restored_exactly",
     "strategies_of",
 ]
 
@@ -37,7 +38,8 @@ class ElasticState(Checkpoint):
     **objects
         What a `Checkpoint` can hold, each an attribute, too. Make variables, datasets and iterators
         before `run_elastic`. The strategy's variables and random numbers, and where each of its
-        distributed datasets stands, are part of it by themselves.
+        distributed datasets stands, are part of a commit by themselves; of a checkpoint on disk
+        only the random numbers are.
 
     Raises
     ------
@@ -113,6 +115,16 @@ def objects_of(state: ElasticState) -> dict[str, Any]:
 def replace_objects(state: ElasticState, found: Mapping[str, Any]) -> None:
     """Have a state hold these objects."""
     state.__dict__.update(found)
+
+
+@contextlib.contextmanager
+def restored_exactly(state: ElasticState) -> Iterator[None]:
+    """Return a context in which a checkpoint of `state` makes it what it was, as a commit does."""
+    state._is_exact = True
+    try:
+        yield
+    finally:
+        state._is_exact = False
 
 
 def strategies_of(state: ElasticState) -> set[StrategyLike]:

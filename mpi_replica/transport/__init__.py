@@ -2,12 +2,13 @@
 
 from .base import HEADER_BYTES, Mailbox, Transport, WaitGivenUpError
 from .launch import end_together, open_survivors, open_transport
-from .single import SingleTransport
-from .survivors import Member, Survivors
+from .single import SingleTransport, WaitingTransport
+from .survivors import End, Member, Survivors
 from .verdict import Verdict
 
 __all__ = [
     "HEADER_BYTES",
+    "End",
     "Mailbox",
     "Member",
     "SingleTransport",
@@ -15,6 +16,7 @@ __all__ = [
     "Transport",
     "Verdict",
     "WaitGivenUpError",
+    "WaitingTransport",
     "end_together",
     "open_survivors",
     "open_transport",

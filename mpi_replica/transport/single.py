@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..options import ReduceOp
 from .base import HEADER_BYTES, Bytes, Transport
 
-__all__ = ["SingleTransport"]
+__all__ = ["SingleTransport", "WaitingTransport"]
 
 
 class SingleTransport(Transport):
@@ -95,3 +95,31 @@ class SingleTransport(Transport):
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class WaitingTransport(SingleTransport):
+    """What a rank has that hosts no replicas: it exchanges nothing with the others.
+
+    Parameters
+    ----------
+    rank : int
+        Its own among all that live.
+    hosts, pids : tuple
+        Those of all that live.
+    abort : callable
+        Ends the processes of all ranks with an exit status.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        hosts: tuple[str, ...],
+        pids: tuple[int, ...],
+        abort: Callable[[int], None],
+    ) -> None:
+        super().__init__()
+        self.rank, self.hosts, self.pids = rank, hosts, pids
+        self._abort = abort
+
+    def abort(self, status: int) -> None:
+        self._abort(status)

@@ -20,7 +20,7 @@ from .facts import is_fault_tolerant
 from .loss import is_loss
 from .pausing import pause
 
-__all__ = ["Member", "Survivors"]
+__all__ = ["End", "Member", "Survivors"]
 
 T = TypeVar("T")
 
@@ -41,6 +41,15 @@ class Member(NamedTuple):
     first_rank: int
     host: str
     pid: int
+
+
+class End(NamedTuple):
+    """How the ranks that host replicas have come to their end."""
+
+    #: What has gone wrong; empty where nothing has.
+    text: str
+    #: The exit status with which they end; None where they go on.
+    status: int | None = None
 
 
 class Survivors:
@@ -201,12 +210,12 @@ class Survivors:
             self.transport.revoke()
         self._world.Revoke()
 
-    def wait(self) -> str | None:
+    def wait(self) -> End | None:
         """Wait, as a spare, without using the core.
 
         Returns
         -------
-        str or None
+        End or None
             What a rank said at the end; None where a rank was lost: `come_together` is next.
         """
         while True:
@@ -214,10 +223,10 @@ class Survivors:
             for rank in range(self._num_active):
                 try:
                     if self._world.Iprobe(rank, _TAG_OF_END):
-                        ends, text = self._world.recv(source=rank, tag=_TAG_OF_END)
+                        ends, end = self._world.recv(source=rank, tag=_TAG_OF_END)
                         if ends > self._ends:
                             self._ends = ends
-                            return str(text)
+                            return End(*end)
                 except self._mpi.Exception as error:
                     if not is_loss(self._mpi, error):
                         raise
@@ -229,22 +238,29 @@ class Survivors:
                 return None
             time.sleep(_LOOK_SECONDS)
 
-    def dismiss(self, text: str = "") -> None:
+    def dismiss(self, text: str = "", status: int | None = None) -> None:
         """Tell the spares that the others have come to their end. Every rank does it: one may die.
 
         Parameters
         ----------
         text : str
             What has gone wrong.
+        status : int, optional
+            The exit status with which the others end.
         """
+        end = text[:_MOST_LETTERS], status
         self._ends += 1
         self.has_dismissed = True
         for rank in range(self._num_active, self.size):
             try:
-                self._world.send((self._ends, text[:_MOST_LETTERS]), rank, _TAG_OF_END)
+                self._world.send((self._ends, end), rank, _TAG_OF_END)
             except self._mpi.Exception as error:
                 if not is_loss(self._mpi, error):
                     raise
+
+    def abort(self, status: int) -> None:
+        """End the processes of all ranks with this exit status."""
+        self._mpi.COMM_WORLD.Abort(status)
 
     def say_farewell(self, cause: str) -> None:
         """Tell the spares that the program ends, unless they know."""
