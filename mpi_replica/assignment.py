@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +20,7 @@ from .options import CommunicationOptions, ReduceOp, VariableAggregation
 from .storage import Storage, part_of
 from .values import DistributedValues, Mirrored, PerReplica, component_of
 
-__all__ = ["Assignable", "lose_components", "plain_value"]
+__all__ = ["Assignable", "lose_components", "lose_values", "plain_value"]
 
 Array = np.ndarray[Any, Any]
 
@@ -246,6 +246,12 @@ def lose_components(strategy: StrategyLike) -> None:
             continue  # one that was just being made has none
         if found._strategy is strategy and not found.is_mirrored:
             found._storage.lose(local)
+
+
+def lose_values(variables: Iterable[Assignable]) -> None:
+    """Have variables be an error until they are assigned: nobody knows what they should be."""
+    for variable in variables:
+        variable._storage.lose(variable._storage.keys)
 
 
 def plain_value(value: Any) -> Any:

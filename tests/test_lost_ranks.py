@@ -271,6 +271,23 @@ def test_what_nobody_has_any_more_ends_the_job_with_an_error(case, kills, words,
     assert advice in text
 
 
+def test_a_spare_that_is_needed_in_a_later_call_is_in_that_call():
+    found = told(lose("calls_in_a_row.py", 4))
+    assert found == {3: [[[3.0, 6.0, 9.0], [[0], [1], [2]]]]}
+
+
+def test_a_variable_that_the_checkpoint_lacks_is_an_error_until_it_is_assigned(tmp_path):
+    arguments = {"KILLS": "0+1:step4:1", "FOLDER": str(tmp_path / "lost")}
+    done = lose("not_in_the_checkpoint.py", 4, succeeds=False, CASE="read", **arguments)
+    assert re.search(r"RankLostError: variable 1 'pace' has no .* Hold it in the mr.E", done.stderr)
+    assigned = told(lose("not_in_the_checkpoint.py", 4, CASE="assigned", **arguments))
+    undisturbed = told(
+        lose("not_in_the_checkpoint.py", 4, CASE="assigned", KILLS="", FOLDER=str(tmp_path / "all"))
+    )
+    assert sorted(assigned) == [2, 3]
+    assert assigned[2] == assigned[3] == undisturbed[2]
+
+
 def test_a_loss_outside_of_run_elastic_ends_the_job_with_an_error_that_names_it():
     done = lose("not_any_more.py", 4, succeeds=False, CASE="outside", KILLS="1:beginning:1")
     assert told(done) == {}

@@ -88,6 +88,10 @@ class DistributedDataset:
         """Forget an iteration that not all ranks have begun: the next one is the same for all."""
         self._next, self._newest = place, newest
 
+    def begin_anew(self) -> None:
+        """Have the next iteration be the first one again."""
+        self._next, self._newest = Place(0, 0), None
+
     def state_dict(self) -> dict[str, Any]:
         """Return where the newest iteration stands, for a checkpoint."""
         place = self._next

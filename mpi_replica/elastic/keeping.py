@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..assignment import lose_components
+from ..assignment import lose_components, lose_values
 from ..collectives.call import Call
 from ..collectives.callsite import CallSite
 from ..context import StrategyLike, require_cross_replica
@@ -20,7 +20,7 @@ from ..values import expire
 from .committing import Committing, Guarded
 from .losses import Loss
 from .moving import gather_state
-from .snapshot import Own, Shared, Snapshot, are_empty, put_back, take
+from .snapshot import Own, Shared, Snapshot, are_empty, put_back, take, variables_beside
 from .state import (
     ElasticState,
     manager_of,
@@ -212,6 +212,12 @@ class Keeper:
         """
         manager = manager_of(self._state)
         lost, self.lost_replicas = self.lost_replicas, ()
+        # What is not in the checkpoint is as where a program is started with it: datasets begin
+        # anew, and no rank knows what variables were at first.
+        for dataset in self._strategy.engine.datasets.values():
+            dataset.begin_anew()
+        beside = variables_beside(self._strategy, objects_of(self._state))
+        lose_values(beside.values())
         with restored_exactly(self._state):
             path = None if manager is None else manager.restore_or_initialize()
         if path is None:

@@ -24,7 +24,7 @@ from ..errors import CheckpointError
 from ..layout import Layout
 from ..values import Mirrored, PerReplica
 
-__all__ = ["Own", "Shared", "Snapshot", "put_back", "take"]
+__all__ = ["Own", "Shared", "Snapshot", "put_back", "take", "variables_beside"]
 
 Array = np.ndarray[Any, Any]
 
@@ -120,7 +120,7 @@ def take(
         return None
 
     encoder = Encoder(plain, components)
-    everything = {**objects, _VARIABLES: _variables_beside(strategy, objects)}
+    everything = {**objects, _VARIABLES: variables_beside(strategy, objects)}
     state = {name: encoder.encode(value, f"state.{name}") for name, value in everything.items()}
     before = {} if reuse is None else reuse.copies
     copies: dict[str, Array] = {}
@@ -226,7 +226,7 @@ def _has_all(saved: Any, layout: Layout, of_replicas: Mapping[str, Mapping[str, 
     return all(str(i) in of_replicas.get(name, {}) for i in layout.local_replica_ids)
 
 
-def _variables_beside(strategy: StrategyLike, objects: Mapping[str, Any]) -> dict[str, Any]:
+def variables_beside(strategy: StrategyLike, objects: Mapping[str, Any]) -> dict[str, Any]:
     """Return the strategy's variables that are not among the objects, by what tells them apart.
 
     Without those that are lost: a checkpoint that is gone back to has only the objects.

@@ -32,6 +32,7 @@ _LOOK_SECONDS = 0.003
 _TAG_OF_END = 1
 # Sent at once, whether the spare receives it or not.
 _MOST_LETTERS = 500
+_GOOD_END = ("", None)
 
 
 class Member(NamedTuple):
@@ -226,6 +227,8 @@ class Survivors:
                         ends, end = self._world.recv(source=rank, tag=_TAG_OF_END)
                         if ends > self._ends:
                             self._ends = ends
+                            if end == _GOOD_END:
+                                self._hear_the_others(rank)
                             return End(*end)
                 except self._mpi.Exception as error:
                     if not is_loss(self._mpi, error):
@@ -238,6 +241,16 @@ class Survivors:
                 return None
             time.sleep(_LOOK_SECONDS)
 
+    def _hear_the_others(self, first: int) -> None:
+        """Receive what the other ranks say, who wait for it, at a good end."""
+        for rank in range(self._num_active):
+            if rank != first:
+                try:
+                    self._world.recv(source=rank, tag=_TAG_OF_END)
+                except self._mpi.Exception as error:
+                    if not is_loss(self._mpi, error):
+                        raise
+
     def dismiss(self, text: str = "", status: int | None = None) -> None:
         """Tell the spares that the others have come to their end. Every rank does it: one may die.
 
@@ -249,11 +262,14 @@ class Survivors:
             The exit status with which the others end.
         """
         end = text[:_MOST_LETTERS], status
+        # At a good end they are waited for: one that has not heard would take the next call of
+        # run_elastic for this one.
+        send = self._world.ssend if end == _GOOD_END else self._world.send
         self._ends += 1
         self.has_dismissed = True
         for rank in range(self._num_active, self.size):
             try:
-                self._world.send((self._ends, end), rank, _TAG_OF_END)
+                send((self._ends, end), rank, _TAG_OF_END)
             except self._mpi.Exception as error:
                 if not is_loss(self._mpi, error):
                     raise
