@@ -304,6 +304,8 @@ TRIED = {
     "python -m mpi_replica run -n 4 train.py --epochs 3": trains,
     "python train.py": trains,
     "mpirun -n 4 python train.py": trains,
+    "python -m mpi_replica run --elastic -n 4 train.py": trains,
+    "mpirun --with-ft ulfm -n 4 python train.py": trains,
     "python -m mpi_replica run --hostfile hosts -n 4 train.py": trains_on_hosts_of_a_file,
     "mpirun --hostfile hosts -n 4 python train.py": trains_on_hosts_of_a_file,
     "mpiexec -f hosts -n 4 python train.py": trains_on_hosts_of_a_file,
