@@ -244,12 +244,13 @@ class Survivors:
     def _hear_the_others(self, first: int) -> None:
         """Receive what the other ranks say, who wait for it, at a good end."""
         for rank in range(self._num_active):
-            if rank != first:
-                try:
-                    self._world.recv(source=rank, tag=_TAG_OF_END)
-                except self._mpi.Exception as error:
-                    if not is_loss(self._mpi, error):
-                        raise
+            ends = self._ends if rank == first else 0
+            try:
+                while ends < self._ends:  # what it said at ends before may come first
+                    ends, _ = self._world.recv(source=rank, tag=_TAG_OF_END)
+            except self._mpi.Exception as error:
+                if not is_loss(self._mpi, error):
+                    raise
 
     def dismiss(self, text: str = "", status: int | None = None) -> None:
         """Tell the spares that the others have come to their end. Every rank does it: one may die.
