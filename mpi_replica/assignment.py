@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
@@ -240,12 +239,10 @@ def lose_components(strategy: StrategyLike) -> None:
 
     A state that holds some of them puts them back. The others are lost until they are assigned.
     """
-    local = strategy.engine.layout.local_replica_ids
-    for found in gc.get_objects():
-        if not issubclass(type(found), Assignable) or not hasattr(found, "_storage"):
-            continue  # one that was just being made has none
-        if found._strategy is strategy and not found.is_mirrored:
-            found._storage.lose(local)
+    engine = strategy.engine
+    for variable in engine.variables.values():
+        if not variable.is_mirrored:
+            variable._storage.lose(engine.layout.local_replica_ids)
 
 
 def lose_values(variables: Iterable[Assignable]) -> None:

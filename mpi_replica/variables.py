@@ -136,7 +136,7 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
         self.synchronization = member(VariableSynchronization, synchronization)
         self.aggregation = member(VariableAggregation, aggregation)
         self.trainable = not self._on_read if trainable is None else trainable
-        strategy.engine.variables[self.identity] = self
+        strategy.engine.variables[id(self)] = self
 
     def _store(self, value: Array) -> Storage:
         engine = self._strategy.engine

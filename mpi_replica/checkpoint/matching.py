@@ -119,7 +119,7 @@ class Matching:
         if isinstance(live, Mapping):
             items = mapping_items(saved)
             if items is None or not isinstance(live, dict):
-                return self._other(live, saved, path)
+                return self._other(live, saved, path, f"a {type(live).__name__}")
             return self._mapping(live, items, path)
         if isinstance(live, (list, tuple)):
             return self._sequence(live, saved, path)
@@ -127,7 +127,7 @@ class Matching:
         is_scalar = live is None or record is None or not record.shape
         is_plain = is_scalar and mapping_items(saved) is None and tuple_items(saved) is None
         if not is_plain or state_of(saved) is not None or replicas_name(saved) is not None:
-            return self._other(live, saved, path)
+            return self._other(live, saved, path, f"a {type(live).__name__}")
         return lambda: decoded(saved, self._load)
 
     def _mapping(self, live: dict[Any, Any], saved: Mapping[Any, Any], path: str) -> _PutBack:
@@ -163,7 +163,7 @@ class Matching:
             return functools.partial(self._refill, live, items)
         can_grow = self._is_exact and isinstance(live, list)
         if items is None or (len(items) != len(live) and not can_grow):
-            return self._other(live, saved, path, f" of {len(live)}")
+            return self._other(live, saved, path, f"a {type(live).__name__} of {len(live)}")
         matched = [
             self._match(item, other, f"{path}[{i}]")
             for i, (item, other) in enumerate(zip(live, items, strict=not can_grow))
@@ -220,11 +220,14 @@ class Matching:
 
         return put_back
 
-    def _other(self, live: Any, saved: Any, path: str, more: str = "") -> _PutBack | None:
-        """Return what replaces a value by one of another kind, where that loses no object."""
+    def _other(self, live: Any, saved: Any, path: str, here: str) -> _PutBack | None:
+        """Return what replaces a value by one of another kind, where that loses no object.
+
+        `here` says what it is, for the error.
+        """
         if self._is_exact and _is_data(saved) and not _has_objects(live):
             return functools.partial(self._anew, saved)
-        return self._differs(path, f"a {type(live).__name__}{more}", saved)
+        return self._differs(path, here, saved)
 
     def _anew(self, saved: Any) -> Any:
         """Return a value that the program has no longer: an array, a number, a nest of them."""
@@ -234,9 +237,7 @@ class Matching:
         like = live.value if isinstance(live, Mirrored) else live
         record = self._record(saved)
         if record is None or (record.dtype, record.shape) != (like.dtype, like.shape):
-            if self._is_exact and not isinstance(live, Assignable) and _is_data(saved):
-                return functools.partial(self._anew, saved)
-            return self._differs(path, _text(like.dtype, like.shape), saved)
+            return self._other(live, saved, path, _text(like.dtype, like.shape))
         name = array_name(saved) or ""
         if isinstance(live, np.ndarray) and live.flags.writeable:
 

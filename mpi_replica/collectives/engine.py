@@ -41,9 +41,10 @@ class Engine:
 
     def __init__(self, transport: Transport, layout: Layout, options: CommunicationOptions) -> None:
         self.options = options
-        #: How many variables were made, and those that are in use, by what tells them apart.
+        #: How many variables were made, and the objects for them that are in use, by their ``id``:
+        #: replicas of a rank that make one together have an object each.
         self.num_variables = 0
-        self.variables: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+        self.variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         #: The distributed datasets that are in use, by the order in which they were made.
         self.datasets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._dataset_numbers = itertools.count()

@@ -36,10 +36,8 @@ class Committing(Call):
     ----------
     names : sequence of str
         Those of the objects.
-    snapshot : Snapshot
-        What is committed on this rank.
-    is_guarded : bool
-        Whether copies are sent: not where a lost rank ends the job.
+    snapshot : Snapshot or None
+        What is committed on this rank; None where a lost rank ends the job, and nothing is kept.
     """
 
     kind = "ElasticState.commit"

@@ -171,13 +171,13 @@ class Keeper:
         strategy.move(transport, layout)
         lose_components(strategy)
         holding = self._holding
-        own = {} if holding is None else {**holding.kept, **holding.own}
         found = gather_state(
             transport,
             layout,
             number=None if holding is None else holding.number,
             shared=None if holding is None else (holding.shared, holding.step),
-            own=own,
+            own={} if holding is None else holding.own,
+            kept={} if holding is None else holding.kept,
             empty=frozenset() if holding is None else holding.empty,
             num_variables=engine.num_variables,
         )
@@ -191,7 +191,7 @@ class Keeper:
         found_objects = put_back(strategy, objects_of(self._state), shared, mine)
         replace_objects(self._state, found_objects)
         # What other ranks host now is kept, too: one of them may be lost before the next commit.
-        self._holding = Holding(found.number, shared, mine, {**own, **found.own}, found.empty, step)
+        self._holding = Holding(found.number, shared, mine, found.own, found.empty, step)
         self._newest = self._reusable = None
 
     def _require_checkpoint(self) -> None:

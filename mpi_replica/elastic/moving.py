@@ -21,8 +21,9 @@ class _Told(NamedTuple):
 
     #: Of the commit; None where it has none.
     number: int | None
-    held: tuple[int, ...]
-    full: bool
+    #: Replicas that it hosted, and those of which it keeps a copy.
+    own: tuple[int, ...]
+    kept: tuple[int, ...]
     empty: frozenset[int]
     num_variables: int
 
@@ -48,6 +49,7 @@ def gather_state(
     number: int | None,
     shared: Any,
     own: Mapping[int, Own],
+    kept: Mapping[int, Own],
     empty: frozenset[int],
     num_variables: int,
 ) -> Found:
@@ -61,8 +63,8 @@ def gather_state(
         Of the last commit; None on a rank that has none.
     shared : object
         What is the same on all ranks that have it; goes to the others.
-    own : mapping
-        What this rank has, of replicas that it hosted and of others.
+    own, kept : mapping
+        What this rank has of replicas that it hosted, and its copies of what belongs to others.
     empty : frozenset of int
         Replicas to which nothing belongs, as far as this rank knows.
     num_variables : int
@@ -72,8 +74,7 @@ def gather_state(
     -----
     Two small messages to all, and one to each rank that needs something.
     """
-    full = any(not part.is_empty for part in own.values())
-    mine = _Told(number, tuple(own), full, empty, num_variables)
+    mine = _Told(number, tuple(own), tuple(kept), empty, num_variables)
     told: list[_Told] = [
         pickle.loads(data) for data in transport.all_gather_bytes(pickle.dumps(mine, 5))
     ]
@@ -82,26 +83,30 @@ def gather_state(
         raise RuntimeError(f"the ranks have different commits: {sorted(numbers)}")
     everyone = layout.all_replica_ids
     nothing = frozenset().union(*(one.empty for one in told))
-    found_at = givers(everyone, {rank: one.held for rank, one in enumerate(told)}, {})
+    found_at = givers(
+        everyone,
+        {rank: one.own for rank, one in enumerate(told)},
+        {rank: one.kept for rank, one in enumerate(told)},
+    )
     lost = [i for i in everyone if i not in found_at and i not in nothing]
     if not numbers:
         lost = list(everyone)
     most = max(one.num_variables for one in told)
     if lost:
         return Found(0, None, {}, nothing, lost, most)
+    have = {**kept, **own}
     first = next(rank for rank, one in enumerate(told) if one.number is not None)
     messages: list[Any] = []
     for rank, one in enumerate(told):
         needed = [
             i
             for i in layout.replica_ids(rank)
-            if i not in one.held and found_at.get(i) == transport.rank
+            if i not in one.own + one.kept and found_at.get(i) == transport.rank
         ]
         is_new = one.number is None and transport.rank == first
-        parts = {i: own[i] for i in needed}
+        parts = {i: have[i] for i in needed}
         messages.append((shared if is_new else None, parts) if is_new or parts else None)
     received = _exchange(transport, messages)
-    have = dict(own)
     for message in received:
         if message is not None:
             given, parts = message

@@ -197,7 +197,7 @@ def put_back(
     )
     variables = {
         identity: variable
-        for identity, variable in engine.variables.items()
+        for identity, variable in _known_variables(strategy).items()
         if _has_all(shared.state[_VARIABLES].get(identity), engine.layout, of_replicas)
     }
     everything = {**objects, _VARIABLES: variables}
@@ -233,12 +233,17 @@ def variables_beside(strategy: StrategyLike, objects: Mapping[str, Any]) -> dict
     """
     leaves = nest.flatten(dict(objects))[0]
     inside = {leaf.identity for leaf in leaves if isinstance(leaf, Assignable)}
-    known = strategy.engine.variables
+    known = _known_variables(strategy)
     return {
         identity: known[identity]
         for identity in sorted(known)
         if identity not in inside and not known[identity].is_lost
     }
+
+
+def _known_variables(strategy: StrategyLike) -> dict[str, Any]:
+    """Return the strategy's variables that are in use, by what tells them apart on all ranks."""
+    return {variable.identity: variable for variable in strategy.engine.variables.values()}
 
 
 def _owner(array: Array) -> Array:

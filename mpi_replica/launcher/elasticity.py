@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import LaunchError
+from ..transport.host import NO_FENCE
 from .library import Library
 
 __all__ = [
@@ -28,8 +29,6 @@ _RANK = Path(__file__).parent.parent / "elastic_rank.py"
 
 # Of the ways by which Open MPI sends, the one that goes on without a lost rank.
 _PML, _TOLERANT_PML = "OMPI_MCA_pml", "ob1"
-# Otherwise MPI_Finalize waits for dead ranks, now and then for ever.
-_NO_FENCE = "OMPI_MCA_async_mpi_finalize"
 
 
 def check_elastic(library: Library) -> None:
@@ -67,7 +66,7 @@ def elastic_settings(environ: Mapping[str, str]) -> dict[str, str]:
             f"{_PML}={pml!r} is set, and of Open MPI's ways to send only {_TOLERANT_PML} goes on"
             f" without a lost rank. Unset it for --elastic, or set {_PML}={_TOLERANT_PML}."
         )
-    wanted = {_PML: _TOLERANT_PML, _NO_FENCE: "1"}
+    wanted = {_PML: _TOLERANT_PML, NO_FENCE: "1"}
     return {name: value for name, value in wanted.items() if not environ.get(name)}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
     "FAULT_TOLERANCE",
+    "NO_FENCE",
     "cores",
     "free_shared_memory",
     "is_crowded",
@@ -80,7 +81,8 @@ _WINDOWS = "OMPI_MCA_osc"
 #: What Open MPI's launcher sets with --with-ft ulfm. Without it a communicator can be revoked, too,
 #: but the first rank that is lost ends the job.
 FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"
-_NO_FENCE = "OMPI_MCA_async_mpi_finalize"
+#: With 1, MPI_Finalize of Open MPI waits for no other rank.
+NO_FENCE = "OMPI_MCA_async_mpi_finalize"
 
 
 def make_windows_quiet() -> None:
@@ -96,4 +98,4 @@ def make_end_without_fence() -> None:
     and then never ends where one of them was killed.
     """
     if "mpi4py.MPI" not in sys.modules and os.environ.get(FAULT_TOLERANCE) == "1":
-        os.environ.setdefault(_NO_FENCE, "1")
+        os.environ.setdefault(NO_FENCE, "1")

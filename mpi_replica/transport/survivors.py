@@ -12,13 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
 from ..errors import RankLostError
+from .agreeing import agree
 from .base import Transport
 from .facts import is_fault_tolerant
 from .loss import is_loss
-from .pausing import pause
 
 __all__ = ["End", "Member", "Survivors"]
 
@@ -190,16 +188,7 @@ class Survivors:
 
     def _agree(self, word: int) -> int:
         """Return the bits that the words of all living ranks have in common."""
-        words = np.array([word], np.int32)
-        try:
-            request = self._world.Iagree(words)
-            start = time.monotonic()
-            while not request.Test():
-                pause(time.monotonic() - start)
-        except self._mpi.Exception as error:
-            if not is_loss(self._mpi, error):
-                raise
-        return int(words[0])
+        return agree(self._mpi, self._world, word)[0]
 
     def share(self, value: Any) -> Any:
         """Return what the first rank gives, also to those that wait. Collective."""

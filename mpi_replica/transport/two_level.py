@@ -55,7 +55,6 @@ class TwoLevelExchange:
         # Its own: what users send on theirs must not meet it.
         self._comm = communicator.Dup()
         self._start_all, self._test_all = mpi.Prequest.Startall, mpi.Request.Testall
-        self._mpi = mpi
         self._header = header
         rank, byte = self._comm.Get_rank(), mpi.BYTE
         ranks_of: dict[str, list[int]] = {}
@@ -103,7 +102,7 @@ class TwoLevelExchange:
 
     def Test(self) -> bool:
         """Return whether all headers have come, and this rank's buffers may be written again."""
-        while self._have_ended(self._steps[self._index].awaits):
+        while self._test_all(self._steps[self._index].awaits):
             if self._index == len(self._steps) - 1:
                 return True
             self._index += 1
@@ -113,16 +112,6 @@ class TwoLevelExchange:
     def Revoke(self) -> None:
         """Have it fail on all ranks."""
         self._comm.Revoke()
-
-    def _have_ended(self, requests: list[Any]) -> bool:
-        try:
-            return bool(self._test_all(requests))
-        except self._mpi.Exception as error:
-            if error.Get_error_class() != self._mpi.ERR_IN_STATUS:
-                raise
-            # It does not say what is wrong with which of them.
-            is_lost = self._comm.Is_revoked() or self._comm.Get_failed().Get_size()
-            raise self._mpi.Exception(self._mpi.ERR_PROC_FAILED) if is_lost else error from error
 
     def Free(self) -> None:
         """Give back what it holds. Collective."""

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from .loss import is_loss
-from .pausing import pause
+from .agreeing import agree
 
 __all__ = ["Verdict", "agree_on_end"]
 
@@ -35,15 +31,5 @@ def agree_on_end(mpi: Any, is_well: bool) -> Verdict:
         return Verdict(is_well, False)
     world = mpi.COMM_WORLD
     world.Set_errhandler(mpi.ERRORS_RETURN)
-    words = np.array([is_well], np.int32)
-    has_lost = False
-    try:
-        request = world.Iagree(words)
-        start = time.monotonic()
-        while not request.Test():
-            pause(time.monotonic() - start)
-    except mpi.Exception as error:
-        if not is_loss(mpi, error):
-            raise
-        has_lost = True
-    return Verdict(bool(words[0]), has_lost or world.Get_failed().Get_size() > 0)
+    are_well, has_lost = agree(mpi, world, int(is_well))
+    return Verdict(bool(are_well), has_lost or world.Get_failed().Get_size() > 0)
