@@ -87,6 +87,8 @@ class Transport(abc.ABC):
     is_fault_tolerant: bool = False
     #: Why nothing can be sent any more: a rank has died.
     loss: RankLostError | None = None
+    #: Whether it came out by `agree` that a rank has died, so that all living ranks know of it.
+    has_told_loss: bool = False
     #: Set from another thread: waits end with `WaitGivenUpError`. A blocking call is not woken.
     is_interrupted: bool = False
     #: What the user may see as ``strategy.communicator``: an MPI communicator, or None.
@@ -188,6 +190,7 @@ class Transport(abc.ABC):
         """Return the bits that the words of all living ranks have in common: the same on all.
 
         It also works when ranks have died, and after `revoke`; `is_fault_tolerant` transports only.
+        A rank that knows of a loss gives 0: after that no rank agrees again.
         """
         raise NotImplementedError
 
