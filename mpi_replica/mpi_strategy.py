@@ -137,6 +137,7 @@ class MPIStrategy(Strategy):
     def move(self, transport: Transport, layout: Layout) -> None:
         """Work over `transport` from now on, with the same replicas; see `Engine.move`."""
         watcher.remove(self.engine.channel)
+        self.engine.layout.era.is_over = True
         self.engine.move(transport, layout)
         self._kept = Kept()
         self._verifications.clear()  # ranks have counted different numbers of calls

@@ -23,7 +23,7 @@ from .randomness import Generators
 from .replicas import Kept, Run
 from .resolver import MPIClusterResolver
 from .transport import Survivors
-from .values import PerReplica, component_of, local_results
+from .values import PerReplica, component_of, local_results, per_replica
 from .variables import Variable
 from .verifying import Verifying
 
@@ -359,7 +359,7 @@ class Strategy(Verifying, Elastic):
         ids, number = layout.local_replica_ids, layout.num_replicas
         return nest.transposed(
             [value_fn(ValueContext(i, number)) for i in ids or (0,)],
-            lambda values: PerReplica(values[: len(ids)], ids, number),
+            lambda values: per_replica(values[: len(ids)], layout),
             "experimental_distribute_values_from_function",
         )
 

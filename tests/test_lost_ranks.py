@@ -286,13 +286,14 @@ def test_what_was_made_before_a_loss_is_an_error_when_it_is_used():
     done = lose("not_any_more.py", 3, CASE="values", KILLS="1:step2:1")
     found = {rank: of_rank for rank, (of_rank,) in told(done).items()}
     assert sorted(found) == [0, 2], done.stderr
-    for errors, (kept, shown) in found.values():
+    for errors, (kept, shown, still_there) in found.values():
         assert len(errors) == 16
         for use, text in errors.items():
             assert "was made before a rank was lost" in text, use
             assert "hold it in the mr.ElasticState" in text, use
         assert kept == [10, 10]
         assert "made before a rank was lost" in shown
+        assert still_there == [10, 10]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from ..errors import RankLostError, mark_reporter
 from ..layout import Layout, compressed
 from ..options import CommunicationOptions
 from ..transport import Survivors, Transport
-from ..values import expire
 from .committing import Committing, Guarded
 from .losses import Loss
 from .moving import gather_state
@@ -166,7 +165,6 @@ class Keeper:
             return  # a spare that waits on
         strategy, engine = self._strategy, self._strategy.engine
         number = engine.layout.num_replicas
-        expire(number, engine.layout.local_replica_ids)
         layout = Layout.even(number, transport.size, transport.rank)
         strategy.move(transport, layout)
         lose_components(strategy)
