@@ -119,11 +119,9 @@ def gather_state(
         parts = {i: have[i] for i in needed}
         messages.append((shared if is_new else None, parts) if is_new or parts else None)
     received = _exchange(transport, messages)
-    for message in received:
-        if message is not None:
-            given, parts = message
-            shared = given or shared
-            have |= parts
+    for given, parts in received:
+        shared = given or shared
+        have |= parts
     for i in layout.local_replica_ids:
         have.setdefault(i, Own({}, {}))
     return Found(numbers.pop(), shared, have, nothing, [], most)
@@ -144,19 +142,10 @@ def _require_one_call(calls: Sequence[int]) -> None:
 
 
 def _exchange(transport: Transport, messages: list[Any]) -> list[Any]:
-    """Send an object to each rank, or None; return what each rank has sent here."""
-    packed = [b"" if one is None else pickle.dumps(one, 5) for one in messages]
-    counts = np.array([len(data) for data in packed], np.int64)
+    """Send an object to each rank, or None; return what other ranks have sent here."""
+    packed = {rank: pickle.dumps(one, 5) for rank, one in enumerate(messages) if one is not None}
+    counts = np.array([len(packed.get(rank, b"")) for rank in range(len(messages))], np.int64)
     everyone = transport.all_gather_bytes(counts.tobytes())
-    table = [np.frombuffer(row, np.int64) for row in everyone]
-    coming = [int(row[transport.rank]) for row in table]
-    if not any(row.any() for row in table):
-        return [None] * transport.size
-    receive = np.empty(sum(coming), np.uint8)
-    send = np.frombuffer(b"".join(packed), np.uint8)
-    transport.all_to_all(send, counts.tolist(), receive, coming)
-    ends = np.cumsum(coming).tolist()
-    return [
-        pickle.loads(receive[end - count : end].tobytes()) if count else None
-        for end, count in zip(ends, coming, strict=True)
-    ]
+    sizes = [int(np.frombuffer(row, np.int64)[transport.rank]) for row in everyone]
+    coming = {rank: size for rank, size in enumerate(sizes) if size}
+    return [pickle.loads(data) for data in transport.pass_on(packed, coming).values()]

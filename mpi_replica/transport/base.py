@@ -16,6 +16,7 @@ __all__ = [
     "HEADER_BYTES",
     "Bytes",
     "Mailbox",
+    "Messages",
     "SharedMemoryError",
     "Transport",
     "WaitGivenUpError",
@@ -25,6 +26,8 @@ __all__ = [
 HEADER_BYTES = 256
 
 Bytes = npt.NDArray[np.uint8]
+#: Of ranks: something for each, or from each.
+Messages = Mapping[int, bytes | bytearray]
 
 
 class WaitGivenUpError(Exception):
@@ -163,11 +166,10 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
-    def pass_on(self, data: bytes, to: int, sizes: Mapping[int, int]) -> dict[int, bytes]:
-        """Send `data` to rank `to`, and return what others send here, by rank.
+    def pass_on(self, messages: Messages, sizes: Mapping[int, int]) -> Messages:
+        """Send messages to other ranks, and return what those send here, both by rank.
 
-        All know who sends how much: `sizes` is that of each rank that sends something here; nothing
-        is sent where `data` is empty.
+        Each knows what comes: `sizes` are the bytes of each rank that sends something here.
         """
 
     @abc.abstractmethod
