@@ -312,6 +312,20 @@ def test_what_nobody_has_any_more_ends_the_job_with_an_error(case, kills, words,
     assert advice in text
 
 
+def test_what_can_not_be_loaded_after_a_loss_ends_the_job_with_an_error():
+    """A commit loads nothing: there it would be the error of one rank alone."""
+    done = lose("not_any_more.py", 3, succeeds=False, CASE="unloadable", KILLS="1:step2:1")
+    assert told(done) == {}
+    assert {0, 2} <= told(done, "STEP2").keys(), done.stderr
+    assert done.stderr.count("MemoryError: no memory for the copies") == 1
+    assert done.stderr.count("goes on at") == 0
+
+
+def test_a_replica_to_which_nothing_belongs_is_not_lost_with_one_that_has_something():
+    found = told(lose("not_any_more.py", 3, CASE="partly", KILLS="1:step2:1"))
+    assert found == {0: [[{}, 0]], 2: [[{}, 0]]}
+
+
 def test_a_spare_that_is_needed_in_a_later_call_is_in_that_call():
     found = told(lose("calls_in_a_row.py", 4))
     assert found == {3: [[[3.0, 6.0, 9.0], [[0], [1], [2]]]]}

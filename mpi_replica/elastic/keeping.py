@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..assignment import lose_components, lose_values
@@ -54,8 +54,8 @@ class Holding:
     shared: Shared
     #: What belongs to its own replicas.
     own: dict[int, Own]
-    #: Its copies of what belongs to others.
-    kept: dict[int, Own]
+    #: Gives its copies of what belongs to others.
+    kept: Callable[[], Mapping[int, Own]]
     #: Replicas to which nothing belongs.
     empty: frozenset[int]
     #: The step that a program would speak of.
@@ -92,7 +92,9 @@ class Keeper:
         ids = (
             self._strategy.engine.layout.all_replica_ids if are_empty(snapshot.own.values()) else ()
         )
-        self._holding = Holding(0, snapshot.shared, snapshot.own, {}, frozenset(ids), self._step(0))
+        self._holding = Holding(
+            0, snapshot.shared, snapshot.own, dict, frozenset(ids), self._step(0)
+        )
 
     def _step(self, number: int) -> int:
         step = getattr(self._state, "step", None)
@@ -119,7 +121,12 @@ class Keeper:
         number = 1 if self._holding is None else self._holding.number + 1
         self._reusable, self._newest = self._newest, snapshot
         self._holding = Holding(
-            number, snapshot.shared, snapshot.own, guarded.kept, guarded.empty, self._step(number)
+            number,
+            snapshot.shared,
+            snapshot.own,
+            guarded.kept,
+            guarded.empty,
+            self._step(number),
         )
 
     def must_recover(self, error: BaseException) -> bool:
@@ -176,7 +183,7 @@ class Keeper:
             number=None if holding is None else holding.number,
             shared=None if holding is None else (holding.shared, holding.step),
             own={} if holding is None else holding.own,
-            kept={} if holding is None else holding.kept,
+            kept={} if holding is None else holding.kept(),
             empty=frozenset() if holding is None else holding.empty,
             num_variables=engine.num_variables,
         )
@@ -190,7 +197,7 @@ class Keeper:
         found_objects = put_back(strategy, objects_of(self._state), shared, mine)
         replace_objects(self._state, found_objects)
         # What other ranks host now is kept, too: one of them may be lost before the next commit.
-        self._holding = Holding(found.number, shared, mine, found.own, found.empty, step)
+        self._holding = Holding(found.number, shared, mine, lambda: found.own, found.empty, step)
         self._newest = self._reusable = None
 
     def _require_checkpoint(self) -> None:

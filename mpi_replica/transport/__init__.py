@@ -1,6 +1,6 @@
 """Moving bytes between ranks: one contract, two implementations."""
 
-from .base import HEADER_BYTES, Mailbox, Transport, WaitGivenUpError
+from .base import HEADER_BYTES, Mailbox, Messages, Transport, WaitGivenUpError
 from .launch import end_together, open_survivors, open_transport
 from .single import SingleTransport, WaitingTransport
 from .survivors import End, Member, Survivors
@@ -11,6 +11,7 @@ __all__ = [
     "End",
     "Mailbox",
     "Member",
+    "Messages",
     "SingleTransport",
     "Survivors",
     "Transport",
