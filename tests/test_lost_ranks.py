@@ -331,6 +331,17 @@ def test_a_spare_that_is_needed_in_a_later_call_is_in_that_call():
     assert found == {3: [[[3.0, 6.0, 9.0], [[0], [1], [2]]]]}
 
 
+def test_a_spare_that_waits_on_knows_who_hosts_replicas_as_the_others_do():
+    found = told(lose("waiting_on.py", 5))
+    alike = [[[2, 2, 1]], "<MPIStrategy: 5 replicas on 3 ranks>"]
+    assert found == {
+        1: [[3, 1], [3, 0], [0, 1], *alike],
+        2: [[3, 2], [3, 1], [2, 3], *alike],
+        3: [[3, 3], [3, 2], [4], *alike],
+        4: [[3, 4], [3, 3], [], *alike],
+    }
+
+
 def test_a_variable_that_the_checkpoint_lacks_is_an_error_until_it_is_assigned(tmp_path):
     arguments = {"KILLS": "0+1:step4:1", "FOLDER": str(tmp_path / "lost")}
     done = lose("not_in_the_checkpoint.py", 4, succeeds=False, CASE="read", **arguments)

@@ -151,7 +151,7 @@ class Keeper:
         before = survivors.members
         survivors.call_together()
         try:
-            survivors.come_together(self._go_on)
+            survivors.come_together(lambda made: self._go_on(survivors, made))
         except BaseException as error:
             agreement = self._strategy.engine.agreement
             agreement.break_off(error)
@@ -166,12 +166,15 @@ class Keeper:
         if survivors.rank == 0:
             _log.warning("%s", loss)
 
-    def _go_on(self, transport: Transport | None) -> None:
+    def _go_on(self, survivors: Survivors, transport: Transport | None) -> None:
         """Have the strategy work over the new transport, at the last commit."""
-        if transport is None:
-            return  # a spare that waits on
         strategy, engine = self._strategy, self._strategy.engine
         number = engine.layout.num_replicas
+        if transport is None:  # a spare that waits on
+            counts = Layout.even(number, survivors.num_active, 0).counts
+            layout = Layout.waiting(counts, survivors.rank)
+            strategy.move(survivors.waiting_transport(), layout)
+            return
         layout = Layout.even(number, transport.size, transport.rank)
         strategy.move(transport, layout)
         lose_components(strategy)

@@ -2,7 +2,7 @@
 
 from .base import HEADER_BYTES, Mailbox, Messages, Transport, WaitGivenUpError
 from .launch import end_together, open_survivors, open_transport
-from .single import SingleTransport, WaitingTransport
+from .single import SingleTransport
 from .survivors import End, Member, Survivors
 from .verdict import Verdict
 
@@ -17,7 +17,6 @@ __all__ = [
     "Transport",
     "Verdict",
     "WaitGivenUpError",
-    "WaitingTransport",
     "end_together",
     "open_survivors",
     "open_transport",
