@@ -342,6 +342,12 @@ def test_a_spare_that_waits_on_knows_who_hosts_replicas_as_the_others_do():
     }
 
 
+@pytest.mark.xfail(strict=True, reason="R13: at a good end ranks wait for a spare inside of MPI")
+def test_who_waits_for_a_spare_at_the_end_says_so(tmp_path):
+    done = lose("late_spare.py", 3, FOLDER=str(tmp_path), MPI_REPLICA_STALL_SECONDS="0.5")
+    assert told(done) == {0: [True], 1: [True], 2: [True]}
+
+
 def test_a_variable_that_the_checkpoint_lacks_is_an_error_until_it_is_assigned(tmp_path):
     arguments = {"KILLS": "0+1:step4:1", "FOLDER": str(tmp_path / "lost")}
     done = lose("not_in_the_checkpoint.py", 4, succeeds=False, CASE="read", **arguments)
