@@ -217,6 +217,10 @@ def test_a_rank_that_meets_a_loss_before_the_others_have_a_world_ends_none_of_th
     assert told(lose("woken_early.py", 3)) == {0: [3], 1: [3], 2: [3]}
 
 
+def test_an_exchange_that_another_rank_ends_gives_no_wrong_data():
+    assert told(lose("ended_exchanges.py", 3)) == {0: [0], 1: [0], 2: [0]}
+
+
 MISTAKES = {
     "rank": "ValueError: the mistake",
     "replica": "ValueError: the mistake",
@@ -224,6 +228,7 @@ MISTAKES = {
     "early": "CollectiveMismatchError: replicas are at different calls",
     "again": "CollectiveMismatchError: ",
 }
+MISTAKE_BEHIND_A_LOSS = {"late": "ValueError: the mistake"}
 MISTAKES_AT_THE_BEGIN = {
     "outside": "CollectiveMismatchError: replicas are at different calls",
     "object": "TypeError: ",
@@ -242,14 +247,15 @@ def test_a_mistake_after_a_loss_ends_the_job_as_always(mistake):
     ("ranks", "mistake", "kills"),
     [
         *((3, mistake, "1@2:step5:0") for mistake in MISTAKES),
-        *((3, mistake, "1:step5:0") for mistake in ("rank", "exit")),
+        *((3, mistake, "1:step5:0") for mistake in ("rank", "exit", "late")),
         *((4, mistake, "1@2:step5:0") for mistake in ("rank", "exit")),
     ],
 )
 def test_a_mistake_at_the_time_of_a_loss_ends_the_job_as_always(ranks, mistake, kills):
     spares = str(ranks - 3)
     done = lose("own_errors.py", ranks, succeeds=False, MISTAKE=mistake, KILLS=kills, SPARES=spares)
-    assert len(re.findall(rf"^(mpi_replica.errors.)?{MISTAKES[mistake]}", done.stderr, re.M)) == 1
+    text = (MISTAKES | MISTAKE_BEHIND_A_LOSS)[mistake]
+    assert len(re.findall(rf"^(mpi_replica.errors.)?{text}", done.stderr, re.M)) == 1
     assert "NOT REACHED" not in done.stdout
 
 

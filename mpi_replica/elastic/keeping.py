@@ -134,7 +134,7 @@ class Keeper:
         survivors = self._survivors
         if survivors is None or survivors.is_over or not isinstance(error, Exception):
             return False
-        return survivors.has_met_loss
+        return survivors.is_fault_tolerant and self._strategy.engine.transport.loss is not None
 
     def recover(self) -> None:
         """Leave lost ranks behind, and go back to the last commit. All living ranks come here.

@@ -238,17 +238,6 @@ class Survivors:
             )
         return None
 
-    @property
-    def has_met_loss(self) -> bool:
-        """Whether this rank knows that one is lost, or what it has done may come of that.
-
-        An exchange that another rank ends by `revoke` may have given nothing: `_is_of_a_loss`.
-        """
-        transport = self.transport
-        if transport is None or not self.is_fault_tolerant:
-            return False
-        return transport.loss is not None or transport.communicator.Is_revoked()
-
     def call_together(self) -> None:
         """Wake all living ranks for `come_together`, wherever they wait or have come to their end.
 

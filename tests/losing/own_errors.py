@@ -39,6 +39,10 @@ def train():
             dying.enter("step2")
         if state.step == 5:
             dying.enter("step5")
+        if state.step == 5 and is_alone and mistake == "late":
+            while not strategy.communicator.Is_revoked():  # the others have met the loss
+                strategy.communicator.Iprobe()
+            raise ValueError("the mistake")
         if state.step == 5 and is_alone and mistake in ("rank", "again"):
             raise ValueError("the mistake")
         if state.step == 5 and is_alone and mistake == "exit":
