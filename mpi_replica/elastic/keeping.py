@@ -121,12 +121,7 @@ class Keeper:
         number = 1 if self._holding is None else self._holding.number + 1
         self._reusable, self._newest = self._newest, snapshot
         self._holding = Holding(
-            number,
-            snapshot.shared,
-            snapshot.own,
-            guarded.kept,
-            guarded.empty,
-            self._step(number),
+            number, snapshot.shared, snapshot.own, guarded.kept, guarded.empty, self._step(number)
         )
 
     def must_recover(self, error: BaseException) -> bool:
