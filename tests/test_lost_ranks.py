@@ -288,6 +288,13 @@ def test_a_mistake_ends_a_job_that_would_go_on_without_a_rank(mistake):
     assert "NOT REACHED" not in done.stdout
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_mistake_before_run_elastic_leaves_no_spare_waiting(ranks):
+    done = lose("own_errors.py", ranks, succeeds=False, MISTAKE="at once", SPARES="1")
+    assert len(re.findall("^ValueError: the mistake", done.stderr, re.M)) == 1
+    assert "NOT REACHED" not in done.stdout
+
+
 def test_what_was_made_before_a_loss_is_an_error_when_it_is_used():
     done = lose("not_any_more.py", 3, CASE="values", KILLS="1:step2:1")
     found = {rank: of_rank for rank, (of_rank,) in told(done).items()}
