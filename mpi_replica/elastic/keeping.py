@@ -148,10 +148,8 @@ class Keeper:
         try:
             survivors.come_together(lambda made: self._go_on(survivors, made))
         except BaseException as error:
-            agreement = self._strategy.engine.agreement
-            agreement.break_off(error)
-            if survivors.is_over:  # as all ranks know, and what was in flight has been revoked
-                agreement.has_message_in_flight = False
+            # The strategy is over, on all ranks.
+            self._strategy.engine.agreement.break_off(error)
             raise
         lost = [member for member in before if member not in survivors.members]
         step = None if self._holding is None or self.lost_replicas else self._holding.step
