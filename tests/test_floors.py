@@ -233,3 +233,11 @@ def test_import_starts_no_mpi(launched):
         check=False,
     )
     assert done.returncode == 0, done.stderr or f"`import {PACKAGE}` imported mpi4py.MPI"
+
+
+def test_notes_and_texts_of_exceptions_are_taken_by_what_can_not_fail():
+    """An exception of a program may refuse both, on one rank alone: the others would wait."""
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        if path.name != "errors.py":
+            text = path.read_text().replace(" errors.add_note(", "")
+            assert ".add_note(" not in text, path

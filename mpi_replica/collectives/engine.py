@@ -6,6 +6,7 @@ import contextvars
 import functools
 import itertools
 import pickle
+import sys
 import threading
 import weakref
 from _thread import get_ident
@@ -14,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from ..errors import ContextError
+from ..errors import ContextError, text_of
 from ..interrupts import gate
 from ..layout import Layout
 from ..options import CommunicationOptions
@@ -184,9 +185,12 @@ class Engine:
         try:
             if options is not None:
                 merged = merged.merge(options)
-            return make(site, merged, *arguments)
+            call = make(site, merged, *arguments)
         except Exception as error:
             return FailedCall(kind, error, site, merged)
+        if (handled := sys.exception()) is not None:
+            call.handled = f"{type(handled).__name__}: {text_of(handled)}"
+        return call
 
     def cross_replica(self, call: Call) -> Any:
         """Perform a call made in cross-replica context, for all replicas of this rank."""

@@ -164,8 +164,8 @@ def _one_has_returned(stands: Sequence[Stand], layout: Layout) -> CollectiveMism
     returned = [stand for stand in stands if stand.status == "returned"]
     calls = [(s, s.call) for s in stands if s.status == "calls" and s.call is not None]
     waiting = "; ".join(
-        f"{who}: {call.what} at {call.where}"
-        for who, call in _sides(calls, lambda call: (call.what, call.where), layout)
+        f"{who}: {call.what} at {call.where_and_why}"
+        for who, call in _sides(calls, lambda call: (call.what, call.where_and_why), layout)
     )
     ended = returned[0].call
     run = f" from the function given to {ended.what} at {ended.where}" if ended else ""
@@ -230,11 +230,12 @@ def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError |
         )
     if len(sides) == 1:
         return None
-    texts = [f"{call.what} at {call.where}" for _, call in sides]
+    texts = [f"{call.what} at {call.where_and_why}" for _, call in sides]
     if len(set(texts)) < len(texts):  # the same line, reached in different ways
         texts = [f"{call.what} at {call.site.whole}" for _, call in sides]
-    if len(set(texts)) < len(texts):  # two functions on one line
-        texts = [f"{text} (code {call.code})" for text, (_, call) in zip(texts, sides, strict=True)]
+    if len(set(texts)) < len(texts):  # two functions on one line, or two instructions
+        codes = [call.code or call.site.digest.hex() for _, call in sides]
+        texts = [f"{text} (code {code})" for text, code in zip(texts, codes, strict=True)]
     listed = "; ".join(f"{who}: {text}" for (who, _), text in zip(sides, texts, strict=True))
     lines = " and ".join(dict.fromkeys(call.where for _, call in sides))
     return CollectiveMismatchError(

@@ -48,6 +48,9 @@ class CallDescription(NamedTuple):
     size_bytes: int | None = None
     #: What tells the function in `detail` from another one on its line; empty without a function.
     code: str = ""
+    #: The exception under way where the call stands in a ``finally``, an ``except`` or at the end
+    #: of a ``with``, as "ValueError: no rows".
+    handled: str = ""
 
     @property
     def what(self) -> str:
@@ -62,6 +65,11 @@ class CallDescription(NamedTuple):
         if self.wire:
             words.append(self.wire)
         return f"{self.kind}({', '.join(words)})"
+
+    @property
+    def where_and_why(self) -> str:
+        """The place of the call, and the exception that may be why the replica is there."""
+        return self.where + (f" while {self.handled} is handled" if self.handled else "")
 
     @property
     def where(self) -> str:

@@ -19,6 +19,7 @@ from ..errors import (
     CollectiveTimeoutError,
     MPIReplicaError,
     RankLostError,
+    text_of,
 )
 from ..layout import Layout
 from ..transport import Transport
@@ -229,9 +230,9 @@ class Channel:
     def tell_of_break(self, error: BaseException) -> None:
         """End the waits of all other ranks: this one has left a call halfway."""
         text = (
-            f"{self.who()} left {self.call()} halfway, by {type(error).__name__}: {error}. The"
-            " strategy can't be used any more. End the program, or make a new strategy on all"
-            " ranks."
+            f"{self.who()} left {self.call()} halfway, by {type(error).__name__}:"
+            f" {text_of(error)}. The strategy can't be used any more. End the program, or make a"
+            " new strategy on all ranks."
         )
         self.tell(("final", "break", text))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import add_note
 from ...nest import Structure, map_structure, unflatten
 from ..elements import ArraySpec, as_arrays, cut_batch, rows_of, settled, stack
 from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, Positions, SliceRows, Verb
@@ -121,7 +122,7 @@ class Map(Verb):
             if self.batched and cut is not None:
                 rows, made = cut_batch(made, cut, lambda: f"what {self._name} returned")
         except Exception as error:
-            error.add_note(f"Raised in {self._name} for {self.place(position, epoch)}.")
+            add_note(error, f"Raised in {self._name} for {self.place(position, epoch)}.")
             raise
         # Copied, since the function may return what it keeps, or the same buffer each time.
         return rows, settled(made)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...array_libraries import give_back, taken, ways_back
+from ...errors import add_note
 from ...nest import flatten, leaf_paths, map_structure, unflatten
 from ..elements import ArraySpec, as_arrays, at, settled, unstacked
 from .base import UNKNOWN_CARDINALITY, Plan, Positions, SliceRows
@@ -112,7 +113,7 @@ class Items(Plan):
         try:
             row = as_arrays(self._source[position], f"what {self.text} gave")
         except Exception as error:
-            error.add_note(f"Raised for {self.place(position, epoch)}.")
+            add_note(error, f"Raised for {self.place(position, epoch)}.")
             raise
         # Copied, since the source may fill the same buffer again before a batch is stacked.
         return 1, settled(row)
@@ -154,7 +155,7 @@ class Generated(Plan):
             except StopIteration:
                 return
             except Exception as error:
-                error.add_note(f"Raised for {self.place(number, epoch)}.")
+                add_note(error, f"Raised for {self.place(number, epoch)}.")
                 raise
             if number >= start:
                 # Copied, since a generator may fill the same buffer again.
