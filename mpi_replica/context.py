@@ -10,15 +10,20 @@ in a ``merge_fn``  None                     True                        True
 =================  =======================  ==========================  ============
 
 The state lives in a context variable: a new thread starts in the default state, and each replica
-has a state of its own.
+has a state of its own. So do a new greenlet and a new `contextvars.Context`: what is called there
+by mistake, as part of a step, would silently be for one replica. Where a strategy of several
+replicas is open, the default strategy holds only where one was made or entered before.
 """
 
 from __future__ import annotations
 
 import contextvars
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from greenlet import getcurrent
 
 from .collectives.engine import Engine
 from .errors import ContextError
@@ -31,12 +36,15 @@ __all__ = [
     "StrategyLike",
     "current_state",
     "current_strategy",
+    "enter_open_strategy",
     "entered",
     "experimental_set_strategy",
+    "forget_open_strategy",
     "has_strategy",
     "in_cross_replica_context",
     "register_default_strategy",
     "require_cross_replica",
+    "require_default",
     "restore_state",
     "swap_state",
 ]
@@ -107,6 +115,11 @@ class State(NamedTuple):
 
 _state: contextvars.ContextVar[State | None] = contextvars.ContextVar("mpi_replica", default=None)
 
+# Whether a strategy was made or entered in this thread, greenlet or context.
+_has_entered = contextvars.ContextVar("mpi_replica has entered", default=False)
+# Those of several replicas.
+_open_strategies: weakref.WeakSet[StrategyLike] = weakref.WeakSet()
+
 # Set by the strategy module, which lies above this one.
 _default_strategy: Callable[[], StrategyLike]
 
@@ -115,6 +128,41 @@ def register_default_strategy(strategy: Callable[[], StrategyLike]) -> None:
     """Tell how to get the default strategy."""
     global _default_strategy
     _default_strategy = strategy
+
+
+def enter_open_strategy(strategy: StrategyLike) -> None:
+    """Know a strategy that was made here, until it is forgotten or not used any more."""
+    _has_entered.set(True)
+    if strategy.num_replicas_in_sync > 1:
+        _open_strategies.add(strategy)
+
+
+def forget_open_strategy(strategy: StrategyLike) -> None:
+    """Take back `enter_open_strategy`: the strategy is closed."""
+    _open_strategies.discard(strategy)
+
+
+def require_default(call: str) -> None:
+    """Raise where `call` on the default strategy is most likely meant for another one.
+
+    Raises
+    ------
+    ContextError
+        A strategy of several replicas is open, and this thread, greenlet or context has never
+        entered one; or its replicas are in the middle of a step, and this is none of them.
+    """
+    for strategy in tuple(_open_strategies):
+        runs = strategy.engine.agreement.runs
+        if _has_entered.get() and not (runs and runs[-1].hub is getcurrent()):
+            continue
+        raise ContextError(
+            f"{call} was called on the default strategy, which has one replica, while {strategy!r}"
+            " is open. A thread, greenlet or contextvars.Context that a step starts is no part of"
+            " its replica, nor is a signal's handler: compute there, and call collectives in the"
+            " function given to strategy.run. Outside of steps hand the context on with"
+            " contextvars.copy_context().run(function), or enter strategy.scope() there. If one"
+            " replica is meant, call mr.experimental_set_strategy(None) there first."
+        )
 
 
 def current_state() -> State | None:
@@ -192,6 +240,7 @@ def experimental_set_strategy(strategy: StrategyLike | None) -> None:
             "experimental_set_strategy must not be called inside strategy.scope() or a replica."
             " Call it once, at the start of the program."
         )
+    _has_entered.set(True)
     _state.set(
         None if strategy is None or strategy.is_default else State(strategy, None, "permanent")
     )
@@ -245,6 +294,7 @@ class Scope(Generic[_Strategy]):
             if state is None or not state.strategy.is_default:
                 require_cross_replica(strategy, "scope")
             mine = State(strategy)
+        _has_entered.set(True)
         self._entered.append((_state.set(mine), mine))
         return strategy
 

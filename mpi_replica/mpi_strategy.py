@@ -11,7 +11,7 @@ from . import blas, ending
 from .collectives.call import Call
 from .collectives.engine import Engine
 from .collectives.standing import CallDescription
-from .context import require_cross_replica
+from .context import enter_open_strategy, forget_open_strategy, require_cross_replica
 from .errors import RankLostError
 from .interrupts import gate
 from .layout import Layout
@@ -116,6 +116,7 @@ class MPIStrategy(Strategy):
         super().__init__(Engine(transport, layout, options), seed)
         self.survivors = survivors
         self._is_closed = False
+        enter_open_strategy(self)
         self._release_blas = blas.hold(self) if options.reproducible else None
         gate.install(ending.abort)
         if survivors is not None and not self.engine.is_spare:
@@ -193,6 +194,7 @@ class MPIStrategy(Strategy):
 
     def _close_here(self) -> None:
         self._is_closed = True
+        forget_open_strategy(self)
         if self._release_blas is not None:
             self._release_blas()
         watcher.remove(self.engine.channel)

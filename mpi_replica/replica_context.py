@@ -262,6 +262,7 @@ class ReplicaContext(Replica):
                 raise ValueError(f"kwargs must be a mapping, got {named!r}.")
 
         if strategy.is_default and self._seat is None:
+            self._engine.check_thread("merge_call")
             check()
             with entered(State(strategy, None, "merge_fn")):
                 return merge_fn(strategy, *args, **named)

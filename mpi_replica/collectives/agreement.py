@@ -56,6 +56,8 @@ class _Run(Protocol):
     ordinal: int
     doom: BaseException | None
     a_replica_failed: bool
+    #: The greenlet that performs its calls.
+    hub: Any
 
     def meeting(self) -> tuple[tuple[int, ...], str]: ...
 
