@@ -339,6 +339,8 @@ class Strategy(Verifying, Elastic):
         ------
         StructureMismatchError
             It returned different nests for replicas of this rank.
+        Exception
+            What `value_fn` raised: here, and on the other ranks at their next collective call.
 
         Notes
         -----
@@ -357,11 +359,15 @@ class Strategy(Verifying, Elastic):
         """
         layout = self.engine.layout
         ids, number = layout.local_replica_ids, layout.num_replicas
-        return nest.transposed(
-            [value_fn(ValueContext(i, number)) for i in ids or (0,)],
-            lambda values: PerReplica(values[: len(ids)], ids, number),
-            "experimental_distribute_values_from_function",
-        )
+        kind = "experimental_distribute_values_from_function"
+        try:
+            return nest.transposed(
+                [value_fn(ValueContext(i, number)) for i in ids or (0,)],
+                lambda values: PerReplica(values[: len(ids)], ids, number),
+                kind,
+            )
+        except Exception as error:
+            self.engine.share(kind, error)
 
     def experimental_distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None
@@ -398,8 +404,12 @@ class Strategy(Verifying, Elastic):
           1: array([2, 3])
         }
         """
-        require_cross_replica(self, "experimental_distribute_dataset")
-        return DistributedDataset.of_global_batches(self.engine, dataset, options)
+        kind = "experimental_distribute_dataset"
+        require_cross_replica(self, kind)
+        try:
+            return DistributedDataset.of_global_batches(self.engine, dataset, options)
+        except Exception as error:
+            self.engine.share(kind, error)
 
     def distribute_datasets_from_function(
         self,
@@ -422,9 +432,18 @@ class Strategy(Verifying, Elastic):
             Each step takes one batch for each local replica. All ranks end at the same step:
             replicas whose input has ended get empty arrays. Counterpart of
             ``tf.distribute.Strategy.distribute_datasets_from_function``.
+
+        Raises
+        ------
+        Exception
+            What `dataset_fn` raised: here, and on the other ranks at their next collective call.
         """
-        require_cross_replica(self, "distribute_datasets_from_function")
-        return DistributedDataset.from_function(self.engine, dataset_fn, options)
+        kind = "distribute_datasets_from_function"
+        require_cross_replica(self, kind)
+        try:
+            return DistributedDataset.from_function(self.engine, dataset_fn, options)
+        except Exception as error:
+            self.engine.share(kind, error)
 
     def name_of_variable(self, value: Any) -> str | None:
         """Return a name for a variable, the same on all ranks; None for anything else."""

@@ -206,6 +206,16 @@ class Engine:
         call.replica_ids = self.layout.local_replica_ids
         self._tell([call], error)
 
+    def share(self, kind: str, error: BaseException) -> NoReturn:
+        """Raise `error` of a call that sends nothing: on every rank, where the others can hear.
+
+        They hear at their next call. Inside of a run it ends the run, which tells them.
+        """
+        is_heard = self.layout.size > 1 and not self.is_spare and self.is_in_its_thread()
+        if is_heard and not self.agreement.runs:
+            self.fail(kind, error)
+        raise error
+
     def _tell(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
         self._begin(calls[0])
         try:
