@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from .channel import Channel
@@ -42,6 +43,7 @@ class Watcher:
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._is_stopping = False
+        self._has_failed = False
         self._printed = -_SECONDS_BETWEEN_PRINTS
         self._signal = StackSignal()
 
@@ -85,7 +87,7 @@ class Watcher:
         self._signal.remove()  # it would be told to the parent, whose pipe this is
 
     def write_flight_records(self, reason: str) -> None:
-        """Have all ranks write what they called last: the job is about to be aborted."""
+        """Have all ranks write where they are and what they called last."""
         for channel in self._channels:
             try:
                 channel.tell(("print", reason))
@@ -101,18 +103,24 @@ class Watcher:
 
     def _tick(self, now: float) -> None:
         for channel in self._channels:
-            try:
-                channel.tick(now)
-            except Exception:
-                _log.exception("the watcher of a strategy has failed: it looks at it no more")
-                self._channels = [other for other in self._channels if other is not channel]
+            self._do(channel.tick, now)
         if self._cycles is not None:
-            self._cycles.tick(self._channels, now)
+            self._do(self._cycles.tick, self._channels, now)
         if self._signal.take():
-            reason = "SIGUSR2"
-            for channel in self._channels:
-                channel.tell(("print", reason))
-            self._print(reason)
+            self.write_flight_records("SIGUSR2")
+
+    def _do(self, part: Callable[..., None], *arguments: Any) -> None:
+        """Do a part of the watch. It goes on where that fails: nobody else watches."""
+        try:
+            part(*arguments)
+        except Exception:
+            if not self._has_failed:
+                self._has_failed = True
+                _log.exception(
+                    "the thread that watches the waits of this process has failed in a part of"
+                    " its work. It goes on, and does not tell of it again: stall reports, limits"
+                    " of waits and cycles of strategies that wait for each other may be missing."
+                )
 
     def _deal_with_cycle(self, channel: Channel, message: tuple[Any, ...]) -> None:
         if self._cycles is not None:
