@@ -12,6 +12,8 @@ import pytest
 from channels import Post, World
 from mpi_replica.watch.watcher import Watcher
 
+REASON = "a test ends"
+
 
 @pytest.fixture
 def watcher():
@@ -58,3 +60,44 @@ def test_the_watch_goes_on_where_a_message_of_a_strategy_can_not_be_sent(watcher
     failed = [text for text in handler.texts if "failed" in text]
     assert len(failed) == 1
     assert "stall reports" in failed[0]
+
+
+def test_a_rank_writes_one_text_about_all_of_its_strategies(watcher, capsys):
+    """About where it is and its last calls, the oldest first, in whatever strategy."""
+    for number in range(12):
+        world = World(2)
+        world.begin(1)
+        if number % 4:  # of the others something is in flight for ever
+            world.end(1)
+        world.channels[1].recorder.end()
+        watcher.add(world.channels[1], "n")
+    world.channels[1].recorder.begin("the last call", None)
+    world.channels[1].recorder.end()
+    watcher.write_flight_records(REASON)
+    text = capsys.readouterr().err
+    assert text.count(REASON) == text.count("its last calls") == 1
+    assert text.startswith(f"[rank 1 of 2] {REASON}: it is at\n")
+    assert "watcher.write_flight_records(REASON)\n" in text  # where this thread is
+    calls = [line.split()[1:-2] for line in text.splitlines() if line.endswith(" ms")]
+    assert calls == [["call", "of", "rank", "1,"]] * 7 + [["the", "last", "call,"]]
+
+
+def test_threads_with_strategies_of_their_own_write_each_where_it_is(watcher, capsys):
+    worlds = [World(2) for _ in range(3)]
+    is_over = threading.Event()
+    waiting = threading.Thread(target=is_over.wait)
+    waiting.start()
+    try:
+        ended = 0
+        for world, ident in zip(worlds, (threading.get_ident(), waiting.ident, ended), strict=True):
+            world.channels[0].thread = lambda ident=ident: ident
+            watcher.add(world.channels[0], "n")
+        worlds[1].begin(0)
+        watcher.write_flight_records(REASON)
+    finally:
+        is_over.set()
+        waiting.join()
+    text = capsys.readouterr().err
+    assert text.count(REASON) == 2
+    assert text.count(f"{REASON}: it is at\n") == 1
+    assert text.count(f"{REASON}: it waits in the last of these calls\n") == 1

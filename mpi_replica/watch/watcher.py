@@ -10,12 +10,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .channel import Channel
 from .cycles import CycleSearch
-from .report import rank_report
+from .report import Answer, rank_report
 from .signals import StackSignal
 
 __all__ = ["Watcher", "watcher"]
@@ -127,17 +127,21 @@ class Watcher:
             self._cycles.receive(self._channels, channel, message)
 
     def _print(self, reason: str) -> None:
-        """Write where this rank is, and its last calls."""
+        """Write where this rank is, and its last calls: one text for each thread that has calls."""
         now = time.monotonic()
-        if now - self._printed < _SECONDS_BETWEEN_PRINTS:
+        if not self._channels or now - self._printed < _SECONDS_BETWEEN_PRINTS:
             return
         self._printed = now
+        by_thread: dict[int, list[Channel]] = {}
         for channel in self._channels:
-            answer = channel.here()._replace(recent=tuple(channel.recorder.last(_SHOWN_CALLS)))
-            rank, size = channel.layout.rank, channel.layout.size
-            sys.stderr.write(f"[rank {rank} of {size}] {reason}: {rank_report(answer)}\n")
-            folder = os.environ.get(_FLIGHT_FOLDER)
-            if folder:
+            by_thread.setdefault(channel.thread(), []).append(channel)
+        widest = max((channel.layout for channel in self._channels), key=lambda one: one.size)
+        for thread in by_thread.keys() & sys._current_frames().keys():
+            text = rank_report(_place_and_calls(by_thread[thread]))
+            sys.stderr.write(f"[rank {widest.rank} of {widest.size}] {reason}: {text}\n")
+        folder = os.environ.get(_FLIGHT_FOLDER)
+        if folder:
+            for channel in self._channels:
                 self._write_file(channel, folder)
         sys.stderr.flush()
 
@@ -149,6 +153,19 @@ class Watcher:
                 file.writelines(f"{call}\n" for call in channel.recorder.last())
         except OSError as error:
             sys.stderr.write(f"the flight record can't be written to {path}: {error}\n")
+
+
+def _place_and_calls(channels: Sequence[Channel]) -> Answer:
+    """Return where the thread of some strategies is, and the last calls of all of them."""
+    calls = [
+        (call, channel) for channel in channels for call in channel.recorder.last(_SHOWN_CALLS)
+    ]
+    calls.sort(key=lambda pair: pair[0].begun)
+    recent = tuple(call for call, _ in calls[-_SHOWN_CALLS:])
+    here = (calls[-1][1] if calls else channels[-1]).here()
+    # One that was left halfway is over, though what it waited for has not come.
+    is_waiting = here.is_waiting and bool(recent) and recent[-1].ended is None
+    return here._replace(recent=recent, is_waiting=is_waiting)
 
 
 #: The one watcher of the process.
