@@ -231,14 +231,16 @@ class ReplicaContext(Replica):
         StructureMismatchError
             The nests of the arguments differ; on every rank.
         TypeError, ValueError
-            `merge_fn` can't be called; `args` is no tuple or list; `kwargs` is no mapping.
+            `merge_fn` can't be called; `args` is no tuple or list; `kwargs` is no mapping; an
+            object that is no array has 2 GiB or more, as pickle writes it.
 
         Notes
         -----
         An exception in `merge_fn` is raised by ``strategy.run``, on every rank. One message of 256
         bytes a rank where all arguments fit into it, else one Allgatherv more. Array leaves of
         64 KiB and more are gathered when `merge_fn` looks at them; looking is a collective call
-        too. Counterpart of ``tf.distribute.ReplicaContext.merge_call``.
+        too. The components of such a leaf share memory: one that is kept keeps those of all
+        replicas, ``x.copy()`` does not. Counterpart of ``tf.distribute.ReplicaContext.merge_call``.
 
         Examples
         --------
