@@ -82,7 +82,9 @@ class ReplicaContext(Replica):
         out : nest of numpy.ndarray, optional
             Where the results go, so that nothing is allocated: a nest like `value`, of writable
             C-contiguous arrays with the dtypes and shapes of the results. `value` itself for a
-            reduction in place. Otherwise it shares no memory with it. On all replicas alike.
+            reduction in place. Otherwise it shares no memory with it. On all replicas alike. Each
+            replica needs one of its own: a global that serves where a rank hosts one replica is
+            the same array for all replicas of a rank, which fill it one after the other.
 
         Returns
         -------
@@ -103,7 +105,7 @@ class ReplicaContext(Replica):
             dtype than its result; on every rank.
         ValueError
             A leaf of `out` has another shape, is read-only, not C-contiguous, or shares memory with
-            another leaf; on every rank.
+            another leaf, or with the value of another replica of the rank; on every rank.
         ContextError
             Not called by this replica.
 
