@@ -10,7 +10,7 @@ from typing import NamedTuple
 from .callsite import CallSite
 from .travel import TravellingError
 
-__all__ = ["CallDescription", "LeafDescription", "Note", "Report", "Stand"]
+__all__ = ["CallDescription", "LeafDescription", "Note", "Report", "Stand", "in_units"]
 
 
 class LeafDescription(NamedTuple):
@@ -61,7 +61,7 @@ class CallDescription(NamedTuple):
         elif self.leaves:
             words.append(f"{len(self.leaves)} leaves")
             if self.size_bytes is not None:
-                words.append(_in_units(self.size_bytes))
+                words.append(in_units(self.size_bytes))
         if self.wire:
             words.append(self.wire)
         return f"{self.kind}({', '.join(words)})"
@@ -91,7 +91,8 @@ class CallDescription(NamedTuple):
         return int.from_bytes(digest.digest(), "little")
 
 
-def _in_units(size_bytes: float) -> str:
+def in_units(size_bytes: float) -> str:
+    """Return a number of bytes in words, as "4.1 MB"."""
     units = ["B", "kB", "MB", "GB"]
     while size_bytes >= 999.5 and len(units) > 1:
         size_bytes /= 1000
