@@ -69,7 +69,7 @@ class StrategyExtended:
         reduce_op : ReduceOp or str
             SUM, MEAN, MIN, MAX or PROD; strings in any case.
         value : nest of PerReplica
-            Components of equal shape.
+            Components of equal shape, or `IndexedSlices`.
         destinations : None, Variable, DistributedValues or int
             An int is a rank: that one gets the result, the others None. All else is every rank.
         options : CommunicationOptions, optional

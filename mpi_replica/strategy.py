@@ -224,13 +224,14 @@ class Strategy(Verifying, Elastic):
         Returns
         -------
         nest of numpy.ndarray
-            Fresh arrays; a 0-d result is a numpy scalar. For dtypes, and arrays of torch, JAX and
-            others, see `ReplicaContext.all_reduce`.
+            Fresh arrays; a 0-d result is a numpy scalar. For dtypes, `IndexedSlices`, and arrays of
+            torch, JAX and others, see `ReplicaContext.all_reduce`.
 
         Raises
         ------
         ValueError
-            SUM of a value that is not per replica; `axis` out of range; on every rank.
+            SUM of a value that is not per replica; `axis` out of range, or not None for
+            `IndexedSlices`; on every rank.
         StructureMismatchError, CollectiveMismatchError, TypeError, ContextError
             As for `ReplicaContext.all_reduce`.
 
