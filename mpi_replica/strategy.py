@@ -18,6 +18,7 @@ from .context import (
 from .data import DistributedDataset, InputContext, ValueContext
 from .elastic.running import Elastic
 from .extended import StrategyExtended
+from .message_passing import MessagePassing
 from .options import CommunicationOptions, InputOptions, ReduceOp
 from .randomness import Generators
 from .replicas import Kept, Run
@@ -30,7 +31,7 @@ from .verifying import Verifying
 __all__ = ["Strategy"]
 
 
-class Strategy(Verifying, Elastic):
+class Strategy(MessagePassing, Verifying, Elastic):
     """Runs a computation on replicas: the base of all strategies.
 
     Notes

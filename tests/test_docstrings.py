@@ -80,6 +80,7 @@ COLLECTIVES = [
     mr.ReplicaContext.all_gather,
     mr.ReplicaContext.merge_call,
     mr.Strategy.verify,
+    mr.Strategy.barrier,
     mr.StrategyExtended.reduce_to,
     mr.StrategyExtended.batch_reduce_to,
     mr.StrategyExtended.broadcast_to,

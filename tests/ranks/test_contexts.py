@@ -171,6 +171,7 @@ CROSS_REPLICA_CALLS = {
         lambda s, x: s.distribute_datasets_from_function(lambda _: []),
         "",
     ),
+    "barrier": (lambda s, x: s.barrier(), "all_reduce"),
     "close": (lambda s, x: s.close(), ""),
 }
 
@@ -316,6 +317,7 @@ THREADED_CALLS = {
     "run": lambda s, x: s.run(lambda: 1),
     "reduce": lambda s, x: s.reduce("SUM", x, axis=None),
     "gather": lambda s, x: s.gather(x, axis=0),
+    "barrier": lambda s, x: s.barrier(),
     "close": lambda s, x: s.close(),
 }
 

@@ -152,6 +152,7 @@ CALLS = {
         synchronization=mr.VariableSynchronization.ON_READ,
     ),
     "verify": variable(lambda strategy, v: strategy.verify([v, np.ones(9000)])),
+    "barrier": lambda strategy: strategy.barrier(),
     "end of a run": lambda strategy: strategy.run(int),
 }
 
