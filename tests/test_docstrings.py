@@ -81,6 +81,7 @@ COLLECTIVES = [
     mr.ReplicaContext.merge_call,
     mr.Strategy.verify,
     mr.Strategy.barrier,
+    mr.Strategy.gather_objects,
     mr.StrategyExtended.reduce_to,
     mr.StrategyExtended.batch_reduce_to,
     mr.StrategyExtended.broadcast_to,

@@ -105,7 +105,8 @@ def gather(
     def of_shared(shared: Any, path: str) -> Any:
         raise ValueError(
             f"gather of {shared!r} (value{path}), which is no value per replica. Pass what"
-            " strategy.run returned, or np.concatenate what you have."
+            " strategy.run returned, or np.concatenate what you have; strategy.gather_objects takes"
+            " an object of each rank."
         )
 
     return leaves.map("gather", combine, of_shared)

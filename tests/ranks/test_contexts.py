@@ -172,6 +172,7 @@ CROSS_REPLICA_CALLS = {
         "",
     ),
     "barrier": (lambda s, x: s.barrier(), "all_reduce"),
+    "gather_objects": (lambda s, x: s.gather_objects(x), "merge_call"),
     "close": (lambda s, x: s.close(), ""),
 }
 
@@ -318,6 +319,7 @@ THREADED_CALLS = {
     "reduce": lambda s, x: s.reduce("SUM", x, axis=None),
     "gather": lambda s, x: s.gather(x, axis=0),
     "barrier": lambda s, x: s.barrier(),
+    "gather_objects": lambda s, x: s.gather_objects(x),
     "close": lambda s, x: s.close(),
 }
 

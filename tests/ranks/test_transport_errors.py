@@ -153,6 +153,8 @@ CALLS = {
     ),
     "verify": variable(lambda strategy, v: strategy.verify([v, np.ones(9000)])),
     "barrier": lambda strategy: strategy.barrier(),
+    "gather_objects": lambda strategy: strategy.gather_objects(1.0),
+    "gather_objects of more": lambda strategy: strategy.gather_objects(bytes(2 << 20)),
     "end of a run": lambda strategy: strategy.run(int),
 }
 
