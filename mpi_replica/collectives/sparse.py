@@ -151,7 +151,10 @@ def _first_call(
     parts: list[Any] = []
     for index in sparse:
         slices = leaves[index]
-        wide, _ = accumulation(slices.values.dtype, op)
+        try:
+            wide, _ = accumulation(slices.values.dtype, op)
+        except TypeError as error:
+            raise TypeError(f"{kind} of value{paths[index]}: {error}") from None
         parts += [slices.values.astype(wide, copy=False), slices.indices]
         parts.append(np.array([len(slices.indices)]))
     where = [f"{paths[index]} of dense shape {leaves[index].dense_shape}" for index in sparse]

@@ -176,10 +176,15 @@ def test_replicas_that_give_something_else_than_slices_are_named_in_every_layout
 
 
 def test_no_number_beside_slices_is_a_type_error_everywhere(strategy):
-    value = strategy.run(lambda: (rows(0), "x"))
-    for call in CALLS.values():
-        error = raises_everywhere(TypeError, lambda call=call: call(strategy, "SUM", value))
-        assert "value" in str(error)
+    values = strategy.run(
+        lambda: [[rows(0), "x"], [rows(0), mr.IndexedSlices(np.array([[True]]), [0])]]
+    )
+    for value in values:
+        for call in CALLS.values():
+            error = raises_everywhere(
+                TypeError, lambda call=call, value=value: call(strategy, "SUM", value)
+            )
+            assert "[1]" in str(error)
     check_works(strategy)
 
 
