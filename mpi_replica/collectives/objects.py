@@ -71,8 +71,8 @@ def _bytes_of(value: Any, who: str) -> bytes:
         raise
     except Exception as error:
         raise TypeError(
-            f"gather_objects can't pickle the {type(value).__name__} of {who}:"
-            f" {type(error).__name__}: {error}. Give what it is made of."
+            f"gather_objects can't pickle the {type(value).__name__} of {who}. Give what it is made"
+            f" of. pickle raised {type(error).__name__}: {error}"
         ) from error
 
 
@@ -87,7 +87,7 @@ def _loaded(blobs: Sequence[memoryview], layout: Layout) -> Iterator[Any]:
                 raise
             except Exception as error:
                 raise TypeError(
-                    f"gather_objects can't load the object of {layout.describe([replica_id])} from"
-                    f" its pickle on rank {layout.rank}: {type(error).__name__}: {error}. What it"
-                    " is made of must be there on all ranks."
+                    f"gather_objects can't load the object of {layout.describe([replica_id])} on"
+                    f" rank {layout.rank}. What it is made of must be there on all ranks. pickle"
+                    f" raised {type(error).__name__}: {error}"
                 ) from error
