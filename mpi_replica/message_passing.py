@@ -68,7 +68,9 @@ class MessagePassing:
         ----------
         value : nest
             What `run` returned, or any object that can be pickled. What is no `PerReplica` in it
-            stands for each replica of its rank; ranks may give objects of other kinds.
+            stands for each replica of its rank; ranks may give objects of other kinds. All replicas
+            return one nest from `run`: what differs in keys or lengths goes as a set, a text, or an
+            object of your own.
         options : CommunicationOptions, optional
             Fields that are set win over those of the strategy.
 

@@ -189,7 +189,10 @@ def test_with_a_timeout(monkeypatch, name):
         check_each_exchange(strategy, monkeypatch, CALLS[name])
 
 
-@pytest.mark.parametrize("name", [*WITH_DATA, "merge_call", "all_gather in the header", "verify"])
+@pytest.mark.parametrize(
+    "name",
+    [*WITH_DATA, "merge_call", "all_gather in the header", "verify", "barrier", "gather_objects"],
+)
 def test_with_more_ranks_than_see_all_headers(strategy, monkeypatch, name):
     """Section 6: there two messages take the place of a header."""
     monkeypatch.setattr(strategy.engine.agreement, "_wide", True)
