@@ -266,6 +266,7 @@ def require_cross_replica(strategy: StrategyLike, call: str) -> None:
         instead = {
             "gather": "ctx.all_gather",
             "reduce": "ctx.all_reduce, or call it in a merge_fn given to ctx.merge_call",
+            "barrier": "ctx.all_reduce or any other collective, which all replicas wait for",
         }.get(call, "ctx.merge_call, whose merge_fn runs in cross-replica context")
         raise ContextError(
             f"{call} was called in a replica: it needs cross-replica context. Use {instead}, with"

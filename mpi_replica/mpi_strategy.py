@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable
 from types import TracebackType
 from typing import Any
 
 from . import blas, ending
-from .collectives.call import Call
+from .collectives.barrier import Barrier
 from .collectives.engine import Engine
-from .collectives.standing import CallDescription
 from .context import enter_open_strategy, forget_open_strategy, require_cross_replica
 from .errors import RankLostError
 from .interrupts import gate
@@ -25,17 +24,13 @@ from .watch import watcher
 __all__ = ["MPIStrategy"]
 
 
-class _Close(Call):
+class _Close(Barrier):
     """The agreement to close a strategy."""
 
     kind = "close"
 
-    def words(self, position: int = 0) -> CallDescription:
-        return CallDescription(self.kind, "", self.site, self.options.name)
-
-    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[None]:
-        engine.agreement.agree(calls)
-        return [None]
+    def identify(self, key: Hashable) -> None:
+        """Leave it alike at all sites: ranks may close a strategy on different lines."""
 
 
 class MPIStrategy(Strategy):

@@ -18,6 +18,7 @@ from .context import (
 from .data import DistributedDataset, InputContext, ValueContext
 from .elastic.running import Elastic
 from .extended import StrategyExtended
+from .message_passing import MessagePassing
 from .options import CommunicationOptions, InputOptions, ReduceOp
 from .randomness import Generators
 from .replicas import Kept, Run
@@ -30,7 +31,7 @@ from .verifying import Verifying
 __all__ = ["Strategy"]
 
 
-class Strategy(Verifying, Elastic):
+class Strategy(MessagePassing, Verifying, Elastic):
     """Runs a computation on replicas: the base of all strategies.
 
     Notes
@@ -224,13 +225,14 @@ class Strategy(Verifying, Elastic):
         Returns
         -------
         nest of numpy.ndarray
-            Fresh arrays; a 0-d result is a numpy scalar. For dtypes, and arrays of torch, JAX and
-            others, see `ReplicaContext.all_reduce`.
+            Fresh arrays; a 0-d result is a numpy scalar. For dtypes, `IndexedSlices`, and arrays of
+            torch, JAX and others, see `ReplicaContext.all_reduce`.
 
         Raises
         ------
         ValueError
-            SUM of a value that is not per replica; `axis` out of range; on every rank.
+            SUM of a value that is not per replica; `axis` out of range, or not None for
+            `IndexedSlices`; on every rank.
         StructureMismatchError, CollectiveMismatchError, TypeError, ContextError
             As for `ReplicaContext.all_reduce`.
 

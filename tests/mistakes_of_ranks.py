@@ -120,6 +120,13 @@ def reduce_to_for_reduce(strategy, culprit):
     return strategy.reduce("SUM", value, axis=None)  # told
 
 
+@TABLE.mistake(CALL, "barrier(", "gather_objects(", outside=True)
+def barrier_for_gather_objects(strategy, culprit):
+    if hosts(strategy, culprit):
+        return strategy.barrier()  # told
+    return strategy.gather_objects(strategy.rank)  # told
+
+
 @TABLE.mistake(CALL, "close(", "reduce(SUM", outside=True)
 def close_for_reduce(strategy, culprit):
     value = ids(strategy)

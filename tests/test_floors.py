@@ -27,7 +27,7 @@ FLOORS = {
             "checkpoint",
             "elastic",
         ),
-        *("variables", "assignment", "storage", "verifying", "batch_mean"),
+        *("variables", "assignment", "storage", "verifying", "message_passing", "batch_mean"),
     ],
     4: ["replicas", "run_end", "replica", "replica_context", "merge_fn", "context", "ending"],
     3: ["collectives"],

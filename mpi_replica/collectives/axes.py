@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import accumulation, as_plain_array
+from ..indexed_slices import IndexedSlices
 from ..options import ReduceOp
 
 __all__ = ["Axes", "finished", "normalized", "partial"]
@@ -48,10 +49,15 @@ def partial(op: ReduceOp, component: Any, axes: tuple[int, ...], path: str) -> t
     Raises
     ------
     ValueError
-        An axis is out of range, or stands twice.
+        An axis is out of range, or stands twice; the component is `IndexedSlices`.
     TypeError
         `op` has no meaning for the dtype.
     """
+    if isinstance(component, IndexedSlices):
+        raise ValueError(
+            f"{op.name} of IndexedSlices (value{path}) along axis {axes}: only the rows of all"
+            " replicas can be put together. Use axis=None, or reduce to_dense()."
+        )
     array = as_plain_array(component)
     for axis in axes:
         if not -array.ndim <= axis < array.ndim:

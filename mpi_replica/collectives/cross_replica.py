@@ -25,6 +25,7 @@ from .callsite import CallSite
 from .engine import Engine
 from .gathering import AllGather
 from .reduction import AllReduce
+from .sparse import has_slices, reduce_with_slices
 
 __all__ = ["gather", "reduce"]
 
@@ -46,19 +47,24 @@ def reduce(
     """
     engine.check_thread(kind)  # also where all components are at hand
     leaves = _Leaves(engine, value, plain_is_component)
+    structure = leaves.structure
 
-    def make(own: Engine, wanted: Sequence[int]) -> Call:
-        def made(site: CallSite, merged: CommunicationOptions) -> Call:
+    def combine(own: Engine, rows: Sequence[Sequence[Any]], paths: Sequence[str]) -> list[Any]:
+        def make(site: CallSite, merged: CommunicationOptions) -> Call:
             op = ReduceOp.of(reduce_op)
             axes = normalized(axis)
-            rows = leaves.rows(own, wanted)
-            paths = [leaves.paths[index] for index in wanted]
             words = ", ".join(filter(None, [f"axis={axes}" if axis is not None else "", detail]))
             if axes is None:
-                return AllReduce(site, merged, kind, op, rows, leaves.structure, None, words, paths)
-            return _along_axes(kind, op, rows, axes, paths, leaves.structure, site, merged, words)
+                return AllReduce(site, merged, kind, op, rows, structure, None, words, paths)
+            return _along_axes(kind, op, rows, axes, paths, structure, site, merged, words)
 
-        return own.make(kind, options, made)
+        perform = own.cross_replica
+        if axis is None and has_slices(rows):
+            return reduce_with_slices(
+                own, perform, kind, reduce_op, rows, structure, paths, options, detail
+            )
+        found: list[Any] = perform(own.make(kind, options, make))
+        return found
 
     def of_shared(shared: Any, path: str) -> Any:
         op = ReduceOp.of(reduce_op)
@@ -74,7 +80,7 @@ def reduce(
         total, count = partial(op, shared, axes, path)
         return finished(op, total, count, np.asarray(shared).dtype, path)
 
-    return leaves.map(kind, make, of_shared)
+    return leaves.map(kind, combine, of_shared)
 
 
 def gather(
@@ -89,21 +95,21 @@ def gather(
     engine.check_thread("gather")  # also where all components are at hand
     leaves = _Leaves(engine, value, plain_is_component)
 
-    def make(own: Engine, wanted: Sequence[int]) -> Call:
-        def made(site: CallSite, merged: CommunicationOptions) -> Call:
-            paths = [leaves.paths[index] for index in wanted]
-            rows = leaves.rows(own, wanted)
+    def combine(own: Engine, rows: Sequence[Sequence[Any]], paths: Sequence[str]) -> list[Any]:
+        def make(site: CallSite, merged: CommunicationOptions) -> Call:
             return AllGather(site, merged, "gather", axis, rows, leaves.structure, None, paths)
 
-        return own.make("gather", options, made)
+        found: list[Any] = own.cross_replica(own.make("gather", options, make))
+        return found
 
     def of_shared(shared: Any, path: str) -> Any:
         raise ValueError(
             f"gather of {shared!r} (value{path}), which is no value per replica. Pass what"
-            " strategy.run returned, or np.concatenate what you have."
+            " strategy.run returned, or np.concatenate what you have; strategy.gather_objects takes"
+            " an object of each rank."
         )
 
-    return leaves.map("gather", make, of_shared)
+    return leaves.map("gather", combine, of_shared)
 
 
 class _Leaves:
@@ -120,7 +126,7 @@ class _Leaves:
             return leaf.components(()) is None
         return not self._plain_is_component
 
-    def rows(self, own: Engine, wanted: Sequence[int]) -> list[list[Any]]:
+    def _rows(self, own: Engine, wanted: Sequence[int]) -> list[list[Any]]:
         """Return the wanted leaves of each replica that is on `own`'s rank."""
         ids = own.layout.local_replica_ids
         columns = []
@@ -133,10 +139,13 @@ class _Leaves:
     def map(
         self,
         kind: str,
-        make: Callable[[Engine, Sequence[int]], Call],
+        combine: Callable[[Engine, Sequence[Sequence[Any]], Sequence[str]], list[Any]],
         of_shared: Callable[[Any, str], Any],
     ) -> Any:
-        """Return the nest with a result for each leaf; leaves that travel share one call."""
+        """Return the nest with a result for each leaf; leaves that travel share one call.
+
+        `combine` takes the leaves of each replica and their paths, and gives a result for each.
+        """
         results: list[Any] = [None] * len(self.leaves)
         here, elsewhere = [], []
         try:
@@ -155,7 +164,11 @@ class _Leaves:
         for wanted in (here, elsewhere):
             if wanted:
                 own = self.engine if wanted is elsewhere else _engine_at_hand(self.engine)
-                found = own.cross_replica(make(own, wanted))
+                try:
+                    rows = self._rows(own, wanted)
+                except Exception as error:
+                    own.fail(kind, error)
+                found = combine(own, rows, [self.paths[index] for index in wanted])
                 for index, result in zip(wanted, found, strict=True):
                     results[index] = result
         return nest.unflatten(self.structure, results)

@@ -180,6 +180,8 @@ CROSS_REPLICA_CALLS = {
         lambda s, x: s.distribute_datasets_from_function(lambda _: []),
         "",
     ),
+    "barrier": (lambda s, x: s.barrier(), "all_reduce"),
+    "gather_objects": (lambda s, x: s.gather_objects(x), "merge_call"),
     "close": (lambda s, x: s.close(), ""),
 }
 
@@ -325,6 +327,8 @@ THREADED_CALLS = {
     "run": lambda s, x: s.run(lambda: 1),
     "reduce": lambda s, x: s.reduce("SUM", x, axis=None),
     "gather": lambda s, x: s.gather(x, axis=0),
+    "barrier": lambda s, x: s.barrier(),
+    "gather_objects": lambda s, x: s.gather_objects(x),
     "close": lambda s, x: s.close(),
 }
 

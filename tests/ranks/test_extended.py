@@ -313,8 +313,50 @@ def test_a_wrong_shape_in_update_is_an_error_everywhere(strategy):
     assert on_all_ranks(v) == [1.0, 2.0]
 
 
+# The other names of tf
+
+
+def test_the_class_has_its_public_name(strategy):
+    assert type(strategy.extended) is mr.StrategyExtended
+    assert isinstance(mr.get_strategy().extended, mr.StrategyExtended)
+
+
 def test_names_of_devices_and_who_writes_checkpoints(strategy):
     ids = strategy.local_replica_ids
     names = tuple(f"rank:{strategy.rank}/replica:{i}" for i in ids)
     assert strategy.extended.worker_devices == names
+    assert strategy.extended.parameter_devices == names
+    assert strategy.extended.experimental_require_static_shapes is False
     assert strategy.extended.should_checkpoint == (strategy.rank == 0)
+
+
+def test_colocate_vars_with_a_variable_of_this_strategy_changes_nothing(strategy):
+    with strategy.scope():
+        v = mr.Variable(1.0)
+        with strategy.extended.colocate_vars_with(v):
+            w = mr.Variable([2.0 + strategy.rank])
+        assert on_all_ranks(w) == [2.0]
+        assert strategy.extended.variable_created_in_scope(w)
+        colocate = strategy.extended.colocate_vars_with(v)  # as tf, it checks when it is called
+        with colocate, pytest.raises(KeyError):
+            raise KeyError
+
+    def step():
+        with strategy.extended.colocate_vars_with(v):
+            return float(mr.Variable(replica_id() + 3.0))
+
+    assert strategy.reduce("SUM", strategy.run(step), None) == 3.0 * strategy.num_replicas_in_sync
+
+
+def test_colocate_vars_with_anything_else_is_a_value_error(strategy):
+    elsewhere = mr.Variable(1.0)
+    with strategy.scope():
+        for bad in (elsewhere, 3.0, None, mr.PerReplica([1.0])):
+            with pytest.raises(ValueError, match=r"colocate_vars_with.*Variable of this strategy"):
+                strategy.extended.colocate_vars_with(bad)
+
+
+def test_colocate_vars_with_outside_of_the_scope_is_a_context_error(strategy):
+    v = variable(strategy, 1.0)
+    with pytest.raises(mr.errors.ContextError, match=r"with strategy\.scope\(\)"):
+        strategy.extended.colocate_vars_with(v)
