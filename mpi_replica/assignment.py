@@ -9,11 +9,10 @@ from typing import Any, Self
 import numpy as np
 
 from . import nest
-from .collectives.broadcasting import Broadcast, EqualEverywhere, digest_of
+from .collectives.broadcasting import Broadcast, EqualEverywhere
 from .collectives.call import Call
-from .collectives.callsite import CallSite, call_site
+from .collectives.callsite import CallSite
 from .collectives.reduction import AllReduce
-from .collectives.standing import Note
 from .context import ReplicaContextLike, StrategyLike, current_state, require_cross_replica
 from .options import CommunicationOptions, ReduceOp, VariableAggregation
 from .storage import Storage, part_of
@@ -42,7 +41,8 @@ class Assignable(DistributedValues):
         """Give the variable a new value.
 
         In a replica: collective, by the aggregation; `value` is this replica's. NONE: all replicas
-        must assign the same value, of which a hash travels with the next call. Synchronized on
+        must assign the same value, of which a hash travels with the next call, and after 64 of
+        them, or where their old values have 16 MiB, in a message of 256 bytes. Synchronized on
         read: the replica's own component, no communication. In cross-replica context: collective;
         rank 0's value counts.
 
@@ -94,8 +94,10 @@ class Assignable(DistributedValues):
                 )
             mine = self._storage.fitting(self.name, how, plain_value(value))
             if state.component is None and engine.layout.size > 1:
-                self._note_update(how, mine)
-            self._storage.write(state.component, how, mine)
+                make = functools.partial(self._compared_update, how, mine)
+                engine.cross_replica(engine.make("update", None, make))
+            else:
+                self._storage.write(state.component, how, mine)
             return self
         context = None if state is None else state.replica_context
         if context is None or context.strategy is not self._strategy:
@@ -109,17 +111,35 @@ class Assignable(DistributedValues):
             context.meet(engine.make(f"Variable.{how}", None, self._call(context, how, value)))
         return self
 
-    def _note_update(self, how: str, value: Array) -> None:
-        """Have what `update` writes compared between the ranks, with their next header."""
-        before = self._storage.read(None)
-        what = f"update: {how} to {self.identity}"
+    def _compared_update(
+        self, how: str, value: Array, site: CallSite, options: CommunicationOptions
+    ) -> Call:
+        """Return the call by which `update` writes what must be the same on all ranks."""
         advice = (
             "What update writes must be the same on all ranks: reduce it first, or pass it through"
             " the args of merge_call."
         )
-        self._strategy.engine.agreement.notes.add(
-            Note(what, call_site(), digest_of(value, sampled=True), advice, "ValueError"),
-            lambda: self._storage.restore(None, before),
+        what = f"{how} to {self.identity}"
+        return self._equal_everywhere("update", what, how, value, advice, site, options)
+
+    def _equal_everywhere(
+        self,
+        kind: str,
+        detail: str,
+        how: str,
+        value: Array,
+        advice: str,
+        site: CallSite,
+        options: CommunicationOptions,
+    ) -> Call:
+        def write_for_now(value: Array) -> Callable[[], None]:
+            before = self._storage.read(None)
+            self._storage.write(None, how, value)
+            return lambda: self._storage.restore(None, before)
+
+        held_bytes = self._storage.any_array.nbytes
+        return EqualEverywhere(
+            kind, detail, value, advice, write_for_now, held_bytes, site, options
         )
 
     def _call(
@@ -135,11 +155,6 @@ class Assignable(DistributedValues):
             with self._strategy.engine.irrevocable():
                 write(results[0])
 
-        def write_for_now(result: Any) -> Callable[[], None]:
-            before = self._storage.read(None)
-            write(result)
-            return lambda: self._storage.restore(None, before)
-
         def make(site: CallSite, options: CommunicationOptions) -> Call:
             own = component_of(plain_value(value), context.replica_id_in_sync_group)
             mine = self._storage.fitting(self.name, how, own)
@@ -150,9 +165,7 @@ class Assignable(DistributedValues):
                     " the variable with aggregation=mr.VariableAggregation.MEAN, SUM or"
                     " ONLY_FIRST_REPLICA, or all_reduce the value first."
                 )
-                return EqualEverywhere(
-                    kind, self.identity, mine, advice, write_for_now, site, options
-                )
+                return self._equal_everywhere(kind, self.identity, how, mine, advice, site, options)
             if mode is VariableAggregation.ONLY_FIRST_REPLICA:
                 return Broadcast(
                     kind, self.identity, mine, site, options, compared=True, then=write
