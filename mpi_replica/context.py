@@ -35,6 +35,7 @@ __all__ = [
     "experimental_set_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "open_strategies",
     "register_default_strategy",
     "require_cross_replica",
     "restore_state",
@@ -106,6 +107,9 @@ class State(NamedTuple):
 
 
 _state: contextvars.ContextVar[State | None] = contextvars.ContextVar("mpi_replica", default=None)
+
+#: What stands for each strategy that was made and not closed, but for the default ones.
+open_strategies: set[object] = set()
 
 # Set by the strategy module, which lies above this one.
 _default_strategy: Callable[[], StrategyLike]

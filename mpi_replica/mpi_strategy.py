@@ -11,7 +11,7 @@ from . import blas, ending
 from .collectives.call import Call
 from .collectives.engine import Engine
 from .collectives.standing import CallDescription
-from .context import require_cross_replica
+from .context import open_strategies, require_cross_replica
 from .errors import RankLostError
 from .interrupts import gate
 from .layout import Layout
@@ -121,6 +121,8 @@ class MPIStrategy(Strategy):
         if survivors is not None and not self.engine.is_spare:
             self.engine.farewell = survivors.say_farewell
         self._be_watched()
+        self._mark = object()
+        open_strategies.add(self._mark)
         if transport.size == 1:  # one that is not closed, and that nobody else may wait for
             weakref.finalize(self, watcher.remove, self.engine.channel).atexit = False
 
@@ -193,6 +195,7 @@ class MPIStrategy(Strategy):
 
     def _close_here(self) -> None:
         self._is_closed = True
+        open_strategies.discard(self._mark)
         if self._release_blas is not None:
             self._release_blas()
         watcher.remove(self.engine.channel)

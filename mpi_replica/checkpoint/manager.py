@@ -66,7 +66,7 @@ class CheckpointManager:
     Examples
     --------
     >>> import tempfile, mpi_replica as mr
-    >>> checkpoint = mr.Checkpoint(step=0)
+    >>> checkpoint = mr.Checkpoint(mr.MPIStrategy(), step=0)
     >>> manager = mr.CheckpointManager(checkpoint, tempfile.mkdtemp(), max_to_keep=2)
     >>> for checkpoint.step in (10, 20, 30):
     ...     path = manager.save(checkpoint.step)
@@ -182,7 +182,7 @@ class CheckpointManager:
         Examples
         --------
         >>> import tempfile, mpi_replica as mr
-        >>> checkpoint = mr.Checkpoint(step=0)
+        >>> checkpoint = mr.Checkpoint(mr.MPIStrategy(), step=0)
         >>> manager = mr.CheckpointManager(checkpoint, tempfile.mkdtemp(), save_on_signal=True)
         >>> manager.restore_or_initialize()
         >>> for checkpoint.step in range(checkpoint.step + 1, 4):
