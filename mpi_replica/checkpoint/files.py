@@ -20,8 +20,8 @@ import numpy as np
 from ..errors import CheckpointError, CorruptCheckpointError
 
 __all__ = [
-    *("Extent", "Version", "check", "make_folder", "read_into", "read_small", "write_new"),
-    *("put_in_place", "remove", "remove_beside", "sync_folder", "write_beside"),
+    *("Extent", "Version", "check", "head_of", "make_folder", "read_into", "read_small"),
+    *("put_in_place", "remove", "remove_beside", "sync_folder", "write_beside", "write_new"),
 ]
 
 Array = np.ndarray[Any, Any]
@@ -204,6 +204,20 @@ def _sync(folder: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems can't
             raise
+    finally:
+        os.close(file)
+
+
+def head_of(path: Path, most_bytes: int) -> bytes:
+    """Return the first bytes of a file; none where it can't be read."""
+    try:
+        file = os.open(path, os.O_RDONLY | _CLOSED_IN_CHILDREN)
+    except OSError:
+        return b""
+    try:
+        return os.read(file, most_bytes)
+    except OSError:
+        return b""
     finally:
         os.close(file)
 
