@@ -422,6 +422,22 @@ def test_an_index_of_garbage_is_an_error_that_names_it(path, line):
     refused(path, index_path(path))
 
 
+def test_a_link_where_the_index_is_written_first_is_not_followed(tmp_path):
+    """In a folder of several users another one may have made it; a killed save leaves a file."""
+    path, theirs = tmp_path / "trained", tmp_path / "theirs"
+    theirs.write_text("keep")
+    beside = tmp_path / "trained.index.new"
+    for leave in (lambda: beside.symlink_to(theirs), lambda: beside.write_text("left" * 1000)):
+        leave()
+        before = make_checkpoint(path)
+        assert theirs.read_text() == "keep"
+        assert not beside.exists()
+        assert not index_path(path).is_symlink()
+        checkpoint = mr.Checkpoint(mr.get_strategy(), **objects())
+        checkpoint.restore(path)
+        assert content(checkpoint) == before
+
+
 @pytest.mark.parametrize("version", [0, 2, "1", None, [1]])
 def test_another_version_says_what_to_use(path, version):
     make_checkpoint(path)

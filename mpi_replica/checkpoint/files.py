@@ -67,7 +67,7 @@ def write_new(path: Path, arrays: Sequence[Array]) -> list[Extent]:
     extents = []
     offset = 0
     try:
-        with _forced_to_disk(path, os.O_EXCL) as file:
+        with _forced_to_disk(path) as file:
             for array in arrays:
                 crc = 0
                 for block in _blocks(array):
@@ -84,9 +84,10 @@ _CLOSED_IN_CHILDREN = getattr(os, "O_CLOEXEC", 0)
 
 
 @contextlib.contextmanager
-def _forced_to_disk(path: Path, flag: int) -> Iterator[int]:
-    """Open a file to write to; where that goes well, all of it is on disk at the end."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | flag | _CLOSED_IN_CHILDREN, 0o666)
+def _forced_to_disk(path: Path) -> Iterator[int]:
+    """Make a file and open it to write to; where that goes well, all is on disk at the end."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOSED_IN_CHILDREN
+    file = os.open(path, flags, 0o666)
     try:
         yield file
         os.fsync(file)
@@ -152,8 +153,11 @@ def write_beside(path: Path, data: bytes) -> None:
     CheckpointError
         The system refuses.
     """
+    beside = _beside(path)
     try:
-        with _forced_to_disk(_beside(path), os.O_TRUNC) as file:
+        if os.path.lexists(beside):  # a save that was killed has left it
+            os.unlink(beside)
+        with _forced_to_disk(beside) as file:
             _write_all(file, memoryview(data))
         _sync(path.parent)
     except OSError as error:
