@@ -15,7 +15,7 @@ from .collectives.callsite import CallSite
 from .collectives.reduction import AllReduce
 from .context import ReplicaContextLike, StrategyLike, current_state, require_cross_replica
 from .options import CommunicationOptions, ReduceOp, VariableAggregation
-from .storage import Storage, part_of
+from .storage import Storage
 from .values import DistributedValues, Mirrored, PerReplica, component_of
 
 __all__ = ["Assignable", "lose_components", "lose_values", "plain_value"]
@@ -221,14 +221,15 @@ class Assignable(DistributedValues):
         return self._on_read and self.aggregation is VariableAggregation.SUM
 
     def _write_from_above(self, how: str, value: Array) -> None:
-        """Write what is the value above the replicas; each gets its part of one that is summed."""
+        """Write what is the value above the replicas; of one that is summed "assign" alone is."""
         if not self._on_read:
             self._storage.write(None, how, value)
             return
-        layout = self._strategy.engine.layout
-        for i in layout.local_replica_ids:
-            part = part_of(value, layout.num_replicas, i) if self._is_summed else value
-            self._storage.write(i, how, part)
+        if self._is_summed:
+            self.put_back(lambda total: np.copyto(total, value))
+            return
+        for i in self._strategy.engine.layout.local_replica_ids:
+            self._storage.write(i, how, value)
 
     def put_back(self, fill: Callable[[Array], None]) -> None:
         """Take what `value` gave above the replicas, which `fill` writes into an array.

@@ -174,11 +174,27 @@ class Storage:
 
 
 def part_of(total: Array, count: int, index: int) -> Array:
-    """Return one of `count` arrays whose sum is `total`."""
-    if total.dtype.kind in "iu":
-        least = total // count
-        return np.asarray(least + (index < total - least * count))
-    return np.asarray(total / count)
+    """Return one of `count` arrays, about equal, whose sum is `total`.
+
+    In whatever order they are added up, it is `total` to the bit (but for those of NaN): each part
+    is a multiple of the last digit of the total, and so is what some of them add up to.
+    """
+    dtype = total.dtype
+    if dtype.kind == "c":
+        part = np.empty_like(total)
+        part.real, part.imag = (part_of(x, count, index) for x in (total.real, total.imag))
+        return part
+    wide = total if dtype.itemsize >= 8 else total.astype(np.int64 if dtype.kind in "iu" else float)
+    if dtype.kind in "iu":
+        least = wide // count
+        return np.asarray(least + (index < wide - least * count)).astype(dtype)
+    with np.errstate(all="ignore"):
+        digit = (total - np.nextafter(total, np.zeros_like(total))).astype(wide.dtype)
+        part = np.trunc(wide / count / digit) * digit
+        if index == 0:
+            part = wide - (count - 1) * part
+        has_digits = np.isfinite(wide) & (wide != 0)
+        return np.where(has_digits, part, wide).astype(dtype)
 
 
 def member(kind: type[_Enum], value: Any) -> _Enum:
