@@ -41,10 +41,15 @@ class Storage:
         Tells the variable from all others, the same on every rank.
     values : dict
         The array of each local replica, or one under None.
+    quietly : callable
+        Calls a function without numpy's warnings: see `Engine`.
     """
 
-    def __init__(self, identity: str, values: dict[int | None, Array]) -> None:
+    def __init__(
+        self, identity: str, values: dict[int | None, Array], quietly: Callable[..., Any]
+    ) -> None:
         self.identity = identity
+        self._quietly = quietly
         self._values: dict[int | None, Array] = {}
         # Replicas whose components went with a rank, until they are written again.
         self._lost: set[int | None] = set()
@@ -96,8 +101,7 @@ class Storage:
     def write(self, key: int | None, how: str, value: Array) -> None:
         """Do "assign", "assign_add" or "assign_sub" with a `fitting` value."""
         old = self.any_array if how == "assign" else self.read(key)
-        new = np.asarray(_ASSIGN[how](old, value.astype(old.dtype, copy=False)))
-        self._put(key, new.astype(old.dtype, copy=False))
+        self._put(key, self._quietly(_written, how, old, value))
 
     def restore(self, key: int | None, before: Array) -> None:
         """Put back what `read` gave: an assignment that not all ranks made is taken back."""
@@ -171,6 +175,11 @@ class Storage:
                 " Give a value of its shape."
             )
         return np.asarray(array, dtype=dtype, order="C")
+
+
+def _written(how: str, old: Array, value: Array) -> Array:
+    new = np.asarray(_ASSIGN[how](old, value.astype(old.dtype, copy=False)))
+    return new.astype(old.dtype, copy=False)
 
 
 def part_of(total: Array, count: int, index: int) -> Array:
