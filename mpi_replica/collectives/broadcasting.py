@@ -12,6 +12,7 @@ import numpy as np
 from .. import nest
 from ..array_libraries import dtype_of
 from ..dtypes import as_plain_array, wire_name
+from ..indexed_slices import IndexedSlices
 from ..options import CommunicationOptions
 from .blobs import agree_on_blobs
 from .call import Call
@@ -146,7 +147,8 @@ class EqualEverywhere(Call):
 def digest_of(value: Any) -> int:
     """Return 64 bits that differ where values differ, the same in every process.
 
-    Arrays of any library and numbers by their bits, strings by their text, nests leaf by leaf. Of
+    Arrays of any library and numbers by their bits, strings by their text, nests leaf by leaf,
+    `IndexedSlices` by their rows and indices. Of
     any other object only the type counts, since nothing else about it is the same everywhere.
     """
     leaves, structure = nest.flatten(value)
@@ -154,6 +156,10 @@ def digest_of(value: Any) -> int:
     for leaf in leaves:
         if isinstance(leaf, (str, bytes, type(None))):
             digest.update(repr(leaf).encode())
+            continue
+        if isinstance(leaf, IndexedSlices):
+            rows = digest_of([leaf.values, leaf.indices])
+            digest.update(rows.to_bytes(8, "little"))
             continue
         if not _has_bits(leaf):
             digest.update(type(leaf).__qualname__.encode())

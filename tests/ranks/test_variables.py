@@ -229,6 +229,24 @@ def test_an_assignment_in_a_merge_fn_is_made_once(strategy, aggregation):
         assert everywhere(v) == written(1.0, R * (R + 1) / 2)
 
 
+def test_what_tf_says_beside_the_value_is_taken_and_the_result_can_be_left_away(strategy):
+    for how in WRITTEN:
+        v = variable(strategy, 1.0)
+
+        def change(how=how, v=v):
+            assert getattr(v, how)(1.0, use_locking=True, name="step") is v
+            assert getattr(v, how)(1.0, False, None, False) is None
+            assert getattr(v, how)(1.0, read_value=False) is None
+
+        change()
+        assert strategy.run(change) is None
+        strategy.extended.update(v, lambda _, change=change: change())
+        written = 1.0
+        for _ in range(9):
+            written = WRITTEN[how](written, 1.0)
+        assert everywhere(v) == written
+
+
 def test_under_none_replicas_that_assign_the_same_value_assign_it_once(strategy):
     for how, written in WRITTEN.items():
         v = variable(strategy, [1, 2])
