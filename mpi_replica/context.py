@@ -39,9 +39,9 @@ __all__ = [
     "enter_open_strategy",
     "entered",
     "experimental_set_strategy",
-    "forget_open_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "open_strategies",
     "register_default_strategy",
     "require_cross_replica",
     "require_default",
@@ -117,8 +117,9 @@ _state: contextvars.ContextVar[State | None] = contextvars.ContextVar("mpi_repli
 
 # Whether a strategy was made or entered in this thread, greenlet or context.
 _has_entered = contextvars.ContextVar("mpi_replica has entered", default=False)
-# Those of several replicas.
-_open_strategies: weakref.WeakSet[StrategyLike] = weakref.WeakSet()
+
+#: Those that were made and not closed, but for the default ones.
+open_strategies: weakref.WeakSet[StrategyLike] = weakref.WeakSet()
 
 # Set by the strategy module, which lies above this one.
 _default_strategy: Callable[[], StrategyLike]
@@ -131,15 +132,9 @@ def register_default_strategy(strategy: Callable[[], StrategyLike]) -> None:
 
 
 def enter_open_strategy(strategy: StrategyLike) -> None:
-    """Know a strategy that was made here, until it is forgotten or not used any more."""
+    """Count a strategy that was made here among those that are open."""
     _has_entered.set(True)
-    if strategy.num_replicas_in_sync > 1:
-        _open_strategies.add(strategy)
-
-
-def forget_open_strategy(strategy: StrategyLike) -> None:
-    """Take back `enter_open_strategy`: the strategy is closed."""
-    _open_strategies.discard(strategy)
+    open_strategies.add(strategy)
 
 
 def require_default(call: str) -> None:
@@ -151,7 +146,9 @@ def require_default(call: str) -> None:
         A strategy of several replicas is open, and this thread, greenlet or context has never
         entered one; or its replicas are in the middle of a step, and this is none of them.
     """
-    for strategy in tuple(_open_strategies):
+    for strategy in tuple(open_strategies):
+        if strategy.num_replicas_in_sync == 1:
+            continue
         runs = strategy.engine.agreement.runs
         if _has_entered.get() and not (runs and runs[-1].hub is getcurrent()):
             continue

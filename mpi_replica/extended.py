@@ -257,8 +257,9 @@ class StrategyExtended:
     ) -> Any:
         """Run ``fn(var, *args, **kwargs)`` on each rank, where it may assign to `var`.
 
-        No communication: the arguments must be the same on all ranks, as they are in a
-        ``merge_fn`` and after `reduce_to`.
+        All ranks call it, and assign the same, as they do where the arguments are those of a
+        ``merge_fn`` or came from `reduce_to`: a hash of all bytes is compared as for
+        ``Variable.assign`` under NONE.
 
         Parameters
         ----------
@@ -281,13 +282,14 @@ class StrategyExtended:
         ------
         ValueError
             An argument is a `PerReplica`: the ranks would diverge. `var` is no variable of this
-            strategy.
+            strategy. The ranks assigned different values; on every rank, at this or a later call.
         ContextError
             Called in a replica.
 
         Notes
         -----
-        Counterpart of ``tf.distribute.StrategyExtended.update``.
+        The hash of 100 MB takes about 20 ms; on one rank there is none. Counterpart of
+        ``tf.distribute.StrategyExtended.update``.
         """
         require_cross_replica(self._strategy, "update")
         self._require_variable("update", var)

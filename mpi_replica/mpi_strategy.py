@@ -10,7 +10,7 @@ from typing import Any
 from . import blas, ending
 from .collectives.barrier import Barrier
 from .collectives.engine import Engine
-from .context import enter_open_strategy, forget_open_strategy, require_cross_replica
+from .context import enter_open_strategy, open_strategies, require_cross_replica
 from .errors import RankLostError
 from .interrupts import gate
 from .layout import Layout
@@ -189,7 +189,7 @@ class MPIStrategy(Strategy):
 
     def _close_here(self) -> None:
         self._is_closed = True
-        forget_open_strategy(self)
+        open_strategies.discard(self)
         if self._release_blas is not None:
             self._release_blas()
         watcher.remove(self.engine.channel)

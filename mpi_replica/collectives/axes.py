@@ -105,8 +105,14 @@ def finished(op: ReduceOp, total: Any, count: int, dtype: np.dtype[Any], path: s
         MIN or MAX of nothing at all.
     """
     _, result = accumulation(dtype, op)
-    if op is ReduceOp.MEAN:
-        total = np.divide(total, count)  # 0 / 0 warns once and is nan, as numpy's mean of nothing
-    elif op in (ReduceOp.MIN, ReduceOp.MAX) and count == 0:
-        raise ValueError(f"{op.name} of value{path}: no replica has any element along the axis.")
-    return np.asarray(total).astype(result, copy=False)[()]
+    if count == 0:
+        if op in (ReduceOp.MIN, ReduceOp.MAX):
+            raise ValueError(
+                f"{op.name} of value{path}: no replica has any element along the axis."
+            )
+        if op is ReduceOp.MEAN:
+            total = np.divide(total, 0)  # warns once and is nan, as numpy's mean of nothing
+    with np.errstate(all="ignore"):  # as all_reduce does: an overflow is no mistake of the program
+        if op is ReduceOp.MEAN and count:
+            total = np.divide(total, count)
+        return np.asarray(total).astype(result, copy=False)[()]

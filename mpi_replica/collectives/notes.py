@@ -11,6 +11,10 @@ __all__ = ["Notes"]
 
 _OfRanks = Sequence[Sequence[Note]]
 
+# Of what undos hold. A header costs nothing beside writing so much, or so often.
+_MOST_HELD_BYTES = 16 << 20
+_MOST_UNDOS = 64
+
 
 class Notes:
     """The notes of a rank since the last header, in their order."""
@@ -19,6 +23,7 @@ class Notes:
         self._notes: list[Note] = []
         #: What takes back what each of them stands for; it gets the notes of all ranks.
         self._undos: list[Callable[[_OfRanks], None] | None] = []
+        self._held_bytes = 0
         #: 64 bits that stand for all of them; 0 for none.
         self.chain = 0
         self._chain_before = 0
@@ -28,13 +33,20 @@ class Notes:
         """The notes, the oldest first."""
         return tuple(self._notes)
 
-    def add(self, note: Note, undo: Callable[[], None] | None = None) -> None:
+    @property
+    def are_due(self) -> bool:
+        """Whether undos hold so much that the ranks should compare now: alike on all of them."""
+        return self._held_bytes > _MOST_HELD_BYTES or len(self._undos) >= _MOST_UNDOS
+
+    def add(self, note: Note, undo: Callable[[], None] | None = None, held_bytes: int = 0) -> None:
         """Have `note` compared between the ranks, with the next header.
 
         Where that header ends in an error, and not all ranks have the note, `undo` is called: what
-        was done before the others agreed would leave the ranks apart.
+        was done before the others agreed would leave the ranks apart. Until then it holds
+        `held_bytes` of memory, the same on all ranks.
         """
         self._append(note, undo and (lambda _: undo()))
+        self._held_bytes += held_bytes
 
     def count(self, note: Note, before: int, go_back: Callable[[int], None]) -> None:
         """Have a count compared, the digest of `note`; `before` is what it was until now.
@@ -65,7 +77,7 @@ class Notes:
         if self._notes:
             self._notes.clear()
             self._undos.clear()
-            self.chain = 0
+            self.chain = self._held_bytes = 0
 
     def undo(self, of_ranks: _OfRanks) -> None:
         """Take back what this rank noted beyond what all ranks have noted."""

@@ -267,6 +267,22 @@ def test_a_per_replica_that_the_updating_function_found_elsewhere_is_refused_too
     assert on_all_ranks(v) == 1.0
 
 
+@pytest.mark.parametrize("items", [1, 9000, 1_000_003])
+def test_an_update_that_differs_in_any_one_element_is_an_error_everywhere(strategy, items):
+    needs_two_ranks(strategy)
+    v = variable(strategy, np.zeros(items, np.float32), name="weights")
+    for place in {0, items // 81, items // 2 + 1, items - 1} & set(range(items)):
+        value = np.ones(items, np.float32)
+        value[place] += strategy.rank == strategy.size - 1
+
+        def update(value=value):
+            strategy.extended.update(v, lambda w: w.assign(value))
+            strategy.extended.broadcast_to(0)  # the ranks compare at their next call
+
+        assert_fails(strategy, ValueError, "update.*weights.*differ.*reduce", update)
+        assert not v.numpy().any()
+
+
 @pytest.mark.parametrize("result", [None, 3, ("t", 4)])
 def test_update_without_group_gives_a_tuple_of_results(strategy, result):
     v = variable(strategy, 1.0)

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import warnings
 
 import hypothesis.strategies as st
 import numpy as np
@@ -228,6 +229,24 @@ def test_an_assignment_in_a_merge_fn_is_made_once(strategy, aggregation):
         assert everywhere(v) == written(1.0, R * (R + 1) / 2)
 
 
+def test_what_tf_says_beside_the_value_is_taken_and_the_result_can_be_left_away(strategy):
+    for how in WRITTEN:
+        v = variable(strategy, 1.0)
+
+        def change(how=how, v=v):
+            assert getattr(v, how)(1.0, use_locking=True, name="step") is v
+            assert getattr(v, how)(1.0, False, None, False) is None
+            assert getattr(v, how)(1.0, read_value=False) is None
+
+        change()
+        assert strategy.run(change) is None
+        strategy.extended.update(v, lambda _, change=change: change())
+        written = 1.0
+        for _ in range(9):
+            written = WRITTEN[how](written, 1.0)
+        assert everywhere(v) == written
+
+
 def test_under_none_replicas_that_assign_the_same_value_assign_it_once(strategy):
     for how, written in WRITTEN.items():
         v = variable(strategy, [1, 2])
@@ -382,6 +401,35 @@ def test_a_mirrored_value_and_another_variable_can_be_assigned(strategy):
     assert everywhere(v.assign(mirrored)) == 3.0
     strategy.run(lambda: v.assign_add(mirrored))
     assert everywhere(v) == 6.0
+
+
+@every_aggregation
+@pytest.mark.parametrize("where", ["replicas", "above", "update"])
+def test_an_assignment_that_overflows_is_no_error(strategy, aggregation, where):
+    """It would be one after the ranks have agreed, or on some ranks alone."""
+    for sync in (mr.VariableSynchronization.ON_WRITE, mr.VariableSynchronization.ON_READ):
+        for how in ("assign_add", "assign_sub"):
+            if aggregation is Aggregation.SUM and where == "above":
+                continue
+            initial = np.array([np.inf, 6e4 if how == "assign_add" else -6e4], np.float16)
+            v = variable(strategy, initial, synchronization=sync, aggregation=aggregation)
+            delta = np.array([-np.inf if how == "assign_add" else np.inf, 6e4], np.float16)
+
+            def change(v=v, how=how, delta=delta):
+                getattr(v, how)(delta)
+
+            with np.errstate(all="raise"), warnings.catch_warnings():
+                warnings.simplefilter("error")
+                if where == "replicas":
+                    strategy.run(change)
+                elif where == "above":
+                    change()
+                else:
+                    strategy.extended.update(v, lambda _: change())
+            seen = strategy.experimental_local_results(v)[0]
+            assert np.isnan(seen[0])
+            assert np.isinf(seen[1])
+    check_works(strategy)
 
 
 operations = st.lists(
