@@ -45,7 +45,7 @@ def reduce(
     `plain_is_component`: a value that is not distributed is that of the only replica.
     """
     engine.check_thread(kind)  # also where all components are at hand
-    leaves = _Leaves(engine, value, plain_is_component)
+    leaves = _Leaves(engine, kind, value, plain_is_component)
 
     def make(own: Engine, wanted: Sequence[int]) -> Call:
         def made(site: CallSite, merged: CommunicationOptions) -> Call:
@@ -74,7 +74,7 @@ def reduce(
         total, count = partial(op, shared, axes, path)
         return finished(op, total, count, np.asarray(shared).dtype, path)
 
-    return leaves.map(kind, make, of_shared)
+    return leaves.map(make, of_shared)
 
 
 def gather(
@@ -87,7 +87,7 @@ def gather(
 ) -> Any:
     """Return the nest `value` with the components of each leaf concatenated. Collective."""
     engine.check_thread("gather")  # also where all components are at hand
-    leaves = _Leaves(engine, value, plain_is_component)
+    leaves = _Leaves(engine, "gather", value, plain_is_component)
 
     def make(own: Engine, wanted: Sequence[int]) -> Call:
         def made(site: CallSite, merged: CommunicationOptions) -> Call:
@@ -103,15 +103,19 @@ def gather(
             " strategy.run returned, or np.concatenate what you have."
         )
 
-    return leaves.map("gather", make, of_shared)
+    return leaves.map(make, of_shared)
 
 
 class _Leaves:
     """The leaves of a nest, by where their components are."""
 
-    def __init__(self, engine: Engine, value: Any, plain_is_component: bool) -> None:
+    def __init__(self, engine: Engine, kind: str, value: Any, plain_is_component: bool) -> None:
         self.engine = engine
-        self.leaves, self.structure = nest.flatten(value)
+        self._kind = kind
+        try:
+            self.leaves, self.structure = nest.flatten(value)
+        except Exception as error:
+            engine.fail(kind, error)
         self.paths = nest.leaf_paths(self.structure)
         self._plain_is_component = plain_is_component
 
@@ -132,7 +136,6 @@ class _Leaves:
 
     def map(
         self,
-        kind: str,
         make: Callable[[Engine, Sequence[int]], Call],
         of_shared: Callable[[Any, str], Any],
     ) -> Any:
@@ -151,7 +154,7 @@ class _Leaves:
                 else:
                     elsewhere.append(index)
         except Exception as error:
-            self.engine.fail(kind, error)
+            self.engine.fail(self._kind, error)
         for wanted in (here, elsewhere):
             if wanted:
                 own = self.engine if wanted is elsewhere else _engine_at_hand(self.engine)

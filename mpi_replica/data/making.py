@@ -7,10 +7,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..nest import leaf_paths
+from ..nest import flatten_tensors, leaf_paths
 from . import plans
 from .chain import Chain, integer
-from .elements import as_arrays, at, flatten_tensors
+from .elements import as_arrays, at
 from .plans.sources import HasRows
 
 __all__ = ["Making"]
