@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -61,6 +62,8 @@ _STRINGS = frozenset({str})
 # A number for each of them, by its id, which never comes to mean another structure.
 _numbers: dict[int, int] = {id(_LEAF): 0}
 _counter = itertools.count(1)
+# Held by who changes any of these.
+_lock = threading.Lock()
 
 
 def flatten(value: Any) -> tuple[list[Any], Structure]:
@@ -129,9 +132,8 @@ def flatten_arguments(
         if structure is not None and _LEAF_TYPES.issuperset(map(type, args)):
             return list(args), structure, True
     leaves, structure, is_plain = flatten_plain((tuple(args), dict(kwargs)))
-    if not kwargs and is_plain and _is_flat(args) and len(_flat_arguments) < _CACHE_SIZE:
-        _numbers[id(structure)] = next(_counter)
-        _flat_arguments[len(args)] = structure
+    if not kwargs and is_plain and _is_flat(args):
+        _keep(_flat_arguments, len(args), structure, structure)
     return leaves, structure, is_plain
 
 
@@ -142,19 +144,25 @@ def _learn(value: Any, leaves: Sequence[Any], structure: Structure) -> None:
         return
     if not _is_flat(value.values() if kind is dict else value):
         return
-    if kind is dict and not _STRINGS.issuperset(map(type, value)):
-        return
-    if len(_flat_dicts) + len(_flat_lists) >= _CACHE_SIZE:
-        _flat_dicts.clear()
-        _flat_lists.clear()
-        _flat_arguments.clear()
-        _numbers.clear()
-        _numbers[id(_LEAF)] = 0
-    _numbers[id(structure)] = next(_counter)
-    if kind is dict:
-        _flat_dicts[tuple(value)] = (sorted(value), structure)
-    else:
-        _flat_lists[len(value)] = structure
+    if kind is list:
+        _keep(_flat_lists, len(value), structure, structure)
+    elif _STRINGS.issuperset(map(type, value)):
+        _keep(_flat_dicts, tuple(value), (sorted(value), structure), structure)
+
+
+def _keep(known: dict[Any, Any], name: Any, entry: Any, structure: Structure) -> None:
+    """Remember `structure`, and give it a number, as long as it is in `known`."""
+    with _lock:
+        if name in known:  # by another thread
+            return
+        if len(_flat_dicts) + len(_flat_lists) + len(_flat_arguments) >= _CACHE_SIZE:
+            _numbers.clear()  # first: where a structure was another one may lie
+            _numbers[id(_LEAF)] = 0
+            _flat_dicts.clear()
+            _flat_lists.clear()
+            _flat_arguments.clear()
+        known[name] = entry
+        _numbers[id(structure)] = next(_counter)
 
 
 def _is_flat(items: Iterable[Any]) -> bool:

@@ -349,3 +349,34 @@ def test_a_key_never_stands_for_two_structures(few_are_kept, values):
             nest.flatten_arguments([], {"x": value})[1],
         ):
             assert structures.setdefault(nest.key(structure), structure) == structure
+
+
+@pytest.mark.parametrize(
+    "flatten",
+    [
+        lambda: nest.flatten_plain({"met by two threads": 1}),
+        lambda: nest.flatten_plain([1] * 17),
+        lambda: nest.flatten_arguments([1] * 17, {}),
+    ],
+    ids=["dict", "list", "arguments"],
+)
+def test_two_threads_that_learn_a_structure_at_once_leave_no_number_without_a_structure(
+    flatten, monkeypatch
+):
+    """A number of one that dies would come to stand for another structure, at its address."""
+    barrier = threading.Barrier(2)
+    tree_flatten = optree.tree_flatten
+
+    def meet(*args, **options):
+        found = tree_flatten(*args, **options)
+        barrier.wait()  # neither has learned it yet
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(optree, "tree_flatten", meet)
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(lambda _: flatten()[1], range(2)))
+    known = flatten()[1]
+    assert any(structure is known for structure in found)
+    for structure in found:
+        assert isinstance(nest.key(structure), int) == (structure is known)
