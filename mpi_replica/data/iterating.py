@@ -130,11 +130,13 @@ class DistributedIterator:
         Notes
         -----
         After an error of any rank's input all ranks stand before the step that failed: the next
-        call reads it again, and may raise the same again. Steps that other ranks took meanwhile,
-        without another collective call, come again. What is no `mr.data.Dataset` can't be read
-        again: then every further call is a `RuntimeError`, on all ranks. To leave out a step whose
-        rows are reached by position, count it as taken: ``state = iterator.state_dict()``,
-        ``state["steps"] += 1``, ``iterator.load_state_dict(state)``.
+        call reads it again, and may raise the same again. To do so, hold this call and the one of
+        ``strategy.run`` in one ``try``: the other ranks may have the error there. Steps that other
+        ranks took meanwhile, without another collective call, come again. What is no
+        `mr.data.Dataset` can't be read again: then every further call is a `RuntimeError`, on all
+        ranks. To leave out a step whose rows are reached by position, count it as taken:
+        ``state = iterator.state_dict()``, ``state["steps"] += 1``,
+        ``iterator.load_state_dict(state)``.
         """
         state = current_state()
         if state is not None and state.replica_context is not None:
