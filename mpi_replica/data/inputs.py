@@ -15,7 +15,7 @@ from .cutting import arrays_of, cut, empty_like
 from .elements import rows_of
 from .pipelines import END, Pipelines, check_source
 from .reading import MakeSteps, ReadOnce, Step, StepReader
-from .source import UNKNOWN_CARDINALITY, Dataset
+from .source import UNKNOWN_CARDINALITY, Dataset, drops_remainder
 
 __all__ = ["Input"]
 
@@ -35,6 +35,9 @@ class Input:
         How many ranks or replicas have input of their own; None where all cut the same.
     ahead : int
         How many steps are read before they are asked for.
+    needs_all : callable
+        Tells whether there is no step in which a replica of this rank has no rows, since its input
+        leaves out what makes no whole batch.
     """
 
     def __init__(
@@ -45,12 +48,14 @@ class Input:
         length: int,
         pipelines: int | None,
         ahead: int,
+        needs_all: Callable[[], bool] = lambda: False,
     ) -> None:
         self._steps = steps
         self._sources = sources
         self.length = length
         self.pipelines = pipelines
         self.ahead = ahead
+        self.needs_all = needs_all
         self._is_repeatable = all(isinstance(source, Dataset) for source in sources)
         iterators = [source for source in sources if isinstance(source, Iterator)]
         if iterators and ahead:
@@ -121,11 +126,15 @@ class Input:
         pipelines = Pipelines(engine.layout, dataset_fn, per_replica=per_replica)
         sources = pipelines.sources(engine.layout.local_replica_ids)
 
+        def needs_all() -> bool:
+            local = pipelines.sources(engine.layout.local_replica_ids)
+            return all(map(drops_remainder, local))
+
         def steps(epoch: int, start: int) -> Iterator[Step]:
             last = None
             for values in pipelines.steps(engine.layout.local_replica_ids, epoch, start):
                 found = [value for value in values if value is not END]
-                if not found:
+                if not found or (len(found) < len(values) and needs_all()):
                     return
                 last = found[0] if last is None else last
                 filled = [
@@ -138,7 +147,9 @@ class Input:
         ahead = options.experimental_per_replica_buffer_size
         # How long it is on other ranks can't be known.
         unknown, count = UNKNOWN_CARDINALITY, pipelines.count
-        return cls(steps, sources, length=unknown, pipelines=count, ahead=ahead)
+        return cls(
+            steps, sources, length=unknown, pipelines=count, ahead=ahead, needs_all=needs_all
+        )
 
     @property
     def text(self) -> str:

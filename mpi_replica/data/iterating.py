@@ -233,8 +233,16 @@ class DistributedIterator:
                 self._spec = empty_like(found[0][0])
                 self._look_at(found[0][0])
             named = dataclasses.replace(options, name=self._name_of_epoch)
-            about = place.steps, self._is_global, self._kind_text
-            return NextStep(found, self._spec, *about, site, named)
+            return NextStep(
+                found,
+                self._spec,
+                place.steps,
+                self._kind_text,
+                is_global=self._is_global,
+                needs_all=self._input.needs_all(),
+                site=site,
+                options=named,
+            )
 
         values, self._spec = engine.cross_replica(engine.make("next", None, make))
         return values  # type: ignore[no-any-return]

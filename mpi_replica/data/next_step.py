@@ -27,16 +27,19 @@ class NextStep(Call):
     """The agreement on one step: whether any rank still has input."""
 
     kind = "next"
+    #: One of the four below, rows of the global batch, steps taken, digest of the kind of batch.
     _STATE = struct.Struct("<BqqQ")
-    _HAS, _ENDED, _ENDED_UNSEEN = 0, 1, 2
+    _HAS, _ENDED, _ENDED_UNSEEN, _ENDS_ALL = 0, 1, 2, 3
 
     def __init__(
         self,
         found: Step | None,
         spec: Any,
         taken: int,
-        is_global: bool,
         kind_text: str,
+        *,
+        is_global: bool,
+        needs_all: bool,
         site: CallSite,
         options: CommunicationOptions,
     ) -> None:
@@ -45,6 +48,7 @@ class NextStep(Call):
         self.spec = spec
         self.taken = taken
         self.is_global = is_global
+        self.needs_all = needs_all
         self.kind_text = kind_text
         self.identify(is_global)
 
@@ -54,17 +58,14 @@ class NextStep(Call):
 
     def perform(self, engine: Engine, calls: Sequence[Call]) -> list[Any]:
         """Agree; return this rank's values and their spec, None for values at the end."""
-        if self.found is not None:
-            state, number = self._HAS, self.found[1]
-        else:
-            state, number = self._ENDED_UNSEEN if self.spec is None else self._ENDED, -1
+        state, number = self._ended() if self.found is None else (self._HAS, self.found[1])
         digest = digest_of(self.kind_text) if self.kind_text else 0
         mine = self._STATE.pack(state, number, self.taken, digest)
         engine.agreement.agree(calls, mine)
         of_ranks = [self._STATE.unpack(data) for data in engine.agreement.payloads()]
         states, rows, taken, digests = zip(*of_ranks, strict=True)
         self._require_same_place(engine, taken)
-        if self._HAS not in states:
+        if self._HAS not in states or self._ENDS_ALL in states:
             return [(None, self.spec)]
         if len({*digests} - {0}) > 1:
             self._tell_kinds(engine)
@@ -79,6 +80,11 @@ class NextStep(Call):
             self._require_same_rows(engine, rows)
         values = self.found[0] if self.found else [spec] * len(self.replica_ids)
         return [(values, spec)]
+
+    def _ended(self) -> tuple[int, int]:
+        if self.needs_all:
+            return self._ENDS_ALL, -1
+        return self._ENDED_UNSEEN if self.spec is None else self._ENDED, -1
 
     def _tell_kinds(self, engine: Engine) -> NoReturn:
         """Raise on all ranks that their batches are not of one kind."""

@@ -51,6 +51,51 @@ def test_pipelines_of_different_lengths_end_at_the_same_step(strategy, options):
                 assert np.all(part == number)
 
 
+CHANGES = {
+    "batch": lambda batches: batches,
+    "map": lambda batches: batches.map(lambda rows: rows),
+    "take": lambda batches: batches.take(100).prefetch(1),
+    "zip": lambda batches: Dataset.zip(batches, batches).map(lambda one, other: one),
+    "concatenate": lambda batches: batches.take(1).concatenate(batches.skip(1)),
+}
+
+
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["rank", "replica"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_who_asks_for_full_batches_gets_no_empty_one(strategy, change, options):
+    """An incomplete step is left out on all ranks."""
+    local = len(strategy.local_replica_ids) if options is None else 1
+
+    def dataset_fn(context):
+        batches = 2 * local + (context.input_pipeline_id + 1) % context.num_input_pipelines
+        rows = Dataset.range(2 * batches + 1)
+        return CHANGES[change](rows.batch(2, drop_remainder=True))
+
+    dataset = strategy.distribute_datasets_from_function(dataset_fn, options)
+    for _ in range(2):
+        steps = steps_of(strategy, dataset)
+        assert len(steps) >= 2
+        assert {len(part) for parts in steps for part in parts} == {2}
+    assert min(gathered(len(list(dataset)))) == max(gathered(len(list(dataset)))) == len(steps)
+    check_works(strategy)
+
+
+def test_the_epoch_ends_where_a_rank_that_asks_for_full_batches_has_no_more(strategy):
+    def dataset_fn(context):
+        i, last = context.input_pipeline_id, context.num_input_pipelines - 1
+        local = len(strategy.local_replica_ids)
+        steps = {0: 1, last: 2}.get(i, 5)  # the last one asks for full batches
+        return Dataset.range(2 * steps * local).batch(2, drop_remainder=i == last)
+
+    steps = steps_of(strategy, strategy.distribute_datasets_from_function(dataset_fn))
+    assert len(steps) == 2
+    sizes = [[len(part) for part in parts] for parts in steps]
+    first = gathered(len(strategy.local_replica_ids))[0] if strategy.size > 1 else 0
+    count = strategy.num_replicas_in_sync
+    assert sizes == [[2] * count, [0] * first + [2] * (count - first)]
+    check_works(strategy)
+
+
 def test_the_function_is_called_once_for_each_pipeline(strategy):
     def contexts(options):
         seen = []
