@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from ..layout import shares
 from ..options import InputOptions, InputReplicationMode
 from .contexts import InputContext
 from .cutting import arrays_of, cut, empty_like
-from .elements import rows_of
+from .elements import ArraySpec, rows_of
 from .pipelines import END, Pipelines, check_source
 from .reading import MakeSteps, ReadOnce, Step, StepReader
 from .source import UNKNOWN_CARDINALITY, Dataset, drops_remainder
@@ -159,11 +160,18 @@ class Input:
 
     @property
     def element_spec(self) -> Any:
-        """What the elements are, before they are cut."""
+        """What a replica gets in a step."""
         source = next(iter(self._sources), None)  # a spare has none
         if not isinstance(source, Dataset):
             raise TypeError(f"{type(source).__name__} does not tell its element_spec.")
-        return source.element_spec
+        needs_all = self.needs_all()
+
+        def of_replica(spec: ArraySpec) -> ArraySpec:
+            if needs_all or not spec.shape:
+                return spec
+            return dataclasses.replace(spec, shape=(None, *spec.shape[1:]))
+
+        return nest.map_structure(of_replica, source.element_spec)
 
     def reader(self) -> StepReader:
         """Return what reads the steps of one more iteration."""

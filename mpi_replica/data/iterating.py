@@ -90,6 +90,11 @@ class DistributedIterator:
     def __bool__(self) -> bool:
         return True
 
+    @property
+    def element_spec(self) -> Any:
+        """What a replica gets in a step: see `DistributedDataset.element_spec`."""
+        return self._input.element_spec
+
     def state_dict(self) -> dict[str, Any]:
         """Return where it stands, for a checkpoint. Steps that were read ahead do not count."""
         return self._place.state(self._input.pipelines)

@@ -51,6 +51,33 @@ def test_pipelines_of_different_lengths_end_at_the_same_step(strategy, options):
                 assert np.all(part == number)
 
 
+def test_dataset_and_iterator_tell_the_spec_of_what_a_replica_gets(strategy):
+    """How many rows is known only where no step is incomplete."""
+    rows = Dataset.from_tensor_slices({"x": np.ones((24, 3), np.float32), "y": np.arange(24)})
+    full, cut = rows.batch(4, drop_remainder=True), rows.batch(4)
+    made = strategy.distribute_datasets_from_function
+    for dataset, number in (
+        (strategy.experimental_distribute_dataset(full), None),
+        (strategy.experimental_distribute_dataset(cut), None),
+        (made(lambda context: cut), None),
+        (made(lambda context: full), 4),
+    ):
+        iterator = iter(dataset)
+        expected = {
+            "x": mr.data.ArraySpec((number, 3), np.dtype("f4")),
+            "y": mr.data.ArraySpec((number,), np.dtype("i8")),
+        }
+        assert dataset.element_spec == iterator.element_spec == expected
+        batch = next(iterator)
+        strategy.run(lambda: None)
+        for own in strategy.experimental_local_results(batch["x"]):
+            assert own.shape[1:] == (3,)
+            assert number in (None, own.shape[0])
+    with pytest.raises(TypeError, match="list does not tell its element_spec"):
+        iter(made(lambda context: [np.ones(2)])).element_spec  # noqa: B018
+    check_works(strategy)
+
+
 CHANGES = {
     "batch": lambda batches: batches,
     "map": lambda batches: batches.map(lambda rows: rows),
