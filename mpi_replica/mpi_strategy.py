@@ -71,9 +71,12 @@ class MPIStrategy(Strategy):
 
     Notes
     -----
-    Use it as a context manager, or `close` it: closing is collective. A loop over a set of strings
-    has another order in each process, unless PYTHONHASHSEED is set: collectives called in such a
-    loop can't be told apart, and a warning is logged when the strategy is made.
+    Use it as a context manager, or `close` it: closing is collective.
+
+    What the agreement can't see is the order of a loop round a collective, since all its calls are
+    on one line. A set of strings has another order in each process, unless PYTHONHASHSEED is set (a
+    warning is logged when the strategy is made); a dict has the order in which its keys were put
+    in. Sort, or give the dict itself to the collective: its values meet by their keys.
 
     A thread of each process watches how long its strategies wait: who is missing for longer than
     ``MPI_REPLICA_STALL_SECONDS`` (60) is logged, with the place where it is. It needs an MPI

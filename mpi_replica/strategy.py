@@ -432,7 +432,9 @@ class Strategy(MessagePassing, Verifying, Elastic):
         -------
         DistributedDataset
             Each step takes one batch for each local replica. All ranks end at the same step:
-            replicas whose input has ended get empty arrays. Counterpart of
+            replicas whose input has ended get empty arrays. Where the datasets of a rank have
+            ``batch(..., drop_remainder=True)``, all end before a step in which one of its replicas
+            would get none. Counterpart of
             ``tf.distribute.Strategy.distribute_datasets_from_function``.
 
         Raises

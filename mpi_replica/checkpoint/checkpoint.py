@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import nest
 from ..assignment import Assignable
 from ..collectives.call import Call
 from ..collectives.callsite import CallSite
@@ -24,7 +23,7 @@ from ..options import CommunicationOptions
 from ..values import Mirrored, PerReplica
 from .encoding import Encoder
 from .index import Index, all_generators
-from .matching import Matching, Reader
+from .matching import Matching, Reader, variables_in
 from .restoring import Restoring
 from .saving import Own, Saving
 
@@ -212,8 +211,7 @@ class Checkpoint:
         engine.cross_replica(engine.make("Checkpoint.restore", None, make))
 
     def _variables(self) -> list[Any]:
-        leaves = [leaf for value in self._objects.values() for leaf in nest.flatten(value)[0]]
-        return [leaf for leaf in leaves if isinstance(leaf, Assignable)]
+        return list(variables_in(self._objects))
 
     @property
     def strategy(self) -> StrategyLike:

@@ -69,9 +69,11 @@ class Broadcast(Call):
         agreement, layout = engine.agreement, engine.layout
         root = layout.rank_of(0)
         with agreement.preparing(calls):
-            sends = layout.rank == root and layout.size > 1
+            is_root = layout.rank == root
+            runs_code = is_root and not _is_plain(self.value)
+            sends = is_root and layout.size > 1
             data = pickle.dumps(self.value, protocol=5) if sends else b""
-            if sends and not _is_plain(self.value):
+            if sends and runs_code:
                 pickle.loads(data)  # what can't be loaded fails here, before it is sent
         if layout.size == 1:
             agreement.agree(calls)

@@ -46,7 +46,7 @@ def reduce(
     `plain_is_component`: a value that is not distributed is that of the only replica.
     """
     engine.check_thread(kind)  # also where all components are at hand
-    leaves = _Leaves(engine, value, plain_is_component)
+    leaves = _Leaves(engine, kind, value, plain_is_component)
     structure = leaves.structure
 
     def combine(own: Engine, rows: Sequence[Sequence[Any]], paths: Sequence[str]) -> list[Any]:
@@ -80,7 +80,7 @@ def reduce(
         total, count = partial(op, shared, axes, path)
         return finished(op, total, count, np.asarray(shared).dtype, path)
 
-    return leaves.map(kind, combine, of_shared)
+    return leaves.map(combine, of_shared)
 
 
 def gather(
@@ -93,7 +93,7 @@ def gather(
 ) -> Any:
     """Return the nest `value` with the components of each leaf concatenated. Collective."""
     engine.check_thread("gather")  # also where all components are at hand
-    leaves = _Leaves(engine, value, plain_is_component)
+    leaves = _Leaves(engine, "gather", value, plain_is_component)
 
     def combine(own: Engine, rows: Sequence[Sequence[Any]], paths: Sequence[str]) -> list[Any]:
         def make(site: CallSite, merged: CommunicationOptions) -> Call:
@@ -109,15 +109,19 @@ def gather(
             " an object of each rank."
         )
 
-    return leaves.map("gather", combine, of_shared)
+    return leaves.map(combine, of_shared)
 
 
 class _Leaves:
     """The leaves of a nest, by where their components are."""
 
-    def __init__(self, engine: Engine, value: Any, plain_is_component: bool) -> None:
+    def __init__(self, engine: Engine, kind: str, value: Any, plain_is_component: bool) -> None:
         self.engine = engine
-        self.leaves, self.structure = nest.flatten(value)
+        self._kind = kind
+        try:
+            self.leaves, self.structure = nest.flatten(value)
+        except Exception as error:
+            engine.fail(kind, error)
         self.paths = nest.leaf_paths(self.structure)
         self._plain_is_component = plain_is_component
 
@@ -138,7 +142,6 @@ class _Leaves:
 
     def map(
         self,
-        kind: str,
         combine: Callable[[Engine, Sequence[Sequence[Any]], Sequence[str]], list[Any]],
         of_shared: Callable[[Any, str], Any],
     ) -> Any:
@@ -160,14 +163,14 @@ class _Leaves:
                 else:
                     elsewhere.append(index)
         except Exception as error:
-            self.engine.fail(kind, error)
+            self.engine.fail(self._kind, error)
         for wanted in (here, elsewhere):
             if wanted:
                 own = self.engine if wanted is elsewhere else _engine_at_hand(self.engine)
                 try:
                     rows = self._rows(own, wanted)
                 except Exception as error:
-                    own.fail(kind, error)
+                    own.fail(self._kind, error)
                 found = combine(own, rows, [self.paths[index] for index in wanted])
                 for index, result in zip(wanted, found, strict=True):
                     results[index] = result

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ..errors import CollectiveMismatchError, RankLostError, StructureMismatchError
 from ..layout import Layout
-from .standing import CallDescription, Note, Report, Stand
+from .standing import SAME_KIND, CallDescription, Note, Report, Stand
 from .travel import TravellingError
 
 __all__ = ["Combination", "Promotion", "Verdict", "judge", "rank_left"]
@@ -194,6 +194,12 @@ def _note_difference(
             return CollectiveMismatchError(
                 f"replicas are at different calls. {sides}. {_SAME_CALLS}."
             )
+        batches = _sides_of_batches(entries, layout)
+        if len(batches) > 1:
+            return StructureMismatchError(
+                f"{first.what} at {first.site.line}: the batches differ: {'; '.join(batches)}."
+                f" {SAME_KIND}"
+            )
         values: dict[int, list[int]] = {}
         for rank, note in enumerate(entries):
             if note is not None:
@@ -208,6 +214,15 @@ def _note_difference(
                 return ValueError(text)
             return CollectiveMismatchError(text)
     return None
+
+
+def _sides_of_batches(entries: Sequence[Note | None], layout: Layout) -> list[str]:
+    """Return who got which kind of batch."""
+    sides: dict[str, list[int]] = {}
+    for rank, note in enumerate(entries):
+        if note is not None and note.batch:
+            sides.setdefault(note.batch, []).extend(layout.replica_ids(rank))
+    return [f"{batch} for {layout.describe(ids)}" for batch, ids in sides.items()]
 
 
 def _place_of(note: Note) -> tuple[str, bytes]:

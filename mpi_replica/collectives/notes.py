@@ -51,11 +51,13 @@ class Notes:
     def count(self, note: Note, before: int, go_back: Callable[[int], None]) -> None:
         """Have a count compared, the digest of `note`; `before` is what it was until now.
 
-        It takes the place of the last count of this name, if that is still the newest note. Where
+        It takes the place of the last count of this name, if that is still the newest note, and of
+        a batch of the same kind. Where
         the next header ends in an error, and not all ranks have this count, `go_back` is called
         with the least that any rank has.
         """
-        if self._notes and self._notes[-1].what == note.what:
+        last = self._notes[-1] if self._notes else None
+        if last is not None and (last.what, last.batch) == (note.what, note.batch):
             self._notes.pop()
             undo = self._undos.pop()
             self.chain = self._chain_before

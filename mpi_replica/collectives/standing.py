@@ -100,6 +100,13 @@ def in_units(size_bytes: float) -> str:
     return f"{size_bytes:.{3 if size_bytes >= 99.5 else 2}g} {units[0]}"
 
 
+#: What to do about batches of several kinds.
+SAME_KIND = (
+    "Make batches of one structure, and of one dtype and number of axes for each leaf, on all ranks"
+    " and of all rows; lengths may differ. Does a map depend on the rank?"
+)
+
+
 class Note(NamedTuple):
     """Something that must have been the same on all ranks, compared with the next header."""
 
@@ -111,15 +118,17 @@ class Note(NamedTuple):
     advice: str
     #: Name of the exception that a difference raises: "ValueError" or "CollectiveMismatchError".
     error: str
+    #: What kind of batch a step of input gave; otherwise empty.
+    batch: str = ""
 
     def chained(self, before: int) -> int:
         """Return 64 bits that stand for all notes up to this one."""
-        return _chained(before, self.digest, self.site.digest, self.what)
+        return _chained(before, self.digest, self.site.digest, self.what, self.batch)
 
 
 @functools.lru_cache(maxsize=1024)  # the notes of a loop are the same each time
-def _chained(before: int, digest: int, site: bytes, what: str) -> int:
-    data = struct.pack("<QQ", before, digest) + site + what.encode()
+def _chained(before: int, digest: int, site: bytes, what: str, batch: str) -> int:
+    data = struct.pack("<QQ", before, digest) + site + f"{what}\0{batch}".encode()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 

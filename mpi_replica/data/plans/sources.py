@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
@@ -18,17 +19,22 @@ from ..elements import ArraySpec, as_arrays, at, settled, unstacked
 from .base import UNKNOWN_CARDINALITY, Plan, Positions, SliceRows
 from .calls import name_of
 
-__all__ = ["Generated", "HasRows", "Items", "Range", "Slices"]
+__all__ = ["Generated", "HasRows", "Items", "Range", "Slices", "number_of_rows"]
 
 
 class HasRows(Protocol):
-    """An object whose rows are reached by number."""
-
-    def __len__(self) -> int:
-        """Return how many there are."""
+    """An object whose rows are reached by number; it has a length, or a shape."""
 
     def __getitem__(self, row: int, /) -> Any:
         """Return one of them."""
+
+
+def number_of_rows(source: Any) -> int | None:
+    """Return how many rows a source has; None where it does not tell."""
+    if hasattr(type(source), "__len__"):
+        return len(source)
+    shape = getattr(source, "shape", None)  # all that an array of zarr has
+    return operator.index(shape[0]) if isinstance(shape, tuple) and shape else None
 
 
 class Slices(Plan):
@@ -99,8 +105,7 @@ class Range(Plan):
 class Items(Plan):
     """Rows of an object that gives one at a time."""
 
-    def __init__(self, source: HasRows) -> None:
-        rows = len(source)
+    def __init__(self, source: HasRows, rows: int) -> None:
         text = f"from_source({type(source).__qualname__}, {rows} rows)"
         super().__init__(text, rows, indexable=True, batched=False)
         self.spec_is_free = False

@@ -99,6 +99,7 @@ class Unbatch(Verb):
         # An element may have any number of rows, and a map may change it.
         length = source.length if source.length == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
         super().__init__(source, "unbatch()", length=length, indexable=False, batched=False)
+        self.drops_remainder = False
 
     def spec(self) -> Any:
         return map_structure(
