@@ -337,6 +337,26 @@ def test_an_assignment_on_one_replica_only_is_an_error_everywhere(strategy, aggr
     assert everywhere(v) == 1.0
 
 
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="P1: its rank is told to be at the assignment"
+)
+def test_a_replica_that_does_not_assign_is_told_from_others_of_its_rank(world):
+    """It is at another call while they, and all other ranks, are at the assignment."""
+    if world.size == 1:
+        pytest.skip("a single rank has nobody to compare what was assigned with")
+    strategy = mr.MPIStrategy(replicas_per_rank=2)
+    v = variable(strategy, 1.0)
+
+    def step():
+        if replica_id() != 1:
+            v.assign(2.0)
+        return mr.get_replica_context().all_reduce("SUM", 1.0)
+
+    error = raises_everywhere(mr.errors.CollectiveMismatchError, lambda: strategy.run(step))
+    strategy.close()
+    assert "replica 1 (rank 0): all_reduce(SUM" in str(error)
+
+
 @every_aggregation
 def test_replicas_that_assign_to_different_variables_are_an_error_everywhere(strategy, aggregation):
     needs_two_replicas(strategy)
