@@ -7,24 +7,26 @@ program that ends tells the ranks that still make collective calls.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from .errors import ContextError, reporter_of, text_of
 from .interrupts import gate
-from .transport import Verdict, end_together
+from .transport import Survivors, Verdict, end_together
 from .watch import watcher
 
 if TYPE_CHECKING:
     from .collectives.engine import Engine
 
-__all__ = ["abort", "engines", "forget", "leave_together", "remember"]
+__all__ = ["abort", "engines", "forget", "leave_together", "part_from", "remember"]
 
 # What ended the program here, and another rank prints.
 _left_to_others: list[BaseException] = []
@@ -39,19 +41,30 @@ _SECONDS_TO_WRITE = 0.3
 
 # In the order in which they were made, which is the same on every rank.
 _engines: list[Engine] = []
+_survivors: list[Survivors] = []
 _process = 0
 
 
 def remember(engine: Engine) -> None:
     """Take care of the end of the job while `engine` is in use."""
+    _begin()
+    if engine not in _engines:
+        _engines.append(engine)
+
+
+def part_from(survivors: Survivors) -> None:
+    """Have the ranks that may need this one know when its program ends."""
+    _begin()
+    _survivors.append(survivors)
+
+
+def _begin() -> None:
     global _process
     if not _process:
         _process = os.getpid()
         atexit.register(_leave)
         os.register_at_fork(after_in_child=_disown)
         _install_hooks()
-    if engine not in _engines:
-        _engines.append(engine)
 
 
 def forget(engine: Engine) -> None:
@@ -121,27 +134,34 @@ def _leave_undisturbed() -> None:
     if any(engine.agreement.others_stay for engine in _engines):
         # The rank that would have printed it has caught it, and goes on.
         _print_what_was_left()
+    _go_through([one.part() for one in _survivors])
     if gate.take() and _engines:  # Ctrl-C, held during the last exchange
         abort(128 + signal.SIGINT)
     watcher.stop()
 
 
-def _tell_that_it_ends(cause: str = "", seconds: float | None = None) -> bool:
+def _tell_that_it_ends(cause: str = "", seconds: float = math.inf) -> bool:
     """Tell the other ranks that this one ends; return whether all of them know in time."""
-    limit = None if seconds is None else time.monotonic() + seconds
-    for engine in _engines:
-        engine.farewell(cause)
+    limit = time.monotonic() + seconds
+    for survivors in _survivors:
+        survivors.say_farewell(cause)
     # All at once: another rank may be in a call of the second strategy, and leave the first later.
     left = [e.agreement.leaving(cause) for e in _engines if e.is_in_its_thread()]
     try:
-        while left:
-            left = [one for one in left if next(one, _DONE) is not _DONE]
-            if left and limit is not None and time.monotonic() > limit:
-                return False
-            time.sleep(_POLL_SECONDS if left else 0)
+        return _go_through(left, limit)
     except Exception as error:  # they can't be told, and would wait for ever
         _print(error, _engines[-1].layout.rank, _engines[-1].layout.size)
         abort(1)
+    return True
+
+
+def _go_through(waits: list[Iterator[None]], limit: float = math.inf) -> bool:
+    """Come to the end of all waits; return whether that was before the time `limit`."""
+    while waits:
+        waits = [one for one in waits if next(one, _DONE) is not _DONE]
+        if waits and time.monotonic() > limit:
+            return False
+        time.sleep(_POLL_SECONDS if waits else 0)
     return True
 
 

@@ -16,7 +16,7 @@ from .collectives.callsite import CallSite
 from .context import State, StrategyLike, current_strategy, entered, require_cross_replica
 from .errors import ContextError
 from .options import CommunicationOptions, ReduceOp
-from .values import DistributedValues, Mirrored, PerReplica
+from .values import DistributedValues, Mirrored, PerReplica, per_replica
 from .variables import Variable
 
 __all__ = ["StrategyExtended"]
@@ -312,9 +312,7 @@ class StrategyExtended:
         if not group:
             return tuple(results)
         return (
-            results[0]
-            if len(results) == 1
-            else PerReplica(results, local, self._strategy.num_replicas_in_sync)
+            results[0] if len(results) == 1 else per_replica(results, self._strategy.engine.layout)
         )
 
 

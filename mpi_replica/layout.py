@@ -6,7 +6,19 @@ import dataclasses
 import functools
 from collections.abc import Iterable
 
-__all__ = ["Layout", "compressed", "shares"]
+__all__ = ["Era", "Layout", "compressed", "shares"]
+
+
+class Era:
+    """A time in which replicas stay where they are: what belongs to them here then, is theirs.
+
+    It ends when a rank is lost.
+    """
+
+    __slots__ = ("is_over",)
+
+    def __init__(self) -> None:
+        self.is_over = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +34,11 @@ class Layout:
     told_as : Layout, optional
         The layout that `describe` tells of, where this one only holds what is at hand.
 
+    Attributes
+    ----------
+    era : Era
+        The time for which this is the layout of a strategy.
+
     Examples
     --------
     >>> layout = Layout.even(num_replicas=5, size=3, rank=1)
@@ -32,6 +49,7 @@ class Layout:
     counts: tuple[int, ...]
     rank: int
     told_as: Layout | None = None
+    era: Era = dataclasses.field(default_factory=Era, init=False, repr=False, compare=False)
 
     @classmethod
     def even(cls, num_replicas: int, size: int, rank: int) -> Layout:

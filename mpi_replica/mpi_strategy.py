@@ -117,8 +117,8 @@ class MPIStrategy(Strategy):
         enter_open_strategy(self)
         self._release_blas = blas.hold(self) if options.reproducible else None
         gate.install(ending.abort)
-        if survivors is not None and not self.engine.is_spare:
-            self.engine.farewell = survivors.say_farewell
+        if survivors is not None and survivors.may_be_needed:
+            ending.part_from(survivors)
         self._be_watched()
         if transport.size == 1:  # one that is not closed, and that nobody else may wait for
             weakref.finalize(self, watcher.remove, self.engine.channel).atexit = False
@@ -136,10 +136,9 @@ class MPIStrategy(Strategy):
     def move(self, transport: Transport, layout: Layout) -> None:
         """Work over `transport` from now on, with the same replicas; see `Engine.move`."""
         watcher.remove(self.engine.channel)
+        self.engine.layout.era.is_over = True
         self.engine.move(transport, layout)
         self._kept = Kept()
-        if self.survivors is not None:
-            self.engine.farewell = self.survivors.say_farewell
         self._verifications.clear()  # ranks have counted different numbers of calls
         self._be_watched()
 

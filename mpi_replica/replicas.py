@@ -30,7 +30,7 @@ from .merge_fn import invoke_merge_fn, unpacked
 from .options import CommunicationOptions
 from .replica_context import ReplicaContext
 from .run_end import RunEnd
-from .values import DistributedValues, Mirrored, PerReplica
+from .values import DistributedValues, Mirrored, per_replica
 
 __all__ = ["Kept", "Run", "Seat", "Worker"]
 
@@ -358,7 +358,7 @@ class Run:
                 leaves.append(None)
             elif kind == "value":
                 values = [end.leaves[index] for end in ends] * (len(seats) // len(ends))
-                leaves.append(PerReplica(values, layout.local_replica_ids, layout.num_replicas))
+                leaves.append(per_replica(values, layout))
             else:
                 leaves.append(ends[0].leaves[index])
         return nest.unflatten(ends[0].structure, leaves)

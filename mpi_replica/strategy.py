@@ -24,7 +24,7 @@ from .randomness import Generators
 from .replicas import Kept, Run
 from .resolver import MPIClusterResolver
 from .transport import Survivors
-from .values import PerReplica, component_of, local_results
+from .values import PerReplica, component_of, local_results, per_replica
 from .variables import Variable
 from .verifying import Verifying
 
@@ -365,7 +365,7 @@ class Strategy(MessagePassing, Verifying, Elastic):
         try:
             return nest.transposed(
                 [value_fn(ValueContext(i, number)) for i in ids or (0,)],
-                lambda values: PerReplica(values[: len(ids)], ids, number),
+                lambda values: per_replica(values[: len(ids)], layout),
                 kind,
             )
         except Exception as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -11,20 +10,23 @@ import numpy as np
 
 from . import nest
 from .errors import RankLostError
+from .layout import Era, Layout
 
 __all__ = [
     "DistributedValues",
     "Mirrored",
     "PerReplica",
     "component_of",
-    "expire",
     "local_results",
+    "per_replica",
 ]
 
 _WAYS_OUT = (
     "Use strategy.reduce(op, value, axis=None) or strategy.gather(value, axis) for one value of"
     " all replicas, or strategy.experimental_local_results(value) for a tuple of the values here."
 )
+# That of a value which was made by hand, on no layout.
+_FOR_EVER = Era()
 
 
 class DistributedValues:
@@ -85,7 +87,7 @@ class PerReplica(DistributedValues):
     }
     """
 
-    __slots__ = ("__weakref__", "_num_replicas", "_replica_ids", "_values")
+    __slots__ = ("__weakref__", "_era", "_num_replicas", "_replica_ids", "_values")
 
     # numpy must not take it for an object array in `array + per_replica`
     __array_ufunc__ = None
@@ -100,6 +102,7 @@ class PerReplica(DistributedValues):
         count = len(self._values)
         self._replica_ids = tuple(range(count)) if replica_ids is None else tuple(replica_ids)
         self._num_replicas = count if num_replicas is None else num_replicas
+        self._era = _FOR_EVER
         if len(self._replica_ids) != count:
             raise ValueError(
                 f"PerReplica got {count} components for the {len(self._replica_ids)} replica ids"
@@ -109,6 +112,8 @@ class PerReplica(DistributedValues):
     @property
     def values(self) -> tuple[Any, ...]:
         """The components that are here, in the order of `replica_ids`."""
+        if self._era.is_over:
+            self._refuse()
         return self._values
 
     @property
@@ -133,7 +138,11 @@ class PerReplica(DistributedValues):
         ------
         ValueError
             It is one of another strategy, or was made by hand with a wrong number of components.
+        RankLostError
+            It was made before replicas have moved.
         """
+        if self._era.is_over:
+            self._refuse()
         if self._num_replicas != num_replicas:
             raise ValueError(
                 f"a PerReplica of {self._num_replicas} replicas was given to a strategy that has"
@@ -148,14 +157,17 @@ class PerReplica(DistributedValues):
         ------
         ValueError
             There is no component for it here.
+        RankLostError
+            It was made before replicas have moved.
         """
+        values = self.values
         if replica_id not in self._replica_ids:
             raise ValueError(
                 f"a PerReplica with components for replicas {self._replica_ids!r} has none for"
                 f" replica {replica_id}. Give one for each replica, as strategy.run and"
                 " experimental_distribute_values_from_function do."
             )
-        return self.values[self._replica_ids.index(replica_id)]
+        return values[self._replica_ids.index(replica_id)]
 
     def components(self, replica_ids: Sequence[int]) -> list[Any]:
         """Return the components of these replicas."""
@@ -164,7 +176,16 @@ class PerReplica(DistributedValues):
     def _texts(self, show: Callable[[Any], str]) -> list[str]:
         return [show(value) for value in self._values]
 
+    def _refuse(self) -> NoReturn:
+        raise RankLostError(
+            f"a PerReplica with components for replicas {self._replica_ids!r} was made before a"
+            " rank was lost: replicas have moved since. Make it anew, in the function that is"
+            " given to run_elastic, or hold it in the mr.ElasticState."
+        )
+
     def _shown(self, show: Callable[[Any], str]) -> str:
+        if self._era.is_over:
+            return f"PerReplica:{{{self._replica_ids!r}: made before a rank was lost}}"
         texts = zip(self._replica_ids, self._texts(show), strict=True)
         rows = ",\n".join(f"  {i}: {text}" for i, text in texts)
         return f"PerReplica:{{\n{rows}\n}}"  # also where only looking would gather it
@@ -308,52 +329,19 @@ class Mirrored(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
     __hash__ = object.__hash__
 
 
-class _LostPerReplica(PerReplica):
-    """What a `PerReplica` becomes when replicas have moved: its components are elsewhere now."""
-
-    __slots__ = ()
-
-    @property
-    def values(self) -> NoReturn:
-        """Raise."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise RankLostError(
-            f"a PerReplica with components for replicas {self._replica_ids!r} was made before a"
-            " rank was lost: replicas have moved since. Make it anew, in the function that is"
-            " given to run_elastic, or hold it in the mr.ElasticState."
-        )
-
-    def require(self, num_replicas: int) -> NoReturn:
-        self._refuse()
-
-    def component(self, replica_id: int) -> NoReturn:
-        self._refuse()
-
-    def __repr__(self) -> str:
-        return f"PerReplica:{{{self._replica_ids!r}: made before a rank was lost}}"
-
-    __str__ = __repr__
-
-
-def expire(num_replicas: int, local_replica_ids: Sequence[int]) -> None:
-    """Have all values of a strategy raise a `RankLostError` when they are used again.
-
-    They are looked for among all objects of the process, so that a value costs nothing before.
+def per_replica(values: Sequence[Any], layout: Layout) -> PerReplica:
+    """Return the components of this rank's replicas; an error once these have moved.
 
     Parameters
     ----------
-    num_replicas : int
+    values : sequence
+        In the order of the replica ids.
+    layout : Layout
         That of the strategy.
-    local_replica_ids : sequence of int
-        The replicas of this rank before they moved.
     """
-    ids = tuple(local_replica_ids)
-    for value in gc.get_objects():
-        if type(value) is PerReplica and value._num_replicas == num_replicas:
-            if value._replica_ids == ids or value.holds_all:
-                value.__class__ = _LostPerReplica
+    made = PerReplica(values, layout.local_replica_ids, layout.num_replicas)
+    made._era = layout.era
+    return made
 
 
 def component_of(value: Any, replica_id: int, num_replicas: int | None = None) -> Any:

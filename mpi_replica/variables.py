@@ -31,7 +31,7 @@ from .options import (
     VariableSynchronization,
 )
 from .storage import Storage, check_dtype, member
-from .values import PerReplica, component_of
+from .values import PerReplica, component_of, per_replica
 
 __all__ = ["Variable"]
 
@@ -225,7 +225,7 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
             return engine.cross_replica(engine.make("read", None, make))[()]
         op = ReduceOp.from_variable_aggregation(mode)
         local = engine.layout.local_replica_ids
-        values = PerReplica(self._here(local), local, engine.layout.num_replicas)
+        values = per_replica(self._here(local), engine.layout)
         return cross_replica.reduce(engine, f"read of {self.identity}", op, values, None, None)
 
     def _here(self, replica_ids: Sequence[int]) -> list[Any]:

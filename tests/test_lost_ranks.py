@@ -213,11 +213,16 @@ def test_a_strategy_comes_together_although_ranks_die_at_the_start():
     ]
 
 
+def test_a_rank_that_meets_a_loss_before_the_others_have_a_world_ends_none_of_them():
+    assert told(lose("woken_early.py", 3)) == {0: [3], 1: [3], 2: [3]}
+
+
 MISTAKES = {
     "rank": "ValueError: the mistake",
     "replica": "ValueError: the mistake",
     "exit": "RankLostError: the program has ended on",
     "early": "CollectiveMismatchError: replicas are at different calls",
+    "again": "CollectiveMismatchError: ",
 }
 MISTAKES_AT_THE_BEGIN = {
     "outside": "CollectiveMismatchError: replicas are at different calls",
@@ -233,6 +238,41 @@ def test_a_mistake_after_a_loss_ends_the_job_as_always(mistake):
     assert "NOT REACHED" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("ranks", "mistake", "kills"),
+    [
+        *((3, mistake, "1@2:step5:0") for mistake in MISTAKES),
+        *((3, mistake, "1:step5:0") for mistake in ("rank", "exit")),
+        *((4, mistake, "1@2:step5:0") for mistake in ("rank", "exit")),
+    ],
+)
+def test_a_mistake_at_the_time_of_a_loss_ends_the_job_as_always(ranks, mistake, kills):
+    spares = str(ranks - 3)
+    done = lose("own_errors.py", ranks, succeeds=False, MISTAKE=mistake, KILLS=kills, SPARES=spares)
+    assert len(re.findall(rf"^(mpi_replica.errors.)?{MISTAKES[mistake]}", done.stderr, re.M)) == 1
+    assert "NOT REACHED" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("mistake", "wanted", "other"),
+    [
+        ("rank", ["ValueError", "the mistake"], "RankLostError"),
+        ("exit", ["SystemExit", "3"], "RankLostError"),
+        ("again", ["CollectiveMismatchError", ...], "CollectiveMismatchError"),
+    ],
+)
+@pytest.mark.parametrize("kills", ["1:step5:0", "1@2:step5:0"])
+def test_a_mistake_at_the_time_of_a_loss_may_be_caught_on_each_rank(kills, mistake, wanted, other):
+    done = lose("own_errors.py", 3, MISTAKE=mistake, KILLS=kills, CAUGHT="1")
+    found = told(done)
+    assert sorted(found) == [0, 2], done.stderr
+    assert [found[2][0], ... if wanted[1] is ... else found[2][1]] == wanted
+    assert found[0][0] == other
+    if other == "RankLostError":
+        # It may have come to its end before the loss has reached it.
+        assert re.match(r"the program has ended on (replica 4 \()?rank 2", found[0][1])
+
+
 @pytest.mark.parametrize("mistake", MISTAKES | MISTAKES_AT_THE_BEGIN)
 def test_a_mistake_ends_a_job_that_would_go_on_without_a_rank(mistake):
     done = lose("own_errors.py", 3, succeeds=False, MISTAKE=mistake)
@@ -246,13 +286,14 @@ def test_what_was_made_before_a_loss_is_an_error_when_it_is_used():
     done = lose("not_any_more.py", 3, CASE="values", KILLS="1:step2:1")
     found = {rank: of_rank for rank, (of_rank,) in told(done).items()}
     assert sorted(found) == [0, 2], done.stderr
-    for errors, (kept, shown) in found.values():
+    for errors, (kept, shown, still_there) in found.values():
         assert len(errors) == 16
         for use, text in errors.items():
             assert "was made before a rank was lost" in text, use
             assert "hold it in the mr.ElasticState" in text, use
         assert kept == [10, 10]
         assert "made before a rank was lost" in shown
+        assert still_there == [10, 10]
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,18 @@ class TransportContract:
         assert received.tolist() == np.concatenate(given).tolist()
         assert send.tolist() == before
 
+    def test_each_rank_gets_the_messages_of_those_that_send_it_something(self, transport):
+        def message(sender, receiver):
+            return bytes([16 * sender + receiver] * (sender + 4 * receiver))
+
+        here = transport.rank
+        others = [rank for rank in range(transport.size) if rank != here]
+        sent = {rank: message(here, rank) for rank in others if rank != 1}
+        coming = {rank: message(rank, here) for rank in others if here != 1}
+        sizes = {rank: len(data) for rank, data in coming.items()}
+        for _ in range(3):
+            assert transport.pass_on(sent, sizes) == coming
+
     @pytest.mark.parametrize("timeout_seconds", [None, 60])
     def test_what_is_written_into_shared_memory_before_a_barrier_is_read_after_it(
         self, transport, timeout_seconds

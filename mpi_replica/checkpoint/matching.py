@@ -12,7 +12,7 @@ from ..assignment import Assignable
 from ..collectives.standing import LeafDescription
 from ..dtypes import wire_name
 from ..layout import Layout
-from ..values import Mirrored, PerReplica
+from ..values import Mirrored, PerReplica, per_replica
 from .encoding import (
     array_name,
     decoded,
@@ -207,7 +207,7 @@ class Matching:
         found = self._index.of_replicas.get(replicas_name(saved) or "")
         if found is None or self._index.num_replicas != number:
             return self._differs(path, f"a PerReplica of {number} replicas", saved)
-        return lambda: PerReplica([decoded(found[str(i)], self._load) for i in ids], ids, number)
+        return lambda: per_replica([decoded(found[str(i)], self._load) for i in ids], self._layout)
 
     def _components(self, live: Any, saved: Any, path: str) -> _PutBack | None:
         """Return what gives a variable the components of this rank's replicas."""

@@ -49,8 +49,6 @@ class Engine:
         #: The distributed datasets that are in use, by the order in which they were made.
         self.datasets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._dataset_numbers = itertools.count()
-        #: Tells spares that the program ends here, and why where it is no good end.
-        self.farewell: Callable[[str], None] = lambda _: None
         self._thread = get_ident()
         self._was_used = False
         self._scratch = np.empty(0, np.uint8)

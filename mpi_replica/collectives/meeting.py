@@ -25,8 +25,6 @@ class Meeting:
     def __init__(self, transport: Transport, break_off: Callable[[BaseException], None]) -> None:
         self._transport = transport
         self._break_off = break_off
-        #: Whether a loss came out, so that all living ranks know of it.
-        self.has_told_loss = False
 
     def come(self) -> None:
         """Return where all living ranks come. Collective; nothing where a lost rank ends the job.
@@ -39,7 +37,7 @@ class Meeting:
         transport = self._transport
         if not transport.is_fault_tolerant or transport.agree(1):
             return
-        self.has_told_loss = True
+        transport.has_told_loss = True
         transport.revoke()
         loss = transport.loss or RankLostError("a rank has died.")
         self._break_off(loss)

@@ -17,7 +17,7 @@ from ..collectives.engine import Engine
 from ..collectives.standing import Note
 from ..context import current_state
 from ..options import CommunicationOptions
-from ..values import PerReplica
+from ..values import per_replica
 from .cutting import empty_like
 from .inputs import Input
 from .kinds import kind_of, kind_text
@@ -167,9 +167,8 @@ class DistributedIterator:
         self._reader.take()
         self._place.steps += 1
         layout = self._engine.layout
-        ids, number = layout.local_replica_ids, layout.num_replicas
         return nest.transposed(
-            values, lambda column: PerReplica(column, ids, number), "a distributed dataset"
+            values, lambda column: per_replica(column, layout), "a distributed dataset"
         )
 
     def get_next(self) -> Any:

@@ -81,7 +81,8 @@ class Committing(Call):
                 if buddy == layout.rank and sizes[rank]
             }
             with engine.moving(self):
-                received = engine.carry(transport.pass_on, self.data, buddies[layout.rank], coming)
+                sent = {buddies[layout.rank]: self.data}
+                received = engine.carry(transport.pass_on, sent, coming)
             for data in received.values():
                 kept |= pickle.loads(data)
         return [Guarded(kept, empty)]

@@ -16,7 +16,6 @@ from ..errors import RankLostError, mark_reporter
 from ..layout import Layout, compressed
 from ..options import CommunicationOptions
 from ..transport import Survivors, Transport
-from ..values import expire
 from .committing import Committing, Guarded
 from .losses import Loss
 from .moving import gather_state
@@ -40,6 +39,7 @@ class ElasticStrategy(StrategyLike, Protocol):
     survivors: Survivors | None
     losses: tuple[Loss, ...]
     _is_elastic: bool
+    _num_elastic_calls: int
 
     def move(self, transport: Transport, layout: Layout) -> None:
         """Work over other ranks from now on."""
@@ -124,10 +124,10 @@ class Keeper:
 
     def must_recover(self, error: BaseException) -> bool:
         """Return whether all ranks go back to the last commit because of what came up here."""
-        engine = self._strategy.engine
-        if not self.is_guarded or not isinstance(error, Exception) or engine.is_spare:
+        survivors = self._survivors
+        if survivors is None or survivors.is_over or not isinstance(error, Exception):
             return False
-        return engine.transport.loss is not None
+        return survivors.has_met_loss
 
     def recover(self) -> None:
         """Leave lost ranks behind, and go back to the last commit. All living ranks come here.
@@ -138,19 +138,18 @@ class Keeper:
             The state of replicas is gone, and there is no checkpoint.
         """
         start = time.monotonic()
-        survivors, transport = self._survivors, self._strategy.engine.transport
+        survivors = self._survivors
         if survivors is None:
             raise RuntimeError("one rank alone can't have lost another one")
         before = survivors.members
-        if not self._strategy.engine.is_spare:
-            survivors.revoke()
-            if not self._strategy.engine.agreement.meeting.has_told_loss:
-                transport.agree(0)  # others may be at a meeting
+        survivors.call_together()
         try:
             survivors.come_together(self._go_on)
         except BaseException as error:
-            # The strategy is over, on all ranks.
-            self._strategy.engine.agreement.break_off(error)
+            agreement = self._strategy.engine.agreement
+            agreement.break_off(error)
+            if survivors.is_over:  # as all ranks know, and what was in flight has been revoked
+                agreement.has_message_in_flight = False
             raise
         lost = [member for member in before if member not in survivors.members]
         step = None if self._holding is None or self.lost_replicas else self._holding.step
@@ -166,7 +165,6 @@ class Keeper:
             return  # a spare that waits on
         strategy, engine = self._strategy, self._strategy.engine
         number = engine.layout.num_replicas
-        expire(number, engine.layout.local_replica_ids)
         layout = Layout.even(number, transport.size, transport.rank)
         strategy.move(transport, layout)
         lose_components(strategy)
@@ -174,6 +172,7 @@ class Keeper:
         found = gather_state(
             transport,
             layout,
+            call=strategy._num_elastic_calls,
             number=None if holding is None else holding.number,
             shared=None if holding is None else (holding.shared, holding.step),
             own={} if holding is None else holding.own,

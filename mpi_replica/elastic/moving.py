@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..layout import Layout
+from ..errors import CollectiveMismatchError, mark_reporter
+from ..layout import Layout, compressed
 from ..transport import Transport
 from .buddies import givers
 from .snapshot import Own
@@ -19,6 +20,8 @@ __all__ = ["Found", "gather_state"]
 class _Told(NamedTuple):
     """What a rank tells of what it has."""
 
+    #: Which call of ``run_elastic`` it is in.
+    call: int
     #: Of the commit; None where it has none.
     number: int | None
     #: Replicas that it hosted, and those of which it keeps a copy.
@@ -46,6 +49,7 @@ def gather_state(
     transport: Transport,
     layout: Layout,
     *,
+    call: int,
     number: int | None,
     shared: Any,
     own: Mapping[int, Own],
@@ -59,6 +63,8 @@ def gather_state(
     ----------
     transport, layout
         The new ones.
+    call : int
+        How many calls of ``run_elastic`` this rank has made.
     number : int or None
         Of the last commit; None on a rank that has none.
     shared : object
@@ -70,14 +76,20 @@ def gather_state(
     num_variables : int
         How many variables it has made.
 
+    Raises
+    ------
+    CollectiveMismatchError
+        On all ranks: they are in different calls.
+
     Notes
     -----
     Two small messages to all, and one to each rank that needs something.
     """
-    mine = _Told(number, tuple(own), tuple(kept), empty, num_variables)
+    mine = _Told(call, number, tuple(own), tuple(kept), empty, num_variables)
     told: list[_Told] = [
         pickle.loads(data) for data in transport.all_gather_bytes(pickle.dumps(mine, 5))
     ]
+    _require_one_call([one.call for one in told])
     numbers = {one.number for one in told if one.number is not None}
     if len(numbers) > 1:
         raise RuntimeError(f"the ranks have different commits: {sorted(numbers)}")
@@ -107,30 +119,33 @@ def gather_state(
         parts = {i: have[i] for i in needed}
         messages.append((shared if is_new else None, parts) if is_new or parts else None)
     received = _exchange(transport, messages)
-    for message in received:
-        if message is not None:
-            given, parts = message
-            shared = given or shared
-            have |= parts
+    for given, parts in received:
+        shared = given or shared
+        have |= parts
     for i in layout.local_replica_ids:
         have.setdefault(i, Own({}, {}))
     return Found(numbers.pop(), shared, have, nothing, [], most)
 
 
+def _require_one_call(calls: Sequence[int]) -> None:
+    """Raise where a rank has left a call of run_elastic that others are still in."""
+    if len(set(calls)) > 1:
+        ahead = [rank for rank, call in enumerate(calls) if call == max(calls)]
+        error = CollectiveMismatchError(
+            f"a rank was lost, and the others are in different calls of strategy.run_elastic:"
+            f" rank{'s' * (len(ahead) > 1)} {compressed(ahead)} (as numbered without it) left the"
+            " last one by an error that the others did not have. Let such an error end the program,"
+            " or raise it on all ranks."
+        )
+        mark_reporter(error, 0)
+        raise error
+
+
 def _exchange(transport: Transport, messages: list[Any]) -> list[Any]:
-    """Send an object to each rank, or None; return what each rank has sent here."""
-    packed = [b"" if one is None else pickle.dumps(one, 5) for one in messages]
-    counts = np.array([len(data) for data in packed], np.int64)
+    """Send an object to each rank, or None; return what other ranks have sent here."""
+    packed = {rank: pickle.dumps(one, 5) for rank, one in enumerate(messages) if one is not None}
+    counts = np.array([len(packed.get(rank, b"")) for rank in range(len(messages))], np.int64)
     everyone = transport.all_gather_bytes(counts.tobytes())
-    table = [np.frombuffer(row, np.int64) for row in everyone]
-    coming = [int(row[transport.rank]) for row in table]
-    if not any(row.any() for row in table):
-        return [None] * transport.size
-    receive = np.empty(sum(coming), np.uint8)
-    send = np.frombuffer(b"".join(packed), np.uint8)
-    transport.all_to_all(send, counts.tolist(), receive, coming)
-    ends = np.cumsum(coming).tolist()
-    return [
-        pickle.loads(receive[end - count : end].tobytes()) if count else None
-        for end, count in zip(ends, coming, strict=True)
-    ]
+    sizes = [int(np.frombuffer(row, np.int64)[transport.rank]) for row in everyone]
+    coming = {rank: size for rank, size in enumerate(sizes) if size}
+    return [pickle.loads(data) for data in transport.pass_on(packed, coming).values()]

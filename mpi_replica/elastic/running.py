@@ -59,6 +59,7 @@ class Elastic:
         #: What was lost so far, the oldest first.
         self.losses: tuple[Loss, ...] = ()
         self._is_elastic = False
+        self._num_elastic_calls = 0
 
     def run_elastic(self: ElasticStrategy, train: Callable[[], T], state: ElasticState) -> T | None:
         """Call `train`, and call it again at the last commit whenever a rank was lost.
@@ -131,6 +132,7 @@ class Elastic:
         with kept_by(state, keeper):
             _say_if_unguarded(self, keeper)
             self._is_elastic = True
+            self._num_elastic_calls += 1
             try:
                 return _train(self, keeper, meet, train)
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from .loss import is_loss
 from .pausing import pause
 
-__all__ = ["agree"]
+__all__ = ["agree", "agreeing"]
 
 
 def agree(mpi: Any, communicator: Any, word: int) -> tuple[int, bool]:
@@ -31,12 +32,23 @@ def agree(mpi: Any, communicator: Any, word: int) -> tuple[int, bool]:
     bool
         Whether it came out that a rank has died.
     """
+    steps = agreeing(mpi, communicator, word)
+    start = time.monotonic()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        pause(time.monotonic() - start)
+
+
+def agreeing(mpi: Any, communicator: Any, word: int) -> Generator[None, None, tuple[int, bool]]:
+    """Do as `agree`; yield while it goes on."""
     words = np.array([word], np.int32)
     try:
         request = communicator.Iagree(words)
-        start = time.monotonic()
         while not request.Test():
-            pause(time.monotonic() - start)
+            yield
     except mpi.Exception as error:
         if not is_loss(mpi, error):
             raise

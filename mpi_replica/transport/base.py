@@ -16,6 +16,7 @@ __all__ = [
     "HEADER_BYTES",
     "Bytes",
     "Mailbox",
+    "Messages",
     "SharedMemoryError",
     "Transport",
     "WaitGivenUpError",
@@ -25,6 +26,8 @@ __all__ = [
 HEADER_BYTES = 256
 
 Bytes = npt.NDArray[np.uint8]
+#: Of ranks: something for each, or from each.
+Messages = Mapping[int, bytes | bytearray]
 
 
 class WaitGivenUpError(Exception):
@@ -87,6 +90,8 @@ class Transport(abc.ABC):
     is_fault_tolerant: bool = False
     #: Why nothing can be sent any more: a rank has died.
     loss: RankLostError | None = None
+    #: Whether it came out by `agree` that a rank has died, so that all living ranks know of it.
+    has_told_loss: bool = False
     #: Set from another thread: waits end with `WaitGivenUpError`. A blocking call is not woken.
     is_interrupted: bool = False
     #: What the user may see as ``strategy.communicator``: an MPI communicator, or None.
@@ -161,11 +166,10 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
-    def pass_on(self, data: bytes, to: int, sizes: Mapping[int, int]) -> dict[int, bytes]:
-        """Send `data` to rank `to`, and return what others send here, by rank.
+    def pass_on(self, messages: Messages, sizes: Mapping[int, int]) -> Messages:
+        """Send messages to other ranks, and return what those send here, both by rank.
 
-        All know who sends how much: `sizes` is that of each rank that sends something here; nothing
-        is sent where `data` is empty.
+        Each knows what comes: `sizes` are the bytes of each rank that sends something here.
         """
 
     @abc.abstractmethod
@@ -188,6 +192,7 @@ class Transport(abc.ABC):
         """Return the bits that the words of all living ranks have in common: the same on all.
 
         It also works when ranks have died, and after `revoke`; `is_fault_tolerant` transports only.
+        A rank that knows of a loss gives 0: after that no rank agrees again.
         """
         raise NotImplementedError
 

@@ -19,13 +19,7 @@ with warnings.catch_warnings():
 
 from ..errors import RankLostError
 from ..options import ReduceOp
-from .base import (
-    HEADER_BYTES,
-    Bytes,
-    SharedMemoryError,
-    Transport,
-    WaitGivenUpError,
-)
+from .base import HEADER_BYTES, Bytes, Messages, SharedMemoryError, Transport, WaitGivenUpError
 from .communicators import checked_communicator
 from .facts import LibraryFacts, library_facts
 from .handlers import is_of_signal_handler
@@ -331,15 +325,15 @@ class MPITransport(Transport):
         for window, _ in self._windows:
             window.Sync()
 
-    def pass_on(self, data: bytes, to: int, sizes: Mapping[int, int]) -> dict[int, bytes]:
-        self.sent_bytes += len(data)
+    def pass_on(self, messages: Messages, sizes: Mapping[int, int]) -> Messages:
+        self.sent_bytes += sum(map(len, messages.values()))
         try:
-            passing = Passing(MPI, self._comm, data, to, sizes)
+            passing = Passing(MPI, self._comm, messages, sizes, _LARGEST_MESSAGE_BYTES)
         except MPI.Exception as error:
             raise self._told(error) from None
         self.is_in_flight = True
         self._wait(passing, None)
-        return passing.received()
+        return passing.received
 
     def agree(self, word: int) -> int:
         words, loss = np.array([word], np.int32), self.loss

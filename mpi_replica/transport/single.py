@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..options import ReduceOp
-from .base import HEADER_BYTES, Bytes, Transport
+from .base import HEADER_BYTES, Bytes, Messages, Transport
 
 __all__ = ["SingleTransport", "WaitingTransport"]
 
@@ -78,7 +78,7 @@ class SingleTransport(Transport):
     ) -> None:
         np.copyto(receive, send)
 
-    def pass_on(self, data: bytes, to: int, sizes: Mapping[int, int]) -> dict[int, bytes]:
+    def pass_on(self, messages: Messages, sizes: Mapping[int, int]) -> Messages:
         return {}
 
     def open_shared_memory(self, size_bytes: int) -> Bytes:

@@ -7,13 +7,15 @@ and the spares that wait. Only a world survives a loss, by ULFM's ``Revoke``, ``
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import RankLostError
-from .agreeing import agree
+from ..errors import RankLostError, mark_reporter
+from ..layout import compressed
+from .agreeing import agree, agreeing
 from .base import Transport
 from .facts import is_fault_tolerant
 from .loss import is_loss
@@ -24,6 +26,9 @@ T = TypeVar("T")
 
 # What the ranks have in common after an attempt to come together.
 _SUCCEEDED, _MAY_TRY_AGAIN = 1, 2
+# What those of a world have in common when they agree for the last time, before they come together
+# anew or when their programs have ended.
+_GOES_ON, _HAS_ENDED = 0, 1
 
 # A spare looks so often whether it is needed: its core is for others.
 _LOOK_SECONDS = 0.003
@@ -40,6 +45,19 @@ class Member(NamedTuple):
     first_rank: int
     host: str
     pid: int
+
+
+class _Told(NamedTuple):
+    """What a rank tells the others when they come together."""
+
+    member: Member
+    num_spares: int
+    #: How often the spares were told of an end.
+    ends: int
+    #: Its rank in the world that they leave.
+    rank: int
+    #: Why its program has ended, "" where nothing is wrong; None while it goes on.
+    farewell: str | None
 
 
 class End(NamedTuple):
@@ -90,6 +108,10 @@ class Survivors:
         self._ends = 0
         #: Whether they were, since they began to wait.
         self.has_dismissed = False
+        # As `_Told` has it.
+        self._farewell: str | None = None
+        #: Whether all living ranks have agreed that they can't go on.
+        self.is_over = False
         #: The rank of this process among all that live, and how many those are.
         self.rank, self.size = self._first_rank, self.first_size
         #: The transport of the ranks that host replicas; None where this rank waits.
@@ -112,25 +134,32 @@ class Survivors:
         Exception
             What `begin` raised on this rank.
         RankLostError
-            It raised something on another one.
+            It raised something on another one, or the program has ended there.
         """
+        before = self.rank
         while True:
             problem: BaseException | None = None
             word = _SUCCEEDED | _MAY_TRY_AGAIN
             try:
-                self._renew()
-                made = begin(self.transport)
+                problem = self._renew(before)
+                if problem is None:
+                    self._make_transport()
+                    made = begin(self.transport)
+                elif self.is_fault_tolerant:
+                    word = 0  # on all ranks, and none of them needs to be woken
+                else:
+                    raise problem
             except BaseException as error:
                 if not self.is_fault_tolerant:
                     raise
                 problem = error
                 word = _MAY_TRY_AGAIN if self._is_of_a_loss(error) else 0
+                self.revoke()
             if not self.is_fault_tolerant:
                 return made
-            if not word & _SUCCEEDED:
-                self.revoke()
             word = self._agree(word)
             if not word & _MAY_TRY_AGAIN:
+                self.is_over = True
                 raise problem or RankLostError(
                     "the ranks that are left could not go on: an error came up on another one,"
                     " which prints it."
@@ -140,13 +169,24 @@ class Survivors:
 
     def _is_of_a_loss(self, error: BaseException) -> bool:
         told = None if self.transport is None else self.transport.loss
-        return error is told or is_loss(self._mpi, error, self._world)
+        if error is told or is_loss(self._mpi, error, self._world):
+            return True
+        # A small Allgatherv that `revoke` ends may report success and have received nothing (Open
+        # MPI 5.0.11): then what came up is an error of pickle's, say.
+        return isinstance(error, Exception) and self._world.Is_revoked()
 
-    def _renew(self) -> None:
-        """Make world and transport of the ranks that live."""
+    def _renew(self, before: int) -> Exception | None:
+        """Make a world of the ranks that live; return what speaks against it, on all of them alike.
+
+        `before` is what the rank of this one was.
+        """
         if self.is_fault_tolerant:
             # Unlike a duplicate it can be had where a rank is dead already.
             self._world = self._world.Shrink()
+            # Who revokes it while others are still in that call ends them (Open MPI 5.0.11: a
+            # segmentation fault in ompi_comm_revoke_local).
+            self._world.Set_errhandler(self._mpi.ERRORS_RETURN)
+            self._agree(_GOES_ON)
         elif not self._is_own:
             self._world = self._world.Dup()
         self._is_own = True
@@ -154,10 +194,15 @@ class Survivors:
         self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
         self.transport = None
         mine = Member(self._first_rank, self._mpi.Get_processor_name(), os.getpid())
-        told = self._world.allgather((mine, self._num_spares, self._ends))
-        self._check_spares([spares for _, spares, _ in told])
-        self.members = tuple(member for member, _, _ in told)
-        self._ends = max(ends for _, _, ends in told)
+        told: list[_Told] = self._world.allgather(
+            _Told(mine, self._num_spares, self._ends, before, self._farewell)
+        )
+        self.members = tuple(one.member for one in told)
+        self._ends = max(one.ends for one in told)
+        return self._wrong_spares([one.num_spares for one in told]) or _farewell_error(told)
+
+    def _make_transport(self) -> None:
+        """Make the transport of the ranks that host replicas."""
         active = self._world
         if self.is_fault_tolerant or self._num_spares:
             color = 0 if self.rank < self._num_active else self._mpi.UNDEFINED
@@ -170,21 +215,61 @@ class Survivors:
         """How many ranks host replicas, where so many live."""
         return self.first_size - self._num_spares
 
-    def _check_spares(self, told: Sequence[int]) -> None:
+    def _wrong_spares(self, told: Sequence[int]) -> ValueError | None:
         if min(told) < 0:
-            raise ValueError(
+            return ValueError(
                 "spares, or MPI_REPLICA_SPARES where that is not given, must be an int, 0 or more;"
                 f" it is not on rank {told.index(min(told))}."
             )
         if len(set(told)) > 1:
-            raise ValueError(
+            return ValueError(
                 f"spares differs between ranks: {min(told)} and {max(told)}. Give the same on all."
             )
         if self._num_spares >= self.first_size:
-            raise ValueError(
+            return ValueError(
                 f"spares={self._num_spares} leaves none of the {self.first_size} ranks to host"
                 " replicas. Start more ranks, or ask for fewer spares."
             )
+        return None
+
+    @property
+    def has_met_loss(self) -> bool:
+        """Whether this rank knows that one is lost, or what it has done may come of that.
+
+        An exchange that another rank ends by `revoke` may have given nothing: `_is_of_a_loss`.
+        """
+        transport = self.transport
+        if transport is None or not self.is_fault_tolerant:
+            return False
+        return transport.loss is not None or transport.communicator.Is_revoked()
+
+    def call_together(self) -> None:
+        """Wake all living ranks for `come_together`, wherever they wait or have come to their end.
+
+        Collective: each of them does it when it has met the loss, or comes to `part`.
+        """
+        if self.transport is not None:
+            self.revoke()
+            if not self.transport.has_told_loss:
+                self.transport.agree(0)  # others may be at a meeting
+        self._agree(_GOES_ON)
+
+    def part(self) -> Iterator[None]:
+        """Yield until nobody needs this rank any more, whose program has ended. Collective.
+
+        Only when it has ended on all living ranks, none can meet a loss that makes them come
+        together. Where they do, this rank is with them, and can't go on.
+        """
+        if self.is_over or not self.is_fault_tolerant:
+            return
+        if self._farewell is None:
+            self._farewell = ""
+        if self.transport is not None and not self.transport.has_told_loss:
+            yield from agreeing(self._mpi, self.transport.communicator, 0)
+        word, _ = yield from agreeing(self._mpi, self._world, _HAS_ENDED)
+        if word != _HAS_ENDED:
+            with contextlib.suppress(RankLostError):
+                self.come_together(lambda _: None)
 
     def _agree(self, word: int) -> int:
         """Return the bits that the words of all living ranks have in common."""
@@ -268,7 +353,32 @@ class Survivors:
         """End the processes of all ranks with this exit status."""
         self._mpi.COMM_WORLD.Abort(status)
 
+    @property
+    def may_be_needed(self) -> bool:
+        """Whether others may wait for this rank when its program ends."""
+        return self.first_size > 1 and (self.is_fault_tolerant or self._num_spares > 0)
+
     def say_farewell(self, cause: str) -> None:
-        """Tell the spares that the program ends, unless they know."""
-        if not self.has_dismissed:
+        """Note why the program ends, and tell the spares, unless they know."""
+        if self._farewell is None:
+            self._farewell = cause
+        if self.transport is not None and not self.has_dismissed:
             self.dismiss(cause or "the program has ended on the other ranks")
+
+
+def _farewell_error(told: Sequence[_Told]) -> RankLostError | None:
+    """Return the error of ranks that are needed, where the program has ended on others."""
+    ended = [one for one in told if one.farewell is not None]
+    if not ended:
+        return None
+    failed = [one for one in ended if one.farewell]
+    ranks = compressed(sorted(one.member.first_rank for one in ended))
+    causes = [f"rank {one.member.first_rank} ended with {one.farewell}" for one in failed]
+    error = RankLostError(
+        f"the program has ended on rank{'s' * (len(ended) > 1)} {ranks}: the others can't go on"
+        " alone after a loss."
+        f" {'; '.join(causes) or 'All ranks must come to the end of run_elastic'}."
+    )
+    stay = [one for one in told if one.farewell is None]
+    mark_reporter(error, [*failed, *stay, *ended][0].rank)
+    return error

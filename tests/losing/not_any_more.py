@@ -9,10 +9,12 @@ CASE
     ``outside``: rank 1 dies where nobody is in run_elastic.
 """
 
+import gc
 import os
 
 import dying
 import numpy as np
+from mpi4py import MPI
 
 import mpi_replica as mr
 
@@ -44,6 +46,13 @@ uses = {
     "local results": lambda value: strategy.experimental_local_results(value),
 }
 told = {}
+# What no loss of this strategy takes away: it is of another one, or of no layout.
+alone = mr.MPIStrategy(MPI.COMM_SELF, num_replicas=5)
+still_there = {
+    "of another strategy": alone.run(replica_id),
+    "made by hand": mr.PerReplica(range(5)),
+}
+gc.freeze()  # as programs do that fork: nothing is found among all objects then
 
 
 def use_again():
@@ -67,7 +76,11 @@ def train():
         state.step += 1
         state.commit()
     kept = strategy.reduce("SUM", state.own, axis=None).tolist()
-    return kept, repr(before["of a run"])
+    theirs = [
+        alone.reduce("SUM", still_there["of another strategy"], axis=None),
+        strategy.reduce("SUM", still_there["made by hand"], axis=None),
+    ]
+    return kept, repr(before["of a run"]), list(map(int, theirs))
 
 
 dying.enter("beginning")

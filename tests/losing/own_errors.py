@@ -1,11 +1,15 @@
-"""A program with a mistake of its own, which MISTAKE names; perhaps rank 1 dies before.
+"""A program with a mistake of its own, which MISTAKE names; perhaps rank 1 dies, too.
 
 Environment variables
 ---------------------
 KILLS
-    See dying.py: rank 1 may die in step 2.
+    See dying.py: rank 1 may die in step 2, or in step 5, at the time of the mistake.
 MISTAKE
     What happens in step 5, on rank 2 alone or in a replica; or before run_elastic.
+CAUGHT
+    With ``1`` the program catches whatever comes out of run_elastic, and tells it.
+SPARES
+    How many ranks wait.
 """
 
 import os
@@ -15,7 +19,8 @@ import dying
 
 import mpi_replica as mr
 
-strategy = mr.MPIStrategy(num_replicas=5)
+strategy = mr.MPIStrategy(num_replicas=5, spares=int(os.environ.get("SPARES", 0)))
+dying.watch_exchanges(strategy)
 state = mr.ElasticState(strategy, step=0)
 mistake = os.environ["MISTAKE"]
 is_alone = dying.first_rank == 2
@@ -32,7 +37,9 @@ def train():
     while state.step < 8:
         if state.step == 2:
             dying.enter("step2")
-        if state.step == 5 and is_alone and mistake == "rank":
+        if state.step == 5:
+            dying.enter("step5")
+        if state.step == 5 and is_alone and mistake in ("rank", "again"):
             raise ValueError("the mistake")
         if state.step == 5 and is_alone and mistake == "exit":
             sys.exit(3)
@@ -47,5 +54,15 @@ if mistake == "outside" and is_alone:
     strategy.run(total)
 if mistake == "object" and is_alone:
     state.step = object()
-strategy.run_elastic(train, state)
-dying.tell("NOT REACHED")
+try:
+    try:
+        strategy.run_elastic(train, state)
+    except ValueError:
+        if mistake != "again":
+            raise
+        strategy.run_elastic(train, state)
+    dying.tell("NOT REACHED")
+except BaseException as error:
+    if os.environ.get("CAUGHT") != "1":
+        raise
+    dying.tell("TOLD", type(error).__name__, str(error))

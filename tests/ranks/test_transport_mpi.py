@@ -7,6 +7,7 @@ from everywhere import raises_everywhere
 from mpi_replica.options import ReduceOp
 from mpi_replica.transport import open_transport
 from mpi_replica.transport.base import SharedMemoryError
+from mpi_replica.transport.passing import Passing
 from transport_contract import TransportContract
 
 
@@ -63,6 +64,20 @@ class TestInSmallPieces(TransportContract):
 
     def make(self):
         return transport_over(None)
+
+
+@pytest.mark.parametrize(("size", "num_pieces"), [(0, 0), (1, 1), (3, 1), (4, 2), (11, 4)])
+def test_a_message_goes_in_pieces_of_the_largest_size(size, num_pieces):
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD.Dup()
+    following, previous = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    passing = Passing(MPI, world, {following: bytes(range(size))}, {previous: size}, 3)
+    assert len(passing._requests) == 2 * num_pieces
+    while not passing.Test():
+        pass
+    assert passing.received == {previous: bytes(range(size))}
+    world.Free()
 
 
 class TestWithoutPersistentCollectives(TransportContract):
