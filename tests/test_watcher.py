@@ -4,6 +4,8 @@ On ranks of MPI: see test_watch.py.
 """
 
 import logging
+import os
+import sys
 import threading
 from collections import deque
 
@@ -60,6 +62,15 @@ def test_the_watch_goes_on_where_a_message_of_a_strategy_can_not_be_sent(watcher
     failed = [text for text in handler.texts if "failed" in text]
     assert len(failed) == 1
     assert "stall reports" in failed[0]
+
+
+def test_a_job_is_aborted_where_nothing_can_be_written(watcher, monkeypatch):
+    world = World(2)
+    watcher.add(world.channels[0], "n")
+    with open(os.devnull, "w") as closed:
+        pass
+    monkeypatch.setattr(sys, "stderr", closed)
+    watcher.write_flight_records(REASON)  # what aborts comes after it
 
 
 def test_a_rank_writes_one_text_about_all_of_its_strategies(watcher, capsys):

@@ -93,13 +93,13 @@ class Watcher:
                 channel.tell(("print", reason))
             except Exception:  # MPI may be why the job is aborted
                 _log.debug("the other ranks can't be told", exc_info=True)
-        self._print(reason)
+        self._do(self._print, reason)
 
     def _work(self) -> None:
         while not self._is_stopping:
             asking = any(channel.is_asking for channel in self._channels)
             self._wake.wait(_TICK_SECONDS_WHILE_ASKING if asking else _TICK_SECONDS)
-            self._tick(time.monotonic())
+            self._do(self._tick, time.monotonic())
 
     def _tick(self, now: float) -> None:
         for channel in self._channels:
@@ -129,20 +129,21 @@ class Watcher:
     def _print(self, reason: str) -> None:
         """Write where this rank is, and its last calls: one text for each thread that has calls."""
         now = time.monotonic()
-        if not self._channels or now - self._printed < _SECONDS_BETWEEN_PRINTS:
+        every = self._channels
+        if not every or now - self._printed < _SECONDS_BETWEEN_PRINTS:
             return
         self._printed = now
+        folder = os.environ.get(_FLIGHT_FOLDER)
+        if folder:
+            for channel in every:
+                self._write_file(channel, folder)
         by_thread: dict[int, list[Channel]] = {}
-        for channel in self._channels:
+        for channel in every:
             by_thread.setdefault(channel.thread(), []).append(channel)
-        widest = max((channel.layout for channel in self._channels), key=lambda one: one.size)
+        widest = max((channel.layout for channel in every), key=lambda layout: layout.size)
         for thread in by_thread.keys() & sys._current_frames().keys():
             text = rank_report(_place_and_calls(by_thread[thread]))
             sys.stderr.write(f"[rank {widest.rank} of {widest.size}] {reason}: {text}\n")
-        folder = os.environ.get(_FLIGHT_FOLDER)
-        if folder:
-            for channel in self._channels:
-                self._write_file(channel, folder)
         sys.stderr.flush()
 
     def _write_file(self, channel: Channel, folder: str) -> None:
