@@ -85,8 +85,9 @@ def reduce_with_slices(
     detail : str
         What else of the arguments must be the same.
     """
-    sparse = [index for index in range(len(paths)) if has_slices([[row[index] for row in rows]])]
-    dense = [index for index in range(len(paths)) if index not in sparse]
+    are_sparse = [has_slices([column]) for column in zip(*rows, strict=True)]
+    sparse = [index for index, is_sparse in enumerate(are_sparse) if is_sparse]
+    dense = [index for index, is_sparse in enumerate(are_sparse) if not is_sparse]
 
     def gather(site: CallSite, merged: CommunicationOptions) -> Call:
         if out is not None:
