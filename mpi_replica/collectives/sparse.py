@@ -20,6 +20,8 @@ from .standing import CallDescription
 
 __all__ = ["has_slices", "reduce_values", "reduce_with_slices"]
 
+Array = np.ndarray[Any, Any]
+
 
 def reduce_values(
     engine: Engine,
@@ -85,8 +87,9 @@ def reduce_with_slices(
     detail : str
         What else of the arguments must be the same.
     """
-    sparse = [index for index in range(len(paths)) if has_slices([[row[index] for row in rows]])]
-    dense = [index for index in range(len(paths)) if index not in sparse]
+    are_sparse = [has_slices([column]) for column in zip(*rows, strict=True)]
+    sparse = [index for index, is_sparse in enumerate(are_sparse) if is_sparse]
+    dense = [index for index, is_sparse in enumerate(are_sparse) if not is_sparse]
 
     def gather(site: CallSite, merged: CommunicationOptions) -> Call:
         if out is not None:
@@ -111,12 +114,12 @@ def reduce_with_slices(
     results: list[Any] = [None] * len(paths)
     gathered = perform(engine.make(kind, options, gather))
     op = ReduceOp.of(reduce_op)
-    scale = engine.layout.num_replicas if op is ReduceOp.MEAN else 1
+    count = engine.layout.num_replicas if op is ReduceOp.MEAN else 1
     for position, index in enumerate(sparse):
         values, indices, lengths = gathered[3 * position : 3 * position + 3]
         slices = rows[0][index]
         _, result = accumulation(slices.values.dtype, op)
-        values = (values if scale == 1 else np.divide(values, scale)).astype(result, copy=False)
+        values = engine.quietly(_divided, values, count, result)
         shape = slices.dense_shape
         results[index] = IndexedSlices.of_replicas(values, indices, shape, lengths.tolist())
     if dense:
@@ -162,6 +165,11 @@ def _first_call(
     names = [f"{paths[index]}.{part}" for index in sparse for part in ("values", "indices", "rows")]
     words += f", {detail}" if detail else ""
     return AllGather(site, options, kind, 0, [parts], structure, words, names)
+
+
+def _divided(values: Array, count: int, dtype: np.dtype[Any]) -> Array:
+    quotients = values if count == 1 else np.divide(values, count)
+    return quotients.astype(dtype, copy=False)
 
 
 class _Apart(Call):

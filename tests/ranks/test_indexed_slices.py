@@ -117,6 +117,24 @@ def test_slices_made_dense_have_the_bits_of_a_reproducible_sum(reproducible):
     assert sparse.to_dense().tobytes() == dense.tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_mean_of_slices_is_as_quiet_as_that_of_dense_values(strategy, dtype):
+    """Underflow and overflow in a reduction are no mistake of the program."""
+    tiny = np.finfo(dtype).smallest_subnormal
+
+    def make():
+        return mr.IndexedSlices(np.full((1, 2), tiny), [0], (1, 2)), np.full((1, 2), tiny)
+
+    def step():
+        return mr.get_replica_context().all_reduce("MEAN", make())
+
+    with np.errstate(all="raise"):
+        found = [*strategy.experimental_local_results(strategy.run(step))]
+        found.append(strategy.reduce("MEAN", strategy.run(make), axis=None))
+    for sparse, dense in found:
+        np.testing.assert_allclose(sparse.to_dense(), dense, rtol=0, atol=2 * float(tiny))
+
+
 def test_the_mean_of_mirrored_slices_is_themselves(strategy):
     slices = rows(0)
     assert strategy.reduce("MEAN", mr.Mirrored(slices), axis=None) is slices
