@@ -59,15 +59,22 @@ def _unflat(make: Any, items: Iterable[Any]) -> Any:
 def _is_view(mapping: Mapping[Any, Any]) -> bool:
     """Return whether it only shows what lies elsewhere: a file of h5py, ``os.environ``.
 
-    Such a mapping makes its values when they are looked at, and can't be made anew of them. It
-    can hold no values of replicas.
+    Such a mapping makes its values when they are looked at, or can't be looked at any more. It can
+    hold no values of replicas.
     """
     if isinstance(mapping, dict):
         return False
+    is_held = False
     try:
-        _flat_mapping(mapping)
-    except TypeError:
-        return all(mapping[key] is not mapping[key] for key in [*mapping][:1])
+        for key in mapping:
+            one, other = mapping[key], mapping[key]
+            if not _is_same(one, other):
+                return True
+            is_held = is_held or one is other
+        if not is_held:  # what holds mappings may make these anew
+            _flat_mapping(mapping)
+    except Exception:
+        return True
     return False
 
 

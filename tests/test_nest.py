@@ -214,12 +214,16 @@ def test_mappings_that_only_show_what_lies_elsewhere_are_leaves():
             return np.arange(3) + key
 
         def __iter__(self):
+            if self.length < 0:
+                raise RuntimeError("it is closed")
             return iter(range(self.length))
 
         def __len__(self):
             return self.length
 
-    for value in (Store("two"), os.environ):
+    closed = Store("two")
+    closed.length = -1
+    for value in (Store("two"), closed, os.environ):
         (leaf,), _ = nest.flatten((value,))
         assert leaf is value
 
