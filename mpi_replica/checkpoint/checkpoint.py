@@ -117,7 +117,9 @@ class Checkpoint:
         -----
         Each rank writes about as many bytes, and what belongs to its own replicas: their random
         numbers and the components of each `PerReplica`. Variables that
-        are synchronized on read are saved as they read from above, as in tf: SUM is saved summed.
+        are synchronized on read are saved as they read from above, as in tf: SUM is saved summed, and
+        reads the same bits on any number of replicas; MEAN, of equal numbers then, may differ in
+        its last digit.
         Memory: a few MiB beyond the state, and the values that were combined for that.
         """
         strategy = self.strategy
