@@ -226,9 +226,8 @@ class Assignable(DistributedValues):
 
         op = ReduceOp.from_variable_aggregation(self.aggregation)
         engine, structure = self._strategy.engine, nest.flatten(None)[1]
-        rows: IndexedSlices = reduce_values(
-            engine, context.meet, op, own_rows, structure, None, None
-        )
+        meet = context.meet
+        rows: IndexedSlices = reduce_values(engine, meet, op, own_rows, structure, None, None)
         return rows
 
     def _compared_update(
@@ -252,15 +251,9 @@ class Assignable(DistributedValues):
         site: CallSite,
         options: CommunicationOptions,
     ) -> Call:
-        def write_for_now(value: Array | IndexedSlices) -> Callable[[], None]:
-            before = self._storage.read(None)
-            self._storage.write(None, how, value)
-            return lambda: self._storage.restore(None, before)
-
+        write = functools.partial(self._storage.write_for_now, None, how)
         held_bytes = self._storage.any_array.nbytes
-        return EqualEverywhere(
-            kind, detail, value, advice, write_for_now, held_bytes, site, options
-        )
+        return EqualEverywhere(kind, detail, value, advice, write, held_bytes, site, options)
 
     def _call(
         self, context: ReplicaContextLike, how: str, value: Any

@@ -38,7 +38,6 @@ SCATTER: dict[str, tuple[np.ufunc, ReduceOp] | None] = {
     "scatter_update": None,
 }
 
-
 # Few enough that what is computed with them stays in the cache.
 _BLOCK_ITEMS = 1 << 16
 
@@ -114,9 +113,19 @@ class Storage:
         old = self.any_array if how == "assign" else self.read(key)
         self._put(key, self._quietly(_written, how, old, value))
 
-    def restore(self, key: int | None, before: Array) -> None:
-        """Put back what `read` gave: an assignment that not all ranks made is taken back."""
-        self._values[key] = before
+    def write_for_now(
+        self, key: int | None, how: str, value: Array | IndexedSlices
+    ) -> Callable[[], None]:
+        """Do as `write`; return what takes it back, if not all ranks do the same."""
+        before, was_lost = self._values[key], key in self._lost
+        self.write(key, how, value)
+
+        def take_back() -> None:
+            self._values[key] = before
+            if was_lost:
+                self._lost.add(key)
+
+        return take_back
 
     def refill(self, fill: Callable[[Array], None], num_parts: int | None = None) -> None:
         """Give all replicas one value, which `fill` writes into an array.
@@ -258,10 +267,11 @@ def part_of(total: Array, count: int, index: int) -> Array:
         part = np.empty_like(total)
         part.real, part.imag = (part_of(x, count, index) for x in (total.real, total.imag))
         return part
-    wide = total if dtype.itemsize >= 8 else total.astype(np.int64 if dtype.kind in "iu" else float)
     if dtype.kind in "iu":
+        wide = total if dtype.itemsize == 8 else total.astype(np.int64)
         least = wide // count
         return np.asarray(least + (index < wide - least * count)).astype(dtype)
+    wide = total if dtype.itemsize >= 8 else total.astype(np.float64)
     with np.errstate(all="ignore"):
         digit = (total - np.nextafter(total, np.zeros_like(total))).astype(wide.dtype)
         part = np.trunc(wide / count / digit) * digit

@@ -83,6 +83,20 @@ def test_an_uncaught_wrong_argument_is_printed_by_its_rank_with_its_line(launch,
     assert re.search(r"  File \".*train.py\", line \d+, in step\n.*# the mistake\n", done.stderr)
 
 
+@pytest.mark.xfail(strict=True, reason="R6: raised by each rank for itself after the agreement")
+def test_ranks_that_stop_at_different_steps_print_that_once(launch, tmp_path):
+    done = launch(
+        f"""
+        checkpoint = mr.Checkpoint(mr.MPIStrategy(), step=0)
+        manager = mr.CheckpointManager(checkpoint, {str(tmp_path)!r}, save_on_signal=True)
+        manager.exit_if_signalled(rank)
+        """,
+        3,
+    )
+    assert "got different steps: 0 on ranks 0, 1 on ranks 1, 2 on ranks 2" in done.stderr
+    assert tracebacks(done) == 1
+
+
 def test_an_uncaught_exception_in_a_thread_that_communicates_ends_the_job(launch):
     """Section 8: the others would wait for it for ever."""
     done = launch(

@@ -115,9 +115,10 @@ class Checkpoint:
         Notes
         -----
         Each rank writes about as many bytes, and what belongs to its own replicas: their random
-        numbers and the components of each `PerReplica`. Variables that
-        are synchronized on read are saved as they read from above, as in tf: SUM is saved summed.
-        Memory: a few MiB beyond the state, and the values that were combined for that.
+        numbers and the components of each `PerReplica`. Variables that are synchronized on read are
+        saved as they read from above, as in tf: SUM is saved summed, and reads the same bits on any
+        number of replicas; MEAN, then that of equal numbers, may differ in its last digit. Memory:
+        a few MiB beyond the state, and the values that were combined for that.
         """
         strategy = self.strategy
         require_cross_replica(strategy, "Checkpoint.save")

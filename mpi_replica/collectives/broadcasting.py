@@ -150,8 +150,8 @@ def digest_of(value: Any) -> int:
     """Return 64 bits that differ where values differ, the same in every process.
 
     Arrays of any library and numbers by their bits, strings by their text, nests leaf by leaf,
-    `IndexedSlices` by their rows and indices. Of
-    any other object only the type counts, since nothing else about it is the same everywhere.
+    `IndexedSlices` by their rows and indices. Of any other object only the type counts, since
+    nothing else about it is the same everywhere.
     """
     leaves, structure = nest.flatten(value)
     digest = hashlib.blake2b(nest.structure_text(structure).encode(), digest_size=8)

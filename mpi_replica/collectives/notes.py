@@ -11,9 +11,9 @@ __all__ = ["Notes"]
 
 _OfRanks = Sequence[Sequence[Note]]
 
-# Of what undos hold. A header costs nothing beside writing so much, or so often.
+# A header costs nothing beside writing so much, or so often.
 _MOST_HELD_BYTES = 16 << 20
-_MOST_UNDOS = 64
+_MOST_NOTES = 64
 
 
 class Notes:
@@ -35,8 +35,8 @@ class Notes:
 
     @property
     def are_due(self) -> bool:
-        """Whether undos hold so much that the ranks should compare now: alike on all of them."""
-        return self._held_bytes > _MOST_HELD_BYTES or len(self._undos) >= _MOST_UNDOS
+        """Whether they hold so much that the ranks should compare now: the same on all of them."""
+        return self._held_bytes > _MOST_HELD_BYTES or len(self._notes) >= _MOST_NOTES
 
     def add(self, note: Note, undo: Callable[[], None] | None = None, held_bytes: int = 0) -> None:
         """Have `note` compared between the ranks, with the next header.

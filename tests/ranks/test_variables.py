@@ -1,6 +1,7 @@
 """Mirrored variables: one value everywhere, whatever replicas assign, on all layouts."""
 
 import contextlib
+import functools
 import re
 import warnings
 
@@ -18,6 +19,7 @@ from everywhere import (
     raises_everywhere,
 )
 from mpi_replica import VariableAggregation as Aggregation
+from mpi_replica.assignment import lose_values
 
 COMBINED = {
     Aggregation.SUM: lambda rows: np.sum(rows, axis=0),
@@ -322,6 +324,21 @@ def test_an_assignment_that_not_all_replicas_made_is_taken_back_and_no_other(str
 
     assert_fails(strategy, ValueError, "bad row", lambda: strategy.run(step))
     assert everywhere(v) == 2.0, "all of them made the first one, and not all the second"
+
+
+@every_aggregation
+def test_replicas_can_assign_to_a_variable_that_was_lost(strategy, aggregation):
+    v = variable(strategy, 1.0, aggregation=aggregation)
+    lose_values([v])
+    assert_fails(strategy, mr.errors.RankLostError, "", lambda: strategy.run(lambda: float(v)))
+
+    if aggregation is Aggregation.NONE and strategy.num_replicas_in_sync > 1:
+        differ = functools.partial(strategy.run, lambda: v.assign(float(replica_id())))
+        assert_fails(strategy, ValueError, "differ", differ)
+        assert v.is_lost
+    strategy.run(lambda: v.assign(2.0))
+    total = strategy.num_replicas_in_sync if aggregation is Aggregation.SUM else 1
+    assert everywhere(v) == 2.0 * total
 
 
 @every_aggregation
