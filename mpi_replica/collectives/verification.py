@@ -28,7 +28,7 @@ from .standing import CallDescription, LeafDescription
 
 __all__ = ["Verification"]
 
-# More groups of ranks, or leaves, are counted only.
+# More groups of replicas, or leaves, are counted only.
 _MOST_SHOWN = 8
 # For values of ranks, and of replicas.
 _ADVICE = (
