@@ -277,7 +277,9 @@ class Program:
             mine = context.replica_id_in_sync_group
             return self.step(context, *variables, mine, is_culprit)
 
-        both = parting.error in (CALL, STRUCTURE)
+        others = parting.others_call
+        are_on_one_line = others is None or not isinstance(others.site, str)
+        both = parting.error in (CALL, STRUCTURE) and are_on_one_line
         place = f"{FILE}:{parting.line}"
         return Mistake("", parting.error, (), (place,), in_a_step, names_both_sides=both)
 

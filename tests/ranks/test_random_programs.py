@@ -80,7 +80,7 @@ def check_program(data, strategy, variables, mistake, *, is_line_known=True):
 
 
 @pytest.mark.parametrize("mistake", DISAGREEMENTS)
-@few
+@at_once
 @given(data=st.data())
 def test_a_disagreement_is_the_same_error_on_every_rank(kept_strategy, variables, mistake, data):
     check_program(data, kept_strategy, variables, DISAGREEMENTS[mistake])
