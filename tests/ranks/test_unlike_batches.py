@@ -73,7 +73,7 @@ def test_batches_of_other_keys_dtypes_or_numbers_of_axes_are_told_with_both_side
     culprit, others, *words = UNLIKE[name]
     dataset = source(strategy, culprit if is_last(strategy) else others)
     iterator = iter(strategy.experimental_distribute_dataset(dataset))
-    for _ in range(2):  # in each step
+    for _ in range(2):
         error = raises_everywhere(
             mr.errors.StructureMismatchError, lambda: take(strategy, iterator)
         )
