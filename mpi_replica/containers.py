@@ -23,6 +23,8 @@ _Flat = tuple[Sequence[Any], Callable[[Iterable[Any]], Any], Sequence[Any] | Non
 
 _lock = threading.Lock()
 _opened: set[type] = set()
+# Classes of mappings that make their values when they are looked at.
+_views: set[type] = set()
 
 
 def open_class_of(value: Any) -> bool:
@@ -62,13 +64,15 @@ def _is_view(mapping: Mapping[Any, Any]) -> bool:
     Such a mapping makes its values when they are looked at, or can't be looked at any more. It can
     hold no values of replicas.
     """
-    if isinstance(mapping, dict):
-        return False
+    kind = type(mapping)
+    if kind in _views or isinstance(mapping, dict):
+        return kind in _views
     is_held = False
     try:
         for key in mapping:
             one, other = mapping[key], mapping[key]
             if not _is_same(one, other):
+                _views.add(kind)  # looking may read a file
                 return True
             is_held = is_held or one is other
         if not is_held:  # what holds mappings may make these anew

@@ -209,8 +209,10 @@ def test_mappings_that_only_show_what_lies_elsewhere_are_leaves():
 
         def __init__(self, name):
             self.length = {"two": 2}[name]
+            self.looks = 0
 
         def __getitem__(self, key):
+            self.looks += 1
             return np.arange(3) + key
 
         def __iter__(self):
@@ -221,11 +223,12 @@ def test_mappings_that_only_show_what_lies_elsewhere_are_leaves():
         def __len__(self):
             return self.length
 
-    closed = Store("two")
+    store, closed = Store("two"), Store("two")
     closed.length = -1
-    for value in (Store("two"), closed, os.environ):
+    for value in (store, closed, os.environ, store):
         (leaf,), _ = nest.flatten((value,))
         assert leaf is value
+    assert store.looks == 2  # at one of its values, once for all of its class
 
 
 def test_what_can_not_be_made_anew_is_refused_before_anything_is_done_with_it():

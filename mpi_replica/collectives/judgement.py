@@ -187,18 +187,18 @@ def _note_difference(
             side = _where_it_is(reports[rank]) if note is None else _place_of(note)
             groups.setdefault(side, []).extend(layout.replica_ids(rank))
         first = next(note for note in entries if note is not None)
+        batches = _sides_of_batches(entries, layout)
+        if len(batches) > 1:
+            return StructureMismatchError(
+                f"the batches differ at {first.site.line}: {'; '.join(batches)} (compared with"
+                f" {first.what}). {SAME_KIND}"
+            )
         if len(groups) > 1:
             sides = "; ".join(
                 f"{layout.describe(ids)}: {text}" for (text, _), ids in groups.items()
             )
             return CollectiveMismatchError(
                 f"replicas are at different calls. {sides}. {_SAME_CALLS}."
-            )
-        batches = _sides_of_batches(entries, layout)
-        if len(batches) > 1:
-            return StructureMismatchError(
-                f"{first.what} at {first.site.line}: the batches differ: {'; '.join(batches)}."
-                f" {SAME_KIND}"
             )
         values: dict[int, list[int]] = {}
         for rank, note in enumerate(entries):
@@ -217,7 +217,9 @@ def _note_difference(
 
 
 def _sides_of_batches(entries: Sequence[Note | None], layout: Layout) -> list[str]:
-    """Return who got which kind of batch."""
+    """Return who got which kind of batch, where all have steps of the same input."""
+    if len({None if note is None else note.what for note in entries}) > 1:
+        return []
     sides: dict[str, list[int]] = {}
     for rank, note in enumerate(entries):
         if note is not None and note.batch:

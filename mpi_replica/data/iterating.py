@@ -132,8 +132,8 @@ class DistributedIterator:
             Called in a replica.
         StructureMismatchError
             The global batches of the ranks have different numbers of rows, or what a rank makes of
-            its part differs in structure, dtypes or numbers of axes. Input of each rank's own may
-            differ in all but structure.
+            its part differs in structure, dtypes or numbers of axes (where the length is known: at
+            the next collective). Input of each rank's own may differ in all but structure.
         CollectiveMismatchError
             The ranks have taken different numbers of steps.
         RuntimeError

@@ -73,7 +73,7 @@ def test_batches_of_other_keys_dtypes_or_numbers_of_axes_are_told_with_both_side
     culprit, others, *words = UNLIKE[name]
     dataset = source(strategy, culprit if is_last(strategy) else others)
     iterator = iter(strategy.experimental_distribute_dataset(dataset))
-    for _ in range(2):  # the same again, from the same step
+    for _ in range(2):
         error = raises_everywhere(
             mr.errors.StructureMismatchError, lambda: take(strategy, iterator)
         )
@@ -98,6 +98,21 @@ def test_batches_that_come_to_differ_are_told_in_the_step_in_which_they_do(strat
         take(strategy, iterator)
     error = raises_everywhere(mr.errors.StructureMismatchError, lambda: take(strategy, iterator))
     assert "float64[any]" in str(error)
+    check_works(strategy)
+
+
+def test_a_difference_is_told_also_where_the_steps_after_it_were_alike(strategy):
+    """Two steps are taken before the first collective call, say."""
+    needs_two_ranks(strategy)
+
+    def function(x):
+        return float(x) if x < strategy.num_replicas_in_sync and is_last(strategy) else x
+
+    iterator = iter(strategy.experimental_distribute_dataset(known(strategy, function)))
+    next(iterator)
+    error = raises_everywhere(mr.errors.StructureMismatchError, lambda: take(strategy, iterator))
+    assert "float64[any]" in str(error)
+    assert gathered(iterator.state_dict()["steps"]) == [2] * strategy.size
     check_works(strategy)
 
 
