@@ -179,7 +179,6 @@ def test_equal_names_make_two_lines_one_call():
     assert type(error) is mr.errors.StructureMismatchError
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="P2: one line is told")
 def test_what_differs_on_two_lines_of_one_name_is_told_with_both_lines():
     """The mistake is on either of them."""
     other_leaf = all_reduce(name="x", at=site(50), leaves=(LeafDescription("float32", (11,)),))

@@ -184,8 +184,12 @@ def _note_difference(
         entries = [next(iter(report.notes[index:]), None) for report in reports]
         groups: dict[tuple[str, bytes], list[int]] = {}
         for rank, note in enumerate(entries):
-            side = _where_it_is(reports[rank]) if note is None else _place_of(note)
-            groups.setdefault(side, []).extend(layout.replica_ids(rank))
+            if note is not None:
+                groups.setdefault(_place_of(note), []).extend(layout.replica_ids(rank))
+                continue
+            # A rank that came to no further note: some of its replicas may wait at that call.
+            for stand in reports[rank].stands:
+                groups.setdefault(_place_of_call(stand.call), []).extend(stand.replica_ids)
         first = next(note for note in entries if note is not None)
         batches = _sides_of_batches(entries, layout)
         if len(batches) > 1:
@@ -193,7 +197,7 @@ def _note_difference(
                 f"the batches differ at {first.site.line}: {'; '.join(batches)} (compared with"
                 f" {first.what}). {SAME_KIND}"
             )
-        if len(groups) > 1:
+        if len(groups) > 1 or None in entries:
             sides = "; ".join(
                 f"{layout.describe(ids)}: {text}" for (text, _), ids in groups.items()
             )
@@ -231,10 +235,10 @@ def _place_of(note: Note) -> tuple[str, bytes]:
     return f"{note.what} at {note.site.line}", note.site.digest
 
 
-def _where_it_is(report: Report) -> tuple[str, bytes]:
-    """Return where a rank is that came to no further note."""
-    call = next((stand.call for stand in report.stands if stand.call is not None), None)
-    return "no such call" if call is None else f"{call.what} at {call.where}", b""
+def _place_of_call(call: CallDescription | None) -> tuple[str, bytes]:
+    if call is None:
+        return "no such call", b""
+    return f"{call.what} at {call.where_and_why}", call.site.digest
 
 
 def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError | None:
@@ -254,9 +258,8 @@ def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError |
         codes = [call.code or call.site.digest.hex() for _, call in sides]
         texts = [f"{text} (code {code})" for text, code in zip(texts, codes, strict=True)]
     listed = "; ".join(f"{who}: {text}" for (who, _), text in zip(sides, texts, strict=True))
-    lines = " and ".join(dict.fromkeys(call.where for _, call in sides))
     return CollectiveMismatchError(
-        f"replicas are at different calls. {listed}. {_SAME_CALLS} (here: {lines})."
+        f"replicas are at different calls. {listed}. {_SAME_CALLS} (here: {_places(calls)})."
     )
 
 
@@ -277,9 +280,14 @@ def _structure_difference(calls: _Calls, layout: Layout) -> StructureMismatchErr
         a, b = _first_difference(first.structure, second.structure)
         difference = f"{a} on {one}, {b} on {other}"
     return StructureMismatchError(
-        f"{first.kind} got different structures at {first.where}: {difference}. Pass the same nest,"
-        " with the same keys and containers, on every replica."
+        f"{first.kind} got different structures at {_places(calls)}: {difference}. Pass the same"
+        " nest, with the same keys and containers, on every replica."
     )
+
+
+def _places(calls: _Calls) -> str:
+    """Return the place of a call; those of several lines that a name makes one call."""
+    return " and ".join(dict.fromkeys(call.where for _, call in calls))
 
 
 def _first_difference(one: str, other: str) -> tuple[str, str]:
@@ -320,7 +328,7 @@ def _leaf_difference(
             else "Convert the leaf to one dtype on every replica."
         )
         return (), StructureMismatchError(
-            f"{first.kind} got different {aspect}s for value{path} at {first.where}: {sides}."
+            f"{first.kind} got different {aspect}s for value{path} at {_places(calls)}: {sides}."
             f" {mend}"
         )
     return tuple(promoted), None

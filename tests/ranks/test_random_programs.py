@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import mpi_replica as mr
 from contributions import at_once, check
 from everywhere import check_mistake, holds_everywhere
-from mistake import CALL
 from random_mistakes import DISAGREEMENTS, WRONG_ARGUMENTS, wrong_argument
 from random_programs import programs
 from traces import Trace, results
@@ -59,13 +58,6 @@ def test_a_right_program_finds_numpys_numbers(kept_strategy, variables, program)
         holds_everywhere(functools.partial(check, np.array(variable), value))
 
 
-def is_told_of_its_rank(strategy, parting):
-    """Whether the text is of all replicas of a rank (see the xfail in test_variables.py)."""
-    call = parting.others_call
-    is_shared = strategy.size > 1 and len(strategy.local_replica_ids) > 1
-    return is_shared and parting.error is CALL and call is not None and call.kind == "assign"
-
-
 def check_program(data, strategy, variables, mistake, *, is_line_known=True):
     """Let a replica make the mistake in a program; the error must name the line of it."""
     program = data.draw(programs(mistake))
@@ -73,7 +65,7 @@ def check_program(data, strategy, variables, mistake, *, is_line_known=True):
     culprit = data.draw(st.integers(0, count - 1))
     parting = program.parting(culprit, count)
     made = program.mistake(variables, parting)
-    if not is_line_known or is_told_of_its_rank(strategy, parting):
+    if not is_line_known:
         made = made._replace(places=(), names_both_sides=False)
     check_mistake(strategy, made, [culprit])
     strategy.verify(variables)

@@ -354,9 +354,6 @@ def test_an_assignment_on_one_replica_only_is_an_error_everywhere(strategy, aggr
     assert everywhere(v) == 1.0
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="P1: its rank is told to be at the assignment"
-)
 def test_a_replica_that_does_not_assign_is_told_from_others_of_its_rank(world):
     """It is at another call while they, and all other ranks, are at the assignment."""
     if world.size == 1:
