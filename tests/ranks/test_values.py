@@ -407,7 +407,7 @@ def test_distribute_values_that_differ_in_structure_are_an_error_on_every_rank(s
 
     def reduced():
         values = strategy.experimental_distribute_values_from_function(
-            lambda context: [1] * context.replica_id_in_sync_group
+            lambda context: [1] * (1 + context.replica_id_in_sync_group)
         )
         return strategy.reduce("SUM", values, axis=None)
 
