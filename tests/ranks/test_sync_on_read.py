@@ -197,7 +197,7 @@ TOTALS = {
 
 
 @pytest.mark.parametrize("dtype", TOTALS)
-@pytest.mark.parametrize("replicas", [3, 7, 10])
+@pytest.mark.parametrize("replicas", [5, 7, 10])
 def test_a_sum_has_the_bits_that_were_assigned_above_for_any_number_of_replicas(dtype, replicas):
     total = np.array(TOTALS[dtype], dtype)
     with mr.MPIStrategy(num_replicas=replicas) as strategy:
