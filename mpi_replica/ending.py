@@ -150,7 +150,7 @@ def _tell_that_it_ends(cause: str = "", seconds: float = math.inf) -> bool:
     try:
         return _go_through(left, limit)
     except Exception as error:  # they can't be told, and would wait for ever
-        _print(error, _engines[-1].layout.rank, _engines[-1].layout.size)
+        _print(error)
         abort(1)
     return True
 
@@ -166,9 +166,8 @@ def _go_through(waits: list[Iterator[None]], limit: float = math.inf) -> bool:
 
 
 def _print_what_was_left() -> None:
-    layout = _engines[-1].layout
     for error in _left_to_others:
-        _print(error, layout.rank, layout.size)
+        _print(error)
 
 
 def _install_hooks() -> None:
@@ -205,17 +204,15 @@ def _install_hooks() -> None:
 
 def _end_agreed(error: BaseException, reporter: int) -> None:
     """Every rank ends by itself with this error: one of them prints it whole."""
-    layout = _engines[-1].layout
-    if layout.rank == reporter:
-        _print(error, layout.rank, layout.size)
+    if _engines[-1].layout.rank == reporter:
+        _print(error)
     else:
         _left_to_others.append(error)
 
 
 def _end_alone(error: BaseException) -> None:
     """No other rank knows of this error, and some may wait for this one for ever."""
-    layout = _engines[-1].layout
-    _print(error, layout.rank, layout.size)
+    _print(error)
     text = text_of(error)
     cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
     told = _tell_that_it_ends(cause, _SECONDS_TO_LEAVE)
@@ -225,7 +222,8 @@ def _end_alone(error: BaseException) -> None:
         abort(1)
 
 
-def _print(error: BaseException, rank: int, size: int) -> None:
+def _print(error: BaseException) -> None:
+    layout = _engines[-1].layout
     text = "".join(traceback.format_exception(error))
-    sys.stderr.write(f"[rank {rank} of {size}] {text}")
+    sys.stderr.write(f"[rank {layout.rank} of {layout.size}] {text}")
     sys.stderr.flush()

@@ -57,10 +57,20 @@ class Layout:
         least, more = divmod(num_replicas, size)
         return cls(tuple(least + (r < more) for r in range(size)), rank)
 
+    @classmethod
+    def waiting(cls, counts: tuple[int, ...], rank: int) -> Layout:
+        """Return what a rank sees behind those with `counts`: it hosts no replicas, and waits."""
+        return cls(counts + (0,) * (rank + 1 - len(counts)), rank)
+
     @functools.cached_property
     def size(self) -> int:
-        """How many ranks there are."""
+        """How many ranks there are, up to this one where it waits."""
         return len(self.counts)
+
+    @functools.cached_property
+    def hosting_counts(self) -> tuple[int, ...]:
+        """How many replicas each rank hosts that hosts any."""
+        return tuple(filter(None, self.counts))
 
     @functools.cached_property
     def num_replicas(self) -> int:

@@ -149,13 +149,13 @@ class MPIStrategy(Strategy):
 
     @property
     def rank(self) -> int:
-        """The rank of this process."""
+        """The rank of this process; one that waits as a spare has `size` or more."""
         return self.engine.layout.rank
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
-        return self.engine.layout.size
+        """How many ranks host replicas: the same on all ranks, those that wait as spares, too."""
+        return len(self.engine.layout.hosting_counts)
 
     @property
     def local_replica_ids(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from .errors import LaunchError, MPIReplicaError, RankLostError, add_note, text_
 from .layout import Layout, compressed
 from .numerics import Numerics, compare, numerics_here
 from .options import CommunicationOptions
-from .transport import SingleTransport, Survivors, Transport, WaitingTransport, open_survivors
+from .transport import SingleTransport, Survivors, Transport, open_survivors
 
 __all__ = ["Terms", "Wishes", "start"]
 
@@ -120,12 +120,8 @@ def _wait_for_terms(survivors: Survivors) -> tuple[Transport, Terms]:
     told = survivors.share(None)
     if isinstance(told, Exception):
         raise told
-    rank = survivors.rank
-    counts = told.layout.counts
-    _, hosts, pids = zip(*survivors.members, strict=True)
-    waiting = WaitingTransport(rank, hosts, pids, survivors.abort)
-    layout = Layout(counts + (0,) * (rank + 1 - len(counts)), rank)
-    return waiting, told._replace(layout=layout)
+    layout = Layout.waiting(told.layout.counts, survivors.rank)
+    return survivors.waiting_transport(), told._replace(layout=layout)
 
 
 def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:

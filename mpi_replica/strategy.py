@@ -56,7 +56,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Elastic):
 
     def __repr__(self) -> str:
         layout = self.engine.layout
-        return f"<{type(self).__name__}: {layout.num_replicas} replicas on {layout.size} ranks>"
+        size = len(layout.hosting_counts)
+        return f"<{type(self).__name__}: {layout.num_replicas} replicas on {size} ranks>"
 
     def __copy__(self) -> NoReturn:
         raise TypeError("a strategy can't be copied: its ranks would not know of the copy.")

@@ -217,6 +217,10 @@ def test_a_rank_that_meets_a_loss_before_the_others_have_a_world_ends_none_of_th
     assert told(lose("woken_early.py", 3)) == {0: [3], 1: [3], 2: [3]}
 
 
+def test_an_exchange_that_another_rank_ends_gives_no_wrong_data():
+    assert told(lose("ended_exchanges.py", 3)) == {0: [0], 1: [0], 2: [0]}
+
+
 MISTAKES = {
     "rank": "ValueError: the mistake",
     "replica": "ValueError: the mistake",
@@ -224,6 +228,7 @@ MISTAKES = {
     "early": "CollectiveMismatchError: replicas are at different calls",
     "again": "CollectiveMismatchError: ",
 }
+MISTAKE_BEHIND_A_LOSS = {"late": "ValueError: the mistake"}
 MISTAKES_AT_THE_BEGIN = {
     "outside": "CollectiveMismatchError: replicas are at different calls",
     "object": "TypeError: ",
@@ -242,14 +247,15 @@ def test_a_mistake_after_a_loss_ends_the_job_as_always(mistake):
     ("ranks", "mistake", "kills"),
     [
         *((3, mistake, "1@2:step5:0") for mistake in MISTAKES),
-        *((3, mistake, "1:step5:0") for mistake in ("rank", "exit")),
+        *((3, mistake, "1:step5:0") for mistake in ("rank", "exit", "late")),
         *((4, mistake, "1@2:step5:0") for mistake in ("rank", "exit")),
     ],
 )
 def test_a_mistake_at_the_time_of_a_loss_ends_the_job_as_always(ranks, mistake, kills):
     spares = str(ranks - 3)
     done = lose("own_errors.py", ranks, succeeds=False, MISTAKE=mistake, KILLS=kills, SPARES=spares)
-    assert len(re.findall(rf"^(mpi_replica.errors.)?{MISTAKES[mistake]}", done.stderr, re.M)) == 1
+    text = (MISTAKES | MISTAKE_BEHIND_A_LOSS)[mistake]
+    assert len(re.findall(rf"^(mpi_replica.errors.)?{text}", done.stderr, re.M)) == 1
     assert "NOT REACHED" not in done.stdout
 
 
@@ -279,6 +285,13 @@ def test_a_mistake_ends_a_job_that_would_go_on_without_a_rank(mistake):
     text = (MISTAKES | MISTAKES_AT_THE_BEGIN)[mistake]
     assert len(re.findall(rf"^(mpi_replica.errors.)?{text}", done.stderr, re.M)) == 1
     assert "lost rank" not in done.stderr
+    assert "NOT REACHED" not in done.stdout
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_mistake_before_run_elastic_leaves_no_spare_waiting(ranks):
+    done = lose("own_errors.py", ranks, succeeds=False, MISTAKE="at once", SPARES="1")
+    assert len(re.findall("^ValueError: the mistake", done.stderr, re.M)) == 1
     assert "NOT REACHED" not in done.stdout
 
 
@@ -312,9 +325,40 @@ def test_what_nobody_has_any_more_ends_the_job_with_an_error(case, kills, words,
     assert advice in text
 
 
+def test_what_can_not_be_loaded_after_a_loss_ends_the_job_with_an_error():
+    """A commit loads nothing: there it would be the error of one rank alone."""
+    done = lose("not_any_more.py", 3, succeeds=False, CASE="unloadable", KILLS="1:step2:1")
+    assert told(done) == {}
+    assert {0, 2} <= told(done, "STEP2").keys(), done.stderr
+    assert done.stderr.count("MemoryError: no memory for the copies") == 1
+    assert done.stderr.count("goes on at") == 0
+
+
+def test_a_replica_to_which_nothing_belongs_is_not_lost_with_one_that_has_something():
+    found = told(lose("not_any_more.py", 3, CASE="partly", KILLS="1:step2:1"))
+    assert found == {0: [[{}, 0]], 2: [[{}, 0]]}
+
+
 def test_a_spare_that_is_needed_in_a_later_call_is_in_that_call():
     found = told(lose("calls_in_a_row.py", 4))
     assert found == {3: [[[3.0, 6.0, 9.0], [[0], [1], [2]]]]}
+
+
+def test_a_spare_that_waits_on_knows_who_hosts_replicas_as_the_others_do():
+    found = told(lose("waiting_on.py", 5))
+    alike = [[[2, 2, 1]], "<MPIStrategy: 5 replicas on 3 ranks>"]
+    assert found == {
+        1: [[3, 1], [3, 0], [0, 1], *alike],
+        2: [[3, 2], [3, 1], [2, 3], *alike],
+        3: [[3, 3], [3, 2], [4], *alike],
+        4: [[3, 4], [3, 3], [], *alike],
+    }
+
+
+@pytest.mark.xfail(strict=True, reason="R13: at a good end ranks wait for a spare inside of MPI")
+def test_who_waits_for_a_spare_at_the_end_says_so(tmp_path):
+    done = lose("late_spare.py", 3, FOLDER=str(tmp_path), MPI_REPLICA_STALL_SECONDS="0.5")
+    assert told(done) == {0: [True], 1: [True], 2: [True]}
 
 
 def test_a_variable_that_the_checkpoint_lacks_is_an_error_until_it_is_assigned(tmp_path):

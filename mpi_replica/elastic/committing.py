@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..collectives.call import Call
@@ -12,8 +13,9 @@ from ..collectives.callsite import CallSite
 from ..collectives.engine import Engine
 from ..collectives.standing import CallDescription
 from ..options import CommunicationOptions
+from ..transport import Messages
 from .buddies import buddy_of
-from .snapshot import Own, Snapshot
+from .snapshot import Own, Snapshot, are_empty
 
 __all__ = ["Committing", "Guarded"]
 
@@ -23,8 +25,9 @@ _SIZE = struct.Struct("<q")
 class Guarded(NamedTuple):
     """What a rank knows after a commit of the replicas of others."""
 
-    #: Its copies.
-    kept: dict[int, Own]
+    #: Loads its copies, by replica. Not done where no rank is lost: an error would be one of this
+    #: rank alone.
+    kept: Callable[[], Mapping[int, Own]]
     #: The replicas to which nothing belongs, on all ranks.
     empty: frozenset[int]
 
@@ -52,8 +55,7 @@ class Committing(Call):
         super().__init__(site, options)
         self.names = tuple(names)
         own = {} if snapshot is None else snapshot.own
-        full = {i: part for i, part in own.items() if not part.is_empty}
-        self.data = pickle.dumps(full, 5) if full else b""
+        self.data = b"" if are_empty(own.values()) else pickle.dumps(own, 5)
         self.is_guarded = snapshot is not None
         self.identify(self.names)
 
@@ -72,7 +74,7 @@ class Committing(Call):
         empty = frozenset(
             i for rank, size in enumerate(sizes) if not size for i in layout.replica_ids(rank)
         )
-        kept: dict[int, Own] = {}
+        copies: Messages = {}
         if any(sizes) and layout.size > 1:
             buddies = [buddy_of(rank, transport.hosts) for rank in range(layout.size)]
             coming = {
@@ -82,7 +84,9 @@ class Committing(Call):
             }
             with engine.moving(self):
                 sent = {buddies[layout.rank]: self.data}
-                received = engine.carry(transport.pass_on, sent, coming)
-            for data in received.values():
-                kept |= pickle.loads(data)
-        return [Guarded(kept, empty)]
+                copies = engine.carry(transport.pass_on, sent, coming)
+        return [Guarded(functools.partial(_load, copies), empty)]
+
+
+def _load(copies: Messages) -> dict[int, Own]:
+    return {i: part for data in copies.values() for i, part in pickle.loads(data).items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..assignment import lose_components, lose_values
@@ -54,8 +54,8 @@ class Holding:
     shared: Shared
     #: What belongs to its own replicas.
     own: dict[int, Own]
-    #: Its copies of what belongs to others.
-    kept: dict[int, Own]
+    #: Gives its copies of what belongs to others.
+    kept: Callable[[], Mapping[int, Own]]
     #: Replicas to which nothing belongs.
     empty: frozenset[int]
     #: The step that a program would speak of.
@@ -92,7 +92,9 @@ class Keeper:
         ids = (
             self._strategy.engine.layout.all_replica_ids if are_empty(snapshot.own.values()) else ()
         )
-        self._holding = Holding(0, snapshot.shared, snapshot.own, {}, frozenset(ids), self._step(0))
+        self._holding = Holding(
+            0, snapshot.shared, snapshot.own, dict, frozenset(ids), self._step(0)
+        )
 
     def _step(self, number: int) -> int:
         step = getattr(self._state, "step", None)
@@ -127,7 +129,7 @@ class Keeper:
         survivors = self._survivors
         if survivors is None or survivors.is_over or not isinstance(error, Exception):
             return False
-        return survivors.has_met_loss
+        return survivors.is_fault_tolerant and self._strategy.engine.transport.loss is not None
 
     def recover(self) -> None:
         """Leave lost ranks behind, and go back to the last commit. All living ranks come here.
@@ -144,7 +146,7 @@ class Keeper:
         before = survivors.members
         survivors.call_together()
         try:
-            survivors.come_together(self._go_on)
+            survivors.come_together(lambda made: self._go_on(survivors, made))
         except BaseException as error:
             agreement = self._strategy.engine.agreement
             agreement.break_off(error)
@@ -159,12 +161,15 @@ class Keeper:
         if survivors.rank == 0:
             _log.warning("%s", loss)
 
-    def _go_on(self, transport: Transport | None) -> None:
+    def _go_on(self, survivors: Survivors, transport: Transport | None) -> None:
         """Have the strategy work over the new transport, at the last commit."""
-        if transport is None:
-            return  # a spare that waits on
         strategy, engine = self._strategy, self._strategy.engine
         number = engine.layout.num_replicas
+        if transport is None:  # a spare that waits on
+            counts = Layout.even(number, survivors.num_active, 0).counts
+            layout = Layout.waiting(counts, survivors.rank)
+            strategy.move(survivors.waiting_transport(), layout)
+            return
         layout = Layout.even(number, transport.size, transport.rank)
         strategy.move(transport, layout)
         lose_components(strategy)
@@ -176,7 +181,7 @@ class Keeper:
             number=None if holding is None else holding.number,
             shared=None if holding is None else (holding.shared, holding.step),
             own={} if holding is None else holding.own,
-            kept={} if holding is None else holding.kept,
+            kept={} if holding is None else holding.kept(),
             empty=frozenset() if holding is None else holding.empty,
             num_variables=engine.num_variables,
         )
@@ -190,7 +195,7 @@ class Keeper:
         found_objects = put_back(strategy, objects_of(self._state), shared, mine)
         replace_objects(self._state, found_objects)
         # What other ranks host now is kept, too: one of them may be lost before the next commit.
-        self._holding = Holding(found.number, shared, mine, found.own, found.empty, step)
+        self._holding = Holding(found.number, shared, mine, lambda: found.own, found.empty, step)
         self._newest = self._reusable = None
 
     def _require_checkpoint(self) -> None:

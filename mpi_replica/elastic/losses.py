@@ -30,7 +30,7 @@ class Loss:
         From when this rank met the loss until the state was put back. What was done since the last
         commit is done again beside.
     replicas_per_rank : tuple of int
-        How many replicas each rank hosts from then on.
+        How many replicas each rank hosts from then on, without those that wait as spares.
     """
 
     ranks: tuple[int, ...]
@@ -46,7 +46,7 @@ class Loss:
     ) -> Loss:
         """Return the loss of some members of the world."""
         ranks, hosts, pids = zip(*lost, strict=True) if lost else ((), (), ())
-        return cls(ranks, hosts, pids, step, seconds, layout.counts)
+        return cls(ranks, hosts, pids, step, seconds, layout.hosting_counts)
 
     def __str__(self) -> str:
         processes = ", ".join(

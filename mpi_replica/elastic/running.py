@@ -88,7 +88,11 @@ class Elastic:
         ------
         RankLostError
             A rank was lost together with the one that kept copies for it, and there is no
-            checkpoint; or on a spare, when the program has failed on the other ranks.
+            checkpoint; or the program has ended on another one by an error of its own, and can't be
+            waited for; or on a spare, when it has failed on the other ranks.
+        CollectiveMismatchError
+            The ranks are at different calls; also where one has left `run_elastic` by an error that
+            it has caught, and calls it again, when another one is lost.
         ContextError
             Called in a replica, or inside of itself.
         TypeError, ValueError

@@ -23,7 +23,7 @@ from ..errors import CheckpointError
 from ..layout import Layout
 from ..values import Mirrored, PerReplica
 
-__all__ = ["Own", "Shared", "Snapshot", "put_back", "take", "variables_beside"]
+__all__ = ["Own", "Shared", "Snapshot", "are_empty", "put_back", "take", "variables_beside"]
 
 Array = np.ndarray[Any, Any]
 

@@ -1,8 +1,8 @@
 """Moving bytes between ranks: one contract, two implementations."""
 
-from .base import HEADER_BYTES, Mailbox, Transport, WaitGivenUpError
+from .base import HEADER_BYTES, Mailbox, Messages, Transport, WaitGivenUpError
 from .launch import end_together, open_survivors, open_transport
-from .single import SingleTransport, WaitingTransport
+from .single import SingleTransport
 from .survivors import End, Member, Survivors
 from .verdict import Verdict
 
@@ -11,12 +11,12 @@ __all__ = [
     "End",
     "Mailbox",
     "Member",
+    "Messages",
     "SingleTransport",
     "Survivors",
     "Transport",
     "Verdict",
     "WaitGivenUpError",
-    "WaitingTransport",
     "end_together",
     "open_survivors",
     "open_transport",

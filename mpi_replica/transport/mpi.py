@@ -388,6 +388,9 @@ class MPITransport(Transport):
             self.steps -= 1  # counted when it is waited for
             self._wait(request, timeout_seconds, seconds_before_sleep, arguments)
         else:
+            if self.is_fault_tolerant and self._comm.Is_revoked():
+                # A small Allgatherv that is ended so may report success and have received nothing.
+                raise self._told(MPI.Exception(MPI.ERR_REVOKED))
             self.is_in_flight = False
             self.steps_ended = self.steps
 

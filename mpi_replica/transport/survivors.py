@@ -19,6 +19,7 @@ from .agreeing import agree, agreeing
 from .base import Transport
 from .facts import is_fault_tolerant
 from .loss import is_loss
+from .single import WaitingTransport
 
 __all__ = ["End", "Member", "Survivors"]
 
@@ -205,13 +206,18 @@ class Survivors:
         """Make the transport of the ranks that host replicas."""
         active = self._world
         if self.is_fault_tolerant or self._num_spares:
-            color = 0 if self.rank < self._num_active else self._mpi.UNDEFINED
+            color = 0 if self.rank < self.num_active else self._mpi.UNDEFINED
             active = self._world.Split(color, self.rank)
         if active != self._mpi.COMM_NULL:
             self.transport = self._make(active, is_fault_tolerant=self.is_fault_tolerant)
 
+    def waiting_transport(self) -> Transport:
+        """Return what a rank has that hosts no replicas."""
+        _, hosts, pids = zip(*self.members, strict=True)
+        return WaitingTransport(self.rank, hosts, pids, self.abort)
+
     @property
-    def _num_active(self) -> int:
+    def num_active(self) -> int:
         """How many ranks host replicas, where so many live."""
         return self.first_size - self._num_spares
 
@@ -231,17 +237,6 @@ class Survivors:
                 " replicas. Start more ranks, or ask for fewer spares."
             )
         return None
-
-    @property
-    def has_met_loss(self) -> bool:
-        """Whether this rank knows that one is lost, or what it has done may come of that.
-
-        An exchange that another rank ends by `revoke` may have given nothing: `_is_of_a_loss`.
-        """
-        transport = self.transport
-        if transport is None or not self.is_fault_tolerant:
-            return False
-        return transport.loss is not None or transport.communicator.Is_revoked()
 
     def call_together(self) -> None:
         """Wake all living ranks for `come_together`, wherever they wait or have come to their end.
@@ -277,7 +272,7 @@ class Survivors:
 
     def share(self, value: Any) -> Any:
         """Return what the first rank gives, also to those that wait. Collective."""
-        return value if self.size <= self._num_active else self._world.bcast(value)
+        return value if self.size <= self.num_active else self._world.bcast(value)
 
     def revoke(self) -> None:
         """Wake all ranks, wherever they wait, for `come_together`. Not collective."""
@@ -295,7 +290,7 @@ class Survivors:
         """
         while True:
             num_lost = 0
-            for rank in range(self._num_active):
+            for rank in range(self.num_active):
                 try:
                     if self._world.Iprobe(rank, _TAG_OF_END):
                         ends, end = self._world.recv(source=rank, tag=_TAG_OF_END)
@@ -310,14 +305,14 @@ class Survivors:
                     num_lost += 1
                     if error.Get_error_class() == self._mpi.ERR_REVOKED:
                         return None
-            if num_lost == self._num_active:  # nobody else is left to wake the spares
+            if num_lost == self.num_active:  # nobody else is left to wake the spares
                 self.revoke()
                 return None
             time.sleep(_LOOK_SECONDS)
 
     def _hear_the_others(self, first: int) -> None:
         """Receive what the other ranks say, who wait for it, at a good end."""
-        for rank in range(self._num_active):
+        for rank in range(self.num_active):
             ends = self._ends if rank == first else 0
             try:
                 while ends < self._ends:  # what it said at ends before may come first
@@ -342,7 +337,7 @@ class Survivors:
         send = self._world.ssend if end == _GOOD_END else self._world.send
         self._ends += 1
         self.has_dismissed = True
-        for rank in range(self._num_active, self.size):
+        for rank in range(self.num_active, self.size):
             try:
                 send((self._ends, end), rank, _TAG_OF_END)
             except self._mpi.Exception as error:

@@ -5,18 +5,23 @@ Environment variables
 CASE
     ``values``: rank 1 dies, and what was made before is used. ``gone``: ranks 1 and 2 die
     together, whose replicas are lost; ``unsaved``: the same with a manager that has not saved.
-    ``beginning``: rank 1 dies before the first commit.
+    ``beginning``: rank 1 dies before the first commit. ``unloadable``: rank 2, which keeps the
+    copies of rank 1, has no memory to load them. ``partly``: something belongs to one replica of a
+    rank alone.
     ``outside``: rank 1 dies where nobody is in run_elastic.
 """
 
 import gc
 import os
+import pickle
+import types
 
 import dying
 import numpy as np
 from mpi4py import MPI
 
 import mpi_replica as mr
+from mpi_replica.elastic import committing
 
 strategy = mr.MPIStrategy(num_replicas=5)
 dying.watch_exchanges(strategy)
@@ -31,7 +36,7 @@ own = strategy.experimental_distribute_values_from_function(
     lambda context: np.full(2, context.replica_id_in_sync_group)
 )
 batches = strategy.experimental_distribute_dataset(mr.data.Dataset.range(50).batch(10))
-state = mr.ElasticState(strategy, step=0, own=own)
+state = mr.ElasticState(strategy, step=0, own=None if case == "partly" else own)
 manager = mr.CheckpointManager(state, "/nonexistent") if case == "unsaved" else None
 before = {
     "of a run": strategy.run(replica_id),
@@ -45,6 +50,12 @@ uses = {
     "run": lambda value: strategy.run(lambda given: None, args=(value,)),
     "local results": lambda value: strategy.experimental_local_results(value),
 }
+if case == "unloadable" and dying.first_rank == 2:
+
+    def refuse(data):
+        raise MemoryError("no memory for the copies")
+
+    committing.pickle = types.SimpleNamespace(dumps=pickle.dumps, loads=refuse)
 told = {}
 # What no loss of this strategy takes away: it is of another one, or of no layout.
 alone = mr.MPIStrategy(MPI.COMM_SELF, num_replicas=5)
@@ -53,6 +64,16 @@ still_there = {
     "made by hand": mr.PerReplica(range(5)),
 }
 gc.freeze()  # as programs do that fork: nothing is found among all objects then
+
+
+def sum_up():
+    return mr.get_replica_context().all_reduce("SUM", 1.0)
+
+
+def draw_in_replica_2():
+    """Replica 3 is on the same rank, and nothing belongs to it."""
+    context = mr.get_replica_context()
+    return context.all_reduce("SUM", context.rng.random() if replica_id() == 2 else 0.0)
 
 
 def use_again():
@@ -69,12 +90,15 @@ def use_again():
 def train():
     while state.step < 4:
         if state.step == 2:
+            dying.tell("STEP2")
             dying.enter("step2")
-        strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
-        if strategy.losses and not told:
+        strategy.run(draw_in_replica_2 if case == "partly" else sum_up)
+        if case == "values" and strategy.losses and not told:
             use_again()
         state.step += 1
         state.commit()
+    if case == "partly":
+        return strategy.extended.broadcast_to(0).value
     kept = strategy.reduce("SUM", state.own, axis=None).tolist()
     theirs = [
         alone.reduce("SUM", still_there["of another strategy"], axis=None),
@@ -85,7 +109,7 @@ def train():
 
 dying.enter("beginning")
 if case == "outside":
-    strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
+    strategy.run(sum_up)
 result = strategy.run_elastic(train, state)
 dying.tell("TOLD", [told, result])
 strategy.close()

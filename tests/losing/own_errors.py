@@ -5,7 +5,8 @@ Environment variables
 KILLS
     See dying.py: rank 1 may die in step 2, or in step 5, at the time of the mistake.
 MISTAKE
-    What happens in step 5, on rank 2 alone or in a replica; or before run_elastic.
+    What happens in step 5, on rank 2 alone or in a replica; or before run_elastic, for ``at once``
+    on rank 0.
 CAUGHT
     With ``1`` the program catches whatever comes out of run_elastic, and tells it.
 SPARES
@@ -39,6 +40,10 @@ def train():
             dying.enter("step2")
         if state.step == 5:
             dying.enter("step5")
+        if state.step == 5 and is_alone and mistake == "late":
+            while not strategy.communicator.Is_revoked():  # the others have met the loss
+                strategy.communicator.Iprobe()
+            raise ValueError("the mistake")
         if state.step == 5 and is_alone and mistake in ("rank", "again"):
             raise ValueError("the mistake")
         if state.step == 5 and is_alone and mistake == "exit":
@@ -52,6 +57,8 @@ def train():
 
 if mistake == "outside" and is_alone:
     strategy.run(total)
+if mistake == "at once" and dying.first_rank == 0:
+    raise ValueError("the mistake")
 if mistake == "object" and is_alone:
     state.step = object()
 try:
