@@ -11,7 +11,7 @@ import select
 import selectors
 from typing import IO
 
-__all__ = ["MPICH_MARK", "DeathNotice", "Stream", "Tags"]
+__all__ = ["MPICH_MARK", "DeathNotice", "OutputStream", "Tags"]
 
 #: What MPICH's launcher is told to mark output with: no text of a program looks like it.
 MPICH_MARK = "\x1e%r\x1f"
@@ -35,7 +35,7 @@ _BEGINNINGS = {
 }
 
 
-class Stream:
+class OutputStream:
     """What comes out of a pipe of the launcher and goes to a file of the command's own.
 
     It reads on when all that it has read is written: a job whose output nobody reads waits.

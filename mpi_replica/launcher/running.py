@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from .commands import SECONDS_TO_SAVE
-from .output import DeathNotice, Stream, Tags
+from .output import DeathNotice, OutputStream, Tags
 from .processes import adopt_orphans, descendants, ends_with_parent, ranks_below
 
 __all__ = ["TIMED_OUT", "run"]
@@ -121,7 +121,9 @@ class _Job:
             preexec_fn=ends_with_parent(),
         )
         self._streams = [
-            Stream(self._selector, pipe, target, self._notice, Tags(launcher) if tag else None)
+            OutputStream(
+                self._selector, pipe, target, self._notice, Tags(launcher) if tag else None
+            )
             for pipe, target in ((self._launcher.stdout, 1), (self._launcher.stderr, 2))
             if pipe is not None
         ]
