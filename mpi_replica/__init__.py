@@ -15,6 +15,7 @@ from .context import (
 from .data import DistributedDataset, DistributedIterator, InputContext, ValueContext
 from .default_strategy import get_strategy
 from .elastic import ElasticState
+from .extended import StrategyExtended
 from .indexed_slices import IndexedSlices
 from .mpi_strategy import MPIStrategy
 from .options import (
@@ -50,6 +51,7 @@ __all__ = [
     "ReduceOp",
     "ReplicaContext",
     "Strategy",
+    "StrategyExtended",
     "ValueContext",
     "Variable",
     "VariableAggregation",

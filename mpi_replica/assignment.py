@@ -9,19 +9,22 @@ from typing import Any, Self
 import numpy as np
 
 from . import nest
-from .collectives.broadcasting import Broadcast, EqualEverywhere, digest_of
+from .collectives.broadcasting import Broadcast, EqualEverywhere
 from .collectives.call import Call
-from .collectives.callsite import CallSite, call_site
+from .collectives.callsite import CallSite
 from .collectives.reduction import AllReduce
-from .collectives.standing import Note
+from .collectives.sparse import reduce_values
 from .context import ReplicaContextLike, StrategyLike, current_state, require_cross_replica
+from .indexed_slices import IndexedSlices
 from .options import CommunicationOptions, ReduceOp, VariableAggregation
-from .storage import Storage, part_of
+from .storage import SCATTER, Storage
 from .values import DistributedValues, Mirrored, PerReplica, component_of
 
 __all__ = ["Assignable", "lose_components", "lose_values", "plain_value"]
 
 Array = np.ndarray[Any, Any]
+
+_REDUCED = (VariableAggregation.SUM, VariableAggregation.MEAN)
 
 
 class Assignable(DistributedValues):
@@ -38,11 +41,14 @@ class Assignable(DistributedValues):
         """A name that tells it from all other variables, the same on every rank."""
         return self._storage.identity
 
-    def assign(self, value: Any) -> Self:
+    def assign(
+        self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+    ) -> Any:
         """Give the variable a new value.
 
         In a replica: collective, by the aggregation; `value` is this replica's. NONE: all replicas
-        must assign the same value, of which a hash travels with the next call. Synchronized on
+        must assign the same value, of which a hash travels with the next call, and after 64 of
+        them, or where their old values have 16 MiB, in a message of 256 bytes. Synchronized on
         read: the replica's own component, no communication. In cross-replica context: collective;
         rank 0's value counts.
 
@@ -51,10 +57,14 @@ class Assignable(DistributedValues):
         value : array_like
             Of the variable's shape, and of a dtype that numpy casts to the variable's
             (``same_kind``).
+        use_locking, name : optional
+            Accepted for tf's sake: they change nothing.
+        read_value : bool, default True
+            Whether the variable is returned.
 
         Returns
         -------
-        Variable
+        Variable or None
             Itself.
 
         Raises
@@ -65,9 +75,12 @@ class Assignable(DistributedValues):
         TypeError
             A dtype that does not fit.
         """
-        return self._assign("assign", value)
+        self._assign("assign", value)
+        return self if read_value else None
 
-    def assign_add(self, delta: Any) -> Self:
+    def assign_add(
+        self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+    ) -> Any:
         """Add `delta`, as `assign` does.
 
         Raises
@@ -75,11 +88,93 @@ class Assignable(DistributedValues):
         ValueError
             As for `assign`; also in cross-replica context for one that is summed on read, as in tf.
         """
-        return self._assign("assign_add", delta)
+        self._assign("assign_add", delta)
+        return self if read_value else None
 
-    def assign_sub(self, delta: Any) -> Self:
+    def assign_sub(
+        self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+    ) -> Any:
         """Subtract `delta`, as `assign_add` adds."""
-        return self._assign("assign_sub", delta)
+        self._assign("assign_sub", delta)
+        return self if read_value else None
+
+    def scatter_add(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: Any = None
+    ) -> Self:
+        """Add rows to those of the variable, by their indices.
+
+        Collective, and with the same meaning, as `assign_add` is: in a replica under SUM and MEAN
+        the rows of all replicas are gathered first, and of MEAN divided by their number.
+
+        Parameters
+        ----------
+        sparse_delta : IndexedSlices
+            Rows of the variable's. Those that have the same index add up, in their order, and in
+            that of the replicas. Replicas may give other numbers of rows, but under NONE.
+        use_locking, name : optional
+            Accepted for tf's sake: they change nothing.
+
+        Returns
+        -------
+        Variable
+            Itself.
+
+        Raises
+        ------
+        IndexError
+            An index is none of a row; on every rank.
+        ValueError, TypeError
+            As for `assign_add`; the variable has no rows, or its dtype can't be added.
+
+        Notes
+        -----
+        Takes a copy of the whole variable: what was read before stays what it was. Messages as for
+        `assign`; under SUM and MEAN those of ``all_reduce`` of the rows beside. Counterpart of
+        ``tf.Variable.scatter_add``.
+
+        Examples
+        --------
+        >>> import numpy as np, mpi_replica as mr
+        >>> v = mr.Variable(np.zeros((3, 2)))
+        >>> v.scatter_add(mr.IndexedSlices([[1.0, 2.0], [3.0, 4.0]], [2, 2])).numpy()
+        array([[0., 0.],
+               [0., 0.],
+               [4., 6.]])
+        """
+        return self._assign("scatter_add", sparse_delta)
+
+    def scatter_sub(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: Any = None
+    ) -> Self:
+        """Subtract rows, as `scatter_add` adds them."""
+        return self._assign("scatter_sub", sparse_delta)
+
+    def scatter_min(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: Any = None
+    ) -> Self:
+        """Keep the smaller one of each row's items and those given, as `scatter_add` adds them.
+
+        Raises
+        ------
+        NotImplementedError
+            In a replica, under SUM and MEAN, as in tf; on every rank.
+        """
+        return self._assign("scatter_min", sparse_delta)
+
+    def scatter_max(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: Any = None
+    ) -> Self:
+        """Keep the greater one of each row's items and those given, as `scatter_min` does."""
+        return self._assign("scatter_max", sparse_delta)
+
+    def scatter_update(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: Any = None
+    ) -> Self:
+        """Put rows in the place of those that are there, as `scatter_min` does.
+
+        Of rows that have the same index the last one counts.
+        """
+        return self._assign("scatter_update", sparse_delta)
 
     def _assign(self, how: str, value: Any) -> Self:
         state = current_state()
@@ -94,8 +189,10 @@ class Assignable(DistributedValues):
                 )
             mine = self._storage.fitting(self.name, how, plain_value(value))
             if state.component is None and engine.layout.size > 1:
-                self._note_update(how, mine)
-            self._storage.write(state.component, how, mine)
+                make = functools.partial(self._compared_update, how, mine)
+                engine.cross_replica(engine.make("update", None, make))
+            else:
+                self._storage.write(state.component, how, mine)
             return self
         context = None if state is None else state.replica_context
         if context is None or context.strategy is not self._strategy:
@@ -106,21 +203,57 @@ class Assignable(DistributedValues):
             mine = self._storage.fitting(self.name, how, component_of(plain_value(value), key))
             self._storage.write(key, how, mine)
         else:
+            if how in SCATTER and self.aggregation in _REDUCED:
+                value = self._reduced_rows(context, how, value)
             context.meet(engine.make(f"Variable.{how}", None, self._call(context, how, value)))
         return self
 
-    def _note_update(self, how: str, value: Array) -> None:
-        """Have what `update` writes compared between the ranks, with their next header."""
-        before = self._storage.read(None)
-        what = f"update: {how} to {self.identity}"
+    def _reduced_rows(self, context: ReplicaContextLike, how: str, value: Any) -> IndexedSlices:
+        """Return the rows of all replicas, one behind the other; of MEAN, divided by their number.
+
+        Collective.
+        """
+
+        def own_rows() -> list[Any]:
+            if how not in ("scatter_add", "scatter_sub"):
+                raise NotImplementedError(
+                    f"{self.name}.{how} in a replica has no meaning under aggregation"
+                    f" {self.aggregation.name}, as in tf. Make the variable with NONE or"
+                    " ONLY_FIRST_REPLICA."
+                )
+            own = component_of(plain_value(value), context.replica_id_in_sync_group)
+            return [self._storage.fitting(self.name, how, own)]
+
+        op = ReduceOp.from_variable_aggregation(self.aggregation)
+        engine, structure = self._strategy.engine, nest.flatten(None)[1]
+        meet = context.meet
+        rows: IndexedSlices = reduce_values(engine, meet, op, own_rows, structure, None, None)
+        return rows
+
+    def _compared_update(
+        self, how: str, value: Array | IndexedSlices, site: CallSite, options: CommunicationOptions
+    ) -> Call:
+        """Return the call by which `update` writes what must be the same on all ranks."""
         advice = (
             "What update writes must be the same on all ranks: reduce it first, or pass it through"
             " the args of merge_call."
         )
-        self._strategy.engine.agreement.notes.add(
-            Note(what, call_site(), digest_of(value, sampled=True), advice, "ValueError"),
-            lambda: self._storage.restore(None, before),
-        )
+        what = f"{how} to {self.identity}"
+        return self._equal_everywhere("update", what, how, value, advice, site, options)
+
+    def _equal_everywhere(
+        self,
+        kind: str,
+        detail: str,
+        how: str,
+        value: Array | IndexedSlices,
+        advice: str,
+        site: CallSite,
+        options: CommunicationOptions,
+    ) -> Call:
+        write = functools.partial(self._storage.write_for_now, None, how)
+        held_bytes = self._storage.any_array.nbytes
+        return EqualEverywhere(kind, detail, value, advice, write, held_bytes, site, options)
 
     def _call(
         self, context: ReplicaContextLike, how: str, value: Any
@@ -128,35 +261,34 @@ class Assignable(DistributedValues):
         """Return what makes the call by which a replica assigns to a mirrored variable."""
         kind = f"Variable.{how}"
 
-        def write(result: Any) -> None:
-            self._storage.write(None, how, np.asarray(result))
+        write = functools.partial(self._storage.write, None, how)
 
         def write_sum(results: list[Any]) -> None:
             with self._strategy.engine.irrevocable():
-                write(results[0])
-
-        def write_for_now(result: Any) -> Callable[[], None]:
-            before = self._storage.read(None)
-            write(result)
-            return lambda: self._storage.restore(None, before)
+                write(np.asarray(results[0]))
 
         def make(site: CallSite, options: CommunicationOptions) -> Call:
             own = component_of(plain_value(value), context.replica_id_in_sync_group)
             mine = self._storage.fitting(self.name, how, own)
             mode = self.aggregation
-            if mode is VariableAggregation.NONE:
+            is_scatter = how in SCATTER
+            if mode is VariableAggregation.ONLY_FIRST_REPLICA:
+                return Broadcast(
+                    kind,
+                    self.identity,
+                    mine,
+                    site,
+                    options,
+                    compared=not is_scatter,  # there may be other numbers of rows
+                    then=write,
+                )
+            if mode is VariableAggregation.NONE or is_scatter:
                 advice = (
                     "With VariableAggregation.NONE all replicas must assign the same value. Make"
                     " the variable with aggregation=mr.VariableAggregation.MEAN, SUM or"
                     " ONLY_FIRST_REPLICA, or all_reduce the value first."
                 )
-                return EqualEverywhere(
-                    kind, self.identity, mine, advice, write_for_now, site, options
-                )
-            if mode is VariableAggregation.ONLY_FIRST_REPLICA:
-                return Broadcast(
-                    kind, self.identity, mine, site, options, compared=True, then=write
-                )
+                return self._equal_everywhere(kind, self.identity, how, mine, advice, site, options)
             op = ReduceOp.from_variable_aggregation(mode)
             structure = nest.flatten(None)[1]
             return AllReduce(
@@ -187,7 +319,7 @@ class Assignable(DistributedValues):
                 mine,
                 site,
                 options,
-                compared=True,
+                compared=how not in SCATTER,
                 then=functools.partial(self._write_from_above, how),
             )
 
@@ -207,15 +339,16 @@ class Assignable(DistributedValues):
     def _is_summed(self) -> bool:
         return self._on_read and self.aggregation is VariableAggregation.SUM
 
-    def _write_from_above(self, how: str, value: Array) -> None:
-        """Write what is the value above the replicas; each gets its part of one that is summed."""
+    def _write_from_above(self, how: str, value: Array | IndexedSlices) -> None:
+        """Write what is the value above the replicas; of one that is summed "assign" alone is."""
         if not self._on_read:
             self._storage.write(None, how, value)
             return
-        layout = self._strategy.engine.layout
-        for i in layout.local_replica_ids:
-            part = part_of(value, layout.num_replicas, i) if self._is_summed else value
-            self._storage.write(i, how, part)
+        if self._is_summed:
+            self.put_back(lambda total: np.copyto(total, np.asarray(value)))
+            return
+        for i in self._strategy.engine.layout.local_replica_ids:
+            self._storage.write(i, how, value)
 
     def put_back(self, fill: Callable[[Array], None]) -> None:
         """Take what `value` gave above the replicas, which `fill` writes into an array.

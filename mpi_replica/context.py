@@ -10,15 +10,20 @@ in a ``merge_fn``  None                     True                        True
 =================  =======================  ==========================  ============
 
 The state lives in a context variable: a new thread starts in the default state, and each replica
-has a state of its own.
+has a state of its own. So do a new greenlet and a new `contextvars.Context`: what is called there
+by mistake, as part of a step, would silently be for one replica. Where a strategy of several
+replicas is open, the default strategy holds only where one was made or entered before.
 """
 
 from __future__ import annotations
 
 import contextvars
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from greenlet import getcurrent
 
 from .collectives.engine import Engine
 from .errors import ContextError
@@ -31,12 +36,15 @@ __all__ = [
     "StrategyLike",
     "current_state",
     "current_strategy",
+    "enter_open_strategy",
     "entered",
     "experimental_set_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "open_strategies",
     "register_default_strategy",
     "require_cross_replica",
+    "require_default",
     "restore_state",
     "swap_state",
 ]
@@ -107,6 +115,12 @@ class State(NamedTuple):
 
 _state: contextvars.ContextVar[State | None] = contextvars.ContextVar("mpi_replica", default=None)
 
+# Whether a strategy was made or entered in this thread, greenlet or context.
+_has_entered = contextvars.ContextVar("mpi_replica has entered", default=False)
+
+#: Those that were made and not closed, but for the default ones.
+open_strategies: weakref.WeakSet[StrategyLike] = weakref.WeakSet()
+
 # Set by the strategy module, which lies above this one.
 _default_strategy: Callable[[], StrategyLike]
 
@@ -115,6 +129,37 @@ def register_default_strategy(strategy: Callable[[], StrategyLike]) -> None:
     """Tell how to get the default strategy."""
     global _default_strategy
     _default_strategy = strategy
+
+
+def enter_open_strategy(strategy: StrategyLike) -> None:
+    """Count a strategy that was made here among those that are open."""
+    _has_entered.set(True)
+    open_strategies.add(strategy)
+
+
+def require_default(call: str) -> None:
+    """Raise where `call` on the default strategy is most likely meant for another one.
+
+    Raises
+    ------
+    ContextError
+        A strategy of several replicas is open, and this thread, greenlet or context has never
+        entered one; or its replicas are in the middle of a step, and this is none of them.
+    """
+    for strategy in tuple(open_strategies):
+        if strategy.num_replicas_in_sync == 1:
+            continue
+        runs = strategy.engine.agreement.runs
+        if _has_entered.get() and not (runs and runs[-1].hub is getcurrent()):
+            continue
+        raise ContextError(
+            f"{call} was called on the default strategy, which has one replica, while {strategy!r}"
+            " is open. A thread, greenlet or contextvars.Context that a step starts is no part of"
+            " its replica, nor is a signal's handler: compute there, and call collectives in the"
+            " function given to strategy.run. Outside of steps hand the context on with"
+            " contextvars.copy_context().run(function), or enter strategy.scope() there. If one"
+            " replica is meant, call mr.experimental_set_strategy(None) there first."
+        )
 
 
 def current_state() -> State | None:
@@ -192,6 +237,7 @@ def experimental_set_strategy(strategy: StrategyLike | None) -> None:
             "experimental_set_strategy must not be called inside strategy.scope() or a replica."
             " Call it once, at the start of the program."
         )
+    _has_entered.set(True)
     _state.set(
         None if strategy is None or strategy.is_default else State(strategy, None, "permanent")
     )
@@ -217,6 +263,7 @@ def require_cross_replica(strategy: StrategyLike, call: str) -> None:
         instead = {
             "gather": "ctx.all_gather",
             "reduce": "ctx.all_reduce, or call it in a merge_fn given to ctx.merge_call",
+            "barrier": "ctx.all_reduce or any other collective, which all replicas wait for",
         }.get(call, "ctx.merge_call, whose merge_fn runs in cross-replica context")
         raise ContextError(
             f"{call} was called in a replica: it needs cross-replica context. Use {instead}, with"
@@ -245,6 +292,7 @@ class Scope(Generic[_Strategy]):
             if state is None or not state.strategy.is_default:
                 require_cross_replica(strategy, "scope")
             mine = State(strategy)
+        _has_entered.set(True)
         self._entered.append((_state.set(mine), mine))
         return strategy
 

@@ -7,7 +7,7 @@ import threading
 from typing import cast
 
 from .collectives.engine import Engine
-from .context import current_strategy, register_default_strategy
+from .context import current_strategy, register_default_strategy, require_default
 from .layout import Layout
 from .options import CommunicationOptions
 from .strategy import Strategy
@@ -16,13 +16,23 @@ from .transport.single import SingleTransport
 __all__ = ["get_strategy"]
 
 
+class _DefaultEngine(Engine):
+    """What the default strategy communicates with: nobody. It is for every thread."""
+
+    def check_thread(self, kind: str) -> None:
+        require_default(kind)
+
+    def claim_thread(self) -> None:
+        return
+
+
 class _DefaultStrategy(Strategy, threading.local):
     """One replica, no MPI: what holds outside of any strategy; each thread has its own state."""
 
     is_default = True
 
     def __init__(self) -> None:
-        super().__init__(Engine(SingleTransport(), Layout((1,), 0), CommunicationOptions()))
+        super().__init__(_DefaultEngine(SingleTransport(), Layout((1,), 0), CommunicationOptions()))
 
 
 _default_strategy = functools.cache(_DefaultStrategy)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from .errors import ContextError, reporter_of
+from .errors import ContextError, reporter_of, text_of
 from .interrupts import gate
 from .transport import Survivors, Verdict, end_together
 from .watch import watcher
@@ -213,7 +213,7 @@ def _end_agreed(error: BaseException, reporter: int) -> None:
 def _end_alone(error: BaseException) -> None:
     """No other rank knows of this error, and some may wait for this one for ever."""
     _print(error)
-    text = str(error)
+    text = text_of(error)
     cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
     told = _tell_that_it_ends(cause, _SECONDS_TO_LEAVE)
     if any(engine.is_spare for engine in _engines):  # the others would wait for it after a loss

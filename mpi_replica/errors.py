@@ -96,6 +96,24 @@ class CorruptCheckpointError(CheckpointError):
     """A file of a checkpoint is missing, torn or corrupt: an older checkpoint may be whole."""
 
 
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception, also of one whose text can't be had. Never raises."""
+    try:
+        return str(error)
+    except BaseException as broken:  # code of the program
+        return f"<its str() raised {type(broken).__name__}>"
+
+
+def add_note(error: BaseException, note: str) -> bool:
+    """Add a note to an exception, once; return False where it takes none. Never raises."""
+    try:
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+    except BaseException:  # code of the program
+        return False
+    return True
+
+
 def mark_reporter(error: BaseException, rank: int) -> None:
     """Note the one rank that prints `error`, which all ranks have, should nobody catch it."""
     error.__dict__["_mpi_replica_rank_that_reports"] = rank

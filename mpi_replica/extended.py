@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from .collectives import cross_replica
 from .collectives.broadcasting import Broadcast
 from .collectives.call import Call
 from .collectives.callsite import CallSite
-from .context import State, StrategyLike, entered, require_cross_replica
+from .context import State, StrategyLike, current_strategy, entered, require_cross_replica
+from .errors import ContextError
 from .options import CommunicationOptions, ReduceOp
 from .values import DistributedValues, Mirrored, PerReplica, per_replica
 from .variables import Variable
@@ -21,7 +23,10 @@ __all__ = ["StrategyExtended"]
 
 
 class StrategyExtended:
-    """Further methods of a strategy (`tf.distribute.StrategyExtended`)."""
+    """Further methods of a strategy, as ``strategy.extended``: for library code.
+
+    Never made directly. Counterpart of ``tf.distribute.StrategyExtended``.
+    """
 
     def __init__(self, strategy: StrategyLike) -> None:
         self._strategy = strategy
@@ -31,6 +36,16 @@ class StrategyExtended:
         """A name for each replica of this rank, as "rank:1/replica:3"."""
         layout = self._strategy.engine.layout
         return tuple(f"rank:{layout.rank}/replica:{i}" for i in layout.local_replica_ids)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """A name for each place of variables: that of each replica of this rank."""
+        return self.worker_devices
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        """Whether shapes must be known beforehand: they need not."""
+        return False
 
     @property
     def should_checkpoint(self) -> bool:
@@ -48,6 +63,32 @@ class StrategyExtended:
         if not isinstance(v, Variable):
             raise ValueError(f"{v!r} is no mr.Variable.")
         return v.strategy is self._strategy
+
+    def colocate_vars_with(self, colocate_with_variable: Any) -> contextlib.nullcontext[None]:
+        """Return a context manager in which variables are made as they always are.
+
+        On MPI every rank has its own copy of each variable. No communication. Counterpart of
+        ``tf.distribute.StrategyExtended.colocate_vars_with``.
+
+        Parameters
+        ----------
+        colocate_with_variable : Variable
+            A variable of this strategy.
+
+        Raises
+        ------
+        ValueError
+            It is no such variable.
+        ContextError
+            Called outside of ``strategy.scope()``.
+        """
+        if current_strategy() is not self._strategy:
+            raise ContextError(
+                "colocate_vars_with was called outside of its strategy. Call it inside"
+                " `with strategy.scope():`."
+            )
+        self._require_variable("colocate_vars_with", colocate_with_variable)
+        return contextlib.nullcontext()
 
     def value_container(self, value: Any) -> Any:
         """Return the variable that `value` belongs to: here it is `value` itself."""
@@ -69,7 +110,7 @@ class StrategyExtended:
         reduce_op : ReduceOp or str
             SUM, MEAN, MIN, MAX or PROD; strings in any case.
         value : nest of PerReplica
-            Components of equal shape.
+            Components of equal shape, or `IndexedSlices`.
         destinations : None, Variable, DistributedValues or int
             An int is a rank: that one gets the result, the others None. All else is every rank.
         options : CommunicationOptions, optional
@@ -136,6 +177,10 @@ class StrategyExtended:
         require_cross_replica(self._strategy, "batch_reduce_to")
         pairs = list(value_destination_pairs)
         return self._reduce_to("batch_reduce_to", reduce_op, pairs, options)
+
+    def _require_variable(self, call: str, var: Any) -> None:
+        if not isinstance(var, Variable) or var.strategy is not self._strategy:
+            raise ValueError(f"{call} needs a mr.Variable of this strategy, got {var!r}.")
 
     def _reduce_to(
         self,
@@ -212,8 +257,9 @@ class StrategyExtended:
     ) -> Any:
         """Run ``fn(var, *args, **kwargs)`` on each rank, where it may assign to `var`.
 
-        No communication: the arguments must be the same on all ranks, as they are in a
-        ``merge_fn`` and after `reduce_to`.
+        All ranks call it, and assign the same, as they do where the arguments are those of a
+        ``merge_fn`` or came from `reduce_to`: a hash of all bytes is compared as for
+        ``Variable.assign`` under NONE.
 
         Parameters
         ----------
@@ -236,17 +282,17 @@ class StrategyExtended:
         ------
         ValueError
             An argument is a `PerReplica`: the ranks would diverge. `var` is no variable of this
-            strategy.
+            strategy. The ranks assigned different values; on every rank, at this or a later call.
         ContextError
             Called in a replica.
 
         Notes
         -----
-        Counterpart of ``tf.distribute.StrategyExtended.update``.
+        The hash of 100 MB takes about 20 ms; on one rank there is none. Counterpart of
+        ``tf.distribute.StrategyExtended.update``.
         """
         require_cross_replica(self._strategy, "update")
-        if not isinstance(var, Variable) or var.strategy is not self._strategy:
-            raise ValueError(f"update needs a mr.Variable of this strategy, got {var!r}.")
+        self._require_variable("update", var)
         named = {} if kwargs is None else kwargs
         leaves, structure = nest.flatten((tuple(args), dict(named)))
         for leaf, path in zip(leaves, nest.leaf_paths(structure), strict=True):

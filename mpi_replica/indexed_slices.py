@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import accumulation
+from .dtypes import accumulation, as_array
 from .options import ReduceOp
 from .tree import middle
 
@@ -34,7 +34,7 @@ class IndexedSlices:
     ValueError
         There are not as many indices as rows, or `dense_shape` does not fit.
     TypeError
-        `indices` are not integers.
+        `indices` are not integers; an array has a mask, which would be lost.
 
     Examples
     --------
@@ -47,8 +47,8 @@ class IndexedSlices:
     __slots__ = ("_rows_of_replicas", "dense_shape", "indices", "values")
 
     def __init__(self, values: Any, indices: Any, dense_shape: Iterable[int] | None = None) -> None:
-        self.values = np.asarray(values)
-        self.indices = np.asarray(indices)
+        self.values = as_array(values)
+        self.indices = as_array(indices)
         self.dense_shape = None if dense_shape is None else tuple(int(n) for n in dense_shape)
         #: How many rows each replica gave, where they are to be added in the order of the replicas.
         self._rows_of_replicas: tuple[int, ...] | None = None

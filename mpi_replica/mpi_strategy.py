@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable
 from types import TracebackType
 from typing import Any
 
 from . import blas, ending
-from .collectives.call import Call
+from .collectives.barrier import Barrier
 from .collectives.engine import Engine
-from .collectives.standing import CallDescription
-from .context import require_cross_replica
+from .context import enter_open_strategy, open_strategies, require_cross_replica
 from .errors import RankLostError
 from .interrupts import gate
 from .layout import Layout
@@ -25,17 +24,13 @@ from .watch import watcher
 __all__ = ["MPIStrategy"]
 
 
-class _Close(Call):
+class _Close(Barrier):
     """The agreement to close a strategy."""
 
     kind = "close"
 
-    def words(self, position: int = 0) -> CallDescription:
-        return CallDescription(self.kind, "", self.site, self.options.name)
-
-    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[None]:
-        engine.agreement.agree(calls)
-        return [None]
+    def identify(self, key: Hashable) -> None:
+        """Leave it alike at all sites: ranks may close a strategy on different lines."""
 
 
 class MPIStrategy(Strategy):
@@ -76,9 +71,12 @@ class MPIStrategy(Strategy):
 
     Notes
     -----
-    Use it as a context manager, or `close` it: closing is collective. A loop over a set of strings
-    has another order in each process, unless PYTHONHASHSEED is set: collectives called in such a
-    loop can't be told apart, and a warning is logged when the strategy is made.
+    Use it as a context manager, or `close` it: closing is collective.
+
+    What the agreement can't see is the order of a loop round a collective, since all its calls are
+    on one line. A set of strings has another order in each process, unless PYTHONHASHSEED is set (a
+    warning is logged when the strategy is made); a dict has the order in which its keys were put
+    in. Sort, or give the dict itself to the collective: its values meet by their keys.
 
     A thread of each process watches how long its strategies wait: who is missing for longer than
     ``MPI_REPLICA_STALL_SECONDS`` (60) is logged, with the place where it is. It needs an MPI
@@ -116,6 +114,7 @@ class MPIStrategy(Strategy):
         super().__init__(Engine(transport, layout, options), seed)
         self.survivors = survivors
         self._is_closed = False
+        enter_open_strategy(self)
         self._release_blas = blas.hold(self) if options.reproducible else None
         gate.install(ending.abort)
         if survivors is not None and survivors.may_be_needed:
@@ -192,6 +191,7 @@ class MPIStrategy(Strategy):
 
     def _close_here(self) -> None:
         self._is_closed = True
+        open_strategies.discard(self)
         if self._release_blas is not None:
             self._release_blas()
         watcher.remove(self.engine.channel)

@@ -1,19 +1,21 @@
 """Nested structures, as in tf.nest: flatten, rebuild, name the leaves.
 
-Lists, tuples, named tuples and mappings are structure; everything else is a leaf, ``None``
-included. Keys of a dict are visited in sorted order. The work is done by optree.
+Lists, tuples, named tuples and mappings are structure, those of subclasses too; everything else is
+a leaf, ``None`` included. Keys of a dict are visited in sorted order. The work is done by optree.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import optree
 
+from .containers import NAMESPACE, open_class_of
 from .errors import StructureMismatchError
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "flatten",
     "flatten_arguments",
     "flatten_plain",
+    "flatten_tensors",
     "key",
     "leaf_paths",
     "map_structure",
@@ -37,6 +40,9 @@ _LEAF: Structure = optree.treespec_leaf(none_is_leaf=True)
 _LEAF_TYPES = frozenset(
     {np.ndarray, float, int, bool, str, bytes, type(None), np.float32, np.float64, np.int64}
 )
+
+# Types of leaves that are known to be no containers.
+_other_types: set[type] = set(_LEAF_TYPES)
 
 _ADDRESS = re.compile(" at 0x[0-9a-f]+>")
 
@@ -56,13 +62,41 @@ _STRINGS = frozenset({str})
 # A number for each of them, by its id, which never comes to mean another structure.
 _numbers: dict[int, int] = {id(_LEAF): 0}
 _counter = itertools.count(1)
+# Held by who changes any of these.
+_lock = threading.Lock()
 
 
 def flatten(value: Any) -> tuple[list[Any], Structure]:
     """Return the leaves of `value`, in a fixed order, and its structure."""
     if type(value) in _LEAF_TYPES:
         return [value], _LEAF
-    return optree.tree_flatten(value, none_is_leaf=True)
+    leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
+    return flatten(value) if _open_classes(leaves) else (leaves, structure)
+
+
+def flatten_tensors(value: Any) -> tuple[list[Any], Structure]:
+    """Do as `flatten`, for a nest in which a list is a leaf, as in tf where it is made a tensor."""
+    leaves, structure = optree.tree_flatten(value, _is_list, none_is_leaf=True, namespace=NAMESPACE)
+    is_opened = _open_classes([leaf for leaf in leaves if not _is_list(leaf)])
+    return flatten_tensors(value) if is_opened else (leaves, structure)
+
+
+def _is_list(node: Any) -> bool:
+    return isinstance(node, list)
+
+
+def _open_classes(leaves: Sequence[Any]) -> bool:
+    """Have optree open what is a container among `leaves`; return whether there is any."""
+    if _other_types.issuperset(map(type, leaves)):
+        return False
+    met = {type(leaf): leaf for leaf in leaves}
+    if any([open_class_of(leaf) for leaf in met.values()]):
+        return True
+    if len(_other_types) >= _CACHE_SIZE:
+        _other_types.clear()
+    # Of a mapping it depends on more than its class.
+    _other_types.update(kind for kind in met if not issubclass(kind, Mapping))
+    return False
 
 
 def flatten_plain(value: Any) -> tuple[list[Any], Structure, bool]:
@@ -82,11 +116,11 @@ def flatten_plain(value: Any) -> tuple[list[Any], Structure, bool]:
                 return leaves, structure, True
     elif kind is list and len(value) in _flat_lists and _LEAF_TYPES.issuperset(map(type, value)):
         return value.copy(), _flat_lists[len(value)], True
-    leaves, structure = optree.tree_flatten(value, none_is_leaf=True)
-    is_plain = _LEAF_TYPES.issuperset(map(type, leaves))
-    if is_plain:
+    leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
+    if _LEAF_TYPES.issuperset(map(type, leaves)):
         _learn(value, leaves, structure)
-    return leaves, structure, is_plain
+        return leaves, structure, True
+    return flatten_plain(value) if _open_classes(leaves) else (leaves, structure, False)
 
 
 def flatten_arguments(
@@ -98,9 +132,8 @@ def flatten_arguments(
         if structure is not None and _LEAF_TYPES.issuperset(map(type, args)):
             return list(args), structure, True
     leaves, structure, is_plain = flatten_plain((tuple(args), dict(kwargs)))
-    if not kwargs and is_plain and _is_flat(args) and len(_flat_arguments) < _CACHE_SIZE:
-        _numbers[id(structure)] = next(_counter)
-        _flat_arguments[len(args)] = structure
+    if not kwargs and is_plain and _is_flat(args):
+        _keep(_flat_arguments, len(args), structure, structure)
     return leaves, structure, is_plain
 
 
@@ -111,23 +144,29 @@ def _learn(value: Any, leaves: Sequence[Any], structure: Structure) -> None:
         return
     if not _is_flat(value.values() if kind is dict else value):
         return
-    if kind is dict and not _STRINGS.issuperset(map(type, value)):
-        return
-    if len(_flat_dicts) + len(_flat_lists) >= _CACHE_SIZE:
-        _flat_dicts.clear()
-        _flat_lists.clear()
-        _flat_arguments.clear()
-        _numbers.clear()
-        _numbers[id(_LEAF)] = 0
-    _numbers[id(structure)] = next(_counter)
-    if kind is dict:
-        _flat_dicts[tuple(value)] = (sorted(value), structure)
-    else:
-        _flat_lists[len(value)] = structure
+    if kind is list:
+        _keep(_flat_lists, len(value), structure, structure)
+    elif _STRINGS.issuperset(map(type, value)):
+        _keep(_flat_dicts, tuple(value), (sorted(value), structure), structure)
+
+
+def _keep(known: dict[Any, Any], name: Any, entry: Any, structure: Structure) -> None:
+    """Remember `structure`, and give it a number, as long as it is in `known`."""
+    with _lock:
+        if name in known:  # by another thread
+            return
+        if len(_flat_dicts) + len(_flat_lists) + len(_flat_arguments) >= _CACHE_SIZE:
+            _numbers.clear()  # first: where a structure was another one may lie
+            _numbers[id(_LEAF)] = 0
+            _flat_dicts.clear()
+            _flat_lists.clear()
+            _flat_arguments.clear()
+        known[name] = entry
+        _numbers[id(structure)] = next(_counter)
 
 
 def _is_flat(items: Iterable[Any]) -> bool:
-    return all(optree.tree_is_leaf(item, none_is_leaf=True) for item in items)
+    return all(optree.tree_is_leaf(item, none_is_leaf=True, namespace=NAMESPACE) for item in items)
 
 
 def key(structure: Structure) -> Structure | int:
@@ -182,7 +221,7 @@ def structure_text(structure: Structure) -> str:
     if text is None:
         if len(_texts) >= _CACHE_SIZE:
             _texts.clear()
-        text = str(structure).removeprefix("PyTreeSpec(").removesuffix(", NoneIsLeaf)")
+        text = str(structure).removeprefix("PyTreeSpec(").rpartition(", NoneIsLeaf")[0]
         text = _ADDRESS.sub(">", text)  # that of a defaultdict's function, say
         _texts[structure] = text
     return text

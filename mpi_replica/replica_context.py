@@ -82,7 +82,9 @@ class ReplicaContext(Replica):
         out : nest of numpy.ndarray, optional
             Where the results go, so that nothing is allocated: a nest like `value`, of writable
             C-contiguous arrays with the dtypes and shapes of the results. `value` itself for a
-            reduction in place. Otherwise it shares no memory with it. On all replicas alike.
+            reduction in place. Otherwise it shares no memory with it. On all replicas alike. Each
+            replica needs one of its own: a global that serves where a rank hosts one replica is
+            the same array for all replicas of a rank, which fill it one after the other.
 
         Returns
         -------
@@ -103,7 +105,7 @@ class ReplicaContext(Replica):
             dtype than its result; on every rank.
         ValueError
             A leaf of `out` has another shape, is read-only, not C-contiguous, or shares memory with
-            another leaf; on every rank.
+            another leaf, or with the value of another replica of the rank; on every rank.
         ContextError
             Not called by this replica.
 
@@ -231,14 +233,16 @@ class ReplicaContext(Replica):
         StructureMismatchError
             The nests of the arguments differ; on every rank.
         TypeError, ValueError
-            `merge_fn` can't be called; `args` is no tuple or list; `kwargs` is no mapping.
+            `merge_fn` can't be called; `args` is no tuple or list; `kwargs` is no mapping; an
+            object that is no array has 2 GiB or more, as pickle writes it.
 
         Notes
         -----
         An exception in `merge_fn` is raised by ``strategy.run``, on every rank. One message of 256
         bytes a rank where all arguments fit into it, else one Allgatherv more. Array leaves of
         64 KiB and more are gathered when `merge_fn` looks at them; looking is a collective call
-        too. Counterpart of ``tf.distribute.ReplicaContext.merge_call``.
+        too. The components of such a leaf share memory: one that is kept keeps those of all
+        replicas, ``x.copy()`` does not. Counterpart of ``tf.distribute.ReplicaContext.merge_call``.
 
         Examples
         --------
@@ -262,6 +266,7 @@ class ReplicaContext(Replica):
                 raise ValueError(f"kwargs must be a mapping, got {named!r}.")
 
         if strategy.is_default and self._seat is None:
+            self._engine.check_thread("merge_call")
             check()
             with entered(State(strategy, None, "merge_fn")):
                 return merge_fn(strategy, *args, **named)

@@ -25,7 +25,7 @@ from .collectives.judgement import Combination
 from .collectives.merging import MergeCall
 from .collectives.standing import Note, Stand
 from .context import State, StrategyLike, entered, swap_state
-from .errors import ContextError, ReplicaStopped
+from .errors import ContextError, ReplicaStopped, add_note, text_of
 from .merge_fn import invoke_merge_fn, unpacked
 from .options import CommunicationOptions
 from .replica_context import ReplicaContext
@@ -248,7 +248,7 @@ class Run:
             return doom.with_traceback(None)
         stopped = ReplicaStopped(
             f"this replica stops at its call, because another one raised {type(doom).__name__}:"
-            f" {doom}"
+            f" {text_of(doom)}"
         )
         stopped.__cause__ = doom
         return stopped
@@ -387,7 +387,7 @@ class Run:
                 f" {_MOST_REFUSALS} times and was abandoned in the middle of {self.identity.text}."
                 " Let mr.errors.ReplicaStopped pass: catch Exception, not BaseException."
             )
-            self.doom.add_note(text)
+            add_note(self.doom, text)
             try:
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
             except RuntimeWarning:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .errors import LaunchError, MPIReplicaError, RankLostError
+from .errors import LaunchError, MPIReplicaError, RankLostError, add_note, text_of
 from .layout import Layout, compressed
 from .numerics import Numerics, compare, numerics_here
 from .options import CommunicationOptions
@@ -161,7 +161,7 @@ def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
     except Exception as error:  # also what arguments raise that are asked for a number or a text
         kind = ValueError if isinstance(error, ValueError) else TypeError
         # A new exception with its text: the original may hold what can't be pickled.
-        data = pickle.dumps(mine._replace(problem=kind(str(error))), 5)
+        data = pickle.dumps(mine._replace(problem=kind(text_of(error))), 5)
     facts: list[_Facts] = [pickle.loads(text) for text in transport.all_gather_bytes(data)]
     layout = _layout(facts, transport.rank, num_lost)
     compare([fact.numerics for fact in facts if fact.numerics is not None], transport.rank)
@@ -244,7 +244,7 @@ def _layout(facts: list[_Facts], rank: int, num_lost: int) -> Layout:
     for sender, fact in enumerate(facts):
         if fact.problem is not None:
             if len(facts) > 1:
-                fact.problem.add_note(f"raised by rank {sender}")
+                add_note(fact.problem, f"raised by rank {sender}")
             raise fact.problem
     _require_one("num_replicas", [fact.num_replicas for fact in facts])
     _require_one("seed", [fact.seed for fact in facts])

@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .array_libraries import taken
+from .dtypes import accumulation
 from .errors import RankLostError
-from .options import VariableAggregation, VariableSynchronization
+from .indexed_slices import IndexedSlices
+from .options import ReduceOp, VariableAggregation, VariableSynchronization
 
-__all__ = ["Storage", "check_dtype", "member", "part_of"]
+__all__ = ["SCATTER", "Storage", "check_dtype", "member", "part_of"]
 
 Array = np.ndarray[Any, Any]
 _Enum = TypeVar("_Enum", VariableSynchronization, VariableAggregation)
@@ -27,6 +29,14 @@ _ASSIGN: dict[str, Callable[[Array, Array], Any]] = {
     "assign_sub": np.subtract,
 }
 
+# How rows are combined with those that are there, and what they are in the words of a reduction.
+SCATTER: dict[str, tuple[np.ufunc, ReduceOp] | None] = {
+    "scatter_add": (np.add, ReduceOp.SUM),
+    "scatter_sub": (np.subtract, ReduceOp.SUM),
+    "scatter_min": (np.minimum, ReduceOp.MIN),
+    "scatter_max": (np.maximum, ReduceOp.MAX),
+    "scatter_update": None,
+}
 
 # Few enough that what is computed with them stays in the cache.
 _BLOCK_ITEMS = 1 << 16
@@ -41,10 +51,15 @@ class Storage:
         Tells the variable from all others, the same on every rank.
     values : dict
         The array of each local replica, or one under None.
+    quietly : callable
+        Calls a function without numpy's warnings: see `Engine`.
     """
 
-    def __init__(self, identity: str, values: dict[int | None, Array]) -> None:
+    def __init__(
+        self, identity: str, values: dict[int | None, Array], quietly: Callable[..., Any]
+    ) -> None:
         self.identity = identity
+        self._quietly = quietly
         self._values: dict[int | None, Array] = {}
         # Replicas whose components went with a rank, until they are written again.
         self._lost: set[int | None] = set()
@@ -93,15 +108,24 @@ class Storage:
         self._values = dict.fromkeys(keys, self.any_array)
         self._lost = set(self._values)
 
-    def write(self, key: int | None, how: str, value: Array) -> None:
-        """Do "assign", "assign_add" or "assign_sub" with a `fitting` value."""
+    def write(self, key: int | None, how: str, value: Array | IndexedSlices) -> None:
+        """Do "assign", or what else `how` says, with a `fitting` value."""
         old = self.any_array if how == "assign" else self.read(key)
-        new = np.asarray(_ASSIGN[how](old, value.astype(old.dtype, copy=False)))
-        self._put(key, new.astype(old.dtype, copy=False))
+        self._put(key, self._quietly(_written, how, old, value))
 
-    def restore(self, key: int | None, before: Array) -> None:
-        """Put back what `read` gave: an assignment that not all ranks made is taken back."""
-        self._values[key] = before
+    def write_for_now(
+        self, key: int | None, how: str, value: Array | IndexedSlices
+    ) -> Callable[[], None]:
+        """Do as `write`; return what takes it back, if not all ranks do the same."""
+        before, was_lost = self._values[key], key in self._lost
+        self.write(key, how, value)
+
+        def take_back() -> None:
+            self._values[key] = before
+            if was_lost:
+                self._lost.add(key)
+
+        return take_back
 
     def refill(self, fill: Callable[[Array], None], num_parts: int | None = None) -> None:
         """Give all replicas one value, which `fill` writes into an array.
@@ -148,15 +172,52 @@ class Storage:
         self._values[key] = value
         self._lost.discard(key)
 
-    def fitting(self, name: str, how: str, value: Any) -> Array:
-        """Return `value` as an array of the variable's dtype and shape.
+    def fitting(self, name: str, how: str, value: Any) -> Array | IndexedSlices:
+        """Return `value` as an array of the variable's dtype and shape, or as rows of one.
 
         Raises
         ------
-        TypeError, ValueError
-            It has another shape, or a dtype that does not fit.
+        TypeError, ValueError, IndexError
+            It has another shape, or a dtype that does not fit; an index is none of a row.
         """
-        dtype, shape = self.any_array.dtype, self.any_array.shape
+        if how in SCATTER:
+            return self._fitting_rows(name, how, value)
+        return self._fitting_array(name, how, value, self.any_array.shape)
+
+    def _fitting_rows(self, name: str, how: str, value: Any) -> IndexedSlices:
+        array = self.any_array
+        if not isinstance(value, IndexedSlices):
+            raise TypeError(
+                f"{name}.{how} got {type(value).__name__}. Give it rows:"
+                " mr.IndexedSlices(values, indices)."
+            )
+        if array.ndim == 0:
+            raise ValueError(f"{name}.{how}: a variable of shape () has no rows. Use assign.")
+        combining = SCATTER[how]
+        if combining is not None:
+            try:
+                accumulation(array.dtype, combining[1])
+            except TypeError as error:
+                raise TypeError(f"{name}.{how}: {error}") from None
+        indices = value.indices.astype(np.int64)
+        outside = np.flatnonzero((indices < 0) | (indices >= len(array)))
+        if outside.size:
+            place = outside[0]
+            raise IndexError(
+                f"{name}.{how} got index {value.indices[place]} (indices[{place}]) for a variable"
+                f" of shape {array.shape}. Give indices from 0 to {len(array) - 1}."
+            )
+        if value.dense_shape not in (None, array.shape):
+            raise ValueError(
+                f"{name}.{how} got dense_shape {value.dense_shape} for a variable of shape"
+                f" {array.shape}. Give its shape, or none."
+            )
+        rows = (len(indices), *array.shape[1:])
+        values = self._fitting_array(name, how, value.values, rows)
+        return IndexedSlices(values, indices, array.shape)
+
+    def _fitting_array(self, name: str, how: str, value: Any, shape: tuple[int, ...]) -> Array:
+        dtype = self.any_array.dtype
         array = np.asarray(taken(value))
         if type(value) in (int, float, complex):  # numbers that numpy counts as weak
             array = np.asarray(value, dtype=np.result_type(dtype, value))
@@ -166,19 +227,58 @@ class Storage:
                 f" Convert it: value.astype({dtype.name!r})."
             )
         if array.shape != shape:
+            what = "Give rows of" if how in SCATTER else "Give a value of"
             raise ValueError(
-                f"{name}.{how} got shape {array.shape} for a variable of shape {shape}."
-                " Give a value of its shape."
+                f"{name}.{how} got shape {array.shape} for a variable of shape"
+                f" {self.any_array.shape}. {what} its shape."
             )
         return np.asarray(array, dtype=dtype, order="C")
 
 
+def _written(how: str, old: Array, value: Array | IndexedSlices) -> Array:
+    if isinstance(value, IndexedSlices):
+        return _scattered(how, old, value)
+    new = np.asarray(_ASSIGN[how](old, value.astype(old.dtype, copy=False)))
+    return new.astype(old.dtype, copy=False)
+
+
+def _scattered(how: str, old: Array, rows: IndexedSlices) -> Array:
+    combining = SCATTER[how]
+    if combining is None:  # numpy does not promise that the last row of an index wins
+        indices, from_end = np.unique(rows.indices[::-1], return_index=True)
+        new = old.copy()
+        new[indices] = rows.values[::-1][from_end]
+        return new
+    ufunc, op = combining
+    wide, _ = accumulation(old.dtype, op)
+    new = old.astype(wide)
+    ufunc.at(new, rows.indices, rows.values.astype(wide, copy=False))
+    return new.astype(old.dtype, copy=False)
+
+
 def part_of(total: Array, count: int, index: int) -> Array:
-    """Return one of `count` arrays whose sum is `total`."""
-    if total.dtype.kind in "iu":
-        least = total // count
-        return np.asarray(least + (index < total - least * count))
-    return np.asarray(total / count)
+    """Return one of `count` arrays, about equal, whose sum is `total`.
+
+    In whatever order they are added up, it is `total` to the bit (but for those of NaN): each part
+    is a multiple of the last digit of the total, and so is what some of them add up to.
+    """
+    dtype = total.dtype
+    if dtype.kind == "c":
+        part = np.empty_like(total)
+        part.real, part.imag = (part_of(x, count, index) for x in (total.real, total.imag))
+        return part
+    if dtype.kind in "iu":
+        wide = total if dtype.itemsize == 8 else total.astype(np.int64)
+        least = wide // count
+        return np.asarray(least + (index < wide - least * count)).astype(dtype)
+    wide = total if dtype.itemsize >= 8 else total.astype(np.float64)
+    with np.errstate(all="ignore"):
+        digit = (total - np.nextafter(total, np.zeros_like(total))).astype(wide.dtype)
+        part = np.trunc(wide / count / digit) * digit
+        if index == 0:
+            part = wide - (count - 1) * part
+        has_digits = np.isfinite(wide) & (wide != 0)
+        return np.where(has_digits, part, wide).astype(dtype)
 
 
 def member(kind: type[_Enum], value: Any) -> _Enum:

@@ -15,22 +15,23 @@ from .context import (
     Scope,
     require_cross_replica,
 )
-from .data import DistributedDataset, InputContext, ValueContext
+from .distribution import Distribution
 from .elastic.running import Elastic
 from .extended import StrategyExtended
-from .options import CommunicationOptions, InputOptions, ReduceOp
+from .message_passing import MessagePassing
+from .options import CommunicationOptions, ReduceOp
 from .randomness import Generators
 from .replicas import Kept, Run
 from .resolver import MPIClusterResolver
 from .transport import Survivors
-from .values import PerReplica, component_of, local_results, per_replica
+from .values import PerReplica, component_of, local_results
 from .variables import Variable
 from .verifying import Verifying
 
 __all__ = ["Strategy"]
 
 
-class Strategy(Verifying, Elastic):
+class Strategy(Distribution, MessagePassing, Verifying, Elastic):
     """Runs a computation on replicas: the base of all strategies.
 
     Notes
@@ -225,13 +226,14 @@ class Strategy(Verifying, Elastic):
         Returns
         -------
         nest of numpy.ndarray
-            Fresh arrays; a 0-d result is a numpy scalar. For dtypes, and arrays of torch, JAX and
-            others, see `ReplicaContext.all_reduce`.
+            Fresh arrays; a 0-d result is a numpy scalar. For dtypes, `IndexedSlices`, and arrays of
+            torch, JAX and others, see `ReplicaContext.all_reduce`.
 
         Raises
         ------
         ValueError
-            SUM of a value that is not per replica; `axis` out of range; on every rank.
+            SUM of a value that is not per replica; `axis` out of range, or not None for
+            `IndexedSlices`; on every rank.
         StructureMismatchError, CollectiveMismatchError, TypeError, ContextError
             As for `ReplicaContext.all_reduce`.
 
@@ -322,110 +324,6 @@ class Strategy(Verifying, Elastic):
         (7, 7)
         """
         return local_results(value, self.engine.layout.local_replica_ids)
-
-    def experimental_distribute_values_from_function(
-        self, value_fn: Callable[[ValueContext], Any]
-    ) -> Any:
-        """Return a nest of `PerReplica` made of what `value_fn` gives for each local replica.
-
-        No communication.
-
-        Parameters
-        ----------
-        value_fn : callable
-            Called with a `ValueContext` for each replica of this rank; for replica 0 on a spare,
-            whose `PerReplica` have no components.
-
-        Raises
-        ------
-        StructureMismatchError
-            It returned different nests for replicas of this rank.
-
-        Notes
-        -----
-        Counterpart of ``tf.distribute.Strategy.experimental_distribute_values_from_function``.
-
-        Examples
-        --------
-        >>> import mpi_replica as mr
-        >>> strategy = mr.MPIStrategy(num_replicas=2)
-        >>> strategy.experimental_distribute_values_from_function(
-        ...     lambda context: 10 * context.replica_id_in_sync_group)
-        PerReplica:{
-          0: 0,
-          1: 10
-        }
-        """
-        layout = self.engine.layout
-        ids, number = layout.local_replica_ids, layout.num_replicas
-        return nest.transposed(
-            [value_fn(ValueContext(i, number)) for i in ids or (0,)],
-            lambda values: per_replica(values[: len(ids)], layout),
-            "experimental_distribute_values_from_function",
-        )
-
-    def experimental_distribute_dataset(
-        self, dataset: Any, options: InputOptions | None = None
-    ) -> DistributedDataset:
-        """Cut the global batches of `dataset` into a part for each replica.
-
-        Parameters
-        ----------
-        dataset : mr.data.Dataset or iterable of batches
-            The same on every rank. A global batch of n rows is cut into chunks of ``ceil(n / R)``;
-            trailing replicas may get empty arrays. Those of torch, JAX and others stay theirs.
-        options : InputOptions, optional
-            How many steps are made ahead. ``PER_REPLICA`` is a `NotImplementedError`, as in tf.
-
-        Returns
-        -------
-        DistributedDataset
-            Its iterators give nests of `PerReplica`. All ranks end at the same step. Counterpart
-            of ``tf.distribute.Strategy.experimental_distribute_dataset``.
-
-        Raises
-        ------
-        ValueError
-            The dataset is not batched; or it is an iterator, and steps are to be made ahead.
-
-        Examples
-        --------
-        >>> import mpi_replica as mr
-        >>> strategy = mr.MPIStrategy(num_replicas=2)
-        >>> dataset = mr.data.Dataset.range(4).batch(4)
-        >>> next(iter(strategy.experimental_distribute_dataset(dataset)))
-        PerReplica:{
-          0: array([0, 1]),
-          1: array([2, 3])
-        }
-        """
-        require_cross_replica(self, "experimental_distribute_dataset")
-        return DistributedDataset.of_global_batches(self.engine, dataset, options)
-
-    def distribute_datasets_from_function(
-        self,
-        dataset_fn: Callable[[InputContext], Any],
-        options: InputOptions | None = None,
-    ) -> DistributedDataset:
-        """Make a dataset on each rank with `dataset_fn`, whose batches go to replicas as they are.
-
-        Parameters
-        ----------
-        dataset_fn : callable
-            Called with an `InputContext`: once for each rank, or under ``PER_REPLICA`` once for
-            each replica. Gives a `mr.data.Dataset` or an iterable of batches of per-replica size.
-        options : InputOptions, optional
-            The replication mode, and how many steps are made ahead.
-
-        Returns
-        -------
-        DistributedDataset
-            Each step takes one batch for each local replica. All ranks end at the same step:
-            replicas whose input has ended get empty arrays. Counterpart of
-            ``tf.distribute.Strategy.distribute_datasets_from_function``.
-        """
-        require_cross_replica(self, "distribute_datasets_from_function")
-        return DistributedDataset.from_function(self.engine, dataset_fn, options)
 
     def name_of_variable(self, value: Any) -> str | None:
         """Return a name for a variable, the same on all ranks; None for anything else."""

@@ -142,10 +142,9 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
         engine = self._strategy.engine
         # Making a variable is collective, so that all ranks count alike.
         identity = engine.name_of_next_variable(self.name)
-        if self._on_read:
-            keys = engine.layout.local_replica_ids or (None,)  # a spare has no replica yet
-            return Storage(identity, {key: np.array(value) for key in keys})
-        return Storage(identity, {None: np.array(value)})
+        local = engine.layout.local_replica_ids  # a spare has no replica yet
+        keys = (self._on_read and local) or (None,)
+        return Storage(identity, {key: np.array(value) for key in keys}, engine.quietly)
 
     @property
     def strategy(self) -> StrategyLike:

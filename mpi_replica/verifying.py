@@ -34,14 +34,15 @@ class Verifying:
         every: int = 1,
         options: CommunicationOptions | None = None,
     ) -> None:
-        """Raise where what should be the same on all ranks is not.
+        """Raise where what should be the same on all ranks, or replicas, is not.
 
         Collective: all ranks call it, in the same order.
 
         Parameters
         ----------
         value : nest
-            Mirrored variables, `Mirrored` values, arrays, numbers, strings, bytes and None.
+            Mirrored variables, `Mirrored` values, arrays, numbers, strings, bytes and None. Of a
+            `PerReplica`, as ``run`` returns it, the components of all replicas are compared.
             Variables that are synchronized on read are left out: they differ by design.
         every : int, default 1
             With k: does it on the first call from a place of the program, and then on each k-th;
@@ -52,12 +53,12 @@ class Verifying:
         Raises
         ------
         DivergenceError
-            A leaf differs: on every rank, with the same text, which names it, the ranks, and the
-            first element with its values. The strategy works on.
+            A leaf differs: on every rank, with the same text, which names it, the replicas, and
+            the first element with its values. The strategy works on.
         StructureMismatchError, CollectiveMismatchError
             The ranks passed different nests or variables, or made different calls.
         ValueError
-            A leaf is a `PerReplica`, which differs by design; `every` is less than 1.
+            A `PerReplica` is another strategy's; `every` is less than 1.
         TypeError
             A leaf is an object that can't be compared bit by bit; `every` is no integer.
         ContextError
@@ -66,8 +67,9 @@ class Verifying:
         Notes
         -----
         Compared bit by bit: 0.0 differs from -0.0, and a NaN only from one of other bits. Replicas
-        of one rank share its state. One message of 256 bytes a rank, and the time to read the
-        state, 20 to 30 ms for 100 MB; where it differs, some messages of a few kB.
+        of one rank share its state, all but `PerReplica` values. One message of 256 bytes a rank,
+        and the time to read the state, 20 to 30 ms for 100 MB; where it differs, some messages of a
+        few kB.
         ``tf.distribute`` has no counterpart.
 
         Examples
@@ -94,7 +96,8 @@ class Verifying:
         detail = "" if step == 1 else f"every={step}"
 
         def make(site: CallSite, merged: CommunicationOptions) -> Call:
-            return Verification(value, detail, self.name_of_variable, site, merged)
+            name_of, layout = self.name_of_variable, self.engine.layout
+            return Verification(value, detail, name_of, layout, site, merged)
 
         engine.cross_replica(engine.make("verify", options, make))
 

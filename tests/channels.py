@@ -39,9 +39,12 @@ class Post(Mailbox):
 
 
 class World:
-    """The channels of a strategy over some ranks, all of them in this process."""
+    """The channels of a strategy over some ranks, all of them in this process.
 
-    def __init__(self, size, clock):
+    Without a clock it is for watchers in threads.
+    """
+
+    def __init__(self, size, clock=None):
         self.clock = clock
         self.errors = {}
         self.aborts = []

@@ -25,7 +25,7 @@ def variables(additions=None):
 
 
 @contextlib.contextmanager
-def started(library, *arguments, env=None, cwd=ROOT):
+def started(library, *arguments, env=None, cwd=ROOT, stdout=subprocess.PIPE):
     """Start ``python -m mpi_replica ARGUMENTS`` and yield the process; it does not outlive this."""
     command = [find_interpreter(library), "-m", "mpi_replica", *map(str, arguments)]
     with subprocess.Popen(
@@ -33,7 +33,7 @@ def started(library, *arguments, env=None, cwd=ROOT):
         cwd=cwd,
         env=variables(env),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
@@ -54,7 +54,8 @@ def interrupt_until_it_ends(process):
         if time.monotonic() > limit:
             process.kill()
     for pipe in (process.stdout, process.stderr):
-        pipe.close()
+        if pipe is not None:
+            pipe.close()
 
 
 def call(library, *arguments, env=None, cwd=ROOT):

@@ -120,6 +120,13 @@ def reduce_to_for_reduce(strategy, culprit):
     return strategy.reduce("SUM", value, axis=None)  # told
 
 
+@TABLE.mistake(CALL, "barrier(", "gather_objects(", outside=True)
+def barrier_for_gather_objects(strategy, culprit):
+    if hosts(strategy, culprit):
+        return strategy.barrier()  # told
+    return strategy.gather_objects(strategy.rank)  # told
+
+
 @TABLE.mistake(CALL, "close(", "reduce(SUM", outside=True)
 def close_for_reduce(strategy, culprit):
     value = ids(strategy)
@@ -231,3 +238,44 @@ def captures_an_array_that_differs(strategy, culprit):
     return merges_what_it_captures(
         strategy, captured, lambda context: context.all_reduce("SUM", np.ones(LARGE))
     )
+
+
+# Calls that send nothing: the others hear at their next call
+
+
+def failing_on(strategy, culprit):
+    def rows(context):
+        if hosts(strategy, culprit):
+            raise Lost(3, "no file")  # told
+        return np.arange(3.0)
+
+    return rows
+
+
+def raises_in_a_function_for_values(strategy, culprit):
+    make = failing_on(strategy, culprit)
+    value = strategy.experimental_distribute_values_from_function(make)
+    return strategy.reduce("SUM", value, axis=None)
+
+
+def raises_in_a_function_for_datasets(strategy, culprit):
+    make = failing_on(strategy, culprit)
+    data = strategy.distribute_datasets_from_function(
+        lambda context: mr.data.Dataset.from_tensor_slices(make(context)).batch(1)
+    )
+    return [strategy.run(nothing) for _ in data]
+
+
+for make in (raises_in_a_function_for_values, raises_in_a_function_for_datasets):
+    name = make.__name__.replace("_", " ")
+    TABLE.add(name, Lost, (RAISED,), make, outside=True, told_in=failing_on)
+
+
+def not_batched(dataset, is_culprit):
+    return dataset if is_culprit else dataset.batch(4)
+
+
+@TABLE.mistake(ValueError, "is not batched", "raised by {replicas}", outside=True)
+def distributes_what_is_not_batched(strategy, culprit):
+    dataset = not_batched(mr.data.Dataset.range(8), hosts(strategy, culprit))
+    return [strategy.run(nothing) for _ in strategy.experimental_distribute_dataset(dataset)]

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 
 import mpi_replica as mr
-from mistake import LARGE, MEDIUM, Table
+from mistake import CALL, LARGE, MEDIUM, Table
 
 TABLE = Table()
 
@@ -142,6 +142,25 @@ def has_no_memory_for_all_reduce(context, is_culprit):
 def has_no_memory_for_all_gather(context, is_culprit):
     endless = np.broadcast_to(1.0, 1 << 44)
     return context.all_gather(endless if is_culprit else np.ones(MEDIUM), axis=0)
+
+
+@TABLE.mistake(CALL, "while ValueError: no rows is handled", ends_the_run=True)
+def raises_and_calls_in_finally(context, is_culprit):
+    try:
+        if is_culprit:
+            raise ValueError("no rows")
+        context.all_reduce("MAX", 1.0)  # told
+    finally:
+        context.all_reduce("SUM", 1.0)  # told
+
+
+@TABLE.mistake(CALL, "returned", "while ValueError: no rows is handled", ends_the_run=True)
+def calls_where_an_exception_is_handled(context, is_culprit):
+    try:
+        if is_culprit:
+            raise ValueError("no rows")
+    except ValueError:
+        context.all_reduce("SUM", 1.0)  # told
 
 
 # What the others do when they are stopped at their calls does not count (DESIGN.md decision 17)

@@ -1,6 +1,7 @@
 """Call sites and identities of functions (DESIGN.md section 6, decisions 13 and 18)."""
 
 import argparse
+import ast
 import dis
 import functools
 import operator
@@ -11,6 +12,7 @@ import textwrap
 
 import pytest
 
+from mpi_replica.collectives import callsite
 from mpi_replica.collectives.callsite import call_site, function_identity, start_of_instruction
 from mpi_replica.merge_fn import invoke_merge_fn
 
@@ -105,6 +107,180 @@ def test_mutual_recursion_is_one_call_whatever_its_depth():
         return even(depth - 1)
 
     assert len({even(depth) for depth in (2, 4, 8)}) == 1
+
+
+def fails(is_to):
+    if is_to:
+        raise ZeroDivisionError
+
+
+def in_finally(is_to):
+    sites = []
+    try:
+        try:
+            fails(is_to)
+        finally:
+            sites.append([site(), [site() for _ in range(1)]])
+    except ZeroDivisionError:
+        pass
+    return sites
+
+
+def in_nested_finally(is_to):
+    sites = []
+    try:
+        try:
+            fails(is_to)
+        finally:
+            try:
+                sites.append(0)
+            finally:
+                sites.append(site())
+                with Exits(sites):
+                    sites.append(1)
+    except ZeroDivisionError:
+        pass
+    return sites
+
+
+def in_finally_after_return(is_to):
+    sites = []
+
+    def step():
+        try:
+            if is_to:
+                return
+            sites.append(0)
+        finally:
+            sites.append(site())
+
+    step()
+    return sites[-1]
+
+
+class Exits:
+    def __init__(self, sites):
+        self.sites = sites
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *error):
+        self.sites.append(site())
+        return True
+
+
+def at_the_end_of_with(is_to):
+    sites = []
+    with Exits(sites):
+        fails(is_to)
+    return sites
+
+
+def at_the_end_of_with_after_return(is_to):
+    sites = []
+
+    def step():
+        with Exits(sites):
+            if is_to:
+                return
+            fails(False)
+
+    step()
+    return sites
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        in_finally,
+        in_nested_finally,
+        in_finally_after_return,
+        at_the_end_of_with,
+        at_the_end_of_with_after_return,
+    ],
+)
+def test_a_place_is_one_call_on_all_ways_on_which_python_comes_there(way):
+    """Its code stands several times: for the way with an exception, and for each return."""
+    first, second = [way(is_to) for is_to in (False, True)]
+    assert first == second
+
+
+def test_the_ends_of_two_withs_of_one_statement_differ():
+    sites = []
+    with Exits(sites), Exits(sites):
+        fails(True)
+    assert len(set(sites)) == len(sites) == 2
+
+
+class Compares:
+    def __init__(self, sites):
+        self.sites = sites
+
+    def __lt__(self, other):
+        self.sites.append(site())
+        return True
+
+
+def test_two_calls_at_one_position_differ():
+    sites = []
+    x = y = z = Compares(sites)
+    assert x < y < z
+    assert len(set(sites)) == 2
+
+
+def test_two_calls_differ_where_all_positions_are_the_same():
+    """As in code that a program has generated, or where Python leaves them out."""
+    tree = ast.parse("first, second = site(), site()\nthird = site()")
+    for node in ast.walk(tree):
+        for name in ("lineno", "end_lineno"):
+            if hasattr(node, name):
+                setattr(node, name, 1)
+        for name in ("col_offset", "end_col_offset"):
+            if hasattr(node, name):
+                setattr(node, name, 0)
+    names = {"site": site}
+    exec(compile(tree, "generated.py", "exec"), names)
+    assert len({names["first"], names["second"], names["third"]}) == 3
+
+
+def test_two_calls_differ_where_python_leaves_positions_out(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        "from mpi_replica.collectives.callsite import call_site\n"
+        "first, second = call_site().digest, call_site().digest\n"
+        "assert first != second\n"
+    )
+    subprocess.run([sys.executable, "-X", "no_debug_ranges", file], check=True)
+
+
+def test_the_chain_ends_at_the_program():
+    """Below it stands what runs it: a debugger or a profiler, on one rank perhaps."""
+    names = {"__name__": "__main__", "call_site": call_site}
+    exec(compile("found = call_site()", "train.py", "exec"), names)
+    assert names["found"].lines == ("train.py:1",)
+
+
+def test_modules_that_the_program_imports_do_not_end_the_chain():
+    names = {"__name__": "model", "call_site": call_site}
+    exec(compile("found = call_site()", "model.py", "exec"), names)
+    assert names["found"].lines[0] == "model.py:1"
+    assert names["found"].lines[1].startswith("test_callsite.py:")
+
+
+def test_a_program_that_makes_new_code_all_the_time_does_not_grow():
+    def kept():
+        return len(callsite._memory.kept) + len(callsite._memory.sites)
+
+    source = "def step():\n    return site()\n"
+    first = None
+    for _ in range(callsite._MOST_CODES):
+        names = {"site": site}
+        exec(compile(source, "generated.py", "exec"), names)
+        found = names["step"]()
+        first = first or found
+        assert found == first  # also where what was known is forgotten
+        assert kept() <= callsite._MOST_CODES
 
 
 def test_frames_of_the_package_do_not_count():

@@ -182,3 +182,15 @@ def test_a_failure_belongs_to_the_exchange_that_failed(world):
     world.end(0, 1, 2)
     assert world.channels[0].take_failures() == [(2, b"why")]
     assert world.channels[0].take_failures() == []
+
+
+def test_a_channel_that_is_closed_uses_its_mailbox_no_more(world):
+    """The strategy has given it back; a watcher that goes through all channels may still come."""
+    closed, other = world.channels[:2]
+    closed.tell(("final", "break", "it is broken"))
+    other.close()
+    other.tell(("final", "break", "it is broken, too"))
+    other.read()
+    assert list(other.ask(10)) == [1]
+    world.look(0, 2)
+    assert sorted(world.errors) == [2]

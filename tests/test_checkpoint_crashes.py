@@ -245,7 +245,9 @@ def test_a_rank_that_is_killed_while_all_save_leaves_the_older_checkpoint(tmp_pa
     )
     assert not list(tmp_path.glob("told-*"))
     path = tmp_path / "trained"
-    found = mr.Checkpoint(step=0, v=np.zeros(1000), w=np.zeros(1000, int), x=np.zeros(10, int))
+    found = mr.Checkpoint(
+        mr.get_strategy(), step=0, v=np.zeros(1000), w=np.zeros(1000, int), x=np.zeros(10, int)
+    )
     found.restore(path)
     assert found.step == step
     assert found.w.tolist() == [step] * 1000

@@ -61,10 +61,10 @@ ARRAYS = {
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_an_array_comes_back_with_its_dtype_shape_and_bits(path, kind):
     array = ARRAYS[kind]
-    mr.Checkpoint(w=array).save(path)
+    mr.Checkpoint(mr.get_strategy(), w=array).save(path)
     writable, other = np.zeros(array.shape, array.dtype), np.zeros(array.shape, array.dtype, "F")
     for live in (writable, other, read_only(np.zeros(array.shape, array.dtype))):
-        checkpoint = mr.Checkpoint(w=live)
+        checkpoint = mr.Checkpoint(mr.get_strategy(), w=live)
         checkpoint.restore(path)
         found = checkpoint.w
         assert (found is live) == live.flags.writeable
@@ -80,10 +80,10 @@ def test_memory_stays_small_whatever_the_layout(path):
     array = np.zeros((5000, 1000)).T
     tracemalloc.start()
     try:
-        mr.Checkpoint(w=array).save(path)
+        mr.Checkpoint(mr.get_strategy(), w=array).save(path)
         saving = tracemalloc.get_traced_memory()[1]
         tracemalloc.reset_peak()
-        mr.Checkpoint(w=array).restore(path)
+        mr.Checkpoint(mr.get_strategy(), w=array).restore(path)
         restoring = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -121,14 +121,14 @@ def content(checkpoint):
 
 
 def make_checkpoint(path, step=7):
-    checkpoint = mr.Checkpoint(**objects(step))
+    checkpoint = mr.Checkpoint(mr.get_strategy(), **objects(step))
     checkpoint.save(path)
     return content(checkpoint)
 
 
 def refused(path, named=None):
     """Check that the checkpoint can't be restored, and that nothing changes; return the text."""
-    checkpoint = mr.Checkpoint(**objects())
+    checkpoint = mr.Checkpoint(mr.get_strategy(), **objects())
     before, rng = content(checkpoint), mr.get_strategy().rng.bit_generator.state
     text = ""
     for strict in (True, False):
@@ -149,14 +149,14 @@ def data_file(path):
 def test_a_checkpoint_has_an_index_and_a_data_file(path):
     saved = make_checkpoint(path)
     assert sorted(os.listdir(path.parent)) == [data_file(path).name, "trained.index"]
-    checkpoint = mr.Checkpoint(**objects())
+    checkpoint = mr.Checkpoint(mr.get_strategy(), **objects())
     checkpoint.restore(path)
     assert content(checkpoint) == saved
 
 
 def test_folders_that_are_missing_are_made(tmp_path):
     saved = make_checkpoint(tmp_path / "a" / "b c" / "größe [1]*")
-    checkpoint = mr.Checkpoint(**objects())
+    checkpoint = mr.Checkpoint(mr.get_strategy(), **objects())
     checkpoint.restore(tmp_path / "a" / "b c" / "größe [1]*")
     assert content(checkpoint) == saved
 
@@ -177,7 +177,7 @@ def test_saving_twice_leaves_exactly_the_new_files(path):
     assert len(now) == 2
     assert first not in now
     assert len(list(path.parent.glob("trained-2.*"))) == 2
-    checkpoint = mr.Checkpoint(**objects())
+    checkpoint = mr.Checkpoint(mr.get_strategy(), **objects())
     checkpoint.restore(path)
     assert content(checkpoint) == saved
 
@@ -210,7 +210,7 @@ def test_every_bit_of_the_arrays_counts(path):
         flipped[position] ^= 1 << position % 8
         file.write_bytes(flipped)
         with pytest.raises(CheckpointError, match="corrupt") as caught:
-            mr.Checkpoint(**objects()).restore(path)
+            mr.Checkpoint(mr.get_strategy(), **objects()).restore(path)
         assert str(file) in str(caught.value)
     refused(path, file)
 
@@ -237,7 +237,7 @@ def test_a_data_file_that_is_too_short_is_an_error_that_names_it(path):
     for length in range(len(whole)):
         file.write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match="torn") as caught:
-            mr.Checkpoint(**objects()).restore(path)
+            mr.Checkpoint(mr.get_strategy(), **objects()).restore(path)
         assert str(file) in str(caught.value)
     refused(path, file)
 
@@ -410,7 +410,7 @@ def test_a_hostile_index_is_an_error_that_names_a_file(path, how):
     change_index(path, HOSTILE[how])
     refused(path)
     saved = make_checkpoint(path)  # and nothing is broken
-    checkpoint = mr.Checkpoint(**objects())
+    checkpoint = mr.Checkpoint(mr.get_strategy(), **objects())
     checkpoint.restore(path)
     assert content(checkpoint) == saved
 
@@ -420,6 +420,22 @@ def test_an_index_of_garbage_is_an_error_that_names_it(path, line):
     make_checkpoint(path)
     index_path(path).write_bytes(b"%s\n%08x\n" % (line, zlib.crc32(line)))
     refused(path, index_path(path))
+
+
+def test_a_link_where_the_index_is_written_first_is_not_followed(tmp_path):
+    """In a folder of several users another one may have made it; a killed save leaves a file."""
+    path, theirs = tmp_path / "trained", tmp_path / "theirs"
+    theirs.write_text("keep")
+    beside = tmp_path / "trained.index.new"
+    for leave in (lambda: beside.symlink_to(theirs), lambda: beside.write_text("left" * 1000)):
+        leave()
+        before = make_checkpoint(path)
+        assert theirs.read_text() == "keep"
+        assert not beside.exists()
+        assert not index_path(path).is_symlink()
+        checkpoint = mr.Checkpoint(mr.get_strategy(), **objects())
+        checkpoint.restore(path)
+        assert content(checkpoint) == before
 
 
 @pytest.mark.parametrize("version", [0, 2, "1", None, [1]])

@@ -57,6 +57,46 @@ def test_an_uncaught_mismatch_is_printed_once(launch):
     assert tracebacks(done) == 1
 
 
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="H2: the lowest rank reports, with its own line"
+)
+@pytest.mark.parametrize("replicas_per_rank", [1, 2])
+def test_an_uncaught_wrong_argument_is_printed_by_its_rank_with_its_line(launch, replicas_per_rank):
+    """As an exception of the replica is."""
+    done = launch(
+        f"""
+        strategy = mr.MPIStrategy(replicas_per_rank={replicas_per_rank})
+
+        def step():
+            context = mr.get_replica_context()
+            if context.replica_id_in_sync_group == 3:
+                return context.all_reduce("SUMM", 1.0)  # the mistake
+            return context.all_reduce("SUM", 1.0)
+
+        strategy.run(step)
+        """,
+        4 // replicas_per_rank,
+    )
+    rank = 3 // replicas_per_rank
+    assert f"[rank {rank} of {4 // replicas_per_rank}] Traceback" in done.stderr
+    assert tracebacks(done) == 1
+    assert re.search(r"  File \".*train.py\", line \d+, in step\n.*# the mistake\n", done.stderr)
+
+
+@pytest.mark.xfail(strict=True, reason="R6: raised by each rank for itself after the agreement")
+def test_ranks_that_stop_at_different_steps_print_that_once(launch, tmp_path):
+    done = launch(
+        f"""
+        checkpoint = mr.Checkpoint(mr.MPIStrategy(), step=0)
+        manager = mr.CheckpointManager(checkpoint, {str(tmp_path)!r}, save_on_signal=True)
+        manager.exit_if_signalled(rank)
+        """,
+        3,
+    )
+    assert "got different steps: 0 on ranks 0, 1 on ranks 1, 2 on ranks 2" in done.stderr
+    assert tracebacks(done) == 1
+
+
 def test_an_uncaught_exception_in_a_thread_that_communicates_ends_the_job(launch):
     """Section 8: the others would wait for it for ever."""
     done = launch(

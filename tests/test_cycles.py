@@ -3,6 +3,9 @@
 On ranks of MPI, and by their own clock: see test_watch.py.
 """
 
+import gc
+import weakref
+
 import pytest
 
 from channels import Clock, Post, World
@@ -134,3 +137,27 @@ def test_ranks_that_wait_in_one_strategy_after_the_other_are_no_cycle(ranks):
     two.begin(1)
     two.end(0, 1, 2)
     assert one.errors == two.errors == {}
+
+
+def test_what_is_kept_of_waits_does_not_grow_with_them(ranks):
+    one, _ = ranks.strategy(0, 1, 2), ranks.strategy(0, 1, 2)
+    kept = []
+    for _ in range(3):
+        one.begin(0, 1)
+        ranks.pass_time(9)
+        kept.append([sum(map(len, search._seen.values())) for search in ranks.searches])
+        one.begin(2)
+        one.end(0, 1, 2)
+    assert kept[0] == kept[-1] != [0, 0, 0]
+
+
+def test_channels_that_are_gone_are_not_kept(ranks):
+    one, two = ranks.strategy(0, 1, 2), ranks.strategy(0, 1, 2)
+    one.begin(0, 1)
+    ranks.pass_time(3)
+    channels = [weakref.ref(channel) for world in (one, two) for channel in world.channels]
+    del one, two
+    ranks.channels = [[], [], []]
+    gc.collect()
+    assert [channel() for channel in channels] == [None] * 6
+    assert [len(search._searches) for search in ranks.searches] == [0, 0, 0]

@@ -67,6 +67,29 @@ def test_a_source_is_anything_with_a_length_and_rows(source):
     assert lists(Dataset.from_source(source)) == [np.asarray(row).tolist() for row in source]
 
 
+class Chunks:
+    """Like an array of zarr 3: it has a shape and rows, and no length."""
+
+    def __init__(self, rows):
+        self._rows = rows
+
+    @property
+    def shape(self):
+        return self._rows.shape
+
+    def __getitem__(self, row):
+        return self._rows[row]
+
+
+def test_the_shape_of_a_source_without_a_length_tells_how_many_rows_it_has():
+    rows = np.arange(10).reshape(5, 2)
+    assert lists(Dataset.from_source(Chunks(rows)).shuffle(seed=1).batch(5)) == [
+        rows[[*Dataset.range(5).shuffle(seed=1)]].tolist()
+    ]
+    with pytest.raises(TypeError, match="needs an object with __len__"):
+        Dataset.from_source(Chunks(np.array(3)))
+
+
 def test_a_row_of_a_source_may_be_a_list_which_is_one_array():
     (batch,) = Dataset.from_source([[1, 2], [3, 4]]).batch(2)
     assert batch.tolist() == [[1, 2], [3, 4]]

@@ -293,6 +293,15 @@ def test_mirrored_values_go_back(strategy):
     assert bits(go_back(strategy, objects, snapshot)) == before
 
 
+def test_mirrored_values_in_a_per_replica_go_back(strategy):
+    own = mr.PerReplica([[mr.Mirrored(np.arange(i)), mr.Mirrored(i)] for i in range(3)])
+    objects = {"own": own}
+    before = bits(objects)
+    snapshot = take(strategy, objects)
+    objects["own"] = mr.PerReplica([None] * 3)
+    assert bits(go_back(strategy, objects, snapshot)) == before
+
+
 def test_variables_objects_and_random_numbers_go_back(strategy):
     weights = variable(strategy, np.arange(3.0))
     half = variable(strategy, np.float16(0.1))

@@ -53,6 +53,23 @@ def test_an_agreed_error_that_one_rank_alone_does_not_catch_is_printed_there(lau
     assert "RankLostError: the program has ended on replica 1 (rank 1)" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "batch", ["{'ab'[strategy.rank]: [1.0, 2.0]}", "[1.0] * (2 + strategy.rank)"]
+)
+def test_input_that_differs_between_ranks_ends_the_job_with_one_traceback(launch, batch):
+    done = launch(
+        f"""
+        strategy = mr.MPIStrategy()
+        batch = mr.data.Dataset.from_tensor_slices({batch}).batch(4)
+        for _ in strategy.experimental_distribute_dataset([*batch]):
+            pass
+        """
+    )
+    assert done.returncode == 1
+    assert "StructureMismatchError" in done.stderr
+    assert done.stderr.count("Traceback") == 1
+
+
 def test_a_thread_that_ends_by_sys_exit_ends_nothing_else(launch):
     done = launch(
         """

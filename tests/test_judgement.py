@@ -179,6 +179,16 @@ def test_equal_names_make_two_lines_one_call():
     assert type(error) is mr.errors.StructureMismatchError
 
 
+def test_what_differs_on_two_lines_of_one_name_is_told_with_both_lines():
+    """The mistake is on either of them."""
+    other_leaf = all_reduce(name="x", at=site(50), leaves=(LeafDescription("float32", (11,)),))
+    other_nest = all_reduce(name="x", at=site(50), structure="[*]", paths=("[0]",))
+    for other in (other_leaf, other_nest):
+        text = str(error_of(calls(0, all_reduce(name="x")), *(calls(i, other) for i in (1, 2, 3))))
+        assert "train.py:41" in text
+        assert "train.py:50" in text
+
+
 def test_different_names_are_different_calls():
     one, other = all_reduce(name="x"), all_reduce(name="y")
     text = str(error_of(calls(0, one), *(calls(i, other) for i in range(1, 4))))

@@ -1,12 +1,17 @@
 """Nested structures: flatten, rebuild, name the leaves."""
 
 import collections
+import concurrent.futures
 import enum
 import itertools
+import os
+import threading
+import types
 from typing import NamedTuple
 
 import hypothesis.strategies as st
 import numpy as np
+import optree
 import pytest
 from hypothesis import given
 
@@ -133,6 +138,122 @@ def test_transposed_refuses_unequal_nests_in_either_order_and_names_the_caller(o
             nest.transposed(values, tuple, "the caller")
 
 
+# Containers of other classes; in use they are tried in tests/ranks/test_containers.py.
+
+
+class Rows(list):
+    pass
+
+
+class Options(dict):
+    pass
+
+
+@pytest.mark.parametrize("inside", [lambda x: x, lambda x: {"a": x}, lambda x: (0, [x])])
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (Rows([2, 3]), [2, 3]),
+        (Options(b=3, a=2), Options(b=3, a=2)),
+        (collections.Counter(b=3, a=2), collections.Counter(b=3, a=2)),
+        (types.MappingProxyType({"b": 3, "a": 2}), types.MappingProxyType({"b": 3, "a": 2})),
+        (Options({1: 3, "a": 2}), Options({1: 3, "a": 2})),  # keys of which none is the less
+        (Options(), Options()),
+        (Rows(), []),
+        (Rows([Options(a=Rows([1]))]), [Options(a=[1])]),
+    ],
+    ids=repr,
+)
+def test_subclasses_and_mappings_are_structure_too(value, wanted, inside):
+    value, wanted = inside(value), inside(wanted)
+    for flatten in (nest.flatten, lambda value: nest.flatten_plain(value)[:2]):
+        leaves, structure = flatten(value)
+        assert all(type(leaf) is int for leaf in leaves)
+        for path, leaf in zip(nest.leaf_paths(structure), leaves, strict=True):
+            assert eval(f"value{path}", {"value": value}) is leaf
+        again = nest.unflatten(structure, leaves)
+        assert again == wanted
+        assert repr(again) == repr(wanted)
+
+
+def test_mappings_of_other_classes_or_keys_are_told_apart_and_the_order_of_keys_is_no_difference():
+    one, other = nest.flatten(Options(b=2, a=1)), nest.flatten(Options(a=1, b=2))
+    assert one == other
+    texts = {
+        nest.structure_text(nest.flatten(value)[1])
+        for value in (Options(a=1), Options(b=1), collections.Counter(a=1), {"a": 1}, Rows([1]))
+    }
+    assert len(texts) == 5
+    assert not any("mpi_replica" in text for text in texts)
+
+
+def test_nests_with_as_many_leaves_as_a_flat_dict_are_not_taken_for_one():
+    for value in ({"a": 1, "b": 2}, {"a": Rows(), "b": Rows([1, 2])}, {"a": 3, "b": 4}):
+        leaves, structure, _ = nest.flatten_plain(value)
+        assert nest.unflatten(structure, leaves) == value
+
+
+def test_what_a_program_has_registered_goes_first():
+    class Box(Options):
+        pass
+
+    optree.register_pytree_node(
+        Box, lambda box: ((box["x"],), None), lambda _, items: items[0], namespace="mpi_replica"
+    )
+    assert nest.flatten(Box(x=5, y=6))[0] == [5]
+
+
+def test_mappings_that_only_show_what_lies_elsewhere_are_leaves():
+    class Store(collections.abc.Mapping):
+        """Like a file of h5py: it is opened by name, and reads when it is looked at."""
+
+        def __init__(self, name):
+            self.length = {"two": 2}[name]
+            self.looks = 0
+
+        def __getitem__(self, key):
+            self.looks += 1
+            return np.arange(3) + key
+
+        def __iter__(self):
+            if self.length < 0:
+                raise RuntimeError("it is closed")
+            return iter(range(self.length))
+
+        def __len__(self):
+            return self.length
+
+    store, closed = Store("two"), Store("two")
+    closed.length = -1
+    for value in (store, closed, os.environ, store):
+        (leaf,), _ = nest.flatten((value,))
+        assert leaf is value
+    assert store.looks == 2  # at one of its values, once for all of its class
+
+
+def test_what_can_not_be_made_anew_is_refused_before_anything_is_done_with_it():
+    class Named(dict):
+        def __init__(self, name, items):
+            super().__init__(items)
+
+    with pytest.raises(TypeError, match=r"a nest with a .*Named can't be made anew.* TypeError"):
+        nest.flatten([Named("n", {"a": 1})])
+
+
+def test_two_threads_that_meet_a_class_at_once_open_it_once():
+    class Many(dict):
+        pass
+
+    barrier = threading.Barrier(4)
+
+    def look(_):
+        barrier.wait()
+        return nest.flatten(Many(a=1))[0]
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(look, range(4))) == [[1]] * 4
+
+
 # The quick ways through flat nests of arrays, of which some are known from earlier calls.
 
 
@@ -235,3 +356,34 @@ def test_a_key_never_stands_for_two_structures(few_are_kept, values):
             nest.flatten_arguments([], {"x": value})[1],
         ):
             assert structures.setdefault(nest.key(structure), structure) == structure
+
+
+@pytest.mark.parametrize(
+    "flatten",
+    [
+        lambda: nest.flatten_plain({"met by two threads": 1}),
+        lambda: nest.flatten_plain([1] * 17),
+        lambda: nest.flatten_arguments([1] * 17, {}),
+    ],
+    ids=["dict", "list", "arguments"],
+)
+def test_two_threads_that_learn_a_structure_at_once_leave_no_number_without_a_structure(
+    flatten, monkeypatch
+):
+    """A number of one that dies would come to stand for another structure, at its address."""
+    barrier = threading.Barrier(2)
+    tree_flatten = optree.tree_flatten
+
+    def meet(*args, **options):
+        found = tree_flatten(*args, **options)
+        barrier.wait()  # neither has learned it yet
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(optree, "tree_flatten", meet)
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(lambda _: flatten()[1], range(2)))
+    known = flatten()[1]
+    assert any(structure is known for structure in found)
+    for structure in found:
+        assert isinstance(nest.key(structure), int) == (structure is known)

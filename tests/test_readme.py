@@ -1,9 +1,9 @@
 """The programs in README.md run, and print what stands beside them.
 
-A program is a block of python after a mark: ``<!-- run -->`` ends well, ``<!-- fails on 2 ranks
--->`` does not. The comment after a print is what it prints. The block of text behind a program that
-fails is the beginning of its error. Those after ``<!-- pytest on 2 ranks -->`` are files of a
-project with tests.
+A program is a block of python after a mark: ``<!-- run -->`` ends well, and goes on where the one
+above it ended; so does ``<!-- run on 2 ranks -->``, alone. ``<!-- fails on 2 ranks -->`` does not.
+The comment after a print is what it prints. The block of text behind a program that fails is the
+beginning of its error. After ``<!-- pytest on 2 ranks -->`` stand files of a project with tests.
 """
 
 import re
@@ -16,6 +16,7 @@ pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROGRAM = re.compile(r"^<!-- run -->\n```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+ON_RANKS = re.compile(r"^<!-- run on 2 ranks -->\n```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 MISTAKE = re.compile(
     r"^<!-- fails on 2 ranks -->\n```python\n(.*?)^```\n\n```text\n(.*?)^```\n",
     re.MULTILINE | re.DOTALL,
@@ -24,6 +25,7 @@ TEST_FILE = re.compile(
     r"^<!-- pytest on 2 ranks -->\n```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL
 )
 PROGRAMS = PROGRAM.findall(README)
+PROGRAMS_ON_RANKS = [PROGRAMS[0], *ON_RANKS.findall(README)]
 MISTAKES = MISTAKE.findall(README)
 TEST_FILES = TEST_FILE.findall(README)
 
@@ -52,7 +54,7 @@ def words(text):
 
 
 def test_every_block_of_python_is_tried():
-    found = len(PROGRAMS) + len(MISTAKES) + len(TEST_FILES)
+    found = len(PROGRAMS + PROGRAMS_ON_RANKS[1:]) + len(MISTAKES) + len(TEST_FILES)
     assert found == README.count("```python") == README.count("<!--")
     assert PROGRAMS
     assert MISTAKES
@@ -67,10 +69,17 @@ def test_programs_print_what_is_shown_in_one_process(capsys):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_first_program_prints_the_same_on_two_ranks(library, tmp_path):
-    done = run_on_two_ranks(PROGRAMS[0], tmp_path, library)
-    assert (done.returncode, done.stdout) == (0, promised(PROGRAMS[0])), done.stderr
+@pytest.mark.parametrize("code", PROGRAMS_ON_RANKS, ids=lambda code: code.partition("\n")[0])
+def test_programs_that_are_files_print_the_same_on_two_ranks(code, library, tmp_path):
+    done = run_on_two_ranks(code, tmp_path, library)
+    assert (done.returncode, done.stdout) == (0, promised(code)), done.stderr
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("code", PROGRAMS_ON_RANKS, ids=lambda code: code.partition("\n")[0])
+def test_programs_that_are_files_print_the_same_in_one_process(code, capsys):
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out == promised(code)
 
 
 @pytest.mark.parametrize(("code", "error"), MISTAKES)

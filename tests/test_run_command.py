@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import termios
 import textwrap
 
@@ -219,6 +220,46 @@ def test_a_job_that_runs_too_long_is_ended(library, tmp_path):
     done = call(library, "run", "-n", 2, "--timeout", 0.5, written(tmp_path, WAIT))
     assert done.returncode == 124, done.stderr
     assert "did not end within 0.5 s (--timeout 0.5)" in done.stderr
+
+
+@pytest.fixture
+def narrow_pipe():
+    """Give the ends of a pipe for 4096 bytes, to which writing never blocks."""
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    fcntl.fcntl(sink, fcntl.F_SETPIPE_SZ, 4096)
+    with open(source, "rb") as reader, open(sink, "wb") as writer:
+        yield reader, writer
+
+
+@each_library
+def test_all_output_comes_to_who_reads_slowly_where_writing_must_not_block(
+    library, tmp_path, narrow_pipe
+):
+    reader, writer = narrow_pipe
+    line = "x" * 99
+    program = written(tmp_path, f"\n    for _ in range(50000):\n        print('{line}')")
+    with started(library, "run", "-n", 2, "--tag", program, stdout=writer) as process:
+        writer.close()
+        text = reader.read().decode()
+        error = process.stderr.read()
+        assert process.wait(LIMIT_SECONDS) == 0, error
+    assert sorted(set(text.splitlines())) == [f"[0] {line}", f"[1] {line}"]
+    assert len(text.splitlines()) == 100_000
+
+
+def test_a_job_whose_output_nobody_reads_is_ended_in_time(narrow_pipe):
+    """The one that the launcher starts here takes no time to end."""
+    code = """if True:
+        import os, sys
+        from mpi_replica.launcher.running import run
+        endless = "while True: print('x' * 99)"
+        words = [sys.executable, "-c", endless]
+        sys.exit(run("mpich", words, os.environ, timeout_seconds=0.5))
+    """
+    _, writer = narrow_pipe
+    done = subprocess.run([sys.executable, "-c", code], stdout=writer, timeout=LIMIT_SECONDS)
+    assert done.returncode == 124
 
 
 def test_a_job_of_slurm_has_its_tasks_and_srun_starts_them(tmp_path):

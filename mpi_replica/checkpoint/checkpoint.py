@@ -9,17 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from .. import ending, nest
 from ..assignment import Assignable
 from ..collectives.call import Call
 from ..collectives.callsite import CallSite
-from ..context import StrategyLike, current_strategy, require_cross_replica
+from ..context import (
+    StrategyLike,
+    current_strategy,
+    open_strategies,
+    require_cross_replica,
+)
 from ..errors import CheckpointError, ContextError
 from ..options import CommunicationOptions
 from ..values import Mirrored, PerReplica
 from .encoding import Encoder
 from .index import Index, all_generators
-from .matching import Matching, Reader
+from .matching import Matching, Reader, variables_in
 from .restoring import Restoring
 from .saving import Own, Saving
 
@@ -34,7 +38,8 @@ class Checkpoint:
     Parameters
     ----------
     strategy : Strategy, optional
-        By position. Default: that of the variables; the current one where there are none.
+        By position. Default: that of the variables; the current one where there are none. Where
+        that is the default strategy, although another one is open, it must be given.
     **objects
         Each is an attribute of the checkpoint, too. Variables; nests (dicts, lists, tuples) of
         arrays, numbers, texts, bytes and None; a `PerReplica` of such nests; objects with
@@ -57,7 +62,8 @@ class Checkpoint:
     Examples
     --------
     >>> import numpy as np, tempfile, mpi_replica as mr
-    >>> checkpoint = mr.Checkpoint(step=3, weights={"w": np.arange(2.0)})
+    >>> strategy = mr.MPIStrategy()
+    >>> checkpoint = mr.Checkpoint(strategy, step=3, weights={"w": np.arange(2.0)})
     >>> path = checkpoint.save(f"{tempfile.mkdtemp()}/trained")
     >>> checkpoint.step, checkpoint.weights["w"][:] = 0, 0.0
     >>> checkpoint.restore(path)
@@ -109,9 +115,10 @@ class Checkpoint:
         Notes
         -----
         Each rank writes about as many bytes, and what belongs to its own replicas: their random
-        numbers and the components of each `PerReplica`. Variables that
-        are synchronized on read are saved as they read from above, as in tf: SUM is saved summed.
-        Memory: a few MiB beyond the state, and the values that were combined for that.
+        numbers and the components of each `PerReplica`. Variables that are synchronized on read are
+        saved as they read from above, as in tf: SUM is saved summed, and reads the same bits on any
+        number of replicas; MEAN, then that of equal numbers, may differ in its last digit. Memory:
+        a few MiB beyond the state, and the values that were combined for that.
         """
         strategy = self.strategy
         require_cross_replica(strategy, "Checkpoint.save")
@@ -205,8 +212,7 @@ class Checkpoint:
         engine.cross_replica(engine.make("Checkpoint.restore", None, make))
 
     def _variables(self) -> list[Any]:
-        leaves = [leaf for value in self._objects.values() for leaf in nest.flatten(value)[0]]
-        return [leaf for leaf in leaves if isinstance(leaf, Assignable)]
+        return list(variables_in(self._objects))
 
     @property
     def strategy(self) -> StrategyLike:
@@ -225,10 +231,11 @@ class Checkpoint:
                 "the variables of a Checkpoint belong to several strategies. Make one for each."
             )
         strategy = next(iter(found.values()), None) or current_strategy()
-        if strategy.is_default and ending.engines():  # each rank would save for itself, to one path
+        # Each rank would save for itself, to one path, and not the random numbers that it draws.
+        if strategy.is_default and open_strategies:
             raise ContextError(
-                "a Checkpoint without variables does not know its strategy. Pass it:"
-                " mr.Checkpoint(strategy, ...)."
+                "a Checkpoint without variables that were made in the scope of a strategy does not"
+                " know its strategy. Pass it: mr.Checkpoint(strategy, ...)."
             )
         return strategy
 

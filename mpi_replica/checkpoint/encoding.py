@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import as_array
+from ..values import Mirrored
 
 __all__ = [
     "Encoder",
@@ -29,9 +30,10 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 # A JSON object with one of these keys stands for something that JSON does not have.
-_STATE, _REPLICAS, _ARRAY, _SCALAR, _TUPLE, _DICT, _BYTES, _COMPLEX = (
+_STATE, _REPLICAS, _MIRRORED, _ARRAY, _SCALAR, _TUPLE, _DICT, _BYTES, _COMPLEX = (
     "$state",
     "$replicas",
+    "$mirrored",
     "$array",
     "$scalar",
     "$tuple",
@@ -93,6 +95,9 @@ class Encoder:
         components = None if self._own is None else self._own(value)
         if components is not None:
             return {_REPLICAS: self._replicas(components, path)}
+        if self._own is None and isinstance(value, Mirrored):
+            # Nothing in the program will stand beside it and say what it was.
+            return {_MIRRORED: self.encode(value.value, path)}
         value = self._plain(value)
         if value is None or isinstance(value, (bool, str)):
             return value if value is None or isinstance(value, bool) else str(value)
@@ -235,6 +240,8 @@ def decoded(value: Any, array: Callable[[str], Array]) -> Any:
             return array(inner)
         if key == _SCALAR:
             return array(inner)[()]
+        if key == _MIRRORED:
+            return Mirrored(decoded(inner, array))
         if key == _TUPLE:
             return tuple(decoded(item, array) for item in inner)
         if key == _DICT:

@@ -20,8 +20,8 @@ import numpy as np
 from ..errors import CheckpointError, CorruptCheckpointError
 
 __all__ = [
-    *("Extent", "Version", "check", "make_folder", "read_into", "read_small", "write_new"),
-    *("put_in_place", "remove", "remove_beside", "sync_folder", "write_beside"),
+    *("Extent", "Version", "check", "head_of", "make_folder", "read_into", "read_small"),
+    *("put_in_place", "remove", "remove_beside", "sync_folder", "write_beside", "write_new"),
 ]
 
 Array = np.ndarray[Any, Any]
@@ -67,7 +67,7 @@ def write_new(path: Path, arrays: Sequence[Array]) -> list[Extent]:
     extents = []
     offset = 0
     try:
-        with _forced_to_disk(path, os.O_EXCL) as file:
+        with _forced_to_disk(path) as file:
             for array in arrays:
                 crc = 0
                 for block in _blocks(array):
@@ -84,9 +84,10 @@ _CLOSED_IN_CHILDREN = getattr(os, "O_CLOEXEC", 0)
 
 
 @contextlib.contextmanager
-def _forced_to_disk(path: Path, flag: int) -> Iterator[int]:
-    """Open a file to write to; where that goes well, all of it is on disk at the end."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | flag | _CLOSED_IN_CHILDREN, 0o666)
+def _forced_to_disk(path: Path) -> Iterator[int]:
+    """Make a file and open it to write to; where that goes well, all is on disk at the end."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOSED_IN_CHILDREN
+    file = os.open(path, flags, 0o666)
     try:
         yield file
         os.fsync(file)
@@ -152,8 +153,11 @@ def write_beside(path: Path, data: bytes) -> None:
     CheckpointError
         The system refuses.
     """
+    beside = _beside(path)
     try:
-        with _forced_to_disk(_beside(path), os.O_TRUNC) as file:
+        if os.path.lexists(beside):  # a save that was killed has left it
+            os.unlink(beside)
+        with _forced_to_disk(beside) as file:
             _write_all(file, memoryview(data))
         _sync(path.parent)
     except OSError as error:
@@ -204,6 +208,20 @@ def _sync(folder: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems can't
             raise
+    finally:
+        os.close(file)
+
+
+def head_of(path: Path, most_bytes: int) -> bytes:
+    """Return the first bytes of a file; none where it can't be read."""
+    try:
+        file = os.open(path, os.O_RDONLY | _CLOSED_IN_CHILDREN)
+    except OSError:
+        return b""
+    try:
+        return os.read(file, most_bytes)
+    except OSError:
+        return b""
     finally:
         os.close(file)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from ..errors import CheckpointError, CorruptCheckpointError
 from ..randomness import Generators
 from .encoding import decoded, dtype_from, dtype_text
-from .files import Extent
+from .files import Extent, head_of
 
 __all__ = [
     "MOST_BYTES",
@@ -23,6 +24,7 @@ __all__ = [
     "Index",
     "all_generators",
     "index_path",
+    "order_of",
     "packed",
     "packed_record",
     "unpacked",
@@ -35,6 +37,10 @@ MOST_BYTES = 1 << 30
 _FORMAT = "mpi_replica checkpoint"
 _VERSION = 1
 _SUFFIX = ".index"
+
+# Under this name the index says when it was written: stands so near to its beginning.
+_NUMBER = "number"
+_HEAD_BYTES = 256
 
 
 class ArrayRecord(NamedTuple):
@@ -70,8 +76,16 @@ def index_path(path: Path) -> Path:
     return path.with_name(f"{path.name}{_SUFFIX}")
 
 
-def packed(index: Index) -> bytes:
+def order_of(path: Path) -> int:
+    """Return a number that is greater the later an index was written; 0 where it says none."""
+    found = re.search(rb'"%s": (\d+)' % _NUMBER.encode(), head_of(path, _HEAD_BYTES))
+    return int(found[1]) if found else 0
+
+
+def packed(index: Index, folder: Path) -> bytes:
     """Return the bytes of an index: a line of JSON, and its checksum.
+
+    It is the last one in `folder`: a clock would not tell, since other hosts have others.
 
     Raises
     ------
@@ -79,10 +93,12 @@ def packed(index: Index) -> bytes:
         Its JSON can't be written.
     """
     arrays = {name: packed_record(record) for name, record in index.arrays.items()}
+    number = 1 + max(map(order_of, folder.glob(f"*{_SUFFIX}")), default=0)
     data = json.dumps(
         {
             "format": _FORMAT,
             "version": _VERSION,
+            _NUMBER: number,
             "num_replicas": index.num_replicas,
             "of_ranks": index.of_ranks,
             "of_replicas": index.of_replicas,

@@ -18,7 +18,7 @@ from ..errors import CheckpointError, CorruptCheckpointError
 from ..options import CommunicationOptions
 from . import files, signals
 from .checkpoint import Checkpoint
-from .index import MOST_BYTES, index_path, unpacked
+from .index import MOST_BYTES, index_path, order_of, unpacked
 from .saving import data_files
 from .stopping import Stopping
 
@@ -60,13 +60,15 @@ class CheckpointManager:
 
     Notes
     -----
-    Counterpart of ``tf.train.CheckpointManager`` and, with `save_on_signal`, of
-    ``tf.distribute.experimental.PreemptionCheckpointHandler``.
+    The newest one is the one that was saved last, as in tf. A program that goes back to an older
+    one by hand, and saves, goes on from there, also where checkpoints of later steps are left: they
+    are removed when they are the oldest. Counterpart of ``tf.train.CheckpointManager`` and, with
+    `save_on_signal`, of ``tf.distribute.experimental.PreemptionCheckpointHandler``.
 
     Examples
     --------
     >>> import tempfile, mpi_replica as mr
-    >>> checkpoint = mr.Checkpoint(step=0)
+    >>> checkpoint = mr.Checkpoint(mr.MPIStrategy(), step=0)
     >>> manager = mr.CheckpointManager(checkpoint, tempfile.mkdtemp(), max_to_keep=2)
     >>> for checkpoint.step in (10, 20, 30):
     ...     path = manager.save(checkpoint.step)
@@ -115,7 +117,7 @@ class CheckpointManager:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the checkpoints in the folder, as this rank sees it; oldest first."""
+        """The steps of the checkpoints in the folder, as this rank sees it; the newest is last."""
         return _steps_in(self._directory)
 
     @property
@@ -182,7 +184,7 @@ class CheckpointManager:
         Examples
         --------
         >>> import tempfile, mpi_replica as mr
-        >>> checkpoint = mr.Checkpoint(step=0)
+        >>> checkpoint = mr.Checkpoint(mr.MPIStrategy(), step=0)
         >>> manager = mr.CheckpointManager(checkpoint, tempfile.mkdtemp(), save_on_signal=True)
         >>> manager.restore_or_initialize()
         >>> for checkpoint.step in range(checkpoint.step + 1, 4):
@@ -264,7 +266,7 @@ def _checked(step: int) -> int:
 
 
 def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
-    """Return the path of the checkpoint with the greatest step whose index is whole.
+    """Return the path of the checkpoint that was saved last, of those whose index is whole.
 
     No communication: what this rank sees. Counterpart of ``tf.train.latest_checkpoint``.
 
@@ -295,4 +297,5 @@ def _steps_in(folder: Path) -> list[int]:
         names = os.listdir(folder)
     except OSError:
         return []
-    return sorted(int(found[1]) for name in names if (found := _INDEX.fullmatch(name)))
+    found = [(name, int(match[1])) for name in names if (match := _INDEX.fullmatch(name))]
+    return [step for _, step in sorted((order_of(folder / name), step) for name, step in found)]

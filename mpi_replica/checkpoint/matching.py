@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from .encoding import (
 )
 from .index import ArrayRecord, Index
 
-__all__ = ["Matching", "Reader"]
+__all__ = ["Matching", "Reader", "variables_in"]
 
 Array = np.ndarray[Any, Any]
 
@@ -118,7 +118,7 @@ class Matching:
             return self._arrays(live, saved, path)
         if isinstance(live, Mapping):
             items = mapping_items(saved)
-            if items is None or not isinstance(live, dict):
+            if items is None or not isinstance(live, MutableMapping):
                 return self._other(live, saved, path, f"a {type(live).__name__}")
             return self._mapping(live, items, path)
         if isinstance(live, (list, tuple)):
@@ -130,7 +130,9 @@ class Matching:
             return self._other(live, saved, path, f"a {type(live).__name__}")
         return lambda: decoded(saved, self._load)
 
-    def _mapping(self, live: dict[Any, Any], saved: Mapping[Any, Any], path: str) -> _PutBack:
+    def _mapping(
+        self, live: MutableMapping[Any, Any], saved: Mapping[Any, Any], path: str
+    ) -> _PutBack:
         matched: dict[Any, _PutBack] = {}
         for key, item in live.items():
             where = f"{path}[{key!r}]" if path else str(key)
@@ -297,6 +299,15 @@ def _is_data(saved: Any) -> bool:
     if state_of(saved) is not None or replicas_name(saved) is not None:
         return False
     return all(map(_is_data, saved.values()))
+
+
+def variables_in(live: Any) -> Iterator[Assignable]:
+    """Return the variables in a nest; nothing in it need be made anew (see `nest`)."""
+    if isinstance(live, Assignable):
+        yield live
+    elif isinstance(live, (Mapping, list, tuple)):
+        for item in live.values() if isinstance(live, Mapping) else live:
+            yield from variables_in(item)
 
 
 def _has_objects(live: Any) -> bool:

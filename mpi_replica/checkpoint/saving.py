@@ -118,7 +118,8 @@ class Saving(Call):
             with agreement.preparing(calls):
                 if rank == 0:
                     index = self._index(engine, names, shares, [json.loads(one) for one in every])
-                    files.write_beside(index_path(self.path), packed(index))
+                    data = packed(index, self.path.parent)
+                    files.write_beside(index_path(self.path), data)
             agreement.agree(calls)  # all is on disk
         except Exception:
             # Where the ranks no longer answer each other, another may go on and need the files.

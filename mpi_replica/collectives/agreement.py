@@ -56,6 +56,8 @@ class _Run(Protocol):
     ordinal: int
     doom: BaseException | None
     a_replica_failed: bool
+    #: The greenlet that performs its calls.
+    hub: Any
 
     def meeting(self) -> tuple[tuple[int, ...], str]: ...
 
@@ -230,7 +232,7 @@ class Agreement:
         error = rank_left(causes, self._layout)
         description = call.describe()
         # No text of the error: those who left can't tell whether all others are at one call.
-        error.add_note(f"this rank waits in {description.what} at {description.where}")
+        errors.add_note(error, f"this rank waits in {description.what} at {description.where}")
         self.final = self.raised = error
         self._is_out_of_step = True
         stay = [rank for rank in range(self._layout.size) if rank not in causes]
@@ -420,12 +422,10 @@ class Agreement:
             error = None
         if error is None:
             error = travel.stand_in(traveller)
-        elif mine and (told := f"raised by {traveller.origin}") not in getattr(
-            error, "__notes__", ()
-        ):
-            error.add_note(told)
+        elif mine:
+            errors.add_note(error, f"raised by {traveller.origin}")
         for remark in verdict.remarks:
-            error.add_note(remark)
+            errors.add_note(error, remark)
         return error
 
     def raise_agreed(self, error: BaseException, verdict: Verdict) -> NoReturn:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..array_libraries import Origin, dtype_of, given, origin_of, taken
 from ..values import DistributedValues
+from .standing import in_units
 
 __all__ = [
     "LAZY_BYTES",
@@ -25,6 +26,7 @@ __all__ = [
     "bytes_of",
     "held_by",
     "joined",
+    "largest",
     "pack",
     "unpack_all",
 ]
@@ -158,6 +160,21 @@ def joined(packed: Sequence[Packed]) -> tuple[list[_Table], bytes]:
     if len(tables) > 1 and len({marshal.dumps(table, 2) for table in tables}) == 1:
         tables = tables[:1]
     return tables, b"".join([data for _, data in packed])
+
+
+def largest(packed: Sequence[Packed]) -> tuple[str, int | None]:
+    """Return the words for what takes most of a message, and which leaf it is, if it is one."""
+    sizes = [
+        (len(entry[1]), index, type(entry[1]).__name__ if entry[0] == _PLAIN else "a pickle")
+        for table, _ in packed
+        for index, entry in enumerate(table)
+        if entry[0] == _OBJECT or (entry[0] == _PLAIN and isinstance(entry[1], (bytes, str)))
+    ]
+    size, index, name = max(sizes, default=(0, 0, ""))
+    together = sum(len(data) for _, data in packed)
+    if together > size:
+        return f"{in_units(together)} in small arrays", None
+    return f"{name} of {in_units(size)}", index
 
 
 def held_by(leaves: Sequence[Any], table: _Table) -> list[Held | Elsewhere]:

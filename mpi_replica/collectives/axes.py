@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import accumulation, as_plain_array
+from ..indexed_slices import IndexedSlices
 from ..options import ReduceOp
 
 __all__ = ["Axes", "finished", "normalized", "partial"]
@@ -48,10 +49,15 @@ def partial(op: ReduceOp, component: Any, axes: tuple[int, ...], path: str) -> t
     Raises
     ------
     ValueError
-        An axis is out of range, or stands twice.
+        An axis is out of range, or stands twice; the component is `IndexedSlices`.
     TypeError
         `op` has no meaning for the dtype.
     """
+    if isinstance(component, IndexedSlices):
+        raise ValueError(
+            f"{op.name} of IndexedSlices (value{path}) along axis {axes}: only the rows of all"
+            " replicas can be put together. Use axis=None, or reduce to_dense()."
+        )
     array = as_plain_array(component)
     for axis in axes:
         if not -array.ndim <= axis < array.ndim:
@@ -99,8 +105,14 @@ def finished(op: ReduceOp, total: Any, count: int, dtype: np.dtype[Any], path: s
         MIN or MAX of nothing at all.
     """
     _, result = accumulation(dtype, op)
-    if op is ReduceOp.MEAN:
-        total = np.divide(total, count)  # 0 / 0 warns once and is nan, as numpy's mean of nothing
-    elif op in (ReduceOp.MIN, ReduceOp.MAX) and count == 0:
-        raise ValueError(f"{op.name} of value{path}: no replica has any element along the axis.")
-    return np.asarray(total).astype(result, copy=False)[()]
+    if count == 0:
+        if op in (ReduceOp.MIN, ReduceOp.MAX):
+            raise ValueError(
+                f"{op.name} of value{path}: no replica has any element along the axis."
+            )
+        if op is ReduceOp.MEAN:
+            total = np.divide(total, 0)  # warns once and is nan, as numpy's mean of nothing
+    with np.errstate(all="ignore"):  # as all_reduce does: an overflow is no mistake of the program
+        if op is ReduceOp.MEAN and count:
+            total = np.divide(total, count)
+        return np.asarray(total).astype(result, copy=False)[()]

@@ -21,7 +21,7 @@ __all__ = ["Blocks", "Extents", "Gathering", "GatheringPlan", "LeafForm", "Share
 Array = np.ndarray[Any, Any]
 
 #: (extent along the axis, bytes of an item), for each replica of each rank.
-Extents = Sequence[Sequence[Sequence[int]]]
+Extents = tuple[tuple[tuple[int, ...], ...], ...]
 
 #: Leaves whose result is below this share messages, of so many bytes.
 _SHARED_BYTES = 1 << 16
@@ -120,7 +120,13 @@ class Gathering:
     """How the leaves of one call travel, where all extents are known."""
 
     def __init__(self, forms: Sequence[LeafForm], extents: Sequence[Extents]) -> None:
-        self.leaves = [Blocks(form, of_leaf) for form, of_leaf in zip(forms, extents, strict=True)]
+        alike: dict[tuple[LeafForm, Extents], Blocks] = {}  # of thousands of leaves, a few
+        self.leaves = []
+        for key in zip(forms, extents, strict=True):
+            blocks = alike.get(key)
+            if blocks is None:
+                blocks = alike[key] = Blocks(*key)
+            self.leaves.append(blocks)
         self.allocation = Allocation([leaf.result for leaf in self.leaves])
         self.result_bytes = sum(leaf.result_bytes for leaf in self.leaves)
         packs: list[list[int]] = []
@@ -174,13 +180,18 @@ class GatheringPlan:
     def _extents(self, heads: Sequence[bytes], counts: Sequence[int]) -> list[Extents]:
         number = len(self.forms)
         tables = [
-            np.frombuffer(head, np.uint64).reshape(count, number, 2).tolist()
+            np.frombuffer(head, np.uint64).reshape(count, number, 2).transpose(1, 0, 2)
             for head, count in zip(heads, counts, strict=True)
         ]
-        return [
-            [[of_replica[index] for of_replica in table] for table in tables]
-            for index in range(number)
-        ]
+        alike: dict[bytes, Extents] = {}
+        found = []
+        for of_leaf in zip(*tables, strict=True):
+            key = b"".join([of_rank.tobytes() for of_rank in of_leaf])
+            if key not in alike:
+                of_ranks = [of_rank.tolist() for of_rank in of_leaf]
+                alike[key] = tuple(tuple(map(tuple, of_rank)) for of_rank in of_ranks)
+            found.append(alike[key])
+        return found
 
     def head(self, contributions: Sequence[Sequence[Array]]) -> bytes:
         """Return what a rank tells of its replicas' leaves: extent and item size of each."""

@@ -12,6 +12,7 @@ import numpy as np
 from .. import nest
 from ..array_libraries import dtype_of
 from ..dtypes import as_plain_array, wire_name
+from ..indexed_slices import IndexedSlices
 from ..options import CommunicationOptions
 from .blobs import agree_on_blobs
 from .call import Call
@@ -68,9 +69,11 @@ class Broadcast(Call):
         agreement, layout = engine.agreement, engine.layout
         root = layout.rank_of(0)
         with agreement.preparing(calls):
-            sends = layout.rank == root and layout.size > 1
+            is_root = layout.rank == root
+            runs_code = is_root and not _is_plain(self.value)
+            sends = is_root and layout.size > 1
             data = pickle.dumps(self.value, protocol=5) if sends else b""
-            if sends and not _is_plain(self.value):
+            if sends and runs_code:
                 pickle.loads(data)  # what can't be loaded fails here, before it is sent
         if layout.size == 1:
             agreement.agree(calls)
@@ -86,13 +89,16 @@ class Broadcast(Call):
 class EqualEverywhere(Call):
     """A value that all replicas must pass alike: it does not travel, its hash does.
 
-    The local replicas meet; the ranks compare the hash with their next header.
+    The local replicas meet; the ranks compare the hash with their next header. They send one here
+    where what would take back this and earlier values holds much memory.
 
     Parameters
     ----------
     then : callable
         What is done with the value, once on each rank, before the others are known to agree; it
         returns what takes it back if they don't.
+    held_bytes : int
+        Memory that is held by what takes it back.
     """
 
     def __init__(
@@ -102,6 +108,7 @@ class EqualEverywhere(Call):
         value: Any,
         advice: str,
         then: Callable[[Any], Callable[[], None]],
+        held_bytes: int,
         site: CallSite,
         options: CommunicationOptions,
     ) -> None:
@@ -110,6 +117,7 @@ class EqualEverywhere(Call):
         self.detail = detail
         self.value = value
         self.then = then
+        self.held_bytes = held_bytes
         self.note = Note(f"{kind}({detail})", site, digest_of(value), advice, "ValueError")
         self.identify(detail)
 
@@ -117,34 +125,43 @@ class EqualEverywhere(Call):
         return CallDescription(self.kind, self.detail, self.site, self.options.name)
 
     def perform(self, engine: Engine, calls: Sequence[EqualEverywhere]) -> list[Any]:
-        if engine.agreement.final is not None:
-            raise engine.agreement.final
+        agreement = engine.agreement
+        if agreement.final is not None:
+            raise agreement.final
         for call in calls[1:]:
             if call.note.digest != self.note.digest:
                 here = engine.layout.describe([*self.replica_ids, *call.replica_ids])
-                engine.agreement.fail(
+                agreement.fail(
                     calls,
                     ValueError(
                         f"{self.note.what} at {self.site.line}: the values differ between {here}."
                         f" {self.note.advice}"
                     ),
                 )
-        engine.agreement.notes.add(self.note, self.then(self.value))
+        undo = self.then(self.value)
+        if engine.layout.size > 1:
+            agreement.notes.add(self.note, undo, self.held_bytes)
+            if agreement.notes.are_due:
+                agreement.agree(calls)
         return [None for _ in calls]
 
 
-def digest_of(value: Any, *, sampled: bool = False) -> int:
+def digest_of(value: Any) -> int:
     """Return 64 bits that differ where values differ, the same in every process.
 
-    Arrays of any library and numbers by their bits, strings by their text, nests leaf by leaf. Of
-    any other object only the type counts, since nothing else about it is the same everywhere.
-    `sampled`: of large arrays only some words count, at a cost that does not grow with them.
+    Arrays of any library and numbers by their bits, strings by their text, nests leaf by leaf,
+    `IndexedSlices` by their rows and indices. Of any other object only the type counts, since
+    nothing else about it is the same everywhere.
     """
     leaves, structure = nest.flatten(value)
     digest = hashlib.blake2b(nest.structure_text(structure).encode(), digest_size=8)
     for leaf in leaves:
         if isinstance(leaf, (str, bytes, type(None))):
             digest.update(repr(leaf).encode())
+            continue
+        if isinstance(leaf, IndexedSlices):
+            rows = digest_of([leaf.values, leaf.indices])
+            digest.update(rows.to_bytes(8, "little"))
             continue
         if not _has_bits(leaf):
             digest.update(type(leaf).__qualname__.encode())
@@ -155,7 +172,7 @@ def digest_of(value: Any, *, sampled: bool = False) -> int:
         if data.size <= BLAKE_BYTES:
             digest.update(data.tobytes())
         else:
-            digest.update(_sample(data) if sampled else digest_of_bytes(data))
+            digest.update(digest_of_bytes(data))
     return int.from_bytes(digest.digest(), "little")
 
 
@@ -177,8 +194,3 @@ def _is_plain(value: Any) -> bool:
         else type(leaf) in _PLAIN_TYPES
         for leaf in nest.flatten(value)[0]
     )
-
-
-def _sample(data: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    words = data[: data.size // 8 * 8].view(np.uint64)
-    return words[:: words.size // (BLAKE_BYTES // 8)].tobytes()

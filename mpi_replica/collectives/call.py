@@ -42,6 +42,8 @@ class Call(abc.ABC):
     replica_ids: tuple[int, ...] = ()
     #: What went wrong while it was made; such a call only tells the others.
     error: BaseException | None = None
+    #: The exception that the replica handled when it came to the call, in words.
+    handled: str = ""
     #: Whether it runs functions of the program: with the context of the caller of ``run``.
     runs_user_code: bool = False
     #: Whether the components agree that a cross-replica call has for each replica of this rank.
@@ -81,7 +83,7 @@ class Call(abc.ABC):
 
     def describe(self, position: int = 0) -> CallDescription:
         """Return the call in words, as the replica at `position` of `replica_ids` makes it."""
-        return self.words(position)._replace(wire=self.options.wire)
+        return self.words(position)._replace(wire=self.options.wire, handled=self.handled)
 
     @abc.abstractmethod
     def words(self, position: int = 0) -> CallDescription:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import dis
 import functools
 import hashlib
-import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple, cast
 
@@ -30,6 +29,8 @@ __all__ = [
 
 _CACHE = dis.opmap["CACHE"]
 _CALL = dis.opmap["CALL"]
+_LOAD_CONST = dis.opmap["LOAD_CONST"]
+_WITH_EXCEPT_START = dis.opmap["WITH_EXCEPT_START"]
 _PRECALL = dis.opmap.get("PRECALL")  # of Python 3.11
 
 # A proxy that has every attribute wraps something for ever.
@@ -57,13 +58,27 @@ class CallSite(NamedTuple):
         return f"{' called at '.join(self.lines)} (column {self.column})"
 
 
-# Keys hold ids of code objects, since hashing a code object hashes its bytes and constants each
-# time. The code objects are kept, so that an id never comes to mean another one.
-_user_code: dict[int, CodeType | None] = {}
+class _Memory(NamedTuple):
+    """What was learnt about the code of the program.
+
+    Its keys hold ids of code objects, since hashing a code object hashes its bytes and constants
+    each time. The code objects are kept with it, so that an id never comes to mean another one.
+    """
+
+    #: None for the package's own.
+    codes: dict[int, CodeType | None]
+    kept: list[CodeType]
+    sites: dict[tuple[int, ...], CallSite]
+    places: dict[tuple[int, int], _Place]
+
+
+_memory = _Memory({}, [], {}, {})
+# A program that makes new code all the time must not grow: what was learnt is then forgotten. Who
+# is in the middle of `call_site` in another thread goes on with the old one.
+_MOST_CODES = 4096
+
 _UNKNOWN = (lambda: None).__code__  # of no frame
-_kept: list[CodeType] = []
 _boundaries: set[int] = set()
-_sites: dict[tuple[int, ...], CallSite] = {}
 
 
 def boundary(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,52 +87,64 @@ def boundary(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _is_user_code(code: CodeType) -> CodeType | None:
-    _kept.append(code)
-    inside = is_of_package(code.co_filename)
-    known = _user_code[id(code)] = None if inside else code
-    return known
-
-
 def call_site(known: int = 0) -> CallSite:
     """Return the site of the call that the program is in.
 
     The innermost frames, so many as are `known` to be of the package, are not looked at.
 
     The chain has every frame from here to the function that was given to ``run`` or
-    ``merge_call``; outside of them, to the bottom of the stack. Frames of the package are left
-    out, and so is a code object that was seen already (recursion).
+    ``merge_call``; outside of them, to the program itself: the first module from here that is
+    ``__main__``. Below it stands what runs the program, which may be a debugger or a profiler on
+    one rank alone. Frames of the package are left out, and so is a code object that was seen
+    already (recursion).
     """
     frame: FrameType | None = sys._getframe(1 + known)
+    memory = _memory
+    known_code = memory.codes.get
     key: list[int] = []
-    known_code = _user_code.get
     while frame is not None:
         code = frame.f_code
         name = id(code)
         user_code = known_code(name, _UNKNOWN)
         if user_code is _UNKNOWN:
-            user_code = _is_user_code(code)
+            user_code = _learn_code(memory, code)
         if user_code is None:
             if name in _boundaries:
                 break
         elif name not in key:
             key.append(name)
             key.append(frame.f_lasti)
+            if code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+                break
         frame = frame.f_back
     found = tuple(key)
-    site = _sites.get(found)
-    if site is None:
-        site = _sites[found] = _learn(found)
-    return site
+    site = memory.sites.get(found)
+    return _learn_site(memory, found) if site is None else site
 
 
-def _learn(key: tuple[int, ...]) -> CallSite:
+def _learn_code(memory: _Memory, code: CodeType) -> CodeType | None:
+    memory.kept.append(code)
+    known = memory.codes[id(code)] = None if is_of_package(code.co_filename) else code
+    return known
+
+
+def _learn_site(memory: _Memory, key: tuple[int, ...]) -> CallSite:
+    global _memory
     digest = hashlib.blake2b(digest_size=8)
-    places = [_place(*pair) for pair in zip(key[::2], key[1::2], strict=True)]
-    for place in places:
+    places = []
+    for pair in zip(key[::2], key[1::2], strict=True):
+        place = memory.places.get(pair)
+        if place is None:  # a new site shares most of its frames with those before
+            # Keys are made of users' code alone.
+            place = memory.places[pair] = _place(cast(CodeType, memory.codes[pair[0]]), pair[1])
         digest.update(place.name)
+        places.append(place)
     lines = tuple(place.line for place in places)
-    return CallSite(digest.digest(), lines, places[0].column if places else 0)
+    site = CallSite(digest.digest(), lines, places[0].column if places else 0)
+    memory.sites[key] = site
+    if len(memory.kept) + len(memory.sites) > _MOST_CODES:
+        _memory = _Memory({}, [], {}, {})
+    return site
 
 
 class _Place(NamedTuple):
@@ -128,15 +155,53 @@ class _Place(NamedTuple):
     column: int
 
 
-@functools.cache  # a new site shares most of its frames with those before
-def _place(code_id: int, offset: int) -> _Place:
-    code = cast(CodeType, _user_code[code_id])  # keys are made of users' code alone
+def _place(code: CodeType, offset: int) -> _Place:
     start = start_of_instruction(code, offset)
     file = os.path.basename(code.co_filename)
-    line, _, column, _ = next(itertools.islice(code.co_positions(), start // 2, None))
+    positions = list(code.co_positions())
+    line, _, column, _ = positions[start // 2]
     # Line and column tell lambdas and functions of one name apart, where a loop calls them.
-    name = f"{file}\0{code.co_qualname}\0{start}\0{line}\0{column}\0"
+    name = f"{file}\0{code.co_qualname}\0{line}\0{column}\0{_role(code, start, positions)}\0"
     return _Place(name.encode(), f"{file}:{line}", column or 0)
+
+
+_Position = tuple[int | None, int | None, int | None, int | None]
+
+
+def _role(code: CodeType, start: int, positions: Sequence[_Position]) -> str:
+    """Return what tells an instruction from others at the same position of the source.
+
+    Its offset would, but for one thing: a ``finally`` block, and the end of a ``with``, stand in
+    the code several times, for the ways on which Python comes there. They are one place: copies
+    have the same instructions for the same expression.
+    """
+    position = positions[start // 2]
+    if None in position:  # Python may be told to leave them out
+        return str(start)
+    instructions = code.co_code
+    starts = [i for i in range(0, len(instructions), 2) if instructions[i] != _CACHE]
+    here = starts.index(start)
+
+    def is_at(index: int) -> bool:
+        return positions[starts[index] // 2] == position
+
+    with_exits = [i for i in starts if instructions[i] == _WITH_EXCEPT_START]
+    if [positions[i // 2] for i in with_exits].count(position) == 1:
+        # Python calls `__exit__` with three times None where no exception is under way.
+        nones = [i for i in range(here - 3, here) if i > 0 and is_at(i)]
+        constants = [i for i in nones if instructions[starts[i]] == _LOAD_CONST]
+        if start in with_exits or (len(constants) == 3 and not is_at(here - 4)):
+            return "exit"
+    line, end_line, column, end_column = position
+    expression = []
+    for begin in reversed(starts[: here + 1]):
+        of_line, of_end_line, of_column, of_end_column = each = positions[begin // 2]
+        if None in each or (of_line, of_column) < (line, column):
+            break
+        if (of_end_line, of_end_column) > (end_line, end_column):
+            break
+        expression.append((instructions[begin], instructions[begin + 1], each))
+    return hashlib.blake2b(repr(expression).encode(), digest_size=8).hexdigest()
 
 
 def start_of_instruction(code: CodeType, offset: int) -> int:

@@ -25,6 +25,7 @@ from .callsite import CallSite
 from .engine import Engine
 from .gathering import AllGather
 from .reduction import AllReduce
+from .sparse import has_slices, reduce_with_slices
 
 __all__ = ["gather", "reduce"]
 
@@ -45,20 +46,25 @@ def reduce(
     `plain_is_component`: a value that is not distributed is that of the only replica.
     """
     engine.check_thread(kind)  # also where all components are at hand
-    leaves = _Leaves(engine, value, plain_is_component)
+    leaves = _Leaves(engine, kind, value, plain_is_component)
+    structure = leaves.structure
 
-    def make(own: Engine, wanted: Sequence[int]) -> Call:
-        def made(site: CallSite, merged: CommunicationOptions) -> Call:
+    def combine(own: Engine, rows: Sequence[Sequence[Any]], paths: Sequence[str]) -> list[Any]:
+        def make(site: CallSite, merged: CommunicationOptions) -> Call:
             op = ReduceOp.of(reduce_op)
             axes = normalized(axis)
-            rows = leaves.rows(own, wanted)
-            paths = [leaves.paths[index] for index in wanted]
             words = ", ".join(filter(None, [f"axis={axes}" if axis is not None else "", detail]))
             if axes is None:
-                return AllReduce(site, merged, kind, op, rows, leaves.structure, None, words, paths)
-            return _along_axes(kind, op, rows, axes, paths, leaves.structure, site, merged, words)
+                return AllReduce(site, merged, kind, op, rows, structure, None, words, paths)
+            return _along_axes(kind, op, rows, axes, paths, structure, site, merged, words)
 
-        return own.make(kind, options, made)
+        perform = own.cross_replica
+        if axis is None and has_slices(rows):
+            return reduce_with_slices(
+                own, perform, kind, reduce_op, rows, structure, paths, options, detail
+            )
+        found: list[Any] = perform(own.make(kind, options, make))
+        return found
 
     def of_shared(shared: Any, path: str) -> Any:
         op = ReduceOp.of(reduce_op)
@@ -74,7 +80,7 @@ def reduce(
         total, count = partial(op, shared, axes, path)
         return finished(op, total, count, np.asarray(shared).dtype, path)
 
-    return leaves.map(kind, make, of_shared)
+    return leaves.map(combine, of_shared)
 
 
 def gather(
@@ -87,31 +93,35 @@ def gather(
 ) -> Any:
     """Return the nest `value` with the components of each leaf concatenated. Collective."""
     engine.check_thread("gather")  # also where all components are at hand
-    leaves = _Leaves(engine, value, plain_is_component)
+    leaves = _Leaves(engine, "gather", value, plain_is_component)
 
-    def make(own: Engine, wanted: Sequence[int]) -> Call:
-        def made(site: CallSite, merged: CommunicationOptions) -> Call:
-            paths = [leaves.paths[index] for index in wanted]
-            rows = leaves.rows(own, wanted)
+    def combine(own: Engine, rows: Sequence[Sequence[Any]], paths: Sequence[str]) -> list[Any]:
+        def make(site: CallSite, merged: CommunicationOptions) -> Call:
             return AllGather(site, merged, "gather", axis, rows, leaves.structure, None, paths)
 
-        return own.make("gather", options, made)
+        found: list[Any] = own.cross_replica(own.make("gather", options, make))
+        return found
 
     def of_shared(shared: Any, path: str) -> Any:
         raise ValueError(
             f"gather of {shared!r} (value{path}), which is no value per replica. Pass what"
-            " strategy.run returned, or np.concatenate what you have."
+            " strategy.run returned, or np.concatenate what you have; strategy.gather_objects takes"
+            " an object of each rank."
         )
 
-    return leaves.map("gather", make, of_shared)
+    return leaves.map(combine, of_shared)
 
 
 class _Leaves:
     """The leaves of a nest, by where their components are."""
 
-    def __init__(self, engine: Engine, value: Any, plain_is_component: bool) -> None:
+    def __init__(self, engine: Engine, kind: str, value: Any, plain_is_component: bool) -> None:
         self.engine = engine
-        self.leaves, self.structure = nest.flatten(value)
+        self._kind = kind
+        try:
+            self.leaves, self.structure = nest.flatten(value)
+        except Exception as error:
+            engine.fail(kind, error)
         self.paths = nest.leaf_paths(self.structure)
         self._plain_is_component = plain_is_component
 
@@ -120,7 +130,7 @@ class _Leaves:
             return leaf.components(()) is None
         return not self._plain_is_component
 
-    def rows(self, own: Engine, wanted: Sequence[int]) -> list[list[Any]]:
+    def _rows(self, own: Engine, wanted: Sequence[int]) -> list[list[Any]]:
         """Return the wanted leaves of each replica that is on `own`'s rank."""
         ids = own.layout.local_replica_ids
         columns = []
@@ -132,11 +142,13 @@ class _Leaves:
 
     def map(
         self,
-        kind: str,
-        make: Callable[[Engine, Sequence[int]], Call],
+        combine: Callable[[Engine, Sequence[Sequence[Any]], Sequence[str]], list[Any]],
         of_shared: Callable[[Any, str], Any],
     ) -> Any:
-        """Return the nest with a result for each leaf; leaves that travel share one call."""
+        """Return the nest with a result for each leaf; leaves that travel share one call.
+
+        `combine` takes the leaves of each replica and their paths, and gives a result for each.
+        """
         results: list[Any] = [None] * len(self.leaves)
         here, elsewhere = [], []
         try:
@@ -151,11 +163,15 @@ class _Leaves:
                 else:
                     elsewhere.append(index)
         except Exception as error:
-            self.engine.fail(kind, error)
+            self.engine.fail(self._kind, error)
         for wanted in (here, elsewhere):
             if wanted:
                 own = self.engine if wanted is elsewhere else _engine_at_hand(self.engine)
-                found = own.cross_replica(make(own, wanted))
+                try:
+                    rows = self._rows(own, wanted)
+                except Exception as error:
+                    own.fail(self._kind, error)
+                found = combine(own, rows, [self.paths[index] for index in wanted])
                 for index, result in zip(wanted, found, strict=True):
                     results[index] = result
         return nest.unflatten(self.structure, results)

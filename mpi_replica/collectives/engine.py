@@ -6,6 +6,7 @@ import contextvars
 import functools
 import itertools
 import pickle
+import sys
 import threading
 import weakref
 from _thread import get_ident
@@ -14,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from ..errors import ContextError
+from ..errors import ContextError, text_of
 from ..interrupts import gate
 from ..layout import Layout
 from ..options import CommunicationOptions
@@ -182,9 +183,12 @@ class Engine:
         try:
             if options is not None:
                 merged = merged.merge(options)
-            return make(site, merged, *arguments)
+            call = make(site, merged, *arguments)
         except Exception as error:
             return FailedCall(kind, error, site, merged)
+        if (handled := sys.exception()) is not None:
+            call.handled = f"{type(handled).__name__}: {text_of(handled)}"
+        return call
 
     def cross_replica(self, call: Call) -> Any:
         """Perform a call made in cross-replica context, for all replicas of this rank."""
@@ -199,6 +203,16 @@ class Engine:
         call = FailedCall(kind, error, call_site(), self.options)
         call.replica_ids = self.layout.local_replica_ids
         self._tell([call], error)
+
+    def share(self, kind: str, error: BaseException) -> NoReturn:
+        """Raise `error` of a call that sends nothing: on every rank, where the others can hear.
+
+        They hear at their next call. Inside of a run it ends the run, which tells them.
+        """
+        is_heard = self.layout.size > 1 and not self.is_spare and self.is_in_its_thread()
+        if is_heard and not self.agreement.runs:
+            self.fail(kind, error)
+        raise error
 
     def _tell(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
         self._begin(calls[0])

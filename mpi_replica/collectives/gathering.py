@@ -76,6 +76,11 @@ class AllGather(Call):
         paths = self.flat_paths
         return nest.leaf_paths(self.structure) if paths is None else tuple(paths)
 
+    @property
+    def _for_objects(self) -> str:
+        """What takes values that are no arrays, where this call is made."""
+        return "strategy.gather_objects" if self.kind == "gather" else "merge_call"
+
     def _arrays(self, leaves: Sequence[Any]) -> list[Array]:
         arrays = []
         for index, leaf in enumerate(leaves):
@@ -88,12 +93,13 @@ class AllGather(Call):
             if array.dtype.hasobject:
                 raise TypeError(
                     f"{self.kind} got {type(leaf).__name__} for value{self.paths[index]}, which is"
-                    " no array of a fixed item size. Use merge_call for other values."
+                    f" no array of a fixed item size. Use {self._for_objects} for other values."
                 )
             if array.ndim == 0:
                 raise ValueError(
                     f"{self.kind} got a scalar for value{self.paths[index]}: {leaf!r}. Only arrays"
-                    f" can be concatenated; write np.array([{leaf!r}])."
+                    f" can be concatenated; write np.array([{leaf!r}]), or use"
+                    f" {self._for_objects}."
                 )
             if not -array.ndim <= self.axis < array.ndim:
                 raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ..errors import CollectiveMismatchError, RankLostError, StructureMismatchError
 from ..layout import Layout
-from .standing import CallDescription, Note, Report, Stand
+from .standing import SAME_KIND, CallDescription, Note, Report, Stand
 from .travel import TravellingError
 
 __all__ = ["Combination", "Promotion", "Verdict", "judge", "rank_left"]
@@ -164,8 +164,8 @@ def _one_has_returned(stands: Sequence[Stand], layout: Layout) -> CollectiveMism
     returned = [stand for stand in stands if stand.status == "returned"]
     calls = [(s, s.call) for s in stands if s.status == "calls" and s.call is not None]
     waiting = "; ".join(
-        f"{who}: {call.what} at {call.where}"
-        for who, call in _sides(calls, lambda call: (call.what, call.where), layout)
+        f"{who}: {call.what} at {call.where_and_why}"
+        for who, call in _sides(calls, lambda call: (call.what, call.where_and_why), layout)
     )
     ended = returned[0].call
     run = f" from the function given to {ended.what} at {ended.where}" if ended else ""
@@ -184,10 +184,20 @@ def _note_difference(
         entries = [next(iter(report.notes[index:]), None) for report in reports]
         groups: dict[tuple[str, bytes], list[int]] = {}
         for rank, note in enumerate(entries):
-            side = _where_it_is(reports[rank]) if note is None else _place_of(note)
-            groups.setdefault(side, []).extend(layout.replica_ids(rank))
+            if note is not None:
+                groups.setdefault(_place_of(note), []).extend(layout.replica_ids(rank))
+                continue
+            # A rank that came to no further note: some of its replicas may wait at that call.
+            for stand in reports[rank].stands:
+                groups.setdefault(_place_of_call(stand.call), []).extend(stand.replica_ids)
         first = next(note for note in entries if note is not None)
-        if len(groups) > 1:
+        batches = _sides_of_batches(entries, layout)
+        if len(batches) > 1:
+            return StructureMismatchError(
+                f"the batches differ at {first.site.line}: {'; '.join(batches)} (compared with"
+                f" {first.what}). {SAME_KIND}"
+            )
+        if len(groups) > 1 or None in entries:
             sides = "; ".join(
                 f"{layout.describe(ids)}: {text}" for (text, _), ids in groups.items()
             )
@@ -210,14 +220,25 @@ def _note_difference(
     return None
 
 
+def _sides_of_batches(entries: Sequence[Note | None], layout: Layout) -> list[str]:
+    """Return who got which kind of batch, where all have steps of the same input."""
+    if len({None if note is None else note.what for note in entries}) > 1:
+        return []
+    sides: dict[str, list[int]] = {}
+    for rank, note in enumerate(entries):
+        if note is not None and note.batch:
+            sides.setdefault(note.batch, []).extend(layout.replica_ids(rank))
+    return [f"{batch} for {layout.describe(ids)}" for batch, ids in sides.items()]
+
+
 def _place_of(note: Note) -> tuple[str, bytes]:
     return f"{note.what} at {note.site.line}", note.site.digest
 
 
-def _where_it_is(report: Report) -> tuple[str, bytes]:
-    """Return where a rank is that came to no further note."""
-    call = next((stand.call for stand in report.stands if stand.call is not None), None)
-    return "no such call" if call is None else f"{call.what} at {call.where}", b""
+def _place_of_call(call: CallDescription | None) -> tuple[str, bytes]:
+    if call is None:
+        return "no such call", b""
+    return f"{call.what} at {call.where_and_why}", call.site.digest
 
 
 def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError | None:
@@ -230,15 +251,15 @@ def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError |
         )
     if len(sides) == 1:
         return None
-    texts = [f"{call.what} at {call.where}" for _, call in sides]
+    texts = [f"{call.what} at {call.where_and_why}" for _, call in sides]
     if len(set(texts)) < len(texts):  # the same line, reached in different ways
         texts = [f"{call.what} at {call.site.whole}" for _, call in sides]
-    if len(set(texts)) < len(texts):  # two functions on one line
-        texts = [f"{text} (code {call.code})" for text, (_, call) in zip(texts, sides, strict=True)]
+    if len(set(texts)) < len(texts):  # two functions on one line, or two instructions
+        codes = [call.code or call.site.digest.hex() for _, call in sides]
+        texts = [f"{text} (code {code})" for text, code in zip(texts, codes, strict=True)]
     listed = "; ".join(f"{who}: {text}" for (who, _), text in zip(sides, texts, strict=True))
-    lines = " and ".join(dict.fromkeys(call.where for _, call in sides))
     return CollectiveMismatchError(
-        f"replicas are at different calls. {listed}. {_SAME_CALLS} (here: {lines})."
+        f"replicas are at different calls. {listed}. {_SAME_CALLS} (here: {_places(calls)})."
     )
 
 
@@ -259,9 +280,14 @@ def _structure_difference(calls: _Calls, layout: Layout) -> StructureMismatchErr
         a, b = _first_difference(first.structure, second.structure)
         difference = f"{a} on {one}, {b} on {other}"
     return StructureMismatchError(
-        f"{first.kind} got different structures at {first.where}: {difference}. Pass the same nest,"
-        " with the same keys and containers, on every replica."
+        f"{first.kind} got different structures at {_places(calls)}: {difference}. Pass the same"
+        " nest, with the same keys and containers, on every replica."
     )
+
+
+def _places(calls: _Calls) -> str:
+    """Return the place of a call; those of several lines that a name makes one call."""
+    return " and ".join(dict.fromkeys(call.where for _, call in calls))
 
 
 def _first_difference(one: str, other: str) -> tuple[str, str]:
@@ -302,7 +328,7 @@ def _leaf_difference(
             else "Convert the leaf to one dtype on every replica."
         )
         return (), StructureMismatchError(
-            f"{first.kind} got different {aspect}s for value{path} at {first.where}: {sides}."
+            f"{first.kind} got different {aspect}s for value{path} at {_places(calls)}: {sides}."
             f" {mend}"
         )
     return tuple(promoted), None

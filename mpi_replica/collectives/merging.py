@@ -6,6 +6,7 @@ them, so that one that only reduces them costs an ``all_reduce``. `arguments` sa
 
 from __future__ import annotations
 
+import itertools
 import marshal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from .. import nest
 from ..errors import ContextError
 from ..options import CommunicationOptions
 from ..values import PerReplica, component_of
-from .arguments import Elsewhere, Held, bytes_of, held_by, joined, pack, unpack_all
+from .arguments import Elsewhere, Held, bytes_of, held_by, joined, largest, pack, unpack_all
 from .blobs import agree_on_blobs
 from .call import Call
 from .callsite import CallSite, call_site, function_identity
@@ -98,7 +99,7 @@ class MergeCall(Call):
             ]
         else:
             with agreement.preparing(calls):
-                blob = marshal.dumps(joined([call.packed for call in calls]))
+                blob = self._written(calls)
             blobs = agree_on_blobs(engine, calls, blob)
             rows = []
             for rank, data in enumerate(blobs):
@@ -114,6 +115,20 @@ class MergeCall(Call):
         ]
         args, kwargs = nest.unflatten(self.structure, merged)
         return [(scope, args, kwargs)]
+
+    def _written(self, calls: Sequence[MergeCall]) -> bytes:
+        packed = [call.packed for call in calls]
+        try:
+            return marshal.dumps(joined(packed))
+        except ValueError:
+            what, place = largest(packed)
+            paths = nest.leaf_paths(self.structure)
+            where = "" if place is None else f" for value{paths[place]}"
+            raise ValueError(
+                f"merge_call got {what}{where}: an object of 2 GiB and more can't travel. Pass"
+                " arrays of 64 KiB and more, which travel by themselves and are of any size: of an"
+                " object those that it is made of."
+            ) from None
 
     def _merge(self, index: int, column: Sequence[Held | Elsewhere], scope: MergeScope) -> Any:
         if self.shared[index] is not None:
@@ -222,18 +237,32 @@ class _Look(Call):
                     sizes[replica] = mine[-1].nbytes
             rank_bytes = [sum(sizes[i] for i in layout.replica_ids(r)) for r in range(layout.size)]
             receive = np.empty(sum(sizes), np.uint8)
+            arrays = self._arrays(receive, sizes)
         engine.agreement.agree(calls)
         if not mine:
             mine = [np.empty(0, np.uint8)]
         with engine.moving(self):
             gather_bytes(engine, mine, receive, rank_bytes, self.options.timeout_seconds)
-        column: list[Held | Elsewhere] = []
-        start = 0
-        for entry, size in zip(self.column, sizes, strict=True):
+        for block, array in arrays.values():
+            if array is not block:
+                np.copyto(array, block)
+        return [
+            [
+                Held(entry.given(arrays[replica][1])) if isinstance(entry, Elsewhere) else entry
+                for replica, entry in enumerate(self.column)
+            ]
+        ]
+
+    def _arrays(self, receive: Array, sizes: Sequence[int]) -> dict[int, tuple[Array, Array]]:
+        """Return where the components from elsewhere come, and as what they are given.
+
+        That is the same memory, but for those behind one of another dtype that are not aligned.
+        """
+        arrays = {}
+        ends = itertools.accumulate(sizes)
+        for replica, (entry, end) in enumerate(zip(self.column, ends, strict=True)):
             if isinstance(entry, Elsewhere):
-                block = receive[start : start + size].view(entry.dtype)
-                column.append(Held(entry.given(block.reshape(entry.shape))))
-            else:
-                column.append(entry)
-            start += size
-        return [column]
+                block = receive[end - sizes[replica] : end].view(entry.dtype).reshape(entry.shape)
+                is_aligned = block.flags.aligned
+                arrays[replica] = block, block if is_aligned else np.empty_like(block)
+        return arrays

@@ -11,6 +11,10 @@ __all__ = ["Notes"]
 
 _OfRanks = Sequence[Sequence[Note]]
 
+# A header costs nothing beside writing so much, or so often.
+_MOST_HELD_BYTES = 16 << 20
+_MOST_NOTES = 64
+
 
 class Notes:
     """The notes of a rank since the last header, in their order."""
@@ -19,6 +23,7 @@ class Notes:
         self._notes: list[Note] = []
         #: What takes back what each of them stands for; it gets the notes of all ranks.
         self._undos: list[Callable[[_OfRanks], None] | None] = []
+        self._held_bytes = 0
         #: 64 bits that stand for all of them; 0 for none.
         self.chain = 0
         self._chain_before = 0
@@ -28,22 +33,30 @@ class Notes:
         """The notes, the oldest first."""
         return tuple(self._notes)
 
-    def add(self, note: Note, undo: Callable[[], None] | None = None) -> None:
+    @property
+    def are_due(self) -> bool:
+        """Whether they hold so much that the ranks should compare now: the same on all of them."""
+        return self._held_bytes > _MOST_HELD_BYTES or len(self._notes) >= _MOST_NOTES
+
+    def add(self, note: Note, undo: Callable[[], None] | None = None, held_bytes: int = 0) -> None:
         """Have `note` compared between the ranks, with the next header.
 
         Where that header ends in an error, and not all ranks have the note, `undo` is called: what
-        was done before the others agreed would leave the ranks apart.
+        was done before the others agreed would leave the ranks apart. Until then it holds
+        `held_bytes` of memory, the same on all ranks.
         """
         self._append(note, undo and (lambda _: undo()))
+        self._held_bytes += held_bytes
 
     def count(self, note: Note, before: int, go_back: Callable[[int], None]) -> None:
         """Have a count compared, the digest of `note`; `before` is what it was until now.
 
-        It takes the place of the last count of this name, if that is still the newest note. Where
-        the next header ends in an error, and not all ranks have this count, `go_back` is called
-        with the least that any rank has.
+        It takes the place of the last count of this name, if that is still the newest note, and of
+        a batch of the same kind. Where the next header ends in an error, and not all ranks have
+        this count, `go_back` is called with the least that any rank has.
         """
-        if self._notes and self._notes[-1].what == note.what:
+        last = self._notes[-1] if self._notes else None
+        if last is not None and (last.what, last.batch) == (note.what, note.batch):
             self._notes.pop()
             undo = self._undos.pop()
             self.chain = self._chain_before
@@ -65,7 +78,7 @@ class Notes:
         if self._notes:
             self._notes.clear()
             self._undos.clear()
-            self.chain = 0
+            self.chain = self._held_bytes = 0
 
     def undo(self, of_ranks: _OfRanks) -> None:
         """Take back what this rank noted beyond what all ranks have noted."""

@@ -1,9 +1,9 @@
-"""IndexedSlices in all_reduce: the slices of all replicas, one behind the other."""
+"""IndexedSlices in reductions: the slices of all replicas, one behind the other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -16,11 +16,11 @@ from .callsite import CallSite
 from .engine import Engine
 from .gathering import AllGather
 from .reduction import AllReduce
+from .standing import CallDescription
 
-__all__ = ["reduce_values"]
+__all__ = ["has_slices", "reduce_values", "reduce_with_slices"]
 
-# What travels of each leaf: its rows, their places, and how many there are.
-_PARTS = ("values", "indices", "rows")
+Array = np.ndarray[Any, Any]
 
 
 def reduce_values(
@@ -42,8 +42,12 @@ def reduce_values(
         leaves = components()
     except Exception as error:
         wrong = error  # raised where the call is made, which tells the other ranks
-    if any(_is_sparse(leaf) for leaf in leaves):
-        return _reduce_with_slices(engine, meet, reduce_op, leaves, structure, options, out)
+    if has_slices([leaves]):
+        paths = nest.leaf_paths(structure)
+        results = reduce_with_slices(
+            engine, meet, "all_reduce", reduce_op, [leaves], structure, paths, options, out=out
+        )
+        return nest.unflatten(structure, results)
 
     def make(site: CallSite, merged: CommunicationOptions) -> Call:
         if wrong is not None:
@@ -53,68 +57,133 @@ def reduce_values(
     return meet(engine.make("all_reduce", options, make))
 
 
-def _is_sparse(leaf: Any) -> bool:
-    return type(leaf) is IndexedSlices
+def has_slices(rows: Sequence[Sequence[Any]]) -> bool:
+    """Return whether a leaf of a replica is `IndexedSlices`."""
+    return any([type(leaf) is IndexedSlices for row in rows for leaf in row])
 
 
-def _reduce_with_slices(
+def reduce_with_slices(
     engine: Engine,
-    meet: Callable[[Call], Any],
+    perform: Callable[[Call], Any],
+    kind: str,
     reduce_op: ReduceOp | str,
-    leaves: Sequence[Any],
+    rows: Sequence[Sequence[Any]],
     structure: nest.Structure,
+    paths: Sequence[str],
     options: CommunicationOptions | None,
-    out: Any,
-) -> Any:
-    """Return ``all_reduce`` of a nest in which some leaves are `IndexedSlices`.
+    detail: str = "",
+    out: Any = None,
+) -> list[Any]:
+    """Return the results of a reduction in which some leaves are `IndexedSlices`.
 
     Dense leaves are reduced as always, in a call of their own where there are any.
+
+    Parameters
+    ----------
+    rows : sequence of sequence
+        The leaves of each replica that calls.
+    paths : sequence of str
+        Where these leaves are in `structure`.
+    detail : str
+        What else of the arguments must be the same.
     """
-    paths = nest.leaf_paths(structure)
-    sparse = [index for index, leaf in enumerate(leaves) if _is_sparse(leaf)]
-    dense = [index for index in range(len(leaves)) if index not in sparse]
+    are_sparse = [has_slices([column]) for column in zip(*rows, strict=True)]
+    sparse = [index for index, is_sparse in enumerate(are_sparse) if is_sparse]
+    dense = [index for index, is_sparse in enumerate(are_sparse) if not is_sparse]
 
     def gather(site: CallSite, merged: CommunicationOptions) -> Call:
-        op = ReduceOp.of(reduce_op)
         if out is not None:
             raise TypeError(
                 "out= can't take the sum of IndexedSlices: it has as many rows as all replicas"
                 " have together. Leave out= away, or use to_dense()."
             )
-        if op not in (ReduceOp.SUM, ReduceOp.MEAN):
-            raise TypeError(
-                f"{op.name} of IndexedSlices has no meaning. Use SUM or MEAN, or to_dense()."
-            )
-        parts = []
-        for index in sparse:
-            slices = leaves[index]
-            wide, _ = accumulation(slices.values.dtype, op)
-            parts += [slices.values.astype(wide, copy=False), slices.indices]
-            parts.append(np.array([len(slices.indices)]))
-        where = [f"{paths[index]} of dense shape {leaves[index].dense_shape}" for index in sparse]
-        detail = f"{op.name}, IndexedSlices at value{', value'.join(where)}"
-        names = [
-            f"{paths[index]}.{part}" for index in sparse for part in ("values", "indices", "rows")
-        ]
-        return AllGather(site, merged, "all_reduce", 0, [parts], structure, detail, names)
+        op = ReduceOp.of(reduce_op)
+        calls = [_first_call(site, merged, kind, op, row, structure, paths, detail) for row in rows]
+        first = calls[0]
+        if any(call.fingerprint != first.fingerprint for call in calls):
+            return _Apart(calls)
+        first.contributions = [call.contributions[0] for call in calls]
+        return first
 
     def reduce(site: CallSite, merged: CommunicationOptions) -> Call:
-        values = [leaves[index] for index in dense]
+        values = [[row[index] for index in dense] for row in rows]
         names = [paths[index] for index in dense]
         op = ReduceOp.of(reduce_op)
-        return AllReduce(site, merged, "all_reduce", op, [values], structure, None, "", names)
+        return AllReduce(site, merged, kind, op, values, structure, None, detail, names)
 
-    results: list[Any] = [None] * len(leaves)
-    gathered = meet(engine.make("all_reduce", options, gather))
-    scale = engine.layout.num_replicas if ReduceOp.of(reduce_op) is ReduceOp.MEAN else 1
+    results: list[Any] = [None] * len(paths)
+    gathered = perform(engine.make(kind, options, gather))
+    op = ReduceOp.of(reduce_op)
+    count = engine.layout.num_replicas if op is ReduceOp.MEAN else 1
     for position, index in enumerate(sparse):
-        values, indices, rows = gathered[3 * position : 3 * position + 3]
-        _, result = accumulation(leaves[index].values.dtype, ReduceOp.of(reduce_op))
-        values = (values if scale == 1 else np.divide(values, scale)).astype(result, copy=False)
-        shape = leaves[index].dense_shape
-        results[index] = IndexedSlices.of_replicas(values, indices, shape, rows.tolist())
+        values, indices, lengths = gathered[3 * position : 3 * position + 3]
+        slices = rows[0][index]
+        _, result = accumulation(slices.values.dtype, op)
+        values = engine.quietly(_divided, values, count, result)
+        shape = slices.dense_shape
+        results[index] = IndexedSlices.of_replicas(values, indices, shape, lengths.tolist())
     if dense:
-        reduced = meet(engine.make("all_reduce", options, reduce))
+        reduced = perform(engine.make(kind, options, reduce))
         for index, value in zip(dense, reduced, strict=True):
             results[index] = value
-    return nest.unflatten(structure, results)
+    return results
+
+
+def _first_call(
+    site: CallSite,
+    options: CommunicationOptions,
+    kind: str,
+    op: ReduceOp,
+    leaves: Sequence[Any],
+    structure: nest.Structure,
+    paths: Sequence[str],
+    detail: str,
+) -> AllGather | AllReduce:
+    """Return the call that a replica with these leaves makes first: it gathers their slices.
+
+    Of each leaf that is `IndexedSlices`, there travel its rows, their places, and how many they
+    are.
+    """
+    sparse = [index for index, leaf in enumerate(leaves) if type(leaf) is IndexedSlices]
+    if not sparse:
+        return AllReduce(site, options, kind, op, [leaves], structure, None, detail, paths)
+    if op not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise TypeError(
+            f"{op.name} of IndexedSlices has no meaning. Use SUM or MEAN, or to_dense()."
+        )
+    parts: list[Any] = []
+    for index in sparse:
+        slices = leaves[index]
+        try:
+            wide, _ = accumulation(slices.values.dtype, op)
+        except TypeError as error:
+            raise TypeError(f"{kind} of value{paths[index]}: {error}") from None
+        parts += [slices.values.astype(wide, copy=False), slices.indices]
+        parts.append(np.array([len(slices.indices)]))
+    where = [f"{paths[index]} of dense shape {leaves[index].dense_shape}" for index in sparse]
+    words = f"{op.name}, IndexedSlices at value{', value'.join(where)}"
+    names = [f"{paths[index]}.{part}" for index in sparse for part in ("values", "indices", "rows")]
+    words += f", {detail}" if detail else ""
+    return AllGather(site, options, kind, 0, [parts], structure, words, names)
+
+
+def _divided(values: Array, count: int, dtype: np.dtype[Any]) -> Array:
+    quotients = values if count == 1 else np.divide(values, count)
+    return quotients.astype(dtype, copy=False)
+
+
+class _Apart(Call):
+    """Calls of the replicas of a rank that differ: made to be told to all ranks."""
+
+    agrees = False
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        super().__init__(calls[0].site, calls[0].options)
+        self.kind = calls[0].kind
+        self._calls = calls
+
+    def words(self, position: int = 0) -> CallDescription:
+        return self._calls[position].words()
+
+    def perform(self, engine: Engine, calls: Sequence[Call]) -> NoReturn:
+        raise NotImplementedError  # `Engine.perform` tells where the replicas are instead

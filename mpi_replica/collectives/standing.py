@@ -10,7 +10,7 @@ from typing import NamedTuple
 from .callsite import CallSite
 from .travel import TravellingError
 
-__all__ = ["CallDescription", "LeafDescription", "Note", "Report", "Stand"]
+__all__ = ["CallDescription", "LeafDescription", "Note", "Report", "Stand", "in_units"]
 
 
 class LeafDescription(NamedTuple):
@@ -48,6 +48,9 @@ class CallDescription(NamedTuple):
     size_bytes: int | None = None
     #: What tells the function in `detail` from another one on its line; empty without a function.
     code: str = ""
+    #: The exception under way where the call stands in a ``finally``, an ``except`` or at the end
+    #: of a ``with``, as "ValueError: no rows".
+    handled: str = ""
 
     @property
     def what(self) -> str:
@@ -58,10 +61,15 @@ class CallDescription(NamedTuple):
         elif self.leaves:
             words.append(f"{len(self.leaves)} leaves")
             if self.size_bytes is not None:
-                words.append(_in_units(self.size_bytes))
+                words.append(in_units(self.size_bytes))
         if self.wire:
             words.append(self.wire)
         return f"{self.kind}({', '.join(words)})"
+
+    @property
+    def where_and_why(self) -> str:
+        """The place of the call, and the exception that may be why the replica is there."""
+        return self.where + (f" while {self.handled} is handled" if self.handled else "")
 
     @property
     def where(self) -> str:
@@ -83,12 +91,20 @@ class CallDescription(NamedTuple):
         return int.from_bytes(digest.digest(), "little")
 
 
-def _in_units(size_bytes: float) -> str:
+def in_units(size_bytes: float) -> str:
+    """Return a number of bytes in words, as "4.1 MB"."""
     units = ["B", "kB", "MB", "GB"]
     while size_bytes >= 999.5 and len(units) > 1:
         size_bytes /= 1000
         del units[0]
     return f"{size_bytes:.{3 if size_bytes >= 99.5 else 2}g} {units[0]}"
+
+
+#: What to do about batches of several kinds.
+SAME_KIND = (
+    "Make batches of one structure, and of one dtype and number of axes for each leaf, on all ranks"
+    " and of all rows; lengths may differ. Does a map depend on the rank?"
+)
 
 
 class Note(NamedTuple):
@@ -102,15 +118,17 @@ class Note(NamedTuple):
     advice: str
     #: Name of the exception that a difference raises: "ValueError" or "CollectiveMismatchError".
     error: str
+    #: What kind of batch a step of input gave; otherwise empty.
+    batch: str = ""
 
     def chained(self, before: int) -> int:
         """Return 64 bits that stand for all notes up to this one."""
-        return _chained(before, self.digest, self.site.digest, self.what)
+        return _chained(before, self.digest, self.site.digest, self.what, self.batch)
 
 
 @functools.lru_cache(maxsize=1024)  # the notes of a loop are the same each time
-def _chained(before: int, digest: int, site: bytes, what: str) -> int:
-    data = struct.pack("<QQ", before, digest) + site + what.encode()
+def _chained(before: int, digest: int, site: bytes, what: str, batch: str) -> int:
+    data = struct.pack("<QQ", before, digest) + site + f"{what}\0{batch}".encode()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 

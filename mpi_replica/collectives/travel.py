@@ -11,7 +11,7 @@ import pickle
 import traceback
 from typing import NamedTuple
 
-from ..errors import RemoteReplicaError
+from ..errors import RemoteReplicaError, add_note, text_of
 from ..watch.stacks import is_of_package
 
 __all__ = ["TravellingError", "load", "pack", "stand_in"]
@@ -33,13 +33,10 @@ class TravellingError(NamedTuple):
 
 def pack(error: BaseException, who: str, serial: int = -1) -> TravellingError:
     """Return `error`, raised by `who`, as plain data. Never raises."""
-    try:
-        text = str(error)
-    except Exception as broken:
-        text = f"<its str() raised {type(broken).__name__}>"
+    text = text_of(error)
     try:
         lines = "".join(traceback.format_exception(error))
-    except Exception:
+    except BaseException:  # code of the program
         lines = "<no traceback: the exception can't be formatted>"
     kind = type(error)
     name = (
@@ -93,12 +90,12 @@ def load(packed: TravellingError) -> BaseException | None:
         return None
     if not isinstance(error, BaseException):
         return None
-    error.add_note(f"raised by {packed.origin}:\n{packed.traceback}")
-    return error
+    takes_note = add_note(error, f"raised by {packed.origin}:\n{packed.traceback}")
+    return error if takes_note else None
 
 
 def stand_in(packed: TravellingError) -> RemoteReplicaError:
-    """Return what is raised for an exception that can't travel."""
+    """Return what is raised for an exception that can't travel, or that takes no note."""
     return RemoteReplicaError(
         f"{packed.type_name}: {packed.text}. It was raised by {packed.origin} and can't be pickled,"
         f" so this error stands for it. Its traceback there:\n{packed.traceback}"

@@ -1,14 +1,16 @@
-"""verify: what should be the same on all ranks is compared, and the first difference is told.
+"""verify: what should be the same on all replicas is compared, and the first difference is told.
 
 One header tells that all is the same: a digest of everything travels in it. Where it is not, the
-ranks narrow the difference down, to a leaf and then to an element of it.
+ranks narrow the difference down, to a leaf and then to an element of it. Of a `PerReplica` a rank
+has a component for each of its replicas; of anything else one value, which is that of all of them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import marshal
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from .. import nest
 from ..errors import DivergenceError
@@ -26,21 +28,38 @@ from .standing import CallDescription, LeafDescription
 
 __all__ = ["Verification"]
 
-# More groups of ranks, or leaves, are counted only.
+# More groups of replicas, or leaves, are counted only.
 _MOST_SHOWN = 8
+# For values of ranks, and of replicas.
 _ADVICE = (
-    "What is mirrored must be given the same value on all ranks: what all_reduce, reduce or"
+    "What is mirrored must be given the same value on all {}: what all_reduce, reduce or"
     " broadcast_to returned, or what is computed alike from it."
 )
 
 
+class _Compared(NamedTuple):
+    """A leaf that is compared."""
+
+    path: str
+    #: Of a variable.
+    name: str | None
+    #: That of each local replica, or one of them all.
+    values: Sequence[Any]
+    is_per_replica: bool
+
+    def contents(self) -> list[Content]:
+        return [content_of(value, self.path) for value in self.values]
+
+
 class Verification(Call):
-    """The comparison of a nest between the ranks.
+    """The comparison of a nest between the replicas.
 
     Parameters
     ----------
     name_of : callable
         Gives a name for a variable, the same on all ranks; None for any other leaf.
+    layout : Layout
+        That of the strategy.
     """
 
     kind = "verify"
@@ -50,26 +69,27 @@ class Verification(Call):
         value: Any,
         detail: str,
         name_of: Callable[[Any], str | None],
+        layout: Layout,
         site: CallSite,
         options: CommunicationOptions,
     ) -> None:
         super().__init__(site, options)
         self.detail = detail
         leaves, self.structure = nest.flatten(value)
-        self.names = tuple(name_of(leaf) for leaf in leaves)
-        #: Path, name and value of the leaves that are compared.
-        self.leaves: list[tuple[str, str | None, Any]] = []
+        self.names = tuple(
+            "PerReplica" if isinstance(leaf, PerReplica) else name_of(leaf) for leaf in leaves
+        )
+        self.leaves: list[_Compared] = []
         paths = nest.leaf_paths(self.structure)
         for leaf, path, name in zip(leaves, paths, self.names, strict=True):
             if isinstance(leaf, PerReplica):
-                raise ValueError(
-                    f"verify got a PerReplica for value{path}: it differs between replicas by"
-                    " design. Reduce or gather it first: strategy.reduce(op, value, axis=None)."
-                )
-            if not isinstance(leaf, DistributedValues):
-                self.leaves.append((path, name, leaf))
+                leaf.require(layout.num_replicas)
+                components = leaf.components(layout.local_replica_ids)
+                self.leaves.append(_Compared(path, None, components, True))
+            elif not isinstance(leaf, DistributedValues):
+                self.leaves.append(_Compared(path, name, [leaf], False))
             elif leaf.components(()) is None:  # others have a component for each replica
-                self.leaves.append((path, name, leaf.shared_value()))
+                self.leaves.append(_Compared(path, name, [leaf.shared_value()], False))
         self.identify((detail, nest.key(self.structure), self.names))
 
     def words(self, position: int = 0) -> CallDescription:
@@ -84,39 +104,43 @@ class Verification(Call):
         )
 
     def perform(self, engine: Engine, calls: Sequence[Verification]) -> list[Any]:
-        agreement = engine.agreement
-        is_alone = engine.layout.size == 1
-        digests: list[bytes] = []
+        agreement, layout = engine.agreement, engine.layout
+        count = layout.counts[layout.rank]
+        is_alone = layout.size == 1
+        has_digests = not is_alone or any(len(leaf.values) > 1 for leaf in self.leaves)
+        columns = []
         with agreement.preparing(calls):
-            for path, _, leaf in self.leaves:
-                content = content_of(leaf, path)
-                if not is_alone:
-                    digests.append(content.digest())
-            joined = b"".join(digests)
-            mine = hashlib.blake2b(joined, digest_size=DIGEST_BYTES).digest()
+            for leaf in self.leaves:
+                contents = leaf.contents()
+                if has_digests:
+                    digests = [content.digest() for content in contents]
+                    columns.append(digests * (count // len(digests)))
+            rows = [b"".join(row) for row in zip(*columns, strict=True)] or [b""]
+            differs_here = len(set(rows)) > 1
+            mine = hashlib.blake2b(rows[0], digest_size=DIGEST_BYTES).digest()
+            mine += b"\1" * differs_here  # so that all other ranks see a difference
         agreement.agree(calls, b"" if is_alone else mine)
-        if not is_alone and any(other != mine for other in agreement.payloads()):
-            self._tell_difference(engine, joined)
+        if differs_here or (not is_alone and any(one != mine for one in agreement.payloads())):
+            self._tell_difference(engine, rows)
         return [None for _ in calls]
 
-    def _tell_difference(self, engine: Engine, digests: bytes) -> NoReturn:
+    def _tell_difference(self, engine: Engine, digests: Sequence[bytes]) -> NoReturn:
         """Find the first difference, and raise it; all ranks come here, and to the same text."""
         with engine.moving(self):
             rows = self._exchange(engine, digests)
         differing = differing_units(rows, DIGEST_BYTES)
-        path, _, leaf = self.leaves[differing[0]]
         with engine.agreement.preparing([self]):
-            content = content_of(leaf, path)
-        engine.agreement.agree([self])  # all ranks could make it
+            contents = self.leaves[differing[0]].contents()
+        engine.agreement.agree([self])  # all ranks could make them
         found = None
         with engine.moving(self):
-            head = f"{content.kind}\0{content.text}"
-            heads = [row.decode() for row in self._exchange(engine, head.encode())]
+            mine = [f"{content.kind}\0{content.text}".encode() for content in contents]
+            heads = [head.decode() for head in self._exchange(engine, mine)]
             kinds, _, texts = zip(*(head.partition("\0") for head in heads), strict=True)
             if len(set(kinds)) == 1:
-                found = self._search(engine, content)
+                found = self._search(engine, contents)
         if found is not None:
-            where, sides = _told(found, content)
+            where, sides = _told(found, contents[0])
         elif len(set(kinds)) == 1:
             where, sides = "it was changed while the ranks compared it", {}
         else:
@@ -136,50 +160,56 @@ class Verification(Call):
     ) -> str:
         """Return the text of the error.
 
-        `differing` are the leaves that differ; `groups` the ranks that hold the same in the first
-        of them; `sides` the ranks that hold the same at its first difference, by what they hold.
+        `differing` are the leaves that differ; `groups` the replicas that hold the same in the
+        first of them; `sides` those that hold the same at its first difference, by what they hold.
         """
-        path, name, _ = self.leaves[differing[0]]
+        path, name, _, is_per_replica = self.leaves[differing[0]]
         what = f"value{path}" if name is None else f"{name} (value{path})"
-        held = _listed([f"{text} on {_who(ranks, layout)}" for text, ranks in sides.items()], "; ")
+        held = _listed([f"{text} on {layout.describe(ids)}" for text, ids in sides.items()], "; ")
         text = f"verify at {self.site.line}: {what} differs: {where}{held}."
         if list(sides.values()) != groups:
-            those = _listed([_who(ranks, layout) for ranks in groups], " and ")
+            those = _listed([layout.describe(ids) for ids in groups], " and ")
             text += f" As a whole it differs between {those}."
         if len(differing) > 1:
-            further = _listed([f"value{self.leaves[index][0]}" for index in differing[1:]], ", ")
+            further = _listed([f"value{self.leaves[index].path}" for index in differing[1:]], ", ")
             text += f" Further leaves that differ: {further}."
-        remedy = (
-            "value = strategy.extended.broadcast_to(value)"
-            if name is None
-            else "variable.assign(variable) in cross-replica context"
-        )
-        return f"{text} {_ADVICE} To go on with what rank 0 has: {remedy}."
+        remedy = "rank 0 has: value = strategy.extended.broadcast_to(value)"
+        if name is not None:
+            remedy = "rank 0 has: variable.assign(variable) in cross-replica context"
+        elif is_per_replica:
+            remedy = (
+                "replica 0 has: value = strategy.extended.broadcast_to("
+                "strategy.experimental_local_results(value)[0])"
+            )
+        advice = _ADVICE.format("replicas" if is_per_replica else "ranks")
+        return f"{text} {advice} To go on with what {remedy}."
 
-    def _search(self, engine: Engine, content: Content) -> Difference | None:
-        searching = search(content.data, _unit_bytes(content))
-        wanted = next(searching)
+    def _search(self, engine: Engine, contents: Sequence[Content]) -> Difference | None:
+        searches = [search(content.data, _unit_bytes(content)) for content in contents]
+        wanted = [next(one) for one in searches]
         while True:
+            rows = self._exchange(engine, wanted)
             try:
-                wanted = searching.send(self._exchange(engine, wanted))
-            except StopIteration as end:
+                wanted = [one.send(rows) for one in searches]
+            except StopIteration as end:  # all of them come to the same
                 return end.value  # type: ignore[no-any-return]
 
-    def _exchange(self, engine: Engine, data: bytes) -> list[bytes]:
-        seconds = self.options.timeout_seconds
-        return engine.carry(engine.transport.all_gather_bytes, data, seconds)
+    def _exchange(self, engine: Engine, mine: Sequence[bytes]) -> list[bytes]:
+        """Return what each replica gives: `mine` of the local ones, or one for them all."""
+        if len(set(mine)) == 1:
+            mine = mine[:1]
+        gather, seconds = engine.transport.all_gather_bytes, self.options.timeout_seconds
+        told = engine.carry(gather, marshal.dumps(list(mine)), seconds)
+        each = zip(map(marshal.loads, told), engine.layout.counts, strict=True)
+        return [part for parts, count in each for part in parts * (count // len(parts))]
 
 
 def _groups(sides: Iterable[Hashable]) -> dict[Any, list[int]]:
-    """Return the ranks on each side, in the order of their first ranks."""
+    """Return the replicas on each side, in the order of their first ones."""
     groups: dict[Any, list[int]] = {}
-    for rank, side in enumerate(sides):
-        groups.setdefault(side, []).append(rank)
+    for replica, side in enumerate(sides):
+        groups.setdefault(side, []).append(replica)
     return groups
-
-
-def _who(ranks: Sequence[int], layout: Layout) -> str:
-    return layout.describe(i for rank in ranks for i in layout.replica_ids(rank))
 
 
 def _listed(words: Sequence[str], separator: str) -> str:
@@ -194,7 +224,7 @@ def _unit_bytes(content: Content) -> int:
 
 
 def _told(found: Difference, content: Content) -> tuple[str, dict[str, list[int]]]:
-    """Return the words for where the first difference is, and the ranks by what they hold there."""
+    """Return the words for where the first difference is, and the replicas by what they hold."""
     unit_bytes = _unit_bytes(content)
     groups = _groups(found.units)
     texts = element_texts(content, list(groups))

@@ -53,7 +53,13 @@ class DistributedDataset:
 
     @property
     def element_spec(self) -> Any:
-        """What the source's elements are, before they are cut (see `mr.data.Dataset`)."""
+        """What a replica gets in a step: a nest of `mr.data.ArraySpec`.
+
+        Axis 0 is None, unless no replica ever gets an incomplete batch: see
+        ``strategy.distribute_datasets_from_function``. What is no `mr.data.Dataset` does not tell:
+        a TypeError. Counterpart of ``tf.distribute.DistributedDataset.element_spec``, which has a
+        spec for each replica.
+        """
         return self._input.element_spec
 
     def __len__(self) -> int:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import optree
 
 from ..array_libraries import (
     GiveBack,
@@ -26,8 +25,8 @@ from ..array_libraries import (
     ways_back,
 )
 from ..nest import (
-    Structure,
     flatten,
+    flatten_tensors,
     leaf_paths,
     map_structure,
     structure_text,
@@ -41,7 +40,6 @@ __all__ = [
     "common_spec",
     "concatenate",
     "cut_batch",
-    "flatten_tensors",
     "no_rows_of",
     "numpy_values",
     "require_fit",
@@ -79,13 +77,6 @@ class ArraySpec:
 def spec_of(element: Any) -> Any:
     """Return the nest of `ArraySpec` of an element."""
     return map_structure(lambda leaf: ArraySpec(tuple(leaf.shape), _dtype(leaf)), element)
-
-
-def flatten_tensors(value: Any) -> tuple[list[Any], Structure]:
-    """Return the leaves and the structure of a nest in which a list is a leaf, as in tf."""
-    return optree.tree_flatten(
-        value, is_leaf=lambda node: isinstance(node, list), none_is_leaf=True
-    )
 
 
 def as_arrays(value: Any, where: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -12,10 +13,10 @@ from ..layout import shares
 from ..options import InputOptions, InputReplicationMode
 from .contexts import InputContext
 from .cutting import arrays_of, cut, empty_like
-from .elements import rows_of
+from .elements import ArraySpec, rows_of
 from .pipelines import END, Pipelines, check_source
 from .reading import MakeSteps, ReadOnce, Step, StepReader
-from .source import UNKNOWN_CARDINALITY, Dataset
+from .source import UNKNOWN_CARDINALITY, Dataset, drops_remainder
 
 __all__ = ["Input"]
 
@@ -35,6 +36,9 @@ class Input:
         How many ranks or replicas have input of their own; None where all cut the same.
     ahead : int
         How many steps are read before they are asked for.
+    needs_all : callable
+        Tells whether there is no step in which a replica of this rank has no rows, since its input
+        leaves out what makes no whole batch.
     """
 
     def __init__(
@@ -45,12 +49,14 @@ class Input:
         length: int,
         pipelines: int | None,
         ahead: int,
+        needs_all: Callable[[], bool] = lambda: False,
     ) -> None:
         self._steps = steps
         self._sources = sources
         self.length = length
         self.pipelines = pipelines
         self.ahead = ahead
+        self.needs_all = needs_all
         self._is_repeatable = all(isinstance(source, Dataset) for source in sources)
         iterators = [source for source in sources if isinstance(source, Iterator)]
         if iterators and ahead:
@@ -121,11 +127,15 @@ class Input:
         pipelines = Pipelines(engine.layout, dataset_fn, per_replica=per_replica)
         sources = pipelines.sources(engine.layout.local_replica_ids)
 
+        def needs_all() -> bool:
+            local = pipelines.sources(engine.layout.local_replica_ids)
+            return all(map(drops_remainder, local))
+
         def steps(epoch: int, start: int) -> Iterator[Step]:
             last = None
             for values in pipelines.steps(engine.layout.local_replica_ids, epoch, start):
                 found = [value for value in values if value is not END]
-                if not found:
+                if not found or (len(found) < len(values) and needs_all()):
                     return
                 last = found[0] if last is None else last
                 filled = [
@@ -138,7 +148,9 @@ class Input:
         ahead = options.experimental_per_replica_buffer_size
         # How long it is on other ranks can't be known.
         unknown, count = UNKNOWN_CARDINALITY, pipelines.count
-        return cls(steps, sources, length=unknown, pipelines=count, ahead=ahead)
+        return cls(
+            steps, sources, length=unknown, pipelines=count, ahead=ahead, needs_all=needs_all
+        )
 
     @property
     def text(self) -> str:
@@ -148,11 +160,18 @@ class Input:
 
     @property
     def element_spec(self) -> Any:
-        """What the elements are, before they are cut."""
+        """What a replica gets in a step."""
         source = next(iter(self._sources), None)  # a spare has none
         if not isinstance(source, Dataset):
             raise TypeError(f"{type(source).__name__} does not tell its element_spec.")
-        return source.element_spec
+        needs_all = self.needs_all()
+
+        def of_replica(spec: ArraySpec) -> ArraySpec:
+            if needs_all or not spec.shape:
+                return spec
+            return dataclasses.replace(spec, shape=(None, *spec.shape[1:]))
+
+        return nest.map_structure(of_replica, source.element_spec)
 
     def reader(self) -> StepReader:
         """Return what reads the steps of one more iteration."""

@@ -20,6 +20,7 @@ from ..options import CommunicationOptions
 from ..values import per_replica
 from .cutting import empty_like
 from .inputs import Input
+from .kinds import kind_of, kind_text
 from .next_step import NextStep
 from .source import UNKNOWN_CARDINALITY
 
@@ -71,9 +72,13 @@ class DistributedIterator:
     def __init__(self, engine: Engine, made_of: Input, place: Place, name: str) -> None:
         self._engine = engine
         self._input = made_of
+        self._is_global = made_of.pipelines is None
         self._must_agree = made_of.length == UNKNOWN_CARDINALITY
         self._name = name
         self._spec: Any = None
+        #: What kind of batch the newest one is, for this rank and in words for all.
+        self._kind: Any = None
+        self._kind_text = ""
         self._place = place
         self._reader = made_of.reader()
 
@@ -84,6 +89,11 @@ class DistributedIterator:
 
     def __bool__(self) -> bool:
         return True
+
+    @property
+    def element_spec(self) -> Any:
+        """What a replica gets in a step: see `DistributedDataset.element_spec`."""
+        return self._input.element_spec
 
     def state_dict(self) -> dict[str, Any]:
         """Return where it stands, for a checkpoint. Steps that were read ahead do not count."""
@@ -121,7 +131,9 @@ class DistributedIterator:
         ValueError
             Called in a replica.
         StructureMismatchError
-            The global batches of the ranks have different numbers of rows.
+            The global batches of the ranks have different numbers of rows, or what a rank makes of
+            its part differs in structure, dtypes or numbers of axes (where the length is known: at
+            the next collective). Input of each rank's own may differ in all but structure.
         CollectiveMismatchError
             The ranks have taken different numbers of steps.
         RuntimeError
@@ -130,11 +142,13 @@ class DistributedIterator:
         Notes
         -----
         After an error of any rank's input all ranks stand before the step that failed: the next
-        call reads it again, and may raise the same again. Steps that other ranks took meanwhile,
-        without another collective call, come again. What is no `mr.data.Dataset` can't be read
-        again: then every further call is a `RuntimeError`, on all ranks. To leave out a step whose
-        rows are reached by position, count it as taken: ``state = iterator.state_dict()``,
-        ``state["steps"] += 1``, ``iterator.load_state_dict(state)``.
+        call reads it again, and may raise the same again. To do so, hold this call and the one of
+        ``strategy.run`` in one ``try``: the other ranks may have the error there. Steps that other
+        ranks took meanwhile, without another collective call, come again. What is no
+        `mr.data.Dataset` can't be read again: then every further call is a `RuntimeError`, on all
+        ranks. To leave out a step whose rows are reached by position, count it as taken:
+        ``state = iterator.state_dict()``, ``state["steps"] += 1``,
+        ``iterator.load_state_dict(state)``.
         """
         state = current_state()
         if state is not None and state.replica_context is not None:
@@ -188,15 +202,24 @@ class DistributedIterator:
         if found is None:
             return None
         if is_shared:
+            self._look_at(found[0][0])
             self._note_steps(steps + 1)
         return found[0]
 
+    def _look_at(self, batch: Any) -> None:
+        """Know what kind of batch the newest one is."""
+        kind = kind_of(batch, self._is_global)
+        if kind != self._kind:
+            self._kind = kind
+            self._kind_text = kind_text(batch, self._is_global)
+
     def _note_steps(self, steps: int) -> None:
-        """Have the number of steps taken compared with the next header: ranks must not be apart."""
+        """Have steps taken, and the kind of batch, compared with the next header."""
         place = self._place
         epoch = place.epoch
         what = f"the number of steps taken in {self._name_of_epoch}"
-        note = Note(what, placeless_site(), steps, _SAME_STEPS, "CollectiveMismatchError")
+        error, batch = "CollectiveMismatchError", self._kind_text
+        note = Note(what, placeless_site(), steps, _SAME_STEPS, error, batch)
         self._engine.agreement.notes.count(
             note, place.steps, lambda least: place.go_back(epoch, least)
         )
@@ -212,9 +235,18 @@ class DistributedIterator:
             found = self._reader.read(place.epoch, place.steps)
             if found is not None:
                 self._spec = empty_like(found[0][0])
-            is_global = self._input.pipelines is None
+                self._look_at(found[0][0])
             named = dataclasses.replace(options, name=self._name_of_epoch)
-            return NextStep(found, self._spec, place.steps, is_global, site, named)
+            return NextStep(
+                found,
+                self._spec,
+                place.steps,
+                self._kind_text,
+                is_global=self._is_global,
+                needs_all=self._input.needs_all(),
+                site=site,
+                options=named,
+            )
 
         values, self._spec = engine.cross_replica(engine.make("next", None, make))
         return values  # type: ignore[no-any-return]

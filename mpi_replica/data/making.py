@@ -7,11 +7,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..nest import leaf_paths
+from ..nest import flatten_tensors, leaf_paths
 from . import plans
 from .chain import Chain, integer
-from .elements import as_arrays, at, flatten_tensors
-from .plans.sources import HasRows
+from .elements import as_arrays, at
+from .plans.sources import HasRows, number_of_rows
 
 __all__ = ["Making"]
 
@@ -92,10 +92,10 @@ class Making(Chain):
 
         Parameters
         ----------
-        source : object with ``__len__`` and ``__getitem__``
+        source : object with ``__len__`` (or a shape) and ``__getitem__``
             ``source[i]``, for an int i from 0 on, is a nest of array_like; a list is one array.
-            `len` is asked for once, here. Only the rows that are wanted are read, one at a time,
-            by this thread or by that of `prefetch`. What it gives is copied.
+            The length is asked for once, here. Only the rows that are wanted are read, one at a
+            time, by this thread or by that of `prefetch`. What it gives is copied.
 
         Raises
         ------
@@ -123,12 +123,13 @@ class Making(Chain):
                 f"from_source got a {kind.__name__}, whose rows are not reached by number. Call "
                 "from_tensor_slices for a dict of arrays."
             )
-        if not (hasattr(kind, "__len__") and hasattr(kind, "__getitem__")):
+        rows = number_of_rows(source) if hasattr(kind, "__getitem__") else None
+        if rows is None:
             raise TypeError(
-                f"from_source needs an object with __len__ and __getitem__, got {source!r}. Call "
-                "from_generator for what can only be iterated."
+                "from_source needs an object with __len__ and __getitem__, or a shape for the "
+                f"length, got {source!r}. Call from_generator for what can only be iterated."
             )
-        return cls(plans.Items(source))
+        return cls(plans.Items(source, rows))
 
     @classmethod
     def from_generator(cls, generator: Callable[[], Iterable[Any]]) -> Self:

@@ -18,7 +18,14 @@ from .elements import ArraySpec, numpy_values
 from .making import Making
 from .plans import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows
 
-__all__ = ["INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "ArraySpec", "Dataset", "elements_of"]
+__all__ = [
+    "INFINITE_CARDINALITY",
+    "UNKNOWN_CARDINALITY",
+    "ArraySpec",
+    "Dataset",
+    "drops_remainder",
+    "elements_of",
+]
 
 
 class Dataset(Making, Arranging, Changing):
@@ -169,6 +176,11 @@ class Dataset(Making, Arranging, Changing):
 def elements_of(dataset: Dataset, epoch: int, start: int) -> Iterator[Any]:
     """Iterate the elements of an epoch, batched or not, from element `start` on."""
     return (value for _, value in dataset._plan.iterate(epoch, None, start))
+
+
+def drops_remainder(source: Any) -> bool:
+    """Return whether a source leaves out rows that make no whole batch."""
+    return isinstance(source, Dataset) and source._plan.drops_remainder
 
 
 def _all_rows(rows: int) -> slice:

@@ -17,7 +17,7 @@ from .snapshot import Own
 __all__ = ["Found", "gather_state"]
 
 
-class _Told(NamedTuple):
+class _Holdings(NamedTuple):
     """What a rank tells of what it has."""
 
     #: Which call of ``run_elastic`` it is in.
@@ -85,8 +85,8 @@ def gather_state(
     -----
     Two small messages to all, and one to each rank that needs something.
     """
-    mine = _Told(call, number, tuple(own), tuple(kept), empty, num_variables)
-    told: list[_Told] = [
+    mine = _Holdings(call, number, tuple(own), tuple(kept), empty, num_variables)
+    told: list[_Holdings] = [
         pickle.loads(data) for data in transport.all_gather_bytes(pickle.dumps(mine, 5))
     ]
     _require_one_call([one.call for one in told])

@@ -11,7 +11,7 @@ from ..collectives.callsite import CallSite, FunctionIdentity, function_identity
 from ..collectives.engine import Engine
 from ..collectives.standing import CallDescription
 from ..context import require_cross_replica
-from ..errors import ContextError, RankLostError, mark_reporter
+from ..errors import ContextError, RankLostError, mark_reporter, text_of
 from ..options import CommunicationOptions
 from ..transport import End
 from .keeping import ElasticStrategy, Keeper
@@ -170,7 +170,7 @@ def _train(
                 if survivors is not None:  # those that wait must not wait for another call
                     code = error.code if isinstance(error, SystemExit) else None
                     status = code if isinstance(code, int) else None
-                    survivors.dismiss(f"{type(error).__name__}: {error}", status)
+                    survivors.dismiss(f"{type(error).__name__}: {text_of(error)}", status)
                 raise
         else:
             if survivors is not None:

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import nest
 from ..assignment import Assignable
 from ..checkpoint.encoding import Encoder, replicas_name
 from ..checkpoint.files import Extent
 from ..checkpoint.index import ArrayRecord, Index
-from ..checkpoint.matching import Matching
+from ..checkpoint.matching import Matching, variables_in
 from ..context import StrategyLike
 from ..errors import CheckpointError
 from ..layout import Layout
@@ -231,8 +230,7 @@ def variables_beside(strategy: StrategyLike, objects: Mapping[str, Any]) -> dict
 
     Without those that are lost: a checkpoint that is gone back to has only the objects.
     """
-    leaves = nest.flatten(dict(objects))[0]
-    inside = {leaf.identity for leaf in leaves if isinstance(leaf, Assignable)}
+    inside = {variable.identity for variable in variables_in(objects)}
     known = _known_variables(strategy)
     return {
         identity: known[identity]

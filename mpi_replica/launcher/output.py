@@ -1,13 +1,24 @@
-"""What a job writes, on its way through: one look of tags, and how MPICH says that a rank died."""
+"""What a job writes, on its way through: one look of tags, and how MPICH says that a rank died.
+
+Whoever reads it may be slow, and may have said that writing must not block.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import selectors
+from typing import IO
 
-__all__ = ["MPICH_MARK", "DeathNotice", "Tags"]
+__all__ = ["MPICH_MARK", "DeathNotice", "OutputStream", "Tags"]
 
 #: What MPICH's launcher is told to mark output with: no text of a program looks like it.
 MPICH_MARK = "\x1e%r\x1f"
+
+_READ_BYTES = 1 << 16
+# A pipe that can be written to takes so much at once: nothing blocks, and signals are served.
+_WRITE_BYTES = select.PIPE_BUF
 
 # What shows the rank: [2]<stdout>: of Open MPI 5, [1,2]<stdout>: of 4, and 2: of srun. They stand
 # at the beginning of lines, and where the piece ends that the launcher has read.
@@ -22,6 +33,81 @@ _BEGINNINGS = {
     "mpich": rb"\x1e\d*\Z",
     "srun": rb"(?:(?<=\n)|\A)[^\n]+\Z",
 }
+
+
+class OutputStream:
+    """What comes out of a pipe of the launcher and goes to a file of the command's own.
+
+    It reads on when all that it has read is written: a job whose output nobody reads waits.
+
+    Parameters
+    ----------
+    selector : BaseSelector
+        Has the stream as data of what it waits for.
+    pipe : file
+    target : int
+        1 or 2.
+    notice : DeathNotice
+        Gets all that comes.
+    tags : Tags, optional
+        What is written instead of it.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        pipe: IO[bytes],
+        target: int,
+        notice: DeathNotice,
+        tags: Tags | None,
+    ) -> None:
+        self.is_closed = False
+        self._selector = selector
+        self._pipe = pipe
+        self._target = target
+        self._notice = notice
+        self._tags = tags
+        self._has_ended = False
+        self._text = b""
+        selector.register(pipe, selectors.EVENT_READ, self)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether something that was read is not yet written."""
+        return bool(self._text)
+
+    def pass_on(self) -> None:
+        """Read or write, whichever it waits for and can be done now."""
+        if self._text:
+            self._write()
+        else:
+            self._read()
+        if self._has_ended and not self._text:
+            self._selector.unregister(self._pipe)
+            self._pipe.close()
+            self.is_closed = True
+
+    def _read(self) -> None:
+        data = os.read(self._pipe.fileno(), _READ_BYTES)
+        self._has_ended = not data
+        self._notice.feed(data)
+        self._text = data
+        if self._tags is not None:
+            self._text = self._tags.feed(data) if data else self._tags.end()
+        if self._text:
+            self._selector.unregister(self._pipe)
+            self._selector.register(self._target, selectors.EVENT_WRITE, self)
+
+    def _write(self) -> None:
+        try:
+            self._text = self._text[os.write(self._target, self._text[:_WRITE_BYTES]) :]
+        except BlockingIOError:  # another process was faster
+            return
+        except BrokenPipeError:  # nobody reads it any more: the launcher shall learn it, too
+            self._text, self._has_ended = b"", True
+        if not self._text:
+            self._selector.unregister(self._target)
+            self._selector.register(self._pipe, selectors.EVENT_READ, self)
 
 
 class Tags:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO
 
 from .commands import SECONDS_TO_SAVE
-from .output import DeathNotice, Tags
+from .output import DeathNotice, OutputStream, Tags
 from .processes import adopt_orphans, descendants, ends_with_parent, ranks_below
 
 __all__ = ["TIMED_OUT", "run"]
@@ -106,7 +106,8 @@ class _Job:
         # The last one that went on to ranks or launcher.
         self._forwarded = 0
         self._notice = DeathNotice()
-        self._selector = stack.enter_context(selectors.DefaultSelector())
+        # Which knows files as well, epoll does not.
+        self._selector = stack.enter_context(selectors.PollSelector())
         self._signals = self._listen(stack)
         # In a terminal Ctrl-C goes to all in the group, and only they may read from it.
         self._is_in_terminal = os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
@@ -119,10 +120,13 @@ class _Job:
             process_group=None if self._is_in_terminal else 0,
             preexec_fn=ends_with_parent(),
         )
-        for pipe, target in ((self._launcher.stdout, 1), (self._launcher.stderr, 2)):
-            if pipe is not None:
-                tags = Tags(launcher) if tag else None
-                self._selector.register(pipe, selectors.EVENT_READ, (target, tags))
+        self._streams = [
+            OutputStream(
+                self._selector, pipe, target, self._notice, Tags(launcher) if tag else None
+            )
+            for pipe, target in ((self._launcher.stdout, 1), (self._launcher.stderr, 2))
+            if pipe is not None
+        ]
 
     def _listen(self, stack: contextlib.ExitStack) -> int:
         """Have signals written to a pipe; return the end to read from."""
@@ -164,27 +168,19 @@ class _Job:
                     if number != signal.SIGCHLD:
                         self._forward(signal.Signals(number))
             else:
-                self._pass_on(key.fileobj, *key.data)  # type: ignore[arg-type]
-
-    def _pass_on(self, pipe: IO[bytes], target: int, tags: Tags | None) -> None:
-        data = os.read(pipe.fileno(), _READ_BYTES)
-        self._notice.feed(data)
-        text = data
-        if tags is not None:
-            text = tags.feed(data) if data else tags.end()
-        try:
-            _write(target, text)
-        except BrokenPipeError:
-            data = b""  # nobody reads it any more: the launcher shall learn it, too
-        if not data:
-            self._selector.unregister(pipe)
-            pipe.close()
+                key.data.pass_on()
 
     def _drain(self) -> None:
         """Pass on what the launcher has written before its end."""
-        limit = time.monotonic() + _SECONDS_TO_END  # a process left behind may hold the pipes
-        while len(self._selector.get_map()) > 1 and time.monotonic() < limit:
-            self._serve(limit - time.monotonic())
+        left = _SECONDS_TO_END  # a process left behind may hold the pipes
+        while left > 0 and not all(stream.is_closed for stream in self._streams):
+            was_ended = self._is_late or self._ended_by
+            if any(stream.has_text for stream in self._streams) and not was_ended:
+                self._serve(None)  # it takes as long as whoever reads it
+            else:
+                start = time.monotonic()
+                self._serve(left)
+                left -= time.monotonic() - start
 
     def _forward(self, number: signal.Signals) -> None:
         self._forwarded = number
@@ -223,10 +219,9 @@ class _Job:
     def _tell_that_it_is_late(self) -> None:
         self._is_late = True
         seconds = f"{self._timeout_seconds:g}"
-        _write(
-            2,
-            f"mpi_replica run: the job did not end within {seconds} s (--timeout {seconds}): its"
-            f" ranks get SIGTERM, and SIGKILL {SECONDS_TO_SAVE} s later.\n".encode(),
+        _tell(
+            f"the job did not end within {seconds} s (--timeout {seconds}): its ranks get SIGTERM,"
+            f" and SIGKILL {SECONDS_TO_SAVE} s later."
         )
         self._forward(signal.SIGTERM)
 
@@ -261,7 +256,7 @@ class _Job:
             return statuses.get(status, status)
         if self._forwarded:
             return 128 + self._forwarded
-        _write(2, b"mpi_replica run: no rank has come to the end of the program: all were lost.\n")
+        _tell("no rank has come to the end of the program: all were lost.")
         return 1
 
 
@@ -270,6 +265,8 @@ def _send(process: int, number: signal.Signals) -> None:
         os.kill(process, number)
 
 
-def _write(target: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(target, data) :]
+def _tell(text: str) -> None:
+    """Write a line of the command's own, unless nobody reads."""
+    if select.select([], [2], [], _SECONDS_TO_END)[1]:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(2, f"mpi_replica run: {text}\n".encode())

@@ -19,9 +19,10 @@ from ..errors import (
     CollectiveTimeoutError,
     MPIReplicaError,
     RankLostError,
+    text_of,
 )
 from ..layout import Layout
-from ..transport import Transport
+from ..transport import Mailbox, Transport
 from .recorder import FlightRecorder
 from .report import Answer, Processes, local_stall_report, stall_report
 from .stacks import Place, place_of_thread
@@ -114,6 +115,7 @@ class Channel:
         self.thread = thread
         self.recorder = FlightRecorder()
         self.is_watched = False
+        self._is_closed = False
         #: Whether the strategy can't be used any more.
         self.is_over = False
         #: Failures that other ranks have told of: the rank, at which step, and what it sent.
@@ -142,6 +144,11 @@ class Channel:
         self._local: tuple[tuple[int, ...], str] = ((), "")
         self._local_since = 0.0
         self._local_reports = 0
+
+    @property
+    def _mailbox(self) -> Mailbox | None:
+        """What this rank may send and receive with, by whoever holds the lock."""
+        return None if self._is_closed else self._transport.mailbox
 
     @property
     def step(self) -> int:
@@ -184,22 +191,20 @@ class Channel:
 
     def tell(self, message: tuple[Any, ...]) -> None:
         """Send a message to the watchers of all other ranks."""
-        mailbox = self._transport.mailbox
-        if mailbox is None:
-            return
         data = pickle.dumps(message, 5)
         with self._lock:
+            mailbox = self._mailbox
+            if mailbox is None:
+                return
             for rank in range(self.layout.size):
                 if rank != self.layout.rank:
                     mailbox.send(rank, data)
 
     def read(self) -> None:
         """Deal with the messages that have come."""
-        mailbox = self._transport.mailbox
-        if mailbox is None:
-            return
         with self._lock:
-            while (letter := mailbox.receive()) is not None:
+            mailbox = self._mailbox
+            while mailbox is not None and (letter := mailbox.receive()) is not None:
                 sender, data = letter
                 self._deal_with(sender, *pickle.loads(data))
 
@@ -208,7 +213,7 @@ class Channel:
         with self._lock:
             asked = self._asked = self._begin_inquiry(seconds)
         while len(asked.answers) < self.layout.size and time.monotonic() < asked.deadline:
-            if self._transport.mailbox is None:
+            if self._mailbox is None:
                 break
             time.sleep(_POLL_SECONDS)
             self.read()
@@ -229,16 +234,20 @@ class Channel:
     def tell_of_break(self, error: BaseException) -> None:
         """End the waits of all other ranks: this one has left a call halfway."""
         text = (
-            f"{self.who()} left {self.call()} halfway, by {type(error).__name__}: {error}. The"
-            " strategy can't be used any more. End the program, or make a new strategy on all"
-            " ranks."
+            f"{self.who()} left {self.call()} halfway, by {type(error).__name__}:"
+            f" {text_of(error)}. The strategy can't be used any more. End the program, or make a"
+            " new strategy on all ranks."
         )
         self.tell(("final", "break", text))
 
     def close(self) -> None:
-        """Wait until no other thread uses the mailbox, and let none use it again."""
+        """Wait until no other thread uses the mailbox, and let none use it again.
+
+        A watcher that goes through channels may still hold this one.
+        """
         with self._lock:
             self.is_watched = False
+            self._is_closed = True
 
     @classmethod
     def renew_lock(cls) -> None:
@@ -275,7 +284,7 @@ class Channel:
     def _ask_if_due(self, now: float) -> None:
         head_start = _HEAD_START_SECONDS * min(self.layout.rank, _MOST_HEAD_STARTS)
         waited = now - self._since - head_start
-        timeout, mailbox = self.recorder.timeout_seconds, self._transport.mailbox
+        timeout, mailbox = self.recorder.timeout_seconds, self._mailbox
         # Without a mailbox the rank itself ends a wait in time.
         is_timeout = timeout is not None and waited >= timeout and mailbox is not None
         is_due = is_timeout or waited >= self._stall_seconds * 2**self._reports
@@ -374,6 +383,6 @@ class Channel:
             self._quiet_until = now + _QUIET_SECONDS
             if step == self._step:
                 self._reports = max(self._reports, reports + 1)
-        mailbox = self._transport.mailbox
+        mailbox = self._mailbox
         if mailbox is not None:
             mailbox.send(sender, pickle.dumps(("answer", number, self.here()), 5))

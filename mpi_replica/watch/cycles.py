@@ -9,7 +9,8 @@ others of that one. A probe that comes back has found a cycle of waits, which no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 from .channel import Channel
 
@@ -20,6 +21,10 @@ _SECONDS_BEFORE_SEARCH = 1.0
 # cycles at once would tell the others of different ones.
 _HEAD_START_SECONDS = 0.1
 _MOST_HEAD_STARTS = 10
+
+
+# Host, process and thread.
+_Place: TypeAlias = tuple[str, int, int]
 
 
 class _Search(NamedTuple):
@@ -42,8 +47,17 @@ class _Wait(NamedTuple):
     text: str
 
     @property
-    def place(self) -> tuple[str, int, int]:
+    def place(self) -> _Place:
         return self.host, self.pid, self.thread
+
+
+class _Origin(NamedTuple):
+    """What tells a probe from all others."""
+
+    place: _Place
+    #: Counts the probes of a process.
+    number: int
+    step: int
 
 
 class CycleSearch:
@@ -52,9 +66,10 @@ class CycleSearch:
     def __init__(self, host: str, pid: int) -> None:
         self._host = host
         self._pid = pid
-        #: Probes that came here, which need not be followed twice.
-        self._seen: set[tuple[Any, ...]] = set()
-        self._searches: dict[int, _Search] = {}
+        # The number of the last probe that came over a channel, by who sent it first: neither it
+        # nor an older one need be followed again.
+        self._seen: WeakKeyDictionary[Channel, dict[_Place, int]] = WeakKeyDictionary()
+        self._searches: WeakKeyDictionary[Channel, _Search] = WeakKeyDictionary()
         self._number = 0
 
     def tick(self, channels: Sequence[Channel], now: float) -> None:
@@ -66,14 +81,14 @@ class CycleSearch:
             search = self._search(channel)
             if waited >= search.due_seconds:
                 step, number = channel.step, search.number + 1
-                self._searches[id(channel)] = _Search(step, 2 * waited, number, False)
+                self._searches[channel] = _Search(step, 2 * waited, number, False)
                 self._number += 1
                 wait = self._wait(channel)
-                origin = (*wait.place, self._number, step)
+                origin = _Origin(wait.place, self._number, step)
                 channel.tell(("probe", origin, step, (wait,)))
 
     def _search(self, channel: Channel) -> _Search:
-        search = self._searches.get(id(channel))
+        search = self._searches.get(channel)
         if search is None or search.step != channel.step:
             head_start = _HEAD_START_SECONDS * min(channel.layout.rank, _MOST_HEAD_STARTS)
             return _Search(channel.step, _SECONDS_BEFORE_SEARCH + head_start, 0, False)
@@ -84,9 +99,9 @@ class CycleSearch:
         search = self._search(channel)
         if search.number == 0:
             due = 2 * _SECONDS_BEFORE_SEARCH
-            self._searches[id(channel)] = _Search(channel.step, due, 1, True)
+            self._searches[channel] = _Search(channel.step, due, 1, True)
         elif search.number == 1 and sender.place < self._wait(channel).place:
-            self._searches[id(channel)] = search._replace(is_left_to_another=True)
+            self._searches[channel] = search._replace(is_left_to_another=True)
 
     def receive(self, channels: Sequence[Channel], channel: Channel, message: Any) -> None:
         """Deal with a message that came over `channel`."""
@@ -105,7 +120,7 @@ class CycleSearch:
         self,
         channels: Sequence[Channel],
         channel: Channel,
-        origin: tuple[Any, ...],
+        origin: _Origin,
         step: int,
         path: tuple[_Wait, ...],
     ) -> None:
@@ -113,17 +128,18 @@ class CycleSearch:
             if len(path) == 1 and channel.step == step:
                 self._leave_to(path[0], channel)
             return
-        if (origin, id(channel)) in self._seen:
+        seen = self._seen.setdefault(channel, {})
+        if origin.number <= seen.get(origin.place, 0):
             return
-        self._seen.add((origin, id(channel)))
+        seen[origin.place] = origin.number
         for other in channels:
             if other is channel or not other.is_waiting or other.thread() != channel.thread():
                 continue
             wait = self._wait(other)
-            if wait.place == origin[:3]:
+            if wait.place == origin.place:
                 # It has waited there all the time, and so each of the path still waits. Every
                 # process of a cycle finds it, and may be in several: one of them speaks.
-                is_same = wait == path[0] and other.step == origin[-1]
+                is_same = wait == path[0] and other.step == origin.step
                 if is_same and wait.place == min(known.place for known in path):
                     other.read()  # others that wait there may have begun to search, or be done
                     if not self._search(other).is_left_to_another:
@@ -147,7 +163,7 @@ class CycleSearch:
         channels: Sequence[Channel],
         channel: Channel,
         text: str,
-        places: list[tuple[str, int, int]],
+        places: list[_Place],
     ) -> None:
         channel.give_up("cycle", text)
         mine = (self._host, self._pid)
@@ -157,7 +173,7 @@ class CycleSearch:
             if (*mine, other.thread()) in places:
                 self._end_wait(other, text, places)
 
-    def _end_wait(self, channel: Channel, text: str, places: list[tuple[str, int, int]]) -> None:
+    def _end_wait(self, channel: Channel, text: str, places: list[_Place]) -> None:
         """End the wait of this rank in `channel`, and tell its other ranks."""
         channel.tell(("cycle", text, places))
         channel.give_up("cycle", text)

@@ -10,11 +10,12 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .channel import Channel
 from .cycles import CycleSearch
-from .report import rank_report
+from .report import Answer, rank_report
 from .signals import StackSignal
 
 __all__ = ["Watcher", "watcher"]
@@ -42,6 +43,7 @@ class Watcher:
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._is_stopping = False
+        self._has_failed = False
         self._printed = -_SECONDS_BETWEEN_PRINTS
         self._signal = StackSignal()
 
@@ -85,52 +87,63 @@ class Watcher:
         self._signal.remove()  # it would be told to the parent, whose pipe this is
 
     def write_flight_records(self, reason: str) -> None:
-        """Have all ranks write what they called last: the job is about to be aborted."""
+        """Have all ranks write where they are and what they called last."""
         for channel in self._channels:
             try:
                 channel.tell(("print", reason))
             except Exception:  # MPI may be why the job is aborted
                 _log.debug("the other ranks can't be told", exc_info=True)
-        self._print(reason)
+        self._do(self._print, reason)
 
     def _work(self) -> None:
         while not self._is_stopping:
             asking = any(channel.is_asking for channel in self._channels)
             self._wake.wait(_TICK_SECONDS_WHILE_ASKING if asking else _TICK_SECONDS)
-            self._tick(time.monotonic())
+            self._do(self._tick, time.monotonic())
 
     def _tick(self, now: float) -> None:
         for channel in self._channels:
-            try:
-                channel.tick(now)
-            except Exception:
-                _log.exception("the watcher of a strategy has failed: it looks at it no more")
-                self._channels = [other for other in self._channels if other is not channel]
+            self._do(channel.tick, now)
         if self._cycles is not None:
-            self._cycles.tick(self._channels, now)
+            self._do(self._cycles.tick, self._channels, now)
         if self._signal.take():
-            reason = "SIGUSR2"
-            for channel in self._channels:
-                channel.tell(("print", reason))
-            self._print(reason)
+            self.write_flight_records("SIGUSR2")
+
+    def _do(self, part: Callable[..., None], *arguments: Any) -> None:
+        """Do a part of the watch. It goes on where that fails: nobody else watches."""
+        try:
+            part(*arguments)
+        except Exception:
+            if not self._has_failed:
+                self._has_failed = True
+                _log.exception(
+                    "the thread that watches the waits of this process has failed in a part of"
+                    " its work. It goes on, and does not tell of it again: stall reports, limits"
+                    " of waits and cycles of strategies that wait for each other may be missing."
+                )
 
     def _deal_with_cycle(self, channel: Channel, message: tuple[Any, ...]) -> None:
         if self._cycles is not None:
             self._cycles.receive(self._channels, channel, message)
 
     def _print(self, reason: str) -> None:
-        """Write where this rank is, and its last calls."""
+        """Write where this rank is, and its last calls: one text for each thread that has calls."""
         now = time.monotonic()
-        if now - self._printed < _SECONDS_BETWEEN_PRINTS:
+        every = self._channels
+        if not every or now - self._printed < _SECONDS_BETWEEN_PRINTS:
             return
         self._printed = now
-        for channel in self._channels:
-            answer = channel.here()._replace(recent=tuple(channel.recorder.last(_SHOWN_CALLS)))
-            rank, size = channel.layout.rank, channel.layout.size
-            sys.stderr.write(f"[rank {rank} of {size}] {reason}: {rank_report(answer)}\n")
-            folder = os.environ.get(_FLIGHT_FOLDER)
-            if folder:
+        folder = os.environ.get(_FLIGHT_FOLDER)
+        if folder:
+            for channel in every:
                 self._write_file(channel, folder)
+        by_thread: dict[int, list[Channel]] = {}
+        for channel in every:
+            by_thread.setdefault(channel.thread(), []).append(channel)
+        widest = max((channel.layout for channel in every), key=lambda layout: layout.size)
+        for thread in by_thread.keys() & sys._current_frames().keys():
+            text = rank_report(_place_and_calls(by_thread[thread]))
+            sys.stderr.write(f"[rank {widest.rank} of {widest.size}] {reason}: {text}\n")
         sys.stderr.flush()
 
     def _write_file(self, channel: Channel, folder: str) -> None:
@@ -141,6 +154,19 @@ class Watcher:
                 file.writelines(f"{call}\n" for call in channel.recorder.last())
         except OSError as error:
             sys.stderr.write(f"the flight record can't be written to {path}: {error}\n")
+
+
+def _place_and_calls(channels: Sequence[Channel]) -> Answer:
+    """Return where the thread of some strategies is, and the last calls of all of them."""
+    calls = [
+        (call, channel) for channel in channels for call in channel.recorder.last(_SHOWN_CALLS)
+    ]
+    calls.sort(key=lambda pair: pair[0].begun)
+    recent = tuple(call for call, _ in calls[-_SHOWN_CALLS:])
+    here = (calls[-1][1] if calls else channels[-1]).here()
+    # One that was left halfway is over, though what it waited for has not come.
+    is_waiting = here.is_waiting and bool(recent) and recent[-1].ended is None
+    return here._replace(recent=recent, is_waiting=is_waiting)
 
 
 #: The one watcher of the process.

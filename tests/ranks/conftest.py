@@ -53,6 +53,21 @@ def pytest_generate_tests(metafunc):
         if metafunc.module.__name__.rpartition(".")[2] in FURTHER:
             layouts = [*layouts, *FURTHER_ON.get(size, [])]
         metafunc.parametrize("strategy", layouts, indirect=True)
+    if "kept_strategy" in metafunc.fixturenames:
+        layouts = [2] if size == 1 else [1, 2]
+        name = "replicas_per_rank={}".format
+        metafunc.parametrize("kept_strategy", layouts, ids=name, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def kept_strategy(request):
+    """One strategy for all tests of a file: what a mistake leaves behind, the next ones meet."""
+    import mpi_replica as mr
+
+    strategy = mr.MPIStrategy(replicas_per_rank=request.param)
+    yield strategy
+    if not request.session.testsfailed:
+        strategy.close()  # a collective call
 
 
 @pytest.fixture

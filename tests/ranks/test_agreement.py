@@ -30,6 +30,40 @@ def fingerprints(monkeypatch):
     monkeypatch.setattr(agreement, "_ALLGATHER_RANKS", 0)
 
 
+class Total:
+    """At its end it adds something up, and swallows what was raised."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.value = mr.get_replica_context().all_reduce("SUM", 1.0)
+        return True
+
+
+def test_a_call_that_all_replicas_come_to_on_different_ways_is_one_call(strategy):
+    """Behind an exception or not: Python has the code of ``finally`` and ``with`` for each way."""
+
+    def step():
+        context = mr.get_replica_context()
+        fails = context.replica_id_in_sync_group == 1
+        with Total() as total:
+            if fails:
+                raise ValueError("no rows")
+        try:
+            try:
+                if fails:
+                    raise ValueError("no rows")
+            finally:
+                again = context.all_reduce("SUM", 1.0)
+        except ValueError:
+            pass
+        return total.value + again
+
+    count = strategy.num_replicas_in_sync
+    assert set(strategy.experimental_local_results(strategy.run(step))) == {2.0 * count}
+
+
 # What tests/ranks/test_misuse.py makes in its layouts must be seen in the others, too.
 CORE = [
     *("other shape, large", "other dtype of as many bytes", "other dict key", "sum against mean"),

@@ -242,7 +242,7 @@ def test_gather_of_a_nest_with_one_plain_leaf_names_it(strategy):
 # Bad input: an error on every rank, with one text, and the next collective is right.
 
 
-def check_refused(strategy, kind, bad, good, axis, *words):
+def check_refused(strategy, kind, bad, good, axis, *words, in_step="", above=""):
     """`bad` is refused whoever passes it, in both contexts."""
     every = range(strategy.num_replicas_in_sync)
     for wrong in ({0}, {every[-1]}, set(every)):
@@ -251,12 +251,12 @@ def check_refused(strategy, kind, bad, good, axis, *words):
             return [bad if i in wrong else good]
 
         error = raises_everywhere(kind, lambda m=make: gather_everywhere(strategy, axis, m))
-        assert all(word in str(error) for word in words), str(error)
+        assert all(word in str(error) for word in (*words, in_step)), str(error)
         value = strategy.experimental_distribute_values_from_function(
             lambda context, m=make: m(context.replica_id_in_sync_group)
         )
         error = raises_everywhere(kind, lambda v=value: strategy.gather(v, axis=axis))
-        assert all(word in str(error) for word in words), str(error)
+        assert all(word in str(error) for word in (*words, above)), str(error)
     check_works(strategy)
 
 
@@ -293,9 +293,10 @@ def test_the_axis_must_be_given(strategy):
     check_works(strategy)
 
 
-def test_objects_are_a_type_error_that_names_merge_call(strategy):
+def test_objects_are_a_type_error_that_names_the_call_for_them(strategy):
+    calls = {"in_step": "merge_call", "above": "strategy.gather_objects"}
     for bad in (None, object(), np.array([object()]), np.array(["a"], np.dtypes.StringDType())):
-        check_refused(strategy, TypeError, bad, np.ones(1), 0, "value[0]", "merge_call")
+        check_refused(strategy, TypeError, bad, np.ones(1), 0, "value[0]", **calls)
 
 
 def test_decision_8_indexed_slices_are_not_implemented(strategy):

@@ -122,6 +122,20 @@ def test_a_sum_on_read_is_saved_summed_and_restored_in_parts(strategy, world, pa
     on_other_layouts(world, check)
 
 
+def test_a_sum_on_read_has_the_bits_that_were_saved_on_any_layout(strategy, world, path):
+    total = on_read(strategy, SUM, np.zeros(50))
+    strategy.run(lambda: total.assign(np.random.default_rng(replica_id()).normal(size=50)))
+    mr.Checkpoint(total=total).save(path)
+    saved = total.numpy().tobytes()
+
+    def check(other):
+        total = on_read(other, SUM, np.zeros(50))
+        mr.Checkpoint(total=total).restore(path)
+        assert total.numpy().tobytes() == saved
+
+    on_other_layouts(world, check)
+
+
 def test_a_mean_and_the_first_on_read_are_saved_as_they_read_from_above(strategy, world, path):
     def make(strategy):
         return {"mean": on_read(strategy, MEAN), "first": on_read(strategy, FIRST)}

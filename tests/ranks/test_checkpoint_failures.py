@@ -372,12 +372,18 @@ def test_in_a_replica_it_is_a_context_error(strategy, path, name):
 
 
 def test_a_checkpoint_without_variables_must_be_told_its_strategy(strategy, shared_folder):
-    """Each rank would save for itself otherwise, to one path."""
+    """Each rank would save for itself otherwise, to one path; one rank alone, other numbers."""
     path = shared_folder / "steps"
     lonely = mr.Checkpoint(step=1)
-    if strategy.size > 1:
-        with pytest.raises(mr.errors.ContextError, match=r"mr\.Checkpoint\(strategy"):
-            lonely.save(path)
+    manager = mr.CheckpointManager(lonely, shared_folder)
+    for call in (
+        lambda: lonely.save(path),
+        lambda: lonely.restore(path),
+        lambda: manager.save(1),
+        manager.restore_or_initialize,
+    ):
+        error = raises_everywhere(ContextError, call)
+        assert "mr.Checkpoint(strategy" in str(error)
     told = mr.Checkpoint(strategy, step=2)
     told.save(path)
     told.step = 0

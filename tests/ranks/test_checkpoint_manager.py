@@ -18,7 +18,7 @@ from everywhere import (
     needs_two_ranks,
     raises_everywhere,
 )
-from mpi_replica.checkpoint import signals
+from mpi_replica.checkpoint import index, signals
 from mpi_replica.errors import CheckpointError, CollectiveMismatchError, ContextError
 
 SIGNALS = [number for number in signals.SIGNALS if number != signal.SIGTERM] + [signal.SIGTERM]
@@ -83,7 +83,7 @@ def test_the_newest_are_kept_and_those_at_every_so_many_steps(managed, settings,
 def test_saving_at_a_lower_step_than_before_does_not_remove_what_was_just_saved(managed):
     manager = managed(max_to_keep=2)
     save(manager, 10, 20, 5)
-    assert manager.steps == [5, 20]
+    assert manager.steps == [20, 5]
 
 
 def test_a_step_that_is_saved_again_is_replaced(managed):
@@ -106,7 +106,6 @@ def test_the_newest_is_restored_and_without_any_the_program_begins_anew(managed)
     assert manager.restore_or_initialize() is None
     assert manager.latest_checkpoint is None
     save(manager, 9, 10, 100)
-    save(manager, 99)  # which only the greatest number counts against
     manager.checkpoint.step = 0
     manager.checkpoint.weights.assign(np.zeros(3))
     path = os.path.join(manager.directory, "ckpt-100")
@@ -114,6 +113,35 @@ def test_the_newest_is_restored_and_without_any_the_program_begins_anew(managed)
     assert manager.latest_checkpoint == mr.latest_checkpoint(manager.directory) == path
     assert content(manager) == (100, [100.0] * 3)
     assert begun == [1]
+
+
+def test_the_one_saved_last_is_restored_also_after_going_back_to_an_older_one_by_hand(managed):
+    manager = managed(max_to_keep=3)
+    save(manager, 10, 20, 30)
+    manager.checkpoint.restore(os.path.join(manager.directory, "ckpt-20"))
+    save(manager, 25)
+    assert gathered(manager.steps) == gathered([20, 30, 25]), "nothing goes but what is too old"
+    anew = managed()
+    assert anew.restore_or_initialize() == os.path.join(manager.directory, "ckpt-25")
+    assert anew.latest_checkpoint == mr.latest_checkpoint(manager.directory)
+    assert content(anew) == (25, [25.0] * 3)
+    save(manager, 20)
+    assert gathered(manager.steps) == gathered([30, 25, 20])
+    assert managed().restore_or_initialize() == os.path.join(manager.directory, "ckpt-20")
+
+
+def test_checkpoints_that_do_not_say_when_they_were_saved_are_older_and_go_by_their_steps(
+    managed, strategy, monkeypatch
+):
+    manager = managed()
+    with monkeypatch.context() as old:
+        old.setattr(index, "_NUMBER", "what earlier versions did not write")
+        save(manager, 10, 30, 20)
+    assert gathered(manager.steps) == gathered([10, 20, 30])
+    assert manager.restore_or_initialize() == os.path.join(manager.directory, "ckpt-30")
+    save(manager, 15)
+    assert gathered(manager.steps) == gathered([10, 20, 30, 15])
+    check_works(strategy)
 
 
 def test_a_torn_or_corrupt_checkpoint_is_skipped_and_rank_0_says_so(managed, strategy, caplog):

@@ -19,6 +19,7 @@ def own_value(i):
         "rows": np.full((i, 3), i, ml_dtypes.bfloat16),
         "plain": [i, f"replica {i}", None, i + 0.5, np.float32(i), (b"bytes", 3j)],
         "empty": np.empty((0, 2)),
+        "mirrored": [mr.Mirrored(np.arange(i)), mr.Mirrored(np.float32(i)), mr.Mirrored((i, "x"))],
     }
 
 
@@ -43,7 +44,8 @@ def check_restored(strategy, path):
         assert component["rows"].dtype == ml_dtypes.bfloat16
         np.testing.assert_array_equal(component["rows"], wanted["rows"])
         assert component["empty"].shape == (0, 2)
-        assert repr(component["plain"]) == repr(wanted["plain"])
+        for kind in ("plain", "mirrored"):
+            assert repr(component[kind]) == repr(wanted[kind])
 
 
 def test_each_replica_gets_its_own_value_back_on_any_number_of_ranks(strategy, world, path):

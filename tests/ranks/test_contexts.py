@@ -1,5 +1,6 @@
 """Contexts (DESIGN.md section 3, decisions 13, 14, 19; tf_semantics.md 1.1, cases 1 to 14)."""
 
+import concurrent.futures
 import contextlib
 import contextvars
 import functools
@@ -7,11 +8,19 @@ import threading
 import time
 import warnings
 
+import greenlet
 import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import check_works, culprits, error_of, needs_two_ranks, raises_everywhere
+from everywhere import (
+    check_works,
+    culprits,
+    error_of,
+    needs_two_ranks,
+    needs_two_replicas,
+    raises_everywhere,
+)
 
 
 def state():
@@ -171,6 +180,8 @@ CROSS_REPLICA_CALLS = {
         lambda s, x: s.distribute_datasets_from_function(lambda _: []),
         "",
     ),
+    "barrier": (lambda s, x: s.barrier(), "all_reduce"),
+    "gather_objects": (lambda s, x: s.gather_objects(x), "merge_call"),
     "close": (lambda s, x: s.close(), ""),
 }
 
@@ -316,6 +327,8 @@ THREADED_CALLS = {
     "run": lambda s, x: s.run(lambda: 1),
     "reduce": lambda s, x: s.reduce("SUM", x, axis=None),
     "gather": lambda s, x: s.gather(x, axis=0),
+    "barrier": lambda s, x: s.barrier(),
+    "gather_objects": lambda s, x: s.gather_objects(x),
     "close": lambda s, x: s.close(),
 }
 
@@ -575,3 +588,96 @@ def test_a_default_strategy_never_communicates():
     assert default.reduce("SUM", 3.0, axis=None) == 3.0
     with pytest.raises(AttributeError):
         _ = default.communicator
+
+
+def total(_=None):
+    return mr.get_replica_context().all_reduce("SUM", 1.0)
+
+
+def in_a_pool(call):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+ELSEWHERE = {
+    "thread": in_a_pool,
+    "greenlet": lambda call: greenlet.greenlet(call).switch(),
+    "context": lambda call: contextvars.Context().run(call),
+}
+
+ON_THE_DEFAULT_STRATEGY = {
+    "all_reduce": total,
+    "all_gather": lambda: mr.get_replica_context().all_gather(np.ones(1), axis=0),
+    "merge_call": lambda: mr.get_replica_context().merge_call(lambda strategy: 1),
+    "Variable": lambda: mr.Variable(0.0),
+    "run": lambda: mr.get_strategy().run(lambda: 1),
+    "reduce": lambda: mr.get_strategy().reduce("SUM", mr.PerReplica([1.0]), axis=None),
+    "broadcast_to": lambda: mr.get_strategy().extended.broadcast_to(1.0),
+}
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
+@pytest.mark.parametrize("call", ON_THE_DEFAULT_STRATEGY)
+def test_what_a_step_starts_elsewhere_is_not_silently_for_one_replica(strategy, place, call):
+    """New threads, greenlets and contexts start in the default state: with one replica."""
+    needs_two_replicas(strategy)
+
+    def work():
+        return ELSEWHERE[place](ON_THE_DEFAULT_STRATEGY[call])
+
+    for way in (lambda: strategy.run(work), work):
+        error = raises_everywhere(mr.errors.ContextError, way)
+        assert "the default strategy, which has one replica" in str(error)
+        assert "contextvars.copy_context().run(" in str(error)
+    check_works(strategy)
+
+
+class CallsWhenLoaded:
+    """Calls a collective where its pickle is loaded: in no replica."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __reduce__(self):
+        return total, (self.value,)
+
+
+def test_what_is_called_in_the_middle_of_a_step_but_in_no_replica_is_an_error(strategy):
+    needs_two_ranks(strategy)
+
+    def step():
+        context = mr.get_replica_context()
+        context.merge_call(lambda strategy, x: 1, args=(CallsWhenLoaded(1),))
+
+    error = raises_everywhere(mr.errors.ContextError, lambda: strategy.run(step))
+    assert "the default strategy, which has one replica" in str(error)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
+def test_the_default_strategy_can_be_asked_for_beside_an_open_one(strategy, place):
+    def work():
+        mr.experimental_set_strategy(None)
+        return total(), float(mr.Variable(2.0))
+
+    assert strategy.run(lambda: ELSEWHERE[place](work)) is not None
+    assert ELSEWHERE[place](work) == (1.0, 2.0)
+
+
+def test_the_default_strategy_holds_beside_an_open_one_where_that_was_made(strategy):
+    assert total() == 1.0
+    assert float(mr.Variable(2.0)) == 2.0
+
+
+def test_the_default_strategy_holds_elsewhere_where_no_other_one_is_open():
+    with mr.MPIStrategy(replicas_per_rank=2):
+        pass
+    for place in ELSEWHERE.values():
+        assert place(total) == 1.0
+
+
+def test_a_copied_context_makes_variables_of_the_strategy_in_a_greenlet(strategy):
+    with strategy.scope():
+        context = contextvars.copy_context()
+        variable = greenlet.greenlet(lambda: context.run(mr.Variable, 1.0)).switch()
+    assert strategy.run(lambda: variable) is variable

@@ -308,6 +308,8 @@ def test_any_other_call_of_a_spare_is_a_context_error_that_says_so(with_spare):
         "reduce": lambda: strategy.reduce("SUM", value, axis=None),
         "gather": lambda: strategy.gather(value, axis=0),
         "verify": lambda: strategy.verify(1),
+        "barrier": strategy.barrier,
+        "gather_objects": lambda: strategy.gather_objects(1),
         "reduce_to": lambda: strategy.extended.reduce_to("SUM", value, None),
         "broadcast_to": lambda: strategy.extended.broadcast_to(1.0),
         "assign": lambda: state.weights.assign(np.ones(3)),

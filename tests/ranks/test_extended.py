@@ -267,6 +267,22 @@ def test_a_per_replica_that_the_updating_function_found_elsewhere_is_refused_too
     assert on_all_ranks(v) == 1.0
 
 
+@pytest.mark.parametrize("items", [1, 9000, 1_000_003])
+def test_an_update_that_differs_in_any_one_element_is_an_error_everywhere(strategy, items):
+    needs_two_ranks(strategy)
+    v = variable(strategy, np.zeros(items, np.float32), name="weights")
+    for place in {0, items // 81, items // 2 + 1, items - 1} & set(range(items)):
+        value = np.ones(items, np.float32)
+        value[place] += strategy.rank == strategy.size - 1
+
+        def update(value=value):
+            strategy.extended.update(v, lambda w: w.assign(value))
+            strategy.extended.broadcast_to(0)  # the ranks compare at their next call
+
+        assert_fails(strategy, ValueError, "update.*weights.*differ.*reduce", update)
+        assert not v.numpy().any()
+
+
 @pytest.mark.parametrize("result", [None, 3, ("t", 4)])
 def test_update_without_group_gives_a_tuple_of_results(strategy, result):
     v = variable(strategy, 1.0)
@@ -313,8 +329,50 @@ def test_a_wrong_shape_in_update_is_an_error_everywhere(strategy):
     assert on_all_ranks(v) == [1.0, 2.0]
 
 
+# The other names of tf
+
+
+def test_the_class_has_its_public_name(strategy):
+    assert type(strategy.extended) is mr.StrategyExtended
+    assert isinstance(mr.get_strategy().extended, mr.StrategyExtended)
+
+
 def test_names_of_devices_and_who_writes_checkpoints(strategy):
     ids = strategy.local_replica_ids
     names = tuple(f"rank:{strategy.rank}/replica:{i}" for i in ids)
     assert strategy.extended.worker_devices == names
+    assert strategy.extended.parameter_devices == names
+    assert strategy.extended.experimental_require_static_shapes is False
     assert strategy.extended.should_checkpoint == (strategy.rank == 0)
+
+
+def test_colocate_vars_with_a_variable_of_this_strategy_changes_nothing(strategy):
+    with strategy.scope():
+        v = mr.Variable(1.0)
+        with strategy.extended.colocate_vars_with(v):
+            w = mr.Variable([2.0 + strategy.rank])
+        assert on_all_ranks(w) == [2.0]
+        assert strategy.extended.variable_created_in_scope(w)
+        colocate = strategy.extended.colocate_vars_with(v)  # as tf, it checks when it is called
+        with colocate, pytest.raises(KeyError):
+            raise KeyError
+
+    def step():
+        with strategy.extended.colocate_vars_with(v):
+            return float(mr.Variable(replica_id() + 3.0))
+
+    assert strategy.reduce("SUM", strategy.run(step), None) == 3.0 * strategy.num_replicas_in_sync
+
+
+def test_colocate_vars_with_anything_else_is_a_value_error(strategy):
+    elsewhere = mr.Variable(1.0)
+    with strategy.scope():
+        for bad in (elsewhere, 3.0, None, mr.PerReplica([1.0])):
+            with pytest.raises(ValueError, match=r"colocate_vars_with.*Variable of this strategy"):
+                strategy.extended.colocate_vars_with(bad)
+
+
+def test_colocate_vars_with_outside_of_the_scope_is_a_context_error(strategy):
+    v = variable(strategy, 1.0)
+    with pytest.raises(mr.errors.ContextError, match=r"with strategy\.scope\(\)"):
+        strategy.extended.colocate_vars_with(v)

@@ -470,3 +470,58 @@ def test_a_failed_run_inside_a_merge_fn_can_be_caught_there(strategy):
     totals = strategy.experimental_local_results(strategy.run(step))
     assert set(totals) == {strategy.num_replicas_in_sync}
     check_works(strategy)
+
+
+class WrongNotes(Exception):
+    """Notes can't be added to what is no list."""
+
+    __notes__ = 5
+
+
+class NoNotes(Exception):
+    def add_note(self, note):
+        raise RuntimeError("no notes")
+
+
+class NoAttributes(Exception):
+    def __setattr__(self, name, value):
+        raise AttributeError(name)
+
+
+class NoText(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+class NoTextAtAll(NoText):
+    def __repr__(self):
+        raise SystemExit("no text at all")
+
+
+class OwnNotes(NoText, WrongNotes):
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+@pytest.mark.parametrize("replicas_per_rank", [1, 2])
+@pytest.mark.parametrize("kind", [WrongNotes, NoNotes, NoAttributes, NoText, NoTextAtAll, OwnNotes])
+def test_an_exception_that_refuses_what_others_allow_is_an_error_on_every_rank(
+    kind, replicas_per_rank
+):
+    """Whether it takes notes, or has a text: where it can't say where it is from, another does."""
+    with mr.MPIStrategy(replicas_per_rank=replicas_per_rank) as strategy:
+        ranks = ranks_of(strategy)
+        line = raising.__code__.co_firstlineno + 8
+        for culprit in culprits(strategy):
+            step = raising(culprit, kind, before=1, after=1)
+            error = error_of(lambda step=step: strategy.run(step))
+            place = f"{named(culprit, ranks[culprit])} at test_failures.py:{line}"
+            if strategy.rank == ranks[culprit]:
+                assert type(error) is kind
+            elif type(error) is kind:
+                assert place in note_of(error)
+            else:
+                assert isinstance(error, mr.errors.RemoteReplicaError)
+                assert f"{__name__}.{kind.__qualname__}: " in str(error)
+                assert place in str(error)
+            check_works(strategy)

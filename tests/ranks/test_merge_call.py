@@ -525,3 +525,38 @@ def test_arrays_of_other_replicas_are_as_writable_as_ones_own(strategy):
     seen = merged(strategy, merge_fn, lambda i: (np.full(3, i), np.full(LARGE, i)))
     expected = [i + 1 for i in range(strategy.num_replicas_in_sync)]
     assert seen == [expected] * len(strategy.local_replica_ids)
+
+
+@pytest.mark.parametrize("length", [7, 70003])
+def test_every_component_is_aligned_whatever_lies_before_it(strategy, length):
+    """Of another dtype and length on each replica."""
+    dtypes = [np.int8, np.float64, np.int16, np.complex128]
+
+    def argument(i, shift):
+        return np.full(length + i, i, dtypes[(i + shift) % 4])
+
+    seen = []
+
+    def look(strategy, given):
+        for shift, leaf in enumerate(given):
+            for i, part in enumerate(strategy.experimental_local_results(leaf)):
+                np.testing.assert_array_equal(part, argument(i, shift), strict=True)
+                seen.append(part.flags.aligned and part.flags.writeable)
+
+    merged(strategy, look, lambda i: ([argument(i, shift) for shift in range(4)],))
+    assert seen == [True] * 4 * strategy.num_replicas_in_sync
+
+
+def test_an_object_that_is_too_large_to_travel_says_what_to_do(strategy):
+    """Memory that is never touched takes none."""
+    needs_two_ranks(strategy)
+    for culprit in culprits(strategy):
+
+        def call(culprit=culprit):
+            size = {culprit: 1 << 31}
+            merged(strategy, lambda s, x: None, lambda i: ({"x": bytes(size.get(i, 3))},))
+
+        text = str(raises_everywhere(ValueError, call))
+        assert "merge_call got bytes of 2.1 GB for value[0][0]['x']" in text
+        assert "Pass arrays" in text
+    check_works(strategy)

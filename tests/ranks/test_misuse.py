@@ -4,7 +4,6 @@ Each is the same error on every rank, and leaves nothing behind (DESIGN.md secti
 """
 
 import numpy as np
-import pytest
 
 import mpi_replica as mr
 from everywhere import check_mistake, gathered
@@ -14,24 +13,12 @@ from mistakes import MISTAKES
 def pytest_generate_tests(metafunc):
     from mpi4py import MPI  # the fence has started it
 
-    is_alone = MPI.COMM_WORLD.size == 1
-    layouts = [2] if is_alone else [1, 2]
-    name = "replicas_per_rank={}".format
-    metafunc.parametrize("kept_strategy", layouts, ids=name, indirect=True, scope="module")
     if "mistake" in metafunc.fixturenames:
+        is_alone = MPI.COMM_WORLD.size == 1
         mistakes = [one for one in MISTAKES if not (is_alone and one.outside)]
         if "at_the_call" in metafunc.function.__name__:
             mistakes = [one for one in mistakes if not one.ends_the_run]
         metafunc.parametrize("mistake", mistakes, ids=lambda one: one.name)
-
-
-@pytest.fixture(scope="module")
-def kept_strategy(request):
-    """One strategy for all: what a mistake leaves behind, the next ones meet."""
-    strategy = mr.MPIStrategy(replicas_per_rank=request.param)
-    yield strategy
-    if not request.session.testsfailed:
-        strategy.close()  # a collective call
 
 
 def test_a_mistake_is_the_same_error_on_every_rank(kept_strategy, mistake):

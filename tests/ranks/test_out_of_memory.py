@@ -82,6 +82,7 @@ CALLS = {
     "reduce": from_above(lambda s, x: s.reduce("SUM", x, axis=None), MANY),
     "gather": from_above(lambda s, x: s.gather(x, axis=0), MANY),
     "broadcast_to": lambda s: s.extended.broadcast_to(bytes(3 * MIB)),
+    "gather_objects": lambda s: s.gather_objects(bytes(3 * MIB)),
     "verify": lambda s: s.verify([np.ones((4, MANY)).T, 1]),
 }
 
@@ -164,6 +165,7 @@ LATE_CALLS = {
     "merge_call of bytes": merge_call(lambda i: bytes(3000)),
     "gather": from_above(lambda s, x: s.gather(x, axis=0), 3000),
     "broadcast_to": lambda s: s.extended.broadcast_to(bytes(3000)),
+    "gather_objects": lambda s: s.gather_objects(bytes(3000)),
 }
 
 

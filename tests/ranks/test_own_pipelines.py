@@ -51,6 +51,78 @@ def test_pipelines_of_different_lengths_end_at_the_same_step(strategy, options):
                 assert np.all(part == number)
 
 
+def test_dataset_and_iterator_tell_the_spec_of_what_a_replica_gets(strategy):
+    """How many rows is known only where no step is incomplete."""
+    rows = Dataset.from_tensor_slices({"x": np.ones((24, 3), np.float32), "y": np.arange(24)})
+    full, cut = rows.batch(4, drop_remainder=True), rows.batch(4)
+    made = strategy.distribute_datasets_from_function
+    for dataset, number in (
+        (strategy.experimental_distribute_dataset(full), None),
+        (strategy.experimental_distribute_dataset(cut), None),
+        (made(lambda context: cut), None),
+        (made(lambda context: full), 4),
+    ):
+        iterator = iter(dataset)
+        expected = {
+            "x": mr.data.ArraySpec((number, 3), np.dtype("f4")),
+            "y": mr.data.ArraySpec((number,), np.dtype("i8")),
+        }
+        assert dataset.element_spec == iterator.element_spec == expected
+        batch = next(iterator)
+        strategy.run(lambda: None)
+        for own in strategy.experimental_local_results(batch["x"]):
+            assert own.shape[1:] == (3,)
+            assert number in (None, own.shape[0])
+    with pytest.raises(TypeError, match="list does not tell its element_spec"):
+        iter(made(lambda context: [np.ones(2)])).element_spec  # noqa: B018
+    check_works(strategy)
+
+
+CHANGES = {
+    "batch": lambda batches: batches,
+    "map": lambda batches: batches.map(lambda rows: rows),
+    "take": lambda batches: batches.take(100).prefetch(1),
+    "zip": lambda batches: Dataset.zip(batches, batches).map(lambda one, other: one),
+    "concatenate": lambda batches: batches.take(1).concatenate(batches.skip(1)),
+}
+
+
+@pytest.mark.parametrize("options", [None, PER_REPLICA], ids=["rank", "replica"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_who_asks_for_full_batches_gets_no_empty_one(strategy, change, options):
+    """An incomplete step is left out on all ranks."""
+    local = len(strategy.local_replica_ids) if options is None else 1
+
+    def dataset_fn(context):
+        batches = 2 * local + (context.input_pipeline_id + 1) % context.num_input_pipelines
+        rows = Dataset.range(2 * batches + 1)
+        return CHANGES[change](rows.batch(2, drop_remainder=True))
+
+    dataset = strategy.distribute_datasets_from_function(dataset_fn, options)
+    for _ in range(2):
+        steps = steps_of(strategy, dataset)
+        assert len(steps) >= 2
+        assert {len(part) for parts in steps for part in parts} == {2}
+    assert min(gathered(len(list(dataset)))) == max(gathered(len(list(dataset)))) == len(steps)
+    check_works(strategy)
+
+
+def test_the_epoch_ends_where_a_rank_that_asks_for_full_batches_has_no_more(strategy):
+    def dataset_fn(context):
+        i, last = context.input_pipeline_id, context.num_input_pipelines - 1
+        local = len(strategy.local_replica_ids)
+        steps = {0: 1, last: 2}.get(i, 5)  # the last one asks for full batches
+        return Dataset.range(2 * steps * local).batch(2, drop_remainder=i == last)
+
+    steps = steps_of(strategy, strategy.distribute_datasets_from_function(dataset_fn))
+    assert len(steps) == 2
+    sizes = [[len(part) for part in parts] for parts in steps]
+    first = gathered(len(strategy.local_replica_ids))[0] if strategy.size > 1 else 0
+    count = strategy.num_replicas_in_sync
+    assert sizes == [[2] * count, [0] * first + [2] * (count - first)]
+    check_works(strategy)
+
+
 def test_the_function_is_called_once_for_each_pipeline(strategy):
     def contexts(options):
         seen = []

@@ -134,6 +134,20 @@ def test_replicas_without_rows_do_not_count(strategy):
         assert strategy.reduce(op, value, axis=0) == result
 
 
+@pytest.mark.parametrize("op", ["SUM", "MEAN", "PROD", "MAX"])
+def test_an_overflow_is_no_error_along_an_axis_either(strategy, op):
+    """What the program has set for its own arithmetic does not hold for what ranks reduce."""
+    large = np.array([60000, 60000, np.inf], np.float16)
+    values = strategy.run(lambda: large)
+    with np.errstate(all="raise"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole = strategy.reduce(op, values, axis=None)
+        along = strategy.reduce(op, values, axis=0)
+    assert whole.dtype == along.dtype == np.float16
+    assert along == np.inf
+    check_works(strategy)
+
+
 def test_nothing_anywhere_is_nan_with_one_warning_under_mean_and_an_error_under_min(strategy):
     value = strategy.run(lambda: np.ones((0, 2)))
     np.testing.assert_array_equal(strategy.reduce("SUM", value, axis=0), [0, 0])

@@ -186,6 +186,33 @@ def test_integers_assigned_above_are_shared_out_without_loss(strategy):
     assert v.dtype == np.int64
 
 
+TOTALS = {
+    "f8": [0.1, -1e23, 1.7976931348623157e308, 5e-324, 0.0, -0.0, np.inf, -np.inf, np.nan, 1 / 3],
+    "f4": [0.1, -1e10, 3.4028235e38, 1e-45, 0.0, -0.0, np.inf, np.nan, 1 / 3, 16777217],
+    "f2": [0.1, -1e4, 65504, 6e-8, 0.0, -0.0, np.inf, np.nan, 1 / 3, 7],
+    "c16": [0.1 - 1e-300j, complex(1e308, -0.0), complex(np.inf, 0.3), 1j],
+    "i8": [2**63 - 1, -(2**63), 7, 0],
+    "u1": [255, 254, 1, 0],
+}
+
+
+@pytest.mark.parametrize("dtype", TOTALS)
+@pytest.mark.parametrize("replicas", [5, 7, 10])
+def test_a_sum_has_the_bits_that_were_assigned_above_for_any_number_of_replicas(dtype, replicas):
+    total = np.array(TOTALS[dtype], dtype)
+    with mr.MPIStrategy(num_replicas=replicas) as strategy:
+        v = variable(strategy, SUM, np.zeros_like(total))
+        strategy.run(lambda: v.assign(np.full_like(total, replica_id())))
+        v.assign(total)
+        found = np.where(
+            np.isnan(total) & np.isnan(v), total, v
+        )  # NaN has other bits here and there
+        assert gathered(found.tobytes()) == [total.tobytes()] * strategy.size
+        for part in strategy.experimental_local_results(v):
+            assert not np.shares_memory(part, total)
+        strategy.run(lambda: v.assign_add(np.ones_like(total)))
+
+
 @pytest.mark.parametrize("how", ["assign_add", "assign_sub"])
 def test_adding_above_is_refused_for_a_sum_and_done_to_each_component_otherwise(strategy, how):
     sign = 1 if how == "assign_add" else -1

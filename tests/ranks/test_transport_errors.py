@@ -152,6 +152,9 @@ CALLS = {
         synchronization=mr.VariableSynchronization.ON_READ,
     ),
     "verify": variable(lambda strategy, v: strategy.verify([v, np.ones(9000)])),
+    "barrier": lambda strategy: strategy.barrier(),
+    "gather_objects": lambda strategy: strategy.gather_objects(1.0),
+    "gather_objects of more": lambda strategy: strategy.gather_objects(bytes(2 << 20)),
     "end of a run": lambda strategy: strategy.run(int),
 }
 
@@ -186,7 +189,10 @@ def test_with_a_timeout(monkeypatch, name):
         check_each_exchange(strategy, monkeypatch, CALLS[name])
 
 
-@pytest.mark.parametrize("name", [*WITH_DATA, "merge_call", "all_gather in the header", "verify"])
+@pytest.mark.parametrize(
+    "name",
+    [*WITH_DATA, "merge_call", "all_gather in the header", "verify", "barrier", "gather_objects"],
+)
 def test_with_more_ranks_than_see_all_headers(strategy, monkeypatch, name):
     """Section 6: there two messages take the place of a header."""
     monkeypatch.setattr(strategy.engine.agreement, "_wide", True)

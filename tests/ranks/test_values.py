@@ -8,7 +8,7 @@ import pytest
 
 import mpi_replica as mr
 from contributions import check_everywhere
-from everywhere import check_works, gathered, raises_everywhere
+from everywhere import check_works, gathered, needs_two_replicas, raises_everywhere
 
 
 def my_id():
@@ -401,12 +401,17 @@ def test_wrong_args_of_merge_call_are_an_error_everywhere(strategy):
     check_works(strategy)
 
 
-def test_distribute_values_that_differ_in_structure_on_a_rank_are_an_error_there(strategy):
-    if len(strategy.local_replica_ids) > 1:
-        with pytest.raises(mr.errors.StructureMismatchError):
-            strategy.experimental_distribute_values_from_function(
-                lambda context: [1] * context.replica_id_in_sync_group
-            )
+def test_distribute_values_that_differ_in_structure_are_an_error_on_every_rank(strategy):
+    """On the ranks that make them, and on a rank with one replica at its next call."""
+    needs_two_replicas(strategy)
+
+    def reduced():
+        values = strategy.experimental_distribute_values_from_function(
+            lambda context: [1] * (1 + context.replica_id_in_sync_group)
+        )
+        return strategy.reduce("SUM", values, axis=None)
+
+    raises_everywhere(mr.errors.StructureMismatchError, reduced)
     check_works(strategy)
 
 

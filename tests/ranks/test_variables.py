@@ -1,7 +1,9 @@
 """Mirrored variables: one value everywhere, whatever replicas assign, on all layouts."""
 
 import contextlib
+import functools
 import re
+import warnings
 
 import hypothesis.strategies as st
 import numpy as np
@@ -17,6 +19,7 @@ from everywhere import (
     raises_everywhere,
 )
 from mpi_replica import VariableAggregation as Aggregation
+from mpi_replica.assignment import lose_values
 
 COMBINED = {
     Aggregation.SUM: lambda rows: np.sum(rows, axis=0),
@@ -228,6 +231,24 @@ def test_an_assignment_in_a_merge_fn_is_made_once(strategy, aggregation):
         assert everywhere(v) == written(1.0, R * (R + 1) / 2)
 
 
+def test_what_tf_says_beside_the_value_is_taken_and_the_result_can_be_left_away(strategy):
+    for how in WRITTEN:
+        v = variable(strategy, 1.0)
+
+        def change(how=how, v=v):
+            assert getattr(v, how)(1.0, use_locking=True, name="step") is v
+            assert getattr(v, how)(1.0, False, None, False) is None
+            assert getattr(v, how)(1.0, read_value=False) is None
+
+        change()
+        assert strategy.run(change) is None
+        strategy.extended.update(v, lambda _, change=change: change())
+        written = 1.0
+        for _ in range(9):
+            written = WRITTEN[how](written, 1.0)
+        assert everywhere(v) == written
+
+
 def test_under_none_replicas_that_assign_the_same_value_assign_it_once(strategy):
     for how, written in WRITTEN.items():
         v = variable(strategy, [1, 2])
@@ -306,6 +327,21 @@ def test_an_assignment_that_not_all_replicas_made_is_taken_back_and_no_other(str
 
 
 @every_aggregation
+def test_replicas_can_assign_to_a_variable_that_was_lost(strategy, aggregation):
+    v = variable(strategy, 1.0, aggregation=aggregation)
+    lose_values([v])
+    assert_fails(strategy, mr.errors.RankLostError, "", lambda: strategy.run(lambda: float(v)))
+
+    if aggregation is Aggregation.NONE and strategy.num_replicas_in_sync > 1:
+        differ = functools.partial(strategy.run, lambda: v.assign(float(replica_id())))
+        assert_fails(strategy, ValueError, "differ", differ)
+        assert v.is_lost
+    strategy.run(lambda: v.assign(2.0))
+    total = strategy.num_replicas_in_sync if aggregation is Aggregation.SUM else 1
+    assert everywhere(v) == 2.0 * total
+
+
+@every_aggregation
 def test_an_assignment_on_one_replica_only_is_an_error_everywhere(strategy, aggregation):
     needs_two_replicas(strategy)
     v = variable(strategy, 1.0, aggregation=aggregation)
@@ -316,6 +352,23 @@ def test_an_assignment_on_one_replica_only_is_an_error_everywhere(strategy, aggr
 
     assert_fails(strategy, mr.errors.CollectiveMismatchError, "assign", lambda: strategy.run(step))
     assert everywhere(v) == 1.0
+
+
+def test_a_replica_that_does_not_assign_is_told_from_others_of_its_rank(world):
+    """It is at another call while they, and all other ranks, are at the assignment."""
+    if world.size == 1:
+        pytest.skip("a single rank has nobody to compare what was assigned with")
+    strategy = mr.MPIStrategy(replicas_per_rank=2)
+    v = variable(strategy, 1.0)
+
+    def step():
+        if replica_id() != 1:
+            v.assign(2.0)
+        return mr.get_replica_context().all_reduce("SUM", 1.0)
+
+    error = raises_everywhere(mr.errors.CollectiveMismatchError, lambda: strategy.run(step))
+    strategy.close()
+    assert "replica 1 (rank 0): all_reduce(SUM" in str(error)
 
 
 @every_aggregation
@@ -382,6 +435,35 @@ def test_a_mirrored_value_and_another_variable_can_be_assigned(strategy):
     assert everywhere(v.assign(mirrored)) == 3.0
     strategy.run(lambda: v.assign_add(mirrored))
     assert everywhere(v) == 6.0
+
+
+@every_aggregation
+@pytest.mark.parametrize("where", ["replicas", "above", "update"])
+def test_an_assignment_that_overflows_is_no_error(strategy, aggregation, where):
+    """It would be one after the ranks have agreed, or on some ranks alone."""
+    for sync in (mr.VariableSynchronization.ON_WRITE, mr.VariableSynchronization.ON_READ):
+        for how in ("assign_add", "assign_sub"):
+            if aggregation is Aggregation.SUM and where == "above":
+                continue
+            initial = np.array([np.inf, 6e4 if how == "assign_add" else -6e4], np.float16)
+            v = variable(strategy, initial, synchronization=sync, aggregation=aggregation)
+            delta = np.array([-np.inf if how == "assign_add" else np.inf, 6e4], np.float16)
+
+            def change(v=v, how=how, delta=delta):
+                getattr(v, how)(delta)
+
+            with np.errstate(all="raise"), warnings.catch_warnings():
+                warnings.simplefilter("error")
+                if where == "replicas":
+                    strategy.run(change)
+                elif where == "above":
+                    change()
+                else:
+                    strategy.extended.update(v, lambda _: change())
+            seen = strategy.experimental_local_results(v)[0]
+            assert np.isnan(seen[0])
+            assert np.isinf(seen[1])
+    check_works(strategy)
 
 
 operations = st.lists(

@@ -6,8 +6,21 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import check_works, cost_of, gathered, needs_two_ranks, raises_everywhere
-from mpi_replica.errors import CollectiveMismatchError, ContextError, DivergenceError
+from everywhere import (
+    check_works,
+    cost_of,
+    culprits,
+    gathered,
+    needs_two_ranks,
+    needs_two_replicas,
+    raises_everywhere,
+)
+from mpi_replica.errors import (
+    CollectiveMismatchError,
+    ContextError,
+    DivergenceError,
+    StructureMismatchError,
+)
 
 NAN = np.array([0x7FF8000000000000, 0x7FF8000000000001], "u8").view("f8")
 
@@ -333,10 +346,67 @@ def test_what_is_synchronized_on_read_is_left_out(strategy):
     strategy.verify(count)
 
 
-def test_a_value_per_replica_is_an_error_on_every_rank(strategy):
+def test_values_of_replicas_that_are_the_same_pass(strategy):
+    """What `run` returned, as the parameters of a JAX program; and where `merge_fn` sees all."""
+    values = strategy.run(lambda: {"w": np.arange(5000.0), "n": 3, "text": "a"})
+    strategy.verify({"values": values, "step": 1})
+
+    def step():
+        context = mr.get_replica_context()
+        return context.merge_call(lambda s, *x: s.verify(x), args=(np.ones(20_000), 2))
+
+    strategy.run(step)
+    assert cost_of(strategy, lambda: strategy.verify(values)) == (1, 256)
+
+
+@pytest.mark.parametrize("size", [3, 20_000])
+def test_a_replica_whose_value_differs_is_named_wherever_it_is(strategy, size):
+    layout = strategy.engine.layout
+    needs_two_replicas(strategy)
+    for culprit in culprits(strategy):
+
+        def step(culprit=culprit):
+            x = np.zeros(size)
+            x[2] = mr.get_replica_context().replica_id_in_sync_group == culprit
+            return {"w": x, "n": 1}
+
+        values = strategy.run(step)
+        rest = [i for i in layout.all_replica_ids if i != culprit]
+        wanted = [(culprit, f"1.0 on {layout.describe([culprit])}")]
+        wanted += [(rest[0], f"0.0 on {layout.describe(rest)}")]
+        held = "; ".join(text for _, text in sorted(wanted))
+        diverges(
+            strategy,
+            [1.5, values],
+            f"value[1]['w'] differs: 1 of {size} elements, first element [2]: {held}.",
+            "on all replicas",
+            "what replica 0 has",
+        )
+        first = strategy.experimental_local_results(values["w"])[0]
+        strategy.verify(strategy.extended.broadcast_to(first))
+
+
+def test_values_of_replicas_that_differ_in_kind_or_on_all_are_told(strategy):
+    layout = strategy.engine.layout
+    needs_two_replicas(strategy)
     ids = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group)
-    error = raises_everywhere(ValueError, lambda: strategy.verify({"ids": ids}))
-    assert "PerReplica for value['ids']" in str(error)
+    text = diverges(strategy, ids, "value differs: 0 on replica 0 (rank 0); 1 on ")
+    assert layout.describe([1]) in text
+    last = layout.all_replica_ids[-1]
+    kinds = strategy.run(
+        lambda: "a" if mr.get_replica_context().replica_id_in_sync_group == last else 1.0
+    )
+    diverges(strategy, kinds, "float64 1.0 on ", f"'a' on {layout.describe([last])}")
+
+
+def test_a_value_of_another_strategy_or_per_replica_on_one_rank_alone_is_an_error(strategy):
+    count = strategy.num_replicas_in_sync
+    other = mr.PerReplica([1] * (count + 1))
+    error = raises_everywhere(ValueError, lambda: strategy.verify({"x": other}))
+    assert f"a PerReplica of {count + 1} replicas" in str(error)
+    needs_two_ranks(strategy)
+    value = mr.PerReplica([1] * count) if strategy.rank else 1
+    raises_everywhere(StructureMismatchError, lambda: strategy.verify([value]))
     check_works(strategy)
 
 

@@ -50,6 +50,8 @@ class Plan(ABC):
         self.length = length
         self.indexable = indexable
         self.batched = batched
+        #: Whether it leaves out elements that make no whole batch.
+        self.drops_remainder: bool = bool(sources) and all(plan.drops_remainder for plan in sources)
         #: Whether `spec` reads nothing.
         self.spec_is_free: bool = all(source.spec_is_free for source in sources)
         self._first_spec: Any = None

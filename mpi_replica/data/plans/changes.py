@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import add_note
 from ...nest import Structure, map_structure, unflatten
 from ..elements import ArraySpec, as_arrays, cut_batch, rows_of, settled, stack
 from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, Positions, SliceRows, Verb
@@ -30,10 +31,10 @@ class Batch(Verb):
         verb = f"batch({batch_size}{', drop_remainder=True' * drop_remainder})"
         super().__init__(source, verb, length=length, batched=True)
         self._batch_size = batch_size
-        self._drop_remainder = drop_remainder
+        self.drops_remainder = drop_remainder
 
     def spec(self) -> Any:
-        rows = self._batch_size if self._drop_remainder else None
+        rows = self._batch_size if self.drops_remainder else None
         return map_structure(
             lambda spec: ArraySpec((rows, *spec.shape), spec.dtype), self._source.spec()
         )
@@ -58,7 +59,7 @@ class Batch(Verb):
         values = (value for _, value in self._source.iterate(epoch, None, start))
         elements = enumerate(values, start)
         while taken := list(itertools.islice(elements, self._batch_size)):
-            if self._drop_remainder and len(taken) < self._batch_size:
+            if self.drops_remainder and len(taken) < self._batch_size:
                 return
             numbers, values_taken = zip(*taken, strict=True)
             wanted = slice(None) if cut is None else cut(len(taken))
@@ -121,7 +122,7 @@ class Map(Verb):
             if self.batched and cut is not None:
                 rows, made = cut_batch(made, cut, lambda: f"what {self._name} returned")
         except Exception as error:
-            error.add_note(f"Raised in {self._name} for {self.place(position, epoch)}.")
+            add_note(error, f"Raised in {self._name} for {self.place(position, epoch)}.")
             raise
         # Copied, since the function may return what it keeps, or the same buffer each time.
         return rows, settled(made)

@@ -233,6 +233,7 @@ class Concatenate(_Picking):
             batched=first.batched and second.batched,
         )
         self.spec_is_free = first.spec_is_free and second.spec_is_free
+        self.drops_remainder = first.drops_remainder and second.drops_remainder
         self._other = second
         if self.spec_is_free:
             self.spec()

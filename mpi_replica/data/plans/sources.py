@@ -6,28 +6,35 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 
 from ...array_libraries import give_back, taken, ways_back
+from ...errors import add_note
 from ...nest import flatten, leaf_paths, map_structure, unflatten
 from ..elements import ArraySpec, as_arrays, at, settled, unstacked
 from .base import UNKNOWN_CARDINALITY, Plan, Positions, SliceRows
 from .calls import name_of
 
-__all__ = ["Generated", "HasRows", "Items", "Range", "Slices"]
+__all__ = ["Generated", "HasRows", "Items", "Range", "Slices", "number_of_rows"]
 
 
 class HasRows(Protocol):
-    """An object whose rows are reached by number."""
-
-    def __len__(self) -> int:
-        """Return how many there are."""
+    """An object whose rows are reached by number; it has a length, or a shape."""
 
     def __getitem__(self, row: int, /) -> Any:
         """Return one of them."""
+
+
+def number_of_rows(source: Any) -> int | None:
+    """Return how many rows a source has; None where it does not tell."""
+    if hasattr(type(source), "__len__"):
+        return len(source)
+    shape = getattr(source, "shape", None)  # all that an array of zarr has
+    return operator.index(shape[0]) if isinstance(shape, tuple) and shape else None
 
 
 class Slices(Plan):
@@ -98,8 +105,7 @@ class Range(Plan):
 class Items(Plan):
     """Rows of an object that gives one at a time."""
 
-    def __init__(self, source: HasRows) -> None:
-        rows = len(source)
+    def __init__(self, source: HasRows, rows: int) -> None:
         text = f"from_source({type(source).__qualname__}, {rows} rows)"
         super().__init__(text, rows, indexable=True, batched=False)
         self.spec_is_free = False
@@ -112,7 +118,7 @@ class Items(Plan):
         try:
             row = as_arrays(self._source[position], f"what {self.text} gave")
         except Exception as error:
-            error.add_note(f"Raised for {self.place(position, epoch)}.")
+            add_note(error, f"Raised for {self.place(position, epoch)}.")
             raise
         # Copied, since the source may fill the same buffer again before a batch is stacked.
         return 1, settled(row)
@@ -154,7 +160,7 @@ class Generated(Plan):
             except StopIteration:
                 return
             except Exception as error:
-                error.add_note(f"Raised for {self.place(number, epoch)}.")
+                add_note(error, f"Raised for {self.place(number, epoch)}.")
                 raise
             if number >= start:
                 # Copied, since a generator may fill the same buffer again.

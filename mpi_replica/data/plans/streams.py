@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...array_libraries import taken
+from ...errors import add_note
 from ...nest import map_structure
 from ..elements import cut_batch, row_count, unbatched
 from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows, Verb
@@ -87,7 +88,7 @@ class Filter(Verb):
                 )
             return bool(answer)
         except Exception as error:
-            error.add_note(f"Raised in {self._name} for {self._source.place(position, epoch)}.")
+            add_note(error, f"Raised in {self._name} for {self._source.place(position, epoch)}.")
             raise
 
 
@@ -98,6 +99,7 @@ class Unbatch(Verb):
         # An element may have any number of rows, and a map may change it.
         length = source.length if source.length == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
         super().__init__(source, "unbatch()", length=length, indexable=False, batched=False)
+        self.drops_remainder = False
 
     def spec(self) -> Any:
         return map_structure(

@@ -1,0 +1,93 @@
+"""Objects that only pickle knows: those of all replicas, given to every rank."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .. import nest
+from ..layout import Layout
+from ..options import CommunicationOptions
+from ..values import DistributedValues, component_of
+from .blobs import agree_on_blobs
+from .call import Call
+from .callsite import CallSite
+from .engine import Engine
+from .standing import CallDescription
+
+__all__ = ["ObjectGather"]
+
+
+class ObjectGather(Call):
+    """One call of ``gather_objects``.
+
+    The object of each replica is pickled by itself. Every rank loads all of them, its own ones
+    too: what pickle makes of an object is the same everywhere, and in every layout.
+    """
+
+    kind = "gather_objects"
+
+    def __init__(
+        self, value: Any, layout: Layout, site: CallSite, options: CommunicationOptions
+    ) -> None:
+        super().__init__(site, options)
+        self._data = b"".join(_pickled(value, layout))
+        self.identify(None)
+
+    def words(self, position: int = 0) -> CallDescription:
+        return CallDescription(self.kind, "", self.site, self.options.name)
+
+    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[tuple[Any, ...]]:
+        blobs = agree_on_blobs(engine, calls, self._data)
+        with engine.agreement.preparing(calls):
+            found = tuple(_loaded(blobs, engine.layout))
+        engine.agreement.agree(calls)  # all ranks could load them
+        return [found]
+
+
+def _pickled(value: Any, layout: Layout) -> list[bytes]:
+    """Return the object of each replica of this rank, out of the nest `value`, as bytes."""
+    ids = layout.local_replica_ids
+    leaves, structure = nest.flatten(value)
+    if not any([isinstance(leaf, DistributedValues) for leaf in leaves]):
+        return [_bytes_of(value, layout.describe(ids))] * len(ids)
+    return [
+        _bytes_of(
+            nest.unflatten(
+                structure, [component_of(leaf, i, layout.num_replicas) for leaf in leaves]
+            ),
+            layout.describe([i]),
+        )
+        for i in ids
+    ]
+
+
+def _bytes_of(value: Any, who: str) -> bytes:
+    try:
+        return pickle.dumps(value, protocol=5)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise TypeError(
+            f"gather_objects can't pickle the {type(value).__name__} of {who}. Give what it is made"
+            f" of. pickle raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _loaded(blobs: Sequence[memoryview], layout: Layout) -> Iterator[Any]:
+    """Yield the objects of all replicas, out of the bytes of all ranks."""
+    for rank, data in enumerate(blobs):
+        file = io.BytesIO(data)
+        for replica_id in layout.replica_ids(rank):
+            try:
+                yield pickle.load(file)
+            except MemoryError:
+                raise
+            except Exception as error:
+                raise TypeError(
+                    f"gather_objects can't load the object of {layout.describe([replica_id])} on"
+                    f" rank {layout.rank}. What it is made of must be there on all ranks. pickle"
+                    f" raised {type(error).__name__}: {error}"
+                ) from error

@@ -1,0 +1,145 @@
+"""Containers of classes that optree does not know: which are nests, and how they are made anew.
+
+A subclass of list or tuple becomes a list or tuple, as in tf; a mapping is made by its class, of a
+dict. A class is registered with optree when it is met, in a namespace of the package's own. What a
+program has registered there, or for all namespaces, optree opens itself: it is never met here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import optree
+from optree.utils import total_order_sorted
+
+__all__ = ["NAMESPACE", "open_class_of"]
+
+NAMESPACE = "mpi_replica"
+
+#: The items of a container, what makes another one of items, and the keys of the items.
+_Flat = tuple[Sequence[Any], Callable[[Iterable[Any]], Any], Sequence[Any] | None]
+
+_lock = threading.Lock()
+_opened: set[type] = set()
+# Classes of mappings that make their values when they are looked at.
+_views: set[type] = set()
+
+
+def open_class_of(value: Any) -> bool:
+    """Have optree open all values of the class of `value`; return whether they are containers."""
+    kind = type(value)
+    if issubclass(kind, list):
+        _register(kind, _flat_list, optree.SequenceEntry)
+    elif issubclass(kind, tuple):
+        _register(kind, _flat_tuple, optree.SequenceEntry)
+    elif issubclass(kind, Mapping) and not _is_view(value):
+        _register(kind, _flat_mapping, optree.MappingEntry)
+    else:
+        return False
+    return True
+
+
+def _register(kind: type, flatten: Callable[[Any], _Flat], entry: type[optree.PyTreeEntry]) -> None:
+    with _lock:
+        if kind not in _opened:  # by another thread
+            optree.register_pytree_node(
+                kind,
+                flatten,
+                _unflat,
+                path_entry_type=entry,
+                namespace=NAMESPACE,
+            )
+            _opened.add(kind)
+
+
+def _unflat(make: Any, items: Iterable[Any]) -> Any:
+    return make(items)
+
+
+def _is_view(mapping: Mapping[Any, Any]) -> bool:
+    """Return whether it only shows what lies elsewhere: a file of h5py, ``os.environ``.
+
+    Such a mapping makes its values when they are looked at, or can't be looked at any more. It can
+    hold no values of replicas.
+    """
+    kind = type(mapping)
+    if kind in _views or isinstance(mapping, dict):
+        return kind in _views
+    is_held = False
+    try:
+        for key in mapping:
+            one, other = mapping[key], mapping[key]
+            if not _is_same(one, other):
+                _views.add(kind)  # looking may read a file
+                return True
+            is_held = is_held or one is other
+        if not is_held:  # what holds mappings may make these anew
+            _flat_mapping(mapping)
+    except Exception:
+        return True
+    return False
+
+
+def _flat_list(items: Sequence[Any]) -> _Flat:
+    return [*items], list, None
+
+
+def _flat_tuple(items: Sequence[Any]) -> _Flat:
+    return [*items], tuple, None
+
+
+def _flat_mapping(mapping: Mapping[Any, Any]) -> _Flat:
+    make = _Remake(type(mapping), [*mapping])
+    items = [mapping[key] for key in make.keys]
+    make(items)  # what can't be made anew is an error now, before there are results
+    return items, make, make.keys
+
+
+class _Remake:
+    """Makes a mapping anew, with other values: what optree keeps of a mapping."""
+
+    def __init__(self, kind: Any, keys: Sequence[Any]) -> None:
+        self._kind = kind
+        self._order = keys
+        #: In the order of the values: that of optree for a dict.
+        self.keys = tuple(total_order_sorted(keys))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Remake) and self.keys == other.keys
+
+    def __hash__(self) -> int:
+        return hash(self.keys)
+
+    def __repr__(self) -> str:
+        return repr(list(self.keys))[1:-1]
+
+    def __call__(self, items: Iterable[Any]) -> Any:
+        values = dict(zip(self.keys, items, strict=True))
+        try:
+            # A dict: Counter would count pairs.
+            made = self._kind({key: values[key] for key in self._order})
+            why = "" if self._has(made, values) else f"it gives {made!r:.200}"
+        except Exception as error:
+            why = f"it raises {type(error).__name__}: {error}"
+        if why:
+            name = self._kind.__qualname__
+            raise TypeError(
+                f"a nest with a {name} can't be made anew: {name}(a dict) should give a {name} of"
+                f" the same keys and values, and {why}. Give dict(value) instead, or tell how:"
+                f" optree.register_pytree_node({name}, ..., namespace={NAMESPACE!r})."
+            )
+        return made
+
+    def _has(self, made: Any, values: Mapping[Any, Any]) -> bool:
+        return (
+            type(made) is self._kind
+            and len(made) == len(values)
+            and all(key in made and _is_same(made[key], item) for key, item in values.items())
+        )
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    # Some mappings keep the items of mappings in them, and not these themselves.
+    return one is other or (type(one) is type(other) and isinstance(one, Mapping))

@@ -1,0 +1,438 @@
+"""Containers of other classes than list, tuple and dict are nests, wherever a nest goes in.
+
+Each kind here is tried in each place; a new place is a function in `PLACES`, a new kind a line in
+`KINDS`.
+"""
+
+import collections
+import dataclasses
+import types
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from everywhere import (
+    check_works,
+    error_of,
+    gathered,
+    needs_two_replicas,
+    raises_everywhere,
+    steps_of,
+)
+
+
+class Rows(list):
+    pass
+
+
+class Shape(tuple):
+    __slots__ = ()
+
+
+class Options(dict):
+    pass
+
+
+class Ordered(collections.OrderedDict):
+    pass
+
+
+class Wrapped(collections.UserDict):
+    pass
+
+
+@dataclasses.dataclass
+class Output(collections.OrderedDict):
+    """A dict with attributes, as models of other libraries return it."""
+
+    x: object = None
+    y: object = None
+
+    def __post_init__(self):
+        given = self.x if isinstance(self.x, dict) else {"x": self.x, "y": self.y}
+        for name, value in given.items():
+            setattr(self, name, value)
+            self[name] = value
+
+
+class Frozen(Mapping):
+    """No dict; mappings in it are frozen when they are looked at."""
+
+    def __init__(self, items):
+        self._items = dict(items)
+
+    def __getitem__(self, key):
+        item = self._items[key]
+        return Frozen(item) if isinstance(item, dict) else item
+
+    def __iter__(self):
+        return iter(self._items)
+
+    def __len__(self):
+        return len(self._items)
+
+
+class FrozenInFrozen(Frozen):
+    pass
+
+
+def both(x, y):
+    return {"y": y, "x": x}
+
+
+# What makes a container of two values, and what comes out where it is made anew.
+KINDS = {
+    "Rows": (lambda x, y: Rows([x, y]), list),
+    "Shape": (lambda x, y: Shape([x, y]), tuple),
+    "Options": (lambda x, y: Options(both(x, y)), Options),
+    "Ordered": (lambda x, y: Ordered(both(x, y)), Ordered),
+    "Counter": (lambda x, y: collections.Counter(both(x, y)), collections.Counter),
+    "Wrapped": (lambda x, y: Wrapped(both(x, y)), Wrapped),
+    "mappingproxy": (lambda x, y: types.MappingProxyType(both(x, y)), types.MappingProxyType),
+    "ChainMap": (lambda x, y: collections.ChainMap({"x": x}, {"y": y}), collections.ChainMap),
+    "Output": (Output, Output),
+    "Frozen": (lambda x, y: Frozen(both(x, y)), Frozen),
+    "in each other": (
+        lambda x, y: FrozenInFrozen({"x": x, "z": {"y": Shape([y])}}),
+        FrozenInFrozen,
+    ),
+}
+
+
+def items(container, kind):
+    """Return the two values in it."""
+    assert type(container) is kind
+    if isinstance(container, Frozen) and "z" in container:
+        (y,) = container["z"]["y"]
+        return container["x"], y
+    return container if kind in (list, tuple) else (container["x"], container["y"])
+
+
+def my_id():
+    return mr.get_replica_context().replica_id_in_sync_group
+
+
+def rows_of(i):
+    """The values of a replica."""
+    return np.array([i, 1.0]), np.full((i + 1, 2), i)
+
+
+def values(strategy, make):
+    """A container of what the replicas have."""
+    plain = strategy.run(lambda: rows_of(my_id()))
+    return make(*plain)
+
+
+def equal(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def count(strategy):
+    return strategy.num_replicas_in_sync
+
+
+def total(strategy):
+    return np.array([sum(range(count(strategy))), count(strategy)])
+
+
+def all_rows(strategy):
+    return np.concatenate([rows_of(i)[1] for i in range(count(strategy))])
+
+
+def in_run_arguments(strategy, make, kind):
+    def step(one, other):
+        equal(items(one, kind), rows_of(my_id()))
+        equal(items(other, kind), rows_of(my_id()))
+
+    strategy.run(step, (values(strategy, make),), {"other": values(strategy, make)})
+
+
+def in_run_results(strategy, make, kind):
+    found = items(strategy.run(lambda: make(*rows_of(my_id()))), kind)
+    for index, value in enumerate(found):
+        assert isinstance(value, mr.PerReplica)
+        own = strategy.experimental_local_results(value)
+        equal(own, [rows_of(i)[index] for i in strategy.local_replica_ids])
+
+
+def in_local_results(strategy, make, kind):
+    found = strategy.experimental_local_results(values(strategy, make))
+    for i, own in zip(strategy.local_replica_ids, found, strict=True):
+        equal(items(own, kind), rows_of(i))
+
+
+def in_all_reduce(strategy, make, kind):
+    def step():
+        x, _ = rows_of(my_id())
+        value = make(x, 2 * x)
+        out = make(np.empty(2), np.empty(2))
+        context = mr.get_replica_context()
+        equal(items(context.all_reduce("SUM", value), kind), (total(strategy), 2 * total(strategy)))
+        assert context.all_reduce("SUM", value, out=out) is out
+
+    strategy.run(step)
+
+
+def in_all_reduce_of_slices(strategy, make, kind):
+    def step():
+        x, _ = rows_of(my_id())
+        value = make(x, mr.IndexedSlices(x[None], [0], (1, 2)))
+        found, slices = items(mr.get_replica_context().all_reduce("SUM", value), kind)
+        equal((found, slices.to_dense()[0]), (total(strategy), total(strategy)))
+
+    strategy.run(step)
+
+
+def in_all_gather(strategy, make, kind):
+    def step():
+        x, y = rows_of(my_id())
+        found = mr.get_replica_context().all_gather(make(x, y), axis=0)
+        equal(items(found, kind)[1:], [all_rows(strategy)])
+
+    strategy.run(step)
+
+
+def in_reduce(strategy, make, kind):
+    x = strategy.run(lambda: rows_of(my_id())[0])
+    for axis, wanted in ((None, total(strategy)), (0, total(strategy).sum())):
+        found = strategy.reduce("SUM", make(x, x), axis)
+        equal(items(found, kind), (wanted, wanted))
+
+
+def in_reduce_to(strategy, make, kind):
+    x = strategy.run(lambda: rows_of(my_id())[0])
+    found = items(strategy.extended.reduce_to("SUM", make(x, x)), kind)
+    equal([value.value for value in found], [total(strategy)] * 2)
+
+
+def in_gather(strategy, make, kind):
+    equal(items(strategy.gather(values(strategy, make), axis=0), kind)[1:], [all_rows(strategy)])
+
+
+def in_merge_call_arguments(strategy, make, kind):
+    def merge_fn(strategy, value, *, other):
+        for index, found in enumerate(items(value, kind)):
+            equal(found.values, [rows_of(i)[index] for i in range(count(strategy))])
+        items(other, kind)
+
+    def step():
+        mine = make(*rows_of(my_id()))
+        mr.get_replica_context().merge_call(merge_fn, (mine,), {"other": mine})
+
+    strategy.run(step)
+
+
+def in_merge_call_results(strategy, make, kind):
+    def merge_fn(strategy, value):
+        return make(value, 7)
+
+    def step():
+        result = mr.get_replica_context().merge_call(merge_fn, (my_id(),))
+        assert items(result, kind) in ((my_id(), 7), [my_id(), 7])
+
+    strategy.run(step)
+
+
+def in_broadcast_to(strategy, make, kind):
+    if kind is types.MappingProxyType:
+        pytest.skip("pickle knows no mappingproxy")
+    found = strategy.extended.broadcast_to(make(*rows_of(strategy.rank)))
+    equal([value.value for value in items(found, kind)], rows_of(0))
+
+
+def in_verify(strategy, make, kind):
+    strategy.verify(make(*rows_of(1)))
+    if strategy.size > 1:
+        error = raises_everywhere(
+            RuntimeError, lambda: strategy.verify(make(*rows_of(strategy.rank)))
+        )
+        assert "value[" in str(error)
+
+
+def in_update(strategy, make, kind):
+    with strategy.scope():
+        variable = mr.Variable(np.zeros(2))
+    x = strategy.run(lambda: rows_of(my_id())[0])
+    with pytest.raises(ValueError, match="PerReplica"):
+        strategy.extended.update(variable, lambda v, a: None, (make(x, 1),))
+
+    def write(v, both):
+        v.assign(items(both, kind)[0])
+
+    strategy.extended.update(variable, write, (make(np.array([1.0, 2.0]), 1),))
+    equal(variable.numpy(), [1.0, 2.0])
+
+
+def in_values_from_function(strategy, make, kind):
+    found = strategy.experimental_distribute_values_from_function(
+        lambda context: make(*rows_of(context.replica_id_in_sync_group))
+    )
+    equal(
+        strategy.experimental_local_results(items(found, kind)[0]),
+        [rows_of(i)[0] for i in strategy.local_replica_ids],
+    )
+
+
+def in_datasets(strategy, make, kind):
+    number = 2 * count(strategy)
+
+    def both_of(x):
+        return make(x, 2 * x)
+
+    batches = [both_of(np.arange(number))]
+    mapped = mr.data.Dataset.range(number).map(both_of)
+    sources = [batches]
+    if kind is not list:  # which is an array where a `mr.data.Dataset` makes batches
+        sources += [
+            mapped.batch(number),
+            mr.data.Dataset.from_generator(lambda: iter(batches[:1])).unbatch().batch(number),
+            mr.data.Dataset.range(number).batch(number).map(both_of),
+        ]
+    wanted = [[2 * i, 2 * i + 1] for i in range(count(strategy))]
+    for source in sources:
+        (step,) = strategy.experimental_distribute_dataset(source)
+        for found, factor in zip(items(step, kind), (1, 2), strict=True):
+            equal(steps_of(strategy, [found])[0], factor * np.array(wanted))
+
+
+def in_datasets_of_functions(strategy, make, kind):
+    def dataset_fn(context):
+        rows = np.array([context.input_pipeline_id])
+        return [make(rows, rows)]
+
+    (step,) = strategy.distribute_datasets_from_function(dataset_fn)
+    items(step, kind)
+    # the last replicas of a rank get what is no row, as nests of the same kind
+    shapes = [len(items(own, kind)[0]) for own in strategy.experimental_local_results(step)]
+    assert shapes == [1] + [0] * (len(shapes) - 1)
+
+
+PLACES = [value for name, value in globals().items() if name.startswith("in_")]
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+def test_a_container_of_any_class_is_a_nest(strategy, place, name):
+    place(strategy, *KINDS[name])
+
+
+# What can't be made anew
+
+
+class TwoArguments(dict):
+    def __init__(self, x, y):
+        super().__init__(x=x, y=y)
+
+
+class Forgetful(dict):
+    def __init__(self, items=()):
+        super().__init__(x=1)
+
+
+class Doubled(collections.UserDict):
+    def __setitem__(self, key, value):
+        self.data[key] = [value]
+
+
+def filled(container, x, y):
+    container["x"], container["y"] = x, y
+    return container
+
+
+REFUSED = [
+    lambda x, y: TwoArguments(x, y),
+    lambda x, y: filled(Forgetful(), x, y),
+    lambda x, y: Doubled(both(x, y)),
+    lambda x, y: [{"a": TwoArguments(x, y)}],
+]
+
+
+@pytest.mark.parametrize("make", REFUSED)
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+def test_what_can_not_be_made_anew_is_an_error_that_names_its_class_on_every_rank(
+    strategy, place, make
+):
+    def call():
+        place(strategy, make, None)
+
+    local = (in_local_results, in_values_from_function, in_update)
+    if place in local:
+        error = error_of(call)
+    else:
+        error = raises_everywhere(TypeError, call)
+    assert isinstance(error, TypeError), error
+    assert "can't be made anew" in str(error)
+    assert any(name in str(error) for name in ("TwoArguments", "Forgetful", "Doubled"))
+    assert "dict(value)" in str(error)
+    check_works(strategy)
+
+
+def test_one_replica_alone_that_returns_such_a_thing_is_the_same_error_on_every_rank(strategy):
+    last = strategy.num_replicas_in_sync - 1
+
+    def step():
+        return TwoArguments(1, 2) if my_id() == last else {"x": 1, "y": 2}
+
+    error = raises_everywhere(TypeError, lambda: strategy.run(step))
+    assert "TwoArguments" in str(error)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [(Options(x=1.0, z=2.0), ["['z']"]), (Ordered(x=1.0), ["Options['x']", "Ordered['x']"])],
+    ids=["keys", "class"],
+)
+def test_replicas_with_other_keys_or_classes_are_told_so_with_these(strategy, other, words):
+    needs_two_replicas(strategy)
+
+    def step():
+        value = Options(x=1.0) if my_id() else other
+        return mr.get_replica_context().all_reduce("SUM", value)
+
+    error = raises_everywhere(mr.errors.StructureMismatchError, lambda: strategy.run(step))
+    assert [word for word in words if word not in str(error)] == [], error
+    check_works(strategy)
+
+
+def test_the_order_of_keys_is_no_difference_and_stays_that_of_each_replica(strategy):
+    def step():
+        names = ["x", "y"] if my_id() % 2 else ["y", "x"]
+        value = Options({name: float(name == "x") for name in names})
+        found = mr.get_replica_context().all_reduce("SUM", value)
+        assert list(found) == names
+        return found
+
+    result = strategy.run(step)
+    for own in strategy.experimental_local_results(result):
+        assert own == {"x": float(count(strategy)), "y": 0.0}
+
+
+# Checkpoints look into nests by themselves
+
+
+def test_a_checkpoint_puts_back_what_is_in_containers_of_any_class(strategy, path):
+    def state(number):
+        with strategy.scope():
+            v, w = mr.Variable(number), mr.Variable(number)
+        kept = TwoArguments(v, np.array([number]))
+        return {
+            "rows": Rows([w, number]),
+            "options": Options(a=number),
+            "wrapped": Wrapped(a=np.array([number])),
+            "kept": kept,
+        }
+
+    mr.Checkpoint(**state(1.0)).save(path)
+    later = mr.Checkpoint(**state(5.0))
+    later.restore(path)
+    assert later.kept["x"].numpy() == later.kept["y"][0] == 1.0
+    assert later.rows[0].numpy() == later.rows[1] == 1.0
+    assert later.options == {"a": 1.0}
+    assert later.wrapped["a"][0] == 1.0
+    kinds = [type(getattr(later, name)) for name in ("rows", "options", "wrapped", "kept")]
+    assert kinds == [Rows, Options, Wrapped, TwoArguments]
+    assert gathered(kinds) == [kinds] * strategy.size

@@ -1,0 +1,205 @@
+"""Batches of one dataset that are not alike on all ranks: an error that says what differs."""
+
+import types
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from everywhere import (
+    check_works,
+    cost_of,
+    error_of,
+    gathered,
+    needs_two_ranks,
+    raises_everywhere,
+)
+from mpi_replica.data import Dataset
+
+STEPS = 4
+
+
+def known(strategy, function):
+    rows = Dataset.range(STEPS * strategy.num_replicas_in_sync)
+    return rows.map(function).batch(strategy.num_replicas_in_sync)
+
+
+def endless(strategy, function):
+    return known(strategy, function).repeat()
+
+
+def unknown(strategy, function):
+    rows = Dataset.from_generator(lambda: range(STEPS * strategy.num_replicas_in_sync))
+    return rows.map(function).batch(strategy.num_replicas_in_sync)
+
+
+def iterable(strategy, function):
+    return list(known(strategy, function))
+
+
+LENGTHS = [known, endless, unknown, iterable]
+
+# What the last rank makes of a row, what the others make of it; how the error names both.
+UNLIKE = {
+    "keys": (
+        lambda x: {"b": x},
+        lambda x: {"a": x},
+        "{'b': *} of int64[any]",
+        "{'a': *} of int64[any]",
+    ),
+    "structure": (lambda x: (x, x), lambda x: x, "(*, *) of int64[any], int64[any]", "int64[any]"),
+    "axes": (lambda x: [x, x], lambda x: x, "int64[any, any]", "int64[any]"),
+    "dtype": (lambda x: np.float32(x), lambda x: np.float64(x), "float32[any]", "float64[any]"),
+    "text": (lambda x: str(x), lambda x: x, "str[any]", "int64[any]"),
+}
+
+
+def take(strategy, iterator):
+    """Take a step, and a collective call: where the length is known the ranks hear there."""
+    next(iterator)
+    strategy.run(lambda: None)
+
+
+def is_last(strategy):
+    return strategy.rank == strategy.size - 1
+
+
+@pytest.mark.parametrize("source", LENGTHS)
+@pytest.mark.parametrize("name", UNLIKE)
+def test_batches_of_other_keys_dtypes_or_numbers_of_axes_are_told_with_both_sides(
+    strategy, name, source
+):
+    needs_two_ranks(strategy)
+    culprit, others, *words = UNLIKE[name]
+    dataset = source(strategy, culprit if is_last(strategy) else others)
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    for _ in range(2):
+        error = raises_everywhere(
+            mr.errors.StructureMismatchError, lambda: take(strategy, iterator)
+        )
+        for word in words:
+            assert word in str(error), error
+        check_works(strategy)
+        if not isinstance(dataset, Dataset):
+            break
+
+
+@pytest.mark.parametrize("source", LENGTHS)
+def test_batches_that_come_to_differ_are_told_in_the_step_in_which_they_do(strategy, source):
+    needs_two_ranks(strategy)
+    first = 2 * strategy.num_replicas_in_sync
+
+    def function(x):
+        return x if x < first or not is_last(strategy) else float(x)
+
+    dataset = source(strategy, function)
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    for _ in range(2):
+        take(strategy, iterator)
+    error = raises_everywhere(mr.errors.StructureMismatchError, lambda: take(strategy, iterator))
+    assert "float64[any]" in str(error)
+    check_works(strategy)
+
+
+def test_a_difference_is_told_also_where_the_steps_after_it_were_alike(strategy):
+    """Two steps are taken before the first collective call, say."""
+    needs_two_ranks(strategy)
+
+    def function(x):
+        return float(x) if x < strategy.num_replicas_in_sync and is_last(strategy) else x
+
+    iterator = iter(strategy.experimental_distribute_dataset(known(strategy, function)))
+    next(iterator)
+    error = raises_everywhere(mr.errors.StructureMismatchError, lambda: take(strategy, iterator))
+    assert "float64[any]" in str(error)
+    assert gathered(iterator.state_dict()["steps"]) == [2] * strategy.size
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("source", LENGTHS)
+def test_batches_may_change_on_all_ranks_alike(strategy, source):
+    first = 2 * strategy.num_replicas_in_sync
+
+    def function(x):
+        return x if x < first else {"x": float(x)}
+
+    iterator = iter(strategy.experimental_distribute_dataset(source(strategy, function)))
+    kinds = []
+    for _ in range(STEPS):
+        batch = next(iterator)
+        strategy.run(lambda: None)
+        kinds.append(type(batch))
+    assert kinds == [mr.PerReplica] * 2 + [dict] * 2
+
+
+def test_ranks_may_have_other_numbers_of_rows_other_lengths_and_widths_of_texts(strategy):
+    """Rows that are padded to the longest of their part, say."""
+    replicas = strategy.num_replicas_in_sync
+    rows = Dataset.range(replicas + 1).batch(replicas + 1)
+
+    def padded(rows):
+        longest = strategy.rank + 1
+        return np.ones((len(rows), longest)), rows.astype(f"U{longest}")
+
+    for batch in strategy.experimental_distribute_dataset(rows.map(padded)):
+        strategy.run(lambda batch: None, (batch,))
+    check_works(strategy)
+
+
+def test_input_of_each_ranks_own_may_be_of_other_dtypes_and_shapes_and_not_of_other_keys(strategy):
+    def dataset_fn(context):
+        shape = (2,) * (1 + strategy.rank)
+        return [{"x": np.ones(shape, "f4" if strategy.rank else "f8")}] * strategy.size
+
+    for batch in strategy.distribute_datasets_from_function(dataset_fn):
+        strategy.run(lambda batch: None, (batch,))
+    check_works(strategy)
+    if strategy.size > 1:
+        own = strategy.distribute_datasets_from_function(
+            lambda context: [{"b" if is_last(strategy) else "a": np.ones(2)}]
+        )
+        error = raises_everywhere(mr.errors.StructureMismatchError, lambda: next(iter(own)))
+        assert "{'a': *}" in str(error)
+        assert "{'b': *}" in str(error)
+        check_works(strategy)
+
+
+def test_a_rank_without_input_is_no_difference(strategy):
+    own = strategy.distribute_datasets_from_function(
+        lambda context: [{"a": np.ones(2)}] * (context.input_pipeline_id + 1)
+    )
+    for batch in own:
+        strategy.run(lambda batch: None, (batch,))
+    check_works(strategy)
+
+
+def test_batches_that_a_rank_without_input_can_not_be_told_of_are_an_error_on_all(strategy):
+    needs_two_ranks(strategy)
+    own = strategy.distribute_datasets_from_function(
+        lambda context: [] if is_last(strategy) else [types.MappingProxyType({"a": np.ones(2)})]
+    )
+    error = raises_everywhere(TypeError, lambda: next(iter(own)))
+    assert "mappingproxy" in str(error)
+    check_works(strategy)
+
+
+def test_a_step_that_fails_on_one_rank_leaves_no_difference_behind(strategy):
+    failures = [OSError("bad sector")] if is_last(strategy) else []
+
+    def function(x):
+        if failures:
+            raise failures.pop()
+        return x
+
+    iterator = iter(strategy.experimental_distribute_dataset(known(strategy, function)))
+    raises_everywhere(OSError, lambda: take(strategy, iterator))
+    for _ in range(STEPS):
+        take(strategy, iterator)
+    assert gathered(type(error_of(lambda: next(iterator))).__name__) == (
+        ["StopIteration"] * strategy.size
+    )
+
+
+def test_comparing_costs_no_message(strategy):
+    iterator = iter(strategy.experimental_distribute_dataset(known(strategy, lambda x: x)))
+    assert cost_of(strategy, lambda: next(iterator)) == (0, 0)

@@ -1,0 +1,142 @@
+"""Calls that fail on one rank when others can't be told any more (DESIGN.md section 6).
+
+Each test is a program on several ranks; where it is wrong it ends at once, instead of waiting.
+"""
+
+import functools
+
+import pytest
+
+from jobs import run_job, told
+from launching import LIBRARIES
+
+pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
+
+
+@pytest.fixture(params=LIBRARIES)
+def launch(request, tmp_path):
+    """Run a program on some ranks, and return what came of it."""
+    return functools.partial(run_job, request.param, tmp_path, succeeds=None)
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="R12: gate and lock are closed before the try"
+)
+@pytest.mark.parametrize("step", ["total", "fail"])
+def test_a_signal_handler_that_raises_where_a_call_begins_leaves_nothing_closed(launch, step):
+    """Ctrl-C comes through, and another thread's call is an error instead of a wait.
+
+    The call reduces, or tells the others of an error.
+    """
+    program = """
+        import threading
+
+        def fail():
+            if rank == 1:
+                raise ValueError("what was to be told")
+            return total()
+
+        strategy = mr.MPIStrategy()
+        recorder = strategy.engine.channel.recorder
+        begin = recorder.begin
+
+        def end(*arguments):
+            raise TimeoutError("the limit of a step")
+
+        def begin_when_the_signal_comes(*arguments):
+            recorder.begin = begin
+            signal.raise_signal(signal.SIGALRM)
+
+        signal.signal(signal.SIGALRM, end)
+        if rank == 1:
+            recorder.begin = begin_when_the_signal_comes
+        try:
+            strategy.run(STEP)
+        except TimeoutError as error:
+            tell(error)
+        try:
+            signal.raise_signal(signal.SIGINT)
+            tell("held")
+            world.Abort(3)
+        except KeyboardInterrupt:
+            tell("interrupted")
+
+        def work():
+            try:
+                check(strategy)
+            except mr.errors.ContextError:
+                tell("refused")
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(20)
+        if thread.is_alive():
+            tell("waits")
+            world.Abort(3)
+        check(strategy)
+        tell("works")
+        """
+    done = launch(program.replace("STEP", step))
+    words = ("the limit of a step", "interrupted", "refused", "works")
+    assert told(done) == [f"[{rank}] {word}" for rank in range(2) for word in words]
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="H5: the others go on, without this rank"
+)
+def test_an_object_that_one_rank_can_not_load_is_an_error_on_every_rank(launch):
+    """Broadcast from rank 0, which can load it; the strategy works on."""
+    done = launch(
+        """
+        class Part:
+            def __reduce__(self):
+                return load, ()
+
+        def load():
+            if rank == world.size - 1:
+                raise OSError("no such part")
+            return Part()
+
+        strategy = mr.MPIStrategy()
+        try:
+            strategy.extended.broadcast_to(Part())
+        except BaseException as error:
+            tell(repr(error))
+        try:
+            check(strategy)
+            tell("works")
+        except BaseException as error:
+            tell(repr(error))
+        """,
+        3,
+    )
+    of_ranks = [text.replace(f"[{rank}] ", "").splitlines() for rank, text in enumerate(done.told)]
+    assert of_ranks == [["OSError('no such part')", "works"]] * 3
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="R9: the exchange is taken for one that never began"
+)
+def test_an_exchange_that_failed_in_the_library_is_not_made_again(launch):
+    """The others may have had all of it: a second one would meet their next one."""
+    done = launch(
+        """
+        class FailsOnce(MPI.Intracomm):  # on the last rank, which then has the data of all
+            calls = 0
+
+            def Allreduce(self, *arguments):
+                FailsOnce.calls += 1
+                if FailsOnce.calls == 2 and rank == world.size - 1:
+                    tell("made again")
+                    world.Abort(3)
+                super().Allreduce(*arguments)
+                if rank == world.size - 1:
+                    self.Bcast(bytearray(1), root=world.size)  # an error of the library
+
+        strategy = mr.MPIStrategy(FailsOnce(world))
+        check(strategy)
+        strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", np.ones(9000)))
+        """,
+    )
+    assert told(done) == []
+    assert "invalid root" in done.stderr.lower()
