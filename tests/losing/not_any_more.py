@@ -18,7 +18,6 @@ import types
 
 import dying
 import numpy as np
-from mpi4py import MPI
 
 import mpi_replica as mr
 from mpi_replica.elastic import committing
@@ -57,13 +56,17 @@ if case == "unloadable" and dying.first_rank == 2:
 
     committing.pickle = types.SimpleNamespace(dumps=pickle.dumps, loads=refuse)
 told = {}
-# What no loss of this strategy takes away: it is of another one, or of no layout.
-alone = mr.MPIStrategy(MPI.COMM_SELF, num_replicas=5)
-still_there = {
-    "of another strategy": alone.run(replica_id),
-    "made by hand": mr.PerReplica(range(5)),
-}
-gc.freeze()  # as programs do that fork: nothing is found among all objects then
+still_there = {}
+if case == "values":
+    # What no loss of this strategy takes away: it is of another one, or of no layout.
+    from mpi4py import MPI  # behind mpi_replica, which has told Open MPI how to end
+
+    alone = mr.MPIStrategy(MPI.COMM_SELF, num_replicas=5)
+    still_there = {
+        "of another strategy": (alone, alone.run(replica_id)),
+        "made by hand": (strategy, mr.PerReplica(range(5))),
+    }
+    gc.freeze()  # as programs do that fork: nothing is found among all objects then
 
 
 def sum_up():
@@ -100,10 +103,7 @@ def train():
     if case == "partly":
         return strategy.extended.broadcast_to(0).value
     kept = strategy.reduce("SUM", state.own, axis=None).tolist()
-    theirs = [
-        alone.reduce("SUM", still_there["of another strategy"], axis=None),
-        strategy.reduce("SUM", still_there["made by hand"], axis=None),
-    ]
+    theirs = [owner.reduce("SUM", value, axis=None) for owner, value in still_there.values()]
     return kept, repr(before["of a run"]), list(map(int, theirs))
 
 

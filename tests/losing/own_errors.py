@@ -17,7 +17,6 @@ import os
 import sys
 
 import dying
-from mpi4py import MPI
 
 import mpi_replica as mr
 
@@ -42,6 +41,8 @@ def train():
         if state.step == 5:
             dying.enter("step5")
         if state.step == 5 and is_alone and mistake == "late":
+            from mpi4py import MPI  # behind mpi_replica, which has told Open MPI how to end
+
             while not strategy.communicator.Is_revoked():  # the others have met the loss
                 MPI.COMM_SELF.Iprobe()  # in which what comes from the others is heard
             raise ValueError("the mistake")
