@@ -96,10 +96,10 @@ class AllGather(Call):
                     f" no array of a fixed item size. Use {self._for_objects} for other values."
                 )
             if array.ndim == 0:
+                instead = f", or use {self._for_objects}" if self.kind == "gather" else ""
                 raise ValueError(
                     f"{self.kind} got a scalar for value{self.paths[index]}: {leaf!r}. Only arrays"
-                    f" can be concatenated; write np.array([{leaf!r}]), or use"
-                    f" {self._for_objects}."
+                    f" can be concatenated; write np.array([{leaf!r}]){instead}."
                 )
             if not -array.ndim <= self.axis < array.ndim:
                 raise ValueError(

@@ -130,9 +130,9 @@ def test_collectives_and_checkpoints_between_hosts_are_those_of_one_process(
 def test_misuse_between_hosts_is_the_same_error_on_every_rank(
     library, hosts, ranks_per_host, network
 ):
-    """One replica a rank of what tests/ranks tries on one host: that is what `1-` selects."""
+    """One replica a rank of what tests/ranks tries on one host: that is what `1]` selects."""
     pytest_options = ["-m", "pytest", "--only-mpi", "--color=no", "-p", "no:cacheprovider"]
-    selected = ["-k", "same_error and 1-", "tests/ranks/test_misuse.py"]
+    selected = ["-k", "same_error and 1]", "tests/ranks/test_misuse.py"]
     done = network.run_on_hosts(library, ranks_per_host, [*pytest_options, *selected], hosts=hosts)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert f"size: {ranks_per_host * len(hosts)}\n" in done.stdout
