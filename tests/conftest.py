@@ -31,9 +31,14 @@ def under_mpi(config):
 
 
 def pytest_configure(config):
-    # A shell has its background jobs ignore Ctrl-C, and so all that they start.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell has its background jobs ignore Ctrl-C, nohup the end of a terminal: and so would all
+    # that the tests start, of which some shall get these signals.
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     if under_mpi(config):
         return
     for argument in config.args:
