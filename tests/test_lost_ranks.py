@@ -122,12 +122,6 @@ JOBS = {
 }
 
 
-# Open MPI 5.0.11: when all ranks are gone (see README, Limits). All else in such a test counts.
-mpirun_may_stay = pytest.mark.xfail(
-    strict=False, raises=TimeoutError, reason="mpirun may stay after several calls of MPI_Abort"
-)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def openmpi():
     """The only library that goes on without a lost rank."""
@@ -273,7 +267,6 @@ def test_a_mistake_at_the_time_of_a_loss_ends_the_job_as_always(ranks, mistake, 
         ("again", ["CollectiveMismatchError", ...], "CollectiveMismatchError"),
     ],
 )
-@mpirun_may_stay
 @pytest.mark.parametrize("kills", ["1:step5:0", "1@2:step5:0"])
 def test_a_mistake_at_the_time_of_a_loss_may_be_caught_on_each_rank(kills, mistake, wanted, other):
     # What is in flight can't be waited for: the job is aborted at its end.
@@ -333,7 +326,6 @@ def test_what_nobody_has_any_more_ends_the_job_with_an_error(case, kills, words,
     assert advice in text
 
 
-@mpirun_may_stay
 def test_what_can_not_be_loaded_after_a_loss_ends_the_job_with_an_error():
     """A commit loads nothing: there it would be the error of one rank alone."""
     # Of its status nothing is said: that too is up to what mpirun makes of MPI_Abort.

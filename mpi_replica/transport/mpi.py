@@ -19,6 +19,7 @@ with warnings.catch_warnings():
 
 from ..errors import RankLostError
 from ..options import ReduceOp
+from .abort import abort_job
 from .base import HEADER_BYTES, Bytes, Messages, SharedMemoryError, Transport, WaitGivenUpError
 from .communicators import checked_communicator
 from .facts import LibraryFacts, library_facts
@@ -353,8 +354,7 @@ class MPITransport(Transport):
                 getattr(each, "Revoke", lambda: None)()  # requests have none
 
     def abort(self, status: int) -> None:
-        MPI.COMM_WORLD.Abort(status)
-        os._exit(status)  # MPICH returns, and its launcher ends the processes a little later
+        abort_job(MPI, status)
 
     def close(self) -> None:
         if self._exchange is not None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import RankLostError, mark_reporter
 from ..layout import compressed
+from .abort import abort_job
 from .agreeing import agree, agreeing
 from .base import Transport
 from .facts import is_fault_tolerant
@@ -346,7 +347,7 @@ class Survivors:
 
     def abort(self, status: int) -> None:
         """End the processes of all ranks with this exit status."""
-        self._mpi.COMM_WORLD.Abort(status)
+        abort_job(self._mpi, status)
 
     @property
     def may_be_needed(self) -> bool:
