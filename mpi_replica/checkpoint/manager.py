@@ -197,7 +197,7 @@ class CheckpointManager:
         engine = strategy.engine
 
         def make(site: CallSite, options: CommunicationOptions) -> Call:
-            return Stopping(_checked(step), signals.arrived(), site, options)
+            return Stopping(site, options, _checked(step), signals.arrived())
 
         rank, number = engine.cross_replica(engine.make(Stopping.kind, None, make))
         if not number:
