@@ -21,7 +21,7 @@ from .extended import StrategyExtended
 from .message_passing import MessagePassing
 from .options import CommunicationOptions, ReduceOp
 from .randomness import Generators
-from .replicas import Kept, Run
+from .replicas import KeptByRuns, Run
 from .resolver import MPIClusterResolver
 from .transport import Survivors
 from .values import PerReplica, component_of, local_results
@@ -50,7 +50,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Elastic):
         self.engine = engine
         self.generators = Generators(seed)
         self._extended = StrategyExtended(self)
-        self._kept = Kept()
+        self._kept = KeptByRuns()
         #: The ranks that live; None without MPI.
         self.survivors: Survivors | None = None
 

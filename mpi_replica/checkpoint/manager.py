@@ -11,16 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..collectives.call import Call
-from ..collectives.callsite import CallSite
 from ..context import require_cross_replica
 from ..errors import CheckpointError, CorruptCheckpointError
-from ..options import CommunicationOptions
 from . import files, signals
 from .checkpoint import Checkpoint
 from .index import MOST_BYTES, index_path, order_of, unpacked
 from .saving import data_files
-from .stopping import Stopping
+from .stopping import Stopping, checked_step
 
 __all__ = ["CheckpointManager", "latest_checkpoint"]
 
@@ -144,7 +141,7 @@ class CheckpointManager:
         """
         engine = self._checkpoint.strategy.engine
         try:
-            step = _checked(step)
+            step = checked_step(step)
         except (TypeError, ValueError) as error:
             engine.fail("CheckpointManager.save", error)
         path = self._checkpoint.save(self._path(step))
@@ -195,11 +192,9 @@ class CheckpointManager:
         strategy = self._checkpoint.strategy
         require_cross_replica(strategy, Stopping.kind)
         engine = strategy.engine
-
-        def make(site: CallSite, options: CommunicationOptions) -> Call:
-            return Stopping(site, options, _checked(step), signals.arrived())
-
-        rank, number = engine.cross_replica(engine.make(Stopping.kind, None, make))
+        rank, number = engine.cross_replica(
+            engine.make(Stopping.kind, None, Stopping, step, signals.arrived())
+        )
         if not number:
             return
         path = self.save(step)
@@ -255,14 +250,6 @@ class CheckpointManager:
 
     def __repr__(self) -> str:
         return f"<mr.CheckpointManager of {self._directory}>"
-
-
-def _checked(step: int) -> int:
-    if isinstance(step, bool) or not hasattr(step, "__index__"):
-        raise TypeError(f"step must be an int, got {step!r}.")
-    if step < 0:
-        raise ValueError(f"step must be 0 or more, got {step!r}.")
-    return int(step)
 
 
 def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
