@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import numpy as np
+from greenlet import getcurrent
 
 from . import blas, nest
 from .collectives import cross_replica
@@ -77,6 +78,12 @@ class Strategy(Distribution, MessagePassing, Verifying, Elastic):
     def num_replicas_in_sync(self) -> int:
         """How many replicas all ranks host together."""
         return self.engine.layout.num_replicas
+
+    @property
+    def is_between_replicas(self) -> bool:
+        """Whether a step is under way, and the code that runs now is in none of its replicas."""
+        runs = self.engine.agreement.runs
+        return bool(runs) and runs[-1].hub is getcurrent()
 
     @property
     def cluster_resolver(self) -> MPIClusterResolver:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..assignment import Assignable
+from ..abstract_variable import AbstractVariable
 from ..collectives.callsite import CallSite
 from ..context import (
     StrategyLike,
@@ -126,7 +126,7 @@ class Checkpoint:
         combined = {id(v): v.value() for v in self._variables() if not v.is_mirrored}
 
         def plain(value: Any) -> Any:
-            if isinstance(value, Assignable):
+            if isinstance(value, AbstractVariable):
                 found = combined[id(value)] if id(value) in combined else value.shared_value()
                 return np.asarray(found)
             return value.value if isinstance(value, Mirrored) else value
