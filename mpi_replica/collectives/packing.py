@@ -114,7 +114,7 @@ class Pack:
     chunks: tuple[Chunk, ...]
     length: int
 
-    @property
+    @functools.cached_property
     def leaves(self) -> list[int]:
         """The leaves, in the order in which they travel."""
         return [slot.leaf for chunk in self.chunks for slot in chunk.slots]

@@ -12,9 +12,11 @@ from ..tree import Partial
 from .delivery import PackDelivery
 from .packing import Pack, Piece, Stream
 
-__all__ = ["PackPart", "Part", "StreamPart", "groups_of_chunks"]
+__all__ = ["ALL_CHUNKS", "PackPart", "Part", "StreamPart", "groups_of_chunks"]
 
 Array = np.ndarray[Any, Any]
+
+ALL_CHUNKS = slice(None)
 
 
 class Part(abc.ABC):
@@ -67,9 +69,12 @@ class PackPart(Part):
         self._chunks = chunks
         self._contributions = contributions
         self._delivery = delivery
-        wanted = pack.chunks[chunks]
-        self.length = sum([chunk.stop - chunk.start for chunk in wanted])
-        self._leaves = [slot.leaf for chunk in wanted for slot in chunk.slots]
+        if chunks is ALL_CHUNKS:
+            self.length, self._leaves = pack.length, pack.leaves
+        else:
+            wanted = pack.chunks[chunks]
+            self.length = sum([chunk.stop - chunk.start for chunk in wanted])
+            self._leaves = [slot.leaf for chunk in wanted for slot in chunk.slots]
         self.dtype = self.result_dtype = pack.dtype
 
     def gather(

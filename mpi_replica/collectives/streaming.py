@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
+from ..options import ReduceOp
 from .delivery import PackDelivery
 from .group import Group
-from .packing import Pack, Plan, Stream
-from .parts import PackPart, Part, StreamPart, groups_of_chunks
+from .packing import Plan, Stream
+from .parts import ALL_CHUNKS, PackPart, Part, StreamPart, groups_of_chunks
 from .scratch import ALIGNMENT, Scratch
 from .steps import Steps
-from .ways import OrderedWay, Way, Ways, Work
+from .ways import OrderedWay, Ways, Work
 
 __all__ = ["Movement"]
 
 Array = np.ndarray[Any, Any]
+
+# Where each rank has one replica numpy has nothing to do for these, and so nothing to warn of.
+_BY_MPI_ALONE = (ReduceOp.SUM, ReduceOp.PROD)
 
 
 class Movement:
@@ -64,41 +66,46 @@ class Movement:
 
     def steps(self) -> Steps[None]:
         """Move everything."""
+        plan = self._plan
+        if self._group.layout.has_one_each and not plan.is_ordered and plan.op in _BY_MPI_ALONE:
+            return self._steps()
         return self._group.quiet(self._steps())
 
     def _steps(self) -> Steps[None]:
-        for way, parts in itertools.groupby(self._parts(), key=itemgetter(0)):
-            yield from way.reduce(self._work, map(itemgetter(1), parts))
-
-    def _parts(self) -> Iterator[tuple[Way, Part]]:
-        """Yield the parts that are not empty, each with its way."""
-        for pack in self._plan.packs:
-            for way, part in self._parts_of_pack(pack):
+        """Move what has no order first, and all else together, so that a window is never idle."""
+        plan, work, unordered = self._plan, self._work, self._ways.unordered
+        for pack in plan.packs:
+            if not pack.is_ordered:
+                part = PackPart(pack, ALL_CHUNKS, self._contributions, self._delivery)
                 if part.length:
-                    yield way, part
+                    yield from unordered(pack.dtype, plan.op).reduce(work, (part,))
                 else:
                     part.deliver(np.empty(0, part.dtype))
+        for stream in plan.streams:
+            if not stream.is_ordered:
+                parts = self._pieces(stream)
+                yield from unordered(stream.dtype, plan.op).reduce(work, parts)
+        if plan.is_ordered:
+            yield from self._ordered.reduce(work, self._ordered_parts())
+
+    def _pieces(self, stream: Stream) -> Iterator[Part]:
+        group = self._group
+        large = group.layout.has_one_each and (self._is_in_place or group.is_crowded)
+        for piece in stream.pieces(large=large, far=group.is_between_hosts):
+            yield StreamPart(stream, piece, self._contributions, self._results)
+
+    def _ordered_parts(self) -> Iterator[Part]:
+        part_bytes = self._ordered.part_bytes
+        for pack in self._plan.packs:
+            if pack.is_ordered:
+                for chunks in groups_of_chunks(pack, part_bytes):
+                    part = PackPart(pack, chunks, self._contributions, self._delivery)
+                    if part.length:
+                        yield part
+                    else:
+                        part.deliver(np.empty(0, part.dtype))
         for stream in self._plan.streams:
-            yield from self._parts_of_stream(stream)
-
-    def _parts_of_pack(self, pack: Pack) -> Iterator[tuple[Way, Part]]:
-        contributions, delivery = self._contributions, self._delivery
-        if not pack.is_ordered:
-            way = self._ways.unordered(pack.dtype, self._plan.op)
-            yield way, PackPart(pack, slice(None), contributions, delivery)
-            return
-        for chunks in groups_of_chunks(pack, self._ordered.part_bytes):
-            yield self._ordered, PackPart(pack, chunks, contributions, delivery)
-
-    def _parts_of_stream(self, stream: Stream) -> Iterator[tuple[Way, Part]]:
-        if stream.is_ordered:
-            way: Way = self._ordered
-            most = min(self._ordered.part_bytes // stream.dtype.itemsize, stream.piece)
-            pieces = stream.cut(most)
-        else:
-            group = self._group
-            way = self._ways.unordered(stream.dtype, self._plan.op)
-            large = group.layout.has_one_each and (self._is_in_place or group.is_crowded)
-            pieces = stream.pieces(large=large, far=group.is_between_hosts)
-        for piece in pieces:
-            yield way, StreamPart(stream, piece, self._contributions, self._results)
+            if stream.is_ordered:
+                most = min(part_bytes // stream.dtype.itemsize, stream.piece)
+                for piece in stream.cut(most):
+                    yield StreamPart(stream, piece, self._contributions, self._results)
