@@ -21,11 +21,11 @@ from ..context import (
 from ..errors import CheckpointError, ContextError
 from ..options import CommunicationOptions
 from ..values import Mirrored, PerReplica
-from .encoding import Encoder
+from .comparison import Comparison, Reader, variables_in
+from .encoder import Encoder
 from .index import Index, all_generators
-from .matching import Matching, Reader, variables_in
-from .restoring import Restoring
-from .saving import Own, Saving
+from .restore import Restoring
+from .save import Own, Saving
 
 __all__ = ["Checkpoint"]
 
@@ -191,15 +191,17 @@ class Checkpoint:
         if engine.is_spare:  # it gets its state with its replicas
             return
 
-        def match(index: Index, read: Reader) -> Matching:
-            matching = Matching(index, self._objects, read, engine.layout, is_exact=self._is_exact)
-            problems = matching.problems()
+        def match(index: Index, read: Reader) -> Comparison:
+            comparison = Comparison(
+                index, self._objects, read, engine.layout, is_exact=self._is_exact
+            )
+            problems = comparison.problems()
             if problems and strict:
                 raise CheckpointError(
                     f"{os.fspath(path)} does not fit this program. {problems}. Restore with"
                     " strict=False to take what fits."
                 )
-            return matching
+            return comparison
 
         def finish(index: Index, objects: dict[str, Any]) -> None:
             self.__dict__.update(objects)

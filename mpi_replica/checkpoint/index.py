@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import CheckpointError, CorruptCheckpointError
 from ..randomness import Generators
-from .encoding import decoded, dtype_from, dtype_text
+from .encoder import decoded, dtype_from, dtype_text
 from .files import Extent, head_of
 
 __all__ = [

@@ -16,11 +16,11 @@ from ..collectives.callsite import CallSite
 from ..context import require_cross_replica
 from ..errors import CheckpointError, CorruptCheckpointError
 from ..options import CommunicationOptions
-from . import files, signals
+from . import files, preemption
 from .checkpoint import Checkpoint
 from .index import MOST_BYTES, index_path, order_of, unpacked
-from .saving import data_files
-from .stopping import Stopping
+from .save import data_files
+from .stop import Stopping
 
 __all__ = ["CheckpointManager", "latest_checkpoint"]
 
@@ -103,7 +103,7 @@ class CheckpointManager:
             raise TypeError(f"save_on_signal must be a bool, got {save_on_signal!r}.")
         self._save_on_signal = save_on_signal
         if save_on_signal:
-            signals.listen(self)
+            preemption.listen(self)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -197,7 +197,7 @@ class CheckpointManager:
         engine = strategy.engine
 
         def make(site: CallSite, options: CommunicationOptions) -> Call:
-            return Stopping(_checked(step), signals.arrived(), site, options)
+            return Stopping(_checked(step), preemption.arrived(), site, options)
 
         rank, number = engine.cross_replica(engine.make(Stopping.kind, None, make))
         if not number:

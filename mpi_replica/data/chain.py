@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from .plans import Plan
+from .plans import DatasetPlan
 
 __all__ = ["Chain", "flag", "integer", "number_or_all", "require_callable"]
 
@@ -15,15 +15,15 @@ __all__ = ["Chain", "flag", "integer", "number_or_all", "require_callable"]
 class Chain:
     """Hold a plan; each verb returns a new object of the same class, with a longer plan."""
 
-    def __init__(self, plan: Plan) -> None:
-        if not isinstance(plan, Plan):
+    def __init__(self, plan: DatasetPlan) -> None:
+        if not isinstance(plan, DatasetPlan):
             raise TypeError(
                 f"Dataset can't be made of {plan!r} directly. Call Dataset.from_tensor_slices, "
                 "Dataset.range, Dataset.from_source or Dataset.from_generator."
             )
         self._plan = plan
 
-    def _with(self, plan: Plan) -> Self:
+    def _with(self, plan: DatasetPlan) -> Self:
         return type(self)(plan)
 
     def __repr__(self) -> str:

@@ -11,12 +11,12 @@ from .. import nest
 from ..collectives.engine import Engine
 from ..layout import shares
 from ..options import InputOptions, InputReplicationMode
-from .contexts import InputContext
-from .cutting import arrays_of, cut, empty_like
+from .batches import arrays_of, cut, empty_like
+from .dataset import UNKNOWN_CARDINALITY, Dataset, drops_remainder
 from .elements import ArraySpec, rows_of
+from .function_contexts import InputContext
 from .pipelines import END, Pipelines, check_source
-from .reading import MakeSteps, ReadOnce, Step, StepReader
-from .source import UNKNOWN_CARDINALITY, Dataset, drops_remainder
+from .step_reader import MakeSteps, ReadOnce, Step, StepReader
 
 __all__ = ["Input"]
 

@@ -5,8 +5,8 @@ reads last: nothing is read that was not asked for. Elsewhere elements stream by
 function of (epoch, position), so that every rank, and a run that goes on later, gets the same.
 """
 
-from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows
 from .changes import Batch, Map, Zip
+from .dataset_plan import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, DatasetPlan, SliceRows
 from .positions import Concatenate, Permutation, Repeat, Shard, Window
 from .prefetch import Prefetch
 from .sources import Generated, Items, Range, Slices
@@ -18,12 +18,12 @@ __all__ = [
     "Batch",
     "BufferShuffle",
     "Concatenate",
+    "DatasetPlan",
     "Filter",
     "Generated",
     "Items",
     "Map",
     "Permutation",
-    "Plan",
     "Prefetch",
     "Range",
     "Repeat",

@@ -1,6 +1,6 @@
 """Plans that make other elements of those of their sources: stacked, changed, side by side."""
 
-# ruff: noqa: D102 - what a plan overrides is documented in Plan.
+# ruff: noqa: D102 - what a plan overrides is documented in DatasetPlan.
 
 from __future__ import annotations
 
@@ -15,8 +15,15 @@ import numpy as np
 from ...errors import add_note
 from ...nest import Structure, map_structure, unflatten
 from ..elements import ArraySpec, as_arrays, cut_batch, rows_of, settled, stack
-from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, Positions, SliceRows, Verb
-from .calls import Calls, name_of, spread
+from .dataset_plan import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    DatasetPlan,
+    Positions,
+    SliceRows,
+    Verb,
+)
+from .function_calls import FunctionCalls, name_of, spread
 
 __all__ = ["Batch", "Map", "Zip"]
 
@@ -24,7 +31,7 @@ __all__ = ["Batch", "Map", "Zip"]
 class Batch(Verb):
     """Consecutive elements, stacked."""
 
-    def __init__(self, source: Plan, batch_size: int, drop_remainder: bool) -> None:
+    def __init__(self, source: DatasetPlan, batch_size: int, drop_remainder: bool) -> None:
         length = source.length
         if length >= 0:
             length = length // batch_size if drop_remainder else -(-length // batch_size)
@@ -70,12 +77,14 @@ class Batch(Verb):
 class Map(Verb):
     """What a function makes of each element."""
 
-    def __init__(self, source: Plan, function: Callable[..., Any], parallel_calls: int) -> None:
+    def __init__(
+        self, source: DatasetPlan, function: Callable[..., Any], parallel_calls: int
+    ) -> None:
         self._name = f"map({name_of(function)})"
         super().__init__(source, self._name)
         self.spec_is_free = False
         self._function = function
-        self._calls = Calls(parallel_calls)
+        self._calls = FunctionCalls(parallel_calls)
 
     def spec(self) -> Any:
         spec = self.first_spec()
@@ -128,10 +137,10 @@ class Map(Verb):
         return rows, settled(made)
 
 
-class Zip(Plan):
+class Zip(DatasetPlan):
     """Nests of elements, one of each source."""
 
-    def __init__(self, structure: Structure, sources: Sequence[Plan]) -> None:
+    def __init__(self, structure: Structure, sources: Sequence[DatasetPlan]) -> None:
         lengths = [source.length for source in sources]
         if UNKNOWN_CARDINALITY in lengths:
             length = UNKNOWN_CARDINALITY

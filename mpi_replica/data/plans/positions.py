@@ -1,6 +1,6 @@
 """Plans that pick: elements of their source, or of two, at other positions."""
 
-# ruff: noqa: D102 - what a plan overrides is documented in Plan.
+# ruff: noqa: D102 - what a plan overrides is documented in DatasetPlan.
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ import numpy as np
 from ...array_libraries import by_numpy
 from ...nest import map_structure
 from ..elements import common_spec, concatenate, require_fit, spec_of
-from ..permutation import Order
-from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, Positions, SliceRows, Verb
+from .dataset_plan import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    DatasetPlan,
+    Positions,
+    SliceRows,
+    Verb,
+)
+from .random_order import RandomOrder
 
 __all__ = ["Concatenate", "Permutation", "Repeat", "Shard", "Window"]
 
@@ -31,7 +38,7 @@ _BLOCK = 1024
 class _Route(NamedTuple):
     """Where to get some of the elements asked for."""
 
-    source: Plan
+    source: DatasetPlan
     positions: Positions
     epoch: int
     #: Which of the elements asked for they are; None for all, in their order.
@@ -79,11 +86,11 @@ class _Picking(Verb):
 class Permutation(_Picking):
     """All elements of an indexable source in a random order."""
 
-    def __init__(self, source: Plan, seed: int, reshuffle: bool) -> None:
+    def __init__(self, source: DatasetPlan, seed: int, reshuffle: bool) -> None:
         super().__init__(source, f"shuffle(seed={seed})")
         self._seed = seed
         self._reshuffle = reshuffle
-        self._order: tuple[int, Order] | None = None
+        self._order: tuple[int, RandomOrder] | None = None
         self._block: tuple[int, int, Positions] | None = None
 
     def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
@@ -95,7 +102,7 @@ class Permutation(_Picking):
         key = epoch if self._reshuffle else 0
         order = self._order
         if order is None or order[0] != key:
-            order = key, Order(self.length, seed=self._seed, epoch=key)
+            order = key, RandomOrder(self.length, seed=self._seed, epoch=key)
             self._order = order
         number = int(positions[0]) // _BLOCK
         start = number * _BLOCK
@@ -112,7 +119,7 @@ class Permutation(_Picking):
 class Repeat(_Picking):
     """Several passes; pass i of epoch e is epoch e * passes + i of the source."""
 
-    def __init__(self, source: Plan, count: int | None) -> None:
+    def __init__(self, source: DatasetPlan, count: int | None) -> None:
         if count == 0 or source.length == 0:
             length = 0
         elif count is None or source.length == INFINITE_CARDINALITY:
@@ -169,7 +176,7 @@ class Repeat(_Picking):
 class Window(_Picking):
     """Elements `start` to `start + count`, or to the end."""
 
-    def __init__(self, source: Plan, verb: str, start: int, count: int | None) -> None:
+    def __init__(self, source: DatasetPlan, verb: str, start: int, count: int | None) -> None:
         length = source.length
         if length >= 0:
             length = max(0, length - start)
@@ -195,7 +202,7 @@ class Window(_Picking):
 class Shard(_Picking):
     """Each `number`-th element, from `index` on."""
 
-    def __init__(self, source: Plan, number: int, index: int) -> None:
+    def __init__(self, source: DatasetPlan, number: int, index: int) -> None:
         length = source.length
         if length >= 0:
             length = -(-max(0, length - index) // number)
@@ -218,7 +225,7 @@ class Shard(_Picking):
 class Concatenate(_Picking):
     """The elements of one source, then those of another."""
 
-    def __init__(self, first: Plan, second: Plan) -> None:
+    def __init__(self, first: DatasetPlan, second: DatasetPlan) -> None:
         lengths = first.length, second.length
         if INFINITE_CARDINALITY in lengths or UNKNOWN_CARDINALITY in lengths:
             is_infinite = INFINITE_CARDINALITY in lengths

@@ -1,6 +1,6 @@
 """The plan that reads ahead of who iterates it."""
 
-# ruff: noqa: D102 - what a plan overrides is documented in Plan.
+# ruff: noqa: D102 - what a plan overrides is documented in DatasetPlan.
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from ..ahead import read_ahead
-from .base import Plan, Positions, SliceRows, Verb
+from ..read_ahead import read_ahead
+from .dataset_plan import DatasetPlan, Positions, SliceRows, Verb
 
 __all__ = ["Prefetch"]
 
@@ -17,7 +17,7 @@ __all__ = ["Prefetch"]
 class Prefetch(Verb):
     """The elements of the source; iterating them reads ahead in a thread."""
 
-    def __init__(self, source: Plan, buffer_size: int) -> None:
+    def __init__(self, source: DatasetPlan, buffer_size: int) -> None:
         super().__init__(source, f"prefetch({buffer_size})")
         self._buffer_size = buffer_size
 

@@ -1,6 +1,6 @@
 """Plans that read: arrays, numbers, objects with rows, and what a function's iterator yields."""
 
-# ruff: noqa: D102 - what a plan overrides is documented in Plan.
+# ruff: noqa: D102 - what a plan overrides is documented in DatasetPlan.
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ...array_libraries import give_back, taken, ways_back
 from ...errors import add_note
 from ...nest import flatten, leaf_paths, map_structure, unflatten
 from ..elements import ArraySpec, as_arrays, at, settled, unstacked
-from .base import UNKNOWN_CARDINALITY, Plan, Positions, SliceRows
-from .calls import name_of
+from .dataset_plan import UNKNOWN_CARDINALITY, DatasetPlan, Positions, SliceRows
+from .function_calls import name_of
 
 __all__ = ["Generated", "HasRows", "Items", "Range", "Slices", "number_of_rows"]
 
@@ -37,7 +37,7 @@ def number_of_rows(source: Any) -> int | None:
     return operator.index(shape[0]) if isinstance(shape, tuple) and shape else None
 
 
-class Slices(Plan):
+class Slices(DatasetPlan):
     """Rows of arrays."""
 
     def __init__(self, arrays: Any) -> None:
@@ -83,7 +83,7 @@ class Slices(Plan):
         return f"row {position} of {self.text}"
 
 
-class Range(Plan):
+class Range(DatasetPlan):
     """Numbers at equal distances."""
 
     def __init__(self, start: int, stop: int, step: int) -> None:
@@ -102,7 +102,7 @@ class Range(Plan):
         return self._start + self._step * positions
 
 
-class Items(Plan):
+class Items(DatasetPlan):
     """Rows of an object that gives one at a time."""
 
     def __init__(self, source: HasRows, rows: int) -> None:
@@ -127,7 +127,7 @@ class Items(Plan):
         return f"row {position} of {self.text}"
 
 
-class Generated(Plan):
+class Generated(DatasetPlan):
     """What a function's iterator yields, as a stream."""
 
     def __init__(self, generator: Callable[[], Iterable[Any]]) -> None:

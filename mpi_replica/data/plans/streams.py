@@ -1,6 +1,6 @@
 """Plans whose elements can't be reached by position: each depends on those before it."""
 
-# ruff: noqa: D102 - what a plan overrides is documented in Plan.
+# ruff: noqa: D102 - what a plan overrides is documented in DatasetPlan.
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ...array_libraries import taken
 from ...errors import add_note
 from ...nest import map_structure
 from ..elements import cut_batch, row_count, unbatched
-from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows, Verb
-from .calls import name_of, spread
+from .dataset_plan import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, DatasetPlan, SliceRows, Verb
+from .function_calls import name_of, spread
 
 __all__ = ["BufferShuffle", "Filter", "Unbatch"]
 
@@ -25,7 +25,7 @@ __all__ = ["BufferShuffle", "Filter", "Unbatch"]
 class BufferShuffle(Verb):
     """Elements of a stream, each drawn at random from a buffer."""
 
-    def __init__(self, source: Plan, seed: int, reshuffle: bool, buffer_size: int) -> None:
+    def __init__(self, source: DatasetPlan, seed: int, reshuffle: bool, buffer_size: int) -> None:
         super().__init__(source, f"shuffle({buffer_size}, seed={seed})", indexable=False)
         self._seed = seed
         self._reshuffle = reshuffle
@@ -54,7 +54,7 @@ class BufferShuffle(Verb):
 class Filter(Verb):
     """The elements for which a function returns True."""
 
-    def __init__(self, source: Plan, predicate: Callable[..., Any]) -> None:
+    def __init__(self, source: DatasetPlan, predicate: Callable[..., Any]) -> None:
         self._name = f"filter({name_of(predicate)})"
         super().__init__(source, self._name, length=UNKNOWN_CARDINALITY, indexable=False)
         self._predicate = predicate
@@ -95,7 +95,7 @@ class Filter(Verb):
 class Unbatch(Verb):
     """The rows of each element, one after the other."""
 
-    def __init__(self, source: Plan) -> None:
+    def __init__(self, source: DatasetPlan) -> None:
         # An element may have any number of rows, and a map may change it.
         length = source.length if source.length == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
         super().__init__(source, "unbatch()", length=length, indexable=False, batched=False)

@@ -12,12 +12,12 @@ from ..errors import CollectiveMismatchError, mark_reporter
 from ..layout import Layout, compressed
 from ..transport import Transport
 from .buddies import givers
-from .snapshot import Own
+from .snapshot import ReplicaPart
 
 __all__ = ["Found", "gather_state"]
 
 
-class _Holdings(NamedTuple):
+class _Inventory(NamedTuple):
     """What a rank tells of what it has."""
 
     #: Which call of ``run_elastic`` it is in.
@@ -37,7 +37,7 @@ class Found(NamedTuple):
     number: int
     shared: Any
     #: What belongs to its replicas, and perhaps to others.
-    own: dict[int, Own]
+    own: dict[int, ReplicaPart]
     #: Replicas to which nothing belongs.
     empty: frozenset[int]
     #: Replicas whose state no rank has.
@@ -52,8 +52,8 @@ def gather_state(
     call: int,
     number: int | None,
     shared: Any,
-    own: Mapping[int, Own],
-    kept: Mapping[int, Own],
+    own: Mapping[int, ReplicaPart],
+    kept: Mapping[int, ReplicaPart],
     empty: frozenset[int],
     num_variables: int,
 ) -> Found:
@@ -85,8 +85,8 @@ def gather_state(
     -----
     Two small messages to all, and one to each rank that needs something.
     """
-    mine = _Holdings(call, number, tuple(own), tuple(kept), empty, num_variables)
-    told: list[_Holdings] = [
+    mine = _Inventory(call, number, tuple(own), tuple(kept), empty, num_variables)
+    told: list[_Inventory] = [
         pickle.loads(data) for data in transport.all_gather_bytes(pickle.dumps(mine, 5))
     ]
     _require_one_call([one.call for one in told])
@@ -123,7 +123,7 @@ def gather_state(
         shared = given or shared
         have |= parts
     for i in layout.local_replica_ids:
-        have.setdefault(i, Own({}, {}))
+        have.setdefault(i, ReplicaPart({}, {}))
     return Found(numbers.pop(), shared, have, nothing, [], most)
 
 

@@ -17,7 +17,7 @@ from ..elements import no_rows_of, spec_of, stack
 __all__ = [
     "INFINITE_CARDINALITY",
     "UNKNOWN_CARDINALITY",
-    "Plan",
+    "DatasetPlan",
     "Positions",
     "SliceRows",
     "Verb",
@@ -30,7 +30,7 @@ Positions = NDArray[np.int64]
 SliceRows = Callable[[int], slice]
 
 
-class Plan(ABC):
+class DatasetPlan(ABC):
     """How a dataset gets its elements.
 
     An element comes with its number of rows: of the whole batch, 1 where there is no batch. `cut`
@@ -44,7 +44,7 @@ class Plan(ABC):
         *,
         indexable: bool,
         batched: bool,
-        sources: Sequence[Plan] = (),
+        sources: Sequence[DatasetPlan] = (),
     ) -> None:
         self.text = text
         self.length = length
@@ -108,19 +108,19 @@ class Plan(ABC):
         return f"element {position} of {self.text}"
 
 
-class Verb(Plan):
+class Verb(DatasetPlan):
     """A plan that does something with one source, and is otherwise what that one is.
 
     Parameters
     ----------
-    source : Plan
+    source : DatasetPlan
     verb : str
         What the text of the source goes on with: ``batch(4)``.
     """
 
     def __init__(
         self,
-        source: Plan,
+        source: DatasetPlan,
         verb: str,
         *,
         length: int | None = None,

@@ -13,7 +13,7 @@ from ..collectives.standing import LeafDescription
 from ..dtypes import wire_name
 from ..layout import Layout
 from ..values import Mirrored, PerReplica, per_replica
-from .encoding import (
+from .encoder import (
     array_name,
     decoded,
     mapping_items,
@@ -23,7 +23,7 @@ from .encoding import (
 )
 from .index import ArrayRecord, Index
 
-__all__ = ["Matching", "Reader", "variables_in"]
+__all__ = ["Comparison", "Reader", "variables_in"]
 
 Array = np.ndarray[Any, Any]
 
@@ -34,7 +34,7 @@ Reader = Callable[[str, Array], None]
 _PutBack = Callable[[], Any]
 
 
-class Matching:
+class Comparison:
     """The objects of a program beside what a checkpoint has for them.
 
     Nothing is read or changed until `put_back`.

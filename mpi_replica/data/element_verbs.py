@@ -11,12 +11,12 @@ import numpy as np
 from ..nest import flatten
 from . import plans
 from .chain import Chain, flag, integer, require_callable
-from .plans.calls import AUTOTUNE
+from .plans.function_calls import AUTOTUNE
 
-__all__ = ["Changing"]
+__all__ = ["ElementVerbs"]
 
 
-class Changing(Chain):
+class ElementVerbs(Chain):
     """Change elements."""
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> Self:

@@ -16,10 +16,10 @@ from ..errors import RankLostError, mark_reporter
 from ..layout import Layout, compressed
 from ..options import CommunicationOptions
 from ..transport import Survivors, Transport
-from .committing import Committing, Guarded
+from .commit import Committing, Guarded
 from .losses import Loss
-from .moving import gather_state
-from .snapshot import Own, Shared, Snapshot, are_empty, put_back, take, variables_beside
+from .recovery import gather_state
+from .snapshot import ReplicaPart, SharedPart, Snapshot, are_empty, put_back, take, variables_beside
 from .state import (
     ElasticState,
     manager_of,
@@ -46,16 +46,16 @@ class ElasticStrategy(StrategyLike, Protocol):
 
 
 @dataclasses.dataclass
-class Holding:
+class HeldCommit:
     """What this rank has of the last commit."""
 
     #: How many commits there were.
     number: int
-    shared: Shared
+    shared: SharedPart
     #: What belongs to its own replicas.
-    own: dict[int, Own]
+    own: dict[int, ReplicaPart]
     #: Gives its copies of what belongs to others.
-    kept: Callable[[], Mapping[int, Own]]
+    kept: Callable[[], Mapping[int, ReplicaPart]]
     #: Replicas to which nothing belongs.
     empty: frozenset[int]
     #: The step that a program would speak of.
@@ -77,7 +77,7 @@ class Keeper:
         self._survivors = strategy.survivors
         #: Whether the job goes on without a lost rank.
         self.is_guarded = self._survivors is not None and self._survivors.is_fault_tolerant
-        self._holding: Holding | None = None
+        self._holding: HeldCommit | None = None
         # The newest snapshot, and an older one whose memory is used again.
         self._newest: Snapshot | None = None
         self._reusable: Snapshot | None = None
@@ -92,7 +92,7 @@ class Keeper:
         ids = (
             self._strategy.engine.layout.all_replica_ids if are_empty(snapshot.own.values()) else ()
         )
-        self._holding = Holding(
+        self._holding = HeldCommit(
             0, snapshot.shared, snapshot.own, dict, frozenset(ids), self._step(0)
         )
 
@@ -120,7 +120,7 @@ class Keeper:
         engine.agreement.meeting.come()
         number = 1 if self._holding is None else self._holding.number + 1
         self._reusable, self._newest = self._newest, snapshot
-        self._holding = Holding(
+        self._holding = HeldCommit(
             number, snapshot.shared, snapshot.own, guarded.kept, guarded.empty, self._step(number)
         )
 
@@ -193,7 +193,7 @@ class Keeper:
         found_objects = put_back(strategy, objects_of(self._state), shared, mine)
         replace_objects(self._state, found_objects)
         # What other ranks host now is kept, too: one of them may be lost before the next commit.
-        self._holding = Holding(found.number, shared, mine, lambda: found.own, found.empty, step)
+        self._holding = HeldCommit(found.number, shared, mine, lambda: found.own, found.empty, step)
         self._newest = self._reusable = None
 
     def _require_checkpoint(self) -> None:

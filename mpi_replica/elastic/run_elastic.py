@@ -14,7 +14,7 @@ from ..context import require_cross_replica
 from ..errors import ContextError, RankLostError, mark_reporter, text_of
 from ..options import CommunicationOptions
 from ..transport import End
-from .keeping import ElasticStrategy, Keeper
+from .keeper import ElasticStrategy, Keeper
 from .losses import Loss
 from .state import ElasticState, kept_by, strategies_of
 

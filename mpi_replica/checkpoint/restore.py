@@ -16,8 +16,8 @@ from ..collectives.standing import CallDescription
 from ..errors import CorruptCheckpointError
 from ..options import CommunicationOptions
 from . import files
+from .comparison import Comparison, Reader
 from .index import MOST_BYTES, Index, index_path, unpacked
-from .matching import Matching, Reader
 
 __all__ = ["Restoring"]
 
@@ -31,7 +31,7 @@ class Restoring(Call):
     ----------
     path : Path
     match : callable
-        Given an index and what reads arrays, returns the `Matching` with this rank's objects, or
+        Given an index and what reads arrays, returns the `Comparison` with this rank's objects, or
         raises where they do not fit.
     finish : callable
         Given the index and the objects, when all have been put back.
@@ -44,7 +44,7 @@ class Restoring(Call):
     def __init__(
         self,
         path: Path,
-        match: Callable[[Index, Reader], Matching],
+        match: Callable[[Index, Reader], Comparison],
         finish: Callable[[Index, dict[str, Any]], None],
         is_reader: bool,
         site: CallSite,

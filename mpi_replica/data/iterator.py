@@ -18,19 +18,18 @@ from ..collectives.standing import Note
 from ..context import current_state
 from ..options import CommunicationOptions
 from ..values import per_replica
-from .cutting import empty_like
+from .batches import empty_like, kind_of, kind_text
+from .dataset import UNKNOWN_CARDINALITY
 from .inputs import Input
-from .kinds import kind_of, kind_text
 from .next_step import NextStep
-from .source import UNKNOWN_CARDINALITY
 
-__all__ = ["DistributedIterator", "OptionalStep", "Place", "placeless_site"]
+__all__ = ["DistributedIterator", "OptionalStep", "Progress", "placeless_site"]
 
 _SAME_STEPS = "All ranks must take the same steps: call next() equally often on each."
 
 
 @dataclasses.dataclass
-class Place:
+class Progress:
     """Where an iteration stands."""
 
     epoch: int
@@ -39,7 +38,7 @@ class Place:
     has_ended: bool = False
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any], pipelines: int | None) -> Place:
+    def of_state(cls, state: Mapping[str, Any], pipelines: int | None) -> Progress:
         """Return the place of a state.
 
         Raises
@@ -69,7 +68,7 @@ class Place:
 class DistributedIterator:
     """One pass over a `DistributedDataset` (`tf.distribute.DistributedIterator`)."""
 
-    def __init__(self, engine: Engine, made_of: Input, place: Place, name: str) -> None:
+    def __init__(self, engine: Engine, made_of: Input, place: Progress, name: str) -> None:
         self._engine = engine
         self._input = made_of
         self._is_global = made_of.pipelines is None
@@ -107,7 +106,7 @@ class DistributedIterator:
         ValueError
             It stood in the middle of input of each rank's own, and there are other ranks now.
         """
-        place = Place.of_state(state, self._input.pipelines)
+        place = Progress.of_state(state, self._input.pipelines)
         self._place.epoch, self._place.steps, self._place.has_ended = (
             place.epoch,
             place.steps,

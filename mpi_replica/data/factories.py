@@ -13,10 +13,10 @@ from .chain import Chain, integer
 from .elements import as_arrays, at
 from .plans.sources import HasRows, number_of_rows
 
-__all__ = ["Making"]
+__all__ = ["Factories"]
 
 
-class Making(Chain):
+class Factories(Chain):
     """Make datasets."""
 
     @classmethod

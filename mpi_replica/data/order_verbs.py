@@ -8,10 +8,10 @@ from typing import Self
 from . import plans
 from .chain import Chain, flag, integer, number_or_all
 
-__all__ = ["Arranging"]
+__all__ = ["OrderVerbs"]
 
 
-class Arranging(Chain):
+class OrderVerbs(Chain):
     """Choose and order elements."""
 
     def shuffle(
