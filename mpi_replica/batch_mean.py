@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import nest
+from .argument_checks import integer
 from .array_libraries import dtype_of, give_back, mean_of, taken, ways_back
 from .dtypes import accumulation
 from .errors import ContextError
@@ -151,10 +152,8 @@ def compute_average_loss(
     if global_batch_size is None:
         _require_values(per_example_loss)
         rows = int(context.all_reduce(ReduceOp.SUM, np.int64(rows)))
-    elif isinstance(global_batch_size, bool) or not hasattr(global_batch_size, "__index__"):
-        raise TypeError(f"global_batch_size must be an int, got {global_batch_size!r}.")
     else:
-        rows = int(global_batch_size)
+        rows = integer("global_batch_size", global_batch_size)
     if rows < 1:
         raise ValueError(
             f"compute_average_loss got {rows} rows of all replicas together: there is no mean of"

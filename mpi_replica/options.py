@@ -6,6 +6,8 @@ import dataclasses
 import enum
 import functools
 
+from .argument_checks import integer
+
 __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
@@ -165,10 +167,8 @@ implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, na
     wire: str = dataclasses.field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.bytes_per_pack, bool) or not isinstance(self.bytes_per_pack, int):
-            raise TypeError(f"bytes_per_pack must be an int of bytes, got {self.bytes_per_pack!r}.")
-        if self.bytes_per_pack < 0:
-            raise ValueError(f"bytes_per_pack must be 0 or more, got {self.bytes_per_pack!r}.")
+        number = integer("bytes_per_pack", self.bytes_per_pack, 0)
+        object.__setattr__(self, "bytes_per_pack", number)
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:
             raise ValueError(
                 f"timeout_seconds must be a positive number or None, got {self.timeout_seconds!r}."
@@ -289,13 +289,5 @@ class InputOptions:
             raise TypeError(
                 f"experimental_replication_mode must be mr.InputReplicationMode, got {mode!r}."
             )
-        size = self.experimental_per_replica_buffer_size
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(
-                "experimental_per_replica_buffer_size must be an int of steps to make ahead, got"
-                f" {size!r}."
-            )
-        if size < 0:
-            raise ValueError(
-                f"experimental_per_replica_buffer_size must be 0 or more, got {size!r}."
-            )
+        name = "experimental_per_replica_buffer_size"
+        object.__setattr__(self, name, integer(name, getattr(self, name), 0))

@@ -41,7 +41,7 @@ FLOORS = {
     3: ["collectives"],
     2: ["launcher", "transport", "watch", "interrupts", "start", "numerics", "blas", "resolver"],
     1: ["nest", "values", "indexed_slices", "layout", "tree", "randomness"],
-    0: ["errors", "options", "dtypes", "array_libraries", "containers"],
+    0: ["argument_checks", "errors", "options", "dtypes", "array_libraries", "containers"],
 }
 MPI_MODULE = f"{PACKAGE}.transport.mpi"  # the only one that may import mpi4py
 

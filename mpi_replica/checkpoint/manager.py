@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..argument_checks import flag, integer
 from ..collectives.call import Call
 from ..collectives.callsite import CallSite
 from ..context import require_cross_replica
@@ -89,20 +90,17 @@ class CheckpointManager:
     ) -> None:
         if not isinstance(checkpoint, Checkpoint):
             raise TypeError(f"CheckpointManager needs a mr.Checkpoint, got {checkpoint!r}.")
-        for name, number in (("max_to_keep", max_to_keep), ("keep_every", keep_every)):
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
-                raise TypeError(f"{name} must be an int or None, got {number!r}.")
-            if number is not None and number < 1:
-                raise ValueError(f"{name} must be 1 or more, got {number!r}.")
+        if max_to_keep is not None:
+            max_to_keep = integer("max_to_keep (None keeps all)", max_to_keep, 1)
+        if keep_every is not None:
+            keep_every = integer("keep_every (None keeps none beside)", keep_every, 1)
         self._checkpoint = checkpoint
         checkpoint._manager = weakref.ref(self)
         self._directory = Path(os.path.abspath(directory))
         self._max_to_keep = max_to_keep
         self._keep_every = keep_every
-        if not isinstance(save_on_signal, bool):
-            raise TypeError(f"save_on_signal must be a bool, got {save_on_signal!r}.")
-        self._save_on_signal = save_on_signal
-        if save_on_signal:
+        self._save_on_signal = flag("save_on_signal", save_on_signal)
+        if self._save_on_signal:
             preemption.listen(self)
 
     @property
@@ -144,7 +142,7 @@ class CheckpointManager:
         """
         engine = self._checkpoint.strategy.engine
         try:
-            step = _checked(step)
+            step = integer("step", step, 0)
         except (TypeError, ValueError) as error:
             engine.fail("CheckpointManager.save", error)
         path = self._checkpoint.save(self._path(step))
@@ -197,7 +195,7 @@ class CheckpointManager:
         engine = strategy.engine
 
         def make(site: CallSite, options: CommunicationOptions) -> Call:
-            return Stopping(_checked(step), preemption.arrived(), site, options)
+            return Stopping(integer("step", step, 0), preemption.arrived(), site, options)
 
         rank, number = engine.cross_replica(engine.make(Stopping.kind, None, make))
         if not number:
@@ -255,14 +253,6 @@ class CheckpointManager:
 
     def __repr__(self) -> str:
         return f"<mr.CheckpointManager of {self._directory}>"
-
-
-def _checked(step: int) -> int:
-    if isinstance(step, bool) or not hasattr(step, "__index__"):
-        raise TypeError(f"step must be an int, got {step!r}.")
-    if step < 0:
-        raise ValueError(f"step must be 0 or more, got {step!r}.")
-    return int(step)
 
 
 def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, Self
 
-import numpy as np
-
+from ..argument_checks import integer
 from .plans import DatasetPlan
 
-__all__ = ["Chain", "flag", "integer", "number_or_all", "require_callable"]
+__all__ = ["Chain", "number_or_all", "require_callable"]
 
 
 class Chain:
@@ -31,43 +29,10 @@ class Chain:
         return f"<Dataset.{self._plan.text}>"
 
 
-def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return an argument as an int.
-
-    Raises
-    ------
-    TypeError, ValueError
-        It is none, or out of the limits.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value!r}. Convert it with int().")
-    if number < least or (most is not None and number > most):
-        limits = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{name} must be {limits}, got {value!r}.")
-    return number
-
-
 def number_or_all(name: str, value: Any) -> int | None:
     """Return a number of elements, or None for -1: all of them, as in tf."""
     number = integer(f"{name} (-1 is all)", value, -1)
     return None if number == -1 else number
-
-
-def flag(name: str, value: Any) -> bool:
-    """Return an argument as a bool.
-
-    Raises
-    ------
-    TypeError
-        It is none.
-    """
-    if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} must be True or False, got {value!r}. Pass it by name.")
-    return bool(value)
 
 
 def require_callable(name: str, value: Any, example: str) -> None:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from .chain import integer
+from ..argument_checks import integer
 from .element_verbs import ElementVerbs
 from .elements import ArraySpec, numpy_values
 from .factories import Factories
@@ -114,7 +114,7 @@ class Dataset(Factories, OrderVerbs, ElementVerbs):
 
     def __iter__(self) -> Iterator[Any]:
         """Start the next epoch: iterate the elements."""
-        return (value for _, value in self._plan.iterate(next(self._epochs), None))
+        return self._plan.values(next(self._epochs))
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """Start the next epoch, as `iter(dataset)`, with numpy's values whatever the source gave.
@@ -175,7 +175,7 @@ class Dataset(Factories, OrderVerbs, ElementVerbs):
 
 def elements_of(dataset: Dataset, epoch: int, start: int) -> Iterator[Any]:
     """Iterate the elements of an epoch, batched or not, from element `start` on."""
-    return (value for _, value in dataset._plan.iterate(epoch, None, start))
+    return dataset._plan.values(epoch, start)
 
 
 def drops_remainder(source: Any) -> bool:

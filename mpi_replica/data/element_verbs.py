@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
 
+from ..argument_checks import flag, integer
 from ..nest import flatten
 from . import plans
-from .chain import Chain, flag, integer, require_callable
+from .chain import Chain, require_callable
 from .plans.function_calls import AUTOTUNE
 
 __all__ = ["ElementVerbs"]
@@ -192,8 +192,9 @@ class ElementVerbs(Chain):
 
 
 def _count_or_autotune(name: str, value: Any) -> int:
-    if integer(name, value, AUTOTUNE) == 0:
+    count = integer(name, value, AUTOTUNE)
+    if count == 0:
         raise ValueError(
             f"{name} must be at least 1, or mr.data.AUTOTUNE, which is -1, got {value!r}."
         )
-    return operator.index(value)
+    return count

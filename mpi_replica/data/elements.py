@@ -142,8 +142,6 @@ def unstacked(rows: Any, count: int, ways: Sequence[GiveBack | None] | None = No
     `ways` tell as what the leaves are given back.
     """
     leaves, structure = flatten(rows)
-    if ways is None:
-        return [unflatten(structure, [leaf[row] for leaf in leaves]) for row in range(count)]
     return [
         unflatten(structure, give_back([leaf[row] for leaf in leaves], ways))
         for row in range(count)

@@ -7,9 +7,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from ..argument_checks import integer
 from ..nest import flatten_tensors, leaf_paths
 from . import plans
-from .chain import Chain, integer
+from .chain import Chain
 from .elements import as_arrays, at
 from .plans.sources import HasRows, number_of_rows
 

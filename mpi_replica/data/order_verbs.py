@@ -5,8 +5,9 @@ from __future__ import annotations
 import operator
 from typing import Self
 
+from ..argument_checks import flag, integer
 from . import plans
-from .chain import Chain, flag, integer, number_or_all
+from .chain import Chain, number_or_all
 
 __all__ = ["OrderVerbs"]
 

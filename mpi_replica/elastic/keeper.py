@@ -13,7 +13,7 @@ from ..collectives.call import Call
 from ..collectives.callsite import CallSite
 from ..context import StrategyLike, require_cross_replica
 from ..errors import RankLostError, mark_reporter
-from ..layout import Layout, compressed
+from ..layout import Layout, listed
 from ..options import CommunicationOptions
 from ..transport import Survivors, Transport
 from .commit import Committing, Guarded
@@ -235,9 +235,8 @@ class Keeper:
             ranks = sorted(rank for loss in losses for rank in loss.ranks)
             seconds = sum(loss.seconds for loss in losses)
             _log.warning(
-                "ended without rank%s %s, lost in %d event%s; %.3f s went into going on.",
-                "s" * (len(ranks) > 1),
-                compressed(ranks),
+                "ended without %s, lost in %d event%s; %.3f s went into going on.",
+                listed("rank", ranks),
                 len(losses),
                 "s" * (len(losses) > 1),
                 seconds,
@@ -246,10 +245,9 @@ class Keeper:
 
 def _gone(replica_ids: Sequence[int], text: str) -> RankLostError:
     """Return the error of a state that no rank has, which all ranks raise."""
-    many = "s" * (len(replica_ids) > 1)
     error = RankLostError(
-        f"what belonged to replica{many} {compressed(replica_ids)} is gone: the ranks that hosted"
-        f" and that kept it {text}"
+        f"what belonged to {listed('replica', replica_ids)} is gone: the ranks that hosted and that"
+        f" kept it {text}"
     )
     mark_reporter(error, 0)
     return error

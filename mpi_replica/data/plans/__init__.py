@@ -7,8 +7,7 @@ function of (epoch, position), so that every rank, and a run that goes on later,
 
 from .changes import Batch, Map, Zip
 from .dataset_plan import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, DatasetPlan, SliceRows
-from .positions import Concatenate, Permutation, Repeat, Shard, Window
-from .prefetch import Prefetch
+from .positions import Concatenate, Permutation, Prefetch, Repeat, Shard, Window
 from .sources import Generated, Items, Range, Slices
 from .streams import BufferShuffle, Filter, Unbatch
 

@@ -1,9 +1,10 @@
-"""Plans that pick: elements of their source, or of two, at other positions."""
+"""Plans that pick: elements of their source, or of two, at other positions or moments."""
 
 # ruff: noqa: D102 - what a plan overrides is documented in DatasetPlan.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -14,17 +15,19 @@ import numpy as np
 from ...array_libraries import by_numpy
 from ...nest import map_structure
 from ..elements import common_spec, concatenate, require_fit, spec_of
+from ..read_ahead import read_ahead
 from .dataset_plan import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     DatasetPlan,
+    Element,
     Positions,
     SliceRows,
     Verb,
 )
 from .random_order import RandomOrder
 
-__all__ = ["Concatenate", "Permutation", "Repeat", "Shard", "Window"]
+__all__ = ["Concatenate", "Permutation", "Prefetch", "Repeat", "Shard", "Window"]
 
 # Epochs that are set aside for one iteration of an endless repeat, so that the next iteration
 # does not see the same orders again.
@@ -52,7 +55,7 @@ class _Picking(Verb):
     def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
         """Return where to get the elements at these positions; for none of them one route."""
 
-    def element(self, position: int, epoch: int, cut: SliceRows | None) -> tuple[int, Any]:
+    def element(self, position: int, epoch: int, cut: SliceRows | None) -> Element:
         (route,) = self.routes(np.array([position], np.int64), epoch)
         return route.source.element(int(route.positions[0]), route.epoch, cut)
 
@@ -146,9 +149,7 @@ class Repeat(_Picking):
             for number, where in zip(found, places, strict=True)
         ]
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         length = self._source.length
         if self.length == 0:
             return iter(())
@@ -156,9 +157,7 @@ class Repeat(_Picking):
             return itertools.islice(self._run(epoch, cut, 0, 0), start, None)
         return self._run(epoch, cut, *(divmod(start, length) if length > 0 else (0, start)))
 
-    def _run(
-        self, epoch: int, cut: SliceRows | None, number: int, start: int
-    ) -> Iterator[tuple[int, Any]]:
+    def _run(self, epoch: int, cut: SliceRows | None, number: int, start: int) -> Iterator[Element]:
         """Iterate from pass `number` on, and in that one from element `start` on."""
         while self._count is None or number < self._count:
             yielded = start > 0
@@ -190,13 +189,29 @@ class Window(_Picking):
     def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
         return [_Route(self._source, self._start + positions, epoch)]
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         count = None if self._count is None else max(0, self._count - start)
         if self.length == 0 or count == 0:
             return iter(())
         return itertools.islice(self._source.iterate(epoch, cut, self._start + start), count)
+
+
+class Prefetch(_Picking):
+    """All elements; iterating them reads ahead in a thread."""
+
+    def __init__(self, source: DatasetPlan, buffer_size: int) -> None:
+        super().__init__(source, f"prefetch({buffer_size})")
+        self._buffer_size = buffer_size
+
+    def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
+        return [_Route(self._source, positions, epoch)]
+
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
+        make = functools.partial(self._source.iterate, epoch, cut, start)
+        return read_ahead(make, self._buffer_size)
+
+    def place(self, position: int, epoch: int) -> str:
+        return self._source.place(position, epoch)
 
 
 class Shard(_Picking):
@@ -213,9 +228,7 @@ class Shard(_Picking):
     def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
         return [_Route(self._source, self._index + self._number * positions, epoch)]
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         if self.indexable:
             return super().iterate(epoch, cut, start)
         first = self._index + self._number * start
@@ -264,9 +277,7 @@ class Concatenate(_Picking):
             _Route(self._other, positions[~is_first] - length, epoch, np.flatnonzero(~is_first)),
         ]
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         first, second = self._source, self._other
         if first.length == UNKNOWN_CARDINALITY:
             both = (plan.iterate(epoch, cut) for plan in (first, second))

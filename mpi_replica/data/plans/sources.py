@@ -16,7 +16,7 @@ from ...array_libraries import give_back, taken, ways_back
 from ...errors import add_note
 from ...nest import flatten, leaf_paths, map_structure, unflatten
 from ..elements import ArraySpec, as_arrays, at, settled, unstacked
-from .dataset_plan import UNKNOWN_CARDINALITY, DatasetPlan, Positions, SliceRows
+from .dataset_plan import UNKNOWN_CARDINALITY, DatasetPlan, Element, Positions, SliceRows
 from .function_calls import name_of
 
 __all__ = ["Generated", "HasRows", "Items", "Range", "Slices", "number_of_rows"]
@@ -70,10 +70,7 @@ class Slices(DatasetPlan):
         return unstacked(self._read(positions), positions.size, self._ways)
 
     def read(self, positions: Positions, epoch: int) -> Any:
-        rows = self._read(positions)
-        if self._ways is None:
-            return rows
-        leaves, structure = flatten(rows)
+        leaves, structure = flatten(self._read(positions))
         return unflatten(structure, give_back(leaves, self._ways))
 
     def _read(self, positions: Positions) -> Any:
@@ -111,10 +108,7 @@ class Items(DatasetPlan):
         self.spec_is_free = False
         self._source = source
 
-    def spec(self) -> Any:
-        return self.first_spec()
-
-    def element(self, position: int, epoch: int, cut: SliceRows | None) -> tuple[int, Any]:
+    def element(self, position: int, epoch: int, cut: SliceRows | None) -> Element:
         try:
             row = as_arrays(self._source[position], f"what {self.text} gave")
         except Exception as error:
@@ -136,12 +130,7 @@ class Generated(DatasetPlan):
         self.spec_is_free = False
         self._generator = generator
 
-    def spec(self) -> Any:
-        return self.first_spec()
-
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         made = self._generator()
         if not isinstance(made, Iterable):
             raise TypeError(

@@ -16,7 +16,14 @@ from ...array_libraries import taken
 from ...errors import add_note
 from ...nest import map_structure
 from ..elements import cut_batch, row_count, unbatched
-from .dataset_plan import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, DatasetPlan, SliceRows, Verb
+from .dataset_plan import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    DatasetPlan,
+    Element,
+    SliceRows,
+    Verb,
+)
 from .function_calls import name_of, spread
 
 __all__ = ["BufferShuffle", "Filter", "Unbatch"]
@@ -31,9 +38,7 @@ class BufferShuffle(Verb):
         self._reshuffle = reshuffle
         self._buffer_size = buffer_size
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         random = _random(self._seed, epoch if self._reshuffle else 0)
         if self._source.indexable:  # an endless one: positions are drawn, and few are read
             drawn = itertools.islice(self._draws(itertools.count(), random), start, None)
@@ -59,14 +64,11 @@ class Filter(Verb):
         super().__init__(source, self._name, length=UNKNOWN_CARDINALITY, indexable=False)
         self._predicate = predicate
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         # The predicate sees whole batches.
-        elements = self._source.iterate(epoch, None)
         kept = (
             value
-            for position, (_, value) in enumerate(elements)
+            for position, value in enumerate(self._source.values(epoch))
             if self._is_kept(value, position, epoch)
         )
         for value in itertools.islice(kept, start, None):
@@ -106,10 +108,8 @@ class Unbatch(Verb):
             lambda leaf: dataclasses.replace(leaf, shape=leaf.shape[1:]), self._source.spec()
         )
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
-        for position, (_, value) in enumerate(self._source.iterate(epoch, None)):
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
+        for position, value in enumerate(self._source.values(epoch)):
             rows = row_count(value, functools.partial(self._source.place, position, epoch))
             for element in unbatched(value, rows)[start:]:
                 yield 1, element
