@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..assignment import lose_components, lose_values
@@ -18,8 +17,8 @@ from ..options import CommunicationOptions
 from ..transport import Survivors, Transport
 from .commit import Committing, Guarded
 from .losses import Loss
-from .recovery import gather_state
-from .snapshot import ReplicaPart, SharedPart, Snapshot, are_empty, put_back, take, variables_beside
+from .recovery import HeldCommit, gather_state
+from .snapshot import Snapshot, are_empty, put_back, take, variables_beside
 from .state import (
     ElasticState,
     manager_of,
@@ -45,23 +44,6 @@ class ElasticStrategy(StrategyLike, Protocol):
         """Work over other ranks from now on."""
 
 
-@dataclasses.dataclass
-class HeldCommit:
-    """What this rank has of the last commit."""
-
-    #: How many commits there were.
-    number: int
-    shared: SharedPart
-    #: What belongs to its own replicas.
-    own: dict[int, ReplicaPart]
-    #: Gives its copies of what belongs to others.
-    kept: Callable[[], Mapping[int, ReplicaPart]]
-    #: Replicas to which nothing belongs.
-    empty: frozenset[int]
-    #: The step that a program would speak of.
-    step: int | None
-
-
 class Keeper:
     """Commits a state, and brings all living ranks back to the last commit.
 
@@ -77,7 +59,7 @@ class Keeper:
         self._survivors = strategy.survivors
         #: Whether the job goes on without a lost rank.
         self.is_guarded = self._survivors is not None and self._survivors.is_fault_tolerant
-        self._holding: HeldCommit | None = None
+        self._commit: HeldCommit | None = None
         # The newest snapshot, and an older one whose memory is used again.
         self._newest: Snapshot | None = None
         self._reusable: Snapshot | None = None
@@ -92,7 +74,7 @@ class Keeper:
         ids = (
             self._strategy.engine.layout.all_replica_ids if are_empty(snapshot.own.values()) else ()
         )
-        self._holding = HeldCommit(
+        self._commit = HeldCommit(
             0, snapshot.shared, snapshot.own, dict, frozenset(ids), self._step(0)
         )
 
@@ -118,9 +100,9 @@ class Keeper:
         if snapshot is None or guarded is None:
             return
         engine.agreement.meeting.come()
-        number = 1 if self._holding is None else self._holding.number + 1
+        number = 1 if self._commit is None else self._commit.number + 1
         self._reusable, self._newest = self._newest, snapshot
-        self._holding = HeldCommit(
+        self._commit = HeldCommit(
             number, snapshot.shared, snapshot.own, guarded.kept, guarded.empty, self._step(number)
         )
 
@@ -152,7 +134,7 @@ class Keeper:
             self._strategy.engine.agreement.break_off(error)
             raise
         lost = [member for member in before if member not in survivors.members]
-        step = None if self._holding is None or self.lost_replicas else self._holding.step
+        step = None if self._commit is None or self.lost_replicas else self._commit.step
         layout = self._strategy.engine.layout
         loss = Loss.of_members(lost, step, time.monotonic() - start, layout)
         self._strategy.losses = (*self._strategy.losses, loss)
@@ -171,29 +153,20 @@ class Keeper:
         layout = Layout.even(number, transport.size, transport.rank)
         strategy.move(transport, layout)
         lose_components(strategy)
-        holding = self._holding
-        found = gather_state(
+        commit, lost, engine.num_variables = gather_state(
             transport,
             layout,
+            self._commit,
             call=strategy._num_elastic_calls,
-            number=None if holding is None else holding.number,
-            shared=None if holding is None else (holding.shared, holding.step),
-            own={} if holding is None else holding.own,
-            kept={} if holding is None else holding.kept(),
-            empty=frozenset() if holding is None else holding.empty,
             num_variables=engine.num_variables,
         )
-        engine.num_variables = found.num_variables
-        self.lost_replicas = tuple(found.lost)
-        if self.lost_replicas:
+        self.lost_replicas = tuple(lost)
+        if commit is None:
             self._require_checkpoint()
             return
-        shared, step = found.shared
-        mine = {i: found.own[i] for i in layout.local_replica_ids}
-        found_objects = put_back(strategy, objects_of(self._state), shared, mine)
-        replace_objects(self._state, found_objects)
-        # What other ranks host now is kept, too: one of them may be lost before the next commit.
-        self._holding = HeldCommit(found.number, shared, mine, lambda: found.own, found.empty, step)
+        objects = put_back(strategy, objects_of(self._state), commit.shared, commit.own)
+        replace_objects(self._state, objects)
+        self._commit = commit
         self._newest = self._reusable = None
 
     def _require_checkpoint(self) -> None:

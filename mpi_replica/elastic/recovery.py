@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,69 +13,71 @@ from ..errors import CollectiveMismatchError, mark_reporter
 from ..layout import Layout, listed
 from ..transport import Transport
 from .buddies import givers
-from .snapshot import ReplicaPart
+from .snapshot import ReplicaPart, SharedPart
 
-__all__ = ["Found", "gather_state"]
+__all__ = ["HeldCommit", "gather_state"]
+
+
+@dataclasses.dataclass
+class HeldCommit:
+    """What this rank has of the last commit."""
+
+    #: How many commits there were.
+    number: int
+    shared: SharedPart
+    #: What belongs to its own replicas.
+    own: dict[int, ReplicaPart]
+    #: Gives its copies of what belongs to others.
+    kept: Callable[[], Mapping[int, ReplicaPart]]
+    #: Replicas to which nothing belongs.
+    empty: frozenset[int]
+    #: The step that a program would speak of.
+    step: int | None
 
 
 class _Inventory(NamedTuple):
     """What a rank tells of what it has."""
 
-    #: Which call of ``run_elastic`` it is in.
+    #: Which call of ``run_elastic`` it is in, and how many variables it has made.
     call: int
+    num_variables: int
     #: Of the commit; None where it has none.
-    number: int | None
+    number: int | None = None
     #: Replicas that it hosted, and those of which it keeps a copy.
-    own: tuple[int, ...]
-    kept: tuple[int, ...]
-    empty: frozenset[int]
-    num_variables: int
-
-
-class Found(NamedTuple):
-    """What a rank has in the end."""
-
-    number: int
-    shared: Any
-    #: What belongs to its replicas, and perhaps to others.
-    own: dict[int, ReplicaPart]
-    #: Replicas to which nothing belongs.
-    empty: frozenset[int]
-    #: Replicas whose state no rank has.
-    lost: list[int]
-    num_variables: int
+    own: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
+    empty: frozenset[int] = frozenset()
 
 
 def gather_state(
     transport: Transport,
     layout: Layout,
+    commit: HeldCommit | None,
     *,
     call: int,
-    number: int | None,
-    shared: Any,
-    own: Mapping[int, ReplicaPart],
-    kept: Mapping[int, ReplicaPart],
-    empty: frozenset[int],
     num_variables: int,
-) -> Found:
+) -> tuple[HeldCommit | None, list[int], int]:
     """Give each rank what belongs to the replicas that it hosts from now on. Collective.
 
     Parameters
     ----------
     transport, layout
         The new ones.
+    commit : HeldCommit or None
+        What this rank has of the last commit; None on a rank that has none.
     call : int
         How many calls of ``run_elastic`` this rank has made.
-    number : int or None
-        Of the last commit; None on a rank that has none.
-    shared : object
-        What is the same on all ranks that have it; goes to the others.
-    own, kept : mapping
-        What this rank has of replicas that it hosted, and its copies of what belongs to others.
-    empty : frozenset of int
-        Replicas to which nothing belongs, as far as this rank knows.
     num_variables : int
         How many variables it has made.
+
+    Returns
+    -------
+    commit : HeldCommit or None
+        With what belongs to its replicas now; None where the state of some replica is lost.
+    lost : list of int
+        Replicas whose state no rank has.
+    num_variables : int
+        How many variables any rank has made.
 
     Raises
     ------
@@ -85,46 +88,50 @@ def gather_state(
     -----
     Two small messages to all, and one to each rank that needs something.
     """
-    mine = _Inventory(call, number, tuple(own), tuple(kept), empty, num_variables)
+    inventory = _Inventory(call, num_variables)
+    shared: Any = None
+    have: dict[int, ReplicaPart] = {}
+    if commit is not None:
+        shared, kept = (commit.shared, commit.step), commit.kept()
+        have = {**kept, **commit.own}
+        inventory = _Inventory(
+            call, num_variables, commit.number, tuple(commit.own), tuple(kept), commit.empty
+        )
     told: list[_Inventory] = [
-        pickle.loads(data) for data in transport.all_gather_bytes(pickle.dumps(mine, 5))
+        pickle.loads(data) for data in transport.all_gather_bytes(pickle.dumps(inventory, 5))
     ]
     _require_one_call([one.call for one in told])
     numbers = {one.number for one in told if one.number is not None}
     if len(numbers) > 1:
         raise RuntimeError(f"the ranks have different commits: {sorted(numbers)}")
     everyone = layout.all_replica_ids
-    nothing = frozenset().union(*(one.empty for one in told))
+    empty = frozenset().union(*(one.empty for one in told))
     found_at = givers(
         everyone,
         {rank: one.own for rank, one in enumerate(told)},
         {rank: one.kept for rank, one in enumerate(told)},
     )
-    lost = [i for i in everyone if i not in found_at and i not in nothing]
-    if not numbers:
-        lost = list(everyone)
+    lost = [i for i in everyone if not numbers or (i not in found_at and i not in empty)]
     most = max(one.num_variables for one in told)
     if lost:
-        return Found(0, None, {}, nothing, lost, most)
-    have = {**kept, **own}
+        return None, lost, most
     first = next(rank for rank, one in enumerate(told) if one.number is not None)
     messages: list[Any] = []
     for rank, one in enumerate(told):
-        needed = [
-            i
+        parts = {
+            i: have[i]
             for i in layout.replica_ids(rank)
             if i not in one.own + one.kept and found_at.get(i) == transport.rank
-        ]
+        }
         is_new = one.number is None and transport.rank == first
-        parts = {i: have[i] for i in needed}
         messages.append((shared if is_new else None, parts) if is_new or parts else None)
-    received = _exchange(transport, messages)
-    for given, parts in received:
-        shared = given or shared
+    for first_shared, parts in _exchange(transport, messages):
+        shared = first_shared or shared
         have |= parts
-    for i in layout.local_replica_ids:
-        have.setdefault(i, ReplicaPart({}, {}))
-    return Found(numbers.pop(), shared, have, nothing, [], most)
+    own = {i: have.get(i) or ReplicaPart({}, {}) for i in layout.local_replica_ids}
+    part, step = shared
+    # What other ranks host now is kept, too: one of them may be lost before the next commit.
+    return HeldCommit(numbers.pop(), part, own, lambda: have, empty, step), [], most
 
 
 def _require_one_call(calls: Sequence[int]) -> None:
@@ -133,9 +140,8 @@ def _require_one_call(calls: Sequence[int]) -> None:
         ahead = [rank for rank, call in enumerate(calls) if call == max(calls)]
         error = CollectiveMismatchError(
             f"a rank was lost, and the others are in different calls of strategy.run_elastic:"
-            f" {listed('rank', ahead)} (as numbered without it) left the"
-            " last one by an error that the others did not have. Let such an error end the program,"
-            " or raise it on all ranks."
+            f" {listed('rank', ahead)} (as numbered without it) left the last one by an error that"
+            " the others did not have. Let such an error end the program, or raise it on all ranks."
         )
         mark_reporter(error, 0)
         raise error

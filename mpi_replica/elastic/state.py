@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
 from ..context import StrategyLike
@@ -15,17 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ElasticState",
-    "kept_by",
+    "committed_by",
     "manager_of",
     "objects_of",
     "replace_objects",
     "restored_exactly",
     "strategies_of",
 ]
-
-
-class _Keeper(Protocol):
-    def commit(self) -> None: ...
 
 
 class ElasticState(Checkpoint):
@@ -68,7 +64,8 @@ class ElasticState(Checkpoint):
     array([4., 5.])
     """
 
-    _keeper: _Keeper | None = None
+    #: What a commit does, inside of `run_elastic`.
+    _commit: Callable[[], None] | None = None
 
     def commit(self) -> None:
         """Have all ranks go on from here, should one be lost.
@@ -95,13 +92,13 @@ class ElasticState(Checkpoint):
         where there is one: one message each. Beside that one message of 256 bytes a rank, and one
         agreement (``MPIX_Comm_iagree``). Where a lost rank ends the job, only the first one.
         """
-        if self._keeper is None:
+        if self._commit is None:
             raise ContextError(
                 "ElasticState.commit was called outside of strategy.run_elastic, where nothing"
                 " would ever go back to it. Call it in the function that is given to"
                 " run_elastic(train, state), or save a checkpoint instead."
             )
-        self._keeper.commit()
+        self._commit()
 
 
 # Functions, since each method would be a name that no object of a state can have.
@@ -139,18 +136,18 @@ def manager_of(state: ElasticState) -> CheckpointManager | None:
 
 
 @contextlib.contextmanager
-def kept_by(state: ElasticState, keeper: _Keeper) -> Iterator[None]:
-    """Return a context in which commits of `state` go to `keeper`.
+def committed_by(state: ElasticState, commit: Callable[[], None]) -> Iterator[None]:
+    """Return a context in which ``state.commit()`` calls `commit`.
 
     Raises
     ------
     ContextError
-        They go to another one.
+        It calls another function already.
     """
-    if state._keeper is not None:
+    if state._commit is not None:
         raise ContextError("run_elastic was called inside of itself, with the same state.")
-    state._keeper = keeper
+    state._commit = commit
     try:
         yield
     finally:
-        state._keeper = None
+        state._commit = None
