@@ -57,6 +57,8 @@ def taken(value: Any) -> Any:
 
 def ways_back(leaves: Sequence[Any]) -> list[GiveBack | None] | None:
     """Return how results are given back for leaves; None where all are numpy's and Python's."""
+    if COMMON_TYPES.issuperset(map(type, leaves)):
+        return None
     ways = [_way_of(type(leaf)) for leaf in leaves]
     if not any(ways):
         return None

@@ -19,6 +19,9 @@ from .containers import NAMESPACE, open_class_of
 from .errors import StructureMismatchError
 
 __all__ = [
+    "ARRAYS",
+    "OTHERS",
+    "PLAIN",
     "Structure",
     "flatten",
     "flatten_arguments",
@@ -34,12 +37,18 @@ __all__ = [
 
 Structure = optree.PyTreeSpec
 
+#: What `flatten_plain` tells of leaves: some may be of any type (the only false one); all are
+#: arrays of numpy, numbers, strings or None; all are arrays of numpy.
+OTHERS, PLAIN, ARRAYS = range(3)
+
 _LEAF: Structure = optree.treespec_leaf(none_is_leaf=True)
 
 # Asking optree about a value that can't be a nest costs a microsecond; this does not.
 _LEAF_TYPES = frozenset(
     {np.ndarray, float, int, bool, str, bytes, type(None), np.float32, np.float64, np.int64}
 )
+
+_ARRAY_TYPE = frozenset({np.ndarray})
 
 # Types of leaves that are known to be no containers.
 _other_types: set[type] = set(_LEAF_TYPES)
@@ -99,42 +108,53 @@ def _open_classes(leaves: Sequence[Any]) -> bool:
     return False
 
 
-def flatten_plain(value: Any) -> tuple[list[Any], Structure, bool]:
-    """Do as `flatten`; tell also whether all leaves are arrays, numbers, strings or None.
+def flatten_plain(value: Any) -> tuple[list[Any], Structure, int]:
+    """Do as `flatten`; tell also what all leaves are: `ARRAYS`, `PLAIN` or `OTHERS`.
 
     Quick: some plain leaves of rarer types are not known to be.
     """
     kind = type(value)
+    if kind is np.ndarray:
+        return [value], _LEAF, ARRAYS
     if kind in _LEAF_TYPES:
-        return [value], _LEAF, True
+        return [value], _LEAF, PLAIN
     if kind is dict:
         known = _flat_dicts.get(tuple(value))
         if known is not None and _STRINGS.issuperset(map(type, value)):
             keys, structure = known
             leaves = [value[key] for key in keys]
-            if _LEAF_TYPES.issuperset(map(type, leaves)):
-                return leaves, structure, True
-    elif kind is list and len(value) in _flat_lists and _LEAF_TYPES.issuperset(map(type, value)):
-        return value.copy(), _flat_lists[len(value)], True
+            if plain := _plainness(leaves):
+                return leaves, structure, plain
+    elif kind is list and len(value) in _flat_lists and (plain := _plainness(value)):
+        return value.copy(), _flat_lists[len(value)], plain
     leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
-    if _LEAF_TYPES.issuperset(map(type, leaves)):
+    if plain := _plainness(leaves):
         _learn(value, leaves, structure)
-        return leaves, structure, True
-    return flatten_plain(value) if _open_classes(leaves) else (leaves, structure, False)
+        return leaves, structure, plain
+    return flatten_plain(value) if _open_classes(leaves) else (leaves, structure, OTHERS)
+
+
+def _plainness(leaves: Sequence[Any]) -> int:
+    if _ARRAY_TYPE.issuperset(map(type, leaves)):
+        return ARRAYS
+    return PLAIN if _LEAF_TYPES.issuperset(map(type, leaves)) else OTHERS
 
 
 def flatten_arguments(
     args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[list[Any], Structure, bool]:
-    """Do as `flatten_plain`, for the nest ``(tuple(args), dict(kwargs))``."""
+) -> tuple[list[Any], Structure, int]:
+    """Do as `flatten_plain`, for the nest ``(tuple(args), dict(kwargs))``.
+
+    Of arrays of numpy it may say that they are `PLAIN`.
+    """
     if not kwargs:
         structure = _flat_arguments.get(len(args))
         if structure is not None and _LEAF_TYPES.issuperset(map(type, args)):
-            return list(args), structure, True
-    leaves, structure, is_plain = flatten_plain((tuple(args), dict(kwargs)))
-    if not kwargs and is_plain and _is_flat(args):
+            return list(args), structure, PLAIN
+    leaves, structure, plain = flatten_plain((tuple(args), dict(kwargs)))
+    if not kwargs and plain and _is_flat(args):
         _keep(_flat_arguments, len(args), structure, structure)
-    return leaves, structure, is_plain
+    return leaves, structure, plain
 
 
 def _learn(value: Any, leaves: Sequence[Any], structure: Structure) -> None:
