@@ -84,7 +84,7 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
 
 
 def flatten_tensors(value: Any) -> tuple[list[Any], Structure]:
-    """Do as `flatten`, for a nest in which a list is a leaf, as in tf where it is made a tensor."""
+    """Flatten a nest in which a list is a leaf, as in tf where it is made a tensor."""
     leaves, structure = optree.tree_flatten(value, _is_list, none_is_leaf=True, namespace=NAMESPACE)
     is_opened = _open_classes([leaf for leaf in leaves if not _is_list(leaf)])
     return flatten_tensors(value) if is_opened else (leaves, structure)
@@ -95,7 +95,7 @@ def _is_list(node: Any) -> bool:
 
 
 def _open_classes(leaves: Sequence[Any]) -> bool:
-    """Have optree open what is a container among `leaves`; return whether there is any."""
+    """Register the classes of containers among `leaves` with optree; return whether any is."""
     if _other_types.issuperset(map(type, leaves)):
         return False
     met = {type(leaf): leaf for leaf in leaves}
@@ -109,7 +109,7 @@ def _open_classes(leaves: Sequence[Any]) -> bool:
 
 
 def flatten_plain(value: Any) -> tuple[list[Any], Structure, int]:
-    """Do as `flatten`; tell also what all leaves are: `ARRAYS`, `PLAIN` or `OTHERS`.
+    """Flatten a nest; tell also what all leaves are: `ARRAYS`, `PLAIN` or `OTHERS`.
 
     Quick: some plain leaves of rarer types are not known to be.
     """
@@ -143,7 +143,7 @@ def _plainness(leaves: Sequence[Any]) -> int:
 def flatten_arguments(
     args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], Structure, int]:
-    """Do as `flatten_plain`, for the nest ``(tuple(args), dict(kwargs))``.
+    """Flatten as `flatten_plain` does the nest ``(tuple(args), dict(kwargs))``.
 
     Of arrays of numpy it may say that they are `PLAIN`.
     """

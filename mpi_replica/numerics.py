@@ -143,7 +143,7 @@ rank 2: 2.4.1. numpy's CPU kernels: ranks 0-1: AVX512F; rank 2: without. Use ...
     topics = {name: values for name, values in topics.items() if len(set(values)) > 1}
     if not topics:
         return None
-    told = " ".join(f"{name}: {sides(values)}." for name, values in topics.items())
+    findings = " ".join(f"{name}: {sides(values)}." for name, values in topics.items())
     settings = []
     if "machine" not in topics and (apart or "BLAS" in topics):
         known = {text.partition(" ")[0] for found in libraries for text in found}
@@ -158,7 +158,7 @@ rank 2: 2.4.1. numpy's CPU kernels: ranks 0-1: AVX512F; rank 2: without. Use ...
         )
     return (
         "The ranks of a reproducible strategy compute differently: the same computation will not"
-        f" have the same bits on all of them. {told}{advice}"
+        f" have the same bits on all of them. {findings}{advice}"
     )
 
 

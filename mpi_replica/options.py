@@ -175,14 +175,14 @@ implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, na
             )
         if self.name is not None and not isinstance(self.name, str):
             raise TypeError(f"name must be a string or None, got {self.name!r}.")
-        given: object = self.implementation  # a name is accepted as well
-        if not isinstance(given, CommunicationImplementation):
+        implementation: object = self.implementation  # a name is accepted as well
+        if not isinstance(implementation, CommunicationImplementation):
             known = ", ".join(member.name for member in CommunicationImplementation)
             try:
-                chosen = CommunicationImplementation[str(given).upper()]
+                chosen = CommunicationImplementation[str(implementation).upper()]
             except KeyError:
                 raise ValueError(
-                    f"{given!r} is not an implementation. Use one of {known}."
+                    f"{implementation!r} is not an implementation. Use one of {known}."
                 ) from None
             object.__setattr__(self, "implementation", chosen)
         if self.reproducible is not None and not isinstance(self.reproducible, bool):
@@ -223,12 +223,12 @@ implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, na
 
 @functools.lru_cache(maxsize=256)
 def _merged(base: CommunicationOptions, call: CommunicationOptions) -> CommunicationOptions:
-    given = {
+    changes = {
         field.name: getattr(call, field.name)
         for field in dataclasses.fields(call)
         if field.init and getattr(call, field.name) != field.default
     }
-    return dataclasses.replace(base, **given)
+    return dataclasses.replace(base, **changes)
 
 
 class InputReplicationMode(enum.Enum):

@@ -104,19 +104,19 @@ class Storage:
             self._put(key, value)
 
     def lose(self, keys: Iterable[int | None]) -> None:
-        """Be of other replicas: what those have is not known until it is written."""
+        """Hold arrays of other replicas, whose values are lost until they are written."""
         self._values = dict.fromkeys(keys, self.any_array)
         self._lost = set(self._values)
 
     def write(self, key: int | None, how: str, value: Array | IndexedSlices) -> None:
-        """Do "assign", or what else `how` says, with a `fitting` value."""
+        """Write a `fitting` value: "assign" it, or what else `how` says."""
         old = self.any_array if how == "assign" else self.read(key)
         self._put(key, self._quietly(_written, how, old, value))
 
     def write_for_now(
         self, key: int | None, how: str, value: Array | IndexedSlices
     ) -> Callable[[], None]:
-        """Do as `write`; return what takes it back, if not all ranks do the same."""
+        """Write as `write` does; return what takes it back, if not all ranks do the same."""
         before, was_lost = self._values[key], key in self._lost
         self.write(key, how, value)
 

@@ -72,12 +72,12 @@ class Checkpoint:
     """
 
     def __init__(self, strategy: StrategyLike | None = None, /, **objects: Any) -> None:
-        taken = sorted(
+        names = sorted(
             name for name in objects if hasattr(type(self), name) or name.startswith("_")
         )
-        if taken:
+        if names:
             raise ValueError(
-                f"Checkpoint can't have an object named {taken[0]!r}: that is one of its own names."
+                f"Checkpoint can't have an object named {names[0]!r}: that is one of its own names."
                 " Give it another one."
             )
         self._given_strategy = strategy
@@ -227,12 +227,12 @@ class Checkpoint:
         """
         if self._given_strategy is not None:
             return self._given_strategy
-        found = {id(v.strategy): v.strategy for v in self._variables()}
-        if len(found) > 1:
+        strategies = {id(v.strategy): v.strategy for v in self._variables()}
+        if len(strategies) > 1:
             raise ValueError(
                 "the variables of a Checkpoint belong to several strategies. Make one for each."
             )
-        strategy = next(iter(found.values()), None) or current_strategy()
+        strategy = next(iter(strategies.values()), None) or current_strategy()
         # Each rank would save for itself, to one path, and not the random numbers that it draws.
         if strategy.is_default and open_strategies:
             raise ContextError(
@@ -247,7 +247,7 @@ class Checkpoint:
 
 def _restore_generators(strategy: StrategyLike, index: Index) -> None:
     """Go on with the random numbers of each replica, wherever it was."""
-    told = all_generators(index.of_ranks)
+    generators = all_generators(index.of_ranks)
     mine = {str(i) for i in strategy.engine.layout.local_replica_ids}
-    replicas = {name: state for name, state in told["replicas"].items() if name in mine}
-    strategy.generators.restore({**told, "replicas": replicas})
+    replicas = {name: state for name, state in generators["replicas"].items() if name in mine}
+    strategy.generators.restore({**generators, "replicas": replicas})

@@ -306,10 +306,10 @@ def dtype_from(text: Any) -> np.dtype[Any]:
     if not text.startswith(("<", ">", "|", "=")):
         import ml_dtypes  # the program that wrote it had it
 
-        found = getattr(ml_dtypes, text)
-        if not (isinstance(found, type) and issubclass(found, np.generic)):
+        scalar_type = getattr(ml_dtypes, text)
+        if not (isinstance(scalar_type, type) and issubclass(scalar_type, np.generic)):
             raise TypeError(f"{text!r} stands for no dtype")
-        return np.dtype(found)
+        return np.dtype(scalar_type)
     dtype = np.dtype(text)
     if dtype.hasobject or dtype.fields is not None or dtype.subdtype is not None:
         raise ValueError(f"{text!r} stands for no dtype of plain numbers or texts")

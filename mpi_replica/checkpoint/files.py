@@ -335,8 +335,8 @@ def _reading(path: Path) -> Iterator[io.FileIO]:
 
 
 def _version(file: io.FileIO) -> Version:
-    told = os.fstat(file.fileno())
-    return Version(told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns)
+    stat = os.fstat(file.fileno())
+    return Version(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 def remove(path: Path) -> None:

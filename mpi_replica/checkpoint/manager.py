@@ -226,8 +226,8 @@ class CheckpointManager:
         if strategy.engine.is_spare:  # it gets its state with its replicas
             return None
         # Rank 0's view counts: a folder on several hosts may not look alike at once.
-        told = strategy.extended.broadcast_to(tuple(self.steps))
-        for step in reversed([int(step) for step in told]):
+        steps = strategy.extended.broadcast_to(tuple(self.steps))
+        for step in reversed([int(step) for step in steps]):
             path = self._path(step)
             try:
                 self._checkpoint.restore(path)
@@ -287,5 +287,5 @@ def _steps_in(folder: Path) -> list[int]:
         names = os.listdir(folder)
     except OSError:
         return []
-    found = [(name, int(match[1])) for name in names if (match := _INDEX.fullmatch(name))]
-    return [step for _, step in sorted((order_of(folder / name), step) for name, step in found)]
+    steps = [(name, int(match[1])) for name in names if (match := _INDEX.fullmatch(name))]
+    return [step for _, step in sorted((order_of(folder / name), step) for name, step in steps)]

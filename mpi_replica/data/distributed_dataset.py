@@ -79,7 +79,7 @@ class DistributedDataset:
         return DistributedIterator(self._engine, self._input, place, self._name)
 
     def _note_iteration(self, place: Progress, undo: Callable[[], None]) -> None:
-        """Have the iteration that begins compared with the next header."""
+        """Add a note of the iteration that begins to the next header."""
         what = f"iteration {place.epoch} of {self._name}"
         advice = (
             "All ranks must distribute the same dataset, and iterate it equally often: another"
@@ -95,7 +95,7 @@ class DistributedDataset:
         self._next, self._newest = place, newest
 
     def begin_anew(self) -> None:
-        """Have the next iteration be the first one again."""
+        """Make the next iteration the first one again."""
         self._next, self._newest = Progress(0, 0), None
 
     def state_dict(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class DistributedDataset:
         return place.state(self._input.pipelines)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next iteration go on where that of `state_dict` stood: with the step after it.
+        """Make the next iteration go on where that of `state_dict` stood: with the step after it.
 
         Raises
         ------

@@ -66,7 +66,7 @@ class ElementVerbs(Chain):
         return self._with(plans.Unbatch(self._plan))
 
     def map(self, map_func: Callable[..., Any], num_parallel_calls: int | None = None) -> Self:
-        """Have a function make another element of each.
+        """Call a function on each element, and make an element of what it returns.
 
         Source: `tf.data.Dataset.map`.
 

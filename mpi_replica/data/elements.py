@@ -178,8 +178,8 @@ def numpy_values(element: Any) -> Any:
 def row_count(batch: Any, where: Callable[[], str]) -> int:
     """Return how many rows all leaves of a batch have; `where` names it in an error."""
     leaves, structure = flatten(batch)
-    found = {leaf.shape[:1] for leaf in leaves}
-    if len(found) == 1 and () not in found:
+    lengths = {leaf.shape[:1] for leaf in leaves}
+    if len(lengths) == 1 and () not in lengths:
         return int(leaves[0].shape[0])
     shapes = ", ".join(
         f"{tuple(leaf.shape)}{at(path)}"
@@ -261,8 +261,8 @@ def _concatenated(*arrays: Any) -> Any:
 
 
 def _dtype(leaf: Any) -> np.dtype[Any]:
-    found = dtype_of(leaf)
-    dtype: np.dtype[Any] = leaf.dtype if found is None else found
+    foreign = dtype_of(leaf)
+    dtype: np.dtype[Any] = leaf.dtype if foreign is None else foreign
     return dtype
 
 

@@ -134,10 +134,10 @@ class Input:
         def steps(epoch: int, start: int) -> Iterator[Step]:
             last = None
             for values in pipelines.steps(engine.layout.local_replica_ids, epoch, start):
-                found = [value for value in values if value is not END]
-                if not found or (len(found) < len(values) and needs_all()):
+                batches = [value for value in values if value is not END]
+                if not batches or (len(batches) < len(values) and needs_all()):
                     return
-                last = found[0] if last is None else last
+                last = batches[0] if last is None else last
                 filled = [
                     empty_like(last) if value is END else arrays_of(value) for value in values
                 ]

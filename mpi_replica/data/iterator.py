@@ -107,11 +107,7 @@ class DistributedIterator:
             It stood in the middle of input of each rank's own, and there are other ranks now.
         """
         place = Progress.of_state(state, self._input.pipelines)
-        self._place.epoch, self._place.steps, self._place.has_ended = (
-            place.epoch,
-            place.steps,
-            False,
-        )
+        vars(self._place).update(vars(place))
         self._reader = self._input.reader()
 
     def __iter__(self) -> DistributedIterator:
@@ -206,14 +202,14 @@ class DistributedIterator:
         return found[0]
 
     def _look_at(self, batch: Any) -> None:
-        """Know what kind of batch the newest one is."""
+        """Keep the kind of the newest batch."""
         kind = kind_of(batch, self._is_global)
         if kind != self._kind:
             self._kind = kind
             self._kind_text = kind_text(batch, self._is_global)
 
     def _note_steps(self, steps: int) -> None:
-        """Have steps taken, and the kind of batch, compared with the next header."""
+        """Add a note of the steps taken, and of the kind of batch, to the next header."""
         place = self._place
         epoch = place.epoch
         what = f"the number of steps taken in {self._name_of_epoch}"

@@ -84,7 +84,7 @@ class Keeper:
         return int(step) if is_number else number  # type: ignore[arg-type]
 
     def commit(self) -> None:
-        """Have all ranks commit; see `ElasticState.commit`."""
+        """Commit, on all ranks; see `ElasticState.commit`."""
         require_cross_replica(self._strategy, Committing.kind)
         engine = self._strategy.engine
         snapshot: Snapshot | None = None
@@ -142,7 +142,7 @@ class Keeper:
             _log.warning("%s", loss)
 
     def _go_on(self, survivors: Survivors, transport: Transport | None) -> None:
-        """Have the strategy work over the new transport, at the last commit."""
+        """Move the strategy to the new transport, and put its state back to the last commit."""
         strategy, engine = self._strategy, self._strategy.engine
         number = engine.layout.num_replicas
         if transport is None:  # a spare that waits on

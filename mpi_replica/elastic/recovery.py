@@ -97,27 +97,27 @@ def gather_state(
         inventory = _Inventory(
             call, num_variables, commit.number, tuple(commit.own), tuple(kept), commit.empty
         )
-    told: list[_Inventory] = [
+    inventories: list[_Inventory] = [
         pickle.loads(data) for data in transport.all_gather_bytes(pickle.dumps(inventory, 5))
     ]
-    _require_one_call([one.call for one in told])
-    numbers = {one.number for one in told if one.number is not None}
+    _require_one_call([one.call for one in inventories])
+    numbers = {one.number for one in inventories if one.number is not None}
     if len(numbers) > 1:
         raise RuntimeError(f"the ranks have different commits: {sorted(numbers)}")
     everyone = layout.all_replica_ids
-    empty = frozenset().union(*(one.empty for one in told))
+    empty = frozenset().union(*(one.empty for one in inventories))
     found_at = givers(
         everyone,
-        {rank: one.own for rank, one in enumerate(told)},
-        {rank: one.kept for rank, one in enumerate(told)},
+        {rank: one.own for rank, one in enumerate(inventories)},
+        {rank: one.kept for rank, one in enumerate(inventories)},
     )
     lost = [i for i in everyone if not numbers or (i not in found_at and i not in empty)]
-    most = max(one.num_variables for one in told)
+    most = max(one.num_variables for one in inventories)
     if lost:
         return None, lost, most
-    first = next(rank for rank, one in enumerate(told) if one.number is not None)
+    first = next(rank for rank, one in enumerate(inventories) if one.number is not None)
     messages: list[Any] = []
-    for rank, one in enumerate(told):
+    for rank, one in enumerate(inventories):
         parts = {
             i: have[i]
             for i in layout.replica_ids(rank)

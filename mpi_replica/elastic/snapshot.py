@@ -218,14 +218,14 @@ def put_back(
             f"the state can't be put back to its last commit: {problems}. Make the objects of an"
             " ElasticState before run_elastic, and change what is in them, not which they are."
         )
-    found = comparison.put_back()
-    del found[_VARIABLES]
+    restored = comparison.put_back()
+    del restored[_VARIABLES]
     replicas = {str(i): part.generator for i, part in own.items() if part.generator is not None}
     strategy.generators.restore({**shared.generators, "replicas": replicas})
     for number, dataset in engine.datasets.items():
         if number in shared.datasets:
             dataset.load_state_dict(shared.datasets[number])
-    return found
+    return restored
 
 
 def _has_all(saved: Any, layout: Layout, of_replicas: Mapping[str, Mapping[str, Any]]) -> bool:

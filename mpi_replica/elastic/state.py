@@ -68,7 +68,7 @@ class ElasticState(Checkpoint):
     _commit: Callable[[], None] | None = None
 
     def commit(self) -> None:
-        """Have all ranks go on from here, should one be lost.
+        """Make this the state at which all ranks go on, should one be lost.
 
         Collective: all ranks call it, in cross-replica context, inside of `run_elastic`. It is
         agreed: all living ranks have committed, or none, also where one dies meanwhile.
@@ -109,9 +109,9 @@ def objects_of(state: ElasticState) -> dict[str, Any]:
     return state._objects
 
 
-def replace_objects(state: ElasticState, found: Mapping[str, Any]) -> None:
-    """Have a state hold these objects."""
-    state.__dict__.update(found)
+def replace_objects(state: ElasticState, objects: Mapping[str, Any]) -> None:
+    """Put these objects into a state."""
+    state.__dict__.update(objects)
 
 
 @contextlib.contextmanager
@@ -126,8 +126,8 @@ def restored_exactly(state: ElasticState) -> Iterator[None]:
 
 def strategies_of(state: ElasticState) -> set[StrategyLike]:
     """Return the strategies of which a state is known to be: none, where it has no variables."""
-    given = state._given_strategy
-    return ({given} if given is not None else set()) | {v.strategy for v in state._variables()}
+    strategies = {v.strategy for v in state._variables()}
+    return strategies if state._given_strategy is None else {state._given_strategy, *strategies}
 
 
 def manager_of(state: ElasticState) -> CheckpointManager | None:

@@ -60,12 +60,12 @@ class _Picking(Verb):
         return route.source.element(int(route.positions[0]), route.epoch, cut)
 
     def elements(self, positions: Positions, epoch: int) -> list[Any]:
-        found: list[Any] = [None] * positions.size
+        elements: list[Any] = [None] * positions.size
         for source, inner, inner_epoch, places in self.routes(positions, epoch):
             where = range(positions.size) if places is None else places.tolist()
             for place, element in zip(where, source.elements(inner, inner_epoch), strict=True):
-                found[place] = element
-        return found
+                elements[place] = element
+        return elements
 
     def read(self, positions: Positions, epoch: int) -> Any:
         routes = self.routes(positions, epoch)
@@ -140,13 +140,13 @@ class Repeat(_Picking):
     def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
         numbers, inner = np.divmod(positions, max(1, self._source.length))
         first = epoch * self._passes
-        found = np.unique(numbers).tolist()
-        if len(found) <= 1:
-            return [_Route(self._source, inner, first + sum(found))]
-        places = [np.flatnonzero(numbers == number) for number in found]
+        passes = np.unique(numbers).tolist()
+        if len(passes) <= 1:
+            return [_Route(self._source, inner, first + sum(passes))]
+        places = [np.flatnonzero(numbers == number) for number in passes]
         return [
             _Route(self._source, inner[where], first + number, where)
-            for number, where in zip(found, places, strict=True)
+            for number, where in zip(passes, places, strict=True)
         ]
 
     def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
