@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from ..argument_checks import integer
-from .plans import DatasetPlan
+from .plans.dataset_plan import DatasetPlan
 
 __all__ = ["Chain", "number_or_all", "require_callable"]
 

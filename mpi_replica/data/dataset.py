@@ -16,7 +16,7 @@ from .element_verbs import ElementVerbs
 from .elements import ArraySpec, numpy_values
 from .factories import Factories
 from .order_verbs import OrderVerbs
-from .plans import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, DatasetPlan, SliceRows
+from .plans.dataset_plan import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, DatasetPlan, SliceRows
 
 __all__ = [
     "INFINITE_CARDINALITY",

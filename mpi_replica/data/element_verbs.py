@@ -9,8 +9,8 @@ import numpy as np
 
 from ..argument_checks import flag, integer
 from ..nest import flatten
-from . import plans
 from .chain import Chain, require_callable
+from .plans import changes, positions, sources, streams
 from .plans.function_calls import AUTOTUNE
 
 __all__ = ["ElementVerbs"]
@@ -45,7 +45,7 @@ class ElementVerbs(Chain):
         """
         batch_size = integer("batch_size", batch_size, 1)
         drop_remainder = flag("drop_remainder", drop_remainder)
-        return self._with(plans.Batch(self._plan, batch_size, drop_remainder))
+        return self._with(changes.Batch(self._plan, batch_size, drop_remainder))
 
     def unbatch(self) -> Self:
         """Make elements of the rows of each element; it undoes `batch`.
@@ -63,7 +63,7 @@ class ElementVerbs(Chain):
         >>> [int(number) for number in mr.data.Dataset.range(4).batch(3).unbatch()]
         [0, 1, 2, 3]
         """
-        return self._with(plans.Unbatch(self._plan))
+        return self._with(streams.Unbatch(self._plan))
 
     def map(self, map_func: Callable[..., Any], num_parallel_calls: int | None = None) -> Self:
         """Call a function on each element, and make an element of what it returns.
@@ -107,7 +107,7 @@ class ElementVerbs(Chain):
         require_callable("map_func", map_func, "map(lambda x: x + 1)")
         calls = 1 if num_parallel_calls is None else num_parallel_calls
         calls = _count_or_autotune("num_parallel_calls", calls)
-        return self._with(plans.Map(self._plan, map_func, calls))
+        return self._with(changes.Map(self._plan, map_func, calls))
 
     def filter(self, predicate: Callable[..., Any]) -> Self:
         """Leave out the elements for which a function returns False.
@@ -131,7 +131,7 @@ class ElementVerbs(Chain):
         [0, 2, 4]
         """
         require_callable("predicate", predicate, "filter(lambda x: x > 0)")
-        return self._with(plans.Filter(self._plan, predicate))
+        return self._with(streams.Filter(self._plan, predicate))
 
     def enumerate(self, start: int = 0) -> Self:
         """Put the number of each element before it.
@@ -157,7 +157,7 @@ class ElementVerbs(Chain):
         limits = np.iinfo(np.int64)
         start = integer("start", start, limits.min, limits.max)
         _, structure = flatten((0, 0))
-        return self._with(plans.Zip(structure, [plans.Range(start, limits.max, 1), self._plan]))
+        return self._with(changes.Zip(structure, [sources.Range(start, limits.max, 1), self._plan]))
 
     def prefetch(self, buffer_size: int) -> Self:
         """Read ahead in a thread while elements are worked on.
@@ -188,7 +188,7 @@ class ElementVerbs(Chain):
         [[0, 1], [2, 3], [4]]
         """
         size = _count_or_autotune("buffer_size", buffer_size)
-        return self._with(plans.Prefetch(self._plan, 2 if size == AUTOTUNE else size))
+        return self._with(positions.Prefetch(self._plan, 2 if size == AUTOTUNE else size))
 
 
 def _count_or_autotune(name: str, value: Any) -> int:
