@@ -12,7 +12,7 @@ import numpy as np
 
 from . import nest
 from .argument_checks import integer
-from .array_libraries import dtype_of, give_back, mean_of, taken, ways_back
+from .array_libraries import dtype_of, give_back, mean_of, to_numpy, ways_back
 from .dtypes import accumulation
 from .errors import ContextError
 from .indexed_slices import IndexedSlices
@@ -162,9 +162,9 @@ def compute_average_loss(
     mean = mean_of(per_example_loss, sample_weight, float(rows))
     if mean is not None:
         return mean
-    losses = np.atleast_1d(taken(per_example_loss))
+    losses = np.atleast_1d(to_numpy(per_example_loss))
     if sample_weight is not None:
-        weights = np.asarray(taken(sample_weight))
+        weights = np.asarray(to_numpy(sample_weight))
         losses = losses * weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
     return _divided(losses.sum(), float(rows))
 
@@ -196,7 +196,7 @@ def _divided(total: Any, count: float) -> Any:
         return mean
     ways = ways_back([total])
     if ways is not None:
-        array = taken(total)
+        array = to_numpy(total)
         mean = _divided(array if array.flags.writeable else array.copy(), count)
         return give_back([mean], ways)[0]
     dtype = total.dtype

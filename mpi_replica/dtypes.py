@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from .array_libraries import COMMON_TYPES, GiveBack, taken, ways_back
+from .array_libraries import COMMON_TYPES, GiveBack, to_numpy, ways_back
 from .nest import ARRAYS, OTHERS
 from .options import ReduceOp
 
@@ -93,7 +93,7 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
             "masked arrays can't be communicated: the mask would be lost. Pass value.filled(...),"
             " or value and mask as two leaves."
         )
-    return np.asarray(taken(value))
+    return np.asarray(to_numpy(value))
 
 
 def as_arrays(

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
-__all__ = ["Era", "Layout", "compressed", "listed", "shares", "sides"]
+__all__ = ["Era", "Layout", "compressed", "numbers_text", "shares", "sides"]
 
 _Value = TypeVar("_Value", bound=Hashable)
 
@@ -118,7 +118,7 @@ class Layout:
         """
         ids = sorted(replica_ids)
         ranks = sorted({(self.told_as or self).rank_of(i) for i in ids})
-        return f"{listed('replica', ids)} ({listed('rank', ranks)})"
+        return f"{numbers_text('replica', ids)} ({numbers_text('rank', ranks)})"
 
 
 def compressed(numbers: Iterable[int]) -> str:
@@ -138,12 +138,12 @@ def compressed(numbers: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def listed(noun: str, numbers: Sequence[int]) -> str:
+def numbers_text(noun: str, numbers: Sequence[int]) -> str:
     """Return sorted numbers behind the word for what they number, in the singular or plural.
 
     Examples
     --------
-    >>> listed("rank", [3]), listed("rank", [0, 1, 2])
+    >>> numbers_text("rank", [3]), numbers_text("rank", [0, 1, 2])
     ('rank 3', 'ranks 0-2')
     """
     return f"{noun}{'s' * (len(numbers) > 1)} {compressed(numbers)}"
@@ -164,10 +164,11 @@ def sides(values: Sequence[_Value], words: Callable[[_Value], str] = str) -> str
     >>> sides([10, 10, 12])
     'ranks 0-1: 10; rank 2: 12'
     """
-    ranks: dict[_Value, list[int]] = {}
+    ranks_of: dict[_Value, list[int]] = {}
     for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(rank)
-    return "; ".join(f"{listed('rank', found)}: {words(value)}" for value, found in ranks.items())
+        ranks_of.setdefault(value, []).append(rank)
+    texts = (f"{numbers_text('rank', ranks)}: {words(v)}" for v, ranks in ranks_of.items())
+    return "; ".join(texts)
 
 
 def shares(rows: int, num_replicas: int) -> list[slice]:

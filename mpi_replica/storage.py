@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .array_libraries import taken
+from .array_libraries import to_numpy
 from .dtypes import accumulation
 from .errors import RankLostError
 from .indexed_slices import IndexedSlices
@@ -218,7 +218,7 @@ class Storage:
 
     def _fitting_array(self, name: str, how: str, value: Any, shape: tuple[int, ...]) -> Array:
         dtype = self.any_array.dtype
-        array = np.asarray(taken(value))
+        array = np.asarray(to_numpy(value))
         if type(value) in (int, float, complex):  # numbers that numpy counts as weak
             array = np.asarray(value, dtype=np.result_type(dtype, value))
         if not np.can_cast(array.dtype, dtype, "same_kind"):

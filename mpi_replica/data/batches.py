@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import nest
-from ..array_libraries import copied, dtype_of, values_of
+from ..array_libraries import copy_of, dtype_of, values_of
 from ..collectives.standing import LeafDescription
 from ..dtypes import is_text, wire_name
 from .elements import ArraySpec, rows_of, spec_of
@@ -55,7 +55,7 @@ def cut(batch: Any, wanted: Callable[[int], slice]) -> tuple[int, Any]:
 
 def empty_like(batch: Any) -> Any:
     """Return a batch without rows."""
-    return nest.map_structure(copied, rows_of(arrays_of(batch), slice(0, 0)))
+    return nest.map_structure(copy_of, rows_of(arrays_of(batch), slice(0, 0)))
 
 
 def kind_of(batch: Any, is_global: bool) -> tuple[Any, ...]:

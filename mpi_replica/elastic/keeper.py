@@ -12,7 +12,7 @@ from ..collectives.call import Call
 from ..collectives.callsite import CallSite
 from ..context import StrategyLike, require_cross_replica
 from ..errors import RankLostError, mark_reporter
-from ..layout import Layout, listed
+from ..layout import Layout, numbers_text
 from ..options import CommunicationOptions
 from ..transport import Survivors, Transport
 from .commit import Committing, Guarded
@@ -209,7 +209,7 @@ class Keeper:
             seconds = sum(loss.seconds for loss in losses)
             _log.warning(
                 "ended without %s, lost in %d event%s; %.3f s went into going on.",
-                listed("rank", ranks),
+                numbers_text("rank", ranks),
                 len(losses),
                 "s" * (len(losses) > 1),
                 seconds,
@@ -219,8 +219,8 @@ class Keeper:
 def _gone(replica_ids: Sequence[int], text: str) -> RankLostError:
     """Return the error of a state that no rank has, which all ranks raise."""
     error = RankLostError(
-        f"what belonged to {listed('replica', replica_ids)} is gone: the ranks that hosted and that"
-        f" kept it {text}"
+        f"what belonged to {numbers_text('replica', replica_ids)} is gone: the ranks that hosted"
+        f" and that kept it {text}"
     )
     mark_reporter(error, 0)
     return error

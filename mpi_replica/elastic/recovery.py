@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import CollectiveMismatchError, mark_reporter
-from ..layout import Layout, listed
+from ..layout import Layout, numbers_text
 from ..transport import Transport
 from .buddies import givers
 from .snapshot import ReplicaPart, SharedPart
@@ -140,8 +140,9 @@ def _require_one_call(calls: Sequence[int]) -> None:
         ahead = [rank for rank, call in enumerate(calls) if call == max(calls)]
         error = CollectiveMismatchError(
             f"a rank was lost, and the others are in different calls of strategy.run_elastic:"
-            f" {listed('rank', ahead)} (as numbered without it) left the last one by an error that"
-            " the others did not have. Let such an error end the program, or raise it on all ranks."
+            f" {numbers_text('rank', ahead)} (as numbered without it) left the last one by an error"
+            " that the others did not have. Let such an error end the program, or raise it on all"
+            " ranks."
         )
         mark_reporter(error, 0)
         raise error

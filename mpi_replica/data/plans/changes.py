@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import add_note
 from ...nest import Structure, map_structure, unflatten
-from ..elements import ArraySpec, as_arrays, cut_batch, rows_of, settled, stack
+from ..elements import ArraySpec, as_arrays, cut_batch, own_copy, rows_of, stack
 from .dataset_plan import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -126,7 +126,7 @@ class Map(Verb):
             add_note(error, f"Raised in {self._name} for {self.place(position, epoch)}.")
             raise
         # Copied, since the function may return what it keeps, or the same buffer each time.
-        return rows, settled(made)
+        return rows, own_copy(made)
 
 
 class Zip(DatasetPlan):

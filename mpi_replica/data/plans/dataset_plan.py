@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...array_libraries import copied
+from ...array_libraries import copy_of
 from ...nest import map_structure
 from ..elements import no_rows_of, spec_of, stack
 
@@ -104,7 +104,7 @@ class DatasetPlan:
         """Return the elements at these positions, stacked, where the plan is indexable."""
         if not positions.size:
             self.first_spec()  # the first element shows the shape of none
-            return map_structure(copied, self._no_rows)
+            return map_structure(copy_of, self._no_rows)
         return stack(self.elements(positions, epoch), positions.tolist())
 
     def place(self, position: int, epoch: int) -> str:

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...array_libraries import give_back, taken, ways_back
+from ...array_libraries import give_back, to_numpy, ways_back
 from ...errors import add_note
 from ...nest import flatten, leaf_paths, map_structure, unflatten
-from ..elements import ArraySpec, as_arrays, at, settled, unstacked
+from ..elements import ArraySpec, as_arrays, at, own_copy, unstacked
 from .dataset_plan import UNKNOWN_CARDINALITY, DatasetPlan, Element, Positions, SliceRows
 from .function_calls import name_of
 
@@ -41,8 +41,8 @@ class Slices(DatasetPlan):
     """Rows of arrays."""
 
     def __init__(self, arrays: Any) -> None:
-        given, structure = flatten(arrays)
-        leaves = list(map(taken, given))
+        originals, structure = flatten(arrays)
+        leaves = list(map(to_numpy, originals))
         paths = leaf_paths(structure)
         if not leaves:
             raise ValueError(f"from_tensor_slices got {arrays!r}, which holds no array. Give one.")
@@ -61,7 +61,7 @@ class Slices(DatasetPlan):
         rows = len(leaves[0])
         super().__init__(f"from_tensor_slices({rows} rows)", rows, indexable=True, batched=False)
         self._arrays = unflatten(structure, leaves)
-        self._ways = ways_back(given)
+        self._ways = ways_back(originals)
 
     def spec(self) -> Any:
         return map_structure(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self._arrays)
@@ -115,7 +115,7 @@ class Items(DatasetPlan):
             add_note(error, f"Raised for {self.place(position, epoch)}.")
             raise
         # Copied, since the source may fill the same buffer again before a batch is stacked.
-        return 1, settled(row)
+        return 1, own_copy(row)
 
     def place(self, position: int, epoch: int) -> str:
         return f"row {position} of {self.text}"
@@ -153,4 +153,4 @@ class Generated(DatasetPlan):
                 raise
             if number >= start:
                 # Copied, since a generator may fill the same buffer again.
-                yield 1, settled(as_arrays(element, self.place(number, epoch)))
+                yield 1, own_copy(as_arrays(element, self.place(number, epoch)))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...array_libraries import taken
+from ...array_libraries import to_numpy
 from ...errors import add_note
 from ...nest import map_structure
 from ..elements import cut_batch, row_count, unbatched
@@ -79,7 +79,7 @@ class Filter(Verb):
 
     def _is_kept(self, element: Any, position: int, epoch: int) -> bool:
         try:
-            answer = taken(spread(self._predicate, element))
+            answer = to_numpy(spread(self._predicate, element))
             is_answer = isinstance(answer, bool | np.bool_) or (
                 isinstance(answer, np.ndarray) and answer.dtype == bool and answer.ndim == 0
             )
