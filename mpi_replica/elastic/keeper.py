@@ -66,17 +66,14 @@ class Keeper:
         #: Replicas whose state is gone, so that the last checkpoint is needed.
         self.lost_replicas: tuple[int, ...] = ()
         if self.is_guarded and not strategy.engine.is_spare:
-            self._hold_beginning()
+            self._commit_beginning()
 
-    def _hold_beginning(self) -> None:
-        """Hold the state as it is before the first commit."""
+    def _commit_beginning(self) -> None:
+        """Commit the state as it is at first, by this rank alone."""
         snapshot = take(self._strategy, objects_of(self._state))
-        ids = (
-            self._strategy.engine.layout.all_replica_ids if are_empty(snapshot.own.values()) else ()
-        )
-        self._commit = HeldCommit(
-            0, snapshot.shared, snapshot.own, dict, frozenset(ids), self._step(0)
-        )
+        ids = self._strategy.engine.layout.all_replica_ids
+        empty = frozenset(ids if are_empty(snapshot.own.values()) else ())
+        self._commit = HeldCommit(0, snapshot.shared, snapshot.own, dict, empty, self._step(0))
 
     def _step(self, number: int) -> int:
         step = getattr(self._state, "step", None)
@@ -199,7 +196,7 @@ class Keeper:
             raise _gone(lost, "were lost together, and no checkpoint was saved before.")
         # Otherwise a loss may leave some ranks with it, and others with the commit.
         self._strategy.engine.agreement.meeting.come()
-        self._hold_beginning()
+        self._commit_beginning()
 
     def say_end(self) -> None:
         """Log what was lost until the end, once."""

@@ -60,7 +60,7 @@ class DatasetPlan:
         self._no_rows: Any = None
 
     def spec(self) -> Any:
-        """Return the nest of `ArraySpec` of an element."""
+        """Return the nest of `ArraySpec` of an element; here, that of the first one."""
         return self.first_spec()
 
     def first_spec(self) -> Any:
