@@ -6,6 +6,7 @@ a leaf, ``None`` included. Keys of a dict are visited in sorted order. The work 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import threading
@@ -55,8 +56,6 @@ _other_types: set[type] = set(_LEAF_TYPES)
 
 _ADDRESS = re.compile(" at 0x[0-9a-f]+>")
 
-_texts: dict[Structure, str] = {_LEAF: "*"}
-_paths: dict[Structure, tuple[str, ...]] = {_LEAF: ("",)}
 # Structures of a program are few; a program that makes new ones all the time must not grow.
 _CACHE_SIZE = 4096
 
@@ -229,6 +228,7 @@ def transposed(values: Sequence[Any], join: Callable[[list[Any]], Any], caller: 
     return unflatten(structures[0], [join(list(column)) for column in zip(*rows, strict=True)])
 
 
+@functools.lru_cache(maxsize=_CACHE_SIZE)
 def structure_text(structure: Structure) -> str:
     """Return a text that tells `structure` from every other one, the same in every process.
 
@@ -237,16 +237,11 @@ def structure_text(structure: Structure) -> str:
     >>> structure_text(flatten({"b": [1, 2], "a": None})[1])
     "{'a': *, 'b': [*, *]}"
     """
-    text = _texts.get(structure)
-    if text is None:
-        if len(_texts) >= _CACHE_SIZE:
-            _texts.clear()
-        text = str(structure).removeprefix("PyTreeSpec(").rpartition(", NoneIsLeaf")[0]
-        text = _ADDRESS.sub(">", text)  # that of a defaultdict's function, say
-        _texts[structure] = text
-    return text
+    text = str(structure).removeprefix("PyTreeSpec(").rpartition(", NoneIsLeaf")[0]
+    return _ADDRESS.sub(">", text)  # that of a defaultdict's function, say
 
 
+@functools.lru_cache(maxsize=_CACHE_SIZE)
 def leaf_paths(structure: Structure) -> tuple[str, ...]:
     """Return where each leaf is, as Python writes it.
 
@@ -255,14 +250,7 @@ def leaf_paths(structure: Structure) -> tuple[str, ...]:
     >>> leaf_paths(flatten({"b": [1, 2], "a": None})[1])
     ("['a']", "['b'][0]", "['b'][1]")
     """
-    paths = _paths.get(structure)
-    if paths is None:
-        if len(_paths) >= _CACHE_SIZE:
-            _paths.clear()
-        if structure.type in (list, tuple, dict) and structure.num_nodes == len(structure) + 1:
-            # of thousands of leaves, without an object for each
-            paths = tuple([f"[{entry!r}]" for entry in structure.entries()])
-        else:
-            paths = tuple(accessor.codify("") for accessor in structure.accessors())
-        _paths[structure] = paths
-    return paths
+    if structure.type in (list, tuple, dict) and structure.num_nodes == len(structure) + 1:
+        # of thousands of leaves, without an object for each
+        return tuple([f"[{entry!r}]" for entry in structure.entries()])
+    return tuple(accessor.codify("") for accessor in structure.accessors())
