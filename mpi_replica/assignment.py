@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -189,8 +189,7 @@ class Assignable(DistributedValues):
                 )
             mine = self._storage.fitting(self.name, how, plain_value(value))
             if state.component is None and engine.layout.size > 1:
-                make = functools.partial(self._compared_update, how, mine)
-                engine.cross_replica(engine.make("update", None, make))
+                engine.cross_replica(engine.make("update", None, self._compared_update, how, mine))
             else:
                 self._storage.write(state.component, how, mine)
             return self
@@ -205,7 +204,9 @@ class Assignable(DistributedValues):
         else:
             if how in SCATTER and self.aggregation in _REDUCED:
                 value = self._reduced_rows(context, how, value)
-            context.meet(engine.make(f"Variable.{how}", None, self._call(context, how, value)))
+            replica_id = context.replica_id_in_sync_group
+            kind = f"Variable.{how}"
+            context.meet(engine.make(kind, None, self._assignment, kind, how, value, replica_id))
         return self
 
     def _reduced_rows(self, context: ReplicaContextLike, how: str, value: Any) -> IndexedSlices:
@@ -231,7 +232,7 @@ class Assignable(DistributedValues):
         return rows
 
     def _compared_update(
-        self, how: str, value: Array | IndexedSlices, site: CallSite, options: CommunicationOptions
+        self, site: CallSite, options: CommunicationOptions, how: str, value: Array | IndexedSlices
     ) -> Call:
         """Return the call by which `update` writes what must be the same on all ranks."""
         advice = (
@@ -239,91 +240,91 @@ class Assignable(DistributedValues):
             " the args of merge_call."
         )
         what = f"{how} to {self.identity}"
-        return self._equal_everywhere("update", what, how, value, advice, site, options)
+        return self._equal_everywhere(site, options, "update", what, how, value, advice)
 
     def _equal_everywhere(
         self,
+        site: CallSite,
+        options: CommunicationOptions,
         kind: str,
         detail: str,
         how: str,
         value: Array | IndexedSlices,
         advice: str,
-        site: CallSite,
-        options: CommunicationOptions,
     ) -> Call:
         write = functools.partial(self._storage.write_for_now, None, how)
         held_bytes = self._storage.any_array.nbytes
-        return EqualEverywhere(kind, detail, value, advice, write, held_bytes, site, options)
+        return EqualEverywhere(site, options, kind, detail, value, advice, write, held_bytes)
 
-    def _call(
-        self, context: ReplicaContextLike, how: str, value: Any
-    ) -> Callable[[CallSite, CommunicationOptions], Call]:
-        """Return what makes the call by which a replica assigns to a mirrored variable."""
-        kind = f"Variable.{how}"
-
-        write = functools.partial(self._storage.write, None, how)
-
-        def write_sum(results: list[Any]) -> None:
-            with self._strategy.engine.irrevocable():
-                write(np.asarray(results[0]))
-
-        def make(site: CallSite, options: CommunicationOptions) -> Call:
-            own = component_of(plain_value(value), context.replica_id_in_sync_group)
-            mine = self._storage.fitting(self.name, how, own)
-            mode = self.aggregation
-            is_scatter = how in SCATTER
-            if mode is VariableAggregation.ONLY_FIRST_REPLICA:
-                return Broadcast(
-                    kind,
-                    self.identity,
-                    mine,
-                    site,
-                    options,
-                    compared=not is_scatter,  # there may be other numbers of rows
-                    then=write,
-                )
-            if mode is VariableAggregation.NONE or is_scatter:
-                advice = (
-                    "With VariableAggregation.NONE all replicas must assign the same value. Make"
-                    " the variable with aggregation=mr.VariableAggregation.MEAN, SUM or"
-                    " ONLY_FIRST_REPLICA, or all_reduce the value first."
-                )
-                return self._equal_everywhere(kind, self.identity, how, mine, advice, site, options)
-            op = ReduceOp.from_variable_aggregation(mode)
-            structure = nest.flatten(None)[1]
-            return AllReduce(
-                site, options, kind, op, [[mine]], structure, None, self.identity, then=write_sum
-            )
-
-        return make
-
-    def _assign_from_above(self, how: str, value: Any) -> None:
-        engine = self._strategy.engine
-
-        def make(site: CallSite, options: CommunicationOptions) -> Call:
-            if isinstance(value, PerReplica):
-                raise ValueError(
-                    f"{self.name}.{how} got a PerReplica in cross-replica context: ranks would"
-                    " differ. Reduce it first: strategy.reduce(op, value, axis=None)."
-                )
-            if self._is_summed and how != "assign":
-                raise ValueError(
-                    f"{self.name}.{how} in cross-replica context is not supported for a variable"
-                    " that is summed on read, as in tf: it is not clear which component gets it."
-                    f" Call {how} in a replica."
-                )
-            mine = self._storage.fitting(self.name, how, plain_value(value))
+    def _assignment(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        kind: str,
+        how: str,
+        value: Any,
+        replica_id: int,
+    ) -> Call:
+        """Return the call by which a replica assigns to a mirrored variable."""
+        storage, mode = self._storage, self.aggregation
+        mine = storage.fitting(self.name, how, component_of(plain_value(value), replica_id))
+        is_scatter = how in SCATTER
+        writing = storage.writing([None], how)
+        if mode is VariableAggregation.ONLY_FIRST_REPLICA:
             return Broadcast(
-                f"Variable.{how}",
-                self.identity,
-                mine,
                 site,
                 options,
-                compared=how not in SCATTER,
-                then=functools.partial(self._write_from_above, how),
+                kind,
+                self.identity,
+                mine,
+                compared=not is_scatter,  # there may be other numbers of rows
+                writing=writing,
             )
+        if mode is VariableAggregation.NONE or is_scatter:
+            advice = (
+                "With VariableAggregation.NONE all replicas must assign the same value. Make"
+                " the variable with aggregation=mr.VariableAggregation.MEAN, SUM or"
+                " ONLY_FIRST_REPLICA, or all_reduce the value first."
+            )
+            return self._equal_everywhere(site, options, kind, self.identity, how, mine, advice)
+        op = ReduceOp.from_variable_aggregation(mode)
+        structure = nest.flatten(None)[1]
+        return AllReduce(
+            site, options, kind, op, [[mine]], structure, None, self.identity, writing=writing
+        )
 
-        engine.cross_replica(engine.make(f"Variable.{how}", None, make))
+    def _assign_from_above(self, how: str, value: Any) -> None:
+        engine, kind = self._strategy.engine, f"Variable.{how}"
+        engine.cross_replica(engine.make(kind, None, self._assignment_above, kind, how, value))
+
+    def _assignment_above(
+        self, site: CallSite, options: CommunicationOptions, kind: str, how: str, value: Any
+    ) -> Call:
+        """Return the call by which rank 0 assigns in cross-replica context."""
+        if isinstance(value, PerReplica):
+            raise ValueError(
+                f"{self.name}.{how} got a PerReplica in cross-replica context: ranks would"
+                " differ. Reduce it first: strategy.reduce(op, value, axis=None)."
+            )
+        if self._is_summed and how != "assign":
+            raise ValueError(
+                f"{self.name}.{how} in cross-replica context is not supported for a variable"
+                " that is summed on read, as in tf: it is not clear which component gets it."
+                f" Call {how} in a replica."
+            )
+        layout = self._strategy.engine.layout
+        mine = self._storage.fitting(self.name, how, plain_value(value))
+        keys: Sequence[int | None] = layout.local_replica_ids if self._on_read else (None,)
+        writing = self._storage.writing(keys, how, layout.num_replicas if self._is_summed else None)
+        return Broadcast(
+            site,
+            options,
+            kind,
+            self.identity,
+            mine,
+            compared=how not in SCATTER,
+            writing=writing,
+        )
 
     @property
     def is_mirrored(self) -> bool:
@@ -338,17 +339,6 @@ class Assignable(DistributedValues):
     @property
     def _is_summed(self) -> bool:
         return self._on_read and self.aggregation is VariableAggregation.SUM
-
-    def _write_from_above(self, how: str, value: Array | IndexedSlices) -> None:
-        """Write what is the value above the replicas; of one that is summed "assign" alone is."""
-        if not self._on_read:
-            self._storage.write(None, how, value)
-            return
-        if self._is_summed:
-            self.put_back(lambda total: np.copyto(total, np.asarray(value)))
-            return
-        for i in self._strategy.engine.layout.local_replica_ids:
-            self._storage.write(i, how, value)
 
     def put_back(self, fill: Callable[[Array], None]) -> None:
         """Take what `value` gave above the replicas, which `fill` writes into an array.

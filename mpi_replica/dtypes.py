@@ -27,9 +27,22 @@ from .array_libraries import COMMON_TYPES, GiveBack, to_numpy, ways_back
 from .nest import ARRAYS, OTHERS
 from .options import ReduceOp
 
-__all__ = ["accumulation", "as_array", "as_arrays", "as_plain_array", "is_text", "wire_name"]
+__all__ = [
+    "accumulation",
+    "as_array",
+    "as_arrays",
+    "as_plain_array",
+    "is_narrow_float",
+    "is_text",
+    "wire_name",
+]
 
 _NARROW_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+def is_narrow_float(dtype: np.dtype[Any]) -> bool:
+    """Return whether these are floats of 2 bytes or less, which add up in 4 bytes."""
+    return dtype.name in _NARROW_FLOATS
 
 
 @functools.lru_cache(maxsize=1024)

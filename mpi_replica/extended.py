@@ -11,8 +11,6 @@ import numpy as np
 from . import nest
 from .collectives import cross_replica
 from .collectives.broadcasting import Broadcast
-from .collectives.call import Call
-from .collectives.callsite import CallSite
 from .context import State, StrategyLike, current_strategy, entered, require_cross_replica
 from .errors import ContextError
 from .options import CommunicationOptions, ReduceOp
@@ -238,13 +236,12 @@ class StrategyExtended:
         """
         require_cross_replica(self._strategy, "broadcast_to")
 
-        def make(site: CallSite, options: CommunicationOptions) -> Call:
-            return Broadcast(
-                "broadcast_to", "", value, site, options, compared=False, then=_fresh_arrays
+        engine, kind = self._strategy.engine, "broadcast_to"
+        result = engine.cross_replica(
+            engine.make(
+                kind, None, Broadcast, kind, "", value, compared=False, finish=_fresh_arrays
             )
-
-        engine = self._strategy.engine
-        result = engine.cross_replica(engine.make("broadcast_to", None, make))
+        )
         return nest.map_structure(_mirrored, result)
 
     def update(

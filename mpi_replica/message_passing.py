@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .collectives.barrier import Barrier
-from .collectives.callsite import CallSite
+from .collectives.barrier import BarrierCall
 from .collectives.objects import ObjectGather
 from .context import StrategyLike, require_cross_replica
 from .options import CommunicationOptions
@@ -55,7 +54,7 @@ class MessagePassing:
         'one two'
         """
         require_cross_replica(self, "barrier")
-        self.engine.cross_replica(self.engine.make("barrier", options, Barrier))
+        self.engine.cross_replica(self.engine.make("barrier", options, BarrierCall, "barrier"))
 
     def gather_objects(
         self: StrategyLike, value: Any, options: CommunicationOptions | None = None
@@ -113,9 +112,7 @@ class MessagePassing:
         """
         require_cross_replica(self, "gather_objects")
         engine = self.engine
-
-        def make(site: CallSite, merged: CommunicationOptions) -> ObjectGather:
-            return ObjectGather(value, engine.layout, site, merged)
-
-        found: tuple[Any, ...] = engine.cross_replica(engine.make("gather_objects", options, make))
+        found: tuple[Any, ...] = engine.cross_replica(
+            engine.make("gather_objects", options, ObjectGather, value, engine.layout)
+        )
         return found

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
 from types import TracebackType
 from typing import Any
 
 from . import blas, ending
-from .collectives.barrier import Barrier
+from .collectives.barrier import BarrierCall
 from .collectives.engine import Engine
 from .context import enter_open_strategy, open_strategies, require_cross_replica
 from .errors import RankLostError
@@ -22,15 +21,6 @@ from .transport import Transport
 from .watch import watcher
 
 __all__ = ["MPIStrategy"]
-
-
-class _Close(Barrier):
-    """The agreement to close a strategy."""
-
-    kind = "close"
-
-    def identify(self, key: Hashable) -> None:
-        """Leave it alike at all sites: ranks may close a strategy on different lines."""
 
 
 class MPIStrategy(Strategy):
@@ -176,7 +166,9 @@ class MPIStrategy(Strategy):
         engine = self.engine
         if engine.agreement.final is None and not engine.is_spare:
             try:
-                engine.cross_replica(engine.make("close", None, _Close))
+                engine.cross_replica(
+                    engine.make("close", None, BarrierCall, "close", is_anywhere=True)
+                )
             except RankLostError:
                 if not engine.transport.is_fault_tolerant or engine.transport.loss is None:
                     raise

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from . import nest
-from .collectives.call import Call
 from .collectives.callsite import CallSite
 from .collectives.gathering import AllGather
-from .collectives.merging import MergeCall
+from .collectives.merging import MergeCall, check_merge_call
 from .collectives.reduction import AllReduce
 from .collectives.sparse import reduce_values
 from .context import (
@@ -190,13 +189,16 @@ class ReplicaContext(Replica):
         """
         self._check("all_gather", "strategy.gather")
 
-        def make(site: CallSite, merged: CommunicationOptions) -> Call:
-            mine, structure, is_plain = nest.flatten_plain(value)
-            if not is_plain:
-                mine = self._components(mine)
-            return AllGather(site, merged, "all_gather", axis, [mine], structure)
+        engine, kind = self._engine, "all_gather"
+        return self.meet(engine.make(kind, options, self._gathering, kind, value, axis))
 
-        return self.meet(self._engine.make("all_gather", options, make))
+    def _gathering(
+        self, site: CallSite, options: CommunicationOptions, kind: str, value: Any, axis: int
+    ) -> AllGather:
+        mine, structure, is_plain = nest.flatten_plain(value)
+        if not is_plain:
+            mine = self._components(mine)
+        return AllGather(site, options, kind, axis, [mine], structure)
 
     def merge_call(
         self,
@@ -254,37 +256,24 @@ class ReplicaContext(Replica):
         strategy = self._strategy
         named = {} if kwargs is None else kwargs
 
-        def check() -> None:
-            if not callable(merge_fn):
-                raise TypeError(f"merge_fn must be callable, got {merge_fn!r}.")
-            if not isinstance(args, (tuple, list)):
-                raise ValueError(
-                    f"args must be a tuple or a list, got {args!r}. For one argument write"
-                    " args=(x,)."
-                )
-            if not isinstance(named, Mapping):
-                raise ValueError(f"kwargs must be a mapping, got {named!r}.")
-
         if strategy.is_default and self._seat is None:
             self._engine.check_thread("merge_call")
-            check()
+            check_merge_call(merge_fn, args, named)
             with entered(State(strategy, None, "merge_fn")):
                 return merge_fn(strategy, *args, **named)
 
-        def make(site: CallSite, merged: CommunicationOptions) -> Call:
-            check()
-            return MergeCall(
-                merge_fn,
-                args,
-                named,
-                strategy.name_of_variable,
-                self.replica_id_in_sync_group,
-                self._engine.layout.size > 1,
-                site,
-                merged,
-            )
-
-        return self.meet(self._engine.make("merge_call", None, make))
+        call = self._engine.make(
+            "merge_call",
+            None,
+            MergeCall,
+            merge_fn,
+            args,
+            named,
+            strategy.name_of_variable,
+            self.replica_id_in_sync_group,
+            self._engine,
+        )
+        return self.meet(call)
 
     def _components(self, leaves: Sequence[Any]) -> list[Any]:
         mine, number = self.replica_id_in_sync_group, self.num_replicas_in_sync

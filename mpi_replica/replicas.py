@@ -21,7 +21,6 @@ from . import nest
 from .collectives.broadcasting import digest_of
 from .collectives.call import Call
 from .collectives.callsite import CallSite, function_identity
-from .collectives.judgement import Combination
 from .collectives.merging import MergeCall
 from .collectives.standing import Note, Stand
 from .context import State, StrategyLike, entered, swap_state
@@ -346,10 +345,7 @@ class Run:
             ends = [self._empty_end(kept)]  # one tells of all of them
         else:
             ends = [RunEnd(self, seat.value, seat.replica_id) for seat in seats]
-        try:
-            kinds = self.engine.perform(ends)[0]
-        except Combination as combination:
-            kinds = combination.kinds
+        kinds = self.engine.perform(ends)[0]
         if is_empty and kinds == _NO_VALUE:
             return None
         leaves: list[Any] = []

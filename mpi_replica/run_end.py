@@ -9,6 +9,7 @@ from . import nest
 from .collectives.call import Call
 from .collectives.callsite import CallSite, FunctionIdentity
 from .collectives.engine import Engine
+from .collectives.group import Group
 from .collectives.standing import CallDescription, LeafDescription
 from .context import StrategyLike
 from .options import CommunicationOptions
@@ -49,6 +50,9 @@ class RunEnd(Call):
                 for leaf in leaves
             ]
         )
+        self._identify()
+
+    def _identify(self) -> None:
         self.identify((self.function.digest, nest.key(self.structure), self.kinds))
 
     def words(self, position: int = 0) -> CallDescription:
@@ -64,7 +68,11 @@ class RunEnd(Call):
             code=self.function.digest.hex(),
         )
 
-    def perform(self, engine: Engine, calls: Sequence[RunEnd]) -> list[Any]:
-        """Agree; return what kinds of values the replicas returned."""
-        engine.agreement.agree(calls)
-        return [self.kinds] * len(calls)
+    def promote(self, change: Sequence[str]) -> None:
+        """Count leaves that some replicas returned nothing for as values."""
+        self.kinds = tuple(change)
+        self._identify()
+
+    def steps(self, group: Group, calls: Sequence[RunEnd], prepared: None) -> tuple[str, ...]:
+        """Return what kinds of values the replicas returned."""
+        return self.kinds

@@ -7,7 +7,7 @@ place of the old one, so that what was read before stays what it was.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,8 +23,8 @@ __all__ = ["SCATTER", "Storage", "check_dtype", "member", "part_of"]
 Array = np.ndarray[Any, Any]
 _Enum = TypeVar("_Enum", VariableSynchronization, VariableAggregation)
 
-_ASSIGN: dict[str, Callable[[Array, Array], Any]] = {
-    "assign": lambda old, value: value.copy(),
+_ASSIGN: dict[str, np.ufunc | None] = {
+    "assign": None,
     "assign_add": np.add,
     "assign_sub": np.subtract,
 }
@@ -110,8 +110,10 @@ class Storage:
 
     def write(self, key: int | None, how: str, value: Array | IndexedSlices) -> None:
         """Write a `fitting` value: "assign" it, or what else `how` says."""
-        old = self.any_array if how == "assign" else self.read(key)
-        self._put(key, self._quietly(_written, how, old, value))
+        self._put(key, self._quietly(_written, how, self._old(key, how), value))
+
+    def _old(self, key: int | None, how: str) -> Array:
+        return self.any_array if how == "assign" else self.read(key)
 
     def write_for_now(
         self, key: int | None, how: str, value: Array | IndexedSlices
@@ -126,6 +128,12 @@ class Storage:
                 self._lost.add(key)
 
         return take_back
+
+    def writing(
+        self, keys: Sequence[int | None], how: str, num_parts: int | None = None
+    ) -> StorageWriting:
+        """Return what writes one value for these replicas, or parts of it; see `refill`."""
+        return StorageWriting(self, keys, how, num_parts)
 
     def refill(self, fill: Callable[[Array], None], num_parts: int | None = None) -> None:
         """Give all replicas one value, which `fill` writes into an array.
@@ -172,6 +180,11 @@ class Storage:
         self._values[key] = value
         self._lost.discard(key)
 
+    def put(self, arrays: Mapping[int | None, Array]) -> None:
+        """Hold these arrays in the place of those that are there."""
+        for key, array in arrays.items():
+            self._put(key, array)
+
     def fitting(self, name: str, how: str, value: Any) -> Array | IndexedSlices:
         """Return `value` as an array of the variable's dtype and shape, or as rows of one.
 
@@ -182,7 +195,10 @@ class Storage:
         """
         if how in SCATTER:
             return self._fitting_rows(name, how, value)
-        return self._fitting_array(name, how, value, self.any_array.shape)
+        fitting = self._fitting_array(name, how, value, self.any_array.shape)
+        nothing = np.empty(0, fitting.dtype)
+        _written(how, nothing, nothing)  # numpy has no such operation for some dtypes
+        return fitting
 
     def _fitting_rows(self, name: str, how: str, value: Any) -> IndexedSlices:
         array = self.any_array
@@ -235,11 +251,56 @@ class Storage:
         return np.asarray(array, dtype=dtype, order="C")
 
 
-def _written(how: str, old: Array, value: Array | IndexedSlices) -> Array:
+class StorageWriting:
+    """An assignment to some of the arrays of a variable, of one value."""
+
+    def __init__(
+        self, storage: Storage, keys: Sequence[int | None], how: str, num_parts: int | None
+    ) -> None:
+        self._storage = storage
+        self._keys = keys
+        self._how = how
+        self._num_parts = num_parts
+        #: Whether it takes memory that `prepare` can't tell.
+        self.may_fail = how in SCATTER or num_parts is not None
+        self._new: dict[int | None, Array] = {}
+
+    def prepare(self) -> None:
+        """Take the memory for new arrays."""
+        if not self.may_fail:
+            self._new = {key: np.empty_like(self._storage.any_array) for key in self._keys}
+        for key in self._keys:
+            self._storage._old(key, self._how)  # an error where it is lost
+
+    def compute(self, value: Array | IndexedSlices) -> None:
+        """Work out the new arrays."""
+        if self._num_parts is not None:
+            total, count = np.asarray(value), self._num_parts
+            self._new = {key: part_of(total, count, key or 0) for key in self._keys}
+            return
+        storage = self._storage
+        for key in self._keys:
+            old = storage._old(key, self._how)
+            made = storage._quietly(_written, self._how, old, value, self._new.get(key))
+            self._new[key] = made
+
+    def commit(self) -> None:
+        """Put the new arrays in the place of the old ones."""
+        self._storage.put(self._new)
+
+
+def _written(how: str, old: Array, value: Array | IndexedSlices, new: Array | None = None) -> Array:
+    """Return what is there after an assignment, in the memory of `new` where that is given."""
     if isinstance(value, IndexedSlices):
         return _scattered(how, old, value)
-    new = np.asarray(_ASSIGN[how](old, value.astype(old.dtype, copy=False)))
-    return new.astype(old.dtype, copy=False)
+    if new is None:
+        new = np.empty_like(old)
+    ufunc = _ASSIGN[how]
+    if ufunc is None:
+        np.copyto(new, value, casting="unsafe")
+    else:
+        ufunc(old, value, out=new, casting="unsafe", dtype=old.dtype)
+    return new
 
 
 def _scattered(how: str, old: Array, rows: IndexedSlices) -> Array:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Order", "Partial", "Tree", "middle", "tree_of"]
+__all__ = ["Order", "Partial", "Tree", "in_a_row", "middle", "tree_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -69,7 +69,8 @@ class Order:
             return
         registers = [*arrays, target, *temporaries]
         for to, left, right in self._steps:
-            combine(registers[left], registers[right], registers[to], dtype=dtype, casting="unsafe")
+            out = registers[to]
+            combine(registers[left], registers[right], out=out, dtype=dtype, casting="unsafe")
 
 
 class Partial(NamedTuple):
@@ -122,6 +123,24 @@ class Tree:
 def tree_of(counts: tuple[int, ...]) -> Tree:
     """Return the tree over the replicas of a layout, by how many each rank hosts."""
     return Tree(counts)
+
+
+@functools.lru_cache(maxsize=64)
+def in_a_row(count: int) -> Partial:
+    """Return what combines all replicas of a rank one after the other.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> total = np.empty(2)
+    >>> in_a_row(3).order.combine(np.add, np.arange(6.0).reshape(3, 2), total)
+    >>> total
+    array([6., 9.])
+    """
+    root: _Node = 0
+    for replica in range(1, count):
+        root = (root, replica)
+    return Partial(slice(0, count), Order(count, root))
 
 
 def middle(start: int, stop: int) -> int:

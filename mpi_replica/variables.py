@@ -121,7 +121,13 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
                 check_dtype(self.name, value.dtype, mode)
             detail = f"{self.name}, {sync.name}, {mode.name}"
             return Broadcast(
-                "Variable", detail, value, site, options, compared=not is_called, then=self._store
+                site,
+                options,
+                "Variable",
+                detail,
+                value,
+                compared=not is_called,
+                finish=self._store,
             )
 
         self._on_read = synchronization is VariableSynchronization.ON_READ
@@ -144,7 +150,7 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
         identity = engine.name_of_next_variable(self.name)
         local = engine.layout.local_replica_ids  # a spare has no replica yet
         keys = (self._on_read and local) or (None,)
-        return Storage(identity, {key: np.array(value) for key in keys}, engine.quietly)
+        return Storage(identity, {key: np.array(value) for key in keys}, engine.group.quietly)
 
     @property
     def strategy(self) -> StrategyLike:
@@ -219,10 +225,9 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
             keys = self._storage.keys
             first = self._here([0])[0] if 0 in keys else self._storage.any_array
 
-            def make(site: CallSite, options: CommunicationOptions) -> Call:
-                return Broadcast("read", self.identity, first, site, options, compared=True)
-
-            return engine.cross_replica(engine.make("read", None, make))[()]
+            return engine.cross_replica(
+                engine.make("read", None, Broadcast, "read", self.identity, first, compared=True)
+            )[()]
         op = ReduceOp.from_variable_aggregation(mode)
         local = engine.layout.local_replica_ids
         values = per_replica(self._here(local), engine.layout)

@@ -6,8 +6,7 @@ import collections
 import operator
 from typing import Any, Protocol
 
-from .collectives.call import Call
-from .collectives.callsite import CallSite, call_site
+from .collectives.callsite import call_site
 from .collectives.verification import Verification
 from .context import StrategyLike, require_cross_replica
 from .options import CommunicationOptions
@@ -95,11 +94,10 @@ class Verifying:
             return
         detail = "" if step == 1 else f"every={step}"
 
-        def make(site: CallSite, merged: CommunicationOptions) -> Call:
-            name_of, layout = self.name_of_variable, self.engine.layout
-            return Verification(value, detail, name_of, layout, site, merged)
-
-        engine.cross_replica(engine.make("verify", options, make))
+        name_of, layout = self.name_of_variable, self.engine.layout
+        engine.cross_replica(
+            engine.make("verify", options, Verification, value, detail, name_of, layout)
+        )
 
 
 def _checked(every: Any) -> int:

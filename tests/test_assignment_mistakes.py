@@ -19,7 +19,6 @@ PLACES = {
     "in replicas": "strategy.run(assign)",
     "in update": "strategy.extended.update(v, lambda _: assign())",
 }
-KNOWN = pytest.mark.xfail(strict=True, reason="R2: what is written after the agreement may raise")
 
 
 @pytest.fixture(params=LIBRARIES)
@@ -30,10 +29,7 @@ def launch(request, tmp_path):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.parametrize(
-    "place",
-    [pytest.param(place, marks=[KNOWN] * (place in ("outside", "above"))) for place in PLACES],
-)
+@pytest.mark.parametrize("place", PLACES)
 def test_the_strategy_works_on_after_an_assignment_that_numpy_refuses(
     launch, place, mistake, ranks
 ):

@@ -19,9 +19,6 @@ def launch(request, tmp_path):
     return functools.partial(run_job, request.param, tmp_path, succeeds=None)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="R12: gate and lock are closed before the try"
-)
 @pytest.mark.parametrize("step", ["total", "fail"])
 def test_a_signal_handler_that_raises_where_a_call_begins_leaves_nothing_closed(launch, step):
     """Ctrl-C comes through, and another thread's call is an error instead of a wait.
@@ -81,9 +78,6 @@ def test_a_signal_handler_that_raises_where_a_call_begins_leaves_nothing_closed(
     assert told(done) == [f"[{rank}] {word}" for rank in range(2) for word in words]
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="H5: the others go on, without this rank"
-)
 def test_an_object_that_one_rank_can_not_load_is_an_error_on_every_rank(launch):
     """Broadcast from rank 0, which can load it; the strategy works on."""
     done = launch(
@@ -114,9 +108,6 @@ def test_an_object_that_one_rank_can_not_load_is_an_error_on_every_rank(launch):
     assert of_ranks == [["OSError('no such part')", "works"]] * 3
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="R9: the exchange is taken for one that never began"
-)
 def test_an_exchange_that_failed_in_the_library_is_not_made_again(launch):
     """The others may have had all of it: a second one would meet their next one."""
     done = launch(

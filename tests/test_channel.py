@@ -159,31 +159,6 @@ def test_a_rank_that_makes_steps_is_not_taken_for_one_that_can_not_come_out(worl
     assert len(world.errors) == 2 * (what == "final")
 
 
-def test_a_failure_elsewhere_ends_no_job_where_a_third_rank_is_slow(world):
-    """The one that failed comes to the exchange nonetheless."""
-    world.begin(0, 2)
-    world.channels[2].tell(("failure", 1, b"why"))
-    world.pass_time(9)
-    assert world.aborts == []
-    world.begin(1)
-    world.end(0, 1, 2)
-    assert [channel.take_failures() for channel in world.channels] == [[(2, b"why")]] * 2 + [[]]
-
-
-def test_a_failure_belongs_to_the_exchange_that_failed(world):
-    """The rank that failed may be ahead."""
-    world.begin(0, 1, 2)
-    world.end(1, 2)
-    world.channels[2].tell(("failure", 2, b"why"))
-    world.look()
-    world.end(0)
-    assert world.channels[0].take_failures() == []
-    world.begin(0, 1, 2)
-    world.end(0, 1, 2)
-    assert world.channels[0].take_failures() == [(2, b"why")]
-    assert world.channels[0].take_failures() == []
-
-
 def test_a_channel_that_is_closed_uses_its_mailbox_no_more(world):
     """The strategy has given it back; a watcher that goes through all channels may still come."""
     closed, other = world.channels[:2]

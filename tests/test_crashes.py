@@ -57,9 +57,6 @@ def test_an_uncaught_mismatch_is_printed_once(launch):
     assert tracebacks(done) == 1
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="H2: the lowest rank reports, with its own line"
-)
 @pytest.mark.parametrize("replicas_per_rank", [1, 2])
 def test_an_uncaught_wrong_argument_is_printed_by_its_rank_with_its_line(launch, replicas_per_rank):
     """As an exception of the replica is."""
@@ -83,7 +80,6 @@ def test_an_uncaught_wrong_argument_is_printed_by_its_rank_with_its_line(launch,
     assert re.search(r"  File \".*train.py\", line \d+, in step\n.*# the mistake\n", done.stderr)
 
 
-@pytest.mark.xfail(strict=True, reason="R6: raised by each rank for itself after the agreement")
 def test_ranks_that_stop_at_different_steps_print_that_once(launch, tmp_path):
     done = launch(
         f"""

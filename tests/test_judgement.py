@@ -203,7 +203,7 @@ def test_a_python_int_and_a_python_float_become_float64():
     floats = all_reduce(structure="S", paths=("[0]", "[1]"), leaves=(VECTOR, number[1]))
     verdict = verdict_of(calls(0, floats), *(calls(i, ints) for i in range(1, 4)))
     assert verdict.action == "promote"
-    assert verdict.leaves == (1,)
+    assert verdict.change == (1,)
 
 
 def test_python_ints_of_different_dtypes_differ_since_float64_would_lose_digits():
@@ -273,8 +273,8 @@ def test_none_here_and_a_value_there_is_no_disagreement():
     nothing = run_end("none", "none", **settings)
     something = run_end("none", "value", **settings)
     verdict = verdict_of(returned(0, nothing), *(returned(i, something) for i in range(1, 4)))
-    assert verdict.action == "combine"
-    assert verdict.kinds == ("none", "value")
+    assert verdict.action == "promote"
+    assert verdict.change == ("none", "value")
 
 
 def test_returned_nests_that_differ():

@@ -148,7 +148,7 @@ class Checkpoint:
                 for name, value in self._objects.items()
             }
             own = Own(strategy.generators.state(ids), encoder.of_replicas, encoder.own_arrays)
-            return Saving(place, state, encoder.arrays, own, site, options)
+            return Saving(site, options, place, state, encoder.arrays, own)
 
         engine.cross_replica(engine.make("Checkpoint.save", None, make))
         return os.fspath(path)
@@ -209,7 +209,7 @@ class Checkpoint:
 
         def make(site: CallSite, options: CommunicationOptions) -> Call:
             place = Path(os.path.abspath(path))
-            return Restoring(place, match, finish, engine.layout.rank == 0, site, options)
+            return Restoring(site, options, place, match, finish, engine.layout.rank == 0)
 
         engine.cross_replica(engine.make("Checkpoint.restore", None, make))
 

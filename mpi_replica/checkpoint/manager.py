@@ -195,7 +195,7 @@ class CheckpointManager:
         engine = strategy.engine
 
         def make(site: CallSite, options: CommunicationOptions) -> Call:
-            return Stopping(integer("step", step, 0), preemption.arrived(), site, options)
+            return Stopping(site, options, integer("step", step, 0), preemption.arrived())
 
         rank, number = engine.cross_replica(engine.make(Stopping.kind, None, make))
         if not number:

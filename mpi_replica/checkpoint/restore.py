@@ -11,9 +11,11 @@ import numpy as np
 
 from ..collectives.call import Call
 from ..collectives.callsite import CallSite
-from ..collectives.engine import Engine
+from ..collectives.group import Group
 from ..collectives.standing import CallDescription
+from ..collectives.steps import Agree, Steps, Texts
 from ..errors import CorruptCheckpointError
+from ..layout import Layout
 from ..options import CommunicationOptions
 from . import files
 from .comparison import Comparison, Reader
@@ -43,12 +45,12 @@ class Restoring(Call):
 
     def __init__(
         self,
+        site: CallSite,
+        options: CommunicationOptions,
         path: Path,
         match: Callable[[Index, Reader], Comparison],
         finish: Callable[[Index, dict[str, Any]], None],
         is_reader: bool,
-        site: CallSite,
-        options: CommunicationOptions,
     ) -> None:
         super().__init__(site, options)
         self.path, self.match, self.finish = path, match, finish
@@ -58,33 +60,33 @@ class Restoring(Call):
     def words(self, position: int = 0) -> CallDescription:
         return CallDescription(self.kind, repr(str(self.path)), self.site, self.options.name)
 
-    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[None]:
-        agreement, layout = engine.agreement, engine.layout
-        agreement.agree(calls)
-        with engine.moving(self):
-            data = engine.carry(engine.transport.all_gather_bytes, self.data, None)[0]
-        with agreement.preparing(calls):
+    def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[None]:
+        """Read on all ranks, and put back where none of them failed."""
+        data, *_ = yield Texts(self.data)
+
+        def check() -> tuple[bytes, tuple[Index, Comparison]]:
             index = unpacked(data, index_path(self.path))
-            paths = {name: self.path.with_name(name) for name in index.files()}
-            checked: dict[str, files.Version] = {}
-            matching = self.match(index, functools.partial(_read, index, paths, checked))
-            for position, (name, path) in enumerate(paths.items()):
-                if position % layout.size == layout.rank:
-                    extents = [r.extent for r in index.arrays.values() if r.file == name]
-                    checked[name] = files.check(path, extents)
-                elif not path.is_file():
-                    raise CorruptCheckpointError(
-                        f"{path} is not there on this rank. All ranks must see one folder: use a"
-                        " file system that all hosts share."
-                    )
-        agreement.agree(calls)  # all files are as they were written
-        with agreement.preparing(calls):
-            values = matching.put_back()
-        agreement.agree(calls)  # no object refused its state
-        with agreement.preparing(calls):
-            self.finish(index, values)
-        agreement.agree(calls)
-        return [None]
+            return b"", (index, self._checked(index, group.layout))
+
+        index, matching = yield Agree(check)  # all files are as they were written
+        values = yield Agree(lambda: (b"", matching.put_back()))  # no object refuses its state
+        yield Agree(lambda: (b"", self.finish(index, values)))
+
+    def _checked(self, index: Index, layout: Layout) -> Comparison:
+        """Return the objects with their state; each rank checks its share of the files."""
+        paths = {name: self.path.with_name(name) for name in index.files()}
+        checked: dict[str, files.Version] = {}
+        matching = self.match(index, functools.partial(_read, index, paths, checked))
+        for position, (name, path) in enumerate(paths.items()):
+            if position % layout.size == layout.rank:
+                extents = [r.extent for r in index.arrays.values() if r.file == name]
+                checked[name] = files.check(path, extents)
+            elif not path.is_file():
+                raise CorruptCheckpointError(
+                    f"{path} is not there on this rank. All ranks must see one folder: use a"
+                    " file system that all hosts share."
+                )
+        return matching
 
 
 def _read(

@@ -17,8 +17,9 @@ import numpy as np
 
 from ..collectives.call import Call
 from ..collectives.callsite import CallSite
-from ..collectives.engine import Engine
+from ..collectives.group import Group
 from ..collectives.standing import CallDescription, LeafDescription
+from ..collectives.steps import Agree, Steps, Texts
 from ..dtypes import wire_name
 from ..errors import CheckpointError
 from ..options import CommunicationOptions
@@ -66,12 +67,12 @@ class Saving(Call):
 
     def __init__(
         self,
+        site: CallSite,
+        options: CommunicationOptions,
         path: Path,
         state: Mapping[str, Any],
         arrays: Mapping[str, Array],
         own: Own,
-        site: CallSite,
-        options: CommunicationOptions,
     ) -> None:
         super().__init__(site, options)
         self.path, self.state, self.arrays, self.own = path, dict(state), dict(arrays), own
@@ -96,43 +97,45 @@ class Saving(Call):
             self._leaves,
         )
 
-    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[None]:
-        agreement, rank, size = engine.agreement, engine.layout.rank, engine.layout.size
-        mark = os.urandom(8) if rank == 0 else b""
-        agreement.agree(calls)  # the same path
-        with agreement.preparing(calls):
+    def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[None]:
+        """Write, all ranks at the same path."""
+        rank, size = group.layout.rank, group.layout.size
+
+        def begin() -> tuple[bytes, bytes]:
             files.make_folder(self.path.parent)
-        agreement.agree(calls)
-        with engine.moving(self):
-            first = engine.carry(engine.transport.all_gather_bytes, mark, None)[0]
+            return b"", os.urandom(8) if rank == 0 else b""
+
+        mark = yield Agree(begin)
+        first, *_ = yield Texts(mark)
         prefix = f"{self.path.name}.{first.hex()}.data-"
         names = [f"{prefix}{r:05}-of-{size:05}" for r in range(size)]
         shares = _shares(self.arrays, size)
         own_file = self.path.with_name(names[rank])
-        try:
-            with agreement.preparing(calls):
-                told = json.dumps(self._write(own_file, shares[rank])).encode()
-            agreement.agree(calls)  # every rank has written
-            with engine.moving(self):
-                every = engine.carry(engine.transport.all_gather_bytes, told, None)
-            with agreement.preparing(calls):
-                if rank == 0:
-                    index = self._index(engine, names, shares, [json.loads(one) for one in every])
-                    data = packed(index, self.path.parent)
-                    files.write_beside(index_path(self.path), data)
-            agreement.agree(calls)  # all is on disk
-        except Exception:
-            # Where the ranks no longer answer each other, another may go on and need the files.
-            if agreement.final is None:
-                files.remove(own_file)
-                if rank == 0:
-                    files.remove_beside(index_path(self.path))
-            raise
-        with agreement.preparing(calls):
+
+        def write() -> tuple[bytes, bytes]:
+            return b"", json.dumps(self._write(own_file, shares[rank])).encode()
+
+        def write_index() -> tuple[bytes, None]:
+            if rank == 0:
+                found = [json.loads(one) for one in told]
+                index = self._index(group.layout.num_replicas, names, shares, found)
+                files.write_beside(index_path(self.path), packed(index, self.path.parent))
+            return b"", None
+
+        def take_place() -> tuple[bytes, None]:
             if rank == 0:
                 self._take_place(names)
-        agreement.agree(calls)
-        return [None]
+            return b"", None
+
+        def undo() -> None:
+            files.remove(own_file)
+            if rank == 0:
+                files.remove_beside(index_path(self.path))
+
+        mine = yield Agree(write, undo)
+        told = yield Texts(mine)
+        yield Agree(write_index, undo)  # all is on disk
+        yield Agree(take_place)
 
     def _write(self, file: Path, share: Sequence[str]) -> list[Any]:
         """Write this rank's share and what is its own; return what rank 0 must know of it."""
@@ -147,7 +150,7 @@ class Saving(Call):
 
     def _index(
         self,
-        engine: Engine,
+        num_replicas: int,
         names: Sequence[str],
         shares: Sequence[Sequence[str]],
         told: Sequence[Any],
@@ -162,7 +165,7 @@ class Saving(Call):
             for name, found in components.items():
                 of_replicas.setdefault(name, {}).update(found)
         generators = [own for *_, own in told]
-        return Index(self.state, records, engine.layout.num_replicas, generators, of_replicas)
+        return Index(self.state, records, num_replicas, generators, of_replicas)
 
     def _take_place(self, names: Sequence[str]) -> None:
         """Make these files the checkpoint, and remove those of the older one."""

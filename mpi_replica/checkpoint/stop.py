@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from ..collectives.call import Call
 from ..collectives.callsite import CallSite
-from ..collectives.engine import Engine
-from ..collectives.standing import CallDescription
+from ..collectives.group import Group
+from ..collectives.steps import Raise, Steps
 from ..errors import CollectiveMismatchError
 from ..layout import compressed
 from ..options import CommunicationOptions
@@ -32,28 +32,29 @@ class Stopping(Call):
     _STATE = struct.Struct("<qq")
 
     def __init__(
-        self, step: int, signal: int, site: CallSite, options: CommunicationOptions
+        self, site: CallSite, options: CommunicationOptions, step: int, signal: int
     ) -> None:
         super().__init__(site, options)
         self._mine = self._STATE.pack(step, signal)
         self.identify(None)
 
-    def words(self, position: int = 0) -> CallDescription:
-        return CallDescription(self.kind, "", self.site, self.options.name)
+    def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:
+        return self._mine, None
 
-    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[tuple[int, int]]:
-        """Agree; return the first rank that got a signal, and which: 0 where there is none."""
-        engine.agreement.agree(calls, self._mine)
-        told = [self._STATE.unpack(data) for data in engine.agreement.payloads()]
+    def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[tuple[int, int]]:
+        """Return the first rank that got a signal, and which: 0 where there is none."""
+        told = [self._STATE.unpack(data) for data in group.payloads()]
         steps = sorted({step for step, _ in told})
         if len(steps) > 1:
             sides = ", ".join(
                 f"{step} on ranks {compressed(r for r, (its, _) in enumerate(told) if its == step)}"
                 for step in steps
             )
-            raise CollectiveMismatchError(
-                f"{self.kind} at {self.site.line} got different steps: {sides}. All ranks must be"
-                " at the same step."
+            yield Raise(
+                CollectiveMismatchError(
+                    f"{self.kind} at {self.site.line} got different steps: {sides}. All ranks must"
+                    " be at the same step."
+                )
             )
         found = [(rank, signal) for rank, (_, signal) in enumerate(told) if signal]
-        return [found[0] if found else (0, 0)]
+        return found[0] if found else (0, 0)

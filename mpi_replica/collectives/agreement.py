@@ -16,7 +16,6 @@ logarithm of the ranks.
 
 from __future__ import annotations
 
-import functools
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
@@ -25,11 +24,9 @@ from .. import errors
 from ..errors import CollectiveTimeoutError, ContextError, RankLostError, ReplicaStopped
 from ..interrupts import gate
 from ..layout import Layout
-from ..transport import HEADER_BYTES, Transport, WaitGivenUpError
+from ..transport import HEADER_BYTES, Transport
 from . import travel
 from .call import Call
-from .callsite import CallSite
-from .guards import Preparing
 from .header import (
     AGREES,
     COMPARED_BYTES,
@@ -42,10 +39,10 @@ from .header import (
     states,
     words,
 )
-from .judgement import Combination, Promotion, Verdict, judge, rank_left
+from .judgement import Promotion, Verdict, judge, rank_left
 from .meeting import Meeting
 from .notes import Notes
-from .standing import Note, Report, Stand
+from .standing import Report, Stand
 
 __all__ = ["INLINE_BYTES", "Agreement"]
 
@@ -94,9 +91,6 @@ class Agreement:
         self.meeting = Meeting(transport, self.break_off)
         #: Called where this rank gives up the strategy, to tell the others.
         self.on_break: Callable[[BaseException], None] = lambda _: None
-        #: Does an exchange that no rank may miss, and gives what went wrong in such ones.
-        self.carry: Callable[..., Any] = lambda exchange, *arguments: exchange(*arguments)
-        self.take_failure: Callable[[], BaseException | None] = lambda: None
 
     @property
     def carries_payload(self) -> bool:
@@ -130,8 +124,8 @@ class Agreement:
         """Return when all ranks are known to be at the call. Collective.
 
         `calls` are those of the local replicas, which agree among themselves. `payload` has
-        `INLINE_BYTES` at most, and is there on all ranks or on none; `payloads` tells those of
-        all ranks.
+        `INLINE_BYTES` at most, and is there on all ranks or on none; those of all ranks are in the
+        headers then.
 
         Raises
         ------
@@ -144,32 +138,17 @@ class Agreement:
         if gate.is_pending and gate.take():
             self.fail(calls, KeyboardInterrupt())
         seconds = first.options.timeout_seconds
-        try:
-            is_agreed = self._compare(AGREES, payload, first, seconds)
-        except Exception as error:
-            if self.is_agreed(error):
-                raise
-            # The transport failed; the others still wait for a header of this rank.
-            self.fail(calls, error)
-        if not is_agreed:
+        if not self._compare(AGREES, payload, first, seconds):
             self._settle([self.stand(call) for call in calls], {}, first, seconds)
         self._last_error = self.raised = None
         if self.notes.chain:
             self.notes.drop()
-
-    def payloads(self) -> list[bytes]:
-        """Return what each rank gave to the last `agree`, where there was a payload."""
-        return payloads(self._transport.headers.tobytes())
 
     def fail(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
         """Tell the other ranks that `error` came up here, inside the call; raise what is agreed."""
         stands = [self.stand(call) for call in calls]
         stands[0] = self.failed_stand(calls[0], error)
         self.report(stands, {calls[0].replica_ids[0]: error}, calls[0])
-
-    def preparing(self, calls: Sequence[Call]) -> Preparing:
-        """Return a context that turns an error here, before the header, into one on every rank."""
-        return Preparing(functools.partial(self.fail, calls))
 
     def report(
         self, stands: Sequence[Stand], originals: Mapping[int, BaseException], first: Call
@@ -256,7 +235,8 @@ class Agreement:
         """Return the stand of replicas in which `error` came up."""
         who = self._layout.describe(call.replica_ids)
         serial = self._serial if error is self._last_error else -1
-        packed = travel.pack(error, who, serial)
+        place = travel.place_of(error) or call.site.line  # a mistake in the arguments has no frame
+        packed = travel.pack(error, f"{who} at {place}", serial)
         return Stand(call.replica_ids, status, call.describe(), packed, self.run_ordinal)
 
     def stand(self, call: Call) -> Stand:
@@ -273,17 +253,9 @@ class Agreement:
         """Exchange headers; return whether all ranks agree."""
         mine = head(first.fingerprint, self.notes.chain, state, len(payload)) + payload
         transport = self._transport
-        step = transport.steps
-        try:
-            if self._wide:
-                return self._compare_widely(state, mine, bool(payload), first, seconds)
-            transport.exchange(mine, seconds)
-        except WaitGivenUpError:
-            self.time_out(first)
-        except BaseException as broken:
-            # The others may have gone on, where the exchange has ended.
-            self._break_off_halfway(broken, transport.steps > step)
-            raise
+        if self._wide:
+            return self._compare_widely(state, mine, bool(payload), first, seconds)
+        transport.exchange(mine, seconds)
         headers = transport.headers.tobytes()
         compared = mine[:COMPARED_BYTES]
         for start in self._starts:
@@ -308,31 +280,8 @@ class Agreement:
         if (greatest != word).any() or state != AGREES:
             return False
         if has_payload:
-            self.carry(transport.exchange, mine, seconds)
-            failure = self.take_failure()
-            if failure is not None:
-                self.raise_failure(failure)
+            transport.exchange(mine, seconds)
         return True
-
-    def raise_failure(self, failure: BaseException) -> NoReturn:
-        """Raise the failure of an exchange on some rank, which all have come to the end of.
-
-        Its results are thrown away. Where ranks are on several hosts, one may not have heard of it
-        in time, and goes on with them: the note makes its next header an error.
-        """
-        self._last_error = None
-        self.raised = failure
-        what, nowhere = "the failure of an exchange", CallSite(b"", (), 0)
-        self.notes.add(Note(what, nowhere, 0, "", "CollectiveMismatchError"))
-        raise failure
-
-    def _break_off_halfway(self, error: BaseException, is_late: bool = False) -> None:
-        """Give up the strategy if `error` came up while a message is in flight, or too late.
-
-        A signal's handler can raise at any time, that of a time limit, say.
-        """
-        if (self._transport.is_in_flight or is_late) and not self.is_agreed(error):
-            self.break_off(error)
 
     def break_off(self, error: BaseException) -> None:
         """Give up the strategy: this rank was in an exchange when `error` came up."""
@@ -379,29 +328,15 @@ class Agreement:
     ) -> NoReturn:
         """Exchange reports and raise what follows."""
         report = Report(tuple(stands), self.notes.all, self.last_run_ordinal)
-        try:
-            gather = self._transport.all_gather_bytes
-            texts = self.carry(gather, pickle.dumps(report, 5), seconds)
-            reports: list[Report] = [pickle.loads(text) for text in texts]
-            verdict = judge(reports, self._layout)
-            self.last_run_ordinal = max(report.run_ordinal for report in reports) + 1
-            failure = self.take_failure()
-            if verdict.action == "promote" and failure is None:
-                raise Promotion(verdict.leaves)
-            if verdict.action == "combine" and failure is None:
-                self._last_error = self.raised = None
-                self.notes.drop()
-                raise Combination(verdict.kinds)
-            self.notes.undo([report.notes for report in reports])
-            self.notes.drop()
-            error = failure or self._agreed_error(verdict, originals, seconds)
-            error = self.take_failure() or error
-        except WaitGivenUpError:
-            self.time_out(first)
-        except BaseException as broken:
-            self._break_off_halfway(broken)
-            raise
-        self.raise_agreed(error, verdict)
+        texts = self._transport.all_gather_bytes(pickle.dumps(report, 5), seconds)
+        reports: list[Report] = [pickle.loads(text) for text in texts]
+        verdict = judge(reports, self._layout)
+        self.last_run_ordinal = max(report.run_ordinal for report in reports) + 1
+        if verdict.action == "promote":
+            raise Promotion(verdict.change)
+        self.notes.undo([report.notes for report in reports])
+        self.notes.drop()
+        self.raise_agreed(self._agreed_error(verdict, originals, seconds), verdict)
 
     def _agreed_error(
         self, verdict: Verdict, originals: Mapping[int, BaseException], seconds: float | None
@@ -417,7 +352,7 @@ class Agreement:
         mine = self._layout.rank == verdict.origin_rank
         error = originals[verdict.origin_replica] if mine else travel.load(traveller)
         flag = b"" if error is None else b"loaded"
-        flags = self.carry(self._transport.all_gather_bytes, flag, seconds)
+        flags = self._transport.all_gather_bytes(flag, seconds)
         if not mine and not all(flags):
             error = None
         if error is None:
@@ -432,8 +367,9 @@ class Agreement:
         """Raise what all ranks raise now, each of them by its own reckoning and all alike."""
         self.meeting.come()
         self._serial += 1
+        if error is not self._last_error:  # where it comes again, all ranks have it
+            errors.mark_reporter(error, max(verdict.origin_rank, 0))
         self._last_error = error
-        errors.mark_reporter(error, max(verdict.origin_rank, 0))
         if verdict.doomed_run is not None:
             for run in self.runs:
                 if run.ordinal >= verdict.doomed_run:

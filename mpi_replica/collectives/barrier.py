@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..options import CommunicationOptions
 from .call import Call
 from .callsite import CallSite
-from .engine import Engine
-from .standing import CallDescription
 
-__all__ = ["Barrier"]
+__all__ = ["BarrierCall"]
 
 
-class Barrier(Call):
-    """A call that has ended when all ranks have come to it: nothing travels but the header."""
+class BarrierCall(Call):
+    """A call that has ended when all ranks have come to it: nothing travels but the header.
 
-    kind = "barrier"
+    Parameters
+    ----------
+    kind : str
+    is_anywhere : bool
+        Whether ranks may come to it on different lines.
+    """
 
-    def __init__(self, site: CallSite, options: CommunicationOptions) -> None:
+    def __init__(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        kind: str,
+        *,
+        is_anywhere: bool = False,
+    ) -> None:
         super().__init__(site, options)
-        self.identify(None)
-
-    def words(self, position: int = 0) -> CallDescription:
-        return CallDescription(self.kind, "", self.site, self.options.name)
-
-    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[None]:
-        engine.agreement.agree(calls)
-        return [None]
+        self.kind = kind
+        if not is_anywhere:
+            self.identify(None)

@@ -1,61 +1,58 @@
-"""Bytes of every rank, of lengths that only their rank knows."""
+"""A few bytes of every rank, or many, of lengths that only their rank knows."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 
 import numpy as np
 
-from .agreement import INLINE_BYTES
-from .call import Call
-from .engine import Engine
+from .group import Group
+from .header import INLINE_BYTES
+from .steps import Agree, Gather, Steps
 
-__all__ = ["LARGE_BYTES", "agree_on_blobs"]
+__all__ = ["LARGE_BYTES", "all_blobs", "marks", "payload_of"]
 
 #: What has a size that is known only after the ranks agreed is allocated then; above this size
 #: the ranks agree once more that all of them could.
 LARGE_BYTES = 1 << 20
 
 _LENGTH = struct.Struct("<Q")
-_INLINE, _FOLLOWS = b"\0", b"\1"
+_FOLLOWS = 1  # the bit of the first byte that tells that the blob does not stand behind it
 
 
-def agree_on_blobs(engine: Engine, calls: Sequence[Call], blob: bytes) -> list[memoryview]:
-    """Agree that all ranks are at `calls`, and return the blob of each, in rank order. Collective.
+def payload_of(group: Group, blob: bytes, mark: int = 0) -> bytes:
+    """Return what of a blob travels with the header: all of it, or its length.
 
-    One message of 256 bytes a rank where all blobs fit into it, else one Allgatherv more, and one
-    further small message where they have more than `LARGE_BYTES` together.
+    `mark` is a small number that `marks` tells all ranks.
     """
-    agreement = engine.agreement
+    group.lay_by_reserve(LARGE_BYTES)
     if len(blob) < INLINE_BYTES:
-        payload = _INLINE + blob
-    else:
-        payload = _FOLLOWS + _LENGTH.pack(len(blob))
-    try:
-        engine.lay_by_reserve(LARGE_BYTES)
-    except Exception as error:
-        agreement.fail(calls, error)
-    agreement.agree(calls, payload)
-    payloads = agreement.payloads()
-    if {data[:1] for data in payloads} == {_INLINE}:
+        return bytes([mark << 1]) + blob
+    return bytes([mark << 1 | _FOLLOWS]) + _LENGTH.pack(len(blob))
+
+
+def marks(group: Group) -> list[int]:
+    """Return the mark of each rank."""
+    return [data[0] >> 1 for data in group.payloads()]
+
+
+def all_blobs(group: Group, blob: bytes) -> Steps[list[memoryview]]:
+    """Return the blob of each rank, in rank order; their payloads have come.
+
+    One Allgatherv where not all of them did with the header, and one further small message where
+    they have more than `LARGE_BYTES` together.
+    """
+    payloads = group.payloads()
+    if not any(data[0] & _FOLLOWS for data in payloads):
         return [memoryview(data)[1:] for data in payloads]
     lengths = [
-        len(data) - 1 if data[:1] == _INLINE else _LENGTH.unpack(data[1:])[0] for data in payloads
+        _LENGTH.unpack(data[1:])[0] if data[0] & _FOLLOWS else len(data) - 1 for data in payloads
     ]
-    if sum(lengths) > LARGE_BYTES:
-        with agreement.preparing(calls):
-            receive = np.empty(sum(lengths), np.uint8)
-        agreement.agree(calls)
+    total = sum(lengths)
+    if total > LARGE_BYTES:
+        receive = yield Agree(lambda: (b"", np.empty(total, np.uint8)))
     else:
-        receive = engine.with_reserve(lambda: np.empty(sum(lengths), np.uint8))
-    with engine.moving(calls[0]):
-        engine.carry(
-            engine.transport.all_gather_blocks,
-            np.frombuffer(blob, np.uint8),
-            receive,
-            lengths,
-            calls[0].options.timeout_seconds,
-        )
+        receive = group.with_reserve(lambda: np.empty(total, np.uint8))
+    yield Gather(np.frombuffer(blob, np.uint8), receive, lengths)
     ends = np.cumsum(lengths).tolist()
     return [receive[end - n : end].data for end, n in zip(ends, lengths, strict=True)]

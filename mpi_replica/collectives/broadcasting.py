@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,14 +14,15 @@ from ..array_libraries import dtype_of
 from ..dtypes import as_plain_array, wire_name
 from ..indexed_slices import IndexedSlices
 from ..options import CommunicationOptions
-from .blobs import agree_on_blobs
+from .blobs import all_blobs, marks, payload_of
 from .call import Call
 from .callsite import CallSite
 from .digests import BLAKE_BYTES, digest_of_bytes
-from .engine import Engine
+from .group import Group
 from .standing import CallDescription, LeafDescription, Note
+from .steps import Agree, Steps
 
-__all__ = ["Broadcast", "EqualEverywhere", "digest_of"]
+__all__ = ["Broadcast", "EqualEverywhere", "Writing", "digest_of"]
 
 _PLAIN_TYPES = (int, float, complex, bool, str, bytes, type(None))
 
@@ -34,26 +35,30 @@ class Broadcast(Call):
     compared : bool
         Whether the dtype and shape of the value must be the same on all ranks, although only
         those of replica 0 count.
-    then : callable, optional
-        What is done with the value, once on each rank; its result is the result of the call.
+    finish : callable, optional
+        What is done with the value, once on each rank; it gives the result of the call.
+    writing : Writing, optional
+        What writes the value, once on each rank.
     """
 
     def __init__(
         self,
+        site: CallSite,
+        options: CommunicationOptions,
         kind: str,
         detail: str,
         value: Any,
-        site: CallSite,
-        options: CommunicationOptions,
         *,
         compared: bool,
-        then: Callable[[Any], Any] | None = None,
+        finish: Callable[[Any], Any] | None = None,
+        writing: Writing | None = None,
     ) -> None:
         super().__init__(site, options)
         self.kind = kind
         self.detail = detail
         self.value = value
-        self.then = then
+        self.finish = finish
+        self.writing = writing
         self.leaf = LeafDescription("any value")
         if compared:
             array = np.asarray(value)
@@ -65,25 +70,56 @@ class Broadcast(Call):
             self.kind, self.detail, self.site, self.options.name, leaves=(self.leaf,)
         )
 
-    def perform(self, engine: Engine, calls: Sequence[Broadcast]) -> list[Any]:
-        agreement, layout = engine.agreement, engine.layout
-        root = layout.rank_of(0)
-        with agreement.preparing(calls):
-            is_root = layout.rank == root
-            runs_code = is_root and not _is_plain(self.value)
-            sends = is_root and layout.size > 1
-            data = pickle.dumps(self.value, protocol=5) if sends else b""
-            if sends and runs_code:
-                pickle.loads(data)  # what can't be loaded fails here, before it is sent
-        if layout.size == 1:
-            agreement.agree(calls)
-            blobs = []
-        else:
-            blobs = agree_on_blobs(engine, calls, data)
-        with engine.irrevocable():
-            value = self.value if layout.rank == root else pickle.loads(blobs[root])
-            result = value if self.then is None else self.then(value)
-        return [result for _ in calls]
+    def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, bytes]:
+        data, runs_code = b"", False
+        if group.layout.rank == group.layout.rank_of(0):
+            runs_code = not _is_plain(self.value)
+            if runs_code or group.layout.size > 1:
+                data = pickle.dumps(self.value, protocol=5)
+        if self.writing is not None:
+            self.writing.prepare()
+        return payload_of(group, data, runs_code), data
+
+    def steps(self, group: Group, calls: Sequence[Call], prepared: bytes) -> Steps[Any]:
+        root = group.layout.rank_of(0)
+        runs_code = marks(group)[root]
+        blobs = yield from all_blobs(group, prepared)
+        value, writing = self.value, self.writing
+        if runs_code:  # what pickle makes of it, also where it comes from
+            value = yield Agree(lambda: (b"", pickle.loads(blobs[root])))
+        elif group.layout.rank != root:
+            value = pickle.loads(blobs[root])
+        if writing is not None:
+            if writing.may_fail:
+
+                def compute() -> tuple[bytes, None]:
+                    writing.compute(value)
+                    return b"", None
+
+                yield Agree(compute)
+            else:
+                writing.compute(value)
+            writing.commit()
+        return value
+
+    def answer(self, calls: Sequence[Call], results: Any) -> list[Any]:
+        return [results if self.finish is None else self.finish(results)] * len(calls)
+
+
+class Writing(Protocol):
+    """An assignment: what can fail comes first, and then what is seen."""
+
+    #: Whether `compute` may fail, so that the ranks must agree that it did not.
+    may_fail: bool
+
+    def prepare(self) -> None:
+        """Take the memory that `compute` needs, where it can be told."""
+
+    def compute(self, value: Any) -> None:
+        """Work out what is to be there."""
+
+    def commit(self) -> None:
+        """Put it there."""
 
 
 class EqualEverywhere(Call):
@@ -94,7 +130,7 @@ class EqualEverywhere(Call):
 
     Parameters
     ----------
-    then : callable
+    write : callable
         What is done with the value, once on each rank, before the others are known to agree; it
         returns what takes it back if they don't.
     held_bytes : int
@@ -103,20 +139,20 @@ class EqualEverywhere(Call):
 
     def __init__(
         self,
+        site: CallSite,
+        options: CommunicationOptions,
         kind: str,
         detail: str,
         value: Any,
         advice: str,
-        then: Callable[[Any], Callable[[], None]],
+        write: Callable[[Any], Callable[[], None]],
         held_bytes: int,
-        site: CallSite,
-        options: CommunicationOptions,
     ) -> None:
         super().__init__(site, options)
         self.kind = kind
         self.detail = detail
         self.value = value
-        self.then = then
+        self.write = write
         self.held_bytes = held_bytes
         self.note = Note(f"{kind}({detail})", site, digest_of(value), advice, "ValueError")
         self.identify(detail)
@@ -124,26 +160,18 @@ class EqualEverywhere(Call):
     def words(self, position: int = 0) -> CallDescription:
         return CallDescription(self.kind, self.detail, self.site, self.options.name)
 
-    def perform(self, engine: Engine, calls: Sequence[EqualEverywhere]) -> list[Any]:
-        agreement = engine.agreement
-        if agreement.final is not None:
-            raise agreement.final
+    def prepare(self, group: Group, calls: Sequence[EqualEverywhere]) -> tuple[bytes, None] | None:
         for call in calls[1:]:
             if call.note.digest != self.note.digest:
-                here = engine.layout.describe([*self.replica_ids, *call.replica_ids])
-                agreement.fail(
-                    calls,
-                    ValueError(
-                        f"{self.note.what} at {self.site.line}: the values differ between {here}."
-                        f" {self.note.advice}"
-                    ),
+                here = group.layout.describe([*self.replica_ids, *call.replica_ids])
+                raise ValueError(
+                    f"{self.note.what} at {self.site.line}: the values differ between {here}."
+                    f" {self.note.advice}"
                 )
-        undo = self.then(self.value)
-        if engine.layout.size > 1:
-            agreement.notes.add(self.note, undo, self.held_bytes)
-            if agreement.notes.are_due:
-                agreement.agree(calls)
-        return [None for _ in calls]
+        undo = self.write(self.value)
+        if group.layout.size > 1:
+            group.notes.add(self.note, undo, self.held_bytes)
+        return (b"", None) if group.notes.are_due else None
 
 
 def digest_of(value: Any) -> int:

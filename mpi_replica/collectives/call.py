@@ -1,16 +1,21 @@
-"""A collective call on its way: what every kind of call has in common."""
+"""A collective call: what every kind of call has in common.
+
+A kind of call is three functions: `prepare` before the ranks agree, `steps` for what travels, and
+`answer` for what is done with it. None of them does I/O: `driver` does the steps.
+"""
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from ..options import CommunicationOptions
 from .callsite import CallSite
+from .group import Group
 from .standing import CallDescription
+from .steps import Steps
 
-__all__ = ["Call", "FailedCall", "Known"]
+__all__ = ["Call", "Known"]
 
 # The same few calls come again and again; a program that makes new ones all the time (uneven
 # shapes) must not grow.
@@ -28,14 +33,15 @@ class Known(NamedTuple):
     plan: Any
 
 
-class Call(abc.ABC):
+class Call:
     """What one replica, or a rank in cross-replica context, asks for.
 
-    Making one does all that can fail without the others: checks and conversions.
+    Making one does all that can fail without the others: checks and conversions. One that could
+    not be made is a plain `Call` with an `error`, which tells the others.
     """
 
     #: "all_reduce"
-    kind: str
+    kind: str = ""
     #: "calls", or "returned" for the end of a run
     status: str = "calls"
     #: Ids of the replicas that call: one, or all local ones in cross-replica context.
@@ -85,35 +91,30 @@ class Call(abc.ABC):
         """Return the call in words, as the replica at `position` of `replica_ids` makes it."""
         return self.words(position)._replace(wire=self.options.wire, handled=self.handled)
 
-    @abc.abstractmethod
     def words(self, position: int = 0) -> CallDescription:
         """Return what `describe` gives, without what all kinds of call have in common."""
-
-    def promote(self, leaves: Sequence[int]) -> None:
-        """Make these leaves float64: some replicas hold a Python int there, others a float."""
-        raise NotImplementedError
-
-    @abc.abstractmethod
-    def perform(self, engine: Any, calls: Sequence[Any]) -> list[Any]:
-        """Do the call for `calls`, which agree, one for each local replica; return their results.
-
-        Cross-replica calls come alone. `engine` is an `Engine`, which is made of agreement and
-        so of calls.
-        """
-
-
-class FailedCall(Call):
-    """A call that could not even be made on this replica."""
-
-    def __init__(
-        self, kind: str, error: BaseException, site: CallSite, options: CommunicationOptions
-    ) -> None:
-        super().__init__(site, options)
-        self.kind = kind
-        self.error = error
-
-    def words(self, position: int = 0) -> CallDescription:
         return CallDescription(self.kind, "", self.site, self.options.name)
 
-    def perform(self, engine: Any, calls: Sequence[Any]) -> list[Any]:
-        raise NotImplementedError  # the agreement raises its error instead
+    def promote(self, change: Sequence[Any]) -> None:
+        """Change what the replicas do not have in common, as their reports say; then call again."""
+        raise NotImplementedError
+
+    def prepare(self, group: Group, calls: Sequence[Self]) -> tuple[bytes, Any] | None:
+        """Return what travels with the header, and what `steps` needs; None for no header.
+
+        `calls` agree, one for each local replica; calls in cross-replica context come alone. An
+        error here is raised on all ranks, and the strategy works on. Without a header the ranks
+        compare with the next one what stands in the notes of the group.
+        """
+        return b"", None
+
+    def steps(self, group: Group, calls: Sequence[Self], prepared: Any) -> Steps[Any] | Any:
+        """Return the results, where all came with the header, or the steps that lead to them.
+
+        No function of the program may run here but in an `Agree`: an error ends the strategy.
+        """
+        return None
+
+    def answer(self, calls: Sequence[Self], results: Any) -> list[Any]:
+        """Return the result of each of `calls`. An error here is the replica's own."""
+        return [results] * len(calls)

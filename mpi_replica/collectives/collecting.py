@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import is_text
+from ..layout import Layout
 from .blocks import Blocks, Gathering, SharedMessage
-from .engine import Engine
+from .group import Group
+from .steps import Gather, Steps
 
-__all__ = ["Collection", "gather_bytes", "place_all"]
+__all__ = ["Collection", "gathered", "place_all"]
 
 Array = np.ndarray[Any, Any]
 
@@ -36,11 +38,11 @@ class Collection:
 
     def __init__(
         self,
-        engine: Engine,
+        group: Group,
         gathering: Gathering,
         contributions: Sequence[Sequence[Array]],
     ) -> None:
-        self._engine = engine
+        self._layout = group.layout
         self._gathering = gathering
         #: Of each leaf, what the local replicas have.
         self._columns = []
@@ -50,50 +52,47 @@ class Collection:
                 column = [leaf.astype(blocks.dtype, copy=False) for leaf in column]
             self._columns.append(column)
         self.results = gathering.allocation.make()
-        self._scratch = engine.scratch(gathering.scratch_bytes)
+        self._scratch = group.scratch(gathering.scratch_bytes)
 
-    def run(self, timeout_seconds: float | None) -> None:
-        """Move everything; called where all ranks have agreed to."""
-        engine, leaves = self._engine, self._gathering.leaves
+    def steps(self) -> Steps[list[Array]]:
+        """Move everything, and return the results."""
+        leaves, layout = self._gathering.leaves, self._layout
         for message in self._gathering.shared:
-            self._gather_shared(message, timeout_seconds)
+            yield from self._gather_shared(message)
         for index in self._gathering.alone:
             blocks, column = leaves[index], self._columns[index]
             if not blocks.result_bytes:
                 continue  # as on all ranks
             table = blocks.table(self.results[index])
             if blocks.batch_bytes:
-                self._gather_in_batches(blocks, table, column, timeout_seconds)
+                yield from self._gather_in_batches(blocks, table, column)
             elif blocks.rows == 1:
                 mine = [_as_bytes(leaf) for leaf in column]
                 target = _as_bytes(table)
-                gather_bytes(engine, mine, target, blocks.rank_row_bytes, timeout_seconds)
+                yield gathered(layout, mine, target, blocks.rank_row_bytes)
             else:
                 parts = [leaf.reshape(blocks.rows, -1) for leaf in column]
                 for row in range(blocks.rows):
                     mine = [_as_bytes(part[row]) for part in parts]
                     target = _as_bytes(table[row])
-                    gather_bytes(engine, mine, target, blocks.rank_row_bytes, timeout_seconds)
+                    yield gathered(layout, mine, target, blocks.rank_row_bytes)
 
-    def _gather_shared(self, message: SharedMessage, timeout_seconds: float | None) -> None:
-        size = message.rank_bytes[self._engine.layout.rank]
+        return self.results
+
+    def _gather_shared(self, message: SharedMessage) -> Steps[None]:
+        size = message.rank_bytes[self._layout.rank]
         mine, every = self._scratch[:size], self._scratch[size : size + message.size_bytes]
         columns = [self._columns[index] for index in message.leaves]
         np.concatenate([_as_bytes(leaf) for column in columns for leaf in column], out=mine)
-        gather = self._engine.transport.all_gather_blocks
-        self._engine.carry(gather, mine, every, message.rank_bytes, timeout_seconds)
+        yield Gather(mine, every, message.rank_bytes)
         leaves = [self._gathering.leaves[index] for index in message.leaves]
         results = [self.results[index] for index in message.leaves]
         parts = [every[start:] for start in message.starts]
-        place_all(leaves, results, parts, self._engine.layout.counts)
+        place_all(leaves, results, parts, self._layout.counts)
 
     def _gather_in_batches(
-        self,
-        blocks: Blocks,
-        table: Array,
-        column: Sequence[Array],
-        timeout_seconds: float | None,
-    ) -> None:
+        self, blocks: Blocks, table: Array, column: Sequence[Array]
+    ) -> Steps[None]:
         parts = [leaf.reshape(blocks.rows, -1) for leaf in column]
         most = blocks.batch_rows
         for start in range(0, blocks.rows, most):
@@ -102,7 +101,7 @@ class Collection:
             every = self._scratch[: count * blocks.row_bytes]
             mine = [_as_bytes(part[rows]) for part in parts]
             rank_bytes = [count * size for size in blocks.rank_row_bytes]
-            gather_bytes(self._engine, mine, every, rank_bytes, timeout_seconds)
+            yield gathered(self._layout, mine, every, rank_bytes)
             rest = every
             for replica in range(len(blocks.lengths)):
                 rest = blocks.place(table[rows], replica, rest)
@@ -134,18 +133,15 @@ def place_all(
         first += count
 
 
-def gather_bytes(
-    engine: Engine,
-    parts: Sequence[Array],
-    receive: Array,
-    rank_bytes: Sequence[int],
-    timeout_seconds: float | None,
-) -> None:
-    """Fill `receive` with the blocks of all ranks; this rank's block is made of `parts`."""
-    layout, gather = engine.layout, engine.transport.all_gather_blocks
+def gathered(
+    layout: Layout, parts: Sequence[Array], receive: Array, rank_bytes: Sequence[int]
+) -> Gather:
+    """Return the step that fills `receive` with the blocks of all ranks.
+
+    This rank's block is made of `parts`.
+    """
     if layout.has_one_each:
-        engine.carry(gather, parts[0], receive, rank_bytes, timeout_seconds)
-        return
+        return Gather(parts[0], receive, rank_bytes)
     start = sum(rank_bytes[: layout.rank])
     np.concatenate(parts, out=receive[start : start + rank_bytes[layout.rank]])
-    engine.carry(gather, None, receive, rank_bytes, timeout_seconds)
+    return Gather(None, receive, rank_bytes)

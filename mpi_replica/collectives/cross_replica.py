@@ -50,20 +50,16 @@ def reduce(
     structure = leaves.structure
 
     def combine(own: Engine, rows: Sequence[Sequence[Any]], paths: Sequence[str]) -> list[Any]:
-        def make(site: CallSite, merged: CommunicationOptions) -> Call:
-            op = ReduceOp.of(reduce_op)
-            axes = normalized(axis)
-            words = ", ".join(filter(None, [f"axis={axes}" if axis is not None else "", detail]))
-            if axes is None:
-                return AllReduce(site, merged, kind, op, rows, structure, None, words, paths)
-            return _along_axes(kind, op, rows, axes, paths, structure, site, merged, words)
-
         perform = own.cross_replica
         if axis is None and has_slices(rows):
             return reduce_with_slices(
                 own, perform, kind, reduce_op, rows, structure, paths, options, detail
             )
-        found: list[Any] = perform(own.make(kind, options, make))
+        found: list[Any] = perform(
+            own.make(
+                kind, options, _reduction, kind, reduce_op, rows, axis, paths, structure, detail
+            )
+        )
         return found
 
     def of_shared(shared: Any, path: str) -> Any:
@@ -96,10 +92,19 @@ def gather(
     leaves = _Leaves(engine, "gather", value, plain_is_component)
 
     def combine(own: Engine, rows: Sequence[Sequence[Any]], paths: Sequence[str]) -> list[Any]:
-        def make(site: CallSite, merged: CommunicationOptions) -> Call:
-            return AllGather(site, merged, "gather", axis, rows, leaves.structure, None, paths)
-
-        found: list[Any] = own.cross_replica(own.make("gather", options, make))
+        found: list[Any] = own.cross_replica(
+            own.make(
+                "gather",
+                options,
+                AllGather,
+                "gather",
+                axis,
+                rows,
+                leaves.structure,
+                None,
+                paths,
+            )
+        )
         return found
 
     def of_shared(shared: Any, path: str) -> Any:
@@ -190,15 +195,35 @@ def _engine_at_hand(engine: Engine) -> Engine:
     return at_hand
 
 
+def _reduction(
+    site: CallSite,
+    options: CommunicationOptions,
+    kind: str,
+    reduce_op: ReduceOp | str,
+    rows: Sequence[Sequence[Any]],
+    axis: Any,
+    paths: Sequence[str],
+    structure: nest.Structure,
+    detail: str,
+) -> Call:
+    """Return the call that reduces the leaves of the replicas of a rank."""
+    op = ReduceOp.of(reduce_op)
+    axes = normalized(axis)
+    words = ", ".join(filter(None, [f"axis={axes}" if axis is not None else "", detail]))
+    if axes is None:
+        return AllReduce(site, options, kind, op, rows, structure, None, words, paths)
+    return _along_axes(site, options, kind, op, rows, axes, paths, structure, words)
+
+
 def _along_axes(
+    site: CallSite,
+    options: CommunicationOptions,
     kind: str,
     op: ReduceOp,
     rows: Sequence[Sequence[Any]],
     axes: tuple[int, ...],
     paths: Sequence[str],
     structure: nest.Structure,
-    site: CallSite,
-    options: CommunicationOptions,
     detail: str,
 ) -> Call:
     """Return the call for what each replica has left along the axes.
@@ -239,7 +264,7 @@ def _along_axes(
         None,
         detail,
         all_paths,
-        finish,
-        op,
-        dtypes,
+        finish=finish,
+        asked=op,
+        dtypes=dtypes,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import is_narrow_float
 from ..options import ReduceOp
 
 __all__ = ["are_keyed", "extreme", "from_keys", "to_keys"]
@@ -21,7 +22,7 @@ _UFUNCS = {ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum}
 
 def are_keyed(dtype: np.dtype[Any], op: ReduceOp) -> bool:
     """Return whether integers travel in the place of these numbers."""
-    return op in _UFUNCS and dtype.kind == "f"
+    return op in _UFUNCS and (dtype.kind == "f" or is_narrow_float(dtype))
 
 
 def extreme(op: ReduceOp, total: Array, array: Array, values: Array, signs: Array) -> None:

@@ -18,20 +18,24 @@ from ..array_libraries import give_back, ways_back
 from ..dtypes import as_plain_array, is_text, wire_name
 from ..indexed_slices import IndexedSlices
 from ..options import CommunicationOptions
-from .agreement import INLINE_BYTES
 from .blobs import LARGE_BYTES
-from .blocks import GatheringPlan, LeafForm
+from .blocks import Gathering, GatheringPlan, LeafForm
 from .call import Call
 from .callsite import CallSite
 from .collecting import Collection, place_all
-from .engine import Engine
+from .group import Group
+from .header import INLINE_BYTES
 from .standing import CallDescription, LeafDescription
+from .steps import Agree, Steps, Texts
 
 __all__ = ["AllGather"]
 
 Array = np.ndarray[Any, Any]
 
 _NUMBERS = "biufc"
+
+# The leaves of all local replicas, and what this rank tells of their extents.
+_Prepared = tuple[Sequence[Sequence[Array]], bytes]
 
 
 class AllGather(Call):
@@ -146,68 +150,67 @@ class AllGather(Call):
             tuple(leaves),
         )
 
-    def perform(self, engine: Engine, calls: Sequence[AllGather]) -> list[Any]:
+    def prepare(self, group: Group, calls: Sequence[AllGather]) -> tuple[bytes, _Prepared]:
         contributions = self.contributions
         if len(calls) > 1:
             contributions = [leaves for call in calls for leaves in call.contributions]
-        results = self._gathered(engine, calls, contributions)
+        head = self.plan.head(contributions)
+        group.lay_by_reserve(LARGE_BYTES)
+        return _payload(head, contributions), (contributions, head)
+
+    def steps(
+        self, group: Group, calls: Sequence[AllGather], prepared: _Prepared
+    ) -> Steps[list[Array]] | list[Array]:
+        contributions, head = prepared
+        counts = group.layout.counts
+        payloads = tuple(group.payloads())
+        gathering = self.plan.repeated.get(payloads)
+        if gathering is None:
+            kinds = {data[:1] for data in payloads}
+            if _TOO_LONG in kinds:
+                return self._move_after_heads(group, head, contributions)
+            sizes = [1 + 16 * len(self.plan.forms) * count for count in counts]
+            heads = [data[1:size] for data, size in zip(payloads, sizes, strict=True)]
+            gathering = self.plan.gathering(heads, counts)
+            if kinds == {_WITH_DATA}:
+                data = [
+                    np.frombuffer(data, np.uint8)[size:]
+                    for data, size in zip(payloads, sizes, strict=True)
+                ]
+                results: list[Array] = group.with_reserve(gathering.allocation.make)
+                place_all(gathering.leaves, results, data, counts, is_raw=True)
+                return results
+            if kinds == {_WITHOUT_DATA}:
+                self.plan.repeated[payloads] = gathering
+        return self._move(group, gathering, contributions)
+
+    def _move_after_heads(
+        self, group: Group, head: bytes, contributions: Sequence[Sequence[Array]]
+    ) -> Steps[list[Array]]:
+        heads = yield Texts(head)
+        gathering = self.plan.gathering(heads, group.layout.counts)
+        return (yield from self._move(group, gathering, contributions))
+
+    def _move(
+        self, group: Group, gathering: Gathering, contributions: Sequence[Sequence[Array]]
+    ) -> Steps[list[Array]]:
+        def collection() -> Collection:
+            return Collection(group, gathering, contributions)
+
+        if gathering.result_bytes > LARGE_BYTES:
+            made = yield Agree(lambda: (b"", collection()))
+        else:
+            made = group.with_reserve(collection)
+        results: list[Array] = yield from made.steps()
+        return results
+
+    def answer(self, calls: Sequence[AllGather], results: list[Array]) -> list[Any]:
         # Each replica may write into its result: it must not be the array of another one.
         each = [results, *([np.copy(result) for result in results] for _ in calls[1:])]
         each = [give_back(mine, call.ways_back) for mine, call in zip(each, calls, strict=True)]
         if self.flat_paths is not None:
             return each
         return [nest.unflatten(self.structure, mine) for mine in each]
-
-    def _gathered(
-        self,
-        engine: Engine,
-        calls: Sequence[AllGather],
-        contributions: Sequence[Sequence[Array]],
-    ) -> list[Array]:
-        agreement, counts = engine.agreement, engine.layout.counts
-        try:
-            head = self.plan.head(contributions)
-            payload = _payload(head, contributions)
-            engine.lay_by_reserve(LARGE_BYTES)
-        except Exception as error:
-            agreement.fail(calls, error)
-        agreement.agree(calls, payload)
-        payloads = tuple(agreement.payloads())
-        gathering = self.plan.repeated.get(payloads)
-        if gathering is None:
-            heads, data = self._told(engine, payloads, head)
-            gathering = self.plan.gathering(heads, counts)
-            if data is not None:
-                results = engine.with_reserve(gathering.allocation.make)
-                place_all(gathering.leaves, results, data, counts, is_raw=True)
-                return results
-            if all(told[:1] == _WITHOUT_DATA for told in payloads):
-                self.plan.repeated[payloads] = gathering
-        if gathering.result_bytes > LARGE_BYTES:
-            with agreement.preparing(calls):
-                collection = Collection(engine, gathering, contributions)
-            agreement.agree(calls)
-        else:
-            collection = engine.with_reserve(lambda: Collection(engine, gathering, contributions))
-        with engine.moving(self):
-            collection.run(self.options.timeout_seconds)
-        return collection.results
-
-    def _told(
-        self, engine: Engine, payloads: Sequence[bytes], head: bytes
-    ) -> tuple[Sequence[bytes], list[Array] | None]:
-        """Return the extents that each rank told, and the data where that travelled with them."""
-        kinds = {data[:1] for data in payloads}
-        if _TOO_LONG in kinds:
-            with engine.moving(self):
-                gather = engine.transport.all_gather_bytes
-                return engine.carry(gather, head, self.options.timeout_seconds), None
-        sizes = [1 + 16 * len(self.plan.forms) * count for count in engine.layout.counts]
-        told = list(zip(payloads, sizes, strict=True))
-        heads = [data[1:size] for data, size in told]
-        if kinds != {_WITH_DATA}:
-            return heads, None
-        return heads, [np.frombuffer(data, np.uint8)[size:] for data, size in told]
 
 
 # The first byte of the payload tells what follows.

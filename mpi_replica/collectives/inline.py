@@ -6,7 +6,7 @@ In the latter what is too large for a header has a message of its own, up to som
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,11 @@ from ..options import ReduceOp
 from ..transport.base import HEADER_BYTES, Bytes
 from ..tree import tree_of
 from .extremes import are_keyed, extreme
+from .group import Group
 from .header import PAYLOAD_START
-from .ordered.settling import settle
 from .packing import Plan, Slot, cut
 from .scratch import Scratch
+from .settlement import settle
 
 __all__ = ["UFUNCS", "InlineReduction", "InlineReductions"]
 
@@ -59,9 +60,7 @@ class InlineReduction:
         Where the contributions of all ranks are put.
     places : sequence of int
         Where each contribution begins there.
-    layout : Layout
-    quietly : callable
-        Calls a function without numpy's warnings.
+    group : Group
     """
 
     message: Bytes | None = None
@@ -72,10 +71,10 @@ class InlineReduction:
         plan: Plan,
         memory: Bytes,
         places: Sequence[int],
-        layout: Layout,
-        quietly: Callable[..., Any],
+        group: Group,
     ) -> None:
-        self._quietly = quietly
+        layout = group.layout
+        self._quietly = group.quietly
         self._op = plan.op
         self._ufunc = UFUNCS[plan.op]
         self._has_keys = any(are_keyed(pack.dtype, plan.op) for pack in plan.packs)
@@ -176,10 +175,7 @@ class OrderedInlineReduction(InlineReduction):
 
     Parameters
     ----------
-    headers : array of bytes
-        Where the transport always puts the headers of all ranks.
-    layout, quietly
-        As those of `InlineReduction`.
+    group : Group
     scratch : Scratch
         Memory that is used while the call lasts.
     is_inline : bool
@@ -189,19 +185,18 @@ class OrderedInlineReduction(InlineReduction):
     def __init__(
         self,
         plan: Plan,
-        headers: Bytes,
-        layout: Layout,
-        quietly: Callable[..., Any],
+        group: Group,
         scratch: Scratch,
         *,
         is_inline: bool,
     ) -> None:
+        layout = group.layout
         tree = tree_of(layout.counts)
         size_bytes = int(plan.small_bytes)
         counts = [len(partials) for partials in tree.partials]
         scratch.clear()
         if is_inline:
-            memory = headers
+            memory = group.headers
             places = [
                 start + size_bytes * index
                 for start, count in zip(_payload_places(layout), counts, strict=True)
@@ -211,7 +206,7 @@ class OrderedInlineReduction(InlineReduction):
             self.rank_bytes = [count * size_bytes for count in counts]
             self.message = memory = scratch.take(np.dtype(np.uint8), sum(self.rank_bytes))
             places = [size_bytes * index for index in range(sum(counts))]
-        super().__init__(plan, memory, places, layout, quietly)
+        super().__init__(plan, memory, places, group)
         self._partials = tree.partials[layout.rank]
         self._tree_order = tree.order
         #: For each pack.
@@ -245,26 +240,21 @@ def _payload_places(layout: Layout) -> Sequence[int]:
 
 
 class InlineReductions(dict[Plan, InlineReduction]):
-    """The `InlineReduction` of each plan; made when it is asked for.
+    """The `InlineReduction` of each plan; made when it is asked for."""
 
-    Parameters as those of `OrderedInlineReduction`, and `inline_bytes`: the most that travels in a
-    header.
-    """
-
-    def __init__(
-        self, headers: Bytes, layout: Layout, quietly: Callable[..., Any], inline_bytes: int
-    ) -> None:
+    def __init__(self, group: Group) -> None:
         super().__init__()
-        self._about = headers, layout, quietly
-        self._most_bytes = inline_bytes
+        self._group = group
         self._scratch: Scratch | None = None
-        tree = tree_of(layout.counts)
+        tree = tree_of(group.layout.counts)
         self._most_partials = max(map(len, tree.partials))
         self._partials = tree.order.count
 
-    def can_be_ordered(self, plan: Plan) -> bool:
-        """Return whether every rank is given the contributions of all, where they have an order."""
-        return plan.small_bytes * self._partials <= _MOST_MESSAGE_BYTES
+    def can_be_inline(self, plan: Plan) -> bool:
+        """Return whether every rank is given the contributions of all."""
+        if plan.is_ordered:
+            return plan.small_bytes * self._partials <= _MOST_MESSAGE_BYTES
+        return plan.small_bytes <= self._group.inline_bytes
 
     def __missing__(self, plan: Plan) -> InlineReduction:
         if len(self) >= _CACHE_SIZE:
@@ -273,11 +263,11 @@ class InlineReductions(dict[Plan, InlineReduction]):
         return reduction
 
     def _plain(self, plan: Plan) -> InlineReduction:
-        headers, layout, quietly = self._about
-        return InlineReduction(plan, headers, _payload_places(layout), layout, quietly)
+        group = self._group
+        return InlineReduction(plan, group.headers, _payload_places(group.layout), group)
 
     def _ordered(self, plan: Plan) -> InlineReduction:
         if self._scratch is None:  # for a message, and for temporaries and a mask of its parts
             self._scratch = Scratch(np.empty(4 * _MOST_MESSAGE_BYTES, np.uint8))
-        is_inline = plan.small_bytes * self._most_partials <= self._most_bytes
-        return OrderedInlineReduction(plan, *self._about, self._scratch, is_inline=is_inline)
+        is_inline = plan.small_bytes * self._most_partials <= self._group.inline_bytes
+        return OrderedInlineReduction(plan, self._group, self._scratch, is_inline=is_inline)

@@ -13,7 +13,7 @@ from ..layout import Layout
 from .standing import SAME_KIND, CallDescription, Note, Report, Stand
 from .travel import TravellingError
 
-__all__ = ["Combination", "Promotion", "Verdict", "judge", "rank_left"]
+__all__ = ["Promotion", "Verdict", "judge", "rank_left"]
 
 _SAME_CALLS = (
     "All replicas must make the same collective calls in the same order. Where two lines mean one"
@@ -26,7 +26,7 @@ _SHOWN = 3
 class Verdict(NamedTuple):
     """What all ranks do next."""
 
-    #: "raise" at the calls, "promote" leaves and try again, "combine" what ``run`` returned
+    #: "raise" at the calls, or "promote" them and try again
     action: str
     error: BaseException | None = None
     #: The error of a replica that is to be raised everywhere, and the rank it is from.
@@ -35,31 +35,20 @@ class Verdict(NamedTuple):
     origin_replica: int = -1
     #: Runs from this ordinal on are over; None: they go on.
     doomed_run: int | None = None
-    #: Leaves that become float64.
-    leaves: tuple[int, ...] = ()
-    #: What each leaf that ``run`` returns is: "none", "value", or a variable's name.
-    kinds: tuple[str, ...] = ()
+    #: What changes; see `Promotion`.
+    change: tuple[Any, ...] = ()
     remarks: tuple[str, ...] = ()
 
 
 class Promotion(Exception):
-    """No error: some replicas passed a Python int where others passed a float.
+    """No error: replicas differ in what can be made alike, and make the call again.
 
-    The call is made again, with float64 leaves.
+    Some passed a Python int where others passed a float: `change` are the leaves that become
+    float64. Or some returned None from a run where others returned a value: what each leaf is.
     """
 
-    def __init__(self, leaves: Sequence[int]) -> None:
-        self.leaves = leaves
-
-
-class Combination(Exception):
-    """No error, the run ends well: what each leaf is that replicas returned.
-
-    Some returned ``None`` where others returned a value.
-    """
-
-    def __init__(self, kinds: Sequence[str]) -> None:
-        self.kinds = kinds
+    def __init__(self, change: Sequence[Any]) -> None:
+        self.change = change
 
 
 def judge(reports: Sequence[Report], layout: Layout) -> Verdict:
@@ -81,7 +70,7 @@ def judge(reports: Sequence[Report], layout: Layout) -> Verdict:
     if mismatch is not None:
         return Verdict("raise", mismatch, doomed_run=doomed)
     if statuses == {"returned"}:
-        return Verdict("combine", kinds=_combined_kinds([call for _, call in calls]))
+        return Verdict("promote", change=_combined_kinds([call for _, call in calls]))
     promoted, mismatch = _leaf_difference(calls, layout)
     if mismatch is None and not promoted:
         mismatch = CollectiveMismatchError(
@@ -91,7 +80,7 @@ def judge(reports: Sequence[Report], layout: Layout) -> Verdict:
         )
     if mismatch is not None:
         return Verdict("raise", mismatch, doomed_run=doomed)
-    return Verdict("promote", leaves=promoted)
+    return Verdict("promote", change=promoted)
 
 
 def _combined_kinds(ends: Sequence[CallDescription]) -> tuple[str, ...]:

@@ -18,14 +18,16 @@ from ..errors import ContextError
 from ..options import CommunicationOptions
 from ..values import PerReplica, component_of
 from .arguments import Elsewhere, Held, bytes_of, held_by, joined, largest, pack, unpack_all
-from .blobs import agree_on_blobs
+from .blobs import all_blobs, payload_of
 from .call import Call
 from .callsite import CallSite, call_site, function_identity
-from .collecting import gather_bytes
+from .collecting import gathered
 from .engine import Engine
+from .group import Group
 from .standing import CallDescription, LeafDescription
+from .steps import Steps
 
-__all__ = ["LazyPerReplica", "MergeCall", "MergeScope"]
+__all__ = ["LazyPerReplica", "MergeCall", "MergeScope", "check_merge_call"]
 
 Array = np.ndarray[Any, Any]
 
@@ -47,8 +49,8 @@ class MergeCall(Call):
     is_shared : callable
         Tells the leaves that are the same object on all replicas of a rank and stay themselves
         (variables); it returns their name, or None.
-    travels : bool
-        Whether there are other ranks, to which the arguments go.
+    engine : Engine
+        Performs the calls by which `function` looks at its arguments.
     """
 
     kind = "merge_call"
@@ -56,24 +58,26 @@ class MergeCall(Call):
 
     def __init__(
         self,
+        site: CallSite,
+        options: CommunicationOptions,
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         is_shared: Callable[[Any], str | None],
         replica_id: int,
-        travels: bool,
-        site: CallSite,
-        options: CommunicationOptions,
+        engine: Engine,
     ) -> None:
         super().__init__(site, options)
+        check_merge_call(function, args, kwargs)
         self.function = function
+        self._engine = engine
         identity = self.identity = function_identity(function)
         self.leaves, self.structure, is_plain = nest.flatten_arguments(args, kwargs)
         self.shared: list[str | None] = [None] * len(self.leaves)
         if not is_plain:
             self.leaves = [component_of(leaf, replica_id) for leaf in self.leaves]
             self.shared = [is_shared(leaf) for leaf in self.leaves]
-        self.packed = pack(self.leaves) if travels else ([], b"")
+        self.packed = pack(self.leaves) if engine.layout.size > 1 else ([], b"")
         self.identify((identity.digest, nest.key(self.structure), tuple(self.shared)))
 
     def words(self, position: int = 0) -> CallDescription:
@@ -89,26 +93,30 @@ class MergeCall(Call):
             code=self.identity.digest.hex(),
         )
 
-    def perform(self, engine: Engine, calls: Sequence[MergeCall]) -> list[Any]:
-        """Gather the arguments; the caller runs the function outside of the interrupt gate."""
-        agreement, layout = engine.agreement, engine.layout
+    def prepare(self, group: Group, calls: Sequence[MergeCall]) -> tuple[bytes, bytes]:
+        if group.layout.size == 1:
+            return b"", b""
+        blob = self._written(calls)
+        return payload_of(group, blob), blob
+
+    def steps(
+        self, group: Group, calls: Sequence[MergeCall], prepared: bytes
+    ) -> Steps[list[memoryview]] | list[memoryview]:
+        return [] if group.layout.size == 1 else all_blobs(group, prepared)
+
+    def answer(self, calls: Sequence[MergeCall], results: Sequence[memoryview]) -> list[Any]:
+        """Return the arguments; the caller runs the function outside of the interrupt gate."""
+        layout = self._engine.layout
+        rows: list[list[Held | Elsewhere]] = []
         if layout.size == 1:
-            agreement.agree(calls)
-            rows: list[list[Held | Elsewhere]] = [
-                [Held(leaf) for leaf in call.leaves] for call in calls
-            ]
-        else:
-            with agreement.preparing(calls):
-                blob = self._written(calls)
-            blobs = agree_on_blobs(engine, calls, blob)
-            rows = []
-            for rank, data in enumerate(blobs):
-                if rank == layout.rank:  # its own objects, not copies of them
-                    rows += [held_by(call.leaves, call.packed[0]) for call in calls]
-                else:
-                    tables, values = marshal.loads(data)
-                    rows += unpack_all(tables, values, layout.counts[rank], self.leaves)
-        scope = MergeScope(engine, self.options)
+            rows = [[Held(leaf) for leaf in call.leaves] for call in calls]
+        for rank, data in enumerate(results):
+            if rank == layout.rank:  # its own objects, not copies of them
+                rows += [held_by(call.leaves, call.packed[0]) for call in calls]
+            else:
+                tables, values = marshal.loads(data)
+                rows += unpack_all(tables, values, layout.counts[rank], self.leaves)
+        scope = MergeScope(self._engine, self.options)
         merged = [
             self._merge(index, [row[index] for row in rows], scope)
             for index in range(len(self.leaves))
@@ -143,6 +151,24 @@ class MergeCall(Call):
             if value is not None:
                 return PerReplica(values)
         return None
+
+
+def check_merge_call(function: Any, args: Any, kwargs: Any) -> None:
+    """Raise where these are no function and its arguments.
+
+    Raises
+    ------
+    TypeError, ValueError
+        They are not.
+    """
+    if not callable(function):
+        raise TypeError(f"merge_fn must be callable, got {function!r}.")
+    if not isinstance(args, (tuple, list)):
+        raise ValueError(
+            f"args must be a tuple or a list, got {args!r}. For one argument write args=(x,)."
+        )
+    if not isinstance(kwargs, Mapping):
+        raise ValueError(f"kwargs must be a mapping, got {kwargs!r}.")
 
 
 class LazyPerReplica(PerReplica):
@@ -194,7 +220,7 @@ class LazyPerReplica(PerReplica):
                 " merge_fn: np.asarray of its values, or experimental_local_results."
             )
         scope.engine.check_thread("merge_fn")
-        look = _Look(self._path, self._column, call_site(), scope.options)
+        look = _Look(call_site(), scope.options, self._path, self._column)
         self._column = scope.engine.cross_replica(look)
         self._is_gathered = True
 
@@ -206,10 +232,10 @@ class _Look(Call):
 
     def __init__(
         self,
-        path: str,
-        column: Sequence[Held | Elsewhere],
         site: CallSite,
         options: CommunicationOptions,
+        path: str,
+        column: Sequence[Held | Elsewhere],
     ) -> None:
         super().__init__(site, options)
         self.path = path
@@ -224,31 +250,36 @@ class _Look(Call):
             self.options.name,
         )
 
-    def perform(self, engine: Engine, calls: Sequence[_Look]) -> list[Any]:
-        layout = engine.layout
-        with engine.agreement.preparing(calls):
-            sizes = [0] * layout.num_replicas
-            mine: list[Array] = []
-            for replica, entry in enumerate(self.column):
-                if isinstance(entry, Elsewhere):
-                    sizes[replica] = entry.size_bytes
-                elif replica in layout.local_replica_ids and entry.is_large:
-                    mine.append(bytes_of(entry.value))
-                    sizes[replica] = mine[-1].nbytes
-            rank_bytes = [sum(sizes[i] for i in layout.replica_ids(r)) for r in range(layout.size)]
-            receive = np.empty(sum(sizes), np.uint8)
-            arrays = self._arrays(receive, sizes)
-        engine.agreement.agree(calls)
-        if not mine:
-            mine = [np.empty(0, np.uint8)]
-        with engine.moving(self):
-            gather_bytes(engine, mine, receive, rank_bytes, self.options.timeout_seconds)
-        for block, array in arrays.values():
+    def prepare(self, group: Group, calls: Sequence[_Look]) -> tuple[bytes, Any]:
+        layout = group.layout
+        sizes = [0] * layout.num_replicas
+        mine: list[Array] = []
+        for replica, entry in enumerate(self.column):
+            if isinstance(entry, Elsewhere):
+                sizes[replica] = entry.size_bytes
+            elif replica in layout.local_replica_ids and entry.is_large:
+                mine.append(bytes_of(entry.value))
+                sizes[replica] = mine[-1].nbytes
+        rank_bytes = [sum(sizes[i] for i in layout.replica_ids(r)) for r in range(layout.size)]
+        receive = np.empty(sum(sizes), np.uint8)
+        return b"", (mine, receive, rank_bytes, self._arrays(receive, sizes))
+
+    def steps(
+        self, group: Group, calls: Sequence[_Look], prepared: Any
+    ) -> Steps[dict[int, tuple[Array, Array]]]:
+        mine, receive, rank_bytes, arrays = prepared
+        yield gathered(group.layout, mine or [np.empty(0, np.uint8)], receive, rank_bytes)
+        return arrays  # type: ignore[no-any-return]
+
+    def answer(
+        self, calls: Sequence[_Look], results: dict[int, tuple[Array, Array]]
+    ) -> list[list[Held | Elsewhere]]:
+        for block, array in results.values():
             if array is not block:
                 np.copyto(array, block)
         return [
             [
-                Held(entry.given(arrays[replica][1])) if isinstance(entry, Elsewhere) else entry
+                Held(entry.given(results[replica][1])) if isinstance(entry, Elsewhere) else entry
                 for replica, entry in enumerate(self.column)
             ]
         ]

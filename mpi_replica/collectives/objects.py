@@ -11,11 +11,11 @@ from .. import nest
 from ..layout import Layout
 from ..options import CommunicationOptions
 from ..values import DistributedValues, component_of
-from .blobs import agree_on_blobs
+from .blobs import all_blobs, payload_of
 from .call import Call
 from .callsite import CallSite
-from .engine import Engine
-from .standing import CallDescription
+from .group import Group
+from .steps import Agree, Steps
 
 __all__ = ["ObjectGather"]
 
@@ -30,21 +30,19 @@ class ObjectGather(Call):
     kind = "gather_objects"
 
     def __init__(
-        self, value: Any, layout: Layout, site: CallSite, options: CommunicationOptions
+        self, site: CallSite, options: CommunicationOptions, value: Any, layout: Layout
     ) -> None:
         super().__init__(site, options)
         self._data = b"".join(_pickled(value, layout))
         self.identify(None)
 
-    def words(self, position: int = 0) -> CallDescription:
-        return CallDescription(self.kind, "", self.site, self.options.name)
+    def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:
+        return payload_of(group, self._data), None
 
-    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[tuple[Any, ...]]:
-        blobs = agree_on_blobs(engine, calls, self._data)
-        with engine.agreement.preparing(calls):
-            found = tuple(_loaded(blobs, engine.layout))
-        engine.agreement.agree(calls)  # all ranks could load them
-        return [found]
+    def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[tuple[Any, ...]]:
+        blobs = yield from all_blobs(group, self._data)
+        found: tuple[Any, ...] = yield Agree(lambda: (b"", tuple(_loaded(blobs, group.layout))))
+        return found
 
 
 def _pickled(value: Any, layout: Layout) -> list[bytes]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..dtypes import accumulation
+from ..dtypes import accumulation, is_narrow_float
 from ..options import ReduceOp
 from .allocation import Allocation
 from .extremes import are_keyed
@@ -45,8 +45,6 @@ _LARGE_PIECE_BYTES = 1 << 21
 _MUCH_LARGER = 2
 # Of packs and of pieces that stay in the cache while several buffers take part.
 _STAGED_BYTES = 1 << 20
-# Of floats of 2 bytes, in the dtype that they accumulate in.
-_NARROW_BYTES = 1 << 21
 
 # Results of small leaves share memory of so many bytes at most.
 _CHUNK_BYTES = 1 << 16
@@ -111,6 +109,8 @@ class Pack:
     """Small leaves that travel together."""
 
     dtype: np.dtype[Any]
+    #: Whether contributions are combined in the order of the replicas.
+    is_ordered: bool
     chunks: tuple[Chunk, ...]
     length: int
 
@@ -143,6 +143,8 @@ class Stream:
     dtype: np.dtype[Any]
     #: Of the result.
     result_dtype: np.dtype[Any]
+    #: Whether contributions are combined in the order of the replicas.
+    is_ordered: bool
     shape: tuple[int, ...]
     #: The most items of a piece; of one where large ones are better, in place or where ranks share
     #: cores; and of one between hosts.
@@ -170,11 +172,6 @@ class Stream:
         most = max(self.piece, self.large_piece, self.far_piece)
         return min(most, math.prod(self.shape)) * self.dtype.itemsize
 
-    @property
-    def is_narrow(self) -> bool:
-        """Whether the result has fewer bytes than what it accumulates in: it travels, then."""
-        return self.result_dtype.itemsize < self.dtype.itemsize
-
 
 class _Pieces:
     """Pieces that are made when they are asked for: a leaf may say that it has any size."""
@@ -199,7 +196,7 @@ class Plan:
     """
 
     op: ReduceOp
-    #: Whether contributions are combined in the order of the replicas.
+    #: Whether contributions to some of the leaves are combined in the order of the replicas.
     is_ordered: bool
     packs: tuple[Pack, ...]
     streams: tuple[Stream, ...]
@@ -227,6 +224,9 @@ def plan(
 ) -> Plan:
     """Return the plan for leaves of these dtypes and shapes.
 
+    Sums of narrow floats are ordered also where that is not asked for: in 4 bytes the order of the
+    operands shows in the rounded result.
+
     Raises
     ------
     TypeError
@@ -234,45 +234,47 @@ def plan(
     """
     most_pack_bytes = min(bytes_per_pack or _STAGED_BYTES, _LARGEST_PIECE_BYTES)
     alone = _alone_in_their_packs(signature, op)
-    open_packs: dict[np.dtype[Any], _OpenPack] = {}
+    open_packs: dict[tuple[np.dtype[Any], bool], _OpenPack] = {}
     packs: list[_OpenPack] = []
     streams: list[Stream] = []
     results = []
     alike: dict[Any, Any] = {}  # thousands of leaves are often of a few shapes
     for leaf, (dtype, shape) in enumerate(zip(*signature, strict=True)):
-        wide, result = accumulation(dtype, op)
+        wide, result, ordered = _way_of(dtype, op, is_ordered)
         results.append(alike.setdefault((result, shape), (result, shape)))
         length = math.prod(shape)
         size_bytes = length * wide.itemsize
-        least = _ALONE_BYTES if leaf in alone and not is_ordered else _SMALL_BYTES
+        least = _ALONE_BYTES if leaf in alone and not ordered else _SMALL_BYTES
         if size_bytes >= min(least, most_pack_bytes):
-            defaults = _default_piece_bytes(wide, result, op, size_bytes)
-            if is_ordered:  # whoever moves them has limits
+            defaults = _default_piece_bytes(wide, op, size_bytes)
+            if ordered:  # whoever moves them has limits
                 defaults = (_LARGEST_PIECE_BYTES,) * 3
             lengths = [
                 max(1, min(bytes_per_pack or default, _LARGEST_PIECE_BYTES) // wide.itemsize)
                 for default in defaults
             ]
-            streams.append(Stream(leaf, wide, result, shape, *lengths))
+            streams.append(Stream(leaf, wide, result, ordered, shape, *lengths))
             continue
-        pack = open_packs.get(wide)
+        pack = open_packs.get((wide, ordered))
         if pack is None or (
             pack.length and (pack.length + length) * wide.itemsize > most_pack_bytes
         ):
-            pack = open_packs[wide] = _OpenPack(wide)
+            pack = open_packs[wide, ordered] = _OpenPack(wide, ordered)
             packs.append(pack)
         pack.add(leaf, shape, length, result)
     # Wide numbers first, so that all are aligned where packs lie one behind the other.
     closed = [pack.closed() for pack in sorted(packs, key=lambda p: -p.dtype.itemsize)]
-    needs = [pack.size_bytes * _buffers(pack.dtype, pack.dtype, op) for pack in closed]
+    needs = [pack.size_bytes * _buffers(pack.dtype, op) for pack in closed]
     needs += [
-        stream.piece_bytes * _buffers(stream.dtype, stream.result_dtype, op) for stream in streams
+        stream.piece_bytes * _buffers(stream.dtype, op)
+        for stream in streams
+        if not stream.is_ordered
     ]
     order = [(leaf, pack.dtype) for pack in closed for leaf in pack.leaves]
     is_plain = all(signature[0][leaf] == dtype for leaf, dtype in order)
     return Plan(
         op,
-        is_ordered,
+        any([one.is_ordered for one in closed] + [one.is_ordered for one in streams]),
         tuple(closed),
         tuple(streams),
         tuple(results),
@@ -282,19 +284,30 @@ def plan(
     )
 
 
+def _way_of(
+    dtype: np.dtype[Any], op: ReduceOp, is_ordered: bool
+) -> tuple[np.dtype[Any], np.dtype[Any], bool]:
+    """Return what a leaf accumulates in, what its result is, and whether the order counts."""
+    wide, result = accumulation(dtype, op)
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        return result, result, False
+    return wide, result, is_ordered or is_narrow_float(result)
+
+
 def _alone_in_their_packs(signature: Signature, op: ReduceOp) -> set[int]:
     """Return the leaves that would be in a pack without others."""
-    of_dtype: dict[np.dtype[Any], list[int]] = {}
+    of_dtype: dict[tuple[np.dtype[Any], bool], list[int]] = {}
     for leaf, (dtype, shape) in enumerate(zip(*signature, strict=True)):
-        wide, _ = accumulation(dtype, op)
+        wide, _, is_ordered = _way_of(dtype, op, False)
         if math.prod(shape) * wide.itemsize < _SMALL_BYTES:
-            of_dtype.setdefault(wide, []).append(leaf)
+            of_dtype.setdefault((wide, is_ordered), []).append(leaf)
     return {leaves[0] for leaves in of_dtype.values() if len(leaves) == 1}
 
 
 class _OpenPack:
-    def __init__(self, dtype: np.dtype[Any]) -> None:
+    def __init__(self, dtype: np.dtype[Any], is_ordered: bool) -> None:
         self.dtype = dtype
+        self.is_ordered = is_ordered
         self.length = 0
         self._chunks: list[Chunk] = []
         self._slots: list[Slot] = []
@@ -318,29 +331,25 @@ class _OpenPack:
 
     def closed(self) -> Pack:
         self._close_chunk()
-        return Pack(self.dtype, tuple(self._chunks), self.length)
+        return Pack(self.dtype, self.is_ordered, tuple(self._chunks), self.length)
 
 
-# Of what a piece needs at once, see `_buffers`; two more where it is scattered.
+# Of what a piece needs at once, see `_buffers`; two more for good measure.
 _MOST_BUFFERS = 8
 
 
-def _buffers(wide: np.dtype[Any], result: np.dtype[Any], op: ReduceOp) -> int:
+def _buffers(dtype: np.dtype[Any], op: ReduceOp) -> int:
     """Return how many buffers of its size a piece needs in scratch memory."""
-    if are_keyed(wide, op):
-        return 6  # itself, two to combine replicas with, keys, a shift and a mask
-    # a copy of the narrow piece and what other ranks give to it, each of half its size, and a sum
-    return 2 if result.itemsize < wide.itemsize else 1
+    # Itself; where it has keys, two to combine replicas with, keys, a shift and a mask.
+    return 6 if are_keyed(dtype, op) else 1
 
 
 def _default_piece_bytes(
-    wide: np.dtype[Any], result: np.dtype[Any], op: ReduceOp, size_bytes: int
+    dtype: np.dtype[Any], op: ReduceOp, size_bytes: int
 ) -> tuple[int, int, int]:
     """Return the bytes of a piece, of a large one, and of one between hosts."""
-    if are_keyed(wide, op):
+    if are_keyed(dtype, op):
         return (_STAGED_BYTES,) * 3
-    if result.itemsize < wide.itemsize:
-        return (_NARROW_BYTES,) * 3
     is_much_larger = size_bytes >= _MUCH_LARGER * _LARGE_PIECE_BYTES
     large = _LARGE_PIECE_BYTES if is_much_larger else _PIECE_BYTES
     return _PIECE_BYTES, large, _LARGE_PIECE_BYTES

@@ -2,8 +2,7 @@
 
 `AllReduce` is behind ``all_reduce``, ``reduce``, ``reduce_to`` and the aggregations of variables:
 it takes the leaves of each local replica and gives one result for each leaf. What is small travels
-in the header (`inline`), all else in pieces (`streaming`), or in the order of the replicas
-(`ordered`).
+in the header (`inline`), all else in parts (`streaming`), each of which goes its way (`ways`).
 """
 
 from __future__ import annotations
@@ -19,16 +18,18 @@ from ..array_libraries import GiveBack, give_back, ways_back
 from ..dtypes import accumulation, wire_name
 from ..dtypes import as_array as _as_array
 from ..options import CommunicationImplementation, CommunicationOptions, ReduceOp
+from ..transport.base import Bytes
+from .broadcasting import Writing
 from .call import Call
 from .callsite import CallSite
-from .engine import Engine
-from .inline import InlineReduction
-from .ordered.exchanges import Exchange
-from .ordered.movement import OrderedMovement
+from .group import Group
+from .inline import InlineReduction, InlineReductions
 from .outputs import Outputs
 from .packing import Plan, Signature, plan, signature_of
 from .standing import CallDescription, LeafDescription
+from .steps import Agree, Gather, Steps
 from .streaming import Movement
+from .ways import OrderedWay, Ways
 
 __all__ = ["AllReduce"]
 
@@ -39,6 +40,9 @@ _ORDERED_OPS = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD})
 _ORDERED_IMPLEMENTATIONS = frozenset(
     {CommunicationImplementation.SHARED_MEMORY, CommunicationImplementation.ALLTOALL}
 )
+
+# Of each call.
+_Results = list[list[Any]]
 
 _FLOAT64 = np.dtype(np.float64)
 _PYTHON_NUMBERS = {int: "int", float: "float"}
@@ -60,8 +64,10 @@ class AllReduce(Call):
     paths : sequence of str, optional
         Where the leaves are, where these are only some of the leaves of `structure`, and the
         result is a list.
-    then : callable, optional
+    finish : callable, optional
         What is done with the results, once on each rank; it gives the result of the call.
+    writing : Writing, optional
+        What writes the result of the only leaf, once on each rank.
     asked : ReduceOp, optional
         What the user asked for, where `op` is what is left of it to do.
     dtypes : sequence of sequence of numpy.dtype, optional
@@ -86,7 +92,8 @@ class AllReduce(Call):
         out: Any = None,
         detail: str = "",
         paths: Sequence[str] | None = None,
-        then: Callable[[list[Any]], Any] | None = None,
+        finish: Callable[[list[Any]], Any] | None = None,
+        writing: Writing | None = None,
         asked: ReduceOp | None = None,
         dtypes: Sequence[Sequence[np.dtype[Any]]] | None = None,
     ) -> None:
@@ -99,7 +106,8 @@ class AllReduce(Call):
         self.structure = structure
         self.detail = detail
         self.flat_paths = paths
-        self.then = then
+        self.finish = finish
+        self.writing = writing
         self.dtypes = dtypes
         first = contributions[0]
         for leaf in first:
@@ -158,19 +166,15 @@ class AllReduce(Call):
                 accumulation(dtype, self.op)
             except TypeError as error:
                 raise TypeError(f"{self.kind} of value{path}: {error}") from None
-        options = self.options
-        is_ordered = self.op in _ORDERED_OPS and (
-            bool(options.reproducible) or options.implementation in _ORDERED_IMPLEMENTATIONS
-        )
-        return plan(self.signature, self.op, options.bytes_per_pack, is_ordered)
+        return plan(self.signature, self.op, self.options.bytes_per_pack, self._is_order_asked)
 
-    def promote(self, leaves: Sequence[int]) -> None:
+    def promote(self, change: Sequence[int]) -> None:
         for position, arrays in enumerate(self.contributions):
             wide = list(arrays)
-            for index in leaves:
+            for index in change:
                 wide[index] = wide[index].astype(_FLOAT64)
             self.contributions[position] = wide
-        self.promoted = (*self.promoted, *leaves)
+        self.promoted = (*self.promoted, *change)
         self._sign()
 
     def words(self, position: int = 0) -> CallDescription:
@@ -198,26 +202,131 @@ class AllReduce(Call):
     def _python_number(self, index: int, leaf: Any) -> str:
         return "float" if index in self.promoted else _PYTHON_NUMBERS.get(type(leaf), "")
 
-    def perform(self, engine: Engine, calls: Sequence[AllReduce]) -> list[Any]:
+    @property
+    def _is_order_asked(self) -> bool:
+        """Whether contributions are combined in the order of the replicas, whatever they are."""
+        options = self.options
+        return self.op in _ORDERED_OPS and (
+            bool(options.reproducible) or options.implementation in _ORDERED_IMPLEMENTATIONS
+        )
+
+    def prepare(self, group: Group, calls: Sequence[AllReduce]) -> tuple[bytes, Any]:
         if self.outputs is not None and (self.promoted or len(calls) > 1):
-            with engine.agreement.preparing(calls):
-                self._check_outputs(calls)
+            self._check_outputs(calls)
         plan = self.plan
-        if plan.is_ordered:
-            is_inline = engine.inline.can_be_ordered(plan)
-            if self.options.implementation is CommunicationImplementation.SHARED_MEMORY:
-                engine.ordered_exchange(calls)  # an error where it can't be had, whatever travels
-        else:
-            is_inline = plan.small_bytes <= engine.inline_bytes
-        reduce = self._reduce_inline if is_inline else self._reduce_in_pieces
+        reductions: InlineReductions = group.kept[InlineReductions]
+        is_inline = reductions.can_be_inline(plan)
+        ordered = None
+        if plan.is_ordered and self._is_order_asked:
+            implementation = self.options.implementation
+            # Also where nothing goes by it: an error where it can't be had.
+            if not is_inline or implementation is CommunicationImplementation.SHARED_MEMORY:
+                ordered = group.kept[Ways].ordered(implementation)
+                if ordered is None:
+                    return b"", None
+        contributions = self.contributions
+        if len(calls) > 1:
+            contributions = [leaves for call in calls for leaves in call.contributions]
+        if self.writing is not None:
+            self.writing.prepare()
+        if is_inline:
+            reduction = reductions[plan]
+            payload, totals = reduction.prepare(contributions)
+            prepared = reduction, payload, totals
+            return b"" if reduction.message is not None else payload, prepared
+        return b"", self._movement(group, calls, contributions, ordered)
+
+    def _movement(
+        self,
+        group: Group,
+        calls: Sequence[AllReduce],
+        contributions: Sequence[Sequence[Array]],
+        ordered: OrderedWay | None,
+    ) -> tuple[Movement, _Results]:
+        """Return what moves the data, with all the memory that it needs."""
+        outputs = self.outputs
+        results = [
+            self.plan.allocation.make() if call.outputs is None else call.outputs.leaves
+            for call in calls
+        ]
+        movement = Movement(
+            group,
+            self.plan,
+            ordered,
+            contributions,
+            results,
+            has_outputs=outputs is not None,
+            is_in_place=outputs is not None and outputs.are_values,
+        )
+        return movement, results
+
+    def steps(
+        self, group: Group, calls: Sequence[AllReduce], prepared: Any
+    ) -> Steps[_Results] | _Results:
+        if prepared is None:
+            return self._open_way(group, calls)
+        if len(prepared) == 2:
+            return self._move(*prepared)
+        reduction, payload, totals = prepared
+        if reduction.message is not None:
+            return self._exchange_message(calls, reduction, reduction.message, payload, totals)
+        return self._reduced(calls, reduction, totals)
+
+    def _open_way(self, group: Group, calls: Sequence[AllReduce]) -> Steps[_Results]:
+        """Make the way by which the parts go, and begin anew."""
+        yield from group.kept[Ways].opened(self.options.implementation)
+        prepared = yield Agree(lambda: self.prepare(group, calls))
+        results = self.steps(group, calls, prepared)
+        if isinstance(results, list):
+            return results
+        return (yield from results)
+
+    def _exchange_message(
+        self,
+        calls: Sequence[AllReduce],
+        reduction: InlineReduction,
+        message: Bytes,
+        payload: bytes,
+        totals: list[Array],
+    ) -> Steps[_Results]:
+        yield Gather(np.frombuffer(payload, np.uint8), message, reduction.rank_bytes)
+        return self._reduced(calls, reduction, totals)
+
+    def _reduced(
+        self, calls: Sequence[AllReduce], reduction: InlineReduction, totals: list[Array]
+    ) -> _Results:
+        """Return the results of a reduction that every rank does for itself."""
+        each = [reduction.results(totals)]
+        if self.writing is not None:
+            self._write(self.writing, each)
+        for _ in calls[1:]:
+            # Each replica may write into its results: they must not be those of another one.
+            each.append(reduction.copies(totals))
+        if self.outputs is not None:
+            for call, results in zip(calls, each, strict=True):
+                if call.outputs is not None:
+                    call.outputs.take(results)
+        return each
+
+    def _move(self, movement: Movement, each: _Results) -> Steps[_Results]:
+        yield from movement.steps()
+        if self.outputs is None and self.options.bytes_per_pack:
+            # Even scalars can be streams, then.
+            each = [[leaf if leaf.ndim else leaf[()] for leaf in results] for results in each]
+        if self.writing is not None:
+            self._write(self.writing, each)
+        return each
+
+    def _write(self, writing: Writing, each: _Results) -> None:
+        writing.compute(np.asarray(each[0][0]))
+        writing.commit()
+
+    def answer(self, calls: Sequence[AllReduce], results: _Results) -> list[Any]:
+        if self.finish is not None:
+            return [self.finish(results[0])] * len(calls)
         if len(calls) == 1:
-            results = reduce(engine, calls, self.contributions)[0]
-            return [self.given_back(results) if self.then is None else self.then(results)]
-        contributions = [leaves for call in calls for leaves in call.contributions]
-        each = reduce(engine, calls, contributions)
-        if self.then is not None:
-            return [self.then(each[0])] * len(calls)
-        return [call.given_back(results) for call, results in zip(calls, each, strict=True)]
+            return [self.given_back(results[0])]
+        return [call.given_back(mine) for call, mine in zip(calls, results, strict=True)]
 
     def given_back(self, results: list[Any]) -> Any:
         """Return the results as this call gives them."""
@@ -235,78 +344,6 @@ class AllReduce(Call):
         for call, other in itertools.permutations(calls, 2):
             if call.outputs is not None:
                 call.outputs.check_apart(other.contributions[0], self.paths)
-
-    def _reduce_inline(
-        self,
-        engine: Engine,
-        calls: Sequence[AllReduce],
-        contributions: Sequence[Sequence[Array]],
-    ) -> list[list[Any]]:
-        agreement = engine.agreement
-        try:
-            reduction = engine.inline[self.plan]
-            payload, totals = reduction.prepare(contributions)
-        except Exception as error:
-            agreement.fail(calls, error)
-        if reduction.message is None:
-            agreement.agree(calls, payload)
-        else:
-            agreement.agree(calls)
-            self._exchange_message(engine, reduction, payload)
-        each = [reduction.results(totals)]
-        for _ in calls[1:]:
-            # Each replica may write into its results: they must not be those of another one.
-            each.append(reduction.copies(totals))
-        if self.outputs is not None:
-            for call, results in zip(calls, each, strict=True):
-                if call.outputs is not None:
-                    call.outputs.take(results)
-        return each
-
-    def _exchange_message(self, engine: Engine, reduction: InlineReduction, payload: bytes) -> None:
-        gather, seconds = engine.transport.all_gather_blocks, self.options.timeout_seconds
-        with engine.moving(self):
-            mine = np.frombuffer(payload, np.uint8)
-            engine.carry(gather, mine, reduction.message, reduction.rank_bytes, seconds)
-
-    def _reduce_in_pieces(
-        self,
-        engine: Engine,
-        calls: Sequence[AllReduce],
-        contributions: Sequence[Sequence[Array]],
-    ) -> list[list[Any]]:
-        exchange = engine.ordered_exchange(calls) if self.plan.is_ordered else None
-        # Everything that can fail is done before the ranks agree.
-        try:
-            each = [
-                self.plan.allocation.make() if call.outputs is None else call.outputs.leaves
-                for call in calls
-            ]
-            movement = self._movement(engine, exchange, contributions, each)
-        except Exception as error:
-            engine.agreement.fail(calls, error)
-        engine.agreement.agree(calls)
-        with engine.moving(self):
-            movement.run()
-        if self.outputs is None and self.options.bytes_per_pack:
-            # Even scalars can be streams, then.
-            return [[leaf if leaf.ndim else leaf[()] for leaf in results] for results in each]
-        return each
-
-    def _movement(
-        self,
-        engine: Engine,
-        exchange: Exchange | None,
-        contributions: Sequence[Sequence[Array]],
-        results: Sequence[list[Array]],
-    ) -> Movement | OrderedMovement:
-        outputs, seconds = self.outputs, self.options.timeout_seconds
-        about = contributions, results, seconds
-        has_outputs = outputs is not None
-        if exchange is not None:
-            return OrderedMovement(engine, exchange, self.plan, *about, has_outputs=has_outputs)
-        is_in_place = outputs is not None and outputs.are_values
-        return Movement(engine, self.plan, *about, has_outputs=has_outputs, is_in_place=is_in_place)
 
 
 def _native(signature: Signature) -> Signature:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ..indexed_slices import IndexedSlices
 from ..options import CommunicationOptions, ReduceOp
 from .call import Call
 from .callsite import CallSite
-from .engine import Engine
+from .engine import Engine, failing
 from .gathering import AllGather
 from .reduction import AllReduce
 from .standing import CallDescription
@@ -36,25 +36,20 @@ def reduce_values(
 
     `components` gives what this replica contributes, or raises; `meet` performs a replica's call.
     """
-    leaves: list[Any] = []
-    wrong: Exception | None = None
     try:
         leaves = components()
     except Exception as error:
-        wrong = error  # raised where the call is made, which tells the other ranks
+        return meet(engine.make("all_reduce", options, failing, error))
     if has_slices([leaves]):
         paths = nest.leaf_paths(structure)
         results = reduce_with_slices(
             engine, meet, "all_reduce", reduce_op, [leaves], structure, paths, options, out=out
         )
         return nest.unflatten(structure, results)
-
-    def make(site: CallSite, merged: CommunicationOptions) -> Call:
-        if wrong is not None:
-            raise wrong
-        return AllReduce(site, merged, "all_reduce", reduce_op, [leaves], structure, out)
-
-    return meet(engine.make("all_reduce", options, make))
+    call = engine.make(
+        "all_reduce", options, AllReduce, "all_reduce", reduce_op, [leaves], structure, out
+    )
+    return meet(call)
 
 
 def has_slices(rows: Sequence[Sequence[Any]]) -> bool:
@@ -91,42 +86,56 @@ def reduce_with_slices(
     sparse = [index for index, is_sparse in enumerate(are_sparse) if is_sparse]
     dense = [index for index, is_sparse in enumerate(are_sparse) if not is_sparse]
 
-    def gather(site: CallSite, merged: CommunicationOptions) -> Call:
-        if out is not None:
-            raise TypeError(
-                "out= can't take the sum of IndexedSlices: it has as many rows as all replicas"
-                " have together. Leave out= away, or use to_dense()."
-            )
-        op = ReduceOp.of(reduce_op)
-        calls = [_first_call(site, merged, kind, op, row, structure, paths, detail) for row in rows]
-        first = calls[0]
-        if any(call.fingerprint != first.fingerprint for call in calls):
-            return _Apart(calls)
-        first.contributions = [call.contributions[0] for call in calls]
-        return first
-
-    def reduce(site: CallSite, merged: CommunicationOptions) -> Call:
-        values = [[row[index] for index in dense] for row in rows]
-        names = [paths[index] for index in dense]
-        op = ReduceOp.of(reduce_op)
-        return AllReduce(site, merged, kind, op, values, structure, None, detail, names)
-
     results: list[Any] = [None] * len(paths)
-    gathered = perform(engine.make(kind, options, gather))
+    gathered = perform(
+        engine.make(kind, options, _gathering, kind, reduce_op, rows, structure, paths, detail, out)
+    )
     op = ReduceOp.of(reduce_op)
     count = engine.layout.num_replicas if op is ReduceOp.MEAN else 1
     for position, index in enumerate(sparse):
         values, indices, lengths = gathered[3 * position : 3 * position + 3]
         slices = rows[0][index]
         _, result = accumulation(slices.values.dtype, op)
-        values = engine.quietly(_divided, values, count, result)
+        values = engine.group.quietly(_divided, values, count, result)
         shape = slices.dense_shape
         results[index] = IndexedSlices.of_replicas(values, indices, shape, lengths.tolist())
     if dense:
-        reduced = perform(engine.make(kind, options, reduce))
+        dense_rows = [[row[index] for index in dense] for row in rows]
+        names = [paths[index] for index in dense]
+        reduced = perform(
+            engine.make(
+                kind, options, AllReduce, kind, op, dense_rows, structure, None, detail, names
+            )
+        )
         for index, value in zip(dense, reduced, strict=True):
             results[index] = value
     return results
+
+
+def _gathering(
+    site: CallSite,
+    options: CommunicationOptions,
+    kind: str,
+    reduce_op: ReduceOp | str,
+    rows: Sequence[Sequence[Any]],
+    structure: nest.Structure,
+    paths: Sequence[str],
+    detail: str,
+    out: Any,
+) -> Call:
+    """Return the call that gathers the slices of all replicas."""
+    if out is not None:
+        raise TypeError(
+            "out= can't take the sum of IndexedSlices: it has as many rows as all replicas"
+            " have together. Leave out= away, or use to_dense()."
+        )
+    op = ReduceOp.of(reduce_op)
+    calls = [_first_call(site, options, kind, op, row, structure, paths, detail) for row in rows]
+    first = calls[0]
+    if any(call.fingerprint != first.fingerprint for call in calls):
+        return _Apart(calls)
+    first.contributions = [call.contributions[0] for call in calls]
+    return first
 
 
 def _first_call(
@@ -184,6 +193,3 @@ class _Apart(Call):
 
     def words(self, position: int = 0) -> CallDescription:
         return self._calls[position].words()
-
-    def perform(self, engine: Engine, calls: Sequence[Call]) -> NoReturn:
-        raise NotImplementedError  # `Engine.perform` tells where the replicas are instead

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import os
 import pickle
+import sysconfig
 import traceback
 from typing import NamedTuple
 
 from ..errors import RemoteReplicaError, add_note, text_of
 from ..watch.stacks import is_of_package
 
-__all__ = ["TravellingError", "load", "pack", "stand_in"]
+__all__ = ["TravellingError", "load", "pack", "place_of", "stand_in"]
+
+
+# numpy's own frames say nothing of where the program is wrong.
+_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
 
 
 class TravellingError(NamedTuple):
@@ -31,8 +36,8 @@ class TravellingError(NamedTuple):
     serial: int
 
 
-def pack(error: BaseException, who: str, serial: int = -1) -> TravellingError:
-    """Return `error`, raised by `who`, as plain data. Never raises."""
+def pack(error: BaseException, origin: str, serial: int = -1) -> TravellingError:
+    """Return `error`, raised by `origin`, as plain data. Never raises."""
     text = text_of(error)
     try:
         lines = "".join(traceback.format_exception(error))
@@ -44,20 +49,26 @@ def pack(error: BaseException, who: str, serial: int = -1) -> TravellingError:
         if kind.__module__ in ("builtins", "__main__")
         else (f"{kind.__module__}.{kind.__qualname__}")
     )
-    origin = who + _place(error)
     return TravellingError(_bytes_of(error), name, text, origin, lines, serial)
 
 
-def _place(error: BaseException) -> str:
-    """Return " at file:line" of the innermost frame outside of the package, or nothing."""
-    place = ""
+def place_of(error: BaseException) -> str:
+    """Return "file:line" of the innermost frame of the program, or nothing.
+
+    That is none of this package, and where there is another one none of a library.
+    """
+    place = place_in_library = ""
     step = error.__traceback__
     while step is not None:
         file = step.tb_frame.f_code.co_filename
         if not is_of_package(file):
-            place = f" at {os.path.basename(file)}:{step.tb_lineno}"
+            here = f"{os.path.basename(file)}:{step.tb_lineno}"
+            if file.startswith(_LIBRARIES):
+                place_in_library = here
+            else:
+                place = here
         step = step.tb_next
-    return place
+    return place or place_in_library
 
 
 def _bytes_of(error: BaseException) -> bytes:

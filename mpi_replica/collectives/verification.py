@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import marshal
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from .. import nest
 from ..errors import DivergenceError
@@ -22,9 +22,9 @@ from .callsite import CallSite
 from .contents import Content, content_of, element_name, element_texts
 from .differences import SMALL_BYTES, Difference, differing_units, search
 from .digests import DIGEST_BYTES
-from .engine import Engine
-from .judgement import Verdict
+from .group import Group
 from .standing import CallDescription, LeafDescription
+from .steps import Agree, Raise, Steps, Texts
 
 __all__ = ["Verification"]
 
@@ -66,12 +66,12 @@ class Verification(Call):
 
     def __init__(
         self,
+        site: CallSite,
+        options: CommunicationOptions,
         value: Any,
         detail: str,
         name_of: Callable[[Any], str | None],
         layout: Layout,
-        site: CallSite,
-        options: CommunicationOptions,
     ) -> None:
         super().__init__(site, options)
         self.detail = detail
@@ -103,42 +103,43 @@ class Verification(Call):
             tuple(LeafDescription(name or "value") for name in self.names),
         )
 
-    def perform(self, engine: Engine, calls: Sequence[Verification]) -> list[Any]:
-        agreement, layout = engine.agreement, engine.layout
+    def prepare(
+        self, group: Group, calls: Sequence[Verification]
+    ) -> tuple[bytes, tuple[bytes, list[bytes]]]:
+        layout = group.layout
         count = layout.counts[layout.rank]
         is_alone = layout.size == 1
         has_digests = not is_alone or any(len(leaf.values) > 1 for leaf in self.leaves)
         columns = []
-        with agreement.preparing(calls):
-            for leaf in self.leaves:
-                contents = leaf.contents()
-                if has_digests:
-                    digests = [content.digest() for content in contents]
-                    columns.append(digests * (count // len(digests)))
-            rows = [b"".join(row) for row in zip(*columns, strict=True)] or [b""]
-            differs_here = len(set(rows)) > 1
-            mine = hashlib.blake2b(rows[0], digest_size=DIGEST_BYTES).digest()
-            mine += b"\1" * differs_here  # so that all other ranks see a difference
-        agreement.agree(calls, b"" if is_alone else mine)
-        if differs_here or (not is_alone and any(one != mine for one in agreement.payloads())):
-            self._tell_difference(engine, rows)
-        return [None for _ in calls]
+        for leaf in self.leaves:
+            contents = leaf.contents()
+            if has_digests:
+                digests = [content.digest() for content in contents]
+                columns.append(digests * (count // len(digests)))
+        rows = [b"".join(row) for row in zip(*columns, strict=True)] or [b""]
+        mine = hashlib.blake2b(rows[0], digest_size=DIGEST_BYTES).digest()
+        mine += b"\1" * (len(set(rows)) > 1)  # so that all other ranks see a difference
+        return mine, (mine, rows)
 
-    def _tell_difference(self, engine: Engine, digests: Sequence[bytes]) -> NoReturn:
+    def steps(
+        self, group: Group, calls: Sequence[Verification], prepared: tuple[bytes, list[bytes]]
+    ) -> Steps[None] | None:
+        mine, rows = prepared
+        if len(set(rows)) == 1 and all(one == mine for one in group.payloads()):
+            return None
+        return self._tell_difference(group.layout, rows)
+
+    def _tell_difference(self, layout: Layout, digests: Sequence[bytes]) -> Steps[None]:
         """Find the first difference, and raise it; all ranks come here, and to the same text."""
-        with engine.moving(self):
-            rows = self._exchange(engine, digests)
+        rows = yield from self._exchange(layout, digests)
         differing = differing_units(rows, DIGEST_BYTES)
-        with engine.agreement.preparing([self]):
-            contents = self.leaves[differing[0]].contents()
-        engine.agreement.agree([self])  # all ranks could make them
+        contents = yield Agree(lambda: (b"", self.leaves[differing[0]].contents()))
         found = None
-        with engine.moving(self):
-            mine = [f"{content.kind}\0{content.text}".encode() for content in contents]
-            heads = [head.decode() for head in self._exchange(engine, mine)]
-            kinds, _, texts = zip(*(head.partition("\0") for head in heads), strict=True)
-            if len(set(kinds)) == 1:
-                found = self._search(engine, contents)
+        mine = [f"{content.kind}\0{content.text}".encode() for content in contents]
+        told = yield from self._exchange(layout, mine)
+        kinds, _, texts = zip(*(head.decode().partition("\0") for head in told), strict=True)
+        if len(set(kinds)) == 1:
+            found = yield from self._search(layout, contents)
         if found is not None:
             where, sides = _told(found, contents[0])
         elif len(set(kinds)) == 1:
@@ -147,8 +148,7 @@ class Verification(Call):
             where, sides = "", _groups(texts)
         at = differing[0] * DIGEST_BYTES
         groups = list(_groups(row[at : at + DIGEST_BYTES] for row in rows).values())
-        error = DivergenceError(self._text(differing, groups, where, sides, engine.layout))
-        engine.agreement.raise_agreed(error, Verdict("raise", error))
+        yield Raise(DivergenceError(self._text(differing, groups, where, sides, layout)))
 
     def _text(
         self,
@@ -184,23 +184,22 @@ class Verification(Call):
         advice = _ADVICE.format("replicas" if is_per_replica else "ranks")
         return f"{text} {advice} To go on with what {remedy}."
 
-    def _search(self, engine: Engine, contents: Sequence[Content]) -> Difference | None:
+    def _search(self, layout: Layout, contents: Sequence[Content]) -> Steps[Difference | None]:
         searches = [search(content.data, _unit_bytes(content)) for content in contents]
         wanted = [next(one) for one in searches]
         while True:
-            rows = self._exchange(engine, wanted)
+            rows = yield from self._exchange(layout, wanted)
             try:
                 wanted = [one.send(rows) for one in searches]
             except StopIteration as end:  # all of them come to the same
                 return end.value  # type: ignore[no-any-return]
 
-    def _exchange(self, engine: Engine, mine: Sequence[bytes]) -> list[bytes]:
+    def _exchange(self, layout: Layout, mine: Sequence[bytes]) -> Steps[list[bytes]]:
         """Return what each replica gives: `mine` of the local ones, or one for them all."""
         if len(set(mine)) == 1:
             mine = mine[:1]
-        gather, seconds = engine.transport.all_gather_bytes, self.options.timeout_seconds
-        told = engine.carry(gather, marshal.dumps(list(mine)), seconds)
-        each = zip(map(marshal.loads, told), engine.layout.counts, strict=True)
+        told = yield Texts(marshal.dumps(list(mine)))
+        each = zip(map(marshal.loads, told), layout.counts, strict=True)
         return [part for parts, count in each for part in parts * (count // len(parts))]
 
 

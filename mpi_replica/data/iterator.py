@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import nest
-from ..collectives.call import Call
 from ..collectives.callsite import CallSite, call_site
 from ..collectives.engine import Engine
 from ..collectives.standing import Note
@@ -224,27 +223,28 @@ class DistributedIterator:
         return f"{self._name}, iteration {self._place.epoch}"
 
     def _agreed_step(self) -> list[Any] | None:
-        engine, place = self._engine, self._place
-
-        def make(site: CallSite, options: CommunicationOptions) -> Call:
-            found = self._reader.read(place.epoch, place.steps)
-            if found is not None:
-                self._spec = empty_like(found[0][0])
-                self._look_at(found[0][0])
-            named = dataclasses.replace(options, name=self._name_of_epoch)
-            return NextStep(
-                found,
-                self._spec,
-                place.steps,
-                self._kind_text,
-                is_global=self._is_global,
-                needs_all=self._input.needs_all(),
-                site=site,
-                options=named,
-            )
-
-        values, self._spec = engine.cross_replica(engine.make("next", None, make))
+        engine = self._engine
+        values, self._spec = engine.cross_replica(engine.make("next", None, self._next_step))
         return values  # type: ignore[no-any-return]
+
+    def _next_step(self, site: CallSite, options: CommunicationOptions) -> NextStep:
+        """Return the call that agrees on a step; reads it."""
+        place = self._place
+        found = self._reader.read(place.epoch, place.steps)
+        if found is not None:
+            self._spec = empty_like(found[0][0])
+            self._look_at(found[0][0])
+        named = dataclasses.replace(options, name=self._name_of_epoch)
+        return NextStep(
+            site,
+            named,
+            found,
+            self._spec,
+            place.steps,
+            self._kind_text,
+            is_global=self._is_global,
+            needs_all=self._input.needs_all(),
+        )
 
 
 class OptionalStep:

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from ..collectives.call import Call
 from ..collectives.callsite import CallSite
-from ..collectives.engine import Engine
+from ..collectives.group import Group
 from ..collectives.standing import CallDescription
+from ..collectives.steps import PassOn, Steps
 from ..options import CommunicationOptions
 from ..transport import Messages
 from .buddies import buddy_of
@@ -47,10 +48,10 @@ class Committing(Call):
 
     def __init__(
         self,
-        names: Sequence[str],
-        snapshot: Snapshot | None,
         site: CallSite,
         options: CommunicationOptions,
+        names: Sequence[str],
+        snapshot: Snapshot | None,
     ) -> None:
         super().__init__(site, options)
         self.names = tuple(names)
@@ -63,29 +64,29 @@ class Committing(Call):
         """Return the call in words, for messages."""
         return CallDescription(self.kind, ", ".join(self.names), self.site, self.options.name)
 
-    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[Guarded | None]:
-        """Agree, and return what this rank keeps for others."""
+    def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:
+        """Tell how much belongs to the replicas of this rank."""
+        return _SIZE.pack(len(self.data)) if self.is_guarded else b"", None
+
+    def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[Guarded | None]:
+        """Return what this rank keeps for others."""
         if not self.is_guarded:
-            engine.agreement.agree(calls)
-            return [None]
-        layout, transport = engine.layout, engine.transport
-        engine.agreement.agree(calls, _SIZE.pack(len(self.data)))
-        sizes = [_SIZE.unpack(told)[0] for told in engine.agreement.payloads()]
+            return None
+        layout = group.layout
+        sizes = [_SIZE.unpack(told)[0] for told in group.payloads()]
         empty = frozenset(
             i for rank, size in enumerate(sizes) if not size for i in layout.replica_ids(rank)
         )
         copies: Messages = {}
         if any(sizes) and layout.size > 1:
-            buddies = [buddy_of(rank, transport.hosts) for rank in range(layout.size)]
+            buddies = [buddy_of(rank, group.hosts) for rank in range(layout.size)]
             coming = {
                 rank: sizes[rank]
                 for rank, buddy in enumerate(buddies)
                 if buddy == layout.rank and sizes[rank]
             }
-            with engine.moving(self):
-                sent = {buddies[layout.rank]: self.data}
-                copies = engine.carry(transport.pass_on, sent, coming)
-        return [Guarded(functools.partial(_load, copies), empty)]
+            copies = yield PassOn({buddies[layout.rank]: self.data}, coming)
+        return Guarded(functools.partial(_load, copies), empty)
 
 
 def _load(copies: Messages) -> dict[int, ReplicaPart]:

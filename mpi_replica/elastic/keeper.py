@@ -91,7 +91,7 @@ class Keeper:
             objects = objects_of(self._state)
             if self.is_guarded:
                 snapshot = take(self._strategy, objects, reuse=self._reusable)
-            return Committing(list(objects), snapshot, site, options)
+            return Committing(site, options, list(objects), snapshot)
 
         guarded: Guarded | None = engine.cross_replica(engine.make(Committing.kind, None, make))
         if snapshot is None or guarded is None:

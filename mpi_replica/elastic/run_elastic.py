@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 from ..collectives.call import Call
 from ..collectives.callsite import CallSite, FunctionIdentity, function_identity
-from ..collectives.engine import Engine
 from ..collectives.standing import CallDescription
 from ..context import require_cross_replica
 from ..errors import ContextError, RankLostError, mark_reporter, text_of
@@ -32,10 +31,10 @@ class _Meeting(Call):
 
     def __init__(
         self,
-        function: FunctionIdentity,
-        moment: str,
         site: CallSite,
         options: CommunicationOptions,
+        function: FunctionIdentity,
+        moment: str,
     ) -> None:
         super().__init__(site, options)
         self.function, self.moment = function, moment
@@ -45,10 +44,6 @@ class _Meeting(Call):
         text = f"{self.moment} of {self.function.text}"
         code = self.function.digest.hex()
         return CallDescription(self.kind, text, self.site, self.options.name, code=code)
-
-    def perform(self, engine: Engine, calls: Sequence[Call]) -> list[None]:
-        engine.agreement.agree(calls)
-        return [None]
 
 
 class Elastic:
@@ -124,10 +119,8 @@ class Elastic:
         identity = function_identity(train)
 
         def meet(moment: str) -> None:
-            def make(site: CallSite, options: CommunicationOptions) -> Call:
-                return _Meeting(identity, moment, site, options)
-
-            engine.cross_replica(engine.make(_Meeting.kind, None, make))
+            call = engine.make(_Meeting.kind, None, _Meeting, identity, moment)
+            engine.cross_replica(call)
 
         try:
             keeper = Keeper(self, state)

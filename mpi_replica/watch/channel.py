@@ -118,8 +118,6 @@ class Channel:
         self._is_closed = False
         #: Whether the strategy can't be used any more.
         self.is_over = False
-        #: Failures that other ranks have told of: the rank, at which step, and what it sent.
-        self.failures: list[tuple[int, int, bytes]] = []
         #: Called with (channel, message) for messages about cycles.
         self.on_cycle: Callable[[Channel, tuple[Any, ...]], None] = lambda *_: None
         #: Called where a rank asks all others to print where they are.
@@ -220,16 +218,6 @@ class Channel:
         with self._lock:
             self._asked = None
         return asked.answers
-
-    def take_failures(self) -> list[tuple[int, bytes]]:
-        """Return the failures of exchanges that have ended here; others are ahead, and failed."""
-        if not self.failures:
-            return []
-        with self._lock:
-            ended = self._transport.steps_ended
-            due = [(rank, data) for rank, step, data in self.failures if step <= ended]
-            self.failures = [failure for failure in self.failures if failure[1] > ended]
-        return due
 
     def tell_of_break(self, error: BaseException) -> None:
         """End the waits of all other ranks: this one has left a call halfway."""
@@ -369,8 +357,6 @@ class Channel:
                     inquiry.answers[sender] = answer
         elif kind == "final":
             self.give_up(*contents)
-        elif kind == "failure":
-            self.failures.append((sender, *contents))
         elif kind == "print":
             self.on_print(contents[0])
         else:

@@ -32,7 +32,7 @@ def in_pieces(strategy, monkeypatch):
 
     def do(call):
         with monkeypatch.context() as patch:
-            patch.setattr(strategy.engine, "inline_bytes", -1)
+            patch.setattr(strategy.engine.group, "inline_bytes", -1)
             return call()
 
     return do

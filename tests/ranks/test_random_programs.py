@@ -85,9 +85,6 @@ def test_a_wrong_argument_is_the_same_error_on_every_rank(kept_strategy, variabl
     check_program(data, kept_strategy, variables, mistake, is_line_known=False)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="H2: only frames of the package are told"
-)
 @few
 @given(data=st.data())
 def test_a_wrong_argument_is_an_error_with_its_line(kept_strategy, variables, argument, data):

@@ -1,4 +1,4 @@
-"""The end of an ordered reduction: what is left to do where all contributions are combined."""
+"""The end of a reduction: what is left to do where all contributions are combined."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..scratch import Scratch
+from ..dtypes import is_narrow_float
+from .scratch import Scratch
 
 __all__ = ["settle"]
 
@@ -27,9 +28,9 @@ def settle(total: Array, scale: int, scratch: Scratch) -> None:
     kind = total.dtype.kind
     if kind == "c":
         total = total.view(f"f{total.dtype.itemsize // 2}")
-    elif kind != "f":
+    elif kind != "f" and not is_narrow_float(total.dtype):
         return
-    if not total.size or not np.isnan(_with_any_nan(total)):
+    if kind in "fc" and (not total.size or not np.isnan(_with_any_nan(total))):
         return
     is_nan = scratch.take(np.dtype(np.bool_), total.size)
     np.isnan(total, out=is_nan)

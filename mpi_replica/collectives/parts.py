@@ -1,18 +1,18 @@
-"""What travels together in an ordered reduction: some chunks of a pack, or a piece of a leaf."""
+"""What travels together in a reduction: some chunks of a pack, or a piece of a leaf."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ...tree import Partial
-from ..delivery import PackDelivery
-from ..packing import Pack, Piece, Plan, Stream
+from ..tree import Partial
+from .delivery import PackDelivery
+from .packing import Pack, Piece, Stream
 
-__all__ = ["Part", "parts_of"]
+__all__ = ["PackPart", "Part", "StreamPart", "groups_of_chunks"]
 
 Array = np.ndarray[Any, Any]
 
@@ -25,11 +25,14 @@ class Part(abc.ABC):
     length : int
     dtype, result_dtype : numpy.dtype
         What they accumulate in, and what the results have.
+    result : array, optional
+        The memory of the first local replica's result, flat; None for a pack, which has none.
     """
 
     length: int
     dtype: np.dtype[Any]
     result_dtype: np.dtype[Any]
+    result: Array | None = None
 
     @abc.abstractmethod
     def gather(
@@ -49,13 +52,10 @@ class Part(abc.ABC):
         """Return the contribution of the only local replica where it can be sent as it is."""
         return None
 
-    @property
-    def result(self) -> Array | None:
-        """The memory of the first local replica's result, where it has any of its own."""
-        return None
 
+class PackPart(Part):
+    """Some chunks of a pack."""
 
-class _PackPart(Part):
     def __init__(
         self,
         pack: Pack,
@@ -68,7 +68,7 @@ class _PackPart(Part):
         self._contributions = contributions
         self._delivery = delivery
         wanted = pack.chunks[chunks]
-        self.length = sum(chunk.stop - chunk.start for chunk in wanted)
+        self.length = sum([chunk.stop - chunk.start for chunk in wanted])
         self._leaves = [slot.leaf for chunk in wanted for slot in chunk.slots]
         self.dtype = self.result_dtype = pack.dtype
 
@@ -99,7 +99,9 @@ class _PackPart(Part):
             self._delivery.deliver(self._pack, total, self._chunks)
 
 
-class _StreamPart(Part):
+class StreamPart(Part):
+    """A piece of a large leaf."""
+
     def __init__(
         self,
         stream: Stream,
@@ -108,10 +110,12 @@ class _StreamPart(Part):
         results: Sequence[Sequence[Array]],
     ) -> None:
         start, stop, where = piece
+        leaf = stream.leaf
         self.length = stop - start
         self.dtype, self.result_dtype = stream.dtype, stream.result_dtype
-        self._column = [leaves[stream.leaf][where] for leaves in contributions]
-        self._results = [leaves[stream.leaf][where] for leaves in results]
+        self._column = [leaves[leaf][where] for leaves in contributions]
+        self._results = [leaves[leaf][where] for leaves in results]
+        self.result = self._results[0].reshape(-1)
 
     def gather(
         self,
@@ -133,45 +137,20 @@ class _StreamPart(Part):
             np.copyto(result, first)
 
     def contribution(self, dtype: np.dtype[Any]) -> Array | None:
-        if len(self._column) > 1 or self._column[0].dtype != dtype:
+        first = self._column[0]
+        if len(self._column) > 1 or first.dtype != dtype:
             return None
-        flags = self._column[0].flags
-        return self._column[0].reshape(-1) if flags.c_contiguous and flags.aligned else None
-
-    @property
-    def result(self) -> Array | None:
-        first: Array = self._results[0].reshape(-1)
-        return first
+        flags = first.flags
+        return first.reshape(-1) if flags.c_contiguous and flags.aligned else None
 
 
-def parts_of(
-    plan: Plan,
-    contributions: Sequence[Sequence[Array]],
-    results: Sequence[list[Array]],
-    delivery: PackDelivery,
-    most_bytes: int,
-) -> list[Part]:
-    """Return the parts of a plan, each of `most_bytes` at most in what it accumulates in."""
-    parts: list[Part] = []
-    for pack in plan.packs:
-        for chunks in _groups(pack, most_bytes):
-            parts.append(_PackPart(pack, chunks, contributions, delivery))
-    for stream in plan.streams:
-        most = min(most_bytes // stream.dtype.itemsize, stream.piece)
-        for piece in stream.cut(most):
-            parts.append(_StreamPart(stream, piece, contributions, results))
-    return parts
-
-
-def _groups(pack: Pack, most_bytes: int) -> list[slice]:
-    """Return which chunks of a pack go together."""
-    groups: list[slice] = []
+def groups_of_chunks(pack: Pack, most_bytes: int) -> Iterator[slice]:
+    """Yield which chunks of a pack go together, with so many bytes at most."""
     first = 0
     most = most_bytes // pack.dtype.itemsize
     for index, chunk in enumerate(pack.chunks):
         if chunk.stop - pack.chunks[first].start > most and index > first:
-            groups.append(slice(first, index))
+            yield slice(first, index)
             first = index
     if pack.chunks:
-        groups.append(slice(first, len(pack.chunks)))
-    return groups
+        yield slice(first, len(pack.chunks))

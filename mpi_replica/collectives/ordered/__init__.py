@@ -1,1 +1,0 @@
-"""Reductions in one order over the replicas: with the same bits in every layout."""
