@@ -122,7 +122,7 @@ class OrderVerbs(Chain):
         """
         number = number_or_all("count of take", count)
         verb = f"take({operator.index(count)})"
-        return self._with(positions.Window(self._plan, verb, 0, number))
+        return self._with(positions.Section(self._plan, verb, 0, number))
 
     def skip(self, count: int) -> Self:
         """Leave out the first `count` elements.
@@ -147,8 +147,8 @@ class OrderVerbs(Chain):
         number = number_or_all("count of skip", count)
         verb = f"skip({operator.index(count)})"
         if number is None:
-            return self._with(positions.Window(self._plan, verb, 0, 0))
-        return self._with(positions.Window(self._plan, verb, number, None))
+            return self._with(positions.Section(self._plan, verb, 0, 0))
+        return self._with(positions.Section(self._plan, verb, number, None))
 
     def shard(self, num_shards: int, index: int) -> Self:
         """Take each `num_shards`-th element, from element `index` on.

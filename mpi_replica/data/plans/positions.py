@@ -27,7 +27,7 @@ from .dataset_plan import (
 )
 from .random_order import RandomOrder
 
-__all__ = ["Concatenate", "Permutation", "Prefetch", "Repeat", "Shard", "Window"]
+__all__ = ["Concatenate", "Permutation", "Prefetch", "Repeat", "Section", "Shard"]
 
 # Epochs that are set aside for one iteration of an endless repeat, so that the next iteration
 # does not see the same orders again.
@@ -172,7 +172,7 @@ class Repeat(_Picking):
             number, start = number + 1, 0
 
 
-class Window(_Picking):
+class Section(_Picking):
     """Elements `start` to `start + count`, or to the end."""
 
     def __init__(self, source: DatasetPlan, verb: str, start: int, count: int | None) -> None:
