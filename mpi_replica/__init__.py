@@ -14,6 +14,7 @@ from .context import (
 )
 from .data import DistributedDataset, DistributedIterator, InputContext, ValueContext
 from .default_strategy import get_strategy
+from .doors import publish
 from .elastic import ElasticState
 from .extended import StrategyExtended
 from .indexed_slices import IndexedSlices
@@ -68,3 +69,6 @@ __all__ = [
     "latest_checkpoint",
     "mean_over_global_batch",
 ]
+
+for _door in (data.__name__, errors.__name__, __name__):
+    publish(_door)

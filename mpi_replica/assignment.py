@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from . import nest
+from .abstract_variable import AbstractVariable
 from .collectives.broadcasting import Broadcast, EqualEverywhere
 from .collectives.call import Call
 from .collectives.callsite import CallSite
@@ -18,7 +19,7 @@ from .context import ReplicaContextLike, StrategyLike, current_state, require_cr
 from .indexed_slices import IndexedSlices
 from .options import CommunicationOptions, ReduceOp, VariableAggregation
 from .storage import SCATTER, Storage
-from .values import DistributedValues, Mirrored, PerReplica, component_of
+from .values import Mirrored, PerReplica, component_of
 
 __all__ = ["Assignable", "lose_components", "lose_values", "plain_value"]
 
@@ -27,7 +28,7 @@ Array = np.ndarray[Any, Any]
 _REDUCED = (VariableAggregation.SUM, VariableAggregation.MEAN)
 
 
-class Assignable(DistributedValues):
+class Assignable(AbstractVariable):
     """The part of a variable that is assigned to."""
 
     name: str

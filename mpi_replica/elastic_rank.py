@@ -136,7 +136,9 @@ def _main_module(spec: ModuleSpec | None = None, path: str | None = None) -> typ
 @contextlib.contextmanager
 def _package() -> Iterator[None]:
     """Return a context in which this package is found, also where the program has not used it."""
-    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    folder = os.path.dirname(os.path.abspath(__file__))
+    while os.path.exists(os.path.join(folder, "__init__.py")):
+        folder = os.path.dirname(folder)
     sys.path.append(folder)
     try:
         yield

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from .collectives.agreement import Life
 from .errors import ContextError, reporter_of, text_of
 from .interrupts import gate
 from .transport import Survivors, Verdict, end_together
@@ -124,7 +125,7 @@ def leave_together(is_well: bool) -> Verdict:
 
 
 def _leave_undisturbed() -> None:
-    if any(engine.agreement.has_message_in_flight for engine in _engines):
+    if any(engine.agreement.life is Life.BROKEN for engine in _engines):
         # MPI would wait for the message in flight, and so for a rank that may never come.
         if _left_to_others:
             time.sleep(_SECONDS_TO_LEAVE)  # the rank that prints it ends the job

@@ -232,7 +232,9 @@ class StrategyExtended:
 
         Notes
         -----
-        One message of 256 bytes a rank where the value fits into it, else one Allgatherv more.
+        One message of 256 bytes a rank where the value fits into it, else one Allgatherv more. For
+        objects that are no arrays, numbers or texts another message of 256 bytes: every rank loads
+        them, rank 0 too, and an error there is one on all ranks.
         """
         require_cross_replica(self._strategy, "broadcast_to")
 

@@ -14,7 +14,7 @@ from .errors import RankLostError
 from .interrupts import gate
 from .layout import Layout
 from .options import CommunicationOptions
-from .replicas import Kept
+from .replicas import KeptByRuns
 from .start import Wishes, start
 from .strategy import Strategy
 from .transport import Transport
@@ -128,7 +128,7 @@ class MPIStrategy(Strategy):
         watcher.remove(self.engine.channel)
         self.engine.layout.era.is_over = True
         self.engine.move(transport, layout)
-        self._kept = Kept()
+        self._kept = KeptByRuns()
         self._verifications.clear()  # ranks have counted different numbers of calls
         self._be_watched()
 

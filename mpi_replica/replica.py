@@ -16,10 +16,10 @@ from .context import State, StrategyLike, require_cross_replica, restore_state, 
 from .errors import ContextError
 from .merge_fn import perform_alone
 
-__all__ = ["Replica", "Seat"]
+__all__ = ["Replica", "SeatLike"]
 
 
-class Seat(Protocol):
+class SeatLike(Protocol):
     """The place of a replica in a run."""
 
     replica_id: int
@@ -52,13 +52,13 @@ class Replica:
             )
         self._strategy = strategy
         self._replica_id = replica_id
-        self._seat: Seat | None = None
+        self._seat: SeatLike | None = None
         #: That of the code that this context belongs to; None for one that was made by hand.
         self._state: State | None = None
         self._tokens: list[contextvars.Token[State | None]] = []
 
     @classmethod
-    def of_seat(cls, strategy: StrategyLike, seat: Seat) -> Self:
+    def of_seat(cls, strategy: StrategyLike, seat: SeatLike) -> Self:
         """Return the context of a replica that runs."""
         context = cls.__new__(cls)  # nothing is to be checked
         context._strategy = strategy

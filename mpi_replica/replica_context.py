@@ -90,8 +90,9 @@ class ReplicaContext(Replica):
         nest of numpy.ndarray
             `out` where it is given. Otherwise fresh C-contiguous arrays; a 0-d result is a numpy
             scalar. The same bits on every replica. SUM and MEAN accumulate float16 and bfloat16 in
-            float32; MEAN of integers and bools is float64. For `IndexedSlices`: the slices of all
-            replicas, one behind the other.
+            float32, in the order of a tree over the replicas: the same bits on every layout. MEAN
+            of integers and bools is float64. For `IndexedSlices`: the slices of all replicas, one
+            behind the other.
 
         Raises
         ------
@@ -113,10 +114,12 @@ class ReplicaContext(Replica):
         One message of 256 bytes a rank where all leaves together have 232 bytes or less. Otherwise
         that, one Allreduce for each 512 KiB of a large leaf (2 MiB in place, and where ranks share
         cores), and for each 1 MiB of leaves below 64 KiB; or for each ``bytes_per_pack``. Where
-        every rank has one replica, large leaves that are C-contiguous are not copied; float16 and
-        bfloat16 travel as they are, in one Alltoallv and one Allgatherv for each 1 MiB. Results of
-        one call may lie beside each other in one block of memory: a kept one keeps up to 64 KiB, or
-        16 MiB where it has 512 KiB and more.
+        every rank has one replica, large leaves that are C-contiguous are not copied. Sums of
+        float16 and bfloat16 with more than 64 KiB as float32, divided by the number of replicas,
+        are one Alltoallv and one Allgatherv for each 1 MiB of float32, as they are where every rank
+        has one replica; smaller ones take one Allgatherv, or none where they fit into the 256
+        bytes. Results of one call may lie beside each other in one block of memory: a kept one
+        keeps up to 64 KiB, or 16 MiB where it has 512 KiB and more.
 
         Reproducible sums that have more than 64 KiB, divided by the number of replicas, go through
         a window of shared memory where all ranks are on one host: one barrier for each 512 KiB, and

@@ -31,7 +31,7 @@ from .replica_context import ReplicaContext
 from .run_end import RunEnd
 from .values import DistributedValues, Mirrored, per_replica
 
-__all__ = ["Kept", "Run", "Seat", "Worker"]
+__all__ = ["KeptByRuns", "Run", "Seat", "Worker"]
 
 #: A replica that swallows `ReplicaStopped` this often is abandoned.
 _MOST_REFUSALS = 100
@@ -74,7 +74,7 @@ class Worker:
             hub.switch()
 
 
-class Kept:
+class KeptByRuns:
     """What the runs of a strategy leave for the next one."""
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ class Run:
         #: Whether this rank has one replica, which performs its calls itself.
         self.is_alone = len(self.seats) == 1
 
-    def execute(self, kept: Kept) -> Any:
+    def execute(self, kept: KeptByRuns) -> Any:
         """Run the function on all local replicas; return what they returned, merged."""
         agreement = self.engine.agreement
         agreement.enter_run(self)
@@ -305,7 +305,7 @@ class Run:
         """Tell the other ranks of an error that came up here, between collectives."""
         agreement = self.engine.agreement
         ids = self.engine.layout.local_replica_ids
-        end = RunEnd(self, None)
+        end = self._run_end(None)
         end.replica_ids = ids
         try:
             stand = agreement.failed_stand(end, error, "raised")
@@ -320,7 +320,7 @@ class Run:
         agreement = self.engine.agreement
         stands: list[Stand] = []
         originals: dict[int, BaseException] = {}
-        end = RunEnd(self, None)
+        end = self._run_end(None)
         for seat in self.seats:
             ids = (seat.replica_id,)
             if seat.call is not None and seat.status == "waits":
@@ -333,7 +333,7 @@ class Run:
                 stands.append(Stand(ids, "returned", end.describe(), None, self.ordinal))
         self.engine.report(stands, originals, end)
 
-    def _end(self, kept: Kept) -> Any:
+    def _end(self, kept: KeptByRuns) -> Any:
         """Agree on the end of the run; return what the local replicas returned, wrapped."""
         layout, seats = self.engine.layout, self.seats
         is_empty = True
@@ -344,7 +344,7 @@ class Run:
         if is_empty:
             ends = [self._empty_end(kept)]  # one tells of all of them
         else:
-            ends = [RunEnd(self, seat.value, seat.replica_id) for seat in seats]
+            ends = [self._run_end(seat.value, seat.replica_id) for seat in seats]
         kinds = self.engine.perform(ends)[0]
         if is_empty and kinds == _NO_VALUE:
             return None
@@ -359,12 +359,15 @@ class Run:
                 leaves.append(ends[0].leaves[index])
         return nest.unflatten(ends[0].structure, leaves)
 
-    def _empty_end(self, kept: Kept) -> RunEnd:
+    def _run_end(self, value: Any, replica_id: int | None = None) -> RunEnd:
+        return RunEnd(self.site, self.options, self.identity, self.strategy, value, replica_id)
+
+    def _empty_end(self, kept: KeptByRuns) -> RunEnd:
         """Return the end of a run in which no replica returned anything, as most steps do."""
         key = self.site.digest, self.identity.digest
         end = kept.empty_ends.get(key)
         if end is None or end.options is not self.options:
-            end = RunEnd(self, None)
+            end = self._run_end(None)
             end.replica_ids = self.engine.layout.local_replica_ids
             if len(kept.empty_ends) >= _MOST_ENDS:
                 kept.empty_ends.clear()

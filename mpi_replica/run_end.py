@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from . import nest
 from .collectives.call import Call
 from .collectives.callsite import CallSite, FunctionIdentity
-from .collectives.engine import Engine
 from .collectives.group import Group
 from .collectives.standing import CallDescription, LeafDescription
 from .context import StrategyLike
@@ -18,32 +17,32 @@ from .values import component_of
 __all__ = ["RunEnd"]
 
 
-class _Run(Protocol):
-    strategy: StrategyLike
-    engine: Engine
-    identity: FunctionIdentity
-    site: CallSite
-    options: CommunicationOptions
-
-
 class RunEnd(Call):
     """The end of a run: what a replica returned, and from which function."""
 
     kind = "run"
     status = "returned"
 
-    def __init__(self, run: _Run, value: Any, replica_id: int | None = None) -> None:
-        self.site = run.site
-        self.options = run.options
-        self.function = run.identity
+    def __init__(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        function: FunctionIdentity,
+        strategy: StrategyLike,
+        value: Any,
+        replica_id: int | None = None,
+    ) -> None:
+        self.site = site
+        self.options = options
+        self.function = function
         leaves, self.structure, is_plain = nest.flatten_plain(value)
         if replica_id is not None:
             self.replica_ids = (replica_id,)
             if not is_plain:  # a PerReplica stands for a component here, too
-                number = run.engine.layout.num_replicas
+                number = strategy.num_replicas_in_sync
                 leaves = [component_of(leaf, replica_id, number) for leaf in leaves]
         self.leaves = leaves
-        name = run.strategy.name_of_variable
+        name = strategy.name_of_variable
         self.kinds = tuple(
             [
                 "none" if leaf is None else ("" if is_plain else name(leaf)) or "value"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import numpy as np
+from greenlet import getcurrent
 
 from . import blas, nest
 from .collectives import cross_replica
@@ -21,7 +22,7 @@ from .extended import StrategyExtended
 from .message_passing import MessagePassing
 from .options import CommunicationOptions, ReduceOp
 from .randomness import Generators
-from .replicas import Kept, Run
+from .replicas import KeptByRuns, Run
 from .resolver import MPIClusterResolver
 from .transport import Survivors
 from .values import PerReplica, component_of, local_results
@@ -50,7 +51,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Elastic):
         self.engine = engine
         self.generators = Generators(seed)
         self._extended = StrategyExtended(self)
-        self._kept = Kept()
+        self._kept = KeptByRuns()
         #: The ranks that live; None without MPI.
         self.survivors: Survivors | None = None
 
@@ -77,6 +78,12 @@ class Strategy(Distribution, MessagePassing, Verifying, Elastic):
     def num_replicas_in_sync(self) -> int:
         """How many replicas all ranks host together."""
         return self.engine.layout.num_replicas
+
+    @property
+    def is_between_replicas(self) -> bool:
+        """Whether a step is under way, and the code that runs now is in none of its replicas."""
+        runs = self.engine.agreement.runs
+        return bool(runs) and runs[-1].hub is getcurrent()
 
     @property
     def cluster_resolver(self) -> MPIClusterResolver:

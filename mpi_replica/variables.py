@@ -6,7 +6,7 @@ synchronized on read has a component for each replica, combined when it is read 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,7 +15,6 @@ from .array_libraries import to_numpy
 from .assignment import Assignable, plain_value
 from .collectives import cross_replica
 from .collectives.broadcasting import Broadcast
-from .collectives.call import Call
 from .collectives.callsite import CallSite
 from .context import (
     StrategyLike,
@@ -107,42 +106,51 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
             given = plain_value(initial_value() if is_called else initial_value)
             return np.array(to_numpy(component_of(given, replica_id)), dtype=dtype, order="C")
 
-        def make(site: CallSite, options: CommunicationOptions) -> Call:
-            sync = member(VariableSynchronization, synchronization)
-            mode = member(VariableAggregation, aggregation)
-            if sync is VariableSynchronization.NONE:
-                raise ValueError(
-                    f"{self.name}: VariableSynchronization.NONE is not supported, as in tf. Use"
-                    " AUTO, ON_WRITE or ON_READ."
-                )
-            value: Any = None
-            if not is_called or holds_first:
-                value = first_value()
-                check_dtype(self.name, value.dtype, mode)
-            detail = f"{self.name}, {sync.name}, {mode.name}"
-            return Broadcast(
-                site,
-                options,
-                "Variable",
-                detail,
-                value,
-                compared=not is_called,
-                finish=self._store,
-            )
-
         self._on_read = synchronization is VariableSynchronization.ON_READ
         if strategy.engine.is_spare:  # should it be needed, a state comes with other values
             self._storage: Storage = self._store(first_value())
-        elif context is None:
-            self._storage = strategy.engine.cross_replica(
-                strategy.engine.make("Variable", None, make)
-            )
         else:
-            self._storage = context.meet(strategy.engine.make("Variable", None, make))
+            value = first_value if holds_first or not is_called else None
+            meet = strategy.engine.cross_replica if context is None else context.meet
+            call = strategy.engine.make(
+                "Variable", None, self._creation, synchronization, aggregation, value, is_called
+            )
+            self._storage = meet(call)
         self.synchronization = member(VariableSynchronization, synchronization)
         self.aggregation = member(VariableAggregation, aggregation)
         self.trainable = not self._on_read if trainable is None else trainable
         strategy.engine.variables[id(self)] = self
+
+    def _creation(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        synchronization: VariableSynchronization,
+        aggregation: VariableAggregation,
+        first_value: Callable[[], Array] | None,
+        is_called: bool,
+    ) -> Broadcast:
+        """Return the call that makes the variable; without a value on ranks whose own is no use."""
+        sync = member(VariableSynchronization, synchronization)
+        mode = member(VariableAggregation, aggregation)
+        if sync is VariableSynchronization.NONE:
+            raise ValueError(
+                f"{self.name}: VariableSynchronization.NONE is not supported, as in tf. Use"
+                " AUTO, ON_WRITE or ON_READ."
+            )
+        value: Any = None
+        if first_value is not None:
+            value = first_value()
+            check_dtype(self.name, value.dtype, mode)
+        return Broadcast(
+            site,
+            options,
+            "Variable",
+            f"{self.name}, {sync.name}, {mode.name}",
+            value,
+            compared=not is_called,
+            finish=self._store,
+        )
 
     def _store(self, value: Array) -> Storage:
         engine = self._strategy.engine

@@ -36,6 +36,20 @@ def public_methods():
                     yield f"{name}.{method_name}", method
 
 
+PUBLIC = {
+    f"mpi_replica.{name}": thing
+    for name, thing in [*public_objects(), ("data.ArraySpec", mr.data.ArraySpec)]
+}
+
+
+def examples_of(name):
+    """Those of a public name, which says that it is of another module than that of its file."""
+    thing = PUBLIC[name]
+    names = vars(mr) | {"mr": mr, "np": np, thing.__name__: thing}
+    found = doctest.DocTestFinder().find(thing, name, module=False, globs=names)
+    return [test for test in found if test.examples]
+
+
 @pytest.mark.parametrize("module_name", MODULES)
 def test_the_examples_in_docstrings_run(module_name):
     module = importlib.import_module(module_name)
@@ -44,23 +58,26 @@ def test_the_examples_in_docstrings_run(module_name):
     assert result.failed == 0
 
 
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_examples_of_public_names_run(name):
+    runner = doctest.DocTestRunner()
+    with np.printoptions(legacy=False):
+        for test in examples_of(name):
+            runner.run(test)
+    assert runner.summarize().failed == 0
+
+
 def test_there_are_examples_to_run():
-    finder = doctest.DocTestFinder()
-    found = [
-        test.name
-        for name in MODULES
-        for test in finder.find(importlib.import_module(name))
-        if test.examples
-    ]
+    found = {test.name for name in PUBLIC for test in examples_of(name)}
     assert {
-        "mpi_replica.strategy.Strategy.run",
-        "mpi_replica.strategy.Strategy.reduce",
-        "mpi_replica.replica_context.ReplicaContext.all_reduce",
-        "mpi_replica.replica_context.ReplicaContext.all_gather",
-        "mpi_replica.replica_context.ReplicaContext.merge_call",
-        "mpi_replica.mpi_strategy.MPIStrategy",
-        "mpi_replica.variables.Variable",
-    } <= set(found)
+        "mpi_replica.Strategy.run",
+        "mpi_replica.Strategy.reduce",
+        "mpi_replica.ReplicaContext.all_reduce",
+        "mpi_replica.ReplicaContext.all_gather",
+        "mpi_replica.ReplicaContext.merge_call",
+        "mpi_replica.MPIStrategy",
+        "mpi_replica.Variable",
+    } <= found
 
 
 @pytest.mark.parametrize(("name", "thing"), [*public_objects(), *public_methods()])

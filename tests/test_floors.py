@@ -40,8 +40,18 @@ FLOORS = {
     4: ["replicas", "run_end", "replica", "replica_context", "merge_fn", "context", "ending"],
     3: ["collectives"],
     2: ["launcher", "transport", "watch", "interrupts", "start", "numerics", "blas", "resolver"],
-    1: ["nest", "dtypes", "values", "indexed_slices", "layout", "tree", "randomness"],
-    0: ["argument_checks", "errors", "options", "array_libraries", "containers"],
+    1: [
+        "nest",
+        "dtypes",
+        "values",
+        "indexed_slices",
+        "layout",
+        "tree",
+        "randomness",
+        "caller",
+        "abstract_variable",
+    ],
+    0: ["argument_checks", "errors", "options", "array_libraries", "containers", "doors"],
 }
 MPI_MODULE = f"{PACKAGE}.transport.mpi"  # the only one that may import mpi4py
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..assignment import Assignable
-from ..collectives.call import Call
+from ..abstract_variable import AbstractVariable
 from ..collectives.callsite import CallSite
 from ..context import (
     StrategyLike,
@@ -127,7 +126,7 @@ class Checkpoint:
         combined = {id(v): v.value() for v in self._variables() if not v.is_mirrored}
 
         def plain(value: Any) -> Any:
-            if isinstance(value, Assignable):
+            if isinstance(value, AbstractVariable):
                 found = combined[id(value)] if id(value) in combined else value.shared_value()
                 return np.asarray(found)
             return value.value if isinstance(value, Mirrored) else value
@@ -140,18 +139,27 @@ class Checkpoint:
             value.require(engine.layout.num_replicas)
             return dict(zip(ids, value.components(ids), strict=True))
 
-        def make(site: CallSite, options: CommunicationOptions) -> Call:
-            place = Path(os.path.abspath(path))
-            encoder = Encoder(plain, components)
-            state = {
-                name: encoder.encode(value, f"checkpoint.{name}")
-                for name, value in self._objects.items()
-            }
-            own = Own(strategy.generators.state(ids), encoder.of_replicas, encoder.own_arrays)
-            return Saving(site, options, place, state, encoder.arrays, own)
-
-        engine.cross_replica(engine.make("Checkpoint.save", None, make))
+        encoder = Encoder(plain, components)
+        call = engine.make("Checkpoint.save", None, self._saving, path, encoder)
+        engine.cross_replica(call)
         return os.fspath(path)
+
+    def _saving(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        path: str | os.PathLike[str],
+        encoder: Encoder,
+    ) -> Saving:
+        """Return the call that saves the objects as they are now."""
+        place = Path(os.path.abspath(path))
+        state = {
+            name: encoder.encode(value, f"checkpoint.{name}")
+            for name, value in self._objects.items()
+        }
+        ids = self.strategy.engine.layout.local_replica_ids
+        own = Own(self.strategy.generators.state(ids), encoder.of_replicas, encoder.own_arrays)
+        return Saving(site, options, place, state, encoder.arrays, own)
 
     def restore(self, path: str | os.PathLike[str], *, strict: bool = True) -> None:
         """Put the objects back to what `save` saved.
@@ -207,11 +215,10 @@ class Checkpoint:
             self.__dict__.update(objects)
             _restore_generators(strategy, index)
 
-        def make(site: CallSite, options: CommunicationOptions) -> Call:
-            place = Path(os.path.abspath(path))
-            return Restoring(site, options, place, match, finish, engine.layout.rank == 0)
-
-        engine.cross_replica(engine.make("Checkpoint.restore", None, make))
+        is_reader = engine.layout.rank == 0
+        engine.cross_replica(
+            engine.make("Checkpoint.restore", None, Restoring, path, match, finish, is_reader)
+        )
 
     def _variables(self) -> list[Any]:
         return list(variables_in(self._objects))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..assignment import Assignable
+from ..abstract_variable import AbstractVariable
 from ..collectives.standing import LeafDescription
 from ..dtypes import wire_name
 from ..layout import Layout
@@ -109,12 +109,12 @@ class Comparison:
             return self._stateful(live, saved, path)
         if isinstance(live, PerReplica):
             return self._replicas(saved, path)
-        if isinstance(live, Assignable) and replicas_name(saved) is not None:
+        if isinstance(live, AbstractVariable) and replicas_name(saved) is not None:
             return self._components(live, saved, path)
         if isinstance(live, Mirrored) and not isinstance(live.value, (np.ndarray, np.generic)):
             put_back = self._match(live.value, saved, path)
             return None if put_back is None else lambda: Mirrored(put_back())
-        if isinstance(live, (Assignable, Mirrored, np.ndarray)):
+        if isinstance(live, (AbstractVariable, Mirrored, np.ndarray)):
             return self._arrays(live, saved, path)
         if isinstance(live, Mapping):
             items = mapping_items(saved)
@@ -242,7 +242,7 @@ class Comparison:
 
             return fill
 
-        if isinstance(live, Assignable):
+        if isinstance(live, AbstractVariable):
 
             def put_back() -> Any:
                 live.put_back(functools.partial(self._read, name))
@@ -294,9 +294,9 @@ def _is_data(saved: Any) -> bool:
     return all(map(_is_data, saved.values()))
 
 
-def variables_in(live: Any) -> Iterator[Assignable]:
+def variables_in(live: Any) -> Iterator[AbstractVariable]:
     """Return the variables in a nest; nothing in it need be made anew (see `nest`)."""
-    if isinstance(live, Assignable):
+    if isinstance(live, AbstractVariable):
         yield live
     elif isinstance(live, (Mapping, list, tuple)):
         for item in live.values() if isinstance(live, Mapping) else live:
@@ -309,7 +309,7 @@ def _has_objects(live: Any) -> bool:
         return any(map(_has_objects, live.values()))
     if isinstance(live, (list, tuple)):
         return any(map(_has_objects, live))
-    return isinstance(live, (Assignable, PerReplica)) or hasattr(live, "load_state_dict")
+    return isinstance(live, (AbstractVariable, PerReplica)) or hasattr(live, "load_state_dict")
 
 
 def _refilled(live: list[Any], items: list[Any]) -> list[Any]:

@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..argument_checks import flag, integer
-from ..collectives.call import Call
-from ..collectives.callsite import CallSite
 from ..context import require_cross_replica
 from ..errors import CheckpointError, CorruptCheckpointError
-from ..options import CommunicationOptions
 from . import files, preemption
 from .checkpoint import Checkpoint
 from .index import MOST_BYTES, index_path, order_of, unpacked
@@ -193,11 +190,9 @@ class CheckpointManager:
         strategy = self._checkpoint.strategy
         require_cross_replica(strategy, Stopping.kind)
         engine = strategy.engine
-
-        def make(site: CallSite, options: CommunicationOptions) -> Call:
-            return Stopping(site, options, integer("step", step, 0), preemption.arrived())
-
-        rank, number = engine.cross_replica(engine.make(Stopping.kind, None, make))
+        rank, number = engine.cross_replica(
+            engine.make(Stopping.kind, None, Stopping, step, preemption.arrived())
+        )
         if not number:
             return
         path = self.save(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ class Restoring(Call):
 
     Parameters
     ----------
-    path : Path
+    path : path_like
     match : callable
         Given an index and what reads arrays, returns the `Comparison` with this rank's objects, or
         raises where they do not fit.
@@ -47,15 +48,15 @@ class Restoring(Call):
         self,
         site: CallSite,
         options: CommunicationOptions,
-        path: Path,
+        path: str | os.PathLike[str],
         match: Callable[[Index, Reader], Comparison],
         finish: Callable[[Index, dict[str, Any]], None],
         is_reader: bool,
     ) -> None:
         super().__init__(site, options)
-        self.path, self.match, self.finish = path, match, finish
-        self.data = files.read_small(index_path(path), MOST_BYTES) if is_reader else b""
-        self.identify(str(path))
+        self.path, self.match, self.finish = Path(os.path.abspath(path)), match, finish
+        self.data = files.read_small(index_path(self.path), MOST_BYTES) if is_reader else b""
+        self.identify(str(self.path))
 
     def words(self, position: int = 0) -> CallDescription:
         return CallDescription(self.kind, repr(str(self.path)), self.site, self.options.name)

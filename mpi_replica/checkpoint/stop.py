@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from ..argument_checks import integer
 from ..collectives.call import Call
 from ..collectives.callsite import CallSite
 from ..collectives.group import Group
@@ -35,7 +36,7 @@ class Stopping(Call):
         self, site: CallSite, options: CommunicationOptions, step: int, signal: int
     ) -> None:
         super().__init__(site, options)
-        self._mine = self._STATE.pack(step, signal)
+        self._mine = self._STATE.pack(integer("step", step, 0), signal)
         self.identify(None)
 
     def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:

@@ -16,6 +16,7 @@ logarithm of the ranks.
 
 from __future__ import annotations
 
+import enum
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
@@ -44,12 +45,25 @@ from .meeting import Meeting
 from .notes import Notes
 from .standing import Report, Stand
 
-__all__ = ["INLINE_BYTES", "Agreement"]
+__all__ = ["Agreement", "Life"]
 
 _ALLGATHER_RANKS = 32
 
 
-class _Run(Protocol):
+class Life(enum.Enum):
+    """How far the life of a strategy has come on this rank."""
+
+    OPEN = enum.auto()
+    #: The program has ended here or elsewhere, and no header will be answered any more.
+    LEFT = enum.auto()
+    #: A message is in flight that will not be waited for.
+    BROKEN = enum.auto()
+    CLOSED = enum.auto()
+
+
+class CurrentRun(Protocol):
+    """What the agreement knows of a run."""
+
     ordinal: int
     doom: BaseException | None
     a_replica_failed: bool
@@ -71,19 +85,16 @@ class Agreement:
         # Where the header of each rank begins.
         self._starts = range(0, transport.size * HEADER_BYTES, HEADER_BYTES)
         #: Runs that this rank is in, the innermost last.
-        self.runs: list[_Run] = []
+        self.runs: list[CurrentRun] = []
         #: Ordinal of the last run that began, or what all ranks set it to after an error.
         self.last_run_ordinal = 0
         #: The exception that was raised last because all ranks agreed to.
         self.raised: BaseException | None = None
-        #: Why the strategy can't be used any more.
+        self.life = Life.OPEN
+        #: Why the strategy can't be used any more, where it can't.
         self.final: BaseException | None = None
-        # A header was sent whose answer will not be read, or the others will send none.
-        self._is_out_of_step = False
         #: Whether other ranks went on when this one left.
         self.others_stay = False
-        #: A message is in flight that will not be waited for.
-        self.has_message_in_flight = False
         # The last agreed error, which every rank holds: where it comes back uncaught from the
         # step function, it need not travel again.
         self._last_error: BaseException | None = None
@@ -102,7 +113,7 @@ class Agreement:
         """Ordinal of the innermost run that this rank is in; 0 outside."""
         return self.runs[-1].ordinal if self.runs else 0
 
-    def enter_run(self, run: _Run) -> None:
+    def enter_run(self, run: CurrentRun) -> None:
         """Begin a run: it gets the next ordinal."""
         self.last_run_ordinal += 1
         run.ordinal = self.last_run_ordinal
@@ -178,10 +189,9 @@ class Agreement:
         `cause` says why, where it is no good end. What is yielded to goes on with other
         strategies: their ranks may come there first.
         """
-        if self._is_out_of_step:
+        if self.life in (Life.LEFT, Life.BROKEN):
             return
-        self._is_out_of_step = True
-        self.final = RankLostError("the program of this rank has ended.")
+        self._end(Life.LEFT, RankLostError("the program of this rank has ended."))
         payload = cause.encode()[:INLINE_BYTES]
         mine = head(0, 0, LEAVES, len(payload)) + payload
         try:
@@ -212,8 +222,8 @@ class Agreement:
         description = call.describe()
         # No text of the error: those who left can't tell whether all others are at one call.
         errors.add_note(error, f"this rank waits in {description.what} at {description.where}")
-        self.final = self.raised = error
-        self._is_out_of_step = True
+        self.raised = error
+        self._end(Life.LEFT, error)
         stay = [rank for rank in range(self._layout.size) if rank not in causes]
         errors.mark_reporter(error, [*(rank for rank in causes if causes[rank]), *stay][0])
         self._doom_runs(error)
@@ -227,9 +237,11 @@ class Agreement:
     def close(self) -> None:
         """Refuse every further call on this rank, without telling the others."""
         if self.final is None:
-            self.final = ContextError(
-                "the strategy is closed. Make a new one, or close it at the end of the program."
-            )
+            text = "the strategy is closed. Make a new one, or close it at the end of the program."
+            self._end(Life.CLOSED, ContextError(text))
+
+    def _end(self, life: Life, final: BaseException) -> None:
+        self.life, self.final = life, final
 
     def failed_stand(self, call: Call, error: BaseException, status: str = "failed") -> Stand:
         """Return the stand of replicas in which `error` came up."""
@@ -285,8 +297,7 @@ class Agreement:
 
     def break_off(self, error: BaseException) -> None:
         """Give up the strategy: this rank was in an exchange when `error` came up."""
-        self._is_out_of_step = self.has_message_in_flight = True
-        self.final = error
+        self._end(Life.BROKEN, error)
         if isinstance(error, RankLostError):
             self._doom_runs(error)
         if error is self._transport.loss and self._transport.is_fault_tolerant:
@@ -300,8 +311,7 @@ class Agreement:
         Called in any thread: a wait of this rank ends with the error, and so does the next call.
         """
         if self.final is None:
-            self._is_out_of_step = self.has_message_in_flight = True
-            self.final = error
+            self._end(Life.BROKEN, error)
             self._transport.is_interrupted = True
 
     def time_out(self, call: Call) -> NoReturn:
@@ -309,15 +319,15 @@ class Agreement:
         if self.final is not None:  # the watchers have told why
             raise self.final from None
         description = call.describe()
-        self._is_out_of_step = self.has_message_in_flight = True
-        self.final = CollectiveTimeoutError(
+        final = CollectiveTimeoutError(
             f"{description.what} at {description.where} has waited"
             f" {call.options.timeout_seconds:g} s for the other ranks"
             f" ({self._layout.describe(call.replica_ids)} waits). The strategy can't be used any"
             " more, since the others may still come. End the program, or make a new strategy on"
             " all ranks."
         )
-        raise self.final from None
+        self._end(Life.BROKEN, final)
+        raise final from None
 
     def _settle(
         self,

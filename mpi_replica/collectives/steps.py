@@ -20,13 +20,13 @@ __all__ = [
     "Barrier",
     "Exchange",
     "Gather",
+    "OpenWindow",
     "PassOn",
     "Raise",
     "Reduce",
     "Step",
     "Steps",
     "Texts",
-    "Window",
 ]
 
 T = TypeVar("T")
@@ -117,7 +117,7 @@ class PassOn(NamedTuple):
         return transport.pass_on(self.messages, self.sizes)
 
 
-class Window(NamedTuple):
+class OpenWindow(NamedTuple):
     """Memory that all ranks see; sent back: that, or why there is none, alike on all ranks."""
 
     size_bytes: int
@@ -132,7 +132,7 @@ class Window(NamedTuple):
             return problem
 
 
-Exchange = Gather | Reduce | AllToAll | Barrier | Texts | PassOn | Window
+Exchange = Gather | Reduce | AllToAll | Barrier | Texts | PassOn | OpenWindow
 Step = Agree[Any] | Raise | Exchange
 
 #: Yields steps, is sent what came of each, and returns the results.

@@ -27,7 +27,7 @@ from .inline import UFUNCS
 from .parts import Part
 from .scratch import ALIGNMENT, Scratch
 from .settlement import settle
-from .steps import AllToAll, Barrier, Gather, Raise, Reduce, Steps, Window
+from .steps import AllToAll, Barrier, Gather, OpenWindow, Raise, Reduce, Steps
 
 __all__ = ["OrderedWay", "Way", "Ways", "Work", "window_bytes"]
 
@@ -434,7 +434,7 @@ class Ways:
             layout = self._group.layout
             part_bytes, size_bytes = window_bytes(layout)
             if part_bytes:
-                window = yield Window(size_bytes)
+                window = yield OpenWindow(size_bytes)
             else:
                 window = SharedMemoryError(
                     f"{layout.num_replicas} replicas would need {size_bytes >> 20} MiB of it"

@@ -57,7 +57,7 @@ class Committing(Call):
         self.names = tuple(names)
         own = {} if snapshot is None else snapshot.own
         self.data = b"" if are_empty(own.values()) else pickle.dumps(own, 5)
-        self.is_guarded = snapshot is not None
+        self.snapshot = snapshot
         self.identify(self.names)
 
     def words(self, position: int = 0) -> CallDescription:
@@ -66,11 +66,11 @@ class Committing(Call):
 
     def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:
         """Tell how much belongs to the replicas of this rank."""
-        return _SIZE.pack(len(self.data)) if self.is_guarded else b"", None
+        return _SIZE.pack(len(self.data)) if self.snapshot is not None else b"", None
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[Guarded | None]:
         """Return what this rank keeps for others."""
-        if not self.is_guarded:
+        if self.snapshot is None:
             return None
         layout = group.layout
         sizes = [_SIZE.unpack(told)[0] for told in group.payloads()]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..assignment import lose_components, lose_values
-from ..collectives.call import Call
 from ..collectives.callsite import CallSite
 from ..context import StrategyLike, require_cross_replica
 from ..errors import RankLostError, mark_reporter
@@ -80,20 +79,21 @@ class Keeper:
         is_number = hasattr(step, "__index__") and not isinstance(step, bool)
         return int(step) if is_number else number  # type: ignore[arg-type]
 
+    def _committing(self, site: CallSite, options: CommunicationOptions) -> Committing:
+        """Return the call that commits the objects as they are now."""
+        objects = objects_of(self._state)
+        snapshot = None
+        if self.is_guarded:
+            snapshot = take(self._strategy, objects, reuse=self._reusable)
+        return Committing(site, options, list(objects), snapshot)
+
     def commit(self) -> None:
         """Commit, on all ranks; see `ElasticState.commit`."""
         require_cross_replica(self._strategy, Committing.kind)
         engine = self._strategy.engine
-        snapshot: Snapshot | None = None
-
-        def make(site: CallSite, options: CommunicationOptions) -> Call:
-            nonlocal snapshot
-            objects = objects_of(self._state)
-            if self.is_guarded:
-                snapshot = take(self._strategy, objects, reuse=self._reusable)
-            return Committing(site, options, list(objects), snapshot)
-
-        guarded: Guarded | None = engine.cross_replica(engine.make(Committing.kind, None, make))
+        call = engine.make(Committing.kind, None, self._committing)
+        guarded: Guarded | None = engine.cross_replica(call)
+        snapshot = call.snapshot if isinstance(call, Committing) else None
         if snapshot is None or guarded is None:
             return
         engine.agreement.meeting.come()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from .. import ending
+from ..collectives.agreement import Life
 from ..collectives.engine import Engine
 from ..errors import RankLostError
 
@@ -65,7 +66,7 @@ class Parting:
                 # A call of it was interrupted halfway, as pytest-timeout does.
                 engine.agreement.break_off(given_up)
             else:
-                if not engine.agreement.has_message_in_flight:  # of that the end takes care
+                if engine.agreement.life is not Life.BROKEN:  # of that the end takes care
                     ending.forget(engine)
                     engine.agreement.final = given_up
             del self._leaving[engine]

@@ -15,7 +15,7 @@ __all__ = ["Place", "is_of_package", "place_of_thread"]
 _MOST_FRAMES = 12
 _MOST_CHARACTERS = 2400
 
-_PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE_FOLDER = os.path.abspath(sys.modules[__name__.partition(".")[0]].__path__[0]) + os.sep
 # What calls the code of a test, and tells its author nothing.
 _RUNNERS = ("_pytest", "pluggy")
 _LOCKING_MODULES = ("threading.py", "queue.py")
