@@ -21,13 +21,13 @@ __all__ = [
     "GiveBack",
     "Origin",
     "by_numpy",
-    "copied",
+    "copy_of",
     "dtype_of",
+    "from_numpy",
     "give_back",
-    "given",
     "mean_of",
     "origin_of",
-    "taken",
+    "to_numpy",
     "values_of",
     "ways_back",
 ]
@@ -43,7 +43,7 @@ COMMON_TYPES = frozenset(
 GiveBack = Callable[[Any], Any]
 
 
-def taken(value: Any) -> Any:
+def to_numpy(value: Any) -> Any:
     """Return an array of another library as one of numpy, and anything else as it is.
 
     Raises
@@ -57,6 +57,8 @@ def taken(value: Any) -> Any:
 
 def ways_back(leaves: Sequence[Any]) -> list[GiveBack | None] | None:
     """Return how results are given back for leaves; None where all are numpy's and Python's."""
+    if COMMON_TYPES.issuperset(map(type, leaves)):
+        return None
     ways = [_way_of(type(leaf)) for leaf in leaves]
     if not any(ways):
         return None
@@ -79,7 +81,7 @@ def give_back(results: list[Any], ways: Sequence[GiveBack | None] | None) -> lis
 def by_numpy(compute: Callable[..., Any], first: Any, *others: Any) -> Any:
     """Return what `compute` makes of arrays, as an array of the library of the first one."""
     way = _way_of(type(first))
-    result = compute(taken(first), *map(taken, others))
+    result = compute(to_numpy(first), *map(to_numpy, others))
     return result if way is None else way.give(first, np.asarray(result))
 
 
@@ -91,7 +93,7 @@ def dtype_of(value: Any) -> np.dtype[Any] | None:
     Raises
     ------
     TypeError
-        As for `taken`.
+        As for `to_numpy`.
     """
     way = _way_of(type(value))
     return None if way is None else way.dtype(value)
@@ -102,7 +104,7 @@ def values_of(value: Any) -> Any:
     return value.detach() if _way_of(type(value)) is _Torch else value
 
 
-def copied(value: Any) -> Any:
+def copy_of(value: Any) -> Any:
     """Return an array in memory of its own, and itself where nobody can write into it."""
     way = _way_of(type(value))
     if way is not None:
@@ -121,7 +123,7 @@ def mean_of(losses: Any, weights: Any, count: float) -> Any:
         return None
     if weights is not None:
         if _way_of(type(weights)) is not way:
-            weights = np.array(taken(weights))
+            weights = np.array(to_numpy(weights))
             weights = _Torch.give(losses, weights) if way is _Torch else weights
         losses = losses * weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
     return way.divide(losses.sum(), count)
@@ -148,7 +150,7 @@ def origin_of(value: Any) -> Origin | None:
     return Origin("jax" if way is _Jax else value.__array_namespace__().__name__, False)
 
 
-def given(array: Array, origin: Origin, beside: Any) -> Any:
+def from_numpy(array: Array, origin: Origin, beside: Any) -> Any:
     """Return an array that came from another rank as one of the library that it had there.
 
     On the device of `beside`, where that is an array of the same library.

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from . import nest
-from .array_libraries import dtype_of, give_back, mean_of, taken, ways_back
+from .argument_checks import integer
+from .array_libraries import dtype_of, give_back, mean_of, to_numpy, ways_back
 from .dtypes import accumulation
 from .errors import ContextError
 from .indexed_slices import IndexedSlices
@@ -151,10 +152,8 @@ def compute_average_loss(
     if global_batch_size is None:
         _require_values(per_example_loss)
         rows = int(context.all_reduce(ReduceOp.SUM, np.int64(rows)))
-    elif isinstance(global_batch_size, bool) or not hasattr(global_batch_size, "__index__"):
-        raise TypeError(f"global_batch_size must be an int, got {global_batch_size!r}.")
     else:
-        rows = int(global_batch_size)
+        rows = integer("global_batch_size", global_batch_size)
     if rows < 1:
         raise ValueError(
             f"compute_average_loss got {rows} rows of all replicas together: there is no mean of"
@@ -163,9 +162,9 @@ def compute_average_loss(
     mean = mean_of(per_example_loss, sample_weight, float(rows))
     if mean is not None:
         return mean
-    losses = np.atleast_1d(taken(per_example_loss))
+    losses = np.atleast_1d(to_numpy(per_example_loss))
     if sample_weight is not None:
-        weights = np.asarray(taken(sample_weight))
+        weights = np.asarray(to_numpy(sample_weight))
         losses = losses * weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
     return _divided(losses.sum(), float(rows))
 
@@ -197,7 +196,7 @@ def _divided(total: Any, count: float) -> Any:
         return mean
     ways = ways_back([total])
     if ways is not None:
-        array = taken(total)
+        array = to_numpy(total)
         mean = _divided(array if array.flags.writeable else array.copy(), count)
         return give_back([mean], ways)[0]
     dtype = total.dtype

@@ -28,7 +28,7 @@ _views: set[type] = set()
 
 
 def open_class_of(value: Any) -> bool:
-    """Have optree open all values of the class of `value`; return whether they are containers."""
+    """Register the class of `value` with optree if it is a container; return whether it is one."""
     kind = type(value)
     if issubclass(kind, list):
         _register(kind, _flat_list, optree.SequenceEntry)

@@ -17,7 +17,7 @@ __all__ = ["get_strategy"]
 
 
 class _DefaultEngine(Engine):
-    """What the default strategy communicates with: nobody. It is for every thread."""
+    """The engine of the default strategy, for every thread; it communicates with nobody."""
 
     def check_thread(self, kind: str) -> None:
         require_default(kind)

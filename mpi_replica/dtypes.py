@@ -23,10 +23,19 @@ from typing import Any
 
 import numpy as np
 
-from .array_libraries import COMMON_TYPES, taken
+from .array_libraries import COMMON_TYPES, GiveBack, to_numpy, ways_back
+from .nest import ARRAYS, OTHERS
 from .options import ReduceOp
 
-__all__ = ["accumulation", "as_array", "as_plain_array", "is_narrow_float", "is_text", "wire_name"]
+__all__ = [
+    "accumulation",
+    "as_array",
+    "as_arrays",
+    "as_plain_array",
+    "is_narrow_float",
+    "is_text",
+    "wire_name",
+]
 
 _NARROW_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -97,7 +106,37 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
             "masked arrays can't be communicated: the mask would be lost. Pass value.filled(...),"
             " or value and mask as two leaves."
         )
-    return np.asarray(taken(value))
+    return np.asarray(to_numpy(value))
+
+
+def as_arrays(
+    leaves: list[Any], plain: int = OTHERS
+) -> tuple[list[np.ndarray[Any, Any]], list[GiveBack | None] | None]:
+    """Return leaves as arrays, in whatever order these are, and how results are given back.
+
+    Parameters
+    ----------
+    leaves : list
+    plain : int
+        What `nest.flatten_plain` has told of them, so that nothing is asked again.
+
+    Returns
+    -------
+    arrays : list of numpy.ndarray
+        Perhaps `leaves` itself.
+    ways : list or None
+        As `ways_back` gives them.
+
+    Raises
+    ------
+    TypeError
+        As for `as_array`.
+    """
+    if plain == ARRAYS:
+        return leaves, None
+    if plain:
+        return list(map(np.asarray, leaves)), None
+    return list(map(as_array, leaves)), ways_back(leaves)
 
 
 def as_plain_array(value: Any) -> np.ndarray[Any, Any]:

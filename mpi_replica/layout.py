@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
 
-__all__ = ["Era", "Layout", "compressed", "shares"]
+__all__ = ["Era", "Layout", "compressed", "numbers_text", "shares", "sides"]
+
+_Value = TypeVar("_Value", bound=Hashable)
 
 
 class Era:
@@ -115,10 +118,7 @@ class Layout:
         """
         ids = sorted(replica_ids)
         ranks = sorted({(self.told_as or self).rank_of(i) for i in ids})
-        return (
-            f"replica{'s' * (len(ids) > 1)} {compressed(ids)}"
-            f" (rank{'s' * (len(ranks) > 1)} {compressed(ranks)})"
-        )
+        return f"{numbers_text('replica', ids)} ({numbers_text('rank', ranks)})"
 
 
 def compressed(numbers: Iterable[int]) -> str:
@@ -136,6 +136,39 @@ def compressed(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def numbers_text(noun: str, numbers: Sequence[int]) -> str:
+    """Return sorted numbers behind the word for what they number, in the singular or plural.
+
+    Examples
+    --------
+    >>> numbers_text("rank", [3]), numbers_text("rank", [0, 1, 2])
+    ('rank 3', 'ranks 0-2')
+    """
+    return f"{noun}{'s' * (len(numbers) > 1)} {compressed(numbers)}"
+
+
+def sides(values: Sequence[_Value], words: Callable[[_Value], str] = str) -> str:
+    """Return which ranks have which value, as text.
+
+    Parameters
+    ----------
+    values : sequence
+        That of each rank.
+    words : callable
+        What a value is called.
+
+    Examples
+    --------
+    >>> sides([10, 10, 12])
+    'ranks 0-1: 10; rank 2: 12'
+    """
+    ranks_of: dict[_Value, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks_of.setdefault(value, []).append(rank)
+    texts = (f"{numbers_text('rank', ranks)}: {words(v)}" for v, ranks in ranks_of.items())
+    return "; ".join(texts)
 
 
 def shares(rows: int, num_replicas: int) -> list[slice]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import nest
-from .array_libraries import copied
+from .array_libraries import copy_of
 from .collectives.call import Call
 from .collectives.callsite import boundary
 from .collectives.merging import MergeCall
@@ -52,7 +52,7 @@ def unpacked(value: Any, replica_ids: Sequence[int]) -> list[Any]:
     def component(leaf: Any, replica_id: int) -> Any:
         own = component_of(leaf, replica_id)
         is_shared = replica_id != replica_ids[0] and not isinstance(leaf, PerReplica)
-        return copied(own) if is_shared else own
+        return copy_of(own) if is_shared else own
 
     return [
         nest.map_structure(lambda leaf, i=i: component(leaf, i), value)  # type: ignore[misc]

@@ -6,6 +6,7 @@ a leaf, ``None`` included. Keys of a dict are visited in sorted order. The work 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import threading
@@ -19,6 +20,9 @@ from .containers import NAMESPACE, open_class_of
 from .errors import StructureMismatchError
 
 __all__ = [
+    "ARRAYS",
+    "OTHERS",
+    "PLAIN",
     "Structure",
     "flatten",
     "flatten_arguments",
@@ -34,6 +38,10 @@ __all__ = [
 
 Structure = optree.PyTreeSpec
 
+#: What `flatten_plain` tells of leaves: some may be of any type (the only false one); all are
+#: arrays of numpy, numbers, strings or None; all are arrays of numpy.
+OTHERS, PLAIN, ARRAYS = range(3)
+
 _LEAF: Structure = optree.treespec_leaf(none_is_leaf=True)
 
 # Asking optree about a value that can't be a nest costs a microsecond; this does not.
@@ -41,13 +49,13 @@ _LEAF_TYPES = frozenset(
     {np.ndarray, float, int, bool, str, bytes, type(None), np.float32, np.float64, np.int64}
 )
 
+_ARRAY_TYPE = frozenset({np.ndarray})
+
 # Types of leaves that are known to be no containers.
 _other_types: set[type] = set(_LEAF_TYPES)
 
 _ADDRESS = re.compile(" at 0x[0-9a-f]+>")
 
-_texts: dict[Structure, str] = {_LEAF: "*"}
-_paths: dict[Structure, tuple[str, ...]] = {_LEAF: ("",)}
 # Structures of a program are few; a program that makes new ones all the time must not grow.
 _CACHE_SIZE = 4096
 
@@ -75,7 +83,7 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
 
 
 def flatten_tensors(value: Any) -> tuple[list[Any], Structure]:
-    """Do as `flatten`, for a nest in which a list is a leaf, as in tf where it is made a tensor."""
+    """Flatten a nest in which a list is a leaf, as in tf where it is made a tensor."""
     leaves, structure = optree.tree_flatten(value, _is_list, none_is_leaf=True, namespace=NAMESPACE)
     is_opened = _open_classes([leaf for leaf in leaves if not _is_list(leaf)])
     return flatten_tensors(value) if is_opened else (leaves, structure)
@@ -86,7 +94,7 @@ def _is_list(node: Any) -> bool:
 
 
 def _open_classes(leaves: Sequence[Any]) -> bool:
-    """Have optree open what is a container among `leaves`; return whether there is any."""
+    """Register the classes of containers among `leaves` with optree; return whether any is."""
     if _other_types.issuperset(map(type, leaves)):
         return False
     met = {type(leaf): leaf for leaf in leaves}
@@ -99,42 +107,53 @@ def _open_classes(leaves: Sequence[Any]) -> bool:
     return False
 
 
-def flatten_plain(value: Any) -> tuple[list[Any], Structure, bool]:
-    """Do as `flatten`; tell also whether all leaves are arrays, numbers, strings or None.
+def flatten_plain(value: Any) -> tuple[list[Any], Structure, int]:
+    """Flatten a nest; tell also what all leaves are: `ARRAYS`, `PLAIN` or `OTHERS`.
 
     Quick: some plain leaves of rarer types are not known to be.
     """
     kind = type(value)
+    if kind is np.ndarray:
+        return [value], _LEAF, ARRAYS
     if kind in _LEAF_TYPES:
-        return [value], _LEAF, True
+        return [value], _LEAF, PLAIN
     if kind is dict:
         known = _flat_dicts.get(tuple(value))
         if known is not None and _STRINGS.issuperset(map(type, value)):
             keys, structure = known
             leaves = [value[key] for key in keys]
-            if _LEAF_TYPES.issuperset(map(type, leaves)):
-                return leaves, structure, True
-    elif kind is list and len(value) in _flat_lists and _LEAF_TYPES.issuperset(map(type, value)):
-        return value.copy(), _flat_lists[len(value)], True
+            if plain := _plainness(leaves):
+                return leaves, structure, plain
+    elif kind is list and len(value) in _flat_lists and (plain := _plainness(value)):
+        return value.copy(), _flat_lists[len(value)], plain
     leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
-    if _LEAF_TYPES.issuperset(map(type, leaves)):
+    if plain := _plainness(leaves):
         _learn(value, leaves, structure)
-        return leaves, structure, True
-    return flatten_plain(value) if _open_classes(leaves) else (leaves, structure, False)
+        return leaves, structure, plain
+    return flatten_plain(value) if _open_classes(leaves) else (leaves, structure, OTHERS)
+
+
+def _plainness(leaves: Sequence[Any]) -> int:
+    if _ARRAY_TYPE.issuperset(map(type, leaves)):
+        return ARRAYS
+    return PLAIN if _LEAF_TYPES.issuperset(map(type, leaves)) else OTHERS
 
 
 def flatten_arguments(
     args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[list[Any], Structure, bool]:
-    """Do as `flatten_plain`, for the nest ``(tuple(args), dict(kwargs))``."""
+) -> tuple[list[Any], Structure, int]:
+    """Flatten as `flatten_plain` does the nest ``(tuple(args), dict(kwargs))``.
+
+    Of arrays of numpy it may say that they are `PLAIN`.
+    """
     if not kwargs:
         structure = _flat_arguments.get(len(args))
         if structure is not None and _LEAF_TYPES.issuperset(map(type, args)):
-            return list(args), structure, True
-    leaves, structure, is_plain = flatten_plain((tuple(args), dict(kwargs)))
-    if not kwargs and is_plain and _is_flat(args):
+            return list(args), structure, PLAIN
+    leaves, structure, plain = flatten_plain((tuple(args), dict(kwargs)))
+    if not kwargs and plain and _is_flat(args):
         _keep(_flat_arguments, len(args), structure, structure)
-    return leaves, structure, is_plain
+    return leaves, structure, plain
 
 
 def _learn(value: Any, leaves: Sequence[Any], structure: Structure) -> None:
@@ -209,6 +228,7 @@ def transposed(values: Sequence[Any], join: Callable[[list[Any]], Any], caller: 
     return unflatten(structures[0], [join(list(column)) for column in zip(*rows, strict=True)])
 
 
+@functools.lru_cache(maxsize=_CACHE_SIZE)
 def structure_text(structure: Structure) -> str:
     """Return a text that tells `structure` from every other one, the same in every process.
 
@@ -217,16 +237,11 @@ def structure_text(structure: Structure) -> str:
     >>> structure_text(flatten({"b": [1, 2], "a": None})[1])
     "{'a': *, 'b': [*, *]}"
     """
-    text = _texts.get(structure)
-    if text is None:
-        if len(_texts) >= _CACHE_SIZE:
-            _texts.clear()
-        text = str(structure).removeprefix("PyTreeSpec(").rpartition(", NoneIsLeaf")[0]
-        text = _ADDRESS.sub(">", text)  # that of a defaultdict's function, say
-        _texts[structure] = text
-    return text
+    text = str(structure).removeprefix("PyTreeSpec(").rpartition(", NoneIsLeaf")[0]
+    return _ADDRESS.sub(">", text)  # that of a defaultdict's function, say
 
 
+@functools.lru_cache(maxsize=_CACHE_SIZE)
 def leaf_paths(structure: Structure) -> tuple[str, ...]:
     """Return where each leaf is, as Python writes it.
 
@@ -235,14 +250,7 @@ def leaf_paths(structure: Structure) -> tuple[str, ...]:
     >>> leaf_paths(flatten({"b": [1, 2], "a": None})[1])
     ("['a']", "['b'][0]", "['b'][1]")
     """
-    paths = _paths.get(structure)
-    if paths is None:
-        if len(_paths) >= _CACHE_SIZE:
-            _paths.clear()
-        if structure.type in (list, tuple, dict) and structure.num_nodes == len(structure) + 1:
-            # of thousands of leaves, without an object for each
-            paths = tuple([f"[{entry!r}]" for entry in structure.entries()])
-        else:
-            paths = tuple(accessor.codify("") for accessor in structure.accessors())
-        _paths[structure] = paths
-    return paths
+    if structure.type in (list, tuple, dict) and structure.num_nodes == len(structure) + 1:
+        # of thousands of leaves, without an object for each
+        return tuple([f"[{entry!r}]" for entry in structure.entries()])
+    return tuple(accessor.codify("") for accessor in structure.accessors())

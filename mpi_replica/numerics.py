@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from .blas import threads_per_replica
-from .layout import compressed
+from .layout import sides
 
 __all__ = ["Numerics", "compare", "differences", "numerics_here"]
 
@@ -75,16 +75,10 @@ def numerics_here() -> Numerics:
 
 
 def _cpu_features() -> tuple[str, ...]:
-    # numpy shows them under no public name; 1.26 has them elsewhere.
-    for name in ("numpy._core._multiarray_umath", "numpy.core._multiarray_umath"):
-        try:
-            module = importlib.import_module(name)
-        except ImportError:
-            continue
-        is_enabled = getattr(module, "__cpu_features__", {})
-        known = (*getattr(module, "__cpu_baseline__", ()), *getattr(module, "__cpu_dispatch__", ()))
-        return tuple(feature for feature in known if is_enabled.get(feature))
-    return ()
+    module = sys.modules.get("numpy._core._multiarray_umath")  # under no public name of numpy's
+    is_enabled = getattr(module, "__cpu_features__", {})
+    known = (*getattr(module, "__cpu_baseline__", ()), *getattr(module, "__cpu_dispatch__", ()))
+    return tuple(feature for feature in known if is_enabled.get(feature))
 
 
 def compare(facts: Sequence[Numerics], rank: int) -> None:
@@ -100,7 +94,7 @@ def compare(facts: Sequence[Numerics], rank: int) -> None:
     threads = [str(fact.blas_threads) for fact in facts]
     if len(set(threads)) > 1:
         raise ValueError(
-            f"MPI_REPLICA_BLAS_THREADS differs between ranks: {_sides(threads)}. The bits of matrix"
+            f"MPI_REPLICA_BLAS_THREADS differs between ranks: {sides(threads)}. The bits of matrix"
             " products depend on it. Give the same on all (Open MPI hands it to other hosts with"
             " mpiexec -x MPI_REPLICA_BLAS_THREADS)."
         )
@@ -149,7 +143,7 @@ rank 2: 2.4.1. numpy's CPU kernels: ranks 0-1: AVX512F; rank 2: without. Use ...
     topics = {name: values for name, values in topics.items() if len(set(values)) > 1}
     if not topics:
         return None
-    told = " ".join(f"{name}: {_sides(values)}." for name, values in topics.items())
+    findings = " ".join(f"{name}: {sides(values)}." for name, values in topics.items())
     settings = []
     if "machine" not in topics and (apart or "BLAS" in topics):
         known = {text.partition(" ")[0] for found in libraries for text in found}
@@ -164,7 +158,7 @@ rank 2: 2.4.1. numpy's CPU kernels: ranks 0-1: AVX512F; rank 2: without. Use ...
         )
     return (
         "The ranks of a reproducible strategy compute differently: the same computation will not"
-        f" have the same bits on all of them. {told}{advice}"
+        f" have the same bits on all of them. {findings}{advice}"
     )
 
 
@@ -173,14 +167,3 @@ def _fit(libraries: Sequence[tuple[str, ...]]) -> bool:
     by_size = sorted(map(frozenset, set(libraries)), key=len)
     is_unknown = len(by_size) > 1 and not by_size[0]
     return not is_unknown and all(less <= more for less, more in itertools.pairwise(by_size))
-
-
-def _sides(values: Sequence[str]) -> str:
-    """Return which ranks have which value."""
-    ranks: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(rank)
-    return "; ".join(
-        f"rank{'s' * (len(found) > 1)} {compressed(found)}: {value}"
-        for value, found in ranks.items()
-    )

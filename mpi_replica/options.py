@@ -6,6 +6,8 @@ import dataclasses
 import enum
 import functools
 
+from .argument_checks import integer
+
 __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
@@ -165,24 +167,22 @@ implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, na
     wire: str = dataclasses.field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.bytes_per_pack, bool) or not isinstance(self.bytes_per_pack, int):
-            raise TypeError(f"bytes_per_pack must be an int of bytes, got {self.bytes_per_pack!r}.")
-        if self.bytes_per_pack < 0:
-            raise ValueError(f"bytes_per_pack must be 0 or more, got {self.bytes_per_pack!r}.")
+        number = integer("bytes_per_pack", self.bytes_per_pack, 0)
+        object.__setattr__(self, "bytes_per_pack", number)
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:
             raise ValueError(
                 f"timeout_seconds must be a positive number or None, got {self.timeout_seconds!r}."
             )
         if self.name is not None and not isinstance(self.name, str):
             raise TypeError(f"name must be a string or None, got {self.name!r}.")
-        given: object = self.implementation  # a name is accepted as well
-        if not isinstance(given, CommunicationImplementation):
+        implementation: object = self.implementation  # a name is accepted as well
+        if not isinstance(implementation, CommunicationImplementation):
             known = ", ".join(member.name for member in CommunicationImplementation)
             try:
-                chosen = CommunicationImplementation[str(given).upper()]
+                chosen = CommunicationImplementation[str(implementation).upper()]
             except KeyError:
                 raise ValueError(
-                    f"{given!r} is not an implementation. Use one of {known}."
+                    f"{implementation!r} is not an implementation. Use one of {known}."
                 ) from None
             object.__setattr__(self, "implementation", chosen)
         if self.reproducible is not None and not isinstance(self.reproducible, bool):
@@ -223,12 +223,12 @@ implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, na
 
 @functools.lru_cache(maxsize=256)
 def _merged(base: CommunicationOptions, call: CommunicationOptions) -> CommunicationOptions:
-    given = {
+    changes = {
         field.name: getattr(call, field.name)
         for field in dataclasses.fields(call)
         if field.init and getattr(call, field.name) != field.default
     }
-    return dataclasses.replace(base, **given)
+    return dataclasses.replace(base, **changes)
 
 
 class InputReplicationMode(enum.Enum):
@@ -289,13 +289,5 @@ class InputOptions:
             raise TypeError(
                 f"experimental_replication_mode must be mr.InputReplicationMode, got {mode!r}."
             )
-        size = self.experimental_per_replica_buffer_size
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(
-                "experimental_per_replica_buffer_size must be an int of steps to make ahead, got"
-                f" {size!r}."
-            )
-        if size < 0:
-            raise ValueError(
-                f"experimental_per_replica_buffer_size must be 0 or more, got {size!r}."
-            )
+        name = "experimental_per_replica_buffer_size"
+        object.__setattr__(self, name, integer(name, getattr(self, name), 0))

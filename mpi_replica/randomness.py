@@ -43,12 +43,12 @@ class Generators:
         return self._get(None, (_SHARED,))
 
     def _get(self, name: int | None, key: tuple[int, ...]) -> np.random.Generator:
-        found = self._made.get(name)
-        if found is None:
+        generator = self._made.get(name)
+        if generator is None:
             sequence = np.random.SeedSequence(self.seed, spawn_key=key)
             # Not default_rng, which may become another one with a version of numpy.
-            found = self._made[name] = np.random.Generator(np.random.PCG64(sequence))
-        return found
+            generator = self._made[name] = np.random.Generator(np.random.PCG64(sequence))
+        return generator
 
     def state(self, replica_ids: Iterable[int]) -> dict[str, Any]:
         """Return the state of the shared generator and of those of some replicas, as plain data."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .array_libraries import taken
+from .array_libraries import to_numpy
 from .dtypes import accumulation
 from .errors import RankLostError
 from .indexed_slices import IndexedSlices
@@ -104,12 +104,12 @@ class Storage:
             self._put(key, value)
 
     def lose(self, keys: Iterable[int | None]) -> None:
-        """Be of other replicas: what those have is not known until it is written."""
+        """Hold arrays of other replicas, whose values are lost until they are written."""
         self._values = dict.fromkeys(keys, self.any_array)
         self._lost = set(self._values)
 
     def write(self, key: int | None, how: str, value: Array | IndexedSlices) -> None:
-        """Do "assign", or what else `how` says, with a `fitting` value."""
+        """Write a `fitting` value: "assign" it, or what else `how` says."""
         self._put(key, self._quietly(_written, how, self._old(key, how), value))
 
     def _old(self, key: int | None, how: str) -> Array:
@@ -118,7 +118,7 @@ class Storage:
     def write_for_now(
         self, key: int | None, how: str, value: Array | IndexedSlices
     ) -> Callable[[], None]:
-        """Do as `write`; return what takes it back, if not all ranks do the same."""
+        """Write as `write` does; return what takes it back, if not all ranks do the same."""
         before, was_lost = self._values[key], key in self._lost
         self.write(key, how, value)
 
@@ -234,7 +234,7 @@ class Storage:
 
     def _fitting_array(self, name: str, how: str, value: Any, shape: tuple[int, ...]) -> Array:
         dtype = self.any_array.dtype
-        array = np.asarray(taken(value))
+        array = np.asarray(to_numpy(value))
         if type(value) in (int, float, complex):  # numbers that numpy counts as weak
             array = np.asarray(value, dtype=np.result_type(dtype, value))
         if not np.can_cast(array.dtype, dtype, "same_kind"):

@@ -17,7 +17,7 @@ from .context import (
     require_cross_replica,
 )
 from .distribution import Distribution
-from .elastic.running import Elastic
+from .elastic.run_elastic import Elastic
 from .extended import StrategyExtended
 from .message_passing import MessagePassing
 from .options import CommunicationOptions, ReduceOp

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .array_libraries import taken
+from .array_libraries import to_numpy
 from .assignment import Assignable, plain_value
 from .collectives import cross_replica
 from .collectives.broadcasting import Broadcast
@@ -104,7 +104,7 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
 
         def first_value() -> Array:
             given = plain_value(initial_value() if is_called else initial_value)
-            return np.array(taken(component_of(given, replica_id)), dtype=dtype, order="C")
+            return np.array(to_numpy(component_of(given, replica_id)), dtype=dtype, order="C")
 
         self._on_read = synchronization is VariableSynchronization.ON_READ
         if strategy.engine.is_spare:  # should it be needed, a state comes with other values

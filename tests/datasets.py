@@ -5,7 +5,7 @@ import threading
 import numpy as np
 
 from mpi_replica.data import Dataset
-from mpi_replica.data.permutation import Order
+from mpi_replica.data.plans.random_order import RandomOrder
 
 
 def lists(iterable):
@@ -19,7 +19,9 @@ def generated(*values):
 
 def order(length, seed, epoch):
     """Where the elements of a shuffle come from."""
-    return Order(length, seed=seed, epoch=epoch)(np.arange(length)) if length else np.arange(0)
+    return (
+        RandomOrder(length, seed=seed, epoch=epoch)(np.arange(length)) if length else np.arange(0)
+    )
 
 
 class WatchedRows:

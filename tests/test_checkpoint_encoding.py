@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpi_replica.checkpoint.encoding import Encoder, decoded, dtype_from, dtype_text
+from mpi_replica.checkpoint.encoder import Encoder, decoded, dtype_from, dtype_text
 
 Point = collections.namedtuple("Point", "x y")
 

@@ -14,8 +14,8 @@ from mpi_replica.data import (
     UNKNOWN_CARDINALITY,
     ArraySpec,
     Dataset,
-    plans,
 )
+from mpi_replica.data.plans import sources
 
 Pair = namedtuple("Pair", "x y")
 
@@ -292,7 +292,7 @@ def test_the_batch_axis_of_the_spec_is_fixed_by_drop_remainder():
 # What is read.
 
 
-class Recorder(plans.Range):
+class Recorder(sources.Range):
     """Numbers that write down where they were read."""
 
     def __init__(self, length):

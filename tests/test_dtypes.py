@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from contributions import LAYOUTS, laid_out
-from mpi_replica.dtypes import accumulation, as_plain_array, is_text, wire_name
+from mpi_replica import nest
+from mpi_replica.dtypes import accumulation, as_arrays, as_plain_array, is_text, wire_name
 from mpi_replica.options import ReduceOp
 
 INTEGERS = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -87,6 +88,23 @@ def test_an_array_that_is_plain_already_is_not_copied():
 @pytest.mark.parametrize("value", [1, 2.5, True, np.float16(3), [1, 2]])
 def test_numbers_become_arrays(value):
     np.testing.assert_array_equal(as_plain_array(value), np.asarray(value), strict=True)
+
+
+@pytest.mark.parametrize("value", [np.arange(3), [1.5, np.arange(2)], [True, "a", np.int8(2)], []])
+def test_leaves_are_the_same_arrays_whether_it_is_known_that_they_are_plain(value):
+    leaves, _, plain = nest.flatten_plain(value)
+    for arrays, ways in (as_arrays(leaves, plain), as_arrays(leaves)):
+        assert ways is None
+        assert all(type(array) is np.ndarray for array in arrays)
+        assert [array.dtype for array in arrays] == [np.asarray(leaf).dtype for leaf in leaves]
+        expected = [np.asarray(leaf) for leaf in leaves]
+        assert [array.tolist() for array in arrays] == [array.tolist() for array in expected]
+
+
+def test_a_masked_array_is_refused_among_leaves():
+    leaves, _, plain = nest.flatten_plain([1.0, np.ma.masked_array([1, 2], [0, 1])])
+    with pytest.raises(TypeError, match="the mask would be lost"):
+        as_arrays(leaves, plain)
 
 
 def test_strings_alone_may_differ_in_item_size():

@@ -42,6 +42,7 @@ FLOORS = {
     2: ["launcher", "transport", "watch", "interrupts", "start", "numerics", "blas", "resolver"],
     1: [
         "nest",
+        "dtypes",
         "values",
         "indexed_slices",
         "layout",
@@ -50,7 +51,7 @@ FLOORS = {
         "caller",
         "abstract_variable",
     ],
-    0: ["errors", "options", "dtypes", "array_libraries", "containers", "doors"],
+    0: ["argument_checks", "errors", "options", "array_libraries", "containers", "doors"],
 }
 MPI_MODULE = f"{PACKAGE}.transport.mpi"  # the only one that may import mpi4py
 

@@ -287,7 +287,8 @@ def test_the_quick_way_gives_what_flatten_gives_whatever_came_before(values):
         expected, other = nest.flatten(value)
         assert [id(leaf) for leaf in leaves] == [id(leaf) for leaf in expected]
         assert structure == other
-        assert is_plain == all(type(leaf) in IS_PLAIN for leaf in leaves)
+        assert bool(is_plain) == all(type(leaf) in IS_PLAIN for leaf in leaves)
+        assert (is_plain == nest.ARRAYS) == all(type(leaf) is np.ndarray for leaf in leaves)
         again = nest.unflatten(structure, leaves)
         assert type(again) is type(value)
         if isinstance(value, list | dict):
@@ -302,7 +303,7 @@ def test_arguments_are_flattened_as_the_tuple_and_the_dict_that_they_are(calls):
         expected, other = nest.flatten((tuple(args), dict(kwargs)))
         assert [id(leaf) for leaf in leaves] == [id(leaf) for leaf in expected]
         assert structure == other
-        assert is_plain == all(type(leaf) in IS_PLAIN for leaf in leaves)
+        assert bool(is_plain) == all(type(leaf) in IS_PLAIN for leaf in leaves)
 
 
 def test_the_leaves_of_a_list_are_another_list():

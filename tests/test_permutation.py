@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from mpi_replica.data import Dataset
-from mpi_replica.data.permutation import MOST_ROWS, Order
+from mpi_replica.data.plans.random_order import MOST_ROWS, RandomOrder
 
 AWKWARD = [1, 2, 3, 5, 7, 13, 97, 641, 1009, 4099, 65521] + [
     2**power + more for power in (2, 4, 7, 10, 12, 16) for more in (-1, 0, 1)
@@ -19,7 +19,7 @@ AWKWARD = [1, 2, 3, 5, 7, 13, 97, 641, 1009, 4099, 65521] + [
 
 
 def numbers(length, seed, epoch=0):
-    return Order(length, seed=seed, epoch=epoch)(np.arange(length))
+    return RandomOrder(length, seed=seed, epoch=epoch)(np.arange(length))
 
 
 def excess(counts, expected):
@@ -47,7 +47,7 @@ def test_each_number_comes_once_for_any_length_seed_and_epoch(length, seed, epoc
 def test_far_positions_of_any_length_have_different_numbers_within_it(length, seed, data):
     positions = st.integers(0, length - 1)
     asked = data.draw(st.lists(positions, min_size=1, max_size=20, unique=True))
-    found = Order(length, seed=seed, epoch=0)(np.array(asked))
+    found = RandomOrder(length, seed=seed, epoch=0)(np.array(asked))
     assert found.dtype == np.int64
     assert len(set(found.tolist())) == len(asked)
     assert found.min() >= 0
@@ -58,12 +58,12 @@ def test_far_positions_of_any_length_have_different_numbers_within_it(length, se
 def test_a_part_of_the_positions_gives_that_part_of_the_order(length, seed, data):
     start = data.draw(st.integers(0, length - 1))
     stop = data.draw(st.integers(start, length))
-    part = Order(length, seed=seed, epoch=2)(np.arange(start, stop))
+    part = RandomOrder(length, seed=seed, epoch=2)(np.arange(start, stop))
     np.testing.assert_array_equal(part, numbers(length, seed, 2)[start:stop])
 
 
 def test_many_positions_at_once_are_those_of_their_parts():
-    order = Order(10**6, seed=1, epoch=0)
+    order = RandomOrder(10**6, seed=1, epoch=0)
     positions = np.arange(0, 10**6, 7)
     parts = [order(part) for part in np.split(positions, [1000, 90_000])]
     np.testing.assert_array_equal(order(positions), np.concatenate(parts))
@@ -71,14 +71,14 @@ def test_many_positions_at_once_are_those_of_their_parts():
 
 def test_the_positions_asked_for_are_left_as_they_were():
     positions = np.arange(100)
-    Order(100, seed=0, epoch=0)(positions)
+    RandomOrder(100, seed=0, epoch=0)(positions)
     np.testing.assert_array_equal(positions, np.arange(100))
 
 
 def test_the_order_of_a_seed_and_epoch_stays_the_same_for_ever():
     """A checkpoint in mid-epoch goes on in it, perhaps with a later release."""
     assert numbers(10, 0, 0).tolist() == [9, 0, 7, 8, 2, 3, 1, 4, 6, 5]
-    far = Order(10**12, seed=1, epoch=2)(np.array([0, 1, 10**12 - 1]))
+    far = RandomOrder(10**12, seed=1, epoch=2)(np.array([0, 1, 10**12 - 1]))
     assert far.tolist() == [282124303416, 318133023964, 768911723604]
 
 
@@ -100,7 +100,8 @@ def test_each_position_goes_everywhere_equally_often(length, by_epoch):
     bins = min(length, 10)
     positions = np.array([0, 1, length // 2, length - 1])
     orders = [
-        Order(length, seed=7 if by_epoch else n, epoch=n if by_epoch else 3) for n in range(2000)
+        RandomOrder(length, seed=7 if by_epoch else n, epoch=n if by_epoch else 3)
+        for n in range(2000)
     ]
     found = np.array([order(positions) for order in orders])
     for column in found.T:

@@ -20,11 +20,11 @@ from ..context import (
 from ..errors import CheckpointError, ContextError
 from ..options import CommunicationOptions
 from ..values import Mirrored, PerReplica
-from .encoding import Encoder
+from .comparison import Comparison, Reader, variables_in
+from .encoder import Encoder
 from .index import Index, all_generators
-from .matching import Matching, Reader, variables_in
-from .restoring import Restoring
-from .saving import Own, Saving
+from .restore import Restoring
+from .save import Own, Saving
 
 __all__ = ["Checkpoint"]
 
@@ -71,12 +71,12 @@ class Checkpoint:
     """
 
     def __init__(self, strategy: StrategyLike | None = None, /, **objects: Any) -> None:
-        taken = sorted(
+        names = sorted(
             name for name in objects if hasattr(type(self), name) or name.startswith("_")
         )
-        if taken:
+        if names:
             raise ValueError(
-                f"Checkpoint can't have an object named {taken[0]!r}: that is one of its own names."
+                f"Checkpoint can't have an object named {names[0]!r}: that is one of its own names."
                 " Give it another one."
             )
         self._given_strategy = strategy
@@ -199,15 +199,17 @@ class Checkpoint:
         if engine.is_spare:  # it gets its state with its replicas
             return
 
-        def match(index: Index, read: Reader) -> Matching:
-            matching = Matching(index, self._objects, read, engine.layout, is_exact=self._is_exact)
-            problems = matching.problems()
+        def match(index: Index, read: Reader) -> Comparison:
+            comparison = Comparison(
+                index, self._objects, read, engine.layout, is_exact=self._is_exact
+            )
+            problems = comparison.problems()
             if problems and strict:
                 raise CheckpointError(
                     f"{os.fspath(path)} does not fit this program. {problems}. Restore with"
                     " strict=False to take what fits."
                 )
-            return matching
+            return comparison
 
         def finish(index: Index, objects: dict[str, Any]) -> None:
             self.__dict__.update(objects)
@@ -232,12 +234,12 @@ class Checkpoint:
         """
         if self._given_strategy is not None:
             return self._given_strategy
-        found = {id(v.strategy): v.strategy for v in self._variables()}
-        if len(found) > 1:
+        strategies = {id(v.strategy): v.strategy for v in self._variables()}
+        if len(strategies) > 1:
             raise ValueError(
                 "the variables of a Checkpoint belong to several strategies. Make one for each."
             )
-        strategy = next(iter(found.values()), None) or current_strategy()
+        strategy = next(iter(strategies.values()), None) or current_strategy()
         # Each rank would save for itself, to one path, and not the random numbers that it draws.
         if strategy.is_default and open_strategies:
             raise ContextError(
@@ -252,7 +254,7 @@ class Checkpoint:
 
 def _restore_generators(strategy: StrategyLike, index: Index) -> None:
     """Go on with the random numbers of each replica, wherever it was."""
-    told = all_generators(index.of_ranks)
+    generators = all_generators(index.of_ranks)
     mine = {str(i) for i in strategy.engine.layout.local_replica_ids}
-    replicas = {name: state for name, state in told["replicas"].items() if name in mine}
-    strategy.generators.restore({**told, "replicas": replicas})
+    replicas = {name: state for name, state in generators["replicas"].items() if name in mine}
+    strategy.generators.restore({**generators, "replicas": replicas})

@@ -66,17 +66,14 @@ def write_new(path: Path, arrays: Sequence[Array]) -> list[Extent]:
     """
     extents = []
     offset = 0
-    try:
-        with _forced_to_disk(path) as file:
-            for array in arrays:
-                crc = 0
-                for block in _blocks(array):
-                    crc = zlib.crc32(block, crc)
-                    _write_all(file, block)
-                extents.append(Extent(offset, array.nbytes, crc))
-                offset += array.nbytes
-    except OSError as error:
-        raise _refused(path, "written", error) from error
+    with _refusals_named(path, "written"), _forced_to_disk(path) as file:
+        for array in arrays:
+            crc = 0
+            for block in _blocks(array):
+                crc = zlib.crc32(block, crc)
+                _write_all(file, block)
+            extents.append(Extent(offset, array.nbytes, crc))
+            offset += array.nbytes
     return extents
 
 
@@ -154,14 +151,12 @@ def write_beside(path: Path, data: bytes) -> None:
         The system refuses.
     """
     beside = _beside(path)
-    try:
+    with _refusals_named(path, "written"):
         if os.path.lexists(beside):  # a save that was killed has left it
             os.unlink(beside)
         with _forced_to_disk(beside) as file:
             _write_all(file, memoryview(data))
         _sync(path.parent)
-    except OSError as error:
-        raise _refused(path, "written", error) from error
 
 
 def put_in_place(path: Path) -> None:
@@ -172,10 +167,8 @@ def put_in_place(path: Path) -> None:
     CheckpointError
         The system refuses; the file is as it was.
     """
-    try:
+    with _refusals_named(path, "written"):
         os.replace(_beside(path), path)
-    except OSError as error:
-        raise _refused(path, "written", error) from error
 
 
 def remove_beside(path: Path) -> None:
@@ -195,10 +188,8 @@ def sync_folder(folder: Path) -> None:
     CheckpointError
         The system refuses.
     """
-    try:
+    with _refusals_named(folder, "written"):
         _sync(folder)
-    except OSError as error:
-        raise _refused(folder, "written", error) from error
 
 
 def _sync(folder: Path) -> None:
@@ -234,12 +225,9 @@ def read_small(path: Path, most_bytes: int) -> bytes:
     CheckpointError
         It can't be read, or is larger than it can be.
     """
-    try:
-        with open(path, "rb") as file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            data = file.read(min(size_bytes, most_bytes) + 1)  # it allocates what it is given
-    except OSError as error:
-        raise _refused(path, "read", error) from error
+    with _refusals_named(path, "read"), open(path, "rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        data = file.read(min(size_bytes, most_bytes) + 1)  # it allocates what it is given
     if len(data) > most_bytes:
         raise CheckpointError(f"{path} is no index of a checkpoint: it is too large.")
     return data
@@ -269,7 +257,7 @@ def check(path: Path, extents: Sequence[Extent]) -> Version:
         The file is missing, too short, or has other bytes.
     """
     block = bytearray(_BLOCK_BYTES)
-    with _reading(path) as file:
+    with _refusals_named(path, "read"), open(path, "rb", buffering=0) as file:
         version = _version(file)
         for extent in extents:
             file.seek(extent.offset)
@@ -304,7 +292,7 @@ def read_into(path: Path, extent: Extent, array: Array, checked: Version | None 
         As for `check`; the array may be written then.
     """
     crc = 0
-    with _reading(path) as file:
+    with _refusals_named(path, "read"), open(path, "rb", buffering=0) as file:
         is_checked = _version(file) == checked
         file.seek(extent.offset)
         for part, plain in _plain_parts(array):
@@ -322,21 +310,9 @@ def read_into(path: Path, extent: Extent, array: Array, checked: Version | None 
         raise _corrupt(path, extent)
 
 
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[io.FileIO]:
-    """Open a file to read from; what the system refuses is a `CheckpointError`."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            yield file
-    except OSError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise _refused(path, "read", error) from error
-
-
 def _version(file: io.FileIO) -> Version:
-    told = os.fstat(file.fileno())
-    return Version(told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns)
+    stat = os.fstat(file.fileno())
+    return Version(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 def remove(path: Path) -> None:
@@ -347,12 +323,22 @@ def remove(path: Path) -> None:
         pass
 
 
-def _refused(path: Path, done: str, error: OSError) -> CheckpointError:
-    kind = CorruptCheckpointError if done == "read" else CheckpointError
-    return kind(
-        f"{path} can't be {done}: {error.strerror or error}. Look for free space, permissions, and"
-        " whether the folder is there on all hosts."
-    )
+@contextlib.contextmanager
+def _refusals_named(path: Path, done: str) -> Iterator[None]:
+    """Return a context in which what the system refuses is a `CheckpointError` that names a file.
+
+    `done` is what is done with the file: read, or written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        kind = CorruptCheckpointError if done == "read" else CheckpointError
+        raise kind(
+            f"{path} can't be {done}: {error.strerror or error}. Look for free space, permissions,"
+            " and whether the folder is there on all hosts."
+        ) from error
 
 
 def _torn(path: Path, size_bytes: int) -> CheckpointError:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import CheckpointError, CorruptCheckpointError
 from ..randomness import Generators
-from .encoding import decoded, dtype_from, dtype_text
+from .encoder import decoded, dtype_from, dtype_text
 from .files import Extent, head_of
 
 __all__ = [
@@ -54,7 +54,7 @@ class ArrayRecord(NamedTuple):
 
 
 class Index(NamedTuple):
-    """What is in a checkpoint."""
+    """The content of a checkpoint: state, and where its arrays lie."""
 
     #: Of each saved object, what `Encoder.encode` gave.
     state: dict[str, Any]
@@ -78,8 +78,8 @@ def index_path(path: Path) -> Path:
 
 def order_of(path: Path) -> int:
     """Return a number that is greater the later an index was written; 0 where it says none."""
-    found = re.search(rb'"%s": (\d+)' % _NUMBER.encode(), head_of(path, _HEAD_BYTES))
-    return int(found[1]) if found else 0
+    match = re.search(rb'"%s": (\d+)' % _NUMBER.encode(), head_of(path, _HEAD_BYTES))
+    return int(match[1]) if match else 0
 
 
 def packed(index: Index, folder: Path) -> bytes:
@@ -123,19 +123,19 @@ def unpacked(data: bytes, path: Path) -> Index:
             f"{path} is torn or corrupt: its checksum does not fit. Restore an older checkpoint."
         )
     try:
-        told = json.loads(line)
-        if told["format"] != _FORMAT:
-            raise ValueError(f"format {told['format']!r}")
-        version = told["version"]
-        found = _index(told) if version == _VERSION else None
+        body = json.loads(line)
+        if body["format"] != _FORMAT:
+            raise ValueError(f"format {body['format']!r}")
+        version = body["version"]
+        index = _index(body) if version == _VERSION else None
     except _WRONG as error:
         raise CheckpointError(f"{path} is no index of a checkpoint: {error}.") from error
-    if found is None:
+    if index is None:
         raise CheckpointError(
             f"{path} has version {version!r} of the format, and this package reads {_VERSION}."
             " Use the version of mpi_replica that wrote it."
         )
-    return found
+    return index
 
 
 # What comes of JSON that holds something else than it should.
@@ -145,15 +145,15 @@ _WRONG = (
 )
 
 
-def _index(told: Any) -> Index:
+def _index(body: Any) -> Index:
     """Return the index; whatever it says makes sense, so that restoring does not fail midway."""
-    arrays = {name: unpacked_record(*entry) for name, entry in told["arrays"].items()}
+    arrays = {name: unpacked_record(*entry) for name, entry in body["arrays"].items()}
     for file in {record.file for record in arrays.values()}:
         _check_name(file)
     for shape in {record.shape for record in arrays.values()}:
         np.broadcast_to(np.empty((), np.uint8), shape)  # raises where numpy has no such shape
-    state, of_ranks, number = dict(told["state"]), list(told["of_ranks"]), int(told["num_replicas"])
-    of_replicas = {name: dict(found) for name, found in told["of_replicas"].items()}
+    state, of_ranks, number = dict(body["state"]), list(body["of_ranks"]), int(body["num_replicas"])
+    of_replicas = {name: dict(found) for name, found in body["of_replicas"].items()}
     for value in (state, of_replicas):
         decoded(value, lambda name: np.empty((), arrays[name].dtype))
     for name, found in of_replicas.items():

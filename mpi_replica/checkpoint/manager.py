@@ -11,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..argument_checks import flag, integer
 from ..context import require_cross_replica
 from ..errors import CheckpointError, CorruptCheckpointError
-from . import files, signals
+from . import files, preemption
 from .checkpoint import Checkpoint
 from .index import MOST_BYTES, index_path, order_of, unpacked
-from .saving import data_files
-from .stopping import Stopping, checked_step
+from .save import data_files
+from .stop import Stopping
 
 __all__ = ["CheckpointManager", "latest_checkpoint"]
 
@@ -86,21 +87,18 @@ class CheckpointManager:
     ) -> None:
         if not isinstance(checkpoint, Checkpoint):
             raise TypeError(f"CheckpointManager needs a mr.Checkpoint, got {checkpoint!r}.")
-        for name, number in (("max_to_keep", max_to_keep), ("keep_every", keep_every)):
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
-                raise TypeError(f"{name} must be an int or None, got {number!r}.")
-            if number is not None and number < 1:
-                raise ValueError(f"{name} must be 1 or more, got {number!r}.")
+        if max_to_keep is not None:
+            max_to_keep = integer("max_to_keep (None keeps all)", max_to_keep, 1)
+        if keep_every is not None:
+            keep_every = integer("keep_every (None keeps none beside)", keep_every, 1)
         self._checkpoint = checkpoint
         checkpoint._manager = weakref.ref(self)
         self._directory = Path(os.path.abspath(directory))
         self._max_to_keep = max_to_keep
         self._keep_every = keep_every
-        if not isinstance(save_on_signal, bool):
-            raise TypeError(f"save_on_signal must be a bool, got {save_on_signal!r}.")
-        self._save_on_signal = save_on_signal
-        if save_on_signal:
-            signals.listen(self)
+        self._save_on_signal = flag("save_on_signal", save_on_signal)
+        if self._save_on_signal:
+            preemption.listen(self)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -141,7 +139,7 @@ class CheckpointManager:
         """
         engine = self._checkpoint.strategy.engine
         try:
-            step = checked_step(step)
+            step = integer("step", step, 0)
         except (TypeError, ValueError) as error:
             engine.fail("CheckpointManager.save", error)
         path = self._checkpoint.save(self._path(step))
@@ -193,7 +191,7 @@ class CheckpointManager:
         require_cross_replica(strategy, Stopping.kind)
         engine = strategy.engine
         rank, number = engine.cross_replica(
-            engine.make(Stopping.kind, None, Stopping, step, signals.arrived())
+            engine.make(Stopping.kind, None, Stopping, step, preemption.arrived())
         )
         if not number:
             return
@@ -223,8 +221,8 @@ class CheckpointManager:
         if strategy.engine.is_spare:  # it gets its state with its replicas
             return None
         # Rank 0's view counts: a folder on several hosts may not look alike at once.
-        told = strategy.extended.broadcast_to(tuple(self.steps))
-        for step in reversed([int(step) for step in told]):
+        steps = strategy.extended.broadcast_to(tuple(self.steps))
+        for step in reversed([int(step) for step in steps]):
             path = self._path(step)
             try:
                 self._checkpoint.restore(path)
@@ -284,5 +282,5 @@ def _steps_in(folder: Path) -> list[int]:
         names = os.listdir(folder)
     except OSError:
         return []
-    found = [(name, int(match[1])) for name in names if (match := _INDEX.fullmatch(name))]
-    return [step for _, step in sorted((order_of(folder / name), step) for name, step in found)]
+    steps = [(name, int(match[1])) for name in names if (match := _INDEX.fullmatch(name))]
+    return [step for _, step in sorted((order_of(folder / name), step) for name, step in steps)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..array_libraries import Origin, dtype_of, given, origin_of, taken
+from ..array_libraries import Origin, dtype_of, from_numpy, origin_of, to_numpy
 from ..values import DistributedValues
 from .standing import in_units
 
@@ -92,7 +92,7 @@ class Elsewhere:
 
     def given(self, array: Array) -> Any:
         """Return its values, which have come, as an array of its library."""
-        return array if self._origin is None else given(array, self._origin, self._beside)
+        return array if self._origin is None else from_numpy(array, self._origin, self._beside)
 
 
 def pack(leaves: Sequence[Any]) -> Packed:
@@ -127,7 +127,7 @@ def _pack_object(leaf: Any, data: list[bytes]) -> tuple[Any, ...]:
             shape = tuple(leaf.shape)
             how = _LAZY if math.prod(shape) * dtype.itemsize >= LAZY_BYTES else _ARRAY
             if how == _ARRAY:
-                data.append(taken(leaf).tobytes())
+                data.append(to_numpy(leaf).tobytes())
             return how, *_dtype_on_wire(dtype), shape, *origin
     return _OBJECT, pickle.dumps(leaf, protocol=5)
 
@@ -226,10 +226,10 @@ def _unpack(entry: tuple[Any, ...], data: bytes, start: int) -> tuple[Held | Els
 def _of_library(entry: Held | Elsewhere, origin: Origin, beside: Any) -> Held | Elsewhere:
     """Return an entry for an array of numpy as one for an array of the library it is of."""
     if isinstance(entry, Held):
-        return Held(given(entry.value, origin, beside))
+        return Held(from_numpy(entry.value, origin, beside))
     return Elsewhere(entry.dtype, entry.shape, origin, beside)
 
 
 def bytes_of(array: Any) -> Array:
     """Return the bytes of an array in C order, in its own byte order."""
-    return np.asarray(taken(array), order="C").reshape(-1).view(np.uint8)
+    return np.asarray(to_numpy(array), order="C").reshape(-1).view(np.uint8)

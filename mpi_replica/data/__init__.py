@@ -1,10 +1,10 @@
 """Input: `Dataset` is the source of batches, `DistributedDataset` what the replicas get."""
 
-from .contexts import InputContext, ValueContext
-from .distributed import DistributedDataset
-from .iterating import DistributedIterator
-from .plans.calls import AUTOTUNE
-from .source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, ArraySpec, Dataset
+from .dataset import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, ArraySpec, Dataset
+from .distributed_dataset import DistributedDataset
+from .function_contexts import InputContext, ValueContext
+from .iterator import DistributedIterator
+from .plans.function_calls import AUTOTUNE
 
 __all__ = [
     "AUTOTUNE",

@@ -17,10 +17,10 @@ import numpy as np
 from ..array_libraries import (
     GiveBack,
     by_numpy,
-    copied,
+    copy_of,
     dtype_of,
     give_back,
-    taken,
+    to_numpy,
     values_of,
     ways_back,
 )
@@ -42,10 +42,10 @@ __all__ = [
     "cut_batch",
     "no_rows_of",
     "numpy_values",
+    "own_copy",
     "require_fit",
     "row_count",
     "rows_of",
-    "settled",
     "spec_of",
     "stack",
     "unbatched",
@@ -112,11 +112,11 @@ def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:
     """Return the elements stacked leaf by leaf; `numbers` are their names in an error."""
     first, structure = flatten(elements[0])
     ways = ways_back(first)
-    first = first if ways is None else list(map(taken, first))
+    first = first if ways is None else list(map(to_numpy, first))
     rows = [first]
     for number, element in zip(numbers[1:], elements[1:], strict=True):
         leaves, other = flatten(element)
-        leaves = leaves if ways is None else list(map(taken, leaves))
+        leaves = leaves if ways is None else list(map(to_numpy, leaves))
         if other != structure:
             raise ValueError(
                 f"elements do not stack to a batch: element {numbers[0]} is "
@@ -142,8 +142,6 @@ def unstacked(rows: Any, count: int, ways: Sequence[GiveBack | None] | None = No
     `ways` tell as what the leaves are given back.
     """
     leaves, structure = flatten(rows)
-    if ways is None:
-        return [unflatten(structure, [leaf[row] for leaf in leaves]) for row in range(count)]
     return [
         unflatten(structure, give_back([leaf[row] for leaf in leaves], ways))
         for row in range(count)
@@ -153,13 +151,13 @@ def unstacked(rows: Any, count: int, ways: Sequence[GiveBack | None] | None = No
 def unbatched(batch: Any, count: int) -> list[Any]:
     """Return the `count` elements that are stacked in a batch of arrays of any library."""
     leaves, structure = flatten(batch)
-    return unstacked(unflatten(structure, map(taken, leaves)), count, ways_back(leaves))
+    return unstacked(unflatten(structure, map(to_numpy, leaves)), count, ways_back(leaves))
 
 
-def settled(element: Any) -> Any:
+def own_copy(element: Any) -> Any:
     """Return a copy that nobody else holds, with numpy scalars for arrays without axes."""
     return map_structure(
-        lambda leaf: np.array(leaf)[()] if isinstance(leaf, np.ndarray) else copied(leaf), element
+        lambda leaf: np.array(leaf)[()] if isinstance(leaf, np.ndarray) else copy_of(leaf), element
     )
 
 
@@ -174,14 +172,16 @@ def no_rows_of(element: Any) -> Any:
 
 def numpy_values(element: Any) -> Any:
     """Return an element with numpy's arrays and scalars."""
-    return map_structure(lambda leaf: leaf if dtype_of(leaf) is None else taken(leaf)[()], element)
+    return map_structure(
+        lambda leaf: leaf if dtype_of(leaf) is None else to_numpy(leaf)[()], element
+    )
 
 
 def row_count(batch: Any, where: Callable[[], str]) -> int:
     """Return how many rows all leaves of a batch have; `where` names it in an error."""
     leaves, structure = flatten(batch)
-    found = {leaf.shape[:1] for leaf in leaves}
-    if len(found) == 1 and () not in found:
+    lengths = {leaf.shape[:1] for leaf in leaves}
+    if len(lengths) == 1 and () not in lengths:
         return int(leaves[0].shape[0])
     shapes = ", ".join(
         f"{tuple(leaf.shape)}{at(path)}"
@@ -263,8 +263,8 @@ def _concatenated(*arrays: Any) -> Any:
 
 
 def _dtype(leaf: Any) -> np.dtype[Any]:
-    found = dtype_of(leaf)
-    dtype: np.dtype[Any] = leaf.dtype if found is None else found
+    foreign = dtype_of(leaf)
+    dtype: np.dtype[Any] = leaf.dtype if foreign is None else foreign
     return dtype
 
 

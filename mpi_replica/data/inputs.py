@@ -11,12 +11,12 @@ from .. import nest
 from ..collectives.engine import Engine
 from ..layout import shares
 from ..options import InputOptions, InputReplicationMode
-from .contexts import InputContext
-from .cutting import arrays_of, cut, empty_like
+from .batches import arrays_of, cut, empty_like
+from .dataset import UNKNOWN_CARDINALITY, Dataset, drops_remainder
 from .elements import ArraySpec, rows_of
+from .function_contexts import InputContext
 from .pipelines import END, Pipelines, check_source
-from .reading import MakeSteps, ReadOnce, Step, StepReader
-from .source import UNKNOWN_CARDINALITY, Dataset, drops_remainder
+from .step_reader import MakeSteps, ReadOnce, Step, StepReader
 
 __all__ = ["Input"]
 
@@ -134,10 +134,10 @@ class Input:
         def steps(epoch: int, start: int) -> Iterator[Step]:
             last = None
             for values in pipelines.steps(engine.layout.local_replica_ids, epoch, start):
-                found = [value for value in values if value is not END]
-                if not found or (len(found) < len(values) and needs_all()):
+                batches = [value for value in values if value is not END]
+                if not batches or (len(batches) < len(values) and needs_all()):
                     return
-                last = found[0] if last is None else last
+                last = batches[0] if last is None else last
                 filled = [
                     empty_like(last) if value is END else arrays_of(value) for value in values
                 ]

@@ -16,7 +16,7 @@ from ..collectives.steps import Agree, Raise, Steps, Texts
 from ..errors import CollectiveMismatchError, StructureMismatchError
 from ..layout import compressed
 from ..options import CommunicationOptions
-from .reading import Step
+from .step_reader import Step
 
 __all__ = ["NextStep"]
 

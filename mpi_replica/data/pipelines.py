@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..layout import Layout
-from .contexts import InputContext
-from .source import Dataset, elements_of
+from .dataset import Dataset, elements_of
+from .function_contexts import InputContext
 
 __all__ = ["END", "Pipelines", "check_source"]
 

@@ -31,10 +31,10 @@ def buddy_of(rank: int, hosts: Sequence[str]) -> int:
     if near == size:
         return (rank + 1) % size
     # So many further on, that the ranks of a host have different ones.
-    found = rank + near
-    while hosts[found % size] == here:
-        found += 1
-    return found % size
+    buddy = rank + near
+    while hosts[buddy % size] == here:
+        buddy += 1
+    return buddy % size
 
 
 def givers(
@@ -56,7 +56,7 @@ def givers(
     >>> givers(range(4), own={0: [0], 1: [2, 3]}, kept={0: [2, 3], 1: [1]})
     {0: 0, 1: 1, 2: 1, 3: 1}
     """
-    found: dict[int, int] = {}
+    rank_of_replica: dict[int, int] = {}
     for held in (kept, own):  # what a rank hosted itself counts more
-        found |= {i: rank for rank, replica_ids in held.items() for i in replica_ids}
-    return {i: found[i] for i in needed if i in found}
+        rank_of_replica |= {i: rank for rank, replica_ids in held.items() for i in replica_ids}
+    return {i: rank_of_replica[i] for i in needed if i in rank_of_replica}

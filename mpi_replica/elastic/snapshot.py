@@ -14,16 +14,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..assignment import Assignable
-from ..checkpoint.encoding import Encoder, replicas_name
+from ..checkpoint.comparison import Comparison, variables_in
+from ..checkpoint.encoder import Encoder, replicas_name
 from ..checkpoint.files import Extent
 from ..checkpoint.index import ArrayRecord, Index
-from ..checkpoint.matching import Matching, variables_in
 from ..context import StrategyLike
 from ..errors import CheckpointError
 from ..layout import Layout
 from ..values import Mirrored, PerReplica
 
-__all__ = ["Own", "Shared", "Snapshot", "are_empty", "put_back", "take", "variables_beside"]
+__all__ = [
+    "ReplicaPart",
+    "SharedPart",
+    "Snapshot",
+    "are_empty",
+    "put_back",
+    "take",
+    "variables_beside",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -32,7 +40,7 @@ _VARIABLES = "the strategy's other variables"
 _NO_FILE = Extent(0, 0, 0)
 
 
-class Shared(NamedTuple):
+class SharedPart(NamedTuple):
     """The part of a snapshot that is the same on all ranks."""
 
     #: What stands for each object, as `Encoder.encode` gives it.
@@ -45,7 +53,7 @@ class Shared(NamedTuple):
     datasets: Mapping[int, Mapping[str, Any]]
 
 
-class Own(NamedTuple):
+class ReplicaPart(NamedTuple):
     """The part that belongs to one replica."""
 
     #: What stands for its component of each value, by the name by which the state refers to it.
@@ -65,9 +73,9 @@ class Own(NamedTuple):
 class Snapshot:
     """The state of a program at one moment, as one rank holds it."""
 
-    shared: Shared
+    shared: SharedPart
     #: Of the replicas of this rank.
-    own: dict[int, Own]
+    own: dict[int, ReplicaPart]
     #: Its own copies of arrays that the program can change, by name.
     copies: dict[str, Array]
 
@@ -136,14 +144,14 @@ def take(
 
     arrays = {name: lasting_copy(name, array) for name, array in encoder.arrays.items()}
     generators = strategy.generators.state(ids)
-    own = {i: Own({}, {}, generators["replicas"].get(str(i))) for i in ids}
+    own = {i: ReplicaPart({}, {}, generators["replicas"].get(str(i))) for i in ids}
     for name, found in encoder.of_replicas.items():
         for i in ids:
             own[i].components[name] = found[str(i)]
     for name, array in encoder.own_arrays.items():
         replica_id = int(name.rsplit(".", 2)[1])  # as the encoder names them
         own[replica_id].arrays[name] = lasting_copy(name, array)
-    shared = Shared(
+    shared = SharedPart(
         state,
         arrays,
         {**generators, "replicas": {}},
@@ -153,7 +161,10 @@ def take(
 
 
 def put_back(
-    strategy: StrategyLike, objects: Mapping[str, Any], shared: Shared, own: Mapping[int, Own]
+    strategy: StrategyLike,
+    objects: Mapping[str, Any],
+    shared: SharedPart,
+    own: Mapping[int, ReplicaPart],
 ) -> dict[str, Any]:
     """Put objects, random numbers and datasets back to what they were. Not collective.
 
@@ -162,7 +173,7 @@ def put_back(
     strategy : Strategy
     objects : mapping
         Those of `take`, or their counterparts on a rank that has not trained before.
-    shared : Shared
+    shared : SharedPart
     own : mapping
         Of each replica that this rank hosts now.
 
@@ -200,21 +211,21 @@ def put_back(
         if _has_all(shared.state[_VARIABLES].get(identity), engine.layout, of_replicas)
     }
     everything = {**objects, _VARIABLES: variables}
-    matching = Matching(index, everything, read, engine.layout, is_exact=True)
-    problems = matching.problems()
+    comparison = Comparison(index, everything, read, engine.layout, is_exact=True)
+    problems = comparison.problems()
     if problems:
         raise CheckpointError(
             f"the state can't be put back to its last commit: {problems}. Make the objects of an"
             " ElasticState before run_elastic, and change what is in them, not which they are."
         )
-    found = matching.put_back()
-    del found[_VARIABLES]
+    restored = comparison.put_back()
+    del restored[_VARIABLES]
     replicas = {str(i): part.generator for i, part in own.items() if part.generator is not None}
     strategy.generators.restore({**shared.generators, "replicas": replicas})
     for number, dataset in engine.datasets.items():
         if number in shared.datasets:
             dataset.load_state_dict(shared.datasets[number])
-    return found
+    return restored
 
 
 def _has_all(saved: Any, layout: Layout, of_replicas: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -251,6 +262,6 @@ def _owner(array: Array) -> Array:
     return array
 
 
-def are_empty(parts: Iterable[Own]) -> bool:
+def are_empty(parts: Iterable[ReplicaPart]) -> bool:
     """Return whether nothing belongs to any of the replicas."""
     return all(part.is_empty for part in parts)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
 from ..context import StrategyLike
@@ -15,17 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ElasticState",
-    "kept_by",
+    "committed_by",
     "manager_of",
     "objects_of",
     "replace_objects",
     "restored_exactly",
     "strategies_of",
 ]
-
-
-class _Keeper(Protocol):
-    def commit(self) -> None: ...
 
 
 class ElasticState(Checkpoint):
@@ -68,10 +64,11 @@ class ElasticState(Checkpoint):
     array([4., 5.])
     """
 
-    _keeper: _Keeper | None = None
+    #: What a commit does, inside of `run_elastic`.
+    _commit: Callable[[], None] | None = None
 
     def commit(self) -> None:
-        """Have all ranks go on from here, should one be lost.
+        """Make this the state at which all ranks go on, should one be lost.
 
         Collective: all ranks call it, in cross-replica context, inside of `run_elastic`. It is
         agreed: all living ranks have committed, or none, also where one dies meanwhile.
@@ -95,13 +92,13 @@ class ElasticState(Checkpoint):
         where there is one: one message each. Beside that one message of 256 bytes a rank, and one
         agreement (``MPIX_Comm_iagree``). Where a lost rank ends the job, only the first one.
         """
-        if self._keeper is None:
+        if self._commit is None:
             raise ContextError(
                 "ElasticState.commit was called outside of strategy.run_elastic, where nothing"
                 " would ever go back to it. Call it in the function that is given to"
                 " run_elastic(train, state), or save a checkpoint instead."
             )
-        self._keeper.commit()
+        self._commit()
 
 
 # Functions, since each method would be a name that no object of a state can have.
@@ -112,9 +109,9 @@ def objects_of(state: ElasticState) -> dict[str, Any]:
     return state._objects
 
 
-def replace_objects(state: ElasticState, found: Mapping[str, Any]) -> None:
-    """Have a state hold these objects."""
-    state.__dict__.update(found)
+def replace_objects(state: ElasticState, objects: Mapping[str, Any]) -> None:
+    """Put these objects into a state."""
+    state.__dict__.update(objects)
 
 
 @contextlib.contextmanager
@@ -129,8 +126,8 @@ def restored_exactly(state: ElasticState) -> Iterator[None]:
 
 def strategies_of(state: ElasticState) -> set[StrategyLike]:
     """Return the strategies of which a state is known to be: none, where it has no variables."""
-    given = state._given_strategy
-    return ({given} if given is not None else set()) | {v.strategy for v in state._variables()}
+    strategies = {v.strategy for v in state._variables()}
+    return strategies if state._given_strategy is None else {state._given_strategy, *strategies}
 
 
 def manager_of(state: ElasticState) -> CheckpointManager | None:
@@ -139,18 +136,18 @@ def manager_of(state: ElasticState) -> CheckpointManager | None:
 
 
 @contextlib.contextmanager
-def kept_by(state: ElasticState, keeper: _Keeper) -> Iterator[None]:
-    """Return a context in which commits of `state` go to `keeper`.
+def committed_by(state: ElasticState, commit: Callable[[], None]) -> Iterator[None]:
+    """Return a context in which ``state.commit()`` calls `commit`.
 
     Raises
     ------
     ContextError
-        They go to another one.
+        It calls another function already.
     """
-    if state._keeper is not None:
+    if state._commit is not None:
         raise ContextError("run_elastic was called inside of itself, with the same state.")
-    state._keeper = keeper
+    state._commit = commit
     try:
         yield
     finally:
-        state._keeper = None
+        state._commit = None

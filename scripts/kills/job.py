@@ -16,7 +16,7 @@ import numpy as np
 import mpi_replica as mr
 from kills.moments import Kill, Moments
 from mpi_replica.checkpoint import files
-from mpi_replica.elastic.keeping import Keeper
+from mpi_replica.elastic.keeper import Keeper
 from mpi_replica.transport.host import make_end_without_fence, make_windows_quiet
 from mpi_replica.transport.survivors import Survivors
 

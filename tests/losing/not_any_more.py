@@ -20,7 +20,7 @@ import dying
 import numpy as np
 
 import mpi_replica as mr
-from mpi_replica.elastic import committing
+from mpi_replica.elastic import commit
 
 strategy = mr.MPIStrategy(num_replicas=5)
 dying.watch_exchanges(strategy)
@@ -54,7 +54,7 @@ if case == "unloadable" and dying.first_rank == 2:
     def refuse(data):
         raise MemoryError("no memory for the copies")
 
-    committing.pickle = types.SimpleNamespace(dumps=pickle.dumps, loads=refuse)
+    commit.pickle = types.SimpleNamespace(dumps=pickle.dumps, loads=refuse)
 told = {}
 still_there = {}
 if case == "values":

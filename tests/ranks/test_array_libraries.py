@@ -6,7 +6,7 @@ import pytest
 import mpi_replica as mr
 from array_kinds import LIBRARIES, Library
 from everywhere import check_works, gathered, needs_two_replicas, raises_everywhere
-from mpi_replica.array_libraries import taken
+from mpi_replica.array_libraries import to_numpy
 from mpi_replica.errors import StructureMismatchError
 
 
@@ -128,7 +128,7 @@ def test_a_variable_takes_values_of_the_library(strategy, library):
 
 def test_arrays_in_the_memory_of_the_host_are_not_copied(library):
     array = library.array(np.arange(10_000))
-    assert np.shares_memory(taken(array), np.asarray(array))
+    assert np.shares_memory(to_numpy(array), np.asarray(array))
 
 
 def test_other_shapes_are_the_same_error_as_of_numpy(strategy, library):
@@ -266,4 +266,4 @@ class OnADevice:
 
 def test_arrays_of_a_device_are_asked_for_by_dlpack_as_arrays_of_the_host():
     values = np.arange(3.0)
-    np.testing.assert_array_equal(taken(OnADevice(values)), values)
+    np.testing.assert_array_equal(to_numpy(OnADevice(values)), values)

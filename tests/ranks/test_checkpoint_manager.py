@@ -18,10 +18,10 @@ from everywhere import (
     needs_two_ranks,
     raises_everywhere,
 )
-from mpi_replica.checkpoint import index, signals
+from mpi_replica.checkpoint import index, preemption
 from mpi_replica.errors import CheckpointError, CollectiveMismatchError, ContextError
 
-SIGNALS = [number for number in signals.SIGNALS if number != signal.SIGTERM] + [signal.SIGTERM]
+SIGNALS = [number for number in preemption.SIGNALS if number != signal.SIGTERM] + [signal.SIGTERM]
 
 
 @pytest.fixture(autouse=True)

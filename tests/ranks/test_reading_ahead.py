@@ -324,7 +324,7 @@ def test_a_size_that_is_no_int_is_a_type_error_with_its_name(size):
 
 
 def test_a_negative_size_is_a_value_error_and_a_mode_of_another_type_a_type_error():
-    with pytest.raises(ValueError, match="experimental_per_replica_buffer_size must be 0 or more"):
+    with pytest.raises(ValueError, match="experimental_per_replica_buffer_size must be at least 0"):
         ahead(-1)
     with pytest.raises(TypeError, match=r"mr\.InputReplicationMode, got 'PER_R"):
         ahead(0, "PER_REPLICA")

@@ -4,33 +4,3 @@ Where rows can be reached by position (`indexable`) a verb only computes positio
 reads last: nothing is read that was not asked for. Elsewhere elements stream by. All of it is a
 function of (epoch, position), so that every rank, and a run that goes on later, gets the same.
 """
-
-from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows
-from .changes import Batch, Map, Zip
-from .positions import Concatenate, Permutation, Repeat, Shard, Window
-from .prefetch import Prefetch
-from .sources import Generated, Items, Range, Slices
-from .streams import BufferShuffle, Filter, Unbatch
-
-__all__ = [
-    "INFINITE_CARDINALITY",
-    "UNKNOWN_CARDINALITY",
-    "Batch",
-    "BufferShuffle",
-    "Concatenate",
-    "Filter",
-    "Generated",
-    "Items",
-    "Map",
-    "Permutation",
-    "Plan",
-    "Prefetch",
-    "Range",
-    "Repeat",
-    "Shard",
-    "SliceRows",
-    "Slices",
-    "Unbatch",
-    "Window",
-    "Zip",
-]

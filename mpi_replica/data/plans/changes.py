@@ -1,6 +1,6 @@
 """Plans that make other elements of those of their sources: stacked, changed, side by side."""
 
-# ruff: noqa: D102 - what a plan overrides is documented in Plan.
+# ruff: noqa: D102 - what a plan overrides is documented in DatasetPlan.
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ import numpy as np
 
 from ...errors import add_note
 from ...nest import Structure, map_structure, unflatten
-from ..elements import ArraySpec, as_arrays, cut_batch, rows_of, settled, stack
-from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, Positions, SliceRows, Verb
-from .calls import Calls, name_of, spread
+from ..elements import ArraySpec, as_arrays, cut_batch, own_copy, rows_of, stack
+from .dataset_plan import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    DatasetPlan,
+    Element,
+    Positions,
+    SliceRows,
+    Verb,
+)
+from .function_calls import FunctionCalls, name_of, spread
 
 __all__ = ["Batch", "Map", "Zip"]
 
@@ -24,7 +32,7 @@ __all__ = ["Batch", "Map", "Zip"]
 class Batch(Verb):
     """Consecutive elements, stacked."""
 
-    def __init__(self, source: Plan, batch_size: int, drop_remainder: bool) -> None:
+    def __init__(self, source: DatasetPlan, batch_size: int, drop_remainder: bool) -> None:
         length = source.length
         if length >= 0:
             length = length // batch_size if drop_remainder else -(-length // batch_size)
@@ -39,14 +47,12 @@ class Batch(Verb):
             lambda spec: ArraySpec((rows, *spec.shape), spec.dtype), self._source.spec()
         )
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         if self.indexable:
             return super().iterate(epoch, cut, start)
         return self._stream(epoch, cut, start * self._batch_size)
 
-    def element(self, position: int, epoch: int, cut: SliceRows | None) -> tuple[int, Any]:
+    def element(self, position: int, epoch: int, cut: SliceRows | None) -> Element:
         start = position * self._batch_size
         stop = start + self._batch_size
         if self._source.length >= 0:
@@ -55,27 +61,27 @@ class Batch(Verb):
         wanted = positions if cut is None else positions[cut(len(positions))]
         return len(positions), self._source.read(wanted, epoch)
 
-    def _stream(self, epoch: int, cut: SliceRows | None, start: int) -> Iterator[tuple[int, Any]]:
-        values = (value for _, value in self._source.iterate(epoch, None, start))
-        elements = enumerate(values, start)
-        while taken := list(itertools.islice(elements, self._batch_size)):
-            if self.drops_remainder and len(taken) < self._batch_size:
+    def _stream(self, epoch: int, cut: SliceRows | None, start: int) -> Iterator[Element]:
+        elements = enumerate(self._source.values(epoch, start), start)
+        while rows := list(itertools.islice(elements, self._batch_size)):
+            if self.drops_remainder and len(rows) < self._batch_size:
                 return
-            numbers, values_taken = zip(*taken, strict=True)
-            wanted = slice(None) if cut is None else cut(len(taken))
-            batch = stack(values_taken, numbers)
-            yield len(taken), rows_of(batch, wanted)
+            numbers, values = zip(*rows, strict=True)
+            wanted = slice(None) if cut is None else cut(len(rows))
+            yield len(rows), rows_of(stack(values, numbers), wanted)
 
 
 class Map(Verb):
     """What a function makes of each element."""
 
-    def __init__(self, source: Plan, function: Callable[..., Any], parallel_calls: int) -> None:
+    def __init__(
+        self, source: DatasetPlan, function: Callable[..., Any], parallel_calls: int
+    ) -> None:
         self._name = f"map({name_of(function)})"
         super().__init__(source, self._name)
         self.spec_is_free = False
         self._function = function
-        self._calls = Calls(parallel_calls)
+        self._calls = FunctionCalls(parallel_calls)
 
     def spec(self) -> Any:
         spec = self.first_spec()
@@ -89,16 +95,13 @@ class Map(Verb):
             spec,
         )
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
-        elements = (value for _, value in self._source.iterate(epoch, None, start))
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         return self._calls.results(
             functools.partial(self._call, element, position, epoch, cut)
-            for position, element in enumerate(elements, start)
+            for position, element in enumerate(self._source.values(epoch, start), start)
         )
 
-    def element(self, position: int, epoch: int, cut: SliceRows | None) -> tuple[int, Any]:
+    def element(self, position: int, epoch: int, cut: SliceRows | None) -> Element:
         _, element = self._source.element(position, epoch, None)
         return self._call(element, position, epoch, cut)
 
@@ -113,9 +116,7 @@ class Map(Verb):
     def place(self, position: int, epoch: int) -> str:
         return self._source.place(position, epoch)
 
-    def _call(
-        self, element: Any, position: int, epoch: int, cut: SliceRows | None
-    ) -> tuple[int, Any]:
+    def _call(self, element: Any, position: int, epoch: int, cut: SliceRows | None) -> Element:
         rows = 1
         try:
             made = as_arrays(spread(self._function, element), f"what {self._name} returned")
@@ -125,13 +126,13 @@ class Map(Verb):
             add_note(error, f"Raised in {self._name} for {self.place(position, epoch)}.")
             raise
         # Copied, since the function may return what it keeps, or the same buffer each time.
-        return rows, settled(made)
+        return rows, own_copy(made)
 
 
-class Zip(Plan):
+class Zip(DatasetPlan):
     """Nests of elements, one of each source."""
 
-    def __init__(self, structure: Structure, sources: Sequence[Plan]) -> None:
+    def __init__(self, structure: Structure, sources: Sequence[DatasetPlan]) -> None:
         lengths = [source.length for source in sources]
         if UNKNOWN_CARDINALITY in lengths:
             length = UNKNOWN_CARDINALITY
@@ -151,16 +152,14 @@ class Zip(Plan):
     def spec(self) -> Any:
         return unflatten(self._structure, [source.spec() for source in self._sources])
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         inputs = [source.iterate(epoch, cut, start) for source in self._sources]
-        steps: Iterator[Sequence[tuple[int, Any]]] = zip(*inputs, strict=False)
+        steps: Iterator[Sequence[Element]] = zip(*inputs, strict=False)
         if self.length >= 0:  # nothing is read of the longer ones beyond the end
             steps = itertools.islice(steps, max(0, self.length - start))
         return (self._joined(step, start + n, cut) for n, step in enumerate(steps))
 
-    def element(self, position: int, epoch: int, cut: SliceRows | None) -> tuple[int, Any]:
+    def element(self, position: int, epoch: int, cut: SliceRows | None) -> Element:
         parts = [source.element(position, epoch, cut) for source in self._sources]
         return self._joined(parts, position, cut)
 
@@ -178,9 +177,7 @@ class Zip(Plan):
             return super().place(position, epoch)
         return " and ".join(source.place(position, epoch) for source in self._sources)
 
-    def _joined(
-        self, parts: Sequence[tuple[int, Any]], position: int, cut: SliceRows | None
-    ) -> tuple[int, Any]:
+    def _joined(self, parts: Sequence[Element], position: int, cut: SliceRows | None) -> Element:
         rows = [count for count, _ in parts]
         if cut is not None and len(set(rows)) > 1:
             raise ValueError(

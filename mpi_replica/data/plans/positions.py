@@ -1,9 +1,10 @@
-"""Plans that pick: elements of their source, or of two, at other positions."""
+"""Plans that pick: elements of their source, or of two, at other positions or moments."""
 
-# ruff: noqa: D102 - what a plan overrides is documented in Plan.
+# ruff: noqa: D102 - what a plan overrides is documented in DatasetPlan.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -14,10 +15,19 @@ import numpy as np
 from ...array_libraries import by_numpy
 from ...nest import map_structure
 from ..elements import common_spec, concatenate, require_fit, spec_of
-from ..permutation import Order
-from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, Positions, SliceRows, Verb
+from ..read_ahead import read_ahead
+from .dataset_plan import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    DatasetPlan,
+    Element,
+    Positions,
+    SliceRows,
+    Verb,
+)
+from .random_order import RandomOrder
 
-__all__ = ["Concatenate", "Permutation", "Repeat", "Shard", "Window"]
+__all__ = ["Concatenate", "Permutation", "Prefetch", "Repeat", "Section", "Shard"]
 
 # Epochs that are set aside for one iteration of an endless repeat, so that the next iteration
 # does not see the same orders again.
@@ -31,7 +41,7 @@ _BLOCK = 1024
 class _Route(NamedTuple):
     """Where to get some of the elements asked for."""
 
-    source: Plan
+    source: DatasetPlan
     positions: Positions
     epoch: int
     #: Which of the elements asked for they are; None for all, in their order.
@@ -45,17 +55,17 @@ class _Picking(Verb):
     def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
         """Return where to get the elements at these positions; for none of them one route."""
 
-    def element(self, position: int, epoch: int, cut: SliceRows | None) -> tuple[int, Any]:
+    def element(self, position: int, epoch: int, cut: SliceRows | None) -> Element:
         (route,) = self.routes(np.array([position], np.int64), epoch)
         return route.source.element(int(route.positions[0]), route.epoch, cut)
 
     def elements(self, positions: Positions, epoch: int) -> list[Any]:
-        found: list[Any] = [None] * positions.size
+        elements: list[Any] = [None] * positions.size
         for source, inner, inner_epoch, places in self.routes(positions, epoch):
             where = range(positions.size) if places is None else places.tolist()
             for place, element in zip(where, source.elements(inner, inner_epoch), strict=True):
-                found[place] = element
-        return found
+                elements[place] = element
+        return elements
 
     def read(self, positions: Positions, epoch: int) -> Any:
         routes = self.routes(positions, epoch)
@@ -79,11 +89,11 @@ class _Picking(Verb):
 class Permutation(_Picking):
     """All elements of an indexable source in a random order."""
 
-    def __init__(self, source: Plan, seed: int, reshuffle: bool) -> None:
+    def __init__(self, source: DatasetPlan, seed: int, reshuffle: bool) -> None:
         super().__init__(source, f"shuffle(seed={seed})")
         self._seed = seed
         self._reshuffle = reshuffle
-        self._order: tuple[int, Order] | None = None
+        self._order: tuple[int, RandomOrder] | None = None
         self._block: tuple[int, int, Positions] | None = None
 
     def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
@@ -95,7 +105,7 @@ class Permutation(_Picking):
         key = epoch if self._reshuffle else 0
         order = self._order
         if order is None or order[0] != key:
-            order = key, Order(self.length, seed=self._seed, epoch=key)
+            order = key, RandomOrder(self.length, seed=self._seed, epoch=key)
             self._order = order
         number = int(positions[0]) // _BLOCK
         start = number * _BLOCK
@@ -112,7 +122,7 @@ class Permutation(_Picking):
 class Repeat(_Picking):
     """Several passes; pass i of epoch e is epoch e * passes + i of the source."""
 
-    def __init__(self, source: Plan, count: int | None) -> None:
+    def __init__(self, source: DatasetPlan, count: int | None) -> None:
         if count == 0 or source.length == 0:
             length = 0
         elif count is None or source.length == INFINITE_CARDINALITY:
@@ -130,18 +140,16 @@ class Repeat(_Picking):
     def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
         numbers, inner = np.divmod(positions, max(1, self._source.length))
         first = epoch * self._passes
-        found = np.unique(numbers).tolist()
-        if len(found) <= 1:
-            return [_Route(self._source, inner, first + sum(found))]
-        places = [np.flatnonzero(numbers == number) for number in found]
+        passes = np.unique(numbers).tolist()
+        if len(passes) <= 1:
+            return [_Route(self._source, inner, first + sum(passes))]
+        places = [np.flatnonzero(numbers == number) for number in passes]
         return [
             _Route(self._source, inner[where], first + number, where)
-            for number, where in zip(found, places, strict=True)
+            for number, where in zip(passes, places, strict=True)
         ]
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         length = self._source.length
         if self.length == 0:
             return iter(())
@@ -149,9 +157,7 @@ class Repeat(_Picking):
             return itertools.islice(self._run(epoch, cut, 0, 0), start, None)
         return self._run(epoch, cut, *(divmod(start, length) if length > 0 else (0, start)))
 
-    def _run(
-        self, epoch: int, cut: SliceRows | None, number: int, start: int
-    ) -> Iterator[tuple[int, Any]]:
+    def _run(self, epoch: int, cut: SliceRows | None, number: int, start: int) -> Iterator[Element]:
         """Iterate from pass `number` on, and in that one from element `start` on."""
         while self._count is None or number < self._count:
             yielded = start > 0
@@ -166,10 +172,10 @@ class Repeat(_Picking):
             number, start = number + 1, 0
 
 
-class Window(_Picking):
+class Section(_Picking):
     """Elements `start` to `start + count`, or to the end."""
 
-    def __init__(self, source: Plan, verb: str, start: int, count: int | None) -> None:
+    def __init__(self, source: DatasetPlan, verb: str, start: int, count: int | None) -> None:
         length = source.length
         if length >= 0:
             length = max(0, length - start)
@@ -183,19 +189,35 @@ class Window(_Picking):
     def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
         return [_Route(self._source, self._start + positions, epoch)]
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         count = None if self._count is None else max(0, self._count - start)
         if self.length == 0 or count == 0:
             return iter(())
         return itertools.islice(self._source.iterate(epoch, cut, self._start + start), count)
 
 
+class Prefetch(_Picking):
+    """All elements; iterating them reads ahead in a thread."""
+
+    def __init__(self, source: DatasetPlan, buffer_size: int) -> None:
+        super().__init__(source, f"prefetch({buffer_size})")
+        self._buffer_size = buffer_size
+
+    def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
+        return [_Route(self._source, positions, epoch)]
+
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
+        make = functools.partial(self._source.iterate, epoch, cut, start)
+        return read_ahead(make, self._buffer_size)
+
+    def place(self, position: int, epoch: int) -> str:
+        return self._source.place(position, epoch)
+
+
 class Shard(_Picking):
     """Each `number`-th element, from `index` on."""
 
-    def __init__(self, source: Plan, number: int, index: int) -> None:
+    def __init__(self, source: DatasetPlan, number: int, index: int) -> None:
         length = source.length
         if length >= 0:
             length = -(-max(0, length - index) // number)
@@ -206,9 +228,7 @@ class Shard(_Picking):
     def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
         return [_Route(self._source, self._index + self._number * positions, epoch)]
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         if self.indexable:
             return super().iterate(epoch, cut, start)
         first = self._index + self._number * start
@@ -218,7 +238,7 @@ class Shard(_Picking):
 class Concatenate(_Picking):
     """The elements of one source, then those of another."""
 
-    def __init__(self, first: Plan, second: Plan) -> None:
+    def __init__(self, first: DatasetPlan, second: DatasetPlan) -> None:
         lengths = first.length, second.length
         if INFINITE_CARDINALITY in lengths or UNKNOWN_CARDINALITY in lengths:
             is_infinite = INFINITE_CARDINALITY in lengths
@@ -257,9 +277,7 @@ class Concatenate(_Picking):
             _Route(self._other, positions[~is_first] - length, epoch, np.flatnonzero(~is_first)),
         ]
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         first, second = self._source, self._other
         if first.length == UNKNOWN_CARDINALITY:
             both = (plan.iterate(epoch, cut) for plan in (first, second))

@@ -1,6 +1,6 @@
 """Plans that read: arrays, numbers, objects with rows, and what a function's iterator yields."""
 
-# ruff: noqa: D102 - what a plan overrides is documented in Plan.
+# ruff: noqa: D102 - what a plan overrides is documented in DatasetPlan.
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...array_libraries import give_back, taken, ways_back
+from ...array_libraries import give_back, to_numpy, ways_back
 from ...errors import add_note
 from ...nest import flatten, leaf_paths, map_structure, unflatten
-from ..elements import ArraySpec, as_arrays, at, settled, unstacked
-from .base import UNKNOWN_CARDINALITY, Plan, Positions, SliceRows
-from .calls import name_of
+from ..elements import ArraySpec, as_arrays, at, own_copy, unstacked
+from .dataset_plan import UNKNOWN_CARDINALITY, DatasetPlan, Element, Positions, SliceRows
+from .function_calls import name_of
 
 __all__ = ["Generated", "HasRows", "Items", "Range", "Slices", "number_of_rows"]
 
@@ -37,12 +37,12 @@ def number_of_rows(source: Any) -> int | None:
     return operator.index(shape[0]) if isinstance(shape, tuple) and shape else None
 
 
-class Slices(Plan):
+class Slices(DatasetPlan):
     """Rows of arrays."""
 
     def __init__(self, arrays: Any) -> None:
-        given, structure = flatten(arrays)
-        leaves = list(map(taken, given))
+        originals, structure = flatten(arrays)
+        leaves = list(map(to_numpy, originals))
         paths = leaf_paths(structure)
         if not leaves:
             raise ValueError(f"from_tensor_slices got {arrays!r}, which holds no array. Give one.")
@@ -61,7 +61,7 @@ class Slices(Plan):
         rows = len(leaves[0])
         super().__init__(f"from_tensor_slices({rows} rows)", rows, indexable=True, batched=False)
         self._arrays = unflatten(structure, leaves)
-        self._ways = ways_back(given)
+        self._ways = ways_back(originals)
 
     def spec(self) -> Any:
         return map_structure(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self._arrays)
@@ -70,10 +70,7 @@ class Slices(Plan):
         return unstacked(self._read(positions), positions.size, self._ways)
 
     def read(self, positions: Positions, epoch: int) -> Any:
-        rows = self._read(positions)
-        if self._ways is None:
-            return rows
-        leaves, structure = flatten(rows)
+        leaves, structure = flatten(self._read(positions))
         return unflatten(structure, give_back(leaves, self._ways))
 
     def _read(self, positions: Positions) -> Any:
@@ -83,7 +80,7 @@ class Slices(Plan):
         return f"row {position} of {self.text}"
 
 
-class Range(Plan):
+class Range(DatasetPlan):
     """Numbers at equal distances."""
 
     def __init__(self, start: int, stop: int, step: int) -> None:
@@ -102,7 +99,7 @@ class Range(Plan):
         return self._start + self._step * positions
 
 
-class Items(Plan):
+class Items(DatasetPlan):
     """Rows of an object that gives one at a time."""
 
     def __init__(self, source: HasRows, rows: int) -> None:
@@ -111,23 +108,20 @@ class Items(Plan):
         self.spec_is_free = False
         self._source = source
 
-    def spec(self) -> Any:
-        return self.first_spec()
-
-    def element(self, position: int, epoch: int, cut: SliceRows | None) -> tuple[int, Any]:
+    def element(self, position: int, epoch: int, cut: SliceRows | None) -> Element:
         try:
             row = as_arrays(self._source[position], f"what {self.text} gave")
         except Exception as error:
             add_note(error, f"Raised for {self.place(position, epoch)}.")
             raise
         # Copied, since the source may fill the same buffer again before a batch is stacked.
-        return 1, settled(row)
+        return 1, own_copy(row)
 
     def place(self, position: int, epoch: int) -> str:
         return f"row {position} of {self.text}"
 
 
-class Generated(Plan):
+class Generated(DatasetPlan):
     """What a function's iterator yields, as a stream."""
 
     def __init__(self, generator: Callable[[], Iterable[Any]]) -> None:
@@ -136,12 +130,7 @@ class Generated(Plan):
         self.spec_is_free = False
         self._generator = generator
 
-    def spec(self) -> Any:
-        return self.first_spec()
-
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         made = self._generator()
         if not isinstance(made, Iterable):
             raise TypeError(
@@ -164,4 +153,4 @@ class Generated(Plan):
                 raise
             if number >= start:
                 # Copied, since a generator may fill the same buffer again.
-                yield 1, settled(as_arrays(element, self.place(number, epoch)))
+                yield 1, own_copy(as_arrays(element, self.place(number, epoch)))

@@ -1,6 +1,6 @@
 """Plans whose elements can't be reached by position: each depends on those before it."""
 
-# ruff: noqa: D102 - what a plan overrides is documented in Plan.
+# ruff: noqa: D102 - what a plan overrides is documented in DatasetPlan.
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from ...array_libraries import taken
+from ...array_libraries import to_numpy
 from ...errors import add_note
 from ...nest import map_structure
 from ..elements import cut_batch, row_count, unbatched
-from .base import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows, Verb
-from .calls import name_of, spread
+from .dataset_plan import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    DatasetPlan,
+    Element,
+    SliceRows,
+    Verb,
+)
+from .function_calls import name_of, spread
 
 __all__ = ["BufferShuffle", "Filter", "Unbatch"]
 
@@ -25,15 +32,13 @@ __all__ = ["BufferShuffle", "Filter", "Unbatch"]
 class BufferShuffle(Verb):
     """Elements of a stream, each drawn at random from a buffer."""
 
-    def __init__(self, source: Plan, seed: int, reshuffle: bool, buffer_size: int) -> None:
+    def __init__(self, source: DatasetPlan, seed: int, reshuffle: bool, buffer_size: int) -> None:
         super().__init__(source, f"shuffle({buffer_size}, seed={seed})", indexable=False)
         self._seed = seed
         self._reshuffle = reshuffle
         self._buffer_size = buffer_size
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         random = _random(self._seed, epoch if self._reshuffle else 0)
         if self._source.indexable:  # an endless one: positions are drawn, and few are read
             drawn = itertools.islice(self._draws(itertools.count(), random), start, None)
@@ -54,19 +59,16 @@ class BufferShuffle(Verb):
 class Filter(Verb):
     """The elements for which a function returns True."""
 
-    def __init__(self, source: Plan, predicate: Callable[..., Any]) -> None:
+    def __init__(self, source: DatasetPlan, predicate: Callable[..., Any]) -> None:
         self._name = f"filter({name_of(predicate)})"
         super().__init__(source, self._name, length=UNKNOWN_CARDINALITY, indexable=False)
         self._predicate = predicate
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         # The predicate sees whole batches.
-        elements = self._source.iterate(epoch, None)
         kept = (
             value
-            for position, (_, value) in enumerate(elements)
+            for position, value in enumerate(self._source.values(epoch))
             if self._is_kept(value, position, epoch)
         )
         for value in itertools.islice(kept, start, None):
@@ -77,7 +79,7 @@ class Filter(Verb):
 
     def _is_kept(self, element: Any, position: int, epoch: int) -> bool:
         try:
-            answer = taken(spread(self._predicate, element))
+            answer = to_numpy(spread(self._predicate, element))
             is_answer = isinstance(answer, bool | np.bool_) or (
                 isinstance(answer, np.ndarray) and answer.dtype == bool and answer.ndim == 0
             )
@@ -95,7 +97,7 @@ class Filter(Verb):
 class Unbatch(Verb):
     """The rows of each element, one after the other."""
 
-    def __init__(self, source: Plan) -> None:
+    def __init__(self, source: DatasetPlan) -> None:
         # An element may have any number of rows, and a map may change it.
         length = source.length if source.length == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
         super().__init__(source, "unbatch()", length=length, indexable=False, batched=False)
@@ -106,10 +108,8 @@ class Unbatch(Verb):
             lambda leaf: dataclasses.replace(leaf, shape=leaf.shape[1:]), self._source.spec()
         )
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
-        for position, (_, value) in enumerate(self._source.iterate(epoch, None)):
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
+        for position, value in enumerate(self._source.values(epoch)):
             rows = row_count(value, functools.partial(self._source.place, position, epoch))
             for element in unbatched(value, rows)[start:]:
                 yield 1, element

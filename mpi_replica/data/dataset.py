@@ -11,12 +11,12 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from .arranging import Arranging
-from .chain import integer
-from .changing import Changing
+from ..argument_checks import integer
+from .element_verbs import ElementVerbs
 from .elements import ArraySpec, numpy_values
-from .making import Making
-from .plans import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Plan, SliceRows
+from .factories import Factories
+from .order_verbs import OrderVerbs
+from .plans.dataset_plan import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, DatasetPlan, SliceRows
 
 __all__ = [
     "INFINITE_CARDINALITY",
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-class Dataset(Making, Arranging, Changing):
+class Dataset(Factories, OrderVerbs, ElementVerbs):
     """Hold a chain of verbs that yields arrays, in the style of `tf.data.Dataset`.
 
     The arrays are numpy's, or torch's, JAX's or another library's where the source, or the function
@@ -52,7 +52,7 @@ class Dataset(Making, Arranging, Changing):
     INFINITE: ClassVar[int] = INFINITE_CARDINALITY
     UNKNOWN: ClassVar[int] = UNKNOWN_CARDINALITY
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DatasetPlan) -> None:
         super().__init__(plan)
         self._epochs = itertools.count()
 
@@ -114,7 +114,7 @@ class Dataset(Making, Arranging, Changing):
 
     def __iter__(self) -> Iterator[Any]:
         """Start the next epoch: iterate the elements."""
-        return (value for _, value in self._plan.iterate(next(self._epochs), None))
+        return self._plan.values(next(self._epochs))
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """Start the next epoch, as `iter(dataset)`, with numpy's values whatever the source gave.
@@ -175,7 +175,7 @@ class Dataset(Making, Arranging, Changing):
 
 def elements_of(dataset: Dataset, epoch: int, start: int) -> Iterator[Any]:
     """Iterate the elements of an epoch, batched or not, from element `start` on."""
-    return (value for _, value in dataset._plan.iterate(epoch, None, start))
+    return dataset._plan.values(epoch, start)
 
 
 def drops_remainder(source: Any) -> bool:

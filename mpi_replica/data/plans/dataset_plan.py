@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...array_libraries import copied
+from ...array_libraries import copy_of
 from ...nest import map_structure
 from ..elements import no_rows_of, spec_of, stack
 
 __all__ = [
     "INFINITE_CARDINALITY",
     "UNKNOWN_CARDINALITY",
-    "Plan",
+    "DatasetPlan",
+    "Element",
     "Positions",
     "SliceRows",
     "Verb",
@@ -29,12 +29,14 @@ UNKNOWN_CARDINALITY = -2
 Positions = NDArray[np.int64]
 SliceRows = Callable[[int], slice]
 
+#: An element behind its number of rows: of the whole batch, 1 where there is no batch.
+Element = tuple[int, Any]
 
-class Plan(ABC):
+
+class DatasetPlan:
     """How a dataset gets its elements.
 
-    An element comes with its number of rows: of the whole batch, 1 where there is no batch. `cut`
-    picks the rows wanted of an outermost batch of n; None wants all.
+    `cut` picks the rows wanted of an outermost batch of n; None wants all.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class Plan(ABC):
         *,
         indexable: bool,
         batched: bool,
-        sources: Sequence[Plan] = (),
+        sources: Sequence[DatasetPlan] = (),
     ) -> None:
         self.text = text
         self.length = length
@@ -57,9 +59,9 @@ class Plan(ABC):
         self._first_spec: Any = None
         self._no_rows: Any = None
 
-    @abstractmethod
     def spec(self) -> Any:
-        """Return the nest of `ArraySpec` of an element."""
+        """Return the nest of `ArraySpec` of an element; here, that of the first one."""
+        return self.first_spec()
 
     def first_spec(self) -> Any:
         """Return the nest of `ArraySpec` of the first element, which is read for it once.
@@ -80,14 +82,16 @@ class Plan(ABC):
             self._first_spec = spec_of(first[1])
         return self._first_spec
 
-    def iterate(
-        self, epoch: int, cut: SliceRows | None, start: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         """Iterate the elements of one epoch, from position `start` on."""
         positions = itertools.count(start) if self.length < 0 else range(start, self.length)
         return (self.element(position, epoch, cut) for position in positions)
 
-    def element(self, position: int, epoch: int, cut: SliceRows | None) -> tuple[int, Any]:
+    def values(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """Iterate the elements of one epoch without their numbers of rows."""
+        return (value for _, value in self.iterate(epoch, None, start))
+
+    def element(self, position: int, epoch: int, cut: SliceRows | None) -> Element:
         """Return the element at a position, where the plan is indexable."""
         (element,) = self.elements(np.array([position], np.int64), epoch)
         return 1, element
@@ -100,7 +104,7 @@ class Plan(ABC):
         """Return the elements at these positions, stacked, where the plan is indexable."""
         if not positions.size:
             self.first_spec()  # the first element shows the shape of none
-            return map_structure(copied, self._no_rows)
+            return map_structure(copy_of, self._no_rows)
         return stack(self.elements(positions, epoch), positions.tolist())
 
     def place(self, position: int, epoch: int) -> str:
@@ -108,19 +112,19 @@ class Plan(ABC):
         return f"element {position} of {self.text}"
 
 
-class Verb(Plan):
+class Verb(DatasetPlan):
     """A plan that does something with one source, and is otherwise what that one is.
 
     Parameters
     ----------
-    source : Plan
+    source : DatasetPlan
     verb : str
         What the text of the source goes on with: ``batch(4)``.
     """
 
     def __init__(
         self,
-        source: Plan,
+        source: DatasetPlan,
         verb: str,
         *,
         length: int | None = None,

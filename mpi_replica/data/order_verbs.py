@@ -5,13 +5,14 @@ from __future__ import annotations
 import operator
 from typing import Self
 
-from . import plans
-from .chain import Chain, flag, integer, number_or_all
+from ..argument_checks import flag, integer
+from .chain import Chain, number_or_all
+from .plans import positions, streams
 
-__all__ = ["Arranging"]
+__all__ = ["OrderVerbs"]
 
 
-class Arranging(Chain):
+class OrderVerbs(Chain):
     """Choose and order elements."""
 
     def shuffle(
@@ -64,14 +65,14 @@ class Arranging(Chain):
         if buffer_size is not None:
             buffer_size = integer("buffer_size", buffer_size, 1)
         if self._plan.indexable and self._plan.length >= 0:
-            return self._with(plans.Permutation(self._plan, seed, reshuffle))
+            return self._with(positions.Permutation(self._plan, seed, reshuffle))
         if buffer_size is None:
             raise ValueError(
                 f"{self!r} can't be permuted as a whole, since its rows can't be reached by "
                 "position or never end. Say how many elements to draw from: "
                 f"shuffle(buffer_size=1000, seed={seed!r})."
             )
-        return self._with(plans.BufferShuffle(self._plan, seed, reshuffle, buffer_size))
+        return self._with(streams.BufferShuffle(self._plan, seed, reshuffle, buffer_size))
 
     def repeat(self, count: int | None = None) -> Self:
         """Go through the dataset several times; each pass is the next epoch of a shuffle below.
@@ -97,7 +98,7 @@ class Arranging(Chain):
         """
         if count is not None:
             count = integer("count (None repeats without end)", count, -1)
-        return self._with(plans.Repeat(self._plan, None if count == -1 else count))
+        return self._with(positions.Repeat(self._plan, None if count == -1 else count))
 
     def take(self, count: int) -> Self:
         """Leave out all but the first `count` elements.
@@ -121,7 +122,7 @@ class Arranging(Chain):
         """
         number = number_or_all("count of take", count)
         verb = f"take({operator.index(count)})"
-        return self._with(plans.Window(self._plan, verb, 0, number))
+        return self._with(positions.Section(self._plan, verb, 0, number))
 
     def skip(self, count: int) -> Self:
         """Leave out the first `count` elements.
@@ -146,8 +147,8 @@ class Arranging(Chain):
         number = number_or_all("count of skip", count)
         verb = f"skip({operator.index(count)})"
         if number is None:
-            return self._with(plans.Window(self._plan, verb, 0, 0))
-        return self._with(plans.Window(self._plan, verb, number, None))
+            return self._with(positions.Section(self._plan, verb, 0, 0))
+        return self._with(positions.Section(self._plan, verb, number, None))
 
     def shard(self, num_shards: int, index: int) -> Self:
         """Take each `num_shards`-th element, from element `index` on.
@@ -174,7 +175,7 @@ class Arranging(Chain):
         """
         num_shards = integer("num_shards", num_shards, 1)
         index = integer("index of shard", index, 0, num_shards - 1)
-        return self._with(plans.Shard(self._plan, num_shards, index))
+        return self._with(positions.Shard(self._plan, num_shards, index))
 
     def concatenate(self, dataset: Chain) -> Self:
         """Put the elements of another dataset after these.
@@ -204,4 +205,4 @@ class Arranging(Chain):
                 f"concatenate needs a Dataset, got {dataset!r}. Make one with Dataset.from_source "
                 "or Dataset.from_tensor_slices."
             )
-        return self._with(plans.Concatenate(self._plan, dataset._plan))
+        return self._with(positions.Concatenate(self._plan, dataset._plan))

@@ -13,9 +13,9 @@ from ..context import require_cross_replica
 from ..errors import ContextError, RankLostError, mark_reporter, text_of
 from ..options import CommunicationOptions
 from ..transport import End
-from .keeping import ElasticStrategy, Keeper
+from .keeper import ElasticStrategy, Keeper
 from .losses import Loss
-from .state import ElasticState, kept_by, strategies_of
+from .state import ElasticState, committed_by, strategies_of
 
 __all__ = ["Elastic"]
 
@@ -126,7 +126,7 @@ class Elastic:
             keeper = Keeper(self, state)
         except Exception as error:  # an object of the state can't be kept
             engine.fail("run_elastic", error)
-        with kept_by(state, keeper):
+        with committed_by(state, keeper.commit):
             _say_if_unguarded(self, keeper)
             self._is_elastic = True
             self._num_elastic_calls += 1

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ...transport.host import cores
 
-__all__ = ["AUTOTUNE", "Calls", "name_of", "spread"]
+__all__ = ["AUTOTUNE", "FunctionCalls", "name_of", "spread"]
 
 #: Leave a number to the dataset.
 AUTOTUNE = -1
@@ -32,7 +32,7 @@ def spread(function: Callable[..., Any], element: Any) -> Any:
     return function(*element) if type(element) is tuple else function(element)
 
 
-class Calls:
+class FunctionCalls:
     """Makes calls and returns their results in order, so many at once."""
 
     def __init__(self, parallel_calls: int) -> None:

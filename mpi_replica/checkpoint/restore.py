@@ -19,8 +19,8 @@ from ..errors import CorruptCheckpointError
 from ..layout import Layout
 from ..options import CommunicationOptions
 from . import files
+from .comparison import Comparison, Reader
 from .index import MOST_BYTES, Index, index_path, unpacked
-from .matching import Matching, Reader
 
 __all__ = ["Restoring"]
 
@@ -34,7 +34,7 @@ class Restoring(Call):
     ----------
     path : path_like
     match : callable
-        Given an index and what reads arrays, returns the `Matching` with this rank's objects, or
+        Given an index and what reads arrays, returns the `Comparison` with this rank's objects, or
         raises where they do not fit.
     finish : callable
         Given the index and the objects, when all have been put back.
@@ -49,7 +49,7 @@ class Restoring(Call):
         site: CallSite,
         options: CommunicationOptions,
         path: str | os.PathLike[str],
-        match: Callable[[Index, Reader], Matching],
+        match: Callable[[Index, Reader], Comparison],
         finish: Callable[[Index, dict[str, Any]], None],
         is_reader: bool,
     ) -> None:
@@ -65,7 +65,7 @@ class Restoring(Call):
         """Read on all ranks, and put back where none of them failed."""
         data, *_ = yield Texts(self.data)
 
-        def check() -> tuple[bytes, tuple[Index, Matching]]:
+        def check() -> tuple[bytes, tuple[Index, Comparison]]:
             index = unpacked(data, index_path(self.path))
             return b"", (index, self._checked(index, group.layout))
 
@@ -73,7 +73,7 @@ class Restoring(Call):
         values = yield Agree(lambda: (b"", matching.put_back()))  # no object refuses its state
         yield Agree(lambda: (b"", self.finish(index, values)))
 
-    def _checked(self, index: Index, layout: Layout) -> Matching:
+    def _checked(self, index: Index, layout: Layout) -> Comparison:
         """Return the objects with their state; each rank checks its share of the files."""
         paths = {name: self.path.with_name(name) for name in index.files()}
         checked: dict[str, files.Version] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from ..argument_checks import integer
 from ..collectives.call import Call
 from ..collectives.callsite import CallSite
 from ..collectives.group import Group
@@ -13,7 +14,7 @@ from ..errors import CollectiveMismatchError
 from ..layout import compressed
 from ..options import CommunicationOptions
 
-__all__ = ["Stopping", "checked_step"]
+__all__ = ["Stopping"]
 
 
 class Stopping(Call):
@@ -35,7 +36,7 @@ class Stopping(Call):
         self, site: CallSite, options: CommunicationOptions, step: int, signal: int
     ) -> None:
         super().__init__(site, options)
-        self._mine = self._STATE.pack(checked_step(step), signal)
+        self._mine = self._STATE.pack(integer("step", step, 0), signal)
         self.identify(None)
 
     def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:
@@ -58,18 +59,3 @@ class Stopping(Call):
             )
         found = [(rank, signal) for rank, (_, signal) in enumerate(told) if signal]
         return found[0] if found else (0, 0)
-
-
-def checked_step(step: int) -> int:
-    """Return the number of a step.
-
-    Raises
-    ------
-    TypeError, ValueError
-        It is none.
-    """
-    if isinstance(step, bool) or not hasattr(step, "__index__"):
-        raise TypeError(f"step must be an int, got {step!r}.")
-    if step < 0:
-        raise ValueError(f"step must be 0 or more, got {step!r}.")
-    return int(step)

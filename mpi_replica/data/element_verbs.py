@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
 
+from ..argument_checks import flag, integer
 from ..nest import flatten
-from . import plans
-from .chain import Chain, flag, integer, require_callable
-from .plans.calls import AUTOTUNE
+from .chain import Chain, require_callable
+from .plans import changes, positions, sources, streams
+from .plans.function_calls import AUTOTUNE
 
-__all__ = ["Changing"]
+__all__ = ["ElementVerbs"]
 
 
-class Changing(Chain):
+class ElementVerbs(Chain):
     """Change elements."""
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> Self:
@@ -45,7 +45,7 @@ class Changing(Chain):
         """
         batch_size = integer("batch_size", batch_size, 1)
         drop_remainder = flag("drop_remainder", drop_remainder)
-        return self._with(plans.Batch(self._plan, batch_size, drop_remainder))
+        return self._with(changes.Batch(self._plan, batch_size, drop_remainder))
 
     def unbatch(self) -> Self:
         """Make elements of the rows of each element; it undoes `batch`.
@@ -63,10 +63,10 @@ class Changing(Chain):
         >>> [int(number) for number in mr.data.Dataset.range(4).batch(3).unbatch()]
         [0, 1, 2, 3]
         """
-        return self._with(plans.Unbatch(self._plan))
+        return self._with(streams.Unbatch(self._plan))
 
     def map(self, map_func: Callable[..., Any], num_parallel_calls: int | None = None) -> Self:
-        """Have a function make another element of each.
+        """Call a function on each element, and make an element of what it returns.
 
         Source: `tf.data.Dataset.map`.
 
@@ -107,7 +107,7 @@ class Changing(Chain):
         require_callable("map_func", map_func, "map(lambda x: x + 1)")
         calls = 1 if num_parallel_calls is None else num_parallel_calls
         calls = _count_or_autotune("num_parallel_calls", calls)
-        return self._with(plans.Map(self._plan, map_func, calls))
+        return self._with(changes.Map(self._plan, map_func, calls))
 
     def filter(self, predicate: Callable[..., Any]) -> Self:
         """Leave out the elements for which a function returns False.
@@ -131,7 +131,7 @@ class Changing(Chain):
         [0, 2, 4]
         """
         require_callable("predicate", predicate, "filter(lambda x: x > 0)")
-        return self._with(plans.Filter(self._plan, predicate))
+        return self._with(streams.Filter(self._plan, predicate))
 
     def enumerate(self, start: int = 0) -> Self:
         """Put the number of each element before it.
@@ -157,7 +157,7 @@ class Changing(Chain):
         limits = np.iinfo(np.int64)
         start = integer("start", start, limits.min, limits.max)
         _, structure = flatten((0, 0))
-        return self._with(plans.Zip(structure, [plans.Range(start, limits.max, 1), self._plan]))
+        return self._with(changes.Zip(structure, [sources.Range(start, limits.max, 1), self._plan]))
 
     def prefetch(self, buffer_size: int) -> Self:
         """Read ahead in a thread while elements are worked on.
@@ -188,12 +188,13 @@ class Changing(Chain):
         [[0, 1], [2, 3], [4]]
         """
         size = _count_or_autotune("buffer_size", buffer_size)
-        return self._with(plans.Prefetch(self._plan, 2 if size == AUTOTUNE else size))
+        return self._with(positions.Prefetch(self._plan, 2 if size == AUTOTUNE else size))
 
 
 def _count_or_autotune(name: str, value: Any) -> int:
-    if integer(name, value, AUTOTUNE) == 0:
+    count = integer(name, value, AUTOTUNE)
+    if count == 0:
         raise ValueError(
             f"{name} must be at least 1, or mr.data.AUTOTUNE, which is -1, got {value!r}."
         )
-    return operator.index(value)
+    return count

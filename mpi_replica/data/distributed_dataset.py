@@ -9,9 +9,9 @@ from ..collectives.broadcasting import digest_of
 from ..collectives.engine import Engine
 from ..collectives.standing import Note
 from ..options import InputOptions
-from .contexts import InputContext
+from .function_contexts import InputContext
 from .inputs import Input
-from .iterating import DistributedIterator, Place, placeless_site
+from .iterator import DistributedIterator, Progress, placeless_site
 
 __all__ = ["DistributedDataset"]
 
@@ -29,8 +29,8 @@ class DistributedDataset:
         self._engine = engine
         self._input = made_of
         #: Where the next iteration begins: in mid-epoch after a checkpoint.
-        self._next = Place(0, 0)
-        self._newest: Place | None = None
+        self._next = Progress(0, 0)
+        self._newest: Progress | None = None
         # Call sites tell nothing here: one rank may iterate through a progress bar.
         self._name = engine.add_dataset(self)
 
@@ -72,14 +72,14 @@ class DistributedDataset:
 
     def __iter__(self) -> DistributedIterator:
         place, newest = self._next, self._newest
-        self._next, self._newest = Place(place.epoch + 1, 0), place
+        self._next, self._newest = Progress(place.epoch + 1, 0), place
         if self._engine.layout.size > 1 and self._engine.is_in_its_thread():
-            begun = Place(place.epoch, place.steps)
+            begun = Progress(place.epoch, place.steps)
             self._note_iteration(begun, lambda: self._go_back_to(begun, newest))
         return DistributedIterator(self._engine, self._input, place, self._name)
 
-    def _note_iteration(self, place: Place, undo: Callable[[], None]) -> None:
-        """Have the iteration that begins compared with the next header."""
+    def _note_iteration(self, place: Progress, undo: Callable[[], None]) -> None:
+        """Add a note of the iteration that begins to the next header."""
         what = f"iteration {place.epoch} of {self._name}"
         advice = (
             "All ranks must distribute the same dataset, and iterate it equally often: another"
@@ -90,13 +90,13 @@ class DistributedDataset:
         note = Note(what, placeless_site(), digest, advice, "CollectiveMismatchError")
         self._engine.agreement.notes.add(note, undo)
 
-    def _go_back_to(self, place: Place, newest: Place | None) -> None:
+    def _go_back_to(self, place: Progress, newest: Progress | None) -> None:
         """Forget an iteration that not all ranks have begun: the next one is the same for all."""
         self._next, self._newest = place, newest
 
     def begin_anew(self) -> None:
-        """Have the next iteration be the first one again."""
-        self._next, self._newest = Place(0, 0), None
+        """Make the next iteration the first one again."""
+        self._next, self._newest = Progress(0, 0), None
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the newest iteration stands, for a checkpoint."""
@@ -106,12 +106,12 @@ class DistributedDataset:
         return place.state(self._input.pipelines)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next iteration go on where that of `state_dict` stood: with the step after it.
+        """Make the next iteration go on where that of `state_dict` stood: with the step after it.
 
         Raises
         ------
         ValueError
             It stood in the middle of input of each rank's own, and there are other ranks now.
         """
-        self._next = Place.of_state(state, self._input.pipelines)
+        self._next = Progress.of_state(state, self._input.pipelines)
         self._newest = None

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .ahead import read_ahead
+from .read_ahead import read_ahead
 
 __all__ = ["MakeSteps", "ReadOnce", "Step", "StepReader"]
 

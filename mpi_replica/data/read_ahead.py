@@ -28,8 +28,8 @@ def read_ahead(make: Callable[[], Iterator[T]], count: int) -> Iterator[T]:
     """
     reader = _Reader(make, count)
     try:
-        while (found := reader.take()) is not None:
-            element, error = found
+        while (answer := reader.take()) is not None:
+            element, error = answer
             if error is not None:
                 raise error
             yield element
@@ -45,13 +45,13 @@ class _Reader:
     """
 
     def __init__(self, make: Callable[[], Iterator[Any]], count: int) -> None:
-        self._asked: SimpleQueue[None] = SimpleQueue()
+        self._wishes: SimpleQueue[None] = SimpleQueue()
         # (element, None), (None, an exception), or None at the end
-        self._found: SimpleQueue[tuple[Any, BaseException | None] | None] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[Any, BaseException | None] | None] = SimpleQueue()
         self._has_ended = False
         self._process = os.getpid()
         for _ in range(count):
-            self._asked.put(None)
+            self._wishes.put(None)
         # What the caller has set with np.errstate, and its strategy, hold here as well.
         run = contextvars.copy_context().run
         # A daemon: Python waits for other threads before it lets anybody tell them to end.
@@ -62,20 +62,20 @@ class _Reader:
         self._thread.start()
 
     def take(self) -> tuple[Any, BaseException | None] | None:
-        """Return the next element, and have one more read."""
+        """Return the next element, and ask the thread for one more."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 "this iterator reads ahead and was begun before a fork: its thread stayed in the "
                 "other process. Iterate the dataset anew here."
             )
-        found = self._found.get()
-        self._asked.put(None)
-        return found
+        answer = self._answers.get()
+        self._wishes.put(None)
+        return answer
 
     def end(self) -> None:
-        """Have the thread end, and wait until it has."""
+        """End the thread, and wait for its end."""
         self._has_ended = True
-        self._asked.put(None)
+        self._wishes.put(None)
         _readers.discard(self)
         is_elsewhere = os.getpid() == self._process and threading.current_thread() != self._thread
         if is_elsewhere and self._thread.is_alive():
@@ -85,14 +85,14 @@ class _Reader:
         try:
             elements = make()
             while True:
-                self._asked.get()
+                self._wishes.get()
                 if self._has_ended:
                     return
-                self._found.put((next(elements), None))
+                self._answers.put((next(elements), None))
         except StopIteration:
-            self._found.put(None)
+            self._answers.put(None)
         except BaseException as error:
-            self._found.put((None, error))
+            self._answers.put((None, error))
 
 
 _readers: weakref.WeakSet[_Reader] = weakref.WeakSet()

@@ -30,17 +30,9 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 # A JSON object with one of these keys stands for something that JSON does not have.
-_STATE, _REPLICAS, _MIRRORED, _ARRAY, _SCALAR, _TUPLE, _DICT, _BYTES, _COMPLEX = (
-    "$state",
-    "$replicas",
-    "$mirrored",
-    "$array",
-    "$scalar",
-    "$tuple",
-    "$dict",
-    "$bytes",
-    "$complex",
-)
+_STATE, _REPLICAS, _MIRRORED = "$state", "$replicas", "$mirrored"
+_ARRAY, _SCALAR, _BYTES, _COMPLEX = "$array", "$scalar", "$bytes", "$complex"
+_TUPLE, _DICT = "$tuple", "$dict"
 
 
 class Encoder:
@@ -134,14 +126,13 @@ class Encoder:
             self._own = own
 
     def _replicas(self, components: Mapping[int, Any], path: str) -> str:
-        """Keep what stands for the components; return their name, which only the path tells."""
-        name = path
-        found = self.of_replicas[name] = {}
-        for replica_id, component in components.items():
-            encoder = Encoder(self._plain, prefix=f"{name}.{replica_id}.")
-            found[str(replica_id)] = encoder.encode(component, f"{path} of replica {replica_id}")
+        """Keep what stands for the components; return their name: the path."""
+        encoded = self.of_replicas[path] = {}
+        for i, component in components.items():
+            encoder = Encoder(self._plain, prefix=f"{path}.{i}.")
+            encoded[str(i)] = encoder.encode(component, f"{path} of replica {i}")
             self.own_arrays |= encoder.arrays
-        return name
+        return path
 
     def _mapping(self, value: Mapping[Any, Any], path: str) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in value):
@@ -179,25 +170,31 @@ class Encoder:
         )
 
 
+def _inside(value: Any, *keys: str) -> Any:
+    """Return what a JSON object has under its only key, if that is one of these; else None."""
+    if not isinstance(value, dict) or len(value) != 1:
+        return None
+    ((key, inner),) = value.items()
+    return inner if key in keys else None
+
+
 def array_name(value: Any) -> str | None:
     """Return the name of the array that `value` stands for; None where it stands for another thing.
 
     A numpy scalar is an array without dimensions.
     """
-    if isinstance(value, dict) and len(value) == 1:
-        name = value.get(_ARRAY, value.get(_SCALAR))
-        return name if isinstance(name, str) else None
-    return None
+    name = _inside(value, _ARRAY, _SCALAR)
+    return name if isinstance(name, str) else None
 
 
 def state_of(value: Any) -> Any:
     """Return what stands for the ``state_dict()`` of an object; None where it is no object's."""
-    return value.get(_STATE) if isinstance(value, dict) and len(value) == 1 else None
+    return _inside(value, _STATE)
 
 
 def replicas_name(value: Any) -> str | None:
     """Return the name of the `PerReplica` that `value` stands for; None for another thing."""
-    name = value.get(_REPLICAS) if isinstance(value, dict) and len(value) == 1 else None
+    name = _inside(value, _REPLICAS)
     return name if isinstance(name, str) else None
 
 
@@ -206,7 +203,7 @@ def mapping_items(value: Any) -> dict[Any, Any] | None:
     if not isinstance(value, dict):
         return None
     if len(value) == 1 and next(iter(value)).startswith("$"):
-        pairs = value.get(_DICT)
+        pairs = _inside(value, _DICT)
         return None if pairs is None else {decoded(key, _no_array): item for key, item in pairs}
     return value
 
@@ -217,9 +214,8 @@ def _no_array(name: str) -> Array:
 
 def tuple_items(value: Any) -> list[Any] | None:
     """Return what stands for the items of a list or tuple; None where it is none."""
-    if isinstance(value, dict) and len(value) == 1:
-        value = value.get(_TUPLE)
-    return value if isinstance(value, list) else None
+    items = _inside(value, _TUPLE) if isinstance(value, dict) else value
+    return items if isinstance(items, list) else None
 
 
 def decoded(value: Any, array: Callable[[str], Array]) -> Any:
@@ -310,10 +306,10 @@ def dtype_from(text: Any) -> np.dtype[Any]:
     if not text.startswith(("<", ">", "|", "=")):
         import ml_dtypes  # the program that wrote it had it
 
-        found = getattr(ml_dtypes, text)
-        if not (isinstance(found, type) and issubclass(found, np.generic)):
+        scalar_type = getattr(ml_dtypes, text)
+        if not (isinstance(scalar_type, type) and issubclass(scalar_type, np.generic)):
             raise TypeError(f"{text!r} stands for no dtype")
-        return np.dtype(found)
+        return np.dtype(scalar_type)
     dtype = np.dtype(text)
     if dtype.hasobject or dtype.fields is not None or dtype.subdtype is not None:
         raise ValueError(f"{text!r} stands for no dtype of plain numbers or texts")

@@ -16,7 +16,7 @@ from ..collectives.steps import PassOn, Steps
 from ..options import CommunicationOptions
 from ..transport import Messages
 from .buddies import buddy_of
-from .snapshot import Own, Snapshot, are_empty
+from .snapshot import ReplicaPart, Snapshot, are_empty
 
 __all__ = ["Committing", "Guarded"]
 
@@ -28,7 +28,7 @@ class Guarded(NamedTuple):
 
     #: Loads its copies, by replica. Not done where no rank is lost: an error would be one of this
     #: rank alone.
-    kept: Callable[[], Mapping[int, Own]]
+    kept: Callable[[], Mapping[int, ReplicaPart]]
     #: The replicas to which nothing belongs, on all ranks.
     empty: frozenset[int]
 
@@ -89,5 +89,5 @@ class Committing(Call):
         return Guarded(functools.partial(_load, copies), empty)
 
 
-def _load(copies: Messages) -> dict[int, Own]:
+def _load(copies: Messages) -> dict[int, ReplicaPart]:
     return {i: part for data in copies.values() for i, part in pickle.loads(data).items()}

@@ -14,7 +14,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MOST_ROWS", "Order"]
+__all__ = ["MOST_ROWS", "RandomOrder"]
 
 #: So many things can be put in order: numpy counts rows in int64.
 MOST_ROWS = 2**63 - 1
@@ -29,7 +29,7 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _27, _30, _31, _32 = (np.uint64(bits) for bits in (27, 30, 31, 32))
 
 
-class Order:
+class RandomOrder:
     """A random bijection of the numbers 0 to length - 1.
 
     Parameters
@@ -47,9 +47,9 @@ class Order:
 
     Examples
     --------
-    >>> Order(5, seed=0, epoch=0)(np.arange(5)).tolist()
+    >>> RandomOrder(5, seed=0, epoch=0)(np.arange(5)).tolist()
     [2, 4, 0, 1, 3]
-    >>> Order(10**12, seed=0, epoch=0)(np.array([10**12 - 1])) < 10**12
+    >>> RandomOrder(10**12, seed=0, epoch=0)(np.array([10**12 - 1])) < 10**12
     array([ True])
     """
 

@@ -17,19 +17,18 @@ from ..collectives.standing import Note
 from ..context import current_state
 from ..options import CommunicationOptions
 from ..values import per_replica
-from .cutting import empty_like
+from .batches import empty_like, kind_of, kind_text
+from .dataset import UNKNOWN_CARDINALITY
 from .inputs import Input
-from .kinds import kind_of, kind_text
 from .next_step import NextStep
-from .source import UNKNOWN_CARDINALITY
 
-__all__ = ["DistributedIterator", "OptionalStep", "Place", "placeless_site"]
+__all__ = ["DistributedIterator", "OptionalStep", "Progress", "placeless_site"]
 
 _SAME_STEPS = "All ranks must take the same steps: call next() equally often on each."
 
 
 @dataclasses.dataclass
-class Place:
+class Progress:
     """Where an iteration stands."""
 
     epoch: int
@@ -38,7 +37,7 @@ class Place:
     has_ended: bool = False
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any], pipelines: int | None) -> Place:
+    def of_state(cls, state: Mapping[str, Any], pipelines: int | None) -> Progress:
         """Return the place of a state.
 
         Raises
@@ -68,7 +67,7 @@ class Place:
 class DistributedIterator:
     """One pass over a `DistributedDataset` (`tf.distribute.DistributedIterator`)."""
 
-    def __init__(self, engine: Engine, made_of: Input, place: Place, name: str) -> None:
+    def __init__(self, engine: Engine, made_of: Input, place: Progress, name: str) -> None:
         self._engine = engine
         self._input = made_of
         self._is_global = made_of.pipelines is None
@@ -106,12 +105,8 @@ class DistributedIterator:
         ValueError
             It stood in the middle of input of each rank's own, and there are other ranks now.
         """
-        place = Place.of_state(state, self._input.pipelines)
-        self._place.epoch, self._place.steps, self._place.has_ended = (
-            place.epoch,
-            place.steps,
-            False,
-        )
+        place = Progress.of_state(state, self._input.pipelines)
+        vars(self._place).update(vars(place))
         self._reader = self._input.reader()
 
     def __iter__(self) -> DistributedIterator:
@@ -206,14 +201,14 @@ class DistributedIterator:
         return found[0]
 
     def _look_at(self, batch: Any) -> None:
-        """Know what kind of batch the newest one is."""
+        """Keep the kind of the newest batch."""
         kind = kind_of(batch, self._is_global)
         if kind != self._kind:
             self._kind = kind
             self._kind_text = kind_text(batch, self._is_global)
 
     def _note_steps(self, steps: int) -> None:
-        """Have steps taken, and the kind of batch, compared with the next header."""
+        """Add a note of the steps taken, and of the kind of batch, to the next header."""
         place = self._place
         epoch = place.epoch
         what = f"the number of steps taken in {self._name_of_epoch}"

@@ -7,16 +7,17 @@ from typing import Any, Self
 
 import numpy as np
 
+from ..argument_checks import integer
 from ..nest import flatten_tensors, leaf_paths
-from . import plans
-from .chain import Chain, integer
+from .chain import Chain
 from .elements import as_arrays, at
+from .plans import changes, sources
 from .plans.sources import HasRows, number_of_rows
 
-__all__ = ["Making"]
+__all__ = ["Factories"]
 
 
-class Making(Chain):
+class Factories(Chain):
     """Make datasets."""
 
     @classmethod
@@ -46,7 +47,7 @@ class Making(Chain):
         >>> [element.tolist() for element in mr.data.Dataset.from_tensor_slices([[1, 2], [3, 4]])]
         [[1, 2], [3, 4]]
         """
-        return cls(plans.Slices(as_arrays(tensors, "from_tensor_slices")))
+        return cls(sources.Slices(as_arrays(tensors, "from_tensor_slices")))
 
     @classmethod
     def range(cls, *args: int) -> Self:
@@ -81,7 +82,7 @@ class Making(Chain):
         start, stop, step = {1: [0, *numbers, 1], 2: [*numbers, 1], 3: numbers}[len(numbers)]
         if step == 0:
             raise ValueError(f"Dataset.range{args!r} has step 0. Give a step that is not 0.")
-        return cls(plans.Range(start, stop, step))
+        return cls(sources.Range(start, stop, step))
 
     @classmethod
     def from_source(cls, source: HasRows) -> Self:
@@ -129,7 +130,7 @@ class Making(Chain):
                 "from_source needs an object with __len__ and __getitem__, or a shape for the "
                 f"length, got {source!r}. Call from_generator for what can only be iterated."
             )
-        return cls(plans.Items(source, rows))
+        return cls(sources.Items(source, rows))
 
     @classmethod
     def from_generator(cls, generator: Callable[[], Iterable[Any]]) -> Self:
@@ -157,7 +158,7 @@ class Making(Chain):
         """
         if not callable(generator):
             raise _not_a_function(generator)
-        return cls(plans.Generated(generator))
+        return cls(sources.Generated(generator))
 
     @classmethod
     def zip(cls, *datasets: Any) -> Self:
@@ -198,7 +199,7 @@ class Making(Chain):
                 )
         if not parts:
             raise TypeError("Dataset.zip got no dataset. Call zip(a, b).")
-        return cls(plans.Zip(structure, [part._plan for part in parts]))
+        return cls(changes.Zip(structure, [part._plan for part in parts]))
 
 
 def _not_a_function(generator: Any) -> TypeError:

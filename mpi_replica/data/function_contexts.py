@@ -1,4 +1,4 @@
-"""What functions that make values and datasets are told."""
+"""The arguments of functions that make values and datasets: for whom they make them."""
 
 from __future__ import annotations
 

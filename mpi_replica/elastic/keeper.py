@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..assignment import lose_components, lose_values
 from ..collectives.callsite import CallSite
 from ..context import StrategyLike, require_cross_replica
 from ..errors import RankLostError, mark_reporter
-from ..layout import Layout, compressed
+from ..layout import Layout, numbers_text
 from ..options import CommunicationOptions
 from ..transport import Survivors, Transport
-from .committing import Committing, Guarded
+from .commit import Committing, Guarded
 from .losses import Loss
-from .moving import gather_state
-from .snapshot import Own, Shared, Snapshot, are_empty, put_back, take, variables_beside
+from .recovery import HeldCommit, gather_state
+from .snapshot import Snapshot, are_empty, put_back, take, variables_beside
 from .state import (
     ElasticState,
     manager_of,
@@ -44,23 +43,6 @@ class ElasticStrategy(StrategyLike, Protocol):
         """Work over other ranks from now on."""
 
 
-@dataclasses.dataclass
-class Holding:
-    """What this rank has of the last commit."""
-
-    #: How many commits there were.
-    number: int
-    shared: Shared
-    #: What belongs to its own replicas.
-    own: dict[int, Own]
-    #: Gives its copies of what belongs to others.
-    kept: Callable[[], Mapping[int, Own]]
-    #: Replicas to which nothing belongs.
-    empty: frozenset[int]
-    #: The step that a program would speak of.
-    step: int | None
-
-
 class Keeper:
     """Commits a state, and brings all living ranks back to the last commit.
 
@@ -76,24 +58,21 @@ class Keeper:
         self._survivors = strategy.survivors
         #: Whether the job goes on without a lost rank.
         self.is_guarded = self._survivors is not None and self._survivors.is_fault_tolerant
-        self._holding: Holding | None = None
+        self._commit: HeldCommit | None = None
         # The newest snapshot, and an older one whose memory is used again.
         self._newest: Snapshot | None = None
         self._reusable: Snapshot | None = None
         #: Replicas whose state is gone, so that the last checkpoint is needed.
         self.lost_replicas: tuple[int, ...] = ()
         if self.is_guarded and not strategy.engine.is_spare:
-            self._hold_beginning()
+            self._commit_beginning()
 
-    def _hold_beginning(self) -> None:
-        """Hold the state as it is before the first commit."""
+    def _commit_beginning(self) -> None:
+        """Commit the state as it is at first, by this rank alone."""
         snapshot = take(self._strategy, objects_of(self._state))
-        ids = (
-            self._strategy.engine.layout.all_replica_ids if are_empty(snapshot.own.values()) else ()
-        )
-        self._holding = Holding(
-            0, snapshot.shared, snapshot.own, dict, frozenset(ids), self._step(0)
-        )
+        ids = self._strategy.engine.layout.all_replica_ids
+        empty = frozenset(ids if are_empty(snapshot.own.values()) else ())
+        self._commit = HeldCommit(0, snapshot.shared, snapshot.own, dict, empty, self._step(0))
 
     def _step(self, number: int) -> int:
         step = getattr(self._state, "step", None)
@@ -109,7 +88,7 @@ class Keeper:
         return Committing(site, options, list(objects), snapshot)
 
     def commit(self) -> None:
-        """Have all ranks commit; see `ElasticState.commit`."""
+        """Commit, on all ranks; see `ElasticState.commit`."""
         require_cross_replica(self._strategy, Committing.kind)
         engine = self._strategy.engine
         call = engine.make(Committing.kind, None, self._committing)
@@ -118,9 +97,9 @@ class Keeper:
         if snapshot is None or guarded is None:
             return
         engine.agreement.meeting.come()
-        number = 1 if self._holding is None else self._holding.number + 1
+        number = 1 if self._commit is None else self._commit.number + 1
         self._reusable, self._newest = self._newest, snapshot
-        self._holding = Holding(
+        self._commit = HeldCommit(
             number, snapshot.shared, snapshot.own, guarded.kept, guarded.empty, self._step(number)
         )
 
@@ -152,7 +131,7 @@ class Keeper:
             self._strategy.engine.agreement.break_off(error)
             raise
         lost = [member for member in before if member not in survivors.members]
-        step = None if self._holding is None or self.lost_replicas else self._holding.step
+        step = None if self._commit is None or self.lost_replicas else self._commit.step
         layout = self._strategy.engine.layout
         loss = Loss.of_members(lost, step, time.monotonic() - start, layout)
         self._strategy.losses = (*self._strategy.losses, loss)
@@ -160,7 +139,7 @@ class Keeper:
             _log.warning("%s", loss)
 
     def _go_on(self, survivors: Survivors, transport: Transport | None) -> None:
-        """Have the strategy work over the new transport, at the last commit."""
+        """Move the strategy to the new transport, and put its state back to the last commit."""
         strategy, engine = self._strategy, self._strategy.engine
         number = engine.layout.num_replicas
         if transport is None:  # a spare that waits on
@@ -171,29 +150,20 @@ class Keeper:
         layout = Layout.even(number, transport.size, transport.rank)
         strategy.move(transport, layout)
         lose_components(strategy)
-        holding = self._holding
-        found = gather_state(
+        commit, lost, engine.num_variables = gather_state(
             transport,
             layout,
+            self._commit,
             call=strategy._num_elastic_calls,
-            number=None if holding is None else holding.number,
-            shared=None if holding is None else (holding.shared, holding.step),
-            own={} if holding is None else holding.own,
-            kept={} if holding is None else holding.kept(),
-            empty=frozenset() if holding is None else holding.empty,
             num_variables=engine.num_variables,
         )
-        engine.num_variables = found.num_variables
-        self.lost_replicas = tuple(found.lost)
-        if self.lost_replicas:
+        self.lost_replicas = tuple(lost)
+        if commit is None:
             self._require_checkpoint()
             return
-        shared, step = found.shared
-        mine = {i: found.own[i] for i in layout.local_replica_ids}
-        found_objects = put_back(strategy, objects_of(self._state), shared, mine)
-        replace_objects(self._state, found_objects)
-        # What other ranks host now is kept, too: one of them may be lost before the next commit.
-        self._holding = Holding(found.number, shared, mine, lambda: found.own, found.empty, step)
+        objects = put_back(strategy, objects_of(self._state), commit.shared, commit.own)
+        replace_objects(self._state, objects)
+        self._commit = commit
         self._newest = self._reusable = None
 
     def _require_checkpoint(self) -> None:
@@ -226,7 +196,7 @@ class Keeper:
             raise _gone(lost, "were lost together, and no checkpoint was saved before.")
         # Otherwise a loss may leave some ranks with it, and others with the commit.
         self._strategy.engine.agreement.meeting.come()
-        self._hold_beginning()
+        self._commit_beginning()
 
     def say_end(self) -> None:
         """Log what was lost until the end, once."""
@@ -235,9 +205,8 @@ class Keeper:
             ranks = sorted(rank for loss in losses for rank in loss.ranks)
             seconds = sum(loss.seconds for loss in losses)
             _log.warning(
-                "ended without rank%s %s, lost in %d event%s; %.3f s went into going on.",
-                "s" * (len(ranks) > 1),
-                compressed(ranks),
+                "ended without %s, lost in %d event%s; %.3f s went into going on.",
+                numbers_text("rank", ranks),
                 len(losses),
                 "s" * (len(losses) > 1),
                 seconds,
@@ -246,9 +215,8 @@ class Keeper:
 
 def _gone(replica_ids: Sequence[int], text: str) -> RankLostError:
     """Return the error of a state that no rank has, which all ranks raise."""
-    many = "s" * (len(replica_ids) > 1)
     error = RankLostError(
-        f"what belonged to replica{many} {compressed(replica_ids)} is gone: the ranks that hosted"
+        f"what belonged to {numbers_text('replica', replica_ids)} is gone: the ranks that hosted"
         f" and that kept it {text}"
     )
     mark_reporter(error, 0)

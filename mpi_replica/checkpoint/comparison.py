@@ -13,7 +13,7 @@ from ..collectives.standing import LeafDescription
 from ..dtypes import wire_name
 from ..layout import Layout
 from ..values import Mirrored, PerReplica, per_replica
-from .encoding import (
+from .encoder import (
     array_name,
     decoded,
     mapping_items,
@@ -23,7 +23,7 @@ from .encoding import (
 )
 from .index import ArrayRecord, Index
 
-__all__ = ["Matching", "Reader", "variables_in"]
+__all__ = ["Comparison", "Reader", "variables_in"]
 
 Array = np.ndarray[Any, Any]
 
@@ -34,7 +34,7 @@ Reader = Callable[[str, Array], None]
 _PutBack = Callable[[], Any]
 
 
-class Matching:
+class Comparison:
     """The objects of a program beside what a checkpoint has for them.
 
     Nothing is read or changed until `put_back`.
@@ -112,8 +112,8 @@ class Matching:
         if isinstance(live, AbstractVariable) and replicas_name(saved) is not None:
             return self._components(live, saved, path)
         if isinstance(live, Mirrored) and not isinstance(live.value, (np.ndarray, np.generic)):
-            found = self._match(live.value, saved, path)
-            return None if found is None else lambda: Mirrored(found())
+            put_back = self._match(live.value, saved, path)
+            return None if put_back is None else lambda: Mirrored(put_back())
         if isinstance(live, (AbstractVariable, Mirrored, np.ndarray)):
             return self._arrays(live, saved, path)
         if isinstance(live, Mapping):
@@ -133,28 +133,28 @@ class Matching:
     def _mapping(
         self, live: MutableMapping[Any, Any], saved: Mapping[Any, Any], path: str
     ) -> _PutBack:
-        matched: dict[Any, _PutBack] = {}
+        def where(key: Any) -> str:
+            return f"{path}[{key!r}]" if path else str(key)
+
+        matched: dict[Any, _PutBack | None] = {}
         for key, item in live.items():
-            where = f"{path}[{key!r}]" if path else str(key)
-            if key not in saved:
-                if not self._is_exact:
-                    self.missing.append(where)
-                continue
-            found = self._match(item, saved[key], where)
-            if found is not None:
-                matched[key] = found
+            if key in saved:
+                matched[key] = self._match(item, saved[key], where(key))
+            elif not self._is_exact:
+                self.missing.append(where(key))
         added = [key for key in saved if key not in live]
         if self._is_exact:
             matched |= {key: functools.partial(self._anew, saved[key]) for key in added}
         else:
-            self.unexpected += [f"{path}[{key!r}]" if path else str(key) for key in added]
+            self.unexpected += map(where, added)
 
         def put_back() -> Any:
             if self._is_exact:
                 for key in [key for key in live if key not in saved]:
                     del live[key]
-            for key, item in matched.items():
-                live[key] = item()
+            for key, put_back_item in matched.items():
+                if put_back_item is not None:
+                    live[key] = put_back_item()
             return live
 
         return put_back
@@ -162,7 +162,7 @@ class Matching:
     def _sequence(self, live: Any, saved: Any, path: str) -> _PutBack | None:
         items = tuple_items(saved)
         if isinstance(live, list) and items is not None and _are_plain([*live, *items]):
-            return functools.partial(self._refill, live, items)
+            return lambda: _refilled(live, items)
         can_grow = self._is_exact and isinstance(live, list)
         if items is None or (len(items) != len(live) and not can_grow):
             return self._other(live, saved, path, f"a {type(live).__name__} of {len(live)}")
@@ -178,17 +178,10 @@ class Matching:
             ]
             values += [self._anew(item) for item in items[len(values) :]]
             if isinstance(live, list):
-                live[:] = values
-                return live
+                return _refilled(live, values)
             return type(live)(*values) if hasattr(live, "_fields") else type(live)(values)
 
         return put_back
-
-    @staticmethod
-    def _refill(live: list[Any], items: list[Any]) -> list[Any]:
-        """Give a list of numbers and texts other items, of which there may be more or fewer."""
-        live[:] = items
-        return live
 
     def _stateful(self, live: Any, saved: Any, path: str) -> _PutBack | None:
         state = state_of(saved)
@@ -202,22 +195,22 @@ class Matching:
         return put_back
 
     def _replicas(self, saved: Any, path: str) -> _PutBack | None:
-        """Return what makes a `PerReplica` anew; what its components were before says nothing."""
+        """Return what makes a `PerReplica` anew; what its parts were before says nothing."""
         number, ids = self._layout.num_replicas, self._layout.local_replica_ids
-        found = self._index.of_replicas.get(replicas_name(saved) or "")
-        if found is None or self._index.num_replicas != number:
+        parts = self._index.of_replicas.get(replicas_name(saved) or "")
+        if parts is None or self._index.num_replicas != number:
             return self._differs(path, f"a PerReplica of {number} replicas", saved)
-        return lambda: per_replica([decoded(found[str(i)], self._load) for i in ids], self._layout)
+        return lambda: per_replica([decoded(parts[str(i)], self._load) for i in ids], self._layout)
 
     def _components(self, live: Any, saved: Any, path: str) -> _PutBack | None:
         """Return what gives a variable the components of this rank's replicas."""
         number, ids = self._layout.num_replicas, self._layout.local_replica_ids
-        found = self._index.of_replicas.get(replicas_name(saved) or "", {})
-        if live.is_mirrored or not all(str(i) in found for i in ids):
+        parts = self._index.of_replicas.get(replicas_name(saved) or "", {})
+        if live.is_mirrored or not all(str(i) in parts for i in ids):
             return self._differs(path, f"a variable of {number} replicas", saved)
 
         def put_back() -> Any:
-            live.put_back_components({i: decoded(found[str(i)], self._load) for i in ids})
+            live.put_back_components({i: decoded(parts[str(i)], self._load) for i in ids})
             return live
 
         return put_back
@@ -317,6 +310,12 @@ def _has_objects(live: Any) -> bool:
     if isinstance(live, (list, tuple)):
         return any(map(_has_objects, live))
     return isinstance(live, (AbstractVariable, PerReplica)) or hasattr(live, "load_state_dict")
+
+
+def _refilled(live: list[Any], items: list[Any]) -> list[Any]:
+    """Return a list that has other items now, of which there may be more or fewer."""
+    live[:] = items
+    return live
 
 
 def _are_plain(items: list[Any]) -> bool:

@@ -24,7 +24,7 @@ _arrived = 0
 
 
 def listen(listener: object) -> None:
-    """Have the signals only remembered from now on, for as long as `listener` lives.
+    """Make the signals do nothing but be remembered, for as long as `listener` lives.
 
     Raises
     ------

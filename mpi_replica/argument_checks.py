@@ -1,0 +1,53 @@
+"""Checks of arguments that need nothing but the argument and its name."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+__all__ = ["flag", "integer"]
+
+
+def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """Return an argument as an int.
+
+    Raises
+    ------
+    TypeError
+        It is a bool or no integer.
+    ValueError
+        It is less than `least`, or more than `most`, which stands beside a `least`.
+
+    Examples
+    --------
+    >>> integer("axis", np.int8(3), 0)
+    3
+    >>> integer("axis", -1, 0)
+    Traceback (most recent call last):
+    ValueError: axis must be at least 0, got -1.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}. Convert it with int().")
+    if (least is not None and number < least) or (most is not None and number > most):
+        limits = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name} must be {limits}, got {value!r}.")
+    return number
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return an argument as a bool.
+
+    Raises
+    ------
+    TypeError
+        It is something else.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r}. Pass it by name.")
+    return bool(value)

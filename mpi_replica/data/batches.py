@@ -1,0 +1,80 @@
+"""Batches of any source: as arrays, the rows of them that a replica gets, and their kind.
+
+The kind of a batch is the same on all ranks: structure, dtypes, numbers of axes. Lengths may
+differ: of the rows, of rows that are padded to the longest of them, of texts. Input of each rank's
+own is alike in structure only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import nest
+from ..array_libraries import copy_of, dtype_of, values_of
+from ..collectives.standing import LeafDescription
+from ..dtypes import is_text, wire_name
+from .elements import ArraySpec, rows_of, spec_of
+
+__all__ = ["arrays_of", "cut", "empty_like", "kind_of", "kind_text"]
+
+
+def arrays_of(batch: Any) -> Any:
+    """Return the nest `batch` with arrays as leaves; those of any library stay theirs.
+
+    Raises
+    ------
+    ValueError
+        A leaf has no rows, or another number of them.
+    """
+    leaves, structure = nest.flatten(batch)
+    arrays = [np.asarray(leaf) if dtype_of(leaf) is None else values_of(leaf) for leaf in leaves]
+    for array, path in zip(arrays, nest.leaf_paths(structure), strict=True):
+        if array.ndim == 0:
+            raise ValueError(
+                f"a batch of a distributed dataset has a scalar for value{path}: it has no rows. "
+                "Give batches: arrays whose first dimension are the rows."
+            )
+        if array.shape[0] != arrays[0].shape[0]:
+            raise ValueError(
+                f"a batch of a distributed dataset has {arrays[0].shape[0]} rows and"
+                f" {array.shape[0]} for value{path}. All leaves must have the same rows."
+            )
+    return nest.unflatten(structure, arrays)
+
+
+def cut(batch: Any, wanted: Callable[[int], slice]) -> tuple[int, Any]:
+    """Return the number of rows of a batch, and those that are wanted."""
+    arrays = arrays_of(batch)
+    leaves, _ = nest.flatten(arrays)
+    rows = leaves[0].shape[0] if leaves else 0
+    return rows, rows_of(arrays, wanted(rows))
+
+
+def empty_like(batch: Any) -> Any:
+    """Return a batch without rows."""
+    return nest.map_structure(copy_of, rows_of(arrays_of(batch), slice(0, 0)))
+
+
+def kind_of(batch: Any, is_global: bool) -> tuple[Any, ...]:
+    """Return what is equal for batches of one kind; quick, and only for this rank."""
+    leaves, structure, _ = nest.flatten_plain(batch)
+    return structure, [(leaf.dtype, leaf.ndim) for leaf in leaves] if is_global else []
+
+
+def kind_text(batch: Any, is_global: bool) -> str:
+    """Return the kind of a batch in words that are the same in every process."""
+    specs, structure = nest.flatten(spec_of(batch))
+    text = nest.structure_text(structure)
+    if not is_global:
+        return text
+    leaves = ", ".join(map(_leaf_text, specs))
+    return leaves if text == "*" else f"{text} of {leaves}"
+
+
+def _leaf_text(spec: ArraySpec) -> str:
+    dtype = spec.dtype
+    name = {"U": "str", "S": "bytes"}[dtype.kind] if is_text(dtype) else wire_name(dtype)
+    return str(LeafDescription(name, (None,) * len(spec.shape)))
