@@ -19,6 +19,7 @@ Everything else is a `TypeError`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -110,19 +111,19 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def as_arrays(
-    leaves: list[Any], plain: int = OTHERS
-) -> tuple[list[np.ndarray[Any, Any]], list[GiveBack | None] | None]:
+    leaves: Sequence[Any], plain: int = OTHERS
+) -> tuple[Sequence[np.ndarray[Any, Any]], list[GiveBack | None] | None]:
     """Return leaves as arrays, in whatever order these are, and how results are given back.
 
     Parameters
     ----------
-    leaves : list
+    leaves : sequence
     plain : int
         What `nest.flatten_plain` has told of them, so that nothing is asked again.
 
     Returns
     -------
-    arrays : list of numpy.ndarray
+    arrays : sequence of numpy.ndarray
         Perhaps `leaves` itself.
     ways : list or None
         As `ways_back` gives them.

@@ -141,7 +141,15 @@ class ReplicaContext(Replica):
                 self._engine, self.meet, reduce_op, components, structure, options, out
             )
         call = self._strategy.engine.make(
-            "all_reduce", options, AllReduce, "all_reduce", reduce_op, [leaves], structure, out
+            "all_reduce",
+            options,
+            AllReduce,
+            "all_reduce",
+            reduce_op,
+            [leaves],
+            structure,
+            out,
+            plain=is_plain,
         )
         return self.meet(call) if self._seat is None else self._seat.meet(call)
 

@@ -250,11 +250,9 @@ class InlineReductions(dict[Plan, InlineReduction]):
         self._most_partials = max(map(len, tree.partials))
         self._partials = tree.order.count
 
-    def can_be_inline(self, plan: Plan) -> bool:
-        """Return whether every rank is given the contributions of all."""
-        if plan.is_ordered:
-            return plan.small_bytes * self._partials <= _MOST_MESSAGE_BYTES
-        return plan.small_bytes <= self._group.inline_bytes
+    def can_be_ordered(self, plan: Plan) -> bool:
+        """Return whether every rank is given the contributions of all, where they have an order."""
+        return plan.small_bytes * self._partials <= _MOST_MESSAGE_BYTES
 
     def __missing__(self, plan: Plan) -> InlineReduction:
         if len(self) >= _CACHE_SIZE:

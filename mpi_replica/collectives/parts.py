@@ -118,9 +118,13 @@ class StreamPart(Part):
         leaf = stream.leaf
         self.length = stop - start
         self.dtype, self.result_dtype = stream.dtype, stream.result_dtype
-        self._column = [leaves[leaf][where] for leaves in contributions]
-        self._results = [leaves[leaf][where] for leaves in results]
-        self.result = self._results[0].reshape(-1)
+        first = results[0][leaf][where]
+        if len(results) == 1:  # as it is mostly: without comprehensions
+            self._column, self._results = [contributions[0][leaf][where]], [first]
+        else:
+            self._column = [leaves[leaf][where] for leaves in contributions]
+            self._results = [leaves[leaf][where] for leaves in results]
+        self.result = first.reshape(-1)
 
     def gather(
         self,
@@ -135,11 +139,12 @@ class StreamPart(Part):
         partial.order.combine(combine, column, target.reshape(shape), spare)
 
     def deliver(self, total: Array | None) -> None:
-        first, *others = self._results
+        first = self._results[0]
         if total is not None:
             np.copyto(first, total.reshape(first.shape))
-        for result in others:  # while it is in the cache
-            np.copyto(result, first)
+        if len(self._results) > 1:
+            for result in self._results[1:]:  # while it is in the cache
+                np.copyto(result, first)
 
     def contribution(self, dtype: np.dtype[Any]) -> Array | None:
         first = self._column[0]

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from .. import nest
-from ..array_libraries import GiveBack, give_back, ways_back
-from ..dtypes import accumulation, wire_name
-from ..dtypes import as_array as _as_array
+from ..array_libraries import give_back
+from ..dtypes import accumulation, as_arrays, wire_name
 from ..options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from ..transport.base import Bytes
 from .broadcasting import Writing
@@ -37,9 +36,8 @@ Array = np.ndarray[Any, Any]
 
 # Of the others the order makes no difference.
 _ORDERED_OPS = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD})
-_ORDERED_IMPLEMENTATIONS = frozenset(
-    {CommunicationImplementation.SHARED_MEMORY, CommunicationImplementation.ALLTOALL}
-)
+_SHARED_MEMORY = CommunicationImplementation.SHARED_MEMORY
+_ORDERED_IMPLEMENTATIONS = frozenset({_SHARED_MEMORY, CommunicationImplementation.ALLTOALL})
 
 # Of each call.
 _Results = list[list[Any]]
@@ -72,11 +70,11 @@ class AllReduce(Call):
         What the user asked for, where `op` is what is left of it to do.
     dtypes : sequence of sequence of numpy.dtype, optional
         What the leaves of each replica were before a part of the reduction was done.
+    plain : int
+        What `nest.flatten_plain` has told of the leaves.
     """
 
     outputs: Outputs | None = None
-    #: How results are given back where leaves are arrays of other libraries.
-    ways_back: Sequence[GiveBack | None] | None = None
     #: Leaves that are Python ints here, and Python floats on other replicas.
     promoted: Sequence[int] = ()
     plan: Plan
@@ -96,6 +94,7 @@ class AllReduce(Call):
         writing: Writing | None = None,
         asked: ReduceOp | None = None,
         dtypes: Sequence[Sequence[np.dtype[Any]]] | None = None,
+        plain: int = nest.OTHERS,
     ) -> None:
         self.site = site
         self.options = options
@@ -109,15 +108,10 @@ class AllReduce(Call):
         self.finish = finish
         self.writing = writing
         self.dtypes = dtypes
-        first = contributions[0]
-        for leaf in first:
-            if type(leaf) is not np.ndarray:
-                self.ways_back = ways_back(first)
-                first = list(map(_as_array, first))
-                break
+        first, self.ways_back = as_arrays(contributions[0], plain)
         self.contributions: list[Sequence[Array]] = [first]
-        if len(contributions) > 1:
-            self.contributions += [list(map(_as_array, leaves)) for leaves in contributions[1:]]
+        for leaves in contributions[1:]:
+            self.contributions.append(as_arrays(leaves, plain)[0])
         if out is not None:
             outputs = self.outputs = Outputs(out, structure, first)
             self.detail = outputs.words
@@ -215,12 +209,14 @@ class AllReduce(Call):
             self._check_outputs(calls)
         plan = self.plan
         reductions: InlineReductions = group.kept[InlineReductions]
-        is_inline = reductions.can_be_inline(plan)
+        is_inline = plan.small_bytes <= group.inline_bytes
         ordered = None
-        if plan.is_ordered and self._is_order_asked:
+        if plan.is_ordered:
+            is_inline = reductions.can_be_ordered(plan)
             implementation = self.options.implementation
             # Also where nothing goes by it: an error where it can't be had.
-            if not is_inline or implementation is CommunicationImplementation.SHARED_MEMORY:
+            is_needed = not is_inline or implementation is _SHARED_MEMORY
+            if is_needed and self._is_order_asked:
                 ordered = group.kept[Ways].ordered(implementation)
                 if ordered is None:
                     return b"", None
@@ -270,6 +266,8 @@ class AllReduce(Call):
         reduction, payload, totals = prepared
         if reduction.message is not None:
             return self._exchange_message(calls, reduction, reduction.message, payload, totals)
+        if len(calls) == 1 and self.writing is None and self.outputs is None:
+            return [reduction.results(totals)]
         return self._reduced(calls, reduction, totals)
 
     def _open_way(self, group: Group, calls: Sequence[AllReduce]) -> Steps[_Results]:

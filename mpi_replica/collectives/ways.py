@@ -58,7 +58,6 @@ class Work:
     def __init__(
         self, group: Group, op: ReduceOp, scratch: Scratch, *, is_in_place: bool = False
     ) -> None:
-        self.group = group
         self.op = op
         self.combine: Callable[..., Any] = UFUNCS[op]
         self.scale = group.layout.num_replicas if op is ReduceOp.MEAN else 1
@@ -79,6 +78,9 @@ class Work:
 class Way(abc.ABC):
     """A way in which parts are combined over the ranks."""
 
+    def __init__(self, group: Group) -> None:
+        self.size, self.rank = group.layout.size, group.layout.rank
+
     @abc.abstractmethod
     def reduce(self, work: Work, parts: Iterable[Part]) -> Steps[None]:
         """Reduce parts, which are not empty."""
@@ -91,11 +93,15 @@ class Straight(Way):
     the result, or in scratch memory, and reduce that in place.
     """
 
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self._has_one_each = group.layout.has_one_each
+        self._mine = in_a_row(len(group.layout.local_replica_ids))
+
     def reduce(self, work: Work, parts: Iterable[Part]) -> Steps[None]:
         scratch, op, scale = work.scratch, work.op, work.scale
-        layout = work.group.layout
-        has_one_each, is_in_place = layout.has_one_each, work.is_in_place
-        mine = in_a_row(len(layout.local_replica_ids))
+        mine, has_one_each = self._mine, self._has_one_each
+        is_in_place = work.is_in_place
         for part in parts:
             scratch.clear()
             dtype, send = part.dtype, None
@@ -123,17 +129,19 @@ class Straight(Way):
 class Keyed(Way):
     """MIN and MAX of floats, by ``Allreduce`` of integers in their place."""
 
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self._mine = in_a_row(len(group.layout.local_replica_ids))
+
     def reduce(self, work: Work, parts: Iterable[Part]) -> Steps[None]:
-        scratch, op = work.scratch, work.op
-        layout = work.group.layout
-        mine = in_a_row(len(layout.local_replica_ids))
+        scratch, op, mine = work.scratch, work.op, self._mine
         for part in parts:
             scratch.clear()
             total = part.result
             if total is None:
                 total = scratch.take(part.dtype, part.length)
             part.gather(mine, work.extreme, total, ())
-            if layout.size == 1:  # which NaN it is must not depend on the layout
+            if self.size == 1:  # which NaN it is must not depend on the layout
                 settle(total, 1, scratch)
             else:
                 key = np.dtype(f"i{total.dtype.itemsize}")
@@ -157,8 +165,8 @@ class OrderedWay(Way):
     part_bytes: int
 
     def __init__(self, group: Group) -> None:
+        super().__init__(group)
         layout = group.layout
-        self.rank, self.size = layout.rank, layout.size
         tree = tree_of(layout.counts)
         self.order = tree.order
         self.local: Sequence[Partial] = tree.partials[layout.rank]
@@ -391,7 +399,7 @@ class Ways:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self.straight, self.keyed = Straight(), Keyed()
+        self.straight, self.keyed = Straight(group), Keyed(group)
         is_alone = group.layout.size == 1
         #: For sums of floats of 2 bytes, where no order is asked for.
         self.narrow: OrderedWay = Here(group) if is_alone else Scattered(group)
