@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from .errors import ContextError, reporter_of, text_of
 from .interrupts import gate
-from .transport import Survivors, Verdict, end_together
+from .transport import JobOutcome, Survivors, end_together
 from .watch import watcher
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _leave() -> None:
         gate.open()
 
 
-def leave_together(is_well: bool) -> Verdict:
+def leave_together(is_well: bool) -> JobOutcome:
     """Do now what is done at the end of the program, and return how all living ranks have ended.
 
     Collective over all that the launcher has started. No strategy can be used any more.

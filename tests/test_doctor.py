@@ -16,7 +16,7 @@ from mpi_replica.doctor.libraries import library_checks
 from mpi_replica.doctor.places import place_checks
 from mpi_replica.doctor.speed import Speed, speed_checks
 from mpi_replica.numerics import Numerics
-from mpi_replica.transport.facts import LibraryFacts
+from mpi_replica.transport.library_facts import LibraryFacts
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..numerics import Numerics, numerics_here
-from ..transport.facts import LibraryFacts
 from ..transport.host import cores, free_shared_memory
 from ..transport.launch import library
+from ..transport.library_facts import LibraryFacts
 
 __all__ = ["Facts", "facts_here"]
 

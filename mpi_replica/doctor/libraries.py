@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import LaunchError
 from ..launcher import find_launcher, find_library
-from ..transport.facts import LibraryFacts
+from ..transport.library_facts import LibraryFacts
 from .check import Check
 
 __all__ = ["launcher_checks", "library_checks", "wrong_launcher"]

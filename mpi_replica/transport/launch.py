@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import LaunchError
-from .base import Transport
-from .facts import LibraryFacts
-from .host import make_end_without_fence, make_windows_quiet
+from .library_facts import LibraryFacts, library_facts
+from .open_mpi import set_up_open_mpi
 from .single import SingleTransport
 from .survivors import Survivors
-from .verdict import Verdict, agree_on_end
+from .transport import Transport
+from .ulfm import JobOutcome, agree_on_outcome
 
 __all__ = [
     "INSTALL_ADVICE",
@@ -117,9 +117,7 @@ def library() -> LibraryFacts | None:
     """Return what the MPI library is and can do; None where MPI has not started."""
     if "mpi4py.MPI" not in sys.modules:
         return None
-    from .mpi import facts
-
-    return facts()
+    return library_facts(sys.modules["mpi4py.MPI"])
 
 
 def open_transport(communicator: Any = None) -> Transport:
@@ -156,16 +154,15 @@ def open_survivors(communicator: Any = None, num_spares: int = 0) -> Survivors |
     """
     if communicator is None and not _wants_mpi():
         return None
-    make_windows_quiet()
-    make_end_without_fence()
+    set_up_open_mpi()
     # A program without mpirun shall not pay for MPI_Init, which this import calls.
     try:
         from .mpi import survivors_of, world_size
     except (ImportError, RuntimeError) as error:
-        found = launcher_variable() or _CHOICE
+        variable = launcher_variable() or _CHOICE
         raise LaunchError(
-            f"The program was started by an MPI launcher ({found}="
-            f"{os.environ.get(found, '')!r}), but mpi4py finds no MPI library: {error}."
+            f"The program was started by an MPI launcher ({variable}="
+            f"{os.environ.get(variable, '')!r}), but mpi4py finds no MPI library: {error}."
             f" {INSTALL_ADVICE}"
         ) from error
     started = _started_processes()
@@ -181,7 +178,7 @@ def open_survivors(communicator: Any = None, num_spares: int = 0) -> Survivors |
     return survivors_of(communicator, num_spares)
 
 
-def end_together(is_well: bool) -> Verdict:
+def end_together(is_well: bool) -> JobOutcome:
     """Return how the ranks of a job have ended. Collective over all that the launcher has started.
 
     MPI starts where it has not, since a launcher ends the job where a process that never started
@@ -192,8 +189,7 @@ def end_together(is_well: bool) -> Verdict:
     is_well : bool
         How this rank has.
     """
-    make_windows_quiet()
-    make_end_without_fence()
+    set_up_open_mpi()
     from . import mpi  # noqa: F401 - which sees to how MPI is loaded
 
-    return agree_on_end(sys.modules["mpi4py.MPI"], is_well)
+    return agree_on_outcome(sys.modules["mpi4py.MPI"], is_well)

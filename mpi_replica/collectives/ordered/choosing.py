@@ -6,8 +6,7 @@ import logging
 
 from ...layout import Layout
 from ...options import CommunicationImplementation
-from ...transport import Transport
-from ...transport.base import SharedMemoryError
+from ...transport import SharedMemoryError, Transport
 from .exchanges import (
     AlltoallExchange,
     Carry,

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...layout import Layout
-from ...transport import Transport
-from ...transport.base import Bytes
+from ...transport import Bytes, Transport
 from ...tree import tree_of
 from ..scratch import ALIGNMENT, Scratch
 from .parts import Part
