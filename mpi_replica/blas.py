@@ -87,16 +87,16 @@ def threads_asked_for(environ: Mapping[str, str]) -> int | None:
     >>> threads_asked_for({"MPI_REPLICA_BLAS_THREADS": "2"})
     2
     """
-    given = environ.get(_THREADS)
-    if given is None:
+    text = environ.get(_THREADS)
+    if text is None:
         return None
     try:
-        threads = int(given)
+        threads = int(text)
     except ValueError:
         threads = 0
     if threads < 1:
         raise ValueError(
-            f"{_THREADS}={given!r} is not a positive integer. It is how many threads of BLAS each"
+            f"{_THREADS}={text!r} is not a positive integer. It is how many threads of BLAS each"
             " replica of a reproducible strategy has: give such a number, or unset it for 1."
         )
     return threads

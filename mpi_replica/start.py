@@ -51,7 +51,7 @@ class Terms(NamedTuple):
 
 
 class Wishes(NamedTuple):
-    """What a rank was given for its strategy."""
+    """The arguments of a strategy, on one rank."""
 
     replicas_per_rank: int | None
     num_replicas: int | None

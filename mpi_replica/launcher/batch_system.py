@@ -16,10 +16,10 @@ __all__ = ["BatchAllocation", "hosts_in_file", "read_allocation"]
 class BatchAllocation(NamedTuple):
     """Hosts and tasks that a batch system has given to a job."""
 
-    #: ``slurm`` or ``pbs``.
-    system: str
+    #: ``slurm`` or ``pbs``; empty outside of any.
+    system: str = ""
     #: How many ranks were asked for; None where the job did not say.
-    tasks: int | None
+    tasks: int | None = None
     hosts: int = 1
     cores_per_task: int | None = None
     #: Whether the process is in a step of Slurm, such as a shell started by ``srun --pty``.

@@ -77,7 +77,7 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
     """
     program = program_command(options.program)
     _check_options_of_elastic(options)
-    allocation = read_allocation(environ)
+    allocation = read_allocation(environ) or BatchAllocation()
     inside = launcher_variable(environ)
     if inside is not None:
         raise LaunchError(
@@ -86,10 +86,10 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
             " mpi_replica run -n 4 PROGRAM'."
         )
     ranks = _ranks(options, allocation)
-    hosts = 1 if allocation is None else allocation.hosts
+    hosts = allocation.hosts
     if options.hostfile is not None:
         hosts = hosts_in_file(options.hostfile)
-    if allocation is not None and allocation.system == "slurm":
+    if allocation.system == "slurm":
         mpi_type = _type_for_srun(options, environ)
     elif options.launcher == "srun":
         raise LaunchError(
@@ -109,15 +109,14 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
         if options.is_elastic:
             check_elastic(launcher.library)
             added |= elastic_settings(environ)
-    cores_per_task = None if allocation is None else allocation.cores_per_task
-    cores_per_rank = cores_per_task or (1 if kind == "srun" else None)
+    cores_per_rank = allocation.cores_per_task or (1 if kind == "srun" else None)
     added |= settings(
         kind,
         ranks,
         Host(len(cores()), os.geteuid() == 0),
         environ,
         hosts=hosts,
-        is_allocated=allocation is not None or options.hostfile is not None,
+        is_allocated=bool(allocation.system) or options.hostfile is not None,
         cores_per_rank=1 if options.bind == "core" else cores_per_rank,
         replicas=options.replicas,
         spares=options.spares,
@@ -133,8 +132,8 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
         tag="own" if options.tag else None,
         exported=for_other_hosts(added, environ) if hosts > 1 else (),
         mpi_type=mpi_type or "",
-        cores_per_task=cores_per_task,
-        is_in_step=allocation is not None and allocation.is_in_step,
+        cores_per_task=allocation.cores_per_task,
+        is_in_step=allocation.is_in_step,
         is_elastic=options.is_elastic,
     )
     statuses = None
@@ -167,13 +166,11 @@ def _check_options_of_elastic(options: Options) -> None:
         )
 
 
-def _ranks(options: Options, allocation: BatchAllocation | None) -> int:
-    ranks = options.ranks
-    if ranks is None and allocation is not None:
-        ranks = allocation.tasks
+def _ranks(options: Options, allocation: BatchAllocation) -> int:
+    ranks = allocation.tasks if options.ranks is None else options.ranks
     if ranks is None:
         where = "No batch system says how many ranks there are."
-        if allocation is not None:
+        if allocation.system:
             where = f"The job of {allocation.system} was not given a number of tasks."
         raise LaunchError(
             f"{where} Say it: -n {max(2, len(cores()))}, for example; this host has"

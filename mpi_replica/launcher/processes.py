@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
+import glob
 import signal
 import subprocess
 import sys
@@ -26,14 +26,14 @@ def descendants(pid: int) -> list[int]:
     There are none where there is no /proc.
     """
     children: dict[int, list[int]] = {}
-    for name in _listed():
+    for path in glob.iglob("/proc/[0-9]*/stat"):
         try:
-            with open(f"/proc/{name}/stat", "rb") as file:
+            with open(path, "rb") as file:
                 # The name of the program may hold spaces and brackets; behind it: state, parent.
                 parent = int(file.read().rpartition(b")")[2].split()[1])
         except (OSError, IndexError):
             continue  # it has ended meanwhile
-        children.setdefault(parent, []).append(int(name))
+        children.setdefault(parent, []).append(int(path.split("/")[2]))
     family = [pid]
     for process in family:
         family += children.get(process, [])
@@ -57,13 +57,6 @@ def _is_rank(pid: int) -> bool:
     except OSError:
         return False
     return any(text.startswith(_RANK_VARIABLES) for text in variables)
-
-
-def _listed() -> list[str]:
-    try:
-        return [name for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
 
 
 def adopt_orphans() -> None:

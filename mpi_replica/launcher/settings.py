@@ -19,7 +19,7 @@ _OF_THE_JOB = ("MPI_REPLICA_", "MPI4PY_", "PYTHON")
 
 
 class Host(NamedTuple):
-    """What this host is for the job."""
+    """What a host has for the job."""
 
     cores: int
     is_root: bool = False

@@ -48,7 +48,7 @@ _MOST_CHARACTERS = 10_000
 
 
 class RanksMissingError(Exception):
-    """Some ranks did not come; rank 0 reports it, and ends the job after its report."""
+    """A meeting that ranks have missed; rank 0 reports it, and ends the job after its report."""
 
 
 class Fence:

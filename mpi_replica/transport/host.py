@@ -37,7 +37,10 @@ def machine(host: str) -> str:
 
 
 def is_crowded(machine: str, places: Sequence[tuple[str, frozenset[int]]]) -> bool:
-    """Return whether it has more ranks than cores for them; `places` are those of all ranks."""
+    """Return whether a machine has more ranks than cores.
+
+    `places` are machine and cores of each rank.
+    """
     cores_of_ranks = [cores for other, cores in places if other == machine]
     return len(cores_of_ranks) > len(frozenset().union(*cores_of_ranks))
 

@@ -351,7 +351,7 @@ class MPITransport(Transport):
         return self._as_loss(error)
 
     def _as_loss(self, error: BaseException) -> BaseException:
-        """Return the `RankLostError` that `error` stands for, after which nothing goes; or it."""
+        """Return `error`, or the `RankLostError` in its place: nothing can be sent then."""
         if not is_loss(MPI, error, self._comm if self.is_fault_tolerant else None):
             return error
         if self.loss is None:

@@ -212,7 +212,7 @@ class Survivors:
             self.transport = self._make(active, is_fault_tolerant=self.is_fault_tolerant)
 
     def waiting_transport(self) -> Transport:
-        """Return what a rank has that hosts no replicas."""
+        """Return the transport of a rank that hosts no replicas."""
         _, hosts, pids = zip(*self.members, strict=True)
         return WaitingTransport(self.rank, hosts, pids, self.abort)
 
@@ -312,7 +312,7 @@ class Survivors:
             time.sleep(_LOOK_SECONDS)
 
     def _hear_the_others(self, first: int) -> None:
-        """Receive what the other ranks say, who wait for it, at a good end."""
+        """Receive what the other ranks say at a good end: they wait until it is heard."""
         for rank in range(self.num_active):
             ends = self._ends if rank == first else 0
             try:

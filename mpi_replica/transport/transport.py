@@ -33,11 +33,11 @@ Messages = Mapping[int, bytes | bytearray]
 
 
 class WaitGivenUpError(Exception):
-    """The other ranks did not come in time. Requests in flight are never touched again."""
+    """A wait was ended before the others came. Requests in flight are never touched again."""
 
 
 class SharedMemoryError(Exception):
-    """The ranks can't have memory that all of them see; the text says why, alike on all ranks."""
+    """Memory that all ranks see can't be had; the text says why, alike on all ranks."""
 
 
 class Mailbox(abc.ABC):

@@ -50,7 +50,7 @@ class SharedWindows:
         return memory
 
     def sync(self) -> None:
-        """Let what this rank writes be seen, and see what others wrote, around a barrier."""
+        """Show this rank's writes to the others, and theirs to it: before and after a barrier."""
         for window, _ in self._windows:
             window.Sync()
 

@@ -55,16 +55,16 @@ _FINAL_ERRORS = {
 
 def stall_seconds() -> float:
     """Return after how many seconds a wait is reported."""
-    given = os.environ.get(_STALL_SECONDS, "")
+    text = os.environ.get(_STALL_SECONDS, "")
     try:
-        seconds = float(given or _DEFAULT_STALL_SECONDS)
+        seconds = float(text or _DEFAULT_STALL_SECONDS)
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
         _log.warning(
             "%s=%r is not a positive number of seconds: %g is used.",
             _STALL_SECONDS,
-            given,
+            text,
             _DEFAULT_STALL_SECONDS,
         )
         return _DEFAULT_STALL_SECONDS

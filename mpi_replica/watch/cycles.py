@@ -47,7 +47,7 @@ class _Wait(NamedTuple):
 
 
 class _Origin(NamedTuple):
-    """What tells a probe from all others."""
+    """The identity of a probe."""
 
     address: _Address
     #: Counts the probes of a process.

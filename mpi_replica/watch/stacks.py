@@ -36,7 +36,7 @@ def is_of_package(file: str) -> bool:
 
 
 def place_of_thread(ident: int) -> Whereabouts:
-    """Return where the thread `ident` of this process is; it need not help."""
+    """Return where the thread `ident` of this process is, as its stack shows: it need not help."""
     frame = sys._current_frames().get(ident)
     if frame is None:
         return Whereabouts("  its thread has ended\n", False)
