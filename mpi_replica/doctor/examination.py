@@ -16,7 +16,7 @@ from ..mpi_strategy import MPIStrategy
 from ..options import CommunicationOptions
 from ..replica_context import ReplicaContext, get_replica_context
 from ..strategy import Strategy
-from ..transport.launch import launcher_variable
+from ..transport.launch import launcher_variable, number_in
 from .checks import Check, from_json
 from .libraries import launcher_checks, library_checks, wrong_launcher
 from .places import RankFacts, facts_here, place_checks
@@ -70,7 +70,7 @@ def _examine_job(environ: Mapping[str, str], ranks: int | None) -> list[Check]:
 
 
 def _examine_ranks(environ: Mapping[str, str]) -> list[Check] | None:
-    is_first = _number(environ) == 0
+    is_first = not number_in(environ, *_RANKS)
     wrong = wrong_launcher(environ)
     if wrong is not None:
         return [wrong] if is_first else None
@@ -113,11 +113,3 @@ def _gathered(strategy: Strategy, mine: RankFacts) -> list[RankFacts]:
 
     everything = strategy.experimental_local_results(strategy.run(step))[0]
     return [pickle.loads(data) for data in pickle.loads(everything)]
-
-
-def _number(environ: Mapping[str, str]) -> int:
-    """Return the number that the launcher gave this process."""
-    for name in _RANKS:
-        if environ.get(name, "").isdigit():
-            return int(environ[name])
-    return 0

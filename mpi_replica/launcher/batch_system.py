@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..errors import LaunchError
-from ..transport.launch import started_in_step
+from ..transport.launch import number_in, started_in_step
 
 __all__ = ["BatchAllocation", "hosts_in_file", "read_allocation"]
 
@@ -56,15 +56,15 @@ def _of_slurm(environ: Mapping[str, str]) -> BatchAllocation:
             f" 'srun -n {started} python PROGRAM', or 'python -m mpi_replica run PROGRAM' in the"
             " batch script."
         )
-    tasks = _number(environ, "SLURM_NTASKS")
-    hosts = _number(environ, "SLURM_JOB_NUM_NODES") or _number(environ, "SLURM_NNODES") or 1
-    per_host = _number(environ, "SLURM_NTASKS_PER_NODE")
+    tasks = number_in(environ, "SLURM_NTASKS")
+    hosts = number_in(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
+    per_host = number_in(environ, "SLURM_NTASKS_PER_NODE")
     if started:  # the numbers are those of the step, which is one process
         tasks = None
     if tasks is None and per_host is not None:
         tasks = per_host * hosts
     return BatchAllocation(
-        "slurm", tasks, hosts, _number(environ, "SLURM_CPUS_PER_TASK"), started > 0
+        "slurm", tasks, hosts, number_in(environ, "SLURM_CPUS_PER_TASK"), started > 0
     )
 
 
@@ -79,11 +79,6 @@ def _of_pbs(path: str) -> BatchAllocation:
             " where PBS runs its script, or unset the variable to run on this host alone."
         ) from error
     return BatchAllocation("pbs", len(lines) or None, len(set(lines)) or 1)
-
-
-def _number(environ: Mapping[str, str], name: str) -> int | None:
-    text = environ.get(name, "")
-    return int(text) if re.fullmatch(r"\d+", text) else None
 
 
 def hosts_in_file(path: str | os.PathLike[str]) -> int:

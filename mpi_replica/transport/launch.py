@@ -21,6 +21,7 @@ __all__ = [
     "end_together",
     "launcher_variable",
     "library",
+    "number_in",
     "open_survivors",
     "open_transport",
     "started_in_step",
@@ -76,11 +77,19 @@ def started_in_step(environ: Mapping[str, str]) -> int:
 
     Also 0 in the shell of ``salloc``, which is a step with a number of Slurm's own.
     """
-    step = environ.get("SLURM_STEP_ID", "")
-    if not re.fullmatch(r"\d+", step) or int(step) >= _FIRST_RESERVED_STEP:
+    step = number_in(environ, "SLURM_STEP_ID")
+    if step is None or step >= _FIRST_RESERVED_STEP:
         return 0
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
-    return int(tasks) if re.fullmatch(r"\d+", tasks) else 1
+    tasks = number_in(environ, "SLURM_STEP_NUM_TASKS")
+    return 1 if tasks is None else tasks
+
+
+def number_in(environ: Mapping[str, str], *names: str) -> int | None:
+    """Return the number that the first of these variables gives; None where none gives one."""
+    for name in names:
+        if re.fullmatch(r"\d+", environ.get(name, "")):
+            return int(environ[name])
+    return None
 
 
 def _is_alone_in_slurm(environ: Mapping[str, str]) -> bool:
@@ -99,8 +108,8 @@ def _started_processes(environ: Mapping[str, str] = os.environ) -> tuple[str, in
     if started_in_step(environ):  # SLURM_NTASKS alone also stands in scripts outside of srun
         names += ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]
     for name in names:
-        if environ.get(name, "").isdigit():
-            return name, int(environ[name])
+        if (number := number_in(environ, name)) is not None:
+            return name, number
     return None
 
 
