@@ -52,7 +52,7 @@ class Options(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What would be started."""
+    """A launcher with its command line, ready to be started."""
 
     #: ``openmpi``, ``mpich`` or ``srun``.
     launcher: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import time
 import warnings
@@ -189,12 +190,10 @@ class MPITransport(Transport):
         receive = np.empty(int(lengths.sum()), np.uint8)
         counts = lengths.tolist()
         # The ranks may be here because they disagree, even about timeouts: no blocking call.
-        send = np.frombuffer(data, np.uint8)
-        self._gather_blocks(send, receive, counts, timeout_seconds, blocks=False)
-        ends = np.cumsum(lengths).tolist()
-        return [
-            receive[end - count : end].tobytes() for end, count in zip(ends, counts, strict=True)
-        ]
+        limit = math.inf if timeout_seconds is None else timeout_seconds
+        self._gather_blocks(np.frombuffer(data, np.uint8), receive, counts, limit)
+        starts = [0, *itertools.accumulate(counts)]
+        return [receive[start:end].tobytes() for start, end in itertools.pairwise(starts)]
 
     def all_gather_blocks(
         self,
@@ -203,8 +202,7 @@ class MPITransport(Transport):
         counts: Sequence[int],
         timeout_seconds: float | None = None,
     ) -> None:
-        blocks = self._blocks and timeout_seconds is None
-        self._gather_blocks(send, receive, counts, timeout_seconds, blocks=blocks)
+        self._gather_blocks(send, receive, counts, timeout_seconds)
 
     def _gather_blocks(
         self,
@@ -212,9 +210,8 @@ class MPITransport(Transport):
         receive: Bytes,
         counts: Sequence[int],
         timeout_seconds: float | None,
-        *,
-        blocks: bool,
     ) -> None:
+        blocks = self._blocks and timeout_seconds is None
         starts = [0, *itertools.accumulate(counts)]
         self.sent_bytes += counts[self.rank]
         if starts[-1] <= _LARGEST_MESSAGE_BYTES:
@@ -275,12 +272,12 @@ class MPITransport(Transport):
     def pass_on(self, messages: Messages, sizes: Mapping[int, int]) -> Messages:
         self.sent_bytes += sum(map(len, messages.values()))
         try:
-            passing = PointToPoint(MPI, self._comm, messages, sizes, _LARGEST_MESSAGE_BYTES)
+            request = PointToPoint(MPI, self._comm, messages, sizes, _LARGEST_MESSAGE_BYTES)
         except MPI.Exception as error:
             raise self._as_loss(error) from None
         self.is_in_flight = True
-        self._wait(passing, None)
-        return passing.received
+        self._wait(request, None)
+        return request.received
 
     def agree(self, word: int) -> int:
         words, loss = np.array([word], np.int32), self.loss
