@@ -18,8 +18,8 @@ __all__ = ["hold", "refresh", "threads_asked_for", "threads_per_replica"]
 _THREADS = "MPI_REPLICA_BLAS_THREADS"
 
 
-class _Seen(threading.local):
-    """What a thread knows; of its own since OpenMP keeps a number of threads for each thread."""
+class _ThreadState(threading.local):
+    """What each thread has limited: OpenMP keeps a number of threads for each thread."""
 
     #: How many modules there were when this thread limited the libraries.
     modules = -1
@@ -67,10 +67,10 @@ class _Limit:
             for library in ThreadpoolController().select(user_api="blas").lib_controllers:
                 self._before.setdefault(library.filepath, (library, library.num_threads))
                 library.set_num_threads(self.threads)
-            _seen.modules = modules
+            _state.modules = modules
 
 
-_seen = _Seen()
+_state = _ThreadState()
 _limit = _Limit()  # one, since the libraries are the process's
 
 
@@ -87,16 +87,16 @@ def threads_asked_for(environ: Mapping[str, str]) -> int | None:
     >>> threads_asked_for({"MPI_REPLICA_BLAS_THREADS": "2"})
     2
     """
-    given = environ.get(_THREADS)
-    if given is None:
+    text = environ.get(_THREADS)
+    if text is None:
         return None
     try:
-        threads = int(given)
+        threads = int(text)
     except ValueError:
         threads = 0
     if threads < 1:
         raise ValueError(
-            f"{_THREADS}={given!r} is not a positive integer. It is how many threads of BLAS each"
+            f"{_THREADS}={text!r} is not a positive integer. It is how many threads of BLAS each"
             " replica of a reproducible strategy has: give such a number, or unset it for 1."
         )
     return threads
@@ -149,5 +149,5 @@ def refresh() -> None:
 
     A library comes with a module that is imported. Without a new one it costs 0.1 µs.
     """
-    if _seen.modules != len(sys.modules):
+    if _state.modules != len(sys.modules):
         _limit.apply()

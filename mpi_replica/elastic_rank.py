@@ -40,15 +40,15 @@ def main(statuses: str, words: Sequence[str]) -> int:
     if os.getpid() != process:  # a forked child has nothing to do with MPI
         return status
     with _package():
-        from mpi_replica import ending
+        from mpi_replica import job_end
     # What Python waits for when a program ends: these threads may call MPI.
     threading._shutdown()  # type: ignore[attr-defined]
-    verdict = ending.leave_together(status == 0)
+    outcome = job_end.leave_together(status == 0)
     if status != 0:
         return status if status not in (well, well_but_lost) else 1
-    if not verdict.is_well:
+    if not outcome.is_well:
         return 0  # the status of another rank is the job's
-    return well_but_lost if verdict.has_lost else well
+    return well_but_lost if outcome.has_lost else well
 
 
 def _run(words: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["InterruptGate", "gate"]
+__all__ = ["InterruptGate", "gate", "is_of_signal_handler"]
 
 
 class InterruptGate:
@@ -67,3 +67,20 @@ class InterruptGate:
 
 #: The one gate of the process, since a process has one handler of SIGINT.
 gate = InterruptGate()
+
+
+def is_of_signal_handler(error: BaseException, caller: str) -> bool:
+    """Return whether a signal's handler has raised `error` during a call of MPI.
+
+    Parameters
+    ----------
+    error : BaseException
+        With its traceback.
+    caller : str
+        The file of the code that called MPI.
+    """
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    file = "" if step is None else step.tb_frame.f_code.co_filename
+    return file != caller and not file.endswith((".pyx", ".pxi"))  # mpi4py's own frames

@@ -6,7 +6,7 @@ import weakref
 from types import TracebackType
 from typing import Any
 
-from . import blas, ending
+from . import blas, job_end
 from .collectives.barrier import BarrierCall
 from .collectives.engine import Engine
 from .context import enter_open_strategy, open_strategies, require_cross_replica
@@ -106,9 +106,9 @@ class MPIStrategy(Strategy):
         self._is_closed = False
         enter_open_strategy(self)
         self._release_blas = blas.hold(self) if options.reproducible else None
-        gate.install(ending.abort)
+        gate.install(job_end.abort)
         if survivors is not None and survivors.may_be_needed:
-            ending.part_from(survivors)
+            job_end.add_survivors(survivors)
         self._be_watched()
         if transport.size == 1:  # one that is not closed, and that nobody else may wait for
             weakref.finalize(self, watcher.remove, self.engine.channel).atexit = False
@@ -118,8 +118,8 @@ class MPIStrategy(Strategy):
         engine = self.engine
         transport = engine.transport
         if transport.size > 1 or engine.is_spare:
-            engine.channel.abort = ending.abort
-            ending.remember(engine)
+            engine.channel.abort = job_end.abort
+            job_end.add_engine(engine)
         if transport.size > 1 or len(engine.layout.local_replica_ids) > 1:
             watcher.add(engine.channel, transport.hosts[transport.rank])
 
@@ -173,10 +173,10 @@ class MPIStrategy(Strategy):
                 if not engine.transport.is_fault_tolerant or engine.transport.loss is None:
                     raise
                 # Nobody else is needed to close it, and MPI keeps what was in flight.
-                ending.forget(engine)
+                job_end.remove_engine(engine)
                 self._close_here()
                 return
-            ending.forget(engine)
+            job_end.remove_engine(engine)
             self._close_here()
             engine.transport.close()
         self._close_here()

@@ -24,8 +24,8 @@ _REPRODUCIBLE = "MPI_REPLICA_REPRODUCIBLE"
 _log = logging.getLogger("mpi_replica")
 
 
-class _Facts(NamedTuple):
-    """What a rank tells the others."""
+class _Proposal(NamedTuple):
+    """What a rank wants of the strategy, as it tells the others."""
 
     python: tuple[int, ...]
     #: hash() of a string, which differs between processes unless PYTHONHASHSEED is set
@@ -51,7 +51,7 @@ class Terms(NamedTuple):
 
 
 class Wishes(NamedTuple):
-    """What a rank was given for its strategy."""
+    """The arguments of a strategy, on one rank."""
 
     replicas_per_rank: int | None
     num_replicas: int | None
@@ -116,12 +116,12 @@ def _spares(given: Any) -> int:
 
 
 def _wait_for_terms(survivors: Survivors) -> tuple[Transport, Terms]:
-    """Return what a spare has: terms in which it hosts no replicas, and nobody to send to."""
-    told = survivors.share(None)
-    if isinstance(told, Exception):
-        raise told
-    layout = Layout.waiting(told.layout.counts, survivors.rank)
-    return survivors.waiting_transport(), told._replace(layout=layout)
+    """Return transport and terms of a spare: in them it hosts no replicas, and sends to nobody."""
+    terms = survivors.share(None)
+    if isinstance(terms, Exception):
+        raise terms
+    layout = Layout.waiting(terms.layout.counts, survivors.rank)
+    return survivors.waiting_transport(), terms._replace(layout=layout)
 
 
 def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
@@ -136,7 +136,7 @@ def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
     LaunchError
         The ranks run different versions of Python.
     """
-    mine = _Facts(
+    mine = _Proposal(
         python=tuple(sys.version_info[:3]),
         string_hash=hash("mpi_replica"),
         replicas_per_rank=1,
@@ -162,16 +162,17 @@ def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
         kind = ValueError if isinstance(error, ValueError) else TypeError
         # A new exception with its text: the original may hold what can't be pickled.
         data = pickle.dumps(mine._replace(problem=kind(text_of(error))), 5)
-    facts: list[_Facts] = [pickle.loads(text) for text in transport.all_gather_bytes(data)]
-    layout = _layout(facts, transport.rank, num_lost)
-    compare([fact.numerics for fact in facts if fact.numerics is not None], transport.rank)
-    if transport.rank == 0 and len({fact.string_hash for fact in facts}) > 1:
+    proposals: list[_Proposal] = [pickle.loads(text) for text in transport.all_gather_bytes(data)]
+    layout = _layout(proposals, transport.rank, num_lost)
+    numerics = [proposal.numerics for proposal in proposals]
+    compare([known for known in numerics if known is not None], transport.rank)
+    if transport.rank == 0 and len({proposal.string_hash for proposal in proposals}) > 1:
         _log.warning(
             "hash() of strings differs between the ranks: a loop over a set of strings has another"
             " order on each, and collectives in it would mix silently. Start the ranks with"
             " PYTHONHASHSEED=0 in the environment, or sort what you loop over."
         )
-    first = facts[0]
+    first = proposals[0]
     if first.seed is not None:
         return Terms(layout, first.options, first.seed)
     # What has the same bits in every layout shall have them in every run, too.
@@ -233,40 +234,40 @@ def _integer(name: str, value: Any, least: int = 1) -> int:
     return number
 
 
-def _layout(facts: list[_Facts], rank: int, num_lost: int) -> Layout:
-    pythons = {fact.python: None for fact in facts}
+def _layout(proposals: list[_Proposal], rank: int, num_lost: int) -> Layout:
+    pythons = {proposal.python: None for proposal in proposals}
     if len(pythons) > 1:
         versions = " and ".join(".".join(map(str, version)) for version in pythons)
         raise LaunchError(
             f"the ranks run different versions of Python ({versions}): functions and call sites"
             " can't be compared between them. Use the same environment on all hosts."
         )
-    for sender, fact in enumerate(facts):
-        if fact.problem is not None:
-            if len(facts) > 1:
-                add_note(fact.problem, f"raised by rank {sender}")
-            raise fact.problem
-    _require_one("num_replicas", [fact.num_replicas for fact in facts])
-    _require_one("seed", [fact.seed for fact in facts])
-    if any(fact.options != facts[0].options for fact in facts):
-        other = next(fact.options for fact in facts if fact.options != facts[0].options)
+    for sender, proposal in enumerate(proposals):
+        if proposal.problem is not None:
+            if len(proposals) > 1:
+                add_note(proposal.problem, f"raised by rank {sender}")
+            raise proposal.problem
+    _require_one("num_replicas", [proposal.num_replicas for proposal in proposals])
+    _require_one("seed", [proposal.seed for proposal in proposals])
+    first, *others = dict.fromkeys(proposal.options for proposal in proposals)
+    if others:
         raise ValueError(
-            f"communication_options differ between ranks: {facts[0].options} and {other}. Give the"
-            " same on all."
+            f"communication_options differ between ranks: {first} and {others[0]}. Give the same on"
+            " all."
         )
-    total = facts[0].num_replicas
+    total = proposals[0].num_replicas
     if total is None and num_lost:
-        counts = {fact.replicas_per_rank for fact in facts}
+        counts = {proposal.replicas_per_rank for proposal in proposals}
         if len(counts) > 1:
             raise RankLostError(
                 f"{num_lost} of the ranks died while the strategy was made, and how many replicas"
                 " they would have hosted is not known: replicas_per_rank differs between the"
                 " others. Give num_replicas instead."
             )
-        total = counts.pop() * (len(facts) + num_lost)
+        total = counts.pop() * (len(proposals) + num_lost)
     if total is not None:
-        return Layout.even(total, len(facts), rank)
-    return Layout(tuple(fact.replicas_per_rank for fact in facts), rank)
+        return Layout.even(total, len(proposals), rank)
+    return Layout(tuple(proposal.replicas_per_rank for proposal in proposals), rank)
 
 
 def _require_one(name: str, values: Sequence[int | None]) -> None:

@@ -4,8 +4,8 @@ import threading
 from collections import deque
 
 from mpi_replica.layout import Layout
-from mpi_replica.transport.base import Mailbox
 from mpi_replica.transport.single import SingleTransport
+from mpi_replica.transport.transport import Mailbox
 from mpi_replica.watch import channel as channel_module
 from mpi_replica.watch.channel import Channel
 

@@ -9,20 +9,18 @@ import pytest
 
 from command_line import LIMIT_SECONDS, call, variables
 from launching import LIBRARIES, find_interpreter, find_launcher, run_ranks
-from mpi_replica.doctor import report
-from mpi_replica.doctor.check import Check, would_work
-from mpi_replica.doctor.facts import Facts
+from mpi_replica.doctor.checks import Check, from_json, text, to_json, would_work
 from mpi_replica.doctor.libraries import library_checks
-from mpi_replica.doctor.places import place_checks
+from mpi_replica.doctor.places import RankFacts, place_checks
 from mpi_replica.doctor.speed import Speed, speed_checks
 from mpi_replica.numerics import Numerics
-from mpi_replica.transport.facts import LibraryFacts
+from mpi_replica.transport.library_facts import LibraryFacts
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
 NUMERICS = Numerics(1, "x86_64", "glibc 2.36", "2.4.0", ("AVX2",), ("OpenBLAS 0.3",))
 LIBRARY = LibraryFacts("Open MPI v5.0.11", "multiple", False, ())
-RANK = Facts(
+RANK = RankFacts(
     "n1", frozenset(range(4)), 1 << 30, {"libopenblas.so": 2}, NUMERICS, 7, "3.12.1", LIBRARY
 )
 SPEED = Speed(3e-6, 2e9, 1e-6, 5e-6)
@@ -120,10 +118,10 @@ def test_what_is_slow_or_off_is_a_warning(changes, name):
 
 def test_the_report_says_whether_a_job_would_work():
     good, bad = Check("a", "1", "warn", "look"), Check("b", "2", "fail", "mend")
-    assert report.text([good]).endswith("A job would work here.")
-    assert report.text([good, bad]).endswith("A job would not work here: see fail.")
-    assert report.from_json(report.to_json([good, bad])) == [good, bad]
-    assert json.loads(report.to_json([good, bad]))["would_work"] is False
+    assert text([good]).endswith("A job would work here.")
+    assert text([good, bad]).endswith("A job would not work here: see fail.")
+    assert from_json(to_json([good, bad])) == [good, bad]
+    assert json.loads(to_json([good, bad]))["would_work"] is False
 
 
 def names(text):

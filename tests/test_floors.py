@@ -37,7 +37,7 @@ FLOORS = {
             "batch_mean",
         ),
     ],
-    4: ["replicas", "run_end", "replica", "replica_context", "merge_fn", "context", "ending"],
+    4: ["replicas", "run_end", "replica", "replica_context", "merge_fn", "context", "job_end"],
     3: ["collectives"],
     2: ["launcher", "transport", "watch", "interrupts", "start", "numerics", "blas", "resolver"],
     1: [

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpi_replica.errors import LaunchError
-from mpi_replica.launcher.allocation import (
-    Allocation,
+from mpi_replica.launcher.batch_system import (
+    BatchAllocation,
     hosts_in_file,
     read_allocation,
 )
@@ -44,21 +44,24 @@ SALLOC = SLURM | {
     [
         ({}, None),
         ({"SLURM_NTASKS": "4"}, None),  # left over in a shell: there is no job
-        (SLURM, Allocation("slurm", None, 2)),
-        (SLURM | {"SLURM_NTASKS": "8"}, Allocation("slurm", 8, 2)),
-        (SLURM | {"SLURM_NTASKS_PER_NODE": "3"}, Allocation("slurm", 6, 2)),
-        (SLURM | {"SLURM_NTASKS_PER_NODE": "3", "SLURM_NTASKS": "5"}, Allocation("slurm", 5, 2)),
+        (SLURM, BatchAllocation("slurm", None, 2)),
+        (SLURM | {"SLURM_NTASKS": "8"}, BatchAllocation("slurm", 8, 2)),
+        (SLURM | {"SLURM_NTASKS_PER_NODE": "3"}, BatchAllocation("slurm", 6, 2)),
+        (
+            SLURM | {"SLURM_NTASKS_PER_NODE": "3", "SLURM_NTASKS": "5"},
+            BatchAllocation("slurm", 5, 2),
+        ),
         (
             SLURM | {"SLURM_NTASKS": "2", "SLURM_CPUS_PER_TASK": "6"},
-            Allocation("slurm", 2, 2, cores_per_task=6),
+            BatchAllocation("slurm", 2, 2, cores_per_task=6),
         ),
         # A shell that `srun --pty` started has a step of one process around it.
         (
             STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"},
-            Allocation("slurm", None, 2, is_in_step=True),
+            BatchAllocation("slurm", None, 2, is_in_step=True),
         ),
         # The shell of salloc is a step with a number of Slurm's own.
-        (SALLOC, Allocation("slurm", 4, 2)),
+        (SALLOC, BatchAllocation("slurm", 4, 2)),
     ],
 )
 def test_an_allocation_is_read_from_the_environment(environ, expected):
@@ -96,7 +99,7 @@ def test_a_rank_is_told_from_a_shell_of_the_batch_system(environ, is_rank):
 def test_pbs_lists_a_host_for_each_rank(tmp_path):
     file = tmp_path / "nodes"
     file.write_text("n1\nn1\nn2\n")
-    assert read_allocation({"PBS_NODEFILE": str(file)}) == Allocation("pbs", 3, 2)
+    assert read_allocation({"PBS_NODEFILE": str(file)}) == BatchAllocation("pbs", 3, 2)
     with pytest.raises(LaunchError, match="absent"):
         read_allocation({"PBS_NODEFILE": str(tmp_path / "absent")})
 

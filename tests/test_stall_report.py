@@ -7,14 +7,14 @@ import pytest
 from mpi_replica.layout import Layout
 from mpi_replica.watch.channel import stall_seconds
 from mpi_replica.watch.recorder import MOST_CALLS, FlightRecorder, RecordedCall
-from mpi_replica.watch.report import (
+from mpi_replica.watch.stacks import Whereabouts
+from mpi_replica.watch.stall_report import (
     Answer,
     Processes,
     local_stall_report,
     rank_report,
     stall_report,
 )
-from mpi_replica.watch.stacks import Place
 
 CALL = "all_reduce(SUM, 12 leaves, 4.1 MB) at train.py:88"
 BEFORE = RecordedCall("all_gather(axis=0) at train.py:80", 1000.0, 1000.5)
@@ -25,11 +25,11 @@ LOCK = STACK + "    with lock:\n"
 
 
 def waiting(step=7, missing=()):
-    return Answer(step, True, missing, 1061.7, (BEFORE,), Place(STACK, False))
+    return Answer(step, True, missing, 1061.7, (BEFORE,), Whereabouts(STACK, False))
 
 
 def elsewhere(missing=(), recent=(BEFORE,), place=None):
-    return Answer(6, False, missing, 1061.7, recent, place or Place(STACK, False))
+    return Answer(6, False, missing, 1061.7, recent, place or Whereabouts(STACK, False))
 
 
 def report(layout, answers, waited=60.0, *, can_be_lost=False):
@@ -126,7 +126,7 @@ def test_where_nobody_is_missing_the_report_says_so():
 
 
 def test_a_wait_for_a_lock_is_told():
-    answers = {0: waiting(), 1: elsewhere(place=Place(LOCK, True))}
+    answers = {0: waiting(), 1: elsewhere(place=Whereabouts(LOCK, True))}
     text = report(Layout((1, 1), 0), answers)
     assert text.splitlines()[-1] == "    It waits for a lock."
 
@@ -135,7 +135,7 @@ def test_a_wait_for_a_lock_is_told():
     ("missing", "those"), [((3,), "replicas 1-2 of the same rank wait in"), ((2, 3), "replica 1")]
 )
 def test_a_lock_that_another_replica_of_the_rank_holds_is_recognised(missing, those):
-    answers = {0: waiting(), 1: elsewhere(missing=missing, place=Place(LOCK, True))}
+    answers = {0: waiting(), 1: elsewhere(missing=missing, place=Whereabouts(LOCK, True))}
     text = report(Layout((1, 3), 0), answers)
     last = text.splitlines()[-1]
     assert last.startswith(f"    It waits for a lock, while {those}")
@@ -143,7 +143,7 @@ def test_a_lock_that_another_replica_of_the_rank_holds_is_recognised(missing, th
 
 
 def test_a_rank_whose_replicas_wait_for_one_of_them_is_reported_without_other_ranks():
-    answer = elsewhere(missing=(1,), place=Place(LOCK, True))
+    answer = elsewhere(missing=(1,), place=Whereabouts(LOCK, True))
     text = local_stall_report(CALL, 1.25, answer, Layout((3,), 0), Processes(["n16"], [4710]))
     assert text.splitlines()[:3] == [
         f"{CALL} has waited 1.2 s.",

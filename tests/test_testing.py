@@ -12,7 +12,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from launching import LIBRARIES, ROOT, rank_environment, run_ranks
-from mpi_replica.testing.verdict import Arrival, failure, judge
+from mpi_replica.testing.arrivals import Arrival, failure, judge
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 

@@ -9,7 +9,7 @@ import pytest
 
 from mpi_replica.collectives.scratch import ALIGNMENT
 from mpi_replica.options import ReduceOp
-from mpi_replica.transport.base import HEADER_BYTES
+from mpi_replica.transport.transport import HEADER_BYTES
 
 # How many bytes a rank gives to another one, of so many.
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from ..layout import Layout
-from ..transport.base import Bytes
+from ..transport import Bytes
 from .header import INLINE_BYTES, payloads
 from .notes import Notes
 from .steps import Steps

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..layout import Layout
 from ..options import ReduceOp
-from ..transport.base import HEADER_BYTES, Bytes
+from ..transport import HEADER_BYTES, Bytes
 from ..tree import tree_of
 from .extremes import are_keyed, extreme
 from .group import Group

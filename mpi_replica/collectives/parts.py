@@ -119,7 +119,7 @@ class StreamPart(Part):
         self.length = stop - start
         self.dtype, self.result_dtype = stream.dtype, stream.result_dtype
         first = results[0][leaf][where]
-        if len(results) == 1:  # as it is mostly: without comprehensions
+        if len(contributions) == 1:  # as it is mostly: without comprehensions
             self._column, self._results = [contributions[0][leaf][where]], [first]
         else:
             self._column = [leaves[leaf][where] for leaves in contributions]

@@ -17,18 +17,19 @@ from .. import nest
 from ..array_libraries import give_back
 from ..dtypes import accumulation, as_arrays, wire_name
 from ..options import CommunicationImplementation, CommunicationOptions, ReduceOp
-from ..transport.base import Bytes
+from ..transport import Bytes
 from .broadcasting import Writing
 from .call import Call
 from .callsite import CallSite
+from .choice_of_way import Ways
 from .group import Group
 from .inline import InlineReduction, InlineReductions
+from .ordered_ways import OrderedWay
 from .outputs import Outputs
 from .packing import Plan, Signature, plan, signature_of
 from .standing import CallDescription, LeafDescription
 from .steps import Agree, Gather, Steps
 from .streaming import Movement
-from .ways import OrderedWay, Ways
 
 __all__ = ["AllReduce"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..transport.base import Bytes
+from ..transport import Bytes
 
 __all__ = ["ALIGNMENT", "Scratch"]
 

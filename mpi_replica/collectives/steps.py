@@ -11,8 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from ..options import ReduceOp
-from ..transport import Transport
-from ..transport.base import Bytes, Messages, SharedMemoryError
+from ..transport import Bytes, Messages, SharedMemoryError, Transport
 
 __all__ = [
     "Agree",

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from ..options import ReduceOp
+from .choice_of_way import Ways
 from .delivery import PackDelivery
 from .group import Group
+from .ordered_ways import OrderedWay
 from .packing import Plan, Stream
 from .parts import ALL_CHUNKS, PackPart, Part, StreamPart, groups_of_chunks
 from .scratch import ALIGNMENT, Scratch
 from .steps import Steps
-from .ways import OrderedWay, Ways, Work
+from .ways import Work
 
 __all__ = ["Movement"]
 

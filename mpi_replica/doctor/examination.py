@@ -11,16 +11,15 @@ from typing import cast
 
 from ..errors import LaunchError, MPIReplicaError
 from ..launcher import read_allocation
+from ..launcher.processes import ask
 from ..mpi_strategy import MPIStrategy
 from ..options import CommunicationOptions
 from ..replica_context import ReplicaContext, get_replica_context
 from ..strategy import Strategy
-from ..transport.launch import launcher_variable
-from .check import Check
-from .facts import Facts, facts_here
+from ..transport.launch import launcher_variable, number_in
+from .checks import Check, from_json
 from .libraries import launcher_checks, library_checks, wrong_launcher
-from .places import place_checks
-from .report import from_json
+from .places import RankFacts, facts_here, place_checks
 from .speed import measure, speed_checks
 
 __all__ = ["examine"]
@@ -57,16 +56,7 @@ def _examine_job(environ: Mapping[str, str], ranks: int | None) -> list[Check]:
     command = [sys.executable, "-m", "mpi_replica", "run", *count, "--timeout", str(_JOB_SECONDS)]
     command += ["-m", "mpi_replica", "doctor", "--json"]
     try:
-        done = subprocess.run(
-            command,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PROCESS_SECONDS,
-            check=False,
-        )
+        done = ask(command, environ, _PROCESS_SECONDS)
     except subprocess.TimeoutExpired:
         return [Check("job", f"did not end within {_PROCESS_SECONDS} s", "fail", " ".join(command))]
     for line in done.stdout.splitlines():
@@ -74,13 +64,13 @@ def _examine_job(environ: Mapping[str, str], ranks: int | None) -> list[Check]:
             return from_json(line)
         except ValueError:
             continue  # what the launcher has to say
-    told = " ".join(done.stderr.split()) or "It wrote nothing."
-    advice = f"{told} Start it by hand: {' '.join(command)}"
+    written = " ".join(done.stderr.split()) or "It wrote nothing."
+    advice = f"{written} Start it by hand: {' '.join(command)}"
     return [Check("job", f"ended with status {done.returncode}, no report", "fail", advice)]
 
 
 def _examine_ranks(environ: Mapping[str, str]) -> list[Check] | None:
-    is_first = _number(environ) == 0
+    is_first = not number_in(environ, *_RANKS)
     wrong = wrong_launcher(environ)
     if wrong is not None:
         return [wrong] if is_first else None
@@ -109,7 +99,7 @@ def _of_all_ranks(environ: Mapping[str, str]) -> list[Check]:
     return [started, *library_checks(libraries), *place_checks(facts), *speed_checks(speed)]
 
 
-def _gathered(strategy: Strategy, mine: Facts) -> list[Facts]:
+def _gathered(strategy: Strategy, mine: RankFacts) -> list[RankFacts]:
     """Return the facts of all ranks, in their order. Collective."""
 
     def together(strategy: Strategy, data: bytes) -> bytes:
@@ -118,16 +108,8 @@ def _gathered(strategy: Strategy, mine: Facts) -> list[Facts]:
     def step() -> bytes:
         # As bytes: the parts of the facts are no leaves of a nest.
         context = cast(ReplicaContext, get_replica_context())
-        found: bytes = context.merge_call(together, args=(pickle.dumps(mine),))
-        return found
+        everything: bytes = context.merge_call(together, args=(pickle.dumps(mine),))
+        return everything
 
-    found = strategy.experimental_local_results(strategy.run(step))[0]
-    return [pickle.loads(data) for data in pickle.loads(found)]
-
-
-def _number(environ: Mapping[str, str]) -> int:
-    """Return the number that the launcher gave this process."""
-    for name in _RANKS:
-        if environ.get(name, "").isdigit():
-            return int(environ[name])
-    return 0
+    everything = strategy.experimental_local_results(strategy.run(step))[0]
+    return [pickle.loads(data) for data in pickle.loads(everything)]

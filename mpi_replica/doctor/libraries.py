@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import LaunchError
 from ..launcher import find_launcher, find_library
-from ..transport.facts import LibraryFacts
-from .check import Check
+from ..transport.library_facts import LibraryFacts
+from .checks import Check, advise
 
 __all__ = ["launcher_checks", "library_checks", "wrong_launcher"]
 
@@ -18,10 +18,10 @@ _OPEN_MPI = "OMPI_COMM_WORLD_SIZE"
 def launcher_checks(environ: Mapping[str, str]) -> list[Check]:
     """Return whether there is an MPI library, and the launcher that belongs to it."""
     try:
-        found = find_launcher(environ)
+        launcher = find_launcher(environ)
     except LaunchError as error:
         return [Check("mpiexec", "none that fits", "fail", str(error))]
-    return [Check("mpiexec", f"{found.path}, of {found.library}")]
+    return [Check("mpiexec", f"{launcher.path}, of {launcher.library}")]
 
 
 def wrong_launcher(environ: Mapping[str, str]) -> Check | None:
@@ -51,31 +51,26 @@ def wrong_launcher(environ: Mapping[str, str]) -> Check | None:
 def library_checks(facts: Sequence[LibraryFacts]) -> list[Check]:
     """Return what the library of the ranks can do; the facts stand in the order of the ranks."""
     first = facts[0]
-    checks = []
     versions = list(dict.fromkeys(fact.version for fact in facts))
+    library = Check("MPI library", first.version)
     if len(versions) > 1:
         advice = "Use the same MPI library on all hosts."
-        checks.append(Check("MPI library", " and ".join(versions), "fail", advice))
-    else:
-        checks.append(Check("MPI library", first.version))
-    if first.thread_level == "multiple":
-        checks.append(Check("thread level", first.thread_level))
-    else:
-        checks.append(
-            Check(
-                "thread level",
-                first.thread_level,
-                "warn",
-                "No thread can watch who is missing: a rank that never comes is not reported, and"
-                " timeouts have no report. Use a library built for MPI_THREAD_MULTIPLE.",
-            )
+        library = Check("MPI library", " and ".join(versions), "fail", advice)
+    advice = ""
+    if first.thread_level != "multiple":
+        advice = (
+            "No thread can watch who is missing: a rank that never comes is not reported, and"
+            " timeouts have no report. Use a library built for MPI_THREAD_MULTIPLE."
         )
-    checks.append(Check("fault tolerance", _tolerance(first)))
     gpus = "unknown: the library can't be asked"
     if first.gpus is not None:
         gpus = ", ".join(first.gpus) or "no"
-    checks.append(Check("GPU-aware", gpus))
-    return checks
+    return [
+        library,
+        advise("thread level", first.thread_level, advice),
+        Check("fault tolerance", _tolerance(first)),
+        Check("GPU-aware", gpus),
+    ]
 
 
 def _tolerance(facts: LibraryFacts) -> str:

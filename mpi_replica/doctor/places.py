@@ -2,53 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ..layout import compressed
-from ..numerics import differences
-from .check import Check
-from .facts import Facts
+from ..numerics import Numerics, differences, numerics_here
+from ..transport.host import cores, free_shared_memory
+from ..transport.launch import library
+from ..transport.library_facts import LibraryFacts
+from .checks import Check, advise
 
-__all__ = ["place_checks"]
+__all__ = ["RankFacts", "facts_here", "place_checks"]
 
 # A container often has 64 MB, and libraries take several MB for each rank.
 _LITTLE_SHARED_MEMORY = 64 << 20
 
 
-def place_checks(facts: Sequence[Facts]) -> list[Check]:
+class RankFacts(NamedTuple):
+    """What a rank tells about itself and its host."""
+
+    host: str
+    cores: frozenset[int]
+    #: Bytes that are free.
+    shared_memory: int | None
+    #: The threads of each BLAS library that is loaded, by its file.
+    blas_threads: Mapping[str, int]
+    numerics: Numerics
+    #: hash() of a string.
+    string_hash: int
+    python: str
+    #: None without MPI.
+    library: LibraryFacts | None
+
+
+def facts_here(host: str) -> RankFacts:
+    """Return the facts of this process."""
+    from threadpoolctl import threadpool_info  # here: other programs pay nothing for it
+
+    blas = [info for info in threadpool_info() if info["user_api"] == "blas"]
+    return RankFacts(
+        host,
+        cores(),
+        free_shared_memory(),
+        {os.path.basename(info["filepath"]): info["num_threads"] for info in blas},
+        numerics_here(),
+        hash("mpi_replica"),
+        f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}",
+        library(),
+    )
+
+
+def place_checks(facts: Sequence[RankFacts]) -> list[Check]:
     """Return the checks of all ranks, whose facts stand in their order."""
-    return [_hosts(facts), _binding(facts), _shared_memory(facts), _blas(facts), _equal(facts)]
+    return [
+        advise("ranks", *_ranks(facts)),
+        advise("binding", *_binding(facts)),
+        advise("shared memory", *_shared_memory(facts)),
+        advise("BLAS threads", *_blas(facts)),
+        advise("same on all ranks", *_equal(facts)),
+    ]
 
 
-def _by_host(facts: Sequence[Facts]) -> dict[str, list[Facts]]:
-    found: dict[str, list[Facts]] = {}
-    for fact in facts:
-        found.setdefault(fact.host, []).append(fact)
-    return found
+# Each of these gives the value of a check, and what to do.
 
 
-def _cores(ranks: Sequence[Facts]) -> frozenset[int]:
-    """Return the cores of one host on which any of these ranks may run."""
-    return frozenset[int]().union(*(fact.cores for fact in ranks))
-
-
-def _hosts(facts: Sequence[Facts]) -> Check:
+def _ranks(facts: Sequence[RankFacts]) -> tuple[str, str]:
     hosts = _by_host(facts)
     value = ", ".join(f"{len(ranks)} on {host}" for host, ranks in hosts.items())
-    crowded = {host: (len(ranks), len(_cores(ranks))) for host, ranks in hosts.items()}
-    for host, (ranks, cores) in crowded.items():
-        if ranks > cores:
-            return Check(
-                "ranks",
-                value,
-                "warn",
-                f"{host} has {ranks} ranks for {cores} cores: each exchange waits for its turn of"
-                " a core. Start fewer ranks, with several replicas on each (--replicas).",
+    for host, ranks in hosts.items():
+        num_cores = len(_cores(ranks))
+        if len(ranks) > num_cores:
+            return value, (
+                f"{host} has {len(ranks)} ranks for {num_cores} cores: each exchange waits for its"
+                " turn of a core. Start fewer ranks, with several replicas on each (--replicas)."
             )
-    return Check("ranks", value)
+    return value, ""
 
 
-def _binding(facts: Sequence[Facts]) -> Check:
+def _binding(facts: Sequence[RankFacts]) -> tuple[str, str]:
     counts = [len(fact.cores) for fact in facts]
     is_bound = any(
         fact.cores != _cores(ranks) for ranks in _by_host(facts).values() for fact in ranks
@@ -56,72 +89,76 @@ def _binding(facts: Sequence[Facts]) -> Check:
     value = f"{_range(counts)} core{'s' * (set(counts) != {1})} a rank"
     value += ", bound" if is_bound else ", not bound"
     for rank, fact in enumerate(facts):
-        threads = max(fact.blas_threads.values(), default=1)
+        threads = _threads(fact)
         if threads > len(fact.cores):
-            return Check(
-                "binding",
-                value,
-                "warn",
+            return value, (
                 f"rank {rank} has {threads} threads of BLAS for {len(fact.cores)} cores: they wait"
                 " for each other. Start with --bind none (mpirun of Open MPI: --bind-to none), or"
-                f" set OMP_NUM_THREADS={len(fact.cores)}.",
+                f" set OMP_NUM_THREADS={len(fact.cores)}."
             )
-    return Check("binding", value)
+    return value, ""
 
 
-def _shared_memory(facts: Sequence[Facts]) -> Check:
-    found = [(fact.shared_memory, fact.host) for fact in facts if fact.shared_memory is not None]
-    if not found:
-        return Check("shared memory", "unknown: this system does not tell")
-    least, host = min(found)
+def _shared_memory(facts: Sequence[RankFacts]) -> tuple[str, str]:
+    free = [(fact.shared_memory, fact.host) for fact in facts if fact.shared_memory is not None]
+    if not free:
+        return "unknown: this system does not tell", ""
+    least, host = min(free)
     value = f"{least >> 20} MiB free on {host}"
-    if least < _LITTLE_SHARED_MEMORY:
-        return Check(
-            "shared memory",
-            value,
-            "warn",
-            "Ranks of one host exchange data through it, and a library that gets too little may"
-            " end the program. Give the container more: docker run --shm-size=1g (or --ipc=host).",
-        )
-    return Check("shared memory", value)
+    if least >= _LITTLE_SHARED_MEMORY:
+        return value, ""
+    return value, (
+        "Ranks of one host exchange data through it, and a library that gets too little may"
+        " end the program. Give the container more: docker run --shm-size=1g (or --ipc=host)."
+    )
 
 
-def _blas(facts: Sequence[Facts]) -> Check:
-    threads = [max(fact.blas_threads.values(), default=1) for fact in facts]
+def _blas(facts: Sequence[RankFacts]) -> tuple[str, str]:
     names = list(dict.fromkeys(name for fact in facts for name in fact.numerics.blas))
-    value = f"{', '.join(names) or 'no BLAS that is known'}; {_range(threads)} a rank"
+    threads = _range([_threads(fact) for fact in facts])
+    value = f"{', '.join(names) or 'no BLAS that is known'}; {threads} a rank"
     for host, ranks in _by_host(facts).items():
-        total = sum(max(fact.blas_threads.values(), default=1) for fact in ranks)
-        cores = len(_cores(ranks))
-        if total > max(cores, len(ranks)):
-            return Check(
-                "BLAS threads",
-                value,
-                "warn",
-                f"{len(ranks)} ranks on {host} have {total} threads for {cores} cores. Set"
-                f" OMP_NUM_THREADS={max(1, cores // len(ranks))}, or start with python -m"
-                " mpi_replica run, which does.",
+        total = sum(map(_threads, ranks))
+        num_cores = len(_cores(ranks))
+        if total > max(num_cores, len(ranks)):
+            return value, (
+                f"{len(ranks)} ranks on {host} have {total} threads for {num_cores} cores. Set"
+                f" OMP_NUM_THREADS={max(1, num_cores // len(ranks))}, or start with python -m"
+                " mpi_replica run, which does."
             )
-    return Check("BLAS threads", value)
+    return value, ""
 
 
-def _equal(facts: Sequence[Facts]) -> Check:
-    """Compare what must be the same for all ranks."""
+def _equal(facts: Sequence[RankFacts]) -> tuple[str, str]:
     value = f"Python {facts[0].python}, numpy {facts[0].numerics.numpy}"
-    told = differences([fact.numerics for fact in facts])
-    if told is not None:
-        return Check("same on all ranks", value, "warn", told)
-    hashes = [fact.string_hash for fact in facts]
-    if len(set(hashes)) > 1:
-        other = compressed([rank for rank, found in enumerate(hashes) if found != hashes[0]])
-        return Check(
-            "same on all ranks",
-            value,
-            "warn",
-            f"hash() of strings is another one on ranks {other} than on rank 0: a loop over a set"
-            " of strings has another order there. Set PYTHONHASHSEED=0.",
-        )
-    return Check("same on all ranks", value)
+    text = differences([fact.numerics for fact in facts])
+    if text is not None:
+        return value, text
+    first = facts[0].string_hash
+    others = [rank for rank, fact in enumerate(facts) if fact.string_hash != first]
+    if not others:
+        return value, ""
+    return value, (
+        f"hash() of strings is another one on ranks {compressed(others)} than on rank 0: a loop"
+        " over a set of strings has another order there. Set PYTHONHASHSEED=0."
+    )
+
+
+def _by_host(facts: Sequence[RankFacts]) -> dict[str, list[RankFacts]]:
+    hosts: dict[str, list[RankFacts]] = {}
+    for fact in facts:
+        hosts.setdefault(fact.host, []).append(fact)
+    return hosts
+
+
+def _cores(ranks: Sequence[RankFacts]) -> frozenset[int]:
+    """Return the cores of one host on which any of these ranks may run."""
+    return frozenset[int]().union(*(fact.cores for fact in ranks))
+
+
+def _threads(fact: RankFacts) -> int:
+    """Return how many threads of BLAS a rank has."""
+    return max(fact.blas_threads.values(), default=1)
 
 
 def _range(numbers: Sequence[int]) -> str:

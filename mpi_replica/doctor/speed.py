@@ -9,7 +9,7 @@ import numpy as np
 
 from ..replica_context import ReplicaContext, get_replica_context
 from ..strategy import Strategy
-from .check import Check
+from .checks import Check, advise
 
 __all__ = ["Speed", "measure", "speed_checks"]
 
@@ -68,35 +68,32 @@ def _step() -> tuple[float, float, float, float]:
 
 def speed_checks(speed: Speed) -> list[Check]:
     """Return the checks of what was measured."""
-    microseconds = f"{speed.agreement_seconds * 1e6:.1f} µs"
-    checks = [Check("agreement", f"{microseconds}, with one number to add up")]
+    agreement = f"{speed.agreement_seconds * 1e6:.1f} µs"
+    slow_agreement = slow_arrays = wrong_clocks = ""
     if speed.agreement_seconds > _LONG_AGREEMENT_SECONDS:
-        checks = [
-            Check(
-                "agreement",
-                microseconds,
-                "warn",
-                "A few µs are usual on one host, and tens between hosts. Look whether ranks"
-                " outnumber cores, other programs use them, or the network is not the fast one.",
-            )
-        ]
-    value = f"{speed.bytes_per_second / 1e9:.2g} GB/s with {_ARRAY_BYTES >> 20} MiB"
+        slow_agreement = (
+            "A few µs are usual on one host, and tens between hosts. Look whether ranks"
+            " outnumber cores, other programs use them, or the network is not the fast one."
+        )
+    else:
+        agreement += ", with one number to add up"
+    arrays = f"{speed.bytes_per_second / 1e9:.2g} GB/s with {_ARRAY_BYTES >> 20} MiB"
     if speed.bytes_per_second < _SLOW_BYTES_PER_SECOND:
-        advice = (
+        slow_arrays = (
             "Less than 1 GBit/s. Look whether other programs use the cores, and which network the"
             " library has chosen (Open MPI: --mca pml_base_verbose 10; MPICH:"
             " MPIR_CVAR_DEBUG_SUMMARY=1)."
         )
-        checks.append(Check("all_reduce", value, "warn", advice))
-    else:
-        checks.append(Check("all_reduce", value))
-    value = (
+    clocks = (
         f"{speed.offset_seconds * 1e6:.0f} µs apart at most (to within"
         f" {speed.uncertainty_seconds * 1e6:.0f} µs)"
     )
     if speed.offset_seconds > _LARGE_OFFSET_SECONDS:
-        advice = "Times in reports and logs of different hosts can't be compared. Start NTP there."
-        checks.append(Check("clocks", value, "warn", advice))
-    else:
-        checks.append(Check("clocks", value))
-    return checks
+        wrong_clocks = (
+            "Times in reports and logs of different hosts can't be compared. Start NTP there."
+        )
+    return [
+        advise("agreement", agreement, slow_agreement),
+        advise("all_reduce", arrays, slow_arrays),
+        advise("clocks", clocks, wrong_clocks),
+    ]

@@ -12,7 +12,7 @@ from ..collectives.standing import CallDescription
 from ..context import require_cross_replica
 from ..errors import ContextError, RankLostError, mark_reporter, text_of
 from ..options import CommunicationOptions
-from ..transport import End
+from ..transport import Dismissal
 from .keeper import ElasticStrategy, Keeper
 from .losses import Loss
 from .state import ElasticState, committed_by, strategies_of
@@ -173,7 +173,7 @@ def _train(
         keeper.recover()
 
 
-def _leave_as_the_others(end: End) -> None:
+def _leave_as_the_others(end: Dismissal) -> None:
     """Return where the others have come to a good end; raise what a spare raises elsewhere."""
     if end.status is not None:
         raise SystemExit(end.status)

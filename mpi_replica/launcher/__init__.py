@@ -1,9 +1,10 @@
 """Starting a program on several ranks: the library's own launcher, told what it needs."""
 
-from .allocation import read_allocation
+from .batch_system import read_allocation
 from .elasticity import RANKS_LOST
-from .job import Job, Options, plan, start
+from .job import Job, Options, plan
 from .library import find_launcher, find_library
+from .supervisor import start
 
 __all__ = [
     "RANKS_LOST",

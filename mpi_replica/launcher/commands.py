@@ -17,7 +17,7 @@ _SRUN_BINDINGS = {"none": "none", "core": "cores", "socket": "sockets"}
 
 
 class Request(NamedTuple):
-    """What is to be started."""
+    """What a launcher is asked to start."""
 
     ranks: int
     #: The command of each rank.

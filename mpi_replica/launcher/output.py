@@ -36,7 +36,7 @@ _BEGINNINGS = {
 
 
 class OutputStream:
-    """What comes out of a pipe of the launcher and goes to a file of the command's own.
+    """A stream from a pipe of the launcher to a file of the command's own.
 
     It reads on when all that it has read is written: a job whose output nobody reads waits.
 
@@ -111,7 +111,7 @@ class OutputStream:
 
 
 class Tags:
-    r"""Give the output of any launcher one look, with each line of a rank in one piece.
+    r"""Gives the output of any launcher one look, with each line of a rank in one piece.
 
     Examples
     --------
@@ -145,14 +145,14 @@ class Tags:
     def _tagged(self, text: bytes) -> bytes:
         out: list[bytes] = []
         position = 0
-        for found in self._mark.finditer(text):
-            self._add(text[position : found.start()], out)
-            position = found.end()
-            if found[1] is None:  # the end of a line
+        for mark in self._mark.finditer(text):
+            self._add(text[position : mark.start()], out)
+            position = mark.end()
+            if mark[1] is None:  # the end of a line
                 out.append(_line(self._rank, self._lines.pop(self._rank, b"")) + b"\n")
                 self._rank = None
             else:
-                self._rank = int(found[1])
+                self._rank = int(mark[1])
         self._add(text[position:], out)
         return b"".join(out)
 
@@ -173,7 +173,7 @@ def _line(rank: int | None, text: bytes) -> bytes:
 
 
 class DeathNotice:
-    r"""Look for the signal of which a rank has died in what MPICH's launcher prints.
+    r"""Looks for the signal of which a rank has died in what MPICH's launcher prints.
 
     Its exit status is the bare number of the signal, which a program may return as well.
 
@@ -198,8 +198,8 @@ class DeathNotice:
     def feed(self, data: bytes) -> None:
         """Look at what has come."""
         text = self._last + data
-        for found in self._PATTERN.finditer(text):
-            self._signal = int(found[1])
+        for line in self._PATTERN.finditer(text):
+            self._signal = int(line[1])
         self._last = text[-self._KEPT_BYTES :]
 
     def status(self, status: int) -> int:

@@ -1,15 +1,16 @@
-"""The processes of a job on this host, as /proc shows them; none where there is no /proc."""
+"""Processes: those of a job on this host, as /proc shows them, and programs that are asked."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
+import glob
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["adopt_orphans", "descendants", "ends_with_parent", "ranks_below"]
+__all__ = ["adopt_orphans", "ask", "descendants", "ends_with_parent", "ranks_below"]
 
 # What each launcher sets for a rank; the first that a process and not its parent has.
 _RANK_VARIABLES = (b"PMIX_RANK=", b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")
@@ -20,30 +21,33 @@ _SET_CHILD_SUBREAPER = 36
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the children of a process, theirs, and so on; parents before their children."""
+    """Return the children of a process, theirs, and so on; parents before their children.
+
+    There are none where there is no /proc.
+    """
     children: dict[int, list[int]] = {}
-    for name in _listed():
+    for path in glob.iglob("/proc/[0-9]*/stat"):
         try:
-            with open(f"/proc/{name}/stat", "rb") as file:
+            with open(path, "rb") as file:
                 # The name of the program may hold spaces and brackets; behind it: state, parent.
                 parent = int(file.read().rpartition(b")")[2].split()[1])
         except (OSError, IndexError):
             continue  # it has ended meanwhile
-        children.setdefault(parent, []).append(int(name))
-    found = [pid]
-    for process in found:
-        found += children.get(process, [])
-    return found[1:]
+        children.setdefault(parent, []).append(int(path.split("/")[2]))
+    family = [pid]
+    for process in family:
+        family += children.get(process, [])
+    return family[1:]
 
 
 def ranks_below(pid: int) -> list[int]:
     """Return the ranks on this host that the launcher `pid` has started."""
-    found: list[int] = []
+    ranks: list[int] = []
     for process in descendants(pid):
         # What a rank starts inherits its variables, and is the rank's business.
-        if _is_rank(process) and not any(process in descendants(rank) for rank in found):
-            found.append(process)
-    return found
+        if _is_rank(process) and not any(process in descendants(rank) for rank in ranks):
+            ranks.append(process)
+    return ranks
 
 
 def _is_rank(pid: int) -> bool:
@@ -53,13 +57,6 @@ def _is_rank(pid: int) -> bool:
     except OSError:
         return False
     return any(text.startswith(_RANK_VARIABLES) for text in variables)
-
-
-def _listed() -> list[str]:
-    try:
-        return [name for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
 
 
 def adopt_orphans() -> None:
@@ -74,7 +71,31 @@ def ends_with_parent() -> Callable[[], None] | None:
         return None
     prctl = ctypes.CDLL(None).prctl
 
-    def ask() -> None:
+    def request() -> None:
         prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0)
 
-    return ask
+    return request
+
+
+def ask(
+    words: Sequence[str], environ: Mapping[str, str] | None = None, seconds: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run a program that answers and ends; return its status and what it has written.
+
+    Raises
+    ------
+    OSError
+        It can't be started.
+    subprocess.TimeoutExpired
+        It has not ended in this time.
+    """
+    return subprocess.run(
+        words,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        check=False,
+    )

@@ -45,14 +45,14 @@ def program_command(words: Sequence[str]) -> list[str]:
             return [sys.executable, first, *rest]
         # A name without a folder would be looked for on the path.
         return [first if os.path.dirname(first) else os.path.join(os.curdir, first), *rest]
-    found = None if os.path.dirname(first) else shutil.which(first)
-    if found is None:
+    path = None if os.path.dirname(first) else shutil.which(first)
+    if path is None:
         raise LaunchError(
             f"there is no program {first!r} in {os.getcwd()}"
             f"{'' if os.path.dirname(first) else ' or on the PATH'}. Give a script of Python, -m"
             " and a module, or another program; options of run stand before it."
         )
-    return [found, *rest]
+    return [path, *rest]
 
 
 def _check_module(name: str) -> None:

@@ -19,14 +19,14 @@ _OF_THE_JOB = ("MPI_REPLICA_", "MPI4PY_", "PYTHON")
 
 
 class Host(NamedTuple):
-    """What this host is for the job."""
+    """What a host has for the job."""
 
     cores: int
     is_root: bool = False
 
 
 def settings(
-    library: str,
+    launcher: str,
     ranks: int,
     host: Host,
     environ: Mapping[str, str],
@@ -41,7 +41,8 @@ def settings(
 
     Parameters
     ----------
-    library : {'openmpi', 'mpich'}
+    launcher : {'openmpi', 'mpich', 'srun'}
+        What starts the ranks.
     ranks : int
         Number of ranks, on all hosts.
     host : Host
@@ -71,7 +72,7 @@ def settings(
     """
     ranks_here = -(-ranks // hosts)
     added: dict[str, str] = {}
-    if library == "openmpi":
+    if launcher == "openmpi":
         if host.is_root:  # it refuses root unless told twice
             added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         # It counts cores where the system counts hardware threads: up to two a core.

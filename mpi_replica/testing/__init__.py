@@ -99,13 +99,13 @@ def _open_when_all_ranks_have_started(limit_seconds: float) -> Transport:
 def _limit_seconds(config: pytest.Config) -> float:
     if config.getoption("usepdb") or config.getoption("trace"):
         return math.inf
-    given = os.environ.get(_LIMIT, _LIMIT_SECONDS)
+    text = os.environ.get(_LIMIT, _LIMIT_SECONDS)
     try:
-        seconds = float(given)
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise pytest.UsageError(f"{_LIMIT}={given!r} is not a positive number of seconds")
+        raise pytest.UsageError(f"{_LIMIT}={text!r} is not a positive number of seconds")
     return seconds
 
 

@@ -17,10 +17,10 @@ from ..interrupts import gate
 from ..layout import Layout
 from ..transport import HEADER_BYTES, Transport, WaitGivenUpError
 from ..watch import Channel, watcher
-from ..watch.report import Answer, Processes, missing_text
-from ..watch.stacks import Place, place_of_thread
-from .parting import Parting
-from .verdict import FAILED, PASSED, Arrival, ranks_of
+from ..watch.stacks import Whereabouts, place_of_thread
+from ..watch.stall_report import Answer, Processes, missing_text
+from .arrivals import FAILED, PASSED, Arrival, ranks_of
+from .departure import Departure
 
 __all__ = ["Fence", "RanksMissingError"]
 
@@ -48,7 +48,7 @@ _MOST_CHARACTERS = 10_000
 
 
 class RanksMissingError(Exception):
-    """Some ranks did not come; rank 0 reports it, and ends the job after its report."""
+    """A meeting that ranks have missed; rank 0 reports it, and ends the job after its report."""
 
 
 class Fence:
@@ -67,7 +67,7 @@ class Fence:
         self.rank = transport.rank
         self.size = transport.size
         self.limit_seconds = limit_seconds
-        self.parting = Parting()
+        self.departure = Departure()
         #: What failed so far: printed where the job ends before rank 0 reports.
         self.failures: list[str] = []
         self._stderr = os.dup(2)  # the true one: pytest captures 2 during a test
@@ -122,9 +122,9 @@ class Fence:
         self._note(f"the meeting at {arrival.place}")
         self._has_left_all = False
         if arrival.kind != PASSED:
-            self.parting.leave_own(arrival.place)
+            self.departure.leave_own(arrival.place)
         elif arrival.text:
-            self.parting.leave_all(arrival.place)
+            self.departure.leave_all(arrival.place)
         is_late = time.monotonic() - self._met_at > _LATE * self.limit_seconds
         has_more = is_late or arrival.kind == FAILED or arrival.text != ""
         compared = f"{arrival.place}\n{arrival.detail}".encode(errors="replace")
@@ -138,10 +138,10 @@ class Fence:
         if has_more or headers != header * self.size:
             arrivals = self._tell(arrival._replace(has_left_all=self._has_left_all))
         if any(other.has_left_all or (other.stage and other.text) for other in arrivals):
-            self.parting.leave_all(arrival.place)
+            self.departure.leave_all(arrival.place)
         elif any(other.kind != PASSED for other in arrivals):
-            self.parting.leave_own(arrival.place)
-        self._wait(lambda: self.parting.advance() or None, arrival)
+            self.departure.leave_own(arrival.place)
+        self._wait(lambda: self.departure.advance() or None, arrival)
         self._waiting = None
         self._note(self._doing)
         self._met_at = time.monotonic()
@@ -154,11 +154,11 @@ class Fence:
         start, pause = time.monotonic(), _SHORTEST_PAUSE_SECONDS
         limit = self.limit_seconds * (_END_FACTOR if arrival.stage == _END_STAGE else 1)
         while (result := poll()) is None:
-            self.parting.advance()
+            self.departure.advance()
             waited = time.monotonic() - start
             if waited > patience * limit and not self._has_left_all:
                 self._has_left_all = True
-                self.parting.leave_all(arrival.place)
+                self.departure.leave_all(arrival.place)
             if waited > limit:
                 self._give_up(arrival)
             time.sleep(pause)  # the ranks may outnumber the cores
@@ -167,17 +167,17 @@ class Fence:
 
     def _tell(self, arrival: Arrival) -> list[Arrival]:
         try:
-            told = self._transport.all_gather_bytes(pickle.dumps(arrival), self.limit_seconds)
+            texts = self._transport.all_gather_bytes(pickle.dumps(arrival), self.limit_seconds)
         except WaitGivenUpError:
             self._give_up(arrival)
-        return [pickle.loads(data) for data in told]
+        return [pickle.loads(data) for data in texts]
 
-    def _place(self) -> Place:
-        """Return what another rank is told that asks where this one is."""
+    def _place(self) -> Whereabouts:
+        """Return the answer for another rank that asks where this one is."""
         waiting = self._waiting
         if waiting is None:
             return place_of_thread(self._channel.thread())
-        return Place((waiting.text or waiting.kind)[:_MOST_CHARACTERS], False)
+        return Whereabouts((waiting.text or waiting.kind)[:_MOST_CHARACTERS], False)
 
     def _give_up(self, arrival: Arrival) -> NoReturn:
         """End the job, since some ranks did not come: the lowest that waits says where they are."""

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from .. import ending
-from .fence import Fence, RanksMissingError
-from .verdict import (
+from .. import job_end
+from .arrivals import (
     FAILED,
     PASSED,
     STOPPED,
@@ -25,6 +24,7 @@ from .verdict import (
     places_apart,
     waited_at,
 )
+from .fence import Fence, RanksMissingError
 
 __all__ = ["BODY_PASSED", "RankFence", "quieten"]
 
@@ -35,7 +35,7 @@ _INTERRUPTED = int(pytest.ExitCode.INTERRUPTED)
 
 
 def quieten(config: pytest.Config, rank: int) -> None:
-    """Have a rank beside rank 0 write no reports, and no file that rank 0 writes, too.
+    """Keep a rank beside rank 0 from writing reports, and files that rank 0 writes, too.
 
     It must be called before plugins open these files.
     """
@@ -138,19 +138,19 @@ class RankFence:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self._meet_or_exit(Arrival(f"{item.nodeid} (start)"))
         self._fence.do(item.nodeid)
-        self._fence.parting.begin_test()
+        self._fence.departure.begin_test()
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_fixture_setup(
         self, fixturedef: pytest.FixtureDef[Any]
     ) -> Generator[None, object, object]:
-        known = ending.engines()
+        known = job_end.engines()
         try:
             return (yield)
         finally:
             if fixturedef.scope != "function":
-                self._fence.parting.keep(known)
+                self._fence.departure.keep(known)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:

@@ -1,21 +1,31 @@
 """Moving bytes between ranks: one contract, two implementations."""
 
-from .base import HEADER_BYTES, Mailbox, Messages, Transport, WaitGivenUpError
 from .launch import end_together, open_survivors, open_transport
 from .single import SingleTransport
-from .survivors import End, Member, Survivors
-from .verdict import Verdict
+from .survivors import Dismissal, Member, Survivors
+from .transport import (
+    HEADER_BYTES,
+    Bytes,
+    Mailbox,
+    Messages,
+    SharedMemoryError,
+    Transport,
+    WaitGivenUpError,
+)
+from .ulfm import JobOutcome
 
 __all__ = [
     "HEADER_BYTES",
-    "End",
+    "Bytes",
+    "Dismissal",
+    "JobOutcome",
     "Mailbox",
     "Member",
     "Messages",
+    "SharedMemoryError",
     "SingleTransport",
     "Survivors",
     "Transport",
-    "Verdict",
     "WaitGivenUpError",
     "end_together",
     "open_survivors",

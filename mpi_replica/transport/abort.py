@@ -29,7 +29,7 @@ def abort_job(mpi: ModuleType, status: int) -> None:
 
 
 def _is_first(seat: socket.socket) -> bool:
-    """Whether no other rank of this job and host has taken the seat.
+    """Return whether this is the first rank of its job and host to take the seat.
 
     It is a name without a file, which is free again when the process that holds it has ended.
     """

@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 
-__all__ = [
-    "FAULT_TOLERANCE",
-    "NO_FENCE",
-    "cores",
-    "free_shared_memory",
-    "is_crowded",
-    "lack_of_shared_memory",
-    "machine",
-    "make_end_without_fence",
-    "make_windows_quiet",
-]
+__all__ = ["cores", "free_shared_memory", "is_crowded", "lack_of_shared_memory", "machine"]
 
 # macOS does not have it.
 _affinity: Callable[[int], Iterable[int]] = getattr(
@@ -36,9 +25,9 @@ def cores() -> frozenset[int]:
 
 
 def machine(host: str) -> str:
-    """Return what is the same for all hosts that share the cores of one machine.
+    """Return the id of the machine whose cores `host` has: hosts in containers may share one.
 
-    That of `host` is its own name where the system does not tell.
+    It is the name of the host where the system does not tell.
     """
     try:
         with open(_BOOT_ID, encoding="ascii") as file:
@@ -48,9 +37,12 @@ def machine(host: str) -> str:
 
 
 def is_crowded(machine: str, places: Sequence[tuple[str, frozenset[int]]]) -> bool:
-    """Return whether it has more ranks than cores for them; `places` are those of all ranks."""
-    taken = [cores for other, cores in places if other == machine]
-    return len(taken) > len(frozenset().union(*taken))
+    """Return whether a machine has more ranks than cores.
+
+    `places` are machine and cores of each rank.
+    """
+    cores_of_ranks = [cores for other, cores in places if other == machine]
+    return len(cores_of_ranks) > len(frozenset().union(*cores_of_ranks))
 
 
 def free_shared_memory() -> int | None:
@@ -72,30 +64,3 @@ def lack_of_shared_memory(size_bytes: int) -> str:
     return (
         f"{size_bytes >> 10} KiB are needed in {_SHARED_MEMORY_FOLDER}, and {free >> 10} are free"
     )
-
-
-# Open MPI's windows over UCX print an error on each rank where there is no device for them, also
-# when other windows are made. The variable is read when MPI starts: with the import of mpi4py.MPI.
-_DEVICES = "/sys/class/infiniband"
-_WINDOWS = "OMPI_MCA_osc"
-#: What Open MPI's launcher sets with --with-ft ulfm. Without it a communicator can be revoked, too,
-#: but the first rank that is lost ends the job.
-FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"
-#: With 1, MPI_Finalize of Open MPI waits for no other rank.
-NO_FENCE = "OMPI_MCA_async_mpi_finalize"
-
-
-def make_windows_quiet() -> None:
-    """Keep Open MPI from printing an error that is none, if MPI has not started yet."""
-    if "mpi4py.MPI" not in sys.modules and not os.path.isdir(_DEVICES):
-        os.environ.setdefault(_WINDOWS, "^ucx")
-
-
-def make_end_without_fence() -> None:
-    """Keep Open MPI from waiting for dead ranks at its end, if MPI has not started yet.
-
-    MPI_Finalize of Open MPI 5.0.11 waits for a fence of all processes that were started, which now
-    and then never ends where one of them was killed.
-    """
-    if "mpi4py.MPI" not in sys.modules and os.environ.get(FAULT_TOLERANCE) == "1":
-        os.environ.setdefault(NO_FENCE, "1")

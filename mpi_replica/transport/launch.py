@@ -9,18 +9,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import LaunchError
-from .base import Transport
-from .facts import LibraryFacts
-from .host import make_end_without_fence, make_windows_quiet
+from .library_facts import LibraryFacts, library_facts
+from .open_mpi import set_up_open_mpi
 from .single import SingleTransport
 from .survivors import Survivors
-from .verdict import Verdict, agree_on_end
+from .transport import Transport
+from .ulfm import JobOutcome, agree_on_outcome
 
 __all__ = [
     "INSTALL_ADVICE",
     "end_together",
     "launcher_variable",
     "library",
+    "number_in",
     "open_survivors",
     "open_transport",
     "started_in_step",
@@ -76,11 +77,19 @@ def started_in_step(environ: Mapping[str, str]) -> int:
 
     Also 0 in the shell of ``salloc``, which is a step with a number of Slurm's own.
     """
-    step = environ.get("SLURM_STEP_ID", "")
-    if not re.fullmatch(r"\d+", step) or int(step) >= _FIRST_RESERVED_STEP:
+    step = number_in(environ, "SLURM_STEP_ID")
+    if step is None or step >= _FIRST_RESERVED_STEP:
         return 0
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
-    return int(tasks) if re.fullmatch(r"\d+", tasks) else 1
+    tasks = number_in(environ, "SLURM_STEP_NUM_TASKS")
+    return 1 if tasks is None else tasks
+
+
+def number_in(environ: Mapping[str, str], *names: str) -> int | None:
+    """Return the number that the first of these variables gives; None where none gives one."""
+    for name in names:
+        if re.fullmatch(r"\d+", environ.get(name, "")):
+            return int(environ[name])
+    return None
 
 
 def _is_alone_in_slurm(environ: Mapping[str, str]) -> bool:
@@ -99,8 +108,8 @@ def _started_processes(environ: Mapping[str, str] = os.environ) -> tuple[str, in
     if started_in_step(environ):  # SLURM_NTASKS alone also stands in scripts outside of srun
         names += ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]
     for name in names:
-        if environ.get(name, "").isdigit():
-            return name, int(environ[name])
+        if (number := number_in(environ, name)) is not None:
+            return name, number
     return None
 
 
@@ -117,9 +126,7 @@ def library() -> LibraryFacts | None:
     """Return what the MPI library is and can do; None where MPI has not started."""
     if "mpi4py.MPI" not in sys.modules:
         return None
-    from .mpi import facts
-
-    return facts()
+    return library_facts(sys.modules["mpi4py.MPI"])
 
 
 def open_transport(communicator: Any = None) -> Transport:
@@ -156,16 +163,15 @@ def open_survivors(communicator: Any = None, num_spares: int = 0) -> Survivors |
     """
     if communicator is None and not _wants_mpi():
         return None
-    make_windows_quiet()
-    make_end_without_fence()
+    set_up_open_mpi()
     # A program without mpirun shall not pay for MPI_Init, which this import calls.
     try:
         from .mpi import survivors_of, world_size
     except (ImportError, RuntimeError) as error:
-        found = launcher_variable() or _CHOICE
+        variable = launcher_variable() or _CHOICE
         raise LaunchError(
-            f"The program was started by an MPI launcher ({found}="
-            f"{os.environ.get(found, '')!r}), but mpi4py finds no MPI library: {error}."
+            f"The program was started by an MPI launcher ({variable}="
+            f"{os.environ.get(variable, '')!r}), but mpi4py finds no MPI library: {error}."
             f" {INSTALL_ADVICE}"
         ) from error
     started = _started_processes()
@@ -181,7 +187,7 @@ def open_survivors(communicator: Any = None, num_spares: int = 0) -> Survivors |
     return survivors_of(communicator, num_spares)
 
 
-def end_together(is_well: bool) -> Verdict:
+def end_together(is_well: bool) -> JobOutcome:
     """Return how the ranks of a job have ended. Collective over all that the launcher has started.
 
     MPI starts where it has not, since a launcher ends the job where a process that never started
@@ -192,8 +198,7 @@ def end_together(is_well: bool) -> Verdict:
     is_well : bool
         How this rank has.
     """
-    make_windows_quiet()
-    make_end_without_fence()
+    set_up_open_mpi()
     from . import mpi  # noqa: F401 - which sees to how MPI is loaded
 
-    return agree_on_end(sys.modules["mpi4py.MPI"], is_well)
+    return agree_on_outcome(sys.modules["mpi4py.MPI"], is_well)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import os
 import time
 import warnings
@@ -18,21 +20,20 @@ with warnings.catch_warnings():
     from mpi4py import MPI
 
 from ..errors import RankLostError
+from ..interrupts import is_of_signal_handler
 from ..options import ReduceOp
 from .abort import abort_job
-from .base import HEADER_BYTES, Bytes, Messages, SharedMemoryError, Transport, WaitGivenUpError
 from .communicators import checked_communicator
-from .facts import LibraryFacts, library_facts
-from .handlers import is_of_signal_handler
-from .host import cores, is_crowded, lack_of_shared_memory, machine
-from .loss import is_loss, loss_error
-from .mailbox import MPIMailbox
-from .passing import Passing
-from .pausing import SECONDS_BEFORE_SLEEP, pause
+from .host import cores, is_crowded, machine
+from .messages import MPIMailbox, PointToPoint
+from .pause import SECONDS_BEFORE_SLEEP, pause
 from .survivors import Survivors
+from .transport import HEADER_BYTES, Bytes, Messages, Transport, WaitGivenUpError, Words
 from .two_level import TwoLevelExchange, is_two_level
+from .ulfm import is_loss, loss_error
+from .windows import SharedWindows
 
-__all__ = ["MPITransport", "facts", "survivors_of", "world_size"]
+__all__ = ["MPITransport", "survivors_of", "world_size"]
 
 _OPS = {
     ReduceOp.SUM: MPI.SUM,
@@ -66,11 +67,6 @@ _SECONDS_OF_DATA = 1.0
 def world_size() -> int:
     """Return the number of processes that MPI was started with."""
     return int(MPI.COMM_WORLD.Get_size())
-
-
-def facts() -> LibraryFacts:
-    """Return what the MPI library is and can do."""
-    return library_facts(MPI)
 
 
 def survivors_of(communicator: Any, num_spares: int) -> Survivors:
@@ -109,8 +105,8 @@ class MPITransport(Transport):
         self.size = self._comm.Get_size()
         host = MPI.Get_processor_name()
         place = (machine(host), cores())
-        told = self._comm.allgather((host, place, os.getpid(), _may_watch()))
-        hosts, places, pids, may_watch = zip(*told, strict=True)
+        mine = (host, place, os.getpid(), _may_watch())
+        hosts, places, pids, may_watch = zip(*self._comm.allgather(mine), strict=True)
         self.hosts, self.pids = hosts, pids
         if self.size > 1 and all(may_watch):
             self.mailbox = MPIMailbox(MPI, self._comm)
@@ -122,7 +118,7 @@ class MPITransport(Transport):
         self.is_crowded = any(crowded.values())
         self.is_between_hosts = len(set(hosts)) > 1
         self._blocks = not self.is_crowded
-        self._windows: list[tuple[MPI.Win, MPI.Comm]] = []
+        self._windows = SharedWindows(MPI)
         self._header = np.zeros(HEADER_BYTES, np.uint8)
         self.headers = np.zeros(HEADER_BYTES * self.size, np.uint8)
         self._header_view = self._header.data
@@ -145,7 +141,7 @@ class MPITransport(Transport):
                     self.steps = self.steps_ended = self.steps + 1
                     return
         except MPI.Exception as error:
-            raise self._told(error) from None
+            raise self._as_loss(error) from None
         self._wait(request, timeout_seconds)
 
     def begin_exchange(self, header: bytes) -> Callable[[], bool]:
@@ -156,7 +152,7 @@ class MPITransport(Transport):
             try:
                 return test()
             except MPI.Exception as error:
-                raise self._told(error) from None
+                raise self._as_loss(error) from None
 
         return has_ended
 
@@ -173,18 +169,14 @@ class MPITransport(Transport):
             raise self._not_begun(error) from None
         return self._exchange
 
-    def maximum(
-        self, words: npt.NDArray[np.uint64], timeout_seconds: float | None = None
-    ) -> npt.NDArray[np.uint64]:
+    def maximum(self, words: Words, timeout_seconds: float | None = None) -> Words:
         greatest = np.empty_like(words)
         self.sent_bytes += words.nbytes
         arguments = (words, greatest, MPI.MAX)
         self._run(self._comm.Iallreduce, arguments, timeout_seconds, SECONDS_BEFORE_SLEEP)
         return greatest
 
-    def begin_maximum(
-        self, words: npt.NDArray[np.uint64]
-    ) -> Callable[[], npt.NDArray[np.uint64] | None]:
+    def begin_maximum(self, words: Words) -> Callable[[], Words | None]:
         greatest = np.empty_like(words)
         has_ended = self._asking(self._comm.Iallreduce(words, greatest, MPI.MAX).Test)
         # what is returned holds both buffers
@@ -198,12 +190,10 @@ class MPITransport(Transport):
         receive = np.empty(int(lengths.sum()), np.uint8)
         counts = lengths.tolist()
         # The ranks may be here because they disagree, even about timeouts: no blocking call.
-        send = np.frombuffer(data, np.uint8)
-        self._gather_blocks(send, receive, counts, timeout_seconds, blocks=False)
-        ends = np.cumsum(lengths).tolist()
-        return [
-            receive[end - count : end].tobytes() for end, count in zip(ends, counts, strict=True)
-        ]
+        limit = math.inf if timeout_seconds is None else timeout_seconds
+        self._gather_blocks(np.frombuffer(data, np.uint8), receive, counts, limit)
+        starts = [0, *itertools.accumulate(counts)]
+        return [receive[start:end].tobytes() for start, end in itertools.pairwise(starts)]
 
     def all_gather_blocks(
         self,
@@ -212,8 +202,7 @@ class MPITransport(Transport):
         counts: Sequence[int],
         timeout_seconds: float | None = None,
     ) -> None:
-        blocks = self._blocks and timeout_seconds is None
-        self._gather_blocks(send, receive, counts, timeout_seconds, blocks=blocks)
+        self._gather_blocks(send, receive, counts, timeout_seconds)
 
     def _gather_blocks(
         self,
@@ -221,39 +210,24 @@ class MPITransport(Transport):
         receive: Bytes,
         counts: Sequence[int],
         timeout_seconds: float | None,
-        *,
-        blocks: bool,
     ) -> None:
-        starts = [0]
-        for count in counts:
-            starts.append(starts[-1] + count)
+        blocks = self._blocks and timeout_seconds is None
+        starts = [0, *itertools.accumulate(counts)]
         self.sent_bytes += counts[self.rank]
-        if starts[-1] > _LARGEST_MESSAGE_BYTES:
-            self._gather_large_blocks(send, receive, starts, timeout_seconds, blocks=blocks)
+        if starts[-1] <= _LARGEST_MESSAGE_BYTES:
+            spec = [receive, (list(counts), starts[:-1]), MPI.BYTE]
+            source = MPI.IN_PLACE if send is None else [send, MPI.BYTE]
+            call = self._comm.Allgatherv if blocks else self._comm.Iallgatherv
+            self._run(call, (source, spec), timeout_seconds)
             return
-        spec = [receive, (list(counts), starts[:-1]), MPI.BYTE]
-        source = MPI.IN_PLACE if send is None else [send, MPI.BYTE]
-        call = self._comm.Allgatherv if blocks else self._comm.Iallgatherv
-        self._run(call, (source, spec), timeout_seconds)
-
-    def _gather_large_blocks(
-        self,
-        send: Bytes | None,
-        receive: Bytes,
-        starts: Sequence[int],
-        timeout_seconds: float | None,
-        *,
-        blocks: bool,
-    ) -> None:
         # One broadcast for each piece: only so has each its own base address.
         if send is not None:
             receive[starts[self.rank] : starts[self.rank + 1]] = send
-        for root in range(self.size):
-            for start in range(starts[root], starts[root + 1], _LARGEST_MESSAGE_BYTES):
-                stop = min(start + _LARGEST_MESSAGE_BYTES, starts[root + 1])
-                piece = [receive[start:stop], MPI.BYTE]
-                call = self._comm.Bcast if blocks else self._comm.Ibcast
-                self._run(call, (piece, root), timeout_seconds)
+        broadcast = self._comm.Bcast if blocks else self._comm.Ibcast
+        for root, (begin, end) in enumerate(itertools.pairwise(starts)):
+            for start in range(begin, end, _LARGEST_MESSAGE_BYTES):
+                piece = receive[start : min(start + _LARGEST_MESSAGE_BYTES, end)]
+                self._run(broadcast, ([piece, MPI.BYTE], root), timeout_seconds)
 
     def all_reduce(
         self,
@@ -285,56 +259,25 @@ class MPITransport(Transport):
 
     def open_shared_memory(self, size_bytes: int) -> Bytes:
         try:
-            return self._open_shared_memory(size_bytes)
+            return self._windows.open(self, size_bytes)
         except MPI.Exception as error:
-            raise self._told(error) from None
-
-    def _open_shared_memory(self, size_bytes: int) -> Bytes:
-        host = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
-        problem = ""
-        if host.Get_size() < self.size:
-            problem = f"the ranks are on {len(set(self.hosts))} hosts"
-        elif self.rank == 0:
-            problem = lack_of_shared_memory(size_bytes)
-        self._agree_on_problem(problem, host)
-        try:
-            # All of it on rank 0: one block for all ranks.
-            window = MPI.Win.Allocate_shared(size_bytes if self.rank == 0 else 0, 1, comm=host)  # type: ignore[arg-type]
-        except MPI.Exception as error:
-            problem = f"the MPI library gives none ({error})"
-        self._agree_on_problem(problem, host)
-        window.Set_errhandler(MPI.ERRORS_RETURN)
-        window.Lock_all(MPI.MODE_NOCHECK)
-        memory: Bytes = np.frombuffer(window.Shared_query(0)[0], np.uint8)  # type: ignore[call-overload]
-        if self.rank == 0:
-            memory[:] = 0  # while it is known to be there
-        self._windows.append((window, host))
-        return memory
-
-    def _agree_on_problem(self, problem: str, host: MPI.Comm) -> None:
-        """Raise the problem of any rank on all ranks."""
-        told = next(filter(None, self.all_gather_bytes(problem.encode())), None)
-        if told is not None:
-            host.Free()
-            raise SharedMemoryError(told.decode())
+            raise self._as_loss(error) from None
 
     def barrier(self, timeout_seconds: float | None = None) -> None:
         blocks = self._blocks and timeout_seconds is None
-        for window, _ in self._windows:
-            window.Sync()
+        self._windows.sync()
         self._run(self._comm.Barrier if blocks else self._comm.Ibarrier, (), timeout_seconds)
-        for window, _ in self._windows:
-            window.Sync()
+        self._windows.sync()
 
     def pass_on(self, messages: Messages, sizes: Mapping[int, int]) -> Messages:
         self.sent_bytes += sum(map(len, messages.values()))
         try:
-            passing = Passing(MPI, self._comm, messages, sizes, _LARGEST_MESSAGE_BYTES)
+            request = PointToPoint(MPI, self._comm, messages, sizes, _LARGEST_MESSAGE_BYTES)
         except MPI.Exception as error:
-            raise self._told(error) from None
+            raise self._as_loss(error) from None
         self.is_in_flight = True
-        self._wait(passing, None)
-        return passing.received
+        self._wait(request, None)
+        return request.received
 
     def agree(self, word: int) -> int:
         words, loss = np.array([word], np.int32), self.loss
@@ -362,10 +305,7 @@ class MPITransport(Transport):
             self._exchange = None
         if self.mailbox is not None:
             self.mailbox.close()
-        for window, host in self._windows:
-            window.Unlock_all()
-            window.Free()
-            host.Free()
+        self._windows.free()
         # A new communicator with its id would get results of its old agreements (Open MPI 5.0.11).
         if not self.is_fault_tolerant:
             self._comm.Free()
@@ -390,7 +330,7 @@ class MPITransport(Transport):
         else:
             if self.is_fault_tolerant and self._comm.Is_revoked():
                 # A small Allgatherv that is ended so may report success and have received nothing.
-                raise self._told(MPI.Exception(MPI.ERR_REVOKED))
+                raise self._as_loss(MPI.Exception(MPI.ERR_REVOKED))
             self.is_in_flight = False
             self.steps_ended = self.steps
 
@@ -405,10 +345,10 @@ class MPITransport(Transport):
     def _not_begun(self, error: BaseException) -> BaseException:
         """Return what is raised for an error in the call that would have begun an exchange."""
         self.is_in_flight = is_of_signal_handler(error, __file__)
-        return self._told(error)
+        return self._as_loss(error)
 
-    def _told(self, error: BaseException) -> BaseException:
-        """Return `error`, or the `RankLostError` that it stands for: nothing can be sent then."""
+    def _as_loss(self, error: BaseException) -> BaseException:
+        """Return `error`, or the `RankLostError` in its place: nothing can be sent then."""
         if not is_loss(MPI, error, self._comm if self.is_fault_tolerant else None):
             return error
         if self.loss is None:
@@ -418,7 +358,7 @@ class MPITransport(Transport):
 
     def _wait(
         self,
-        request: MPI.Request | TwoLevelExchange | Passing,
+        request: MPI.Request | TwoLevelExchange | PointToPoint,
         timeout_seconds: float | None,
         seconds_before_sleep: float = SECONDS_BEFORE_SLEEP,
         buffers: Any = None,
@@ -441,7 +381,7 @@ class MPITransport(Transport):
         except BaseException as error:
             _in_flight_for_ever.append((self, request, buffers))
             self.steps_ended = self.steps
-            raise self._told(error) from None
+            raise self._as_loss(error) from None
         self.is_in_flight = False
         self.steps_ended = self.steps
         del buffers  # held until here: mpi4py keeps no reference for non-blocking calls

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..options import ReduceOp
-from .base import HEADER_BYTES, Bytes, Messages, Transport
+from .transport import HEADER_BYTES, Bytes, Messages, Transport, Words
 
 __all__ = ["SingleTransport", "WaitingTransport"]
 
@@ -31,18 +31,14 @@ class SingleTransport(Transport):
     def exchange(self, header: bytes, timeout_seconds: float | None = None) -> None:
         self._headers_view[: len(header)] = header
 
-    def maximum(
-        self, words: npt.NDArray[np.uint64], timeout_seconds: float | None = None
-    ) -> npt.NDArray[np.uint64]:
+    def maximum(self, words: Words, timeout_seconds: float | None = None) -> Words:
         return words
 
     def begin_exchange(self, header: bytes) -> Callable[[], bool]:
         self.exchange(header)
         return lambda: True
 
-    def begin_maximum(
-        self, words: npt.NDArray[np.uint64]
-    ) -> Callable[[], npt.NDArray[np.uint64] | None]:
+    def begin_maximum(self, words: Words) -> Callable[[], Words | None]:
         return lambda: words
 
     def all_gather_bytes(self, data: bytes, timeout_seconds: float | None = None) -> list[bytes]:
@@ -85,20 +81,20 @@ class SingleTransport(Transport):
         return np.zeros(size_bytes, np.uint8)
 
     def barrier(self, timeout_seconds: float | None = None) -> None:
-        """Nobody else is waited for."""
+        """Return at once: there is one rank."""
 
     def revoke(self) -> None:
-        """Nobody else is to be woken."""
+        """Do nothing: no other rank waits."""
 
     def abort(self, status: int) -> None:
         os._exit(status)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds nothing."""
 
 
 class WaitingTransport(SingleTransport):
-    """What a rank has that hosts no replicas: it exchanges nothing with the others.
+    """The transport of a rank that hosts no replicas: it knows the others, and sends them nothing.
 
     Parameters
     ----------

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple, TypeVar
 from ..errors import RankLostError, mark_reporter
 from ..layout import compressed
 from .abort import abort_job
-from .agreeing import agree, agreeing
-from .base import Transport
-from .facts import is_fault_tolerant
-from .loss import is_loss
+from .library_facts import is_fault_tolerant
 from .single import WaitingTransport
+from .transport import Transport
+from .ulfm import agree, agree_in_steps, is_loss
 
-__all__ = ["End", "Member", "Survivors"]
+__all__ = ["Dismissal", "Member", "Survivors"]
 
 T = TypeVar("T")
 
@@ -49,8 +48,8 @@ class Member(NamedTuple):
     pid: int
 
 
-class _Told(NamedTuple):
-    """What a rank tells the others when they come together."""
+class _Introduction(NamedTuple):
+    """What a rank says of itself when the ranks come together."""
 
     member: Member
     num_spares: int
@@ -62,8 +61,8 @@ class _Told(NamedTuple):
     farewell: str | None
 
 
-class End(NamedTuple):
-    """How the ranks that host replicas have come to their end."""
+class Dismissal(NamedTuple):
+    """What spares are told: how the ranks that host replicas have come to their end."""
 
     #: What has gone wrong; empty where nothing has.
     text: str
@@ -110,7 +109,7 @@ class Survivors:
         self._ends = 0
         #: Whether they were, since they began to wait.
         self.has_dismissed = False
-        # As `_Told` has it.
+        # As `_Introduction` has it.
         self._farewell: str | None = None
         #: Whether all living ranks have agreed that they can't go on.
         self.is_over = False
@@ -170,8 +169,8 @@ class Survivors:
                 return made
 
     def _is_of_a_loss(self, error: BaseException) -> bool:
-        told = None if self.transport is None else self.transport.loss
-        if error is told or is_loss(self._mpi, error, self._world):
+        loss = None if self.transport is None else self.transport.loss
+        if error is loss or is_loss(self._mpi, error, self._world):
             return True
         # A small Allgatherv that `revoke` ends may report success and have received nothing (Open
         # MPI 5.0.11): then what came up is an error of pickle's, say.
@@ -196,12 +195,12 @@ class Survivors:
         self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
         self.transport = None
         mine = Member(self._first_rank, self._mpi.Get_processor_name(), os.getpid())
-        told: list[_Told] = self._world.allgather(
-            _Told(mine, self._num_spares, self._ends, before, self._farewell)
+        ranks: list[_Introduction] = self._world.allgather(
+            _Introduction(mine, self._num_spares, self._ends, before, self._farewell)
         )
-        self.members = tuple(one.member for one in told)
-        self._ends = max(one.ends for one in told)
-        return self._wrong_spares([one.num_spares for one in told]) or _farewell_error(told)
+        self.members = tuple(one.member for one in ranks)
+        self._ends = max(one.ends for one in ranks)
+        return self._wrong_spares([one.num_spares for one in ranks]) or _farewell_error(ranks)
 
     def _make_transport(self) -> None:
         """Make the transport of the ranks that host replicas."""
@@ -213,7 +212,7 @@ class Survivors:
             self.transport = self._make(active, is_fault_tolerant=self.is_fault_tolerant)
 
     def waiting_transport(self) -> Transport:
-        """Return what a rank has that hosts no replicas."""
+        """Return the transport of a rank that hosts no replicas."""
         _, hosts, pids = zip(*self.members, strict=True)
         return WaitingTransport(self.rank, hosts, pids, self.abort)
 
@@ -222,15 +221,16 @@ class Survivors:
         """How many ranks host replicas, where so many live."""
         return self.first_size - self._num_spares
 
-    def _wrong_spares(self, told: Sequence[int]) -> ValueError | None:
-        if min(told) < 0:
+    def _wrong_spares(self, numbers: Sequence[int]) -> ValueError | None:
+        least, most = min(numbers), max(numbers)
+        if least < 0:
             return ValueError(
                 "spares, or MPI_REPLICA_SPARES where that is not given, must be an int, 0 or more;"
-                f" it is not on rank {told.index(min(told))}."
+                f" it is not on rank {numbers.index(least)}."
             )
-        if len(set(told)) > 1:
+        if least != most:
             return ValueError(
-                f"spares differs between ranks: {min(told)} and {max(told)}. Give the same on all."
+                f"spares differs between ranks: {least} and {most}. Give the same on all."
             )
         if self._num_spares >= self.first_size:
             return ValueError(
@@ -261,8 +261,8 @@ class Survivors:
         if self._farewell is None:
             self._farewell = ""
         if self.transport is not None and not self.transport.has_told_loss:
-            yield from agreeing(self._mpi, self.transport.communicator, 0)
-        word, _ = yield from agreeing(self._mpi, self._world, _HAS_ENDED)
+            yield from agree_in_steps(self._mpi, self.transport.communicator, 0)
+        word, _ = yield from agree_in_steps(self._mpi, self._world, _HAS_ENDED)
         if word != _HAS_ENDED:
             with contextlib.suppress(RankLostError):
                 self.come_together(lambda _: None)
@@ -281,12 +281,12 @@ class Survivors:
             self.transport.revoke()
         self._world.Revoke()
 
-    def wait(self) -> End | None:
+    def wait(self) -> Dismissal | None:
         """Wait, as a spare, without using the core.
 
         Returns
         -------
-        End or None
+        Dismissal or None
             What a rank said at the end; None where a rank was lost: `come_together` is next.
         """
         while True:
@@ -299,7 +299,7 @@ class Survivors:
                             self._ends = ends
                             if end == _GOOD_END:
                                 self._hear_the_others(rank)
-                            return End(*end)
+                            return Dismissal(*end)
                 except self._mpi.Exception as error:
                     if not is_loss(self._mpi, error):
                         raise
@@ -312,7 +312,7 @@ class Survivors:
             time.sleep(_LOOK_SECONDS)
 
     def _hear_the_others(self, first: int) -> None:
-        """Receive what the other ranks say, who wait for it, at a good end."""
+        """Receive what the other ranks say at a good end: they wait until it is heard."""
         for rank in range(self.num_active):
             ends = self._ends if rank == first else 0
             try:
@@ -362,9 +362,9 @@ class Survivors:
             self.dismiss(cause or "the program has ended on the other ranks")
 
 
-def _farewell_error(told: Sequence[_Told]) -> RankLostError | None:
+def _farewell_error(everyone: Sequence[_Introduction]) -> RankLostError | None:
     """Return the error of ranks that are needed, where the program has ended on others."""
-    ended = [one for one in told if one.farewell is not None]
+    ended = [one for one in everyone if one.farewell is not None]
     if not ended:
         return None
     failed = [one for one in ended if one.farewell]
@@ -375,6 +375,6 @@ def _farewell_error(told: Sequence[_Told]) -> RankLostError | None:
         " alone after a loss."
         f" {'; '.join(causes) or 'All ranks must come to the end of run_elastic'}."
     )
-    stay = [one for one in told if one.farewell is None]
+    stay = [one for one in everyone if one.farewell is None]
     mark_reporter(error, [*failed, *stay, *ended][0].rank)
     return error

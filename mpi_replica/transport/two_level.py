@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .base import HEADER_BYTES, Bytes
+from .transport import HEADER_BYTES, Bytes
 
 __all__ = ["TwoLevelExchange", "is_two_level"]
 
@@ -110,7 +110,7 @@ class TwoLevelExchange:
         return False
 
     def Revoke(self) -> None:
-        """Have it fail on all ranks."""
+        """Make it fail on all ranks."""
         self._comm.Revoke()
 
     def Free(self) -> None:

@@ -24,10 +24,10 @@ from ..errors import (
 from ..layout import Layout
 from ..transport import Mailbox, Transport
 from .recorder import FlightRecorder
-from .report import Answer, Processes, local_stall_report, stall_report
-from .stacks import Place, place_of_thread
+from .stacks import Whereabouts, place_of_thread
+from .stall_report import Answer, Processes, local_stall_report, stall_report
 
-__all__ = ["Channel"]
+__all__ = ["Channel", "head_start_seconds"]
 
 _log = logging.getLogger("mpi_replica")
 
@@ -55,20 +55,25 @@ _FINAL_ERRORS = {
 
 def stall_seconds() -> float:
     """Return after how many seconds a wait is reported."""
-    given = os.environ.get(_STALL_SECONDS, "")
+    text = os.environ.get(_STALL_SECONDS, "")
     try:
-        seconds = float(given or _DEFAULT_STALL_SECONDS)
+        seconds = float(text or _DEFAULT_STALL_SECONDS)
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
         _log.warning(
             "%s=%r is not a positive number of seconds: %g is used.",
             _STALL_SECONDS,
-            given,
+            text,
             _DEFAULT_STALL_SECONDS,
         )
         return _DEFAULT_STALL_SECONDS
     return seconds
+
+
+def head_start_seconds(rank: int) -> float:
+    """Return how much longer than rank 0 a rank waits before it asks or searches."""
+    return _HEAD_START_SECONDS * min(rank, _MOST_HEAD_STARTS)
 
 
 class _Inquiry(NamedTuple):
@@ -109,7 +114,7 @@ class Channel:
         thread: Callable[[], int],
         local_meeting: Callable[[], tuple[tuple[int, ...], str]],
         give_up: Callable[[MPIReplicaError], None],
-        place: Callable[[], Place] | None = None,
+        place: Callable[[], Whereabouts] | None = None,
     ) -> None:
         self.layout = layout
         self.thread = thread
@@ -137,7 +142,7 @@ class Channel:
         self._inquiries = 0
         # The open ones: the watcher's own, and that of a thread that waits for its answers.
         self._inquiry: _Inquiry | None = None
-        self._asked: _Inquiry | None = None
+        self._inquiry_of_thread: _Inquiry | None = None
         self._stuck_since: float | None = None
         self._local: tuple[tuple[int, ...], str] = ((), "")
         self._local_since = 0.0
@@ -209,15 +214,15 @@ class Channel:
     def ask(self, seconds: float) -> dict[int, Answer]:
         """Return where the ranks are, by rank: this one, and those that answer in this time."""
         with self._lock:
-            asked = self._asked = self._begin_inquiry(seconds)
-        while len(asked.answers) < self.layout.size and time.monotonic() < asked.deadline:
+            inquiry = self._inquiry_of_thread = self._begin_inquiry(seconds)
+        while len(inquiry.answers) < self.layout.size and time.monotonic() < inquiry.deadline:
             if self._mailbox is None:
                 break
             time.sleep(_POLL_SECONDS)
             self.read()
         with self._lock:
-            self._asked = None
-        return asked.answers
+            self._inquiry_of_thread = None
+        return inquiry.answers
 
     def tell_of_break(self, error: BaseException) -> None:
         """End the waits of all other ranks: this one has left a call halfway."""
@@ -239,7 +244,7 @@ class Channel:
 
     @classmethod
     def renew_lock(cls) -> None:
-        """In a forked child: another thread of the parent may have held it."""
+        """Make a new lock, in a forked child: a thread of the parent may have held the old one."""
         cls._lock = threading.RLock()
 
     def tick(self, now: float) -> None:
@@ -270,8 +275,7 @@ class Channel:
         self._give_up(_FINAL_ERRORS[kind](text))
 
     def _ask_if_due(self, now: float) -> None:
-        head_start = _HEAD_START_SECONDS * min(self.layout.rank, _MOST_HEAD_STARTS)
-        waited = now - self._since - head_start
+        waited = now - self._since - head_start_seconds(self.layout.rank)
         timeout, mailbox = self.recorder.timeout_seconds, self._mailbox
         # Without a mailbox the rank itself ends a wait in time.
         is_timeout = timeout is not None and waited >= timeout and mailbox is not None
@@ -352,7 +356,7 @@ class Channel:
             self._answer(sender, *contents)
         elif kind == "answer":
             number, answer = contents
-            for inquiry in (self._inquiry, self._asked):
+            for inquiry in (self._inquiry, self._inquiry_of_thread):
                 if inquiry is not None and inquiry.number == number:
                     inquiry.answers[sender] = answer
         elif kind == "final":

@@ -12,19 +12,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
-from .channel import Channel
+from .channel import Channel, head_start_seconds
 
 __all__ = ["CycleSearch"]
 
 _SECONDS_BEFORE_SEARCH = 1.0
-# Of the ranks that wait at one call, each leaves the first search to those below it: two that find
-# cycles at once would tell the others of different ones.
-_HEAD_START_SECONDS = 0.1
-_MOST_HEAD_STARTS = 10
-
 
 # Host, process and thread.
-_Place: TypeAlias = tuple[str, int, int]
+_Address: TypeAlias = tuple[str, int, int]
 
 
 class _Search(NamedTuple):
@@ -47,14 +42,14 @@ class _Wait(NamedTuple):
     text: str
 
     @property
-    def place(self) -> _Place:
+    def address(self) -> _Address:
         return self.host, self.pid, self.thread
 
 
 class _Origin(NamedTuple):
-    """What tells a probe from all others."""
+    """The identity of a probe."""
 
-    place: _Place
+    address: _Address
     #: Counts the probes of a process.
     number: int
     step: int
@@ -68,7 +63,7 @@ class CycleSearch:
         self._pid = pid
         # The number of the last probe that came over a channel, by who sent it first: neither it
         # nor an older one need be followed again.
-        self._seen: WeakKeyDictionary[Channel, dict[_Place, int]] = WeakKeyDictionary()
+        self._seen: WeakKeyDictionary[Channel, dict[_Address, int]] = WeakKeyDictionary()
         self._searches: WeakKeyDictionary[Channel, _Search] = WeakKeyDictionary()
         self._number = 0
 
@@ -84,14 +79,16 @@ class CycleSearch:
                 self._searches[channel] = _Search(step, 2 * waited, number, False)
                 self._number += 1
                 wait = self._wait(channel)
-                origin = _Origin(wait.place, self._number, step)
+                origin = _Origin(wait.address, self._number, step)
                 channel.tell(("probe", origin, step, (wait,)))
 
     def _search(self, channel: Channel) -> _Search:
         search = self._searches.get(channel)
         if search is None or search.step != channel.step:
-            head_start = _HEAD_START_SECONDS * min(channel.layout.rank, _MOST_HEAD_STARTS)
-            return _Search(channel.step, _SECONDS_BEFORE_SEARCH + head_start, 0, False)
+            # Of the ranks that wait at one call, each leaves the first search to those below it:
+            # two that find cycles at once would tell the others of different ones.
+            due = _SECONDS_BEFORE_SEARCH + head_start_seconds(channel.layout.rank)
+            return _Search(channel.step, due, 0, False)
         return search
 
     def _leave_to(self, sender: _Wait, channel: Channel) -> None:
@@ -100,7 +97,7 @@ class CycleSearch:
         if search.number == 0:
             due = 2 * _SECONDS_BEFORE_SEARCH
             self._searches[channel] = _Search(channel.step, due, 1, True)
-        elif search.number == 1 and sender.place < self._wait(channel).place:
+        elif search.number == 1 and sender.address < self._wait(channel).address:
             self._searches[channel] = search._replace(is_left_to_another=True)
 
     def receive(self, channels: Sequence[Channel], channel: Channel, message: Any) -> None:
@@ -129,25 +126,25 @@ class CycleSearch:
                 self._leave_to(path[0], channel)
             return
         seen = self._seen.setdefault(channel, {})
-        if origin.number <= seen.get(origin.place, 0):
+        if origin.number <= seen.get(origin.address, 0):
             return
-        seen[origin.place] = origin.number
+        seen[origin.address] = origin.number
         for other in channels:
             if other is channel or not other.is_waiting or other.thread() != channel.thread():
                 continue
             wait = self._wait(other)
-            if wait.place == origin.place:
+            if wait.address == origin.address:
                 # It has waited there all the time, and so each of the path still waits. Every
                 # process of a cycle finds it, and may be in several: one of them speaks.
                 is_same = wait == path[0] and other.step == origin.step
-                if is_same and wait.place == min(known.place for known in path):
+                if is_same and wait.address == min(known.address for known in path):
                     other.read()  # others that wait there may have begun to search, or be done
                     if not self._search(other).is_left_to_another:
-                        self._found(channel, other, path)
-            elif wait.place not in [known.place for known in path]:
+                        self._end_cycle(channel, other, path)
+            elif wait.address not in [known.address for known in path]:
                 other.tell(("probe", origin, other.step, (*path, wait)))
 
-    def _found(self, missed: Channel, waited: Channel, path: tuple[_Wait, ...]) -> None:
+    def _end_cycle(self, missed: Channel, waited: Channel, path: tuple[_Wait, ...]) -> None:
         texts = sorted({wait.text for wait in path})  # the same, wherever the cycle is found
         text = (
             f"strategies wait for each other, for ever. {'; '.join(texts)}. Call the collectives"
@@ -156,24 +153,24 @@ class CycleSearch:
         )
         if not waited.is_over:
             missed.give_up("cycle", text)  # before the wait ends, and this rank comes there
-            self._end_wait(waited, text, [wait.place for wait in path])
+            self._end_wait(waited, text, [wait.address for wait in path])
 
     def _end(
         self,
         channels: Sequence[Channel],
         channel: Channel,
         text: str,
-        places: list[_Place],
+        addresses: list[_Address],
     ) -> None:
         channel.give_up("cycle", text)
         mine = (self._host, self._pid)
         for other in channels:
             if other.is_over or not other.is_waiting or other is channel:
                 continue
-            if (*mine, other.thread()) in places:
-                self._end_wait(other, text, places)
+            if (*mine, other.thread()) in addresses:
+                self._end_wait(other, text, addresses)
 
-    def _end_wait(self, channel: Channel, text: str, places: list[_Place]) -> None:
+    def _end_wait(self, channel: Channel, text: str, addresses: list[_Address]) -> None:
         """End the wait of this rank in `channel`, and tell its other ranks."""
-        channel.tell(("cycle", text, places))
+        channel.tell(("cycle", text, addresses))
         channel.give_up("cycle", text)

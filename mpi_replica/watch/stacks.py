@@ -9,7 +9,7 @@ import traceback
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-__all__ = ["Place", "is_of_package", "place_of_thread"]
+__all__ = ["Whereabouts", "is_of_package", "place_of_thread"]
 
 # A place travels in one message, and a report shows one for each missing rank.
 _MOST_FRAMES = 12
@@ -21,7 +21,7 @@ _RUNNERS = ("_pytest", "pluggy")
 _LOCKING_MODULES = ("threading.py", "queue.py")
 
 
-class Place(NamedTuple):
+class Whereabouts(NamedTuple):
     """Where a thread is."""
 
     #: The innermost frames as a traceback has them, the innermost last.
@@ -35,11 +35,11 @@ def is_of_package(file: str) -> bool:
     return os.path.abspath(file).startswith(_PACKAGE_FOLDER)
 
 
-def place_of_thread(ident: int) -> Place:
-    """Return where the thread `ident` of this process is; it need not help."""
+def place_of_thread(ident: int) -> Whereabouts:
+    """Return where the thread `ident` of this process is, as its stack shows: it need not help."""
     frame = sys._current_frames().get(ident)
     if frame is None:
-        return Place("  its thread has ended\n", False)
+        return Whereabouts("  its thread has ended\n", False)
     shown: list[tuple[FrameType, int]] = []
     for caller, line in traceback.walk_stack(frame):
         # What the package does between the program and MPI says nothing to its user.
@@ -49,11 +49,11 @@ def place_of_thread(ident: int) -> Place:
             break
         shown.append((caller, line))
     if not shown:
-        return Place("  no code of the program: it starts or ends\n", False)
+        return Whereabouts("  no code of the program: it starts or ends\n", False)
     text = "".join(traceback.StackSummary.extract(reversed(shown[:_MOST_FRAMES])).format())
     if len(text) > _MOST_CHARACTERS:
         text = "  …\n" + text[-_MOST_CHARACTERS:].partition("\n")[2]
-    return Place(text, _waits_for_lock(frame))
+    return Whereabouts(text, _waits_for_lock(frame))
 
 
 def _waits_for_lock(frame: FrameType) -> bool:

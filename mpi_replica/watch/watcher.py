@@ -15,8 +15,8 @@ from typing import Any
 
 from .channel import Channel
 from .cycles import CycleSearch
-from .report import Answer, rank_report
-from .signals import StackSignal
+from .stack_signal import StackSignal
+from .stall_report import Answer, rank_report
 
 __all__ = ["Watcher", "watcher"]
 
@@ -81,13 +81,13 @@ class Watcher:
             self._signal.remove()
 
     def forget(self) -> None:
-        """In a forked child: the thread is not here, and the channels are the parent's."""
+        """Forget all, in a forked child: thread and channels are the parent's."""
         Channel.renew_lock()
         self._channels, self._thread = [], None
         self._signal.remove()  # it would be told to the parent, whose pipe this is
 
     def write_flight_records(self, reason: str) -> None:
-        """Have all ranks write where they are and what they called last."""
+        """Let all ranks write where they are and what they called last."""
         for channel in self._channels:
             try:
                 channel.tell(("print", reason))

@@ -17,7 +17,7 @@ import mpi_replica as mr
 from kills.moments import Kill, Moments
 from mpi_replica.checkpoint import files
 from mpi_replica.elastic.keeper import Keeper
-from mpi_replica.transport.host import make_end_without_fence, make_windows_quiet
+from mpi_replica.transport.open_mpi import set_up_open_mpi
 from mpi_replica.transport.survivors import Survivors
 
 ROWS, BATCH, STEPS = 103, 10, 24
@@ -123,8 +123,7 @@ def training(strategy, folder, moments):
 
 def watch(moments):
     """Count what the package does from now on."""
-    make_windows_quiet()
-    make_end_without_fence()
+    set_up_open_mpi()
     from mpi_replica.transport.mpi import MPITransport  # starts MPI, as a strategy does otherwise
 
     exchanges = "exchange maximum all_gather_bytes all_gather_blocks all_reduce all_to_all barrier"

@@ -5,7 +5,7 @@ import pytest
 
 import mpi_replica as mr
 from everywhere import cost_of, gathered
-from mpi_replica.transport.base import HEADER_BYTES
+from mpi_replica.transport.transport import HEADER_BYTES
 
 # What a rank of a large world sends to agree: a few words instead of a header.
 WIDE_BYTES = 24

@@ -14,7 +14,7 @@ from contributions import arrays_in, at_once, build, native, nests
 from everywhere import error_of, holds_everywhere
 from hard_numbers import Empty, Hard, Scalar
 from in_order import bits, reduced_in_order
-from mpi_replica.collectives import agreement, ways
+from mpi_replica.collectives import agreement, ordered_ways, shared_window
 from mpi_replica.tree import tree_of
 
 IMPLEMENTATIONS = ["AUTO", "SHARED_MEMORY", "ALLTOALL"]
@@ -33,9 +33,9 @@ DTYPES_OF = {
 @pytest.fixture
 def small_parts(monkeypatch):
     """Let what travels together be as small as it may be; before `reproducible`."""
-    monkeypatch.setattr(ways, "_WINDOW_PART_BYTES", 1 << 16)
-    monkeypatch.setattr(ways, "_MESSAGE_PART_BYTES", 1 << 16)
-    monkeypatch.setattr(ways.Here, "part_bytes", 1 << 16)
+    monkeypatch.setattr(shared_window, "_WINDOW_PART_BYTES", 1 << 16)
+    monkeypatch.setattr(ordered_ways, "_MESSAGE_PART_BYTES", 1 << 16)
+    monkeypatch.setattr(ordered_ways.Here, "part_bytes", 1 << 16)
 
 
 @pytest.fixture

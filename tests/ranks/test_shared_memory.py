@@ -11,7 +11,7 @@ import mpi_replica as mr
 from everywhere import cost_of, gathered, holds_everywhere
 from hard_numbers import Hard
 from in_order import bits, reduced_in_order
-from mpi_replica.collectives.ways import window_bytes
+from mpi_replica.collectives.shared_window import window_bytes
 
 REPRODUCIBLE = mr.CommunicationOptions(reproducible=True)
 LEAF = Hard("float32", (20_011,), 1)

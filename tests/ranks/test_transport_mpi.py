@@ -5,9 +5,8 @@ import pytest
 
 from everywhere import raises_everywhere
 from mpi_replica.options import ReduceOp
-from mpi_replica.transport import open_transport
-from mpi_replica.transport.base import SharedMemoryError
-from mpi_replica.transport.passing import Passing
+from mpi_replica.transport import SharedMemoryError, open_transport, windows
+from mpi_replica.transport.messages import PointToPoint
 from transport_contract import TransportContract
 
 
@@ -72,11 +71,11 @@ def test_a_message_goes_in_pieces_of_the_largest_size(size, num_pieces):
 
     world = MPI.COMM_WORLD.Dup()
     following, previous = (world.rank + 1) % world.size, (world.rank - 1) % world.size
-    passing = Passing(MPI, world, {following: bytes(range(size))}, {previous: size}, 3)
-    assert len(passing._requests) == 2 * num_pieces
-    while not passing.Test():
+    messages = PointToPoint(MPI, world, {following: bytes(range(size))}, {previous: size}, 3)
+    assert len(messages._requests) == 2 * num_pieces
+    while not messages.Test():
         pass
-    assert passing.received == {previous: bytes(range(size))}
+    assert messages.received == {previous: bytes(range(size))}
     world.Free()
 
 
@@ -148,19 +147,18 @@ def test_messages_on_the_users_communicator_do_not_meet_those_of_the_transport()
 # Shared memory that can't be had: on one rank, told on all.
 
 
-def lacks(monkeypatch):
+def lacks(monkeypatch, transport):
     """Say that there is too little of it: only the first rank looks."""
-    import mpi_replica.transport.mpi
 
     def lack(size_bytes):
         return f"there is none of {size_bytes} bytes"
 
-    monkeypatch.setattr(mpi_replica.transport.mpi, "lack_of_shared_memory", lack)
+    monkeypatch.setattr(windows, "lack_of_shared_memory", lack)
 
 
-def fails(monkeypatch):
+def fails(monkeypatch, transport):
     """Let the library fail where it makes it."""
-    import mpi_replica.transport.mpi
+    from mpi4py import MPI
 
     class Win:
         def Allocate_shared(*about, comm):
@@ -170,8 +168,7 @@ def fails(monkeypatch):
         def __getattr__(self, name):
             return Win if name == "Win" else getattr(MPI, name)
 
-    MPI = mpi_replica.transport.mpi.MPI
-    monkeypatch.setattr(mpi_replica.transport.mpi, "MPI", Library())
+    monkeypatch.setattr(transport._windows, "_mpi", Library())
 
 
 @pytest.mark.parametrize("problem", [lacks, fails])
@@ -180,7 +177,7 @@ def test_shared_memory_that_can_not_be_had_is_one_error_on_all_ranks(monkeypatch
     transport = transport_over(None)
     for _ in range(2):
         with monkeypatch.context() as patch:
-            problem(patch)
+            problem(patch, transport)
             error = raises_everywhere(SharedMemoryError, lambda: transport.open_shared_memory(1000))
         assert str(error).startswith(("there is none of 1000 bytes", "the MPI library gives none"))
         total = np.array([transport.rank])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -102,27 +102,33 @@ def judge(arrivals: Sequence[Arrival]) -> str | None:
 
 def failure(arrivals: Sequence[Arrival], rank: int, own: Any) -> RanksReport:
     """Return the report of a failure, on `rank`, whose own traceback is `own`."""
-    kinds: dict[str, list[int]] = {}
-    for sender, arrival in enumerate(arrivals):
-        kinds.setdefault(arrival.kind, []).append(sender)
+    kinds = _ranks_by_text(arrival.kind for arrival in arrivals)
     head = ", ".join(f"{ranks_of(ranks)} {kind}" for kind, ranks in kinds.items())
     if left := [sender for sender, arrival in enumerate(arrivals) if arrival.has_left_all]:
         head += f"; {ranks_of(left)} waited at the end of it for the others"
     explains = kinds.keys() - {PASSED, STOPPED}  # if nothing does, a traceback tells more
-    texts: dict[str, list[int]] = {}
-    summary = ""
-    for sender, arrival in enumerate(arrivals):
-        is_brief = arrival.kind == STOPPED and explains
-        text = arrival.waited if is_brief else arrival.text
-        if text:
-            texts.setdefault(text, []).append(sender)
-        if arrival.summary and not summary and (arrival.kind == FAILED or FAILED not in kinds):
-            summary = "" if is_brief else f"rank {sender}: {arrival.summary}"
+    brief = STOPPED if explains else None
+    texts = _ranks_by_text(a.waited if a.kind == brief else a.text for a in arrivals)
+    summaries = [
+        f"rank {sender}: {arrival.summary}"
+        for sender, arrival in enumerate(arrivals)
+        if arrival.summary and arrival.kind != brief
+        if arrival.kind == FAILED or FAILED not in kinds
+    ]
     parts = [
         (ranks_of(ranks), own if own is not None and text == arrivals[rank].text else text)
         for text, ranks in texts.items()
     ]
-    return RanksReport(head, parts, summary or head)
+    return RanksReport(head, parts, summaries[0] if summaries else head)
+
+
+def _ranks_by_text(texts: Iterable[str]) -> dict[str, list[int]]:
+    """Return the ranks that say each text, given what each rank says; empty is nothing said."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        if text:
+            ranks.setdefault(text, []).append(rank)
+    return ranks
 
 
 def ranks_of(ranks: Sequence[int]) -> str:
@@ -137,10 +143,7 @@ def places_apart(arrivals: Sequence[Arrival]) -> str:
     if not any(arrival.stage for arrival in arrivals):
         lines = [f"rank {rank}: {arrival.place}" for rank, arrival in enumerate(arrivals)]
         return "\n".join(["the ranks are at different tests", *lines])
-    ended: dict[str, list[int]] = {}
-    for rank, arrival in enumerate(arrivals):
-        if arrival.stage:
-            ended.setdefault(arrival.text or "no more tests", []).append(rank)
+    ended = _ranks_by_text((a.text or "no more tests") if a.stage else "" for a in arrivals)
     others = next(arrival.place for arrival in arrivals if not arrival.stage)
     lines = [f"{ranks_of(ranks)} ended the session: {text}" for text, ranks in ended.items()]
     return "\n".join([*lines, f"the others stop at {others}"])

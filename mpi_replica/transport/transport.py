@@ -20,22 +20,24 @@ __all__ = [
     "SharedMemoryError",
     "Transport",
     "WaitGivenUpError",
+    "Words",
 ]
 
 #: Size of the message by which ranks agree: small enough for the eager protocol of every library.
 HEADER_BYTES = 256
 
 Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint64]
 #: Of ranks: something for each, or from each.
 Messages = Mapping[int, bytes | bytearray]
 
 
 class WaitGivenUpError(Exception):
-    """The other ranks did not come in time. Requests in flight are never touched again."""
+    """A wait was ended before the others came. Requests in flight are never touched again."""
 
 
 class SharedMemoryError(Exception):
-    """The ranks can't have memory that all of them see; the text says why, alike on all ranks."""
+    """Memory that all ranks see can't be had; the text says why, alike on all ranks."""
 
 
 class Mailbox(abc.ABC):
@@ -105,9 +107,7 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
-    def maximum(
-        self, words: npt.NDArray[np.uint64], timeout_seconds: float | None = None
-    ) -> npt.NDArray[np.uint64]:
+    def maximum(self, words: Words, timeout_seconds: float | None = None) -> Words:
         """Return the greatest of each of a few words over all ranks."""
 
     @abc.abstractmethod
@@ -115,9 +115,7 @@ class Transport(abc.ABC):
         """Start an `exchange`; what is returned tells whether it has ended."""
 
     @abc.abstractmethod
-    def begin_maximum(
-        self, words: npt.NDArray[np.uint64]
-    ) -> Callable[[], npt.NDArray[np.uint64] | None]:
+    def begin_maximum(self, words: Words) -> Callable[[], Words | None]:
         """Start a `maximum`; what is returned gives its result, or None while it goes on."""
 
     @abc.abstractmethod
@@ -198,7 +196,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def revoke(self) -> None:
-        """Have every exchange of all ranks end with a `RankLostError`. Not collective."""
+        """End every exchange of all ranks with a `RankLostError`. One rank alone may do it."""
 
     @abc.abstractmethod
     def abort(self, status: int) -> None:

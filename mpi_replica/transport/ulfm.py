@@ -1,15 +1,25 @@
-"""What the MPI library tells where a rank has died (ULFM, MPI 5's fault tolerance)."""
+"""What the MPI library says and does where a rank has died (ULFM, MPI 5's fault tolerance)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..errors import RankLostError
 from ..layout import compressed
+from .pause import pause
 
-__all__ = ["is_loss", "loss_error"]
+__all__ = [
+    "JobOutcome",
+    "agree",
+    "agree_in_steps",
+    "agree_on_outcome",
+    "is_loss",
+    "loss_error",
+]
 
 # A rank that only hears of a loss learns a little later who it was, if it calls MPI meanwhile.
 _SECONDS_TO_LEARN = 0.03
@@ -73,3 +83,75 @@ def _failed_ranks(mpi: Any, communicator: Any) -> list[int]:
         return list(mpi.Group.Translate_ranks(failed, range(failed.Get_size()), everyone))
     except (NotImplementedError, mpi.Exception):
         return []
+
+
+def agree(mpi: Any, communicator: Any, word: int) -> tuple[int, bool]:
+    """Return the bits that the words of all living ranks have in common. Collective.
+
+    Parameters
+    ----------
+    mpi : module
+        ``mpi4py.MPI``.
+    communicator : Intracomm
+    word : int
+        Of this rank.
+
+    Returns
+    -------
+    int
+        The same on all ranks, whether ranks have died or not.
+    bool
+        Whether it came out that a rank has died.
+    """
+    steps = agree_in_steps(mpi, communicator, word)
+    start = time.monotonic()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        pause(time.monotonic() - start)
+
+
+def agree_in_steps(
+    mpi: Any, communicator: Any, word: int
+) -> Generator[None, None, tuple[int, bool]]:
+    """Do as `agree`; yield while it goes on."""
+    words = np.array([word], np.int32)
+    try:
+        request = communicator.Iagree(words)
+        while not request.Test():
+            yield
+    except mpi.Exception as error:
+        if not is_loss(mpi, error):
+            raise
+        return int(words[0]), True
+    return int(words[0]), False
+
+
+class JobOutcome(NamedTuple):
+    """How a job has ended, as all ranks that live say alike."""
+
+    is_well: bool
+    #: Whether a rank has died.
+    has_lost: bool
+
+
+def agree_on_outcome(mpi: Any, is_well: bool) -> JobOutcome:
+    """Return whether this and all other living ranks have ended well. Collective over COMM_WORLD.
+
+    It is the last thing that the ranks of a job agree on.
+
+    Parameters
+    ----------
+    mpi : module
+        ``mpi4py.MPI``, of a library with ULFM.
+    is_well : bool
+        Of this rank.
+    """
+    if mpi.Is_finalized() or not mpi.Is_initialized():  # the program does it by hand
+        return JobOutcome(is_well, False)
+    world = mpi.COMM_WORLD
+    world.Set_errhandler(mpi.ERRORS_RETURN)
+    are_well, has_lost = agree(mpi, world, int(is_well))
+    return JobOutcome(bool(are_well), has_lost or world.Get_failed().Get_size() > 0)

@@ -1,4 +1,4 @@
-"""Running a job: its launcher is started, told of signals, and nothing of it is left behind."""
+"""What watches over a job: it starts the launcher, hands signals on, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from .commands import SECONDS_TO_SAVE
+from .job import Job
 from .output import DeathNotice, OutputStream, Tags
 from .processes import adopt_orphans, descendants, ends_with_parent, ranks_below
 
-__all__ = ["TIMED_OUT", "run"]
+__all__ = ["start"]
 
-#: The exit status of a job that ran too long: that of the command `timeout`.
-TIMED_OUT = 124
+# The exit status of a job that ran too long: that of the command `timeout`.
+_TIMED_OUT = 124
 
 _FORWARDED = (
     signal.SIGINT,
@@ -43,36 +44,20 @@ _SECONDS_TO_END = 2.0
 _READ_BYTES = 1 << 16
 
 
-def run(
-    launcher: str,
-    words: Sequence[str],
-    environ: Mapping[str, str],
-    *,
-    tag: bool = False,
-    timeout_seconds: float | None = None,
-    statuses: Mapping[int, int] | None = None,
-) -> int:
+def start(job: Job, environ: Mapping[str, str]) -> int:
     """Run a job to its end and return the exit status.
 
     Signals go on to the ranks, where the launcher hands them on; otherwise to the ranks of this
     host; before there are any, to the launcher. SIGINT (Ctrl-C) is for the launcher; a third one
-    kills all. Those that were ignored, as under nohup, stay so.
+    kills all. Those that were ignored, as under nohup, stay so. After the timeout the ranks get
+    SIGTERM, and are killed some time later.
 
     Parameters
     ----------
-    launcher : {'openmpi', 'mpich', 'srun'}
-        What kind of launcher it is.
-    words : sequence of str
-        Its command.
+    job : Job
+        What `plan` gives.
     environ : mapping
-        All of its environment variables.
-    tag : bool
-        Whether the command asks for tags, which then get one look.
-    timeout_seconds : float, optional
-        After this time the ranks get SIGTERM, and are killed some time later.
-    statuses : mapping, optional
-        Where the launcher goes on without a lost rank, and has no other status when none is left:
-        the status of the job for each one by which the ranks say that it ended well.
+        The environment variables that are set already.
 
     Returns
     -------
@@ -80,25 +65,15 @@ def run(
         That of the program; 128 + n when it died of signal n; 124 when it ran too long.
     """
     with contextlib.ExitStack() as stack:
-        return _Job(stack, launcher, words, environ, tag, timeout_seconds, statuses).run()
+        return _Supervisor(stack, job, environ).run()
 
 
-class _Job:
-    """A launcher at work."""
+class _Supervisor:
+    """A launcher at work, its output and the signals for it."""
 
-    def __init__(
-        self,
-        stack: contextlib.ExitStack,
-        launcher: str,
-        words: Sequence[str],
-        environ: Mapping[str, str],
-        tag: bool,
-        timeout_seconds: float | None,
-        statuses: Mapping[int, int] | None,
-    ) -> None:
-        self._kind = launcher
-        self._timeout_seconds = timeout_seconds
-        self._statuses = statuses
+    def __init__(self, stack: contextlib.ExitStack, job: Job, environ: Mapping[str, str]) -> None:
+        self._job = job
+        self._kind = job.launcher
         self._is_late = False
         self._interrupts = 0
         # A signal that the launcher itself got, and does not hand on.
@@ -113,23 +88,23 @@ class _Job:
         self._is_in_terminal = os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
         adopt_orphans()
         self._launcher = subprocess.Popen(
-            words,
-            env=dict(environ),
-            stdout=subprocess.PIPE if tag or launcher == "mpich" else None,
-            stderr=subprocess.PIPE if tag else None,
+            job.command,
+            env={**environ, **job.added},
+            stdout=subprocess.PIPE if job.tag or self._kind == "mpich" else None,
+            stderr=subprocess.PIPE if job.tag else None,
             process_group=None if self._is_in_terminal else 0,
             preexec_fn=ends_with_parent(),
         )
         self._streams = [
             OutputStream(
-                self._selector, pipe, target, self._notice, Tags(launcher) if tag else None
+                self._selector, pipe, target, self._notice, Tags(self._kind) if job.tag else None
             )
             for pipe, target in ((self._launcher.stdout, 1), (self._launcher.stderr, 2))
             if pipe is not None
         ]
 
     def _listen(self, stack: contextlib.ExitStack) -> int:
-        """Have signals written to a pipe; return the end to read from."""
+        """Let signals be written to a pipe; return the end to read from."""
         source, sink = os.pipe()
         for end in (source, sink):
             stack.callback(os.close, end)
@@ -205,7 +180,7 @@ class _Job:
 
     def _steps_when_late(self) -> list[tuple[float, Callable[[], None]]]:
         """Return what is done with a job that runs too long, and after how many seconds."""
-        seconds = self._timeout_seconds
+        seconds = self._job.timeout_seconds
         if seconds is None:
             return []
         later = seconds + SECONDS_TO_SAVE
@@ -218,7 +193,7 @@ class _Job:
 
     def _tell_that_it_is_late(self) -> None:
         self._is_late = True
-        seconds = f"{self._timeout_seconds:g}"
+        seconds = f"{self._job.timeout_seconds:g}"
         _tell(
             f"the job did not end within {seconds} s (--timeout {seconds}): its ranks get SIGTERM,"
             f" and SIGKILL {SECONDS_TO_SAVE} s later."
@@ -227,8 +202,8 @@ class _Job:
 
     def _kill(self) -> None:
         """Kill all processes of the job on this host, also those that lost their parents."""
-        while found := descendants(os.getpid()):
-            for process in found:
+        while processes := descendants(os.getpid()):
+            for process in processes:
                 _send(process, signal.SIGKILL)
             self._launcher.wait()  # first, since its status is the job's
             try:
@@ -242,13 +217,13 @@ class _Job:
     def _status(self) -> int:
         status = self._launcher.returncode
         if self._is_late:
-            return TIMED_OUT
+            return _TIMED_OUT
         if self._ended_by and (status < 0 or status == _STATUS_WHEN_ENDED.get(self._kind)):
             return 128 + self._ended_by
         if status < 0:
             return 128 - status
-        if self._statuses is not None:
-            return self._status_of_the_ranks_left(status, self._statuses)
+        if self._job.statuses is not None:
+            return self._status_of_the_ranks_left(status, self._job.statuses)
         return self._notice.status(status) if self._kind == "mpich" else status
 
     def _status_of_the_ranks_left(self, status: int, statuses: Mapping[int, int]) -> int:

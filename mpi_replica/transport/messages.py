@@ -1,23 +1,25 @@
-"""Messages between the watchers of the ranks, over MPI."""
+"""Messages from rank to rank over MPI, beside the collectives."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import Any
 
-from .base import Mailbox
-from .loss import is_loss
+from .transport import Mailbox, Messages
+from .ulfm import is_loss
 
-__all__ = ["MPIMailbox"]
+__all__ = ["MPIMailbox", "PointToPoint"]
 
 # Open MPI's shared memory sends up to 4 KiB at once. Larger messages would wait for the receiver.
 _LETTER_BYTES = 3072
 # The number of a letter, its part, and how many parts it has.
 _LETTER_HEAD = struct.Struct("<QII")
+_TAG = 2  # of a `PointToPoint`, on the communicator itself
 
 
 class MPIMailbox(Mailbox):
-    """Messages between the ranks of an MPI communicator, over a duplicate of it.
+    """The letters of the watchers of a communicator's ranks, over a duplicate of it.
 
     What is for a rank that has died is lost, and no error.
 
@@ -82,8 +84,54 @@ class MPIMailbox(Mailbox):
             raise error
 
     def Revoke(self) -> None:
-        """Have all ranks receive nothing any more."""
+        """End it for all ranks: what they send is lost, and `receive` gives None."""
         self._comm.Revoke()
 
     def close(self) -> None:
         self._comm.Free()
+
+
+class PointToPoint:
+    """Messages on their way to other ranks, and those that come from others.
+
+    Parameters
+    ----------
+    mpi : module
+        ``mpi4py.MPI``.
+    communicator : Intracomm
+    messages : mapping
+        Of each rank to which something is sent, the bytes.
+    sizes : mapping
+        Of each rank that sends something here, how many bytes.
+    most_bytes : int
+        Larger messages go in pieces of this size.
+    """
+
+    def __init__(
+        self,
+        mpi: Any,
+        communicator: Any,
+        messages: Messages,
+        sizes: Mapping[int, int],
+        most_bytes: int,
+    ) -> None:
+        self.received = {rank: bytearray(size) for rank, size in sizes.items()}
+        # MPI reads from memory that nobody else may hold any more.
+        self._messages = messages
+        both = (communicator.Irecv, self.received), (communicator.Isend, messages)
+        self._requests = [
+            begin([piece, mpi.BYTE], rank, _TAG)
+            for begin, data_by_rank in both
+            for rank, data in data_by_rank.items()
+            for piece in _pieces(data, most_bytes)
+        ]
+
+    def Test(self) -> bool:
+        """Return whether all have arrived, as an MPI request does."""
+        self._requests = [request for request in self._requests if not request.Test()]
+        return not self._requests
+
+
+def _pieces(data: bytes | bytearray, most_bytes: int) -> list[memoryview]:
+    whole = memoryview(data)
+    return [whole[start : start + most_bytes] for start in range(0, len(data), most_bytes)]

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .. import ending
+from .. import job_end
 from ..collectives.agreement import Life
 from ..collectives.engine import Engine
 from ..errors import RankLostError
 
-__all__ = ["Parting"]
+__all__ = ["Departure"]
 
 _DONE = object()
 
 
-class Parting:
+class Departure:
     """Leaves strategies, a step at a time: it is collective, and the other ranks may be late."""
 
     def __init__(self) -> None:
@@ -28,23 +28,23 @@ class Parting:
 
     def begin_test(self) -> None:
         """Begin a test: strategies that are there already are not its own."""
-        self._older = ending.engines()
+        self._older = job_end.engines()
         self._wider.clear()
 
     def keep(self, known: Sequence[Engine]) -> None:
         """Take those that are not `known` for strategies of more than this test."""
-        self._wider += [engine for engine in ending.engines() if engine not in known]
+        self._wider += [engine for engine in job_end.engines() if engine not in known]
 
     def leave_own(self, where: str) -> None:
         """Begin to leave the strategies that the test or its fixtures have made."""
         if self._older is None:
             return
         others = [*self._older, *self._wider]
-        self._leave([engine for engine in ending.engines() if engine not in others], where)
+        self._leave([engine for engine in job_end.engines() if engine not in others], where)
 
     def leave_all(self, where: str) -> None:
         """Begin to leave all strategies."""
-        self._leave(ending.engines(), where)
+        self._leave(job_end.engines(), where)
 
     def _leave(self, engines: Sequence[Engine], where: str) -> None:
         given_up = RankLostError(
@@ -67,7 +67,7 @@ class Parting:
                 engine.agreement.break_off(given_up)
             else:
                 if engine.agreement.life is not Life.BROKEN:  # of that the end takes care
-                    ending.forget(engine)
+                    job_end.remove_engine(engine)
                     engine.agreement.final = given_up
             del self._leaving[engine]
         return not self._leaving

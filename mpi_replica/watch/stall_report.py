@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..layout import Layout, compressed
 from .recorder import RecordedCall
-from .stacks import Place
+from .stacks import Whereabouts
 
 __all__ = [
     "Answer",
@@ -34,7 +34,7 @@ class Answer(NamedTuple):
     #: Seconds since the epoch, on its clock.
     now: float
     recent: tuple[RecordedCall, ...]
-    place: Place
+    place: Whereabouts
 
 
 class Processes(NamedTuple):

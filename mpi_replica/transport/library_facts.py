@@ -6,7 +6,7 @@ import ctypes
 import os
 from typing import Any, NamedTuple
 
-from .host import FAULT_TOLERANCE
+from .open_mpi import FAULT_TOLERANCE
 
 __all__ = ["LibraryFacts", "is_fault_tolerant", "library_facts"]
 
@@ -57,7 +57,7 @@ def _gpus(mpi: Any) -> tuple[str, ...] | None:
     info = mpi.COMM_WORLD.Get_info()
     kinds = info.Get("mpi_memory_alloc_kinds") or ""  # MPI 4.1
     info.Free()
-    found = {name for name in _GPU_QUESTIONS if name.lower() in kinds}
+    gpus = {name for name in _GPU_QUESTIONS if name.lower() in kinds}
     answers = []
     for path in _loaded_libraries():
         library = ctypes.CDLL(path)
@@ -65,8 +65,8 @@ def _gpus(mpi: Any) -> tuple[str, ...] | None:
             ask = getattr(library, question, None)
             if ask is not None:
                 answers.append(name)
-                found |= {name} if ask() == 1 else set()
-    return tuple(sorted(found)) if found or answers or kinds else None
+                gpus |= {name} if ask() == 1 else set()
+    return tuple(sorted(gpus)) if gpus or answers or kinds else None
 
 
 def _loaded_libraries() -> list[str]:

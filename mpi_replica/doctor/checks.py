@@ -1,17 +1,42 @@
-"""The checks as a text for people, or as JSON for programs."""
+"""Checks: what was looked at, what it is like, and what to do about it; as text, and as JSON."""
 
 from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
-from .check import Check, would_work
-
-__all__ = ["from_json", "text", "to_json"]
+__all__ = ["Check", "advise", "from_json", "text", "to_json", "would_work"]
 
 _WIDTH = 100
 _NAME_WIDTH = 18
+
+
+class Check(NamedTuple):
+    """One line of the report."""
+
+    name: str
+    value: str
+    verdict: Literal["ok", "warn", "fail"] = "ok"
+    #: What to do; empty where there is nothing to do.
+    advice: str = ""
+
+
+def advise(name: str, value: str, advice: str) -> Check:
+    """Return a check that warns where there is something to do."""
+    return Check(name, value, "warn" if advice else "ok", advice)
+
+
+def would_work(checks: Iterable[Check]) -> bool:
+    """Return whether a job would work.
+
+    Examples
+    --------
+    >>> would_work([Check("a", "1"), Check("b", "2", "warn", "look at it")])
+    True
+    """
+    return all(check.verdict != "fail" for check in checks)
 
 
 def text(checks: Sequence[Check]) -> str:

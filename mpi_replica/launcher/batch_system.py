@@ -8,25 +8,25 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..errors import LaunchError
-from ..transport.launch import started_in_step
+from ..transport.launch import number_in, started_in_step
 
-__all__ = ["Allocation", "hosts_in_file", "read_allocation"]
+__all__ = ["BatchAllocation", "hosts_in_file", "read_allocation"]
 
 
-class Allocation(NamedTuple):
+class BatchAllocation(NamedTuple):
     """Hosts and tasks that a batch system has given to a job."""
 
-    #: ``slurm`` or ``pbs``.
-    system: str
+    #: ``slurm`` or ``pbs``; empty outside of any.
+    system: str = ""
     #: How many ranks were asked for; None where the job did not say.
-    tasks: int | None
+    tasks: int | None = None
     hosts: int = 1
     cores_per_task: int | None = None
     #: Whether the process is in a step of Slurm, such as a shell started by ``srun --pty``.
     is_in_step: bool = False
 
 
-def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
+def read_allocation(environ: Mapping[str, str]) -> BatchAllocation | None:
     """Return what the batch system has given; None outside of any.
 
     Raises
@@ -38,7 +38,7 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
     Examples
     --------
     >>> read_allocation({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_JOB_NUM_NODES": "2"})
-    Allocation(system='slurm', tasks=4, hosts=2, cores_per_task=None, is_in_step=False)
+    BatchAllocation(system='slurm', tasks=4, hosts=2, cores_per_task=None, is_in_step=False)
     """
     if "SLURM_JOB_ID" in environ:
         return _of_slurm(environ)
@@ -47,7 +47,7 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
     return None
 
 
-def _of_slurm(environ: Mapping[str, str]) -> Allocation:
+def _of_slurm(environ: Mapping[str, str]) -> BatchAllocation:
     started = started_in_step(environ)
     if started > 1:
         raise LaunchError(
@@ -56,17 +56,19 @@ def _of_slurm(environ: Mapping[str, str]) -> Allocation:
             f" 'srun -n {started} python PROGRAM', or 'python -m mpi_replica run PROGRAM' in the"
             " batch script."
         )
-    tasks = _number(environ, "SLURM_NTASKS")
-    hosts = _number(environ, "SLURM_JOB_NUM_NODES") or _number(environ, "SLURM_NNODES") or 1
-    per_host = _number(environ, "SLURM_NTASKS_PER_NODE")
+    tasks = number_in(environ, "SLURM_NTASKS")
+    hosts = number_in(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
+    per_host = number_in(environ, "SLURM_NTASKS_PER_NODE")
     if started:  # the numbers are those of the step, which is one process
         tasks = None
     if tasks is None and per_host is not None:
         tasks = per_host * hosts
-    return Allocation("slurm", tasks, hosts, _number(environ, "SLURM_CPUS_PER_TASK"), started > 0)
+    return BatchAllocation(
+        "slurm", tasks, hosts, number_in(environ, "SLURM_CPUS_PER_TASK"), started > 0
+    )
 
 
-def _of_pbs(path: str) -> Allocation:
+def _of_pbs(path: str) -> BatchAllocation:
     """Read the file that has a line, the name of the host, for each rank."""
     try:
         with open(path, encoding="utf-8") as file:
@@ -76,12 +78,7 @@ def _of_pbs(path: str) -> Allocation:
             f"PBS_NODEFILE={path!r} can't be read ({error.strerror}). Start the job on the host"
             " where PBS runs its script, or unset the variable to run on this host alone."
         ) from error
-    return Allocation("pbs", len(lines) or None, len(set(lines)) or 1)
-
-
-def _number(environ: Mapping[str, str], name: str) -> int | None:
-    text = environ.get(name, "")
-    return int(text) if re.fullmatch(r"\d+", text) else None
+    return BatchAllocation("pbs", len(lines) or None, len(set(lines)) or 1)
 
 
 def hosts_in_file(path: str | os.PathLike[str]) -> int:

@@ -21,13 +21,20 @@ from typing import TYPE_CHECKING
 from .collectives.agreement import Life
 from .errors import ContextError, reporter_of, text_of
 from .interrupts import gate
-from .transport import Survivors, Verdict, end_together
+from .transport import JobOutcome, Survivors, end_together
 from .watch import watcher
 
 if TYPE_CHECKING:
     from .collectives.engine import Engine
 
-__all__ = ["abort", "engines", "forget", "leave_together", "part_from", "remember"]
+__all__ = [
+    "abort",
+    "add_engine",
+    "add_survivors",
+    "engines",
+    "leave_together",
+    "remove_engine",
+]
 
 # What ended the program here, and another rank prints.
 _left_to_others: list[BaseException] = []
@@ -46,20 +53,20 @@ _survivors: list[Survivors] = []
 _process = 0
 
 
-def remember(engine: Engine) -> None:
+def add_engine(engine: Engine) -> None:
     """Take care of the end of the job while `engine` is in use."""
-    _begin()
+    _set_up()
     if engine not in _engines:
         _engines.append(engine)
 
 
-def part_from(survivors: Survivors) -> None:
-    """Have the ranks that may need this one know when its program ends."""
-    _begin()
+def add_survivors(survivors: Survivors) -> None:
+    """Tell the ranks that may need this one when its program ends."""
+    _set_up()
     _survivors.append(survivors)
 
 
-def _begin() -> None:
+def _set_up() -> None:
     global _process
     if not _process:
         _process = os.getpid()
@@ -68,8 +75,8 @@ def _begin() -> None:
         _install_hooks()
 
 
-def forget(engine: Engine) -> None:
-    """`engine` was closed by all ranks."""
+def remove_engine(engine: Engine) -> None:
+    """Take care of `engine` no more: all ranks have closed it."""
     watcher.remove(engine.channel)
     if engine in _engines:
         _engines.remove(engine)
@@ -81,7 +88,7 @@ def engines() -> tuple[Engine, ...]:
 
 
 def _disown() -> None:
-    """In a forked child: a message of its own would break into those of its parent."""
+    """Give up the strategies in a forked child: its messages would break into its parent's."""
     watcher.forget()
     for engine in _engines:
         engine.agreement.final = ContextError(
@@ -109,7 +116,7 @@ def _leave() -> None:
         gate.open()
 
 
-def leave_together(is_well: bool) -> Verdict:
+def leave_together(is_well: bool) -> JobOutcome:
     """Do now what is done at the end of the program, and return how all living ranks have ended.
 
     Collective over all that the launcher has started. No strategy can be used any more.
@@ -204,7 +211,7 @@ def _install_hooks() -> None:
 
 
 def _end_agreed(error: BaseException, reporter: int) -> None:
-    """Every rank ends by itself with this error: one of them prints it whole."""
+    """End with an error that all ranks end with: one of them prints it whole."""
     if _engines[-1].layout.rank == reporter:
         _print(error)
     else:
@@ -212,14 +219,14 @@ def _end_agreed(error: BaseException, reporter: int) -> None:
 
 
 def _end_alone(error: BaseException) -> None:
-    """No other rank knows of this error, and some may wait for this one for ever."""
+    """End with an error that only this rank has; others may wait for it for ever."""
     _print(error)
     text = text_of(error)
     cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    told = _tell_that_it_ends(cause, _SECONDS_TO_LEAVE)
+    all_know = _tell_that_it_ends(cause, _SECONDS_TO_LEAVE)
     if any(engine.is_spare for engine in _engines):  # the others would wait for it after a loss
-        told = False
-    if not told or threading.current_thread() is not threading.main_thread():
+        all_know = False
+    if not all_know or threading.current_thread() is not threading.main_thread():
         abort(1)
 
 

@@ -1,0 +1,85 @@
+"""Which way a part goes: straight, by keys, scattered, through a window, or here alone."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from ..options import CommunicationImplementation, ReduceOp
+from ..transport import SharedMemoryError
+from .extremes import are_keyed
+from .group import Group
+from .ordered_ways import Here, OrderedWay, Scattered
+from .shared_window import SharedWindow, window_bytes
+from .steps import OpenWindow, Raise, Steps
+from .ways import Keyed, Straight, Way
+
+Array = np.ndarray[Any, Any]
+
+
+_SHARED_MEMORY = CommunicationImplementation.SHARED_MEMORY
+_ALLTOALL = CommunicationImplementation.ALLTOALL
+
+_log = logging.getLogger("mpi_replica")
+
+
+class Ways:
+    """The ways of a group; the window is opened when it is first needed."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.straight, self.keyed = Straight(group), Keyed(group)
+        is_alone = group.layout.size == 1
+        #: For sums of floats of 2 bytes, where no order is asked for.
+        self.narrow: OrderedWay = Here(group) if is_alone else Scattered(group)
+        self._ordered: dict[CommunicationImplementation, OrderedWay] = {_ALLTOALL: self.narrow}
+        if is_alone:
+            self._ordered = dict.fromkeys(CommunicationImplementation, self.narrow)
+        #: Why there is no shared memory, where that is known.
+        self._problem: SharedMemoryError | None = None
+
+    def unordered(self, dtype: np.dtype[Any], op: ReduceOp) -> Way:
+        """Return the way for what accumulates in this dtype, in any order."""
+        return self.keyed if are_keyed(dtype, op) else self.straight
+
+    def ordered(self, implementation: CommunicationImplementation) -> OrderedWay | None:
+        """Return the way of ordered sums; None where `opened` must come first."""
+        return self._ordered.get(implementation)
+
+    def opened(self, implementation: CommunicationImplementation) -> Steps[OrderedWay]:
+        """Make the way for `implementation`, and return it; an error where it can't be had."""
+        shared = yield from self._shared_window()
+        if implementation is _SHARED_MEMORY and shared is None:
+            yield Raise(
+                ValueError(
+                    f"implementation=SHARED_MEMORY can't be had: {self._problem}. Use AUTO or"
+                    " ALLTOALL."
+                )
+            )
+        hosts = self._group.hosts
+        if shared is None and self._group.layout.rank == 0 and len(set(hosts)) == 1:
+            _log.warning(
+                "reproducible sums go by Alltoallv, which is slower than shared memory: %s.",
+                self._problem,
+            )
+        way = self._ordered[implementation] = shared or self.narrow
+        return way
+
+    def _shared_window(self) -> Steps[OrderedWay | None]:
+        """Return the way by shared memory; None where it can't be had."""
+        if self._problem is None and _SHARED_MEMORY not in self._ordered:
+            layout = self._group.layout
+            part_bytes, size_bytes = window_bytes(layout)
+            if part_bytes:
+                window = yield OpenWindow(size_bytes)
+            else:
+                window = SharedMemoryError(
+                    f"{layout.num_replicas} replicas would need {size_bytes >> 20} MiB of it"
+                )
+            if isinstance(window, SharedMemoryError):
+                self._problem = window
+            else:
+                self._ordered[_SHARED_MEMORY] = SharedWindow(self._group, window)
+        return self._ordered.get(_SHARED_MEMORY)

@@ -1,0 +1,184 @@
+"""How the contributions of all replicas to a part meet in one order, on every layout.
+
+Every rank combines what its replicas contribute, one partial for each subtree of the tree over the
+replicas that it hosts whole; then each rank combines a slice of all partials, and gives its result
+to all. Sums of floats of 2 bytes are always made so: where each rank has one replica its partial
+travels as it is, which is half of what it accumulates in.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..tree import Partial, tree_of
+from .group import Group
+from .parts import Part
+from .scratch import ALIGNMENT
+from .settlement import settle
+from .steps import AllToAll, Gather, Steps
+from .ways import Way, Work
+
+Array = np.ndarray[Any, Any]
+
+
+# Bytes of a part: the fastest that were measured.
+_MESSAGE_PART_BYTES = 1 << 20
+LEAST_PART_BYTES = 1 << 16  # so much may share memory in a pack
+
+# What all ranks of a host need together for a part.
+_SCRATCH_BYTES = 1 << 23
+
+#: Two ranks should not write to one line of the cache.
+LINE_BYTES = 64
+
+
+class OrderedWay(Way):
+    """A way that combines in the order of the tree over the replicas.
+
+    Attributes
+    ----------
+    part_bytes : int
+        The most bytes of a part, in what it accumulates in.
+    """
+
+    part_bytes: int
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        layout = group.layout
+        tree = tree_of(layout.counts)
+        self.order = tree.order
+        self.local: Sequence[Partial] = tree.partials[layout.rank]
+        #: How many partials each rank has, and where those of each begin among all.
+        self.counts = [len(partials) for partials in tree.partials]
+        self.starts = [0, *itertools.accumulate(self.counts)]
+        self.number = self.starts[-1]
+        self.has_one_replica_each = all(count == 1 for count in layout.counts)
+        # none on a spare
+        self.local_temporaries = max((p.order.temporaries for p in self.local), default=0)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that `reduce` needs at most for a part."""
+        slice_bytes = self.part_bytes // self.size + LINE_BYTES
+        slice_buffers = self.order.temporaries + 3  # a total, a mask, and a rounded total
+        part_buffers = self.local_temporaries + 1
+        arrays = 4 + part_buffers + slice_buffers + 2 * len(self.local)
+        return (
+            part_buffers * self.part_bytes
+            + slice_buffers * slice_bytes
+            + arrays * ALIGNMENT
+            + self._message_bytes(slice_bytes)
+        )
+
+    def _message_bytes(self, slice_bytes: int) -> int:
+        """Return the bytes beyond that for what is sent and received."""
+        return 0
+
+    def slices(self, part: Part) -> list[int]:
+        """Return where the slices of the ranks begin, and where the last one ends."""
+        size, length = self.size, part.length
+        line = max(1, LINE_BYTES // part.dtype.itemsize)
+        starts = [length * rank // size // line * line for rank in range(size)]
+        return [*starts, length]
+
+    def sent_dtype(self, part: Part) -> np.dtype[Any]:
+        """Return the dtype of partials: that of the leaf where each is one replica's."""
+        return part.result_dtype if self.has_one_replica_each else part.dtype
+
+    def fill(self, work: Work, part: Part, targets: Sequence[Array]) -> None:
+        """Combine what the local replicas contribute: a target for each partial."""
+        scratch, dtype = work.scratch, targets[0].dtype
+        temporaries = [scratch.take(dtype, part.length) for _ in range(self.local_temporaries)]
+        for partial, target in zip(self.local, targets, strict=True):
+            part.gather(partial, work.combine, target, temporaries)
+
+    def total(self, work: Work, part: Part, arrays: Sequence[Array], target: Array) -> None:
+        """Combine partials, or slices of them, into the result."""
+        scratch, size = work.scratch, target.size
+        wide = target if target.dtype == part.dtype else scratch.take(part.dtype, size)
+        temporaries = [scratch.take(part.dtype, size) for _ in range(self.order.temporaries)]
+        self.order.combine(work.combine, arrays, wide, temporaries)
+        round_into(target, wide, work)
+
+
+def round_into(target: Array, wide: Array, work: Work) -> None:
+    """Do what is left to do to a total, and round it into `target` if that is another array."""
+    settle(wide, work.scale, work.scratch)
+    if wide is not target:
+        np.copyto(target, wide, casting="unsafe")
+
+
+class Here(OrderedWay):
+    """All replicas are on this rank."""
+
+    part_bytes = _MESSAGE_PART_BYTES
+
+    def reduce(self, work: Work, parts: Iterable[Part]) -> Steps[None]:
+        for part in parts:
+            work.scratch.clear()
+            # The tree has one partial, which lies where the result goes, if it can.
+            result = wide = part.result
+            if wide is None or part.result_dtype != part.dtype:
+                wide = work.scratch.take(part.dtype, part.length)
+            self.fill(work, part, [wide])
+            round_into(wide if result is None else result, wide, work)
+            part.deliver(wide if result is None else None)
+        yield from ()
+
+
+class Scattered(OrderedWay):
+    """Each rank is given its slice of all partials by ``Alltoallv``."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        ranks = max(map(group.hosts.count, group.hosts))
+        buffers = 3 + 2 * max(self.counts) + self.number // self.size + self.order.temporaries
+        share = _SCRATCH_BYTES // (ranks * buffers)
+        self.part_bytes = max(LEAST_PART_BYTES, min(_MESSAGE_PART_BYTES, share))
+
+    def _message_bytes(self, slice_bytes: int) -> int:
+        return 2 * len(self.local) * self.part_bytes + self.number * slice_bytes
+
+    def reduce(self, work: Work, parts: Iterable[Part]) -> Steps[None]:
+        scratch, rank = work.scratch, self.rank
+        for part in parts:
+            scratch.clear()
+            sent = self.sent_dtype(part)
+            starts = self.slices(part)
+            mine = slice(starts[rank], starts[rank + 1])
+            length = mine.stop - mine.start
+            pairs = list(itertools.pairwise(starts))
+            send = self._sent(work, part, sent, pairs)
+            given = scratch.take(sent, length * self.number)
+            number = len(self.local)
+            counts = [(stop - start) * number * sent.itemsize for start, stop in pairs]
+            given_counts = [length * sent.itemsize * count for count in self.counts]
+            yield AllToAll(send.view(np.uint8), counts, given.view(np.uint8), given_counts)
+            result = part.result
+            target = scratch.take(part.result_dtype, part.length) if result is None else result
+            self.total(work, part, list(given.reshape(self.number, length)), target[mine])
+            counts = [(stop - start) * target.itemsize for start, stop in pairs]
+            yield Gather(None, target.view(np.uint8), counts)
+            part.deliver(target if result is None else None)
+
+    def _sent(
+        self, work: Work, part: Part, sent: np.dtype[Any], pairs: Sequence[tuple[int, int]]
+    ) -> Array:
+        """Return this rank's partials, those of each rank's slice beside each other."""
+        number, scratch = len(self.local), work.scratch
+        send = part.contribution(sent) if number == 1 else None
+        if send is not None:
+            return send
+        partials = [scratch.take(sent, part.length) for _ in range(number)]
+        self.fill(work, part, partials)
+        if number == 1:
+            return partials[0]
+        send = scratch.take(sent, part.length * number)
+        slices = [partial[start:stop] for start, stop in pairs for partial in partials]
+        np.concatenate(slices, out=send)
+        return send

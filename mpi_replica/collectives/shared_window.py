@@ -1,0 +1,121 @@
+"""The way in which parts are combined where all ranks see one piece of memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ..layout import Layout
+from ..transport import Bytes
+from ..tree import tree_of
+from .group import Group
+from .ordered_ways import LEAST_PART_BYTES, LINE_BYTES, OrderedWay
+from .parts import Part
+from .steps import Barrier, Steps
+from .ways import Work
+
+Array = np.ndarray[Any, Any]
+
+
+# Bytes of a part: the fastest that were measured.
+_WINDOW_PART_BYTES = 1 << 19
+
+_WINDOW_BYTES = 1 << 24
+_MOST_WINDOW_BYTES = 3 << 23
+
+
+def window_bytes(layout: Layout) -> tuple[int, int]:
+    """Return the bytes of a part in a window, and of the window; 0 where it would be too large."""
+    buffers = 2 * tree_of(layout.counts).order.count + 2
+    part_bytes = min(_WINDOW_PART_BYTES, _WINDOW_BYTES // buffers)
+    part_bytes = max(LEAST_PART_BYTES, part_bytes // LINE_BYTES * LINE_BYTES)
+    size = part_bytes * buffers
+    return (part_bytes, size) if size <= _MOST_WINDOW_BYTES else (0, size)
+
+
+class SharedWindow(OrderedWay):
+    """All ranks put their partials into one window, and combine a slice of them there.
+
+    While ranks put a part there they combine the one before it, and take out the result of the one
+    before that: everything lies there twice, and one barrier comes between two steps.
+    """
+
+    def __init__(self, group: Group, window: Bytes) -> None:
+        super().__init__(group)
+        self._window = window
+        self.part_bytes, _ = window_bytes(group.layout)
+
+    def reduce(self, work: Work, parts: Iterable[Part]) -> Steps[None]:
+        coming = iter(parts)
+        in_window: deque[tuple[int, Part]] = deque()  # those that are combined, and are taken out
+        for turn in itertools.count():
+            work.scratch.clear()
+            part = next(coming, None)
+            if part is None and not in_window:
+                return
+            if part is not None:
+                self._give(work, part, turn)
+            for number, earlier in in_window:
+                if number == turn - 1:
+                    self._combine(work, earlier, number)
+                else:
+                    earlier.deliver(self._total(earlier, number))
+            if in_window and in_window[0][0] == turn - 2:
+                in_window.popleft()
+            if part is not None:
+                in_window.append((turn, part))
+            if in_window:
+                yield Barrier()
+
+    def _give(self, work: Work, part: Part, turn: int) -> None:
+        """Put this rank's partials into the window."""
+        rank = self.rank
+        mine = self._partials(part, turn)[self.starts[rank] : self.starts[rank + 1]]
+        own = self._own(part)
+        if own is None:
+            self.fill(work, part, mine)
+            return
+        place = self._place_of_slice(part)  # nobody else reads this one
+        np.copyto(mine[0][: place.start], own[: place.start])
+        np.copyto(mine[0][place.stop :], own[place.stop :])
+
+    def _combine(self, work: Work, part: Part, turn: int) -> None:
+        """Combine this rank's slice of all partials."""
+        place = self._place_of_slice(part)
+        slices = [partial[place] for partial in self._partials(part, turn)]
+        own = self._own(part)
+        if own is not None:
+            slices[self.starts[self.rank]] = own[place]
+        total = self._total(part, turn)[place]
+        if total.dtype == part.dtype:
+            self.total(work, part, slices, total)
+            return
+        # Rounding stores number by number: two to three times slower where each has to wait for a
+        # line that another core has read before.
+        rounded = work.scratch.take(total.dtype, total.size)
+        self.total(work, part, slices, rounded)
+        np.copyto(total, rounded)
+
+    def _own(self, part: Part) -> Array | None:
+        """Return this rank's partial where it lies in memory already."""
+        return part.contribution(self.sent_dtype(part)) if len(self.local) == 1 else None
+
+    def _place_of_slice(self, part: Part) -> slice:
+        starts, rank = self.slices(part), self.rank
+        return slice(starts[rank], starts[rank + 1])
+
+    def _partials(self, part: Part, turn: int) -> list[Array]:
+        first = turn % 2 * self.number
+        dtype = self.sent_dtype(part)
+        return [self._place(first + index, dtype, part.length) for index in range(self.number)]
+
+    def _total(self, part: Part, turn: int) -> Array:
+        return self._place(2 * self.number + turn % 2, part.result_dtype, part.length)
+
+    def _place(self, index: int, dtype: np.dtype[Any], length: int) -> Array:
+        start = index * self.part_bytes
+        return self._window[start : start + length * dtype.itemsize].view(dtype)
