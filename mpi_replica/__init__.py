@@ -5,21 +5,15 @@ mistake is an error on every rank. ``import mpi_replica as mr`` starts no MPI.
 """
 
 from . import data, errors, experimental
-from .batch_mean import compute_average_loss, mean_over_global_batch
 from .checkpoint import Checkpoint, CheckpointManager, latest_checkpoint
-from .context import (
+from .core.context import (
     experimental_set_strategy,
     has_strategy,
     in_cross_replica_context,
 )
-from .data import DistributedDataset, DistributedIterator, InputContext, ValueContext
-from .default_strategy import get_strategy
-from .doors import publish
-from .elastic import ElasticState
-from .extended import StrategyExtended
-from .indexed_slices import IndexedSlices
-from .mpi_strategy import MPIStrategy
-from .options import (
+from .core.doors import publish
+from .core.indexed_slices import IndexedSlices
+from .core.options import (
     CommunicationImplementation,
     CommunicationOptions,
     InputOptions,
@@ -28,10 +22,16 @@ from .options import (
     VariableAggregation,
     VariableSynchronization,
 )
-from .replica_context import ReplicaContext, get_replica_context
-from .strategy import Strategy
-from .values import DistributedValues, Mirrored, PerReplica
-from .variables import Variable
+from .core.values import DistributedValues, Mirrored, PerReplica
+from .data import DistributedDataset, DistributedIterator, InputContext, ValueContext
+from .replicas.batch_mean import compute_average_loss, mean_over_global_batch
+from .replicas.replica_context import ReplicaContext, get_replica_context
+from .replicas.variables import Variable
+from .strategy.default_strategy import get_strategy
+from .strategy.elastic import ElasticState
+from .strategy.extended import StrategyExtended
+from .strategy.mpi_strategy import MPIStrategy
+from .strategy.strategy import Strategy
 
 __all__ = [
     "Checkpoint",

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from .core.exceptions import LaunchError
 from .doctor import examine, text, to_json, would_work
-from .errors import LaunchError
 from .launcher import RANKS_LOST, Options, plan, start
 
 # That of argparse for a mistake in the command line.

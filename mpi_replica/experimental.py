@@ -1,6 +1,6 @@
 """The names that tf users look for under ``tf.distribute.experimental``."""
 
+from .core.options import CommunicationImplementation, CommunicationOptions
 from .data import ValueContext
-from .options import CommunicationImplementation, CommunicationOptions
 
 __all__ = ["CommunicationImplementation", "CommunicationOptions", "ValueContext"]

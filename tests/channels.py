@@ -3,11 +3,11 @@
 import threading
 from collections import deque
 
-from mpi_replica.layout import Layout
-from mpi_replica.transport.single import SingleTransport
-from mpi_replica.transport.transport import Mailbox
-from mpi_replica.watch import channel as channel_module
-from mpi_replica.watch.channel import Channel
+from mpi_replica.core.layout import Layout
+from mpi_replica.ranks.single import SingleTransport
+from mpi_replica.ranks.transport import Mailbox
+from mpi_replica.ranks.watch import channel as channel_module
+from mpi_replica.ranks.watch.channel import Channel
 
 
 class Clock:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi_replica.transport.host import cores
+from mpi_replica.ranks.host import cores
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = os.environ.get("MPI_REPLICA_TEST_LIBRARIES", "openmpi,mpich").split(",")

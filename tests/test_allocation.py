@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from numpy.lib.array_utils import byte_bounds
 
-from mpi_replica.collectives.allocation import Allocation
+from mpi_replica.collectives.memory import Allocation
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -12,9 +12,13 @@ import textwrap
 
 import pytest
 
-from mpi_replica.collectives import callsite
-from mpi_replica.collectives.callsite import call_site, function_identity, start_of_instruction
-from mpi_replica.merge_fn import invoke_merge_fn
+from mpi_replica.collectives.agreement import site as callsite
+from mpi_replica.collectives.agreement.site import (
+    call_site,
+    function_identity,
+    start_of_instruction,
+)
+from mpi_replica.replicas.merge_fn import invoke_merge_fn
 
 
 def site():
@@ -247,7 +251,7 @@ def test_two_calls_differ_where_all_positions_are_the_same():
 def test_two_calls_differ_where_python_leaves_positions_out(tmp_path):
     file = tmp_path / "train.py"
     file.write_text(
-        "from mpi_replica.collectives.callsite import call_site\n"
+        "from mpi_replica.collectives.agreement.site import call_site\n"
         "first, second = call_site().digest, call_site().digest\n"
         "assert first != second\n"
     )
@@ -342,7 +346,7 @@ def test_sites_and_identities_are_the_same_in_every_process(tmp_path):
         import sys
         if sys.argv[1] == "b":
             import asyncio, decimal  # moves what comes after in memory
-        from mpi_replica.collectives.callsite import call_site, function_identity
+        from mpi_replica.collectives.agreement.site import call_site, function_identity
 
         def helper(scale=2):
             return call_site()

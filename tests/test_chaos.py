@@ -44,7 +44,7 @@ TRIALS = {
 def python():
     """The interpreter of an Open MPI that goes on without a lost rank."""
     python = find_interpreter("openmpi")
-    ask = "from mpi4py import MPI; from mpi_replica.transport.library_facts import *; "
+    ask = "from mpi4py import MPI; from mpi_replica.ranks.library_facts import *; "
     command = [find_launcher(python), "--with-ft", "ulfm", "-n", "1", python, "-c"]
     done = subprocess.run(
         [*command, ask + "print(is_fault_tolerant(MPI))"],

@@ -19,7 +19,7 @@ from launching import (
     find_launcher,
     rank_environment,
 )
-from mpi_replica.transport.launch import launcher_variable
+from mpi_replica.ranks.launch import launcher_variable
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mpi_replica.transport import host
-from mpi_replica.transport.host import is_crowded, machine
+from mpi_replica.ranks import host
+from mpi_replica.ranks.host import is_crowded, machine
 
 FIRST, SECOND, BOTH = frozenset([0]), frozenset([1]), frozenset([0, 1])
 

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from channels import Clock, Post, World
-from mpi_replica.watch.cycles import CycleSearch
+from mpi_replica.ranks.watch.cycles import CycleSearch
 
 
 class Ranks:

@@ -14,7 +14,7 @@ import mpi_replica as mr
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(mr.__path__, "mpi_replica.")
-    if module.name not in ("mpi_replica.transport.mpi", "mpi_replica.__main__")
+    if module.name not in ("mpi_replica.ranks.mpi", "mpi_replica.__main__")
 )
 
 

@@ -13,8 +13,8 @@ from mpi_replica.doctor.checks import Check, from_json, text, to_json, would_wor
 from mpi_replica.doctor.libraries import library_checks
 from mpi_replica.doctor.places import RankFacts, place_checks
 from mpi_replica.doctor.speed import Speed, speed_checks
-from mpi_replica.numerics import Numerics
-from mpi_replica.transport.library_facts import LibraryFacts
+from mpi_replica.ranks.library_facts import LibraryFacts
+from mpi_replica.ranks.numerics import Numerics
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from contributions import LAYOUTS, laid_out
-from mpi_replica import nest
-from mpi_replica.dtypes import accumulation, as_arrays, as_plain_array, is_text, wire_name
-from mpi_replica.options import ReduceOp
+from mpi_replica.core import nest
+from mpi_replica.core.dtypes import accumulation, as_arrays, as_plain_array, is_text, wire_name
+from mpi_replica.core.options import ReduceOp
 
 INTEGERS = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
 FLOATS = [np.dtype(name) for name in ("float32", "float64")]

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from mpi_replica.elastic.buddies import buddy_of, givers
-from mpi_replica.elastic.losses import Loss, new_layout_text
-from mpi_replica.elastic.snapshot import put_back, take
-from mpi_replica.layout import Layout
-from mpi_replica.transport.survivors import Member
+from mpi_replica.core.layout import Layout
+from mpi_replica.ranks.survivors import Member
+from mpi_replica.strategy.elastic.buddies import buddy_of, givers
+from mpi_replica.strategy.elastic.losses import Loss, new_layout_text
+from mpi_replica.strategy.elastic.snapshot import put_back, take
 
 # Buddies
 

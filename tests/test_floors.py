@@ -1,10 +1,14 @@
-"""The house: imports go down only, MPI stays behind the transport, files stay small."""
+"""The house: imports go down only, MPI stays behind the ranks, and a name stands for one thing."""
 
 import ast
+import collections
+import functools
 import graphlib
+import io
 import os
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,48 +16,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "mpi_replica"
-MOST_LINES = 450
 
-# A module may import what is on its own floor or below. A folder stands for all that is in it.
+# A room is a file or a folder at the top of the package, with all that is in it. It may import what
+# is on its own floor or below.
 FLOORS = {
-    6: ["__init__", "__main__", "doctor", "elastic_rank", "experimental", "testing"],
-    5: [
-        *(
-            "mpi_strategy",
-            "strategy",
-            "default_strategy",
-            "extended",
-            "data",
-            "checkpoint",
-            "elastic",
-        ),
-        *(
-            "variables",
-            "assignment",
-            "storage",
-            "verifying",
-            "distribution",
-            "message_passing",
-            "batch_mean",
-        ),
-    ],
-    4: ["replicas", "run_end", "replica", "replica_context", "merge_fn", "context", "job_end"],
-    3: ["collectives"],
-    2: ["launcher", "transport", "watch", "interrupts", "start", "numerics", "blas", "resolver"],
-    1: [
-        "nest",
-        "dtypes",
-        "values",
-        "indexed_slices",
-        "layout",
-        "tree",
-        "randomness",
-        "caller",
-        "abstract_variable",
-    ],
-    0: ["argument_checks", "errors", "options", "array_libraries", "containers", "doors"],
+    7: ["__main__"],
+    6: ["__init__", "errors", "experimental", "testing", "doctor"],
+    5: ["strategy"],
+    4: ["replicas", "data", "checkpoint"],
+    3: ["collectives", "launcher"],
+    2: ["ranks"],
+    1: ["core"],
 }
-MPI_MODULE = f"{PACKAGE}.transport.mpi"  # the only one that may import mpi4py
+MOST_FLOORS = 7  # as many rooms as may stand on each other, by their imports
+MOST_ENTRIES = 17  # at the top of the package
+MOST_CODE_LINES = 300  # of a file; docstrings, comments, blank lines and imports do not count
+MPI_MODULE = f"{PACKAGE}.ranks.mpi"  # the only one that may import mpi4py
+# How ranks agree knows none of the calls that they agree on.
+AGREEMENT, KINDS = f"{PACKAGE}.collectives.agreement", f"{PACKAGE}.collectives"
 
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 
@@ -70,10 +50,13 @@ def module_name(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def floor_of(module):
-    """Return the floor of a module, or None when the table does not name it."""
+def room_of(module):
     _, _, inside = module.partition(".")
-    return FLOOR_OF.get(inside.partition(".")[0] or "__init__")
+    return inside.partition(".")[0] or "__init__"
+
+
+def is_in(module, package):
+    return module == package or module.startswith(f"{package}.")
 
 
 def read_imports(path, tree, modules):
@@ -112,63 +95,141 @@ def read_imports(path, tree, modules):
     return visit(tree, True)
 
 
+def code_lines(text):
+    """Return how many lines of a file are code: no docstring, comment, import or blank line."""
+    code, free = set(), set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _NO_CODE:
+            code.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, _HAVE_DOCSTRINGS) and ast.get_docstring(node) is not None:
+            free.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            free.update(range(node.lineno, node.end_lineno + 1))
+    return len(code - free)
+
+
+_HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
+    *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
+}
+
+
+def longest_chain(arrows):
+    """Return the longest list of rooms of which each imports the next; there are no circles."""
+
+    @functools.cache
+    def below(room):
+        return [room, *max((below(x) for x in sorted(arrows.get(room, ()))), key=len, default=[])]
+
+    return max(map(below, sorted(arrows)), key=len, default=[])
+
+
 def find_faults(sources):
     """Return what is wrong with a package, as a list of str.
 
     Parameters
     ----------
     sources : dict of str to str
-        By path, such as ``mpi_replica/nest.py``: the text of the file.
+        By path, such as ``mpi_replica/core/nest.py``: the text of the file.
     """
-    faults = []
     modules = {module_name(path) for path in sources}
     trees = {path: ast.parse(text, path) for path, text in sources.items()}
     imports = {path: list(read_imports(path, tree, modules)) for path, tree in trees.items()}
-    same_floor = {}
+    return [
+        *faults_of_imports(imports, modules),
+        *faults_of_rooms(imports, modules),
+        *faults_of_names(trees),
+        *(
+            f"{path}: has {lines} lines of code, more than {MOST_CODE_LINES}; split it by idea"
+            for path, text in sources.items()
+            if (lines := code_lines(text)) > MOST_CODE_LINES
+        ),
+        *(
+            f"{path}:{node.lineno}: a bare assert, gone under -O; raise an error that says more"
+            for path, tree in trees.items()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assert)
+        ),
+    ]
+
+
+def faults_of_imports(imports, modules):
+    """Yield what single imports do that they may not, and circles of modules."""
+    within = {}
     brings_mpi = {
         module_name(path)
         for path, found in imports.items()
         if any(is_mpi(target) and at_import for target, _, at_import in found)
     }
     for path, found in imports.items():
-        module, floor = module_name(path), floor_of(module_name(path))
-        if floor is None:
-            faults.append(f"{path}: has no floor; enter it in FLOORS")
-            continue
+        module = module_name(path)
+        floor = FLOOR_OF.get(room_of(module))
         for target, line, at_import in found:
             where = f"{path}:{line}: imports {target}"
             if is_mpi(target):
                 if module != MPI_MODULE:
-                    faults.append(f"{where}; only {MPI_MODULE} may")
+                    yield f"{where}; only {MPI_MODULE} may"
             elif target.partition(".")[0] != PACKAGE:
                 continue
             elif target not in modules:
-                faults.append(f"{where}, which does not exist")
-            elif target == PACKAGE and floor < FLOOR_OF["__init__"]:
-                faults.append(f"{where} itself; import the module that defines the name")
-            elif (target_floor := floor_of(target)) is None:
-                continue  # reported for the target's own file
-            elif target_floor > floor:
-                faults.append(f"{where}, which is up: floor {floor} to floor {target_floor}")
-            elif target_floor == floor and target != module:
-                same_floor.setdefault(module, set()).add(target)
+                yield f"{where}, which does not exist"
+            elif target == PACKAGE and room_of(module) not in ("__main__", "__init__"):
+                yield f"{where} itself; import the module that defines the name"
+            elif floor is not None and FLOOR_OF.get(room_of(target), 0) > floor:
+                up = FLOOR_OF[room_of(target)]
+                yield f"{where}, which is up: floor {floor} to floor {up}"
+            elif target != module:
+                within.setdefault(module, set()).add(target)
+            if is_in(module, AGREEMENT) and is_in(target, KINDS) and not is_in(target, AGREEMENT):
+                yield f"{where}; {AGREEMENT} knows no kind of call"
             if target in brings_mpi and at_import:
-                faults.append(
-                    f"{where}, which imports mpi4py; import it in the function that uses it"
-                )
+                yield f"{where}, which imports mpi4py; import it in the function that uses it"
+    yield from circle_in(within, "modules")
+
+
+def faults_of_rooms(imports, modules):
+    """Yield what is wrong with the rooms as a whole: their number, their circles, their height."""
+    arrows = {room_of(module): set() for module in modules}
+    for room in sorted(arrows):
+        if room not in FLOOR_OF:
+            yield f"{room}: has no floor; enter it in FLOORS"
+    if len(arrows) > MOST_ENTRIES:
+        yield f"{len(arrows)} entries at the top of the package, more than {MOST_ENTRIES}"
+    for path, found in imports.items():
+        room = room_of(module_name(path))
+        arrows[room] |= {room_of(x.target) for x in found if x.target in modules} - {room}
+    circle = list(circle_in(arrows, "rooms"))
+    yield from circle
+    if not circle and len(chain := longest_chain(arrows)) > MOST_FLOORS:
+        yield f"{len(chain)} floors, more than {MOST_FLOORS}: {' -> '.join(chain)}"
+
+
+def circle_in(arrows, of):
     try:
-        graphlib.TopologicalSorter(same_floor).prepare()
+        graphlib.TopologicalSorter(arrows).prepare()
     except graphlib.CycleError as error:
-        faults.append(f"a cycle on one floor: {' <- '.join(error.args[1])}")
-    for path, text in sources.items():
-        if (lines := len(text.splitlines())) > MOST_LINES:
-            faults.append(f"{path}: has {lines} lines, more than {MOST_LINES}; split it by idea")
-        faults += [
-            f"{path}:{node.lineno}: a bare assert, gone under -O; raise an error that says more"
-            for node in ast.walk(trees[path])
-            if isinstance(node, ast.Assert)
-        ]
-    return faults
+        yield f"a circle of {of}: {' <- '.join(error.args[1])}"
+
+
+def faults_of_names(trees):
+    """Yield names that stand for two things, and files that are not named by a noun."""
+    files = collections.defaultdict(list)
+    classes = collections.defaultdict(list)
+    for path, tree in trees.items():
+        name = Path(path).name
+        if name not in ("__init__.py", "__main__.py"):
+            files[name].append(path)
+            if name.endswith("ing.py"):
+                yield f"{path}: is named by a gerund; name it by the noun that it defines"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name].append(f"{path}:{node.lineno}")
+    for what, found in (("file", files), ("class", classes)):
+        for name, places in found.items():
+            if len(places) > 1:
+                yield f"{' and '.join(places)}: {len(places)} times a {what} {name}"
 
 
 def is_mpi(target):
@@ -184,18 +245,30 @@ def test_the_package_keeps_the_rules_of_the_house():
 
 
 HOUSE = {
-    "__init__.py": "from mpi_replica.strategy import Strategy",
-    "__main__.py": "import mpi_replica",
-    "strategy.py": "from . import context\ndef start():\n    from .transport import mpi",
-    "context.py": "import mpi_replica.collectives.packing",
+    "__init__.py": "from . import errors\nfrom mpi_replica.strategy import Strategy",
+    "__main__.py": "import mpi_replica\nfrom .doctor import examine",
+    "errors.py": "from .core.exceptions import MPIReplicaError",
+    "doctor/__init__.py": "from ..strategy import Strategy\nfrom ..ranks import transport",
+    "testing/__init__.py": "from ..strategy import Strategy",
+    "strategy/__init__.py": "from ..replicas import run\ndef start():\n    from ..ranks import mpi",
+    "replicas/__init__.py": "",
+    "replicas/run.py": "import mpi_replica.collectives.pack\nclass Run: pass",
+    "data/__init__.py": "from ..collectives.agreement import driver",
+    "data/source.py": "",
+    "checkpoint/__init__.py": "from ..collectives import pack",
+    "checkpoint/index.py": "",
     "collectives/__init__.py": "",
-    "collectives/packing.py": "from mpi_replica.collectives import reduction",
-    "collectives/reduction.py": "from ..nest import paths\nfrom ..transport.base import Transport",
-    "transport/__init__.py": "",
-    "transport/base.py": "import numpy as np",
-    "transport/mpi.py": "from mpi4py import MPI",
-    "nest.py": "from .errors import MPIReplicaError",
-    "errors.py": "",
+    "collectives/pack.py": "from mpi_replica.collectives import reduce\nclass Pack: pass",
+    "collectives/reduce.py": "from ..core.nest import paths\nfrom .agreement.driver import Driver",
+    "collectives/agreement/__init__.py": "",
+    "collectives/agreement/driver.py": "from ...ranks.transport import Transport",
+    "launcher/__init__.py": "from ..ranks import transport",
+    "ranks/__init__.py": "",
+    "ranks/transport.py": "import numpy as np\nfrom ..core import exceptions",
+    "ranks/mpi.py": "from mpi4py import MPI",
+    "core/__init__.py": "",
+    "core/nest.py": "from .exceptions import MPIReplicaError",
+    "core/exceptions.py": "",
 }
 
 
@@ -208,34 +281,114 @@ def test_a_good_house_has_no_faults():
     assert faults_with({}) == []
 
 
+REDUCE, NEST = "collectives/reduce.py", "core/nest.py"
+
+
 @pytest.mark.parametrize(
     ("path", "text", "fault"),
     [
-        ("nest.py", "from mpi_replica.context import x", "floor 1 to floor 4"),
-        ("nest.py", "from . import context", "floor 1 to floor 4"),
-        ("nest.py", "def f():\n    from .context import x", "nest.py:2: imports"),
-        ("nest.py", "if TYPE_CHECKING:\n    from .context import x", "nest.py:2: imports"),
-        ("collectives/packing.py", "from ..context import x", "floor 3 to floor 4"),
-        ("nest.py", "import importlib\nimportlib.import_module('.context', 'x')", "floor 1 to"),
-        ("strategy.py", "from mpi_replica import Strategy", "imports mpi_replica itself"),
-        ("strategy.py", "from . import Strategy", "imports mpi_replica itself"),
-        ("strategy.py", "import mpi_replica as mr", "imports mpi_replica itself"),
-        ("strategy.py", "from .absent import x", "imports mpi_replica.absent, which does not"),
-        ("utilities.py", "", "utilities.py: has no floor"),
-        ("strategy.py", "def f():\n    import mpi4py.MPI", "only mpi_replica.transport.mpi may"),
-        ("transport/base.py", "from mpi4py import MPI", "only mpi_replica.transport.mpi may"),
-        ("strategy.py", "__import__('mpi4py.MPI')", "only mpi_replica.transport.mpi may"),
-        ("strategy.py", "from .transport.mpi import Transport", "in the function that uses it"),
-        ("transport/__init__.py", "from . import mpi", "in the function that uses it"),
-        ("collectives/reduction.py", "from . import packing", "a cycle on one floor"),
-        ("collectives/reduction.py", "def f():\n    from .packing import x", "a cycle on one"),
-        ("nest.py", "pass\n" * (MOST_LINES + 1), f"has {MOST_LINES + 1} lines"),
-        ("nest.py", "def f(x):\n    assert x, 'x'", "nest.py:2: a bare assert"),
+        (NEST, "from mpi_replica.replicas.run import x", "floor 1 to floor 4"),
+        (NEST, "from ..replicas import run", "floor 1 to floor 4"),
+        (NEST, "def f():\n    from ..replicas.run import x", "nest.py:2: imports"),
+        (NEST, "if TYPE_CHECKING:\n    from ..replicas.run import x", "nest.py:2: imports"),
+        (REDUCE, "from ..replicas import run", "floor 3 to floor 4"),
+        (NEST, "import importlib\nimportlib.import_module('..ranks', 'x')", "floor 1 to floor 2"),
+        ("strategy/face.py", "from mpi_replica import Strategy", "imports mpi_replica itself"),
+        ("strategy/face.py", "from .. import Strategy", "imports mpi_replica itself"),
+        ("strategy/face.py", "import mpi_replica as mr", "imports mpi_replica itself"),
+        ("strategy/face.py", "from .absent import x", "mpi_replica.strategy.absent, which does"),
+        ("strategy/face.py", "def f():\n    import mpi4py.MPI", "only mpi_replica.ranks.mpi may"),
+        ("ranks/transport.py", "from mpi4py import MPI", "only mpi_replica.ranks.mpi may"),
+        ("strategy/face.py", "__import__('mpi4py.MPI')", "only mpi_replica.ranks.mpi may"),
+        ("strategy/face.py", "from ..ranks.mpi import T", "in the function that uses it"),
+        ("ranks/__init__.py", "from . import mpi", "in the function that uses it"),
+        (REDUCE, "from . import pack", "a circle of modules"),
+        (REDUCE, "def f():\n    from .pack import x", "a circle of modules"),
+        ("collectives/agreement/driver.py", "from ..pack import Pack", "knows no kind of call"),
+        ("collectives/agreement/driver.py", "from .. import pack", "knows no kind of call"),
+        (NEST, "x = 1\n" * (MOST_CODE_LINES + 1), f"has {MOST_CODE_LINES + 1} lines of code"),
+        (NEST, "def f(x):\n    assert x, 'x'", "nest.py:2: a bare assert"),
+        ("utilities.py", "", "utilities: has no floor"),
+        ("tools/__init__.py", "", "tools: has no floor"),
+        ("data/packing.py", "", "data/packing.py: is named by a gerund"),
+        ("testing/waiting.py", "", "testing/waiting.py: is named by a gerund"),
+        ("data/nest.py", "", "data/nest.py: 2 times a file nest.py"),
+        ("data/errors.py", "", "data/errors.py: 2 times a file errors.py"),
+        ("data/source.py", "class Pack: pass", "2 times a class Pack"),
+        ("data/source.py", "def f():\n    class Run: pass", "2 times a class Run"),
+        (REDUCE, "class A: pass\nclass A: pass", "reduce.py:2: 2 times a class A"),
     ],
 )
 def test_each_fault_is_found(path, text, fault):
     faults = faults_with({path: text})
     assert any(fault in found for found in faults), faults
+
+
+def test_a_circle_of_rooms_is_found_where_their_modules_make_none():
+    changes = {
+        "data/__init__.py": "from ..checkpoint import index",
+        "checkpoint/__init__.py": "from ..data import source",
+    }
+    (fault,) = faults_with(changes)
+    assert fault.startswith("a circle of rooms: ")
+
+
+def test_floors_are_counted_by_imports_and_not_by_the_table():
+    """Each of these arrows is allowed: it stays on its floor, or goes down."""
+    changes = {
+        "replicas/__init__.py": "from ..data import source",
+        "data/source.py": "from ..collectives import pack",
+    }
+    (fault,) = faults_with(changes)
+    assert fault.startswith("8 floors, more than 7: __main__ -> ")
+    assert fault.endswith(" -> strategy -> replicas -> data -> collectives -> ranks -> core")
+    (fault,) = faults_with({"launcher/__init__.py": "from ..collectives import pack"} | changes)
+    assert fault.startswith("8 floors")
+    assert faults_with({"launcher/__init__.py": "from ..collectives import pack"}) == []
+
+
+def test_there_are_not_too_many_entries():
+    more = MOST_ENTRIES - len(FLOOR_OF)
+    rooms = {f"room{i}.py": "" for i in range(more)}
+    doors = {"experimental.py": ""}
+    assert not any("entries" in fault for fault in faults_with(rooms | doors))
+    assert f"{MOST_ENTRIES + 1} entries at the top of the package, more than {MOST_ENTRIES}" in (
+        faults_with(rooms | doors | {"one_more/__init__.py": ""})
+    )
+
+
+def test_code_is_what_is_no_docstring_comment_import_or_blank_line():
+    text = '''"""A module.
+
+With a docstring.
+"""
+
+from x import (  # both lines
+    y,
+)
+
+# A comment.
+
+
+class A:
+    """A class."""
+
+    def f(self):
+        """A method.
+
+        In some words.
+        """
+        # And a comment.
+        import z
+
+        return """Not
+        a docstring.""", y(
+            1,
+        )  # four lines and the end
+'''
+    assert code_lines(text) == 2 + 4
+    limit = "x = [\n    1,\n]\n" * (MOST_CODE_LINES // 3)
+    assert faults_with({NEST: f'"""A docstring."""\n\n# A comment.\nimport y\n{limit}'}) == []
 
 
 @pytest.mark.parametrize("launched", [False, True])
@@ -256,6 +409,6 @@ def test_import_starts_no_mpi(launched):
 def test_notes_and_texts_of_exceptions_are_taken_by_what_can_not_fail():
     """An exception of a program may refuse both, on one rank alone: the others would wait."""
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
-        if path.name != "errors.py":
-            text = path.read_text().replace(" errors.add_note(", "")
+        if path.name != "exceptions.py":
+            text = path.read_text().replace(" exceptions.add_note(", "")
             assert ".add_note(" not in text, path

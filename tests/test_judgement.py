@@ -7,11 +7,17 @@ import hypothesis.strategies as st
 import pytest
 
 import mpi_replica as mr
-from mpi_replica.collectives import travel
-from mpi_replica.collectives.callsite import CallSite
-from mpi_replica.collectives.judgement import judge, rank_left
-from mpi_replica.collectives.standing import CallDescription, LeafDescription, Note, Report, Stand
-from mpi_replica.layout import Layout
+from mpi_replica.collectives.agreement import travel
+from mpi_replica.collectives.agreement.judgement import judge, rank_left
+from mpi_replica.collectives.agreement.site import CallSite
+from mpi_replica.collectives.agreement.stand import (
+    CallDescription,
+    LeafDescription,
+    Note,
+    Report,
+    Stand,
+)
+from mpi_replica.core.layout import Layout
 
 LAYOUT = Layout((2, 2), 0)
 VECTOR = LeafDescription("float32", (10,))

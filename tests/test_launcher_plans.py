@@ -26,7 +26,7 @@ from mpi_replica.launcher.library import Library
 from mpi_replica.launcher.output import MPICH_MARK, DeathNotice, Tags
 from mpi_replica.launcher.program import program_command
 from mpi_replica.launcher.settings import Host, for_other_hosts, settings
-from mpi_replica.transport.launch import launcher_variable
+from mpi_replica.ranks.launch import launcher_variable
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
 STEP = SLURM | {"SLURM_STEP_ID": "0"}

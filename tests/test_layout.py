@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from mpi_replica.layout import Layout, compressed, shares
+from mpi_replica.core.layout import Layout, compressed, shares
 
 COUNTS = st.lists(st.integers(1, 5), min_size=1, max_size=6).map(tuple)
 

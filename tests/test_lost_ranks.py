@@ -14,7 +14,7 @@ import pytest
 
 from jobs import run_to_its_end
 from launching import ONE_HOST, ROOT, find_interpreter, rank_environment
-from mpi_replica.layout import Layout
+from mpi_replica.core.layout import Layout
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 

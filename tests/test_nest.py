@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 
 import mpi_replica as mr
-from mpi_replica import nest
+from mpi_replica.core import nest
 
 
 class Point(NamedTuple):

@@ -3,9 +3,9 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from mpi_replica.collectives.callsite import CallSite
-from mpi_replica.collectives.notes import Notes
-from mpi_replica.collectives.standing import Note
+from mpi_replica.collectives.agreement.notes import Notes
+from mpi_replica.collectives.agreement.site import CallSite
+from mpi_replica.collectives.agreement.stand import Note
 
 NOWHERE = CallSite(b"", (), 0)
 

@@ -8,7 +8,7 @@ import pytest
 
 from jobs import run_to_its_end
 from launching import LIBRARIES
-from mpi_replica.numerics import Numerics, compare, differences, numerics_here
+from mpi_replica.ranks.numerics import Numerics, compare, differences, numerics_here
 
 ONE = Numerics(
     blas_threads=1,

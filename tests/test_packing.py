@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from mpi_replica.collectives import packing
-from mpi_replica.collectives.packing import ALIGNMENT, cut, pieces, signature_of
-from mpi_replica.dtypes import accumulation
-from mpi_replica.options import ReduceOp
+from mpi_replica.collectives import plan as packing
+from mpi_replica.collectives.plan import ALIGNMENT, cut, pieces, signature_of
+from mpi_replica.core.dtypes import accumulation
+from mpi_replica.core.options import ReduceOp
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = [np.dtype(name) for name in ("int8", "int64", "float16", "float32", ">f8", BFLOAT16)]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="there is
 # The module alone: the package, with numpy, would take most of the time.
 HEAD = """
     import faulthandler, os, runpy, signal, sys, threading
-    StackSignal = runpy.run_path("mpi_replica/watch/stack_signal.py")["StackSignal"]
+    StackSignal = runpy.run_path("mpi_replica/ranks/watch/stack_signal.py")["StackSignal"]
 
     def send(number=signal.SIGUSR2):
         os.kill(os.getpid(), number)

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 import mpi_replica as mr
-from mpi_replica.watch.stacks import place_of_thread
+from mpi_replica.ranks.watch.stacks import place_of_thread
 
 
 class World:

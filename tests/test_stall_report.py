@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from mpi_replica.layout import Layout
-from mpi_replica.watch.channel import stall_seconds
-from mpi_replica.watch.recorder import MOST_CALLS, FlightRecorder, RecordedCall
-from mpi_replica.watch.stacks import Whereabouts
-from mpi_replica.watch.stall_report import (
+from mpi_replica.core.layout import Layout
+from mpi_replica.ranks.watch.channel import stall_seconds
+from mpi_replica.ranks.watch.recorder import MOST_CALLS, FlightRecorder, RecordedCall
+from mpi_replica.ranks.watch.stacks import Whereabouts
+from mpi_replica.ranks.watch.stall_report import (
     Answer,
     Processes,
     local_stall_report,

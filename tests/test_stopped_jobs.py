@@ -20,7 +20,7 @@ SAVED_ON_SIGNAL = 75
 # A rank gets a signal at one of its agreements, of which a whole run has 124.
 PROGRAM = """
     import os, runpy, sys
-    from mpi_replica.collectives.agreement import Agreement
+    from mpi_replica.collectives.agreement.agreement import Agreement
 
     rank, at, number = map(int, sys.argv[1:4])
     calls = 0

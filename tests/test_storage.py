@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from mpi_replica.storage import part_of
+from mpi_replica.replicas.storage import part_of
 
 FLOATS = ["f2", "f4", "f8", "c8", "c16", ml_dtypes.bfloat16]
 INTEGERS = ["i1", "i4", "i8", "u1", "u8"]

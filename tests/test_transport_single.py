@@ -1,6 +1,6 @@
 """The transport of one rank keeps the contract."""
 
-from mpi_replica.transport.single import SingleTransport
+from mpi_replica.ranks.single import SingleTransport
 from transport_contract import TransportContract
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 
 from in_order import combined
-from mpi_replica.tree import tree_of
+from mpi_replica.core.tree import tree_of
 
 #: How many replicas each rank hosts.
 COUNTS = st.lists(st.integers(1, 3) | st.integers(1, 20), min_size=1, max_size=7).map(tuple)

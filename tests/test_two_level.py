@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpi_replica.transport.two_level import is_two_level
+from mpi_replica.ranks.two_level import is_two_level
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from collections import deque
 import pytest
 
 from channels import Post, World
-from mpi_replica.watch.watcher import Watcher
+from mpi_replica.ranks.watch.watcher import Watcher
 
 REASON = "a test ends"
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mpi_replica.collectives.scratch import ALIGNMENT
-from mpi_replica.options import ReduceOp
-from mpi_replica.transport.transport import HEADER_BYTES
+from mpi_replica.core.options import ReduceOp
+from mpi_replica.ranks.transport import HEADER_BYTES
 
 # How many bytes a rank gives to another one, of so many.
 

@@ -9,17 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ..abstract_variable import AbstractVariable
-from ..collectives.callsite import CallSite
-from ..context import (
-    StrategyLike,
-    current_strategy,
-    open_strategies,
-    require_cross_replica,
-)
-from ..errors import CheckpointError, ContextError
-from ..options import CommunicationOptions
-from ..values import Mirrored, PerReplica
+from ..collectives.agreement.site import CallSite
+from ..collectives.strategy_like import StrategyLike
+from ..core.abstract_variable import AbstractVariable
+from ..core.context import current_strategy, open_strategies, require_cross_replica
+from ..core.exceptions import CheckpointError, ContextError
+from ..core.options import CommunicationOptions
+from ..core.values import Mirrored, PerReplica
 from .comparison import Comparison, Reader, variables_in
 from .encoder import Encoder
 from .index import Index, all_generators

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..abstract_variable import AbstractVariable
-from ..collectives.standing import LeafDescription
-from ..dtypes import wire_name
-from ..layout import Layout
-from ..values import Mirrored, PerReplica, per_replica
+from ..collectives.agreement.stand import LeafDescription
+from ..core.abstract_variable import AbstractVariable
+from ..core.dtypes import wire_name
+from ..core.layout import Layout
+from ..core.values import Mirrored, PerReplica, per_replica
 from .encoder import (
     array_name,
     decoded,

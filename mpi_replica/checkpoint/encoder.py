@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import as_array
-from ..values import Mirrored
+from ..core.dtypes import as_array
+from ..core.values import Mirrored
 
 __all__ = [
     "Encoder",

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import CheckpointError, CorruptCheckpointError
+from ..core.exceptions import CheckpointError, CorruptCheckpointError
 
 __all__ = [
     *("Extent", "Version", "check", "head_of", "make_folder", "read_into", "read_small"),

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import CheckpointError, CorruptCheckpointError
-from ..randomness import Generators
+from ..core.exceptions import CheckpointError, CorruptCheckpointError
+from ..core.randomness import Generators
 from .encoder import decoded, dtype_from, dtype_text
 from .files import Extent, head_of
 

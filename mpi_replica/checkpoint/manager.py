@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..argument_checks import flag, integer
-from ..context import require_cross_replica
-from ..errors import CheckpointError, CorruptCheckpointError
+from ..core.argument_checks import flag, integer
+from ..core.context import require_cross_replica
+from ..core.exceptions import CheckpointError, CorruptCheckpointError
 from . import files, preemption
 from .checkpoint import Checkpoint
 from .index import MOST_BYTES, index_path, order_of, unpacked

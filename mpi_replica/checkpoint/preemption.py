@@ -9,7 +9,7 @@ import weakref
 from types import FrameType
 from typing import Any
 
-from ..errors import ContextError
+from ..core.exceptions import ContextError
 
 __all__ = ["SIGNALS", "arrived", "listen"]
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ..collectives.call import Call
-from ..collectives.callsite import CallSite
-from ..collectives.group import Group
-from ..collectives.standing import CallDescription
-from ..collectives.steps import Agree, Steps, Texts
-from ..errors import CorruptCheckpointError
-from ..layout import Layout
-from ..options import CommunicationOptions
+from ..collectives.agreement.call import Call
+from ..collectives.agreement.group import Group
+from ..collectives.agreement.site import CallSite
+from ..collectives.agreement.stand import CallDescription
+from ..collectives.agreement.steps import Agree, Steps, Texts
+from ..core.exceptions import CorruptCheckpointError
+from ..core.layout import Layout
+from ..core.options import CommunicationOptions
 from . import files
 from .comparison import Comparison, Reader
 from .index import MOST_BYTES, Index, index_path, unpacked

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..collectives.call import Call
-from ..collectives.callsite import CallSite
-from ..collectives.group import Group
-from ..collectives.standing import CallDescription, LeafDescription
-from ..collectives.steps import Agree, Steps, Texts
-from ..dtypes import wire_name
-from ..errors import CheckpointError
-from ..options import CommunicationOptions
+from ..collectives.agreement.call import Call
+from ..collectives.agreement.group import Group
+from ..collectives.agreement.site import CallSite
+from ..collectives.agreement.stand import CallDescription, LeafDescription
+from ..collectives.agreement.steps import Agree, Steps, Texts
+from ..core.dtypes import wire_name
+from ..core.exceptions import CheckpointError
+from ..core.options import CommunicationOptions
 from . import files
 from .index import (
     ArrayRecord,

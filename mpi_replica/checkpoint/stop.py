@@ -5,14 +5,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from ..argument_checks import integer
-from ..collectives.call import Call
-from ..collectives.callsite import CallSite
-from ..collectives.group import Group
-from ..collectives.steps import Raise, Steps
-from ..errors import CollectiveMismatchError
-from ..layout import compressed
-from ..options import CommunicationOptions
+from ..collectives.agreement.call import Call
+from ..collectives.agreement.group import Group
+from ..collectives.agreement.site import CallSite
+from ..collectives.agreement.steps import Raise, Steps
+from ..core.argument_checks import integer
+from ..core.exceptions import CollectiveMismatchError
+from ..core.layout import compressed
+from ..core.options import CommunicationOptions
 
 __all__ = ["Stopping"]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ..array_libraries import Origin, dtype_of, from_numpy, origin_of, to_numpy
-from ..values import DistributedValues
-from .standing import in_units
+from ..core.array_libraries import Origin, dtype_of, from_numpy, origin_of, to_numpy
+from ..core.values import DistributedValues
+from .agreement.stand import in_units
 
 __all__ = [
     "LAZY_BYTES",

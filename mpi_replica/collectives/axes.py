@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import accumulation, as_plain_array
-from ..indexed_slices import IndexedSlices
-from ..options import ReduceOp
+from ..core.dtypes import accumulation, as_plain_array
+from ..core.indexed_slices import IndexedSlices
+from ..core.options import ReduceOp
 
 __all__ = ["Axes", "finished", "normalized", "partial"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..options import CommunicationOptions
-from .call import Call
-from .callsite import CallSite
+from ..core.options import CommunicationOptions
+from .agreement.call import Call
+from .agreement.site import CallSite
 
 __all__ = ["BarrierCall"]
 

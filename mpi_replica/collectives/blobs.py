@@ -6,9 +6,9 @@ import struct
 
 import numpy as np
 
-from .group import Group
-from .header import INLINE_BYTES
-from .steps import Agree, Gather, Steps
+from .agreement.group import Group
+from .agreement.header import INLINE_BYTES
+from .agreement.steps import Agree, Gather, Steps
 
 __all__ = ["LARGE_BYTES", "all_blobs", "marks", "payload_of"]
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..dtypes import is_text
-from .allocation import Allocation
+from ..core.dtypes import is_text
+from .memory import Allocation
 
 __all__ = ["Blocks", "Extents", "Gathering", "GatheringPlan", "LeafForm", "SharedMessage"]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ..options import CommunicationImplementation, ReduceOp
-from ..transport import SharedMemoryError
+from ..core.options import CommunicationImplementation, ReduceOp
+from ..ranks import SharedMemoryError
+from .agreement.group import Group
+from .agreement.steps import OpenWindow, Raise, Steps
 from .extremes import are_keyed
-from .group import Group
 from .ordered_ways import Here, OrderedWay, Scattered
 from .shared_window import SharedWindow, window_bytes
-from .steps import OpenWindow, Raise, Steps
 from .ways import Keyed, Straight, Way
 
 Array = np.ndarray[Any, Any]

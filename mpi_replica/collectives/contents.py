@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..dtypes import as_plain_array, wire_name
-from .digests import DIGEST_BYTES, digest_of_bytes
-from .standing import LeafDescription
+from ..core.digests import DIGEST_BYTES, digest_of_bytes
+from ..core.dtypes import as_plain_array, wire_name
+from .agreement.stand import LeafDescription
 
 __all__ = ["Content", "content_of", "element_name", "element_texts"]
 

@@ -12,19 +12,19 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from .. import nest
-from ..array_libraries import give_back, ways_back
-from ..dtypes import as_plain_array
-from ..layout import Layout
-from ..options import CommunicationOptions, ReduceOp
-from ..transport.single import SingleTransport
-from ..values import DistributedValues, PerReplica
+from ..core import nest
+from ..core.array_libraries import give_back, ways_back
+from ..core.dtypes import as_plain_array
+from ..core.layout import Layout
+from ..core.options import CommunicationOptions, ReduceOp
+from ..core.values import DistributedValues, PerReplica
+from ..ranks.single import SingleTransport
+from .agreement.call import Call
+from .agreement.site import CallSite
 from .axes import finished, normalized, partial
-from .call import Call
-from .callsite import CallSite
 from .engine import Engine
-from .gathering import AllGather
-from .reduction import AllReduce
+from .gather import AllGather
+from .reduce import AllReduce
 from .sparse import has_slices, reduce_with_slices
 
 __all__ = ["gather", "reduce"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .packing import Pack, Plan, Slot, cut
+from .plan import Pack, Plan, Slot, cut
 
 __all__ = ["PackDelivery"]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .digests import DIGEST_BYTES, digest_of_bytes
+from ..core.digests import DIGEST_BYTES, digest_of_bytes
 
 __all__ = ["SMALL_BYTES", "Difference", "Search", "differing_units", "search"]
 

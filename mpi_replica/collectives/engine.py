@@ -10,15 +10,15 @@ from _thread import get_ident
 from collections.abc import Callable
 from typing import Any, Concatenate, NoReturn, ParamSpec
 
-from ..errors import ContextError, text_of
-from ..layout import Layout
-from ..options import CommunicationOptions
-from ..transport import Transport
-from ..watch import Channel
-from .agreement import Agreement
-from .call import Call
-from .callsite import CallSite, call_site
-from .driver import Driver
+from ..core.exceptions import ContextError, text_of
+from ..core.layout import Layout
+from ..core.options import CommunicationOptions
+from ..ranks import Transport
+from ..ranks.watch import Channel
+from .agreement.agreement import Agreement
+from .agreement.call import Call
+from .agreement.driver import Driver
+from .agreement.site import CallSite, call_site
 
 __all__ = ["Engine", "failing"]
 

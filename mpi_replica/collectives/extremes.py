@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import is_narrow_float
-from ..options import ReduceOp
+from ..core.dtypes import is_narrow_float
+from ..core.options import ReduceOp
 
 __all__ = ["are_keyed", "extreme", "from_keys", "to_keys"]
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ..layout import Layout
-from ..options import ReduceOp
-from ..transport import HEADER_BYTES, Bytes
-from ..tree import tree_of
+from ..core.layout import Layout
+from ..core.options import ReduceOp
+from ..core.tree import tree_of
+from ..ranks import HEADER_BYTES, Bytes
+from .agreement.group import Group
+from .agreement.header import PAYLOAD_START
 from .extremes import are_keyed, extreme
-from .group import Group
-from .header import PAYLOAD_START
-from .packing import Plan, Slot, cut
+from .plan import Plan, Slot, cut
 from .scratch import Scratch
 from .settlement import settle
 

@@ -7,15 +7,15 @@ import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .. import nest
-from ..layout import Layout
-from ..options import CommunicationOptions
-from ..values import DistributedValues, component_of
+from ..core import nest
+from ..core.layout import Layout
+from ..core.options import CommunicationOptions
+from ..core.values import DistributedValues, component_of
+from .agreement.call import Call
+from .agreement.group import Group
+from .agreement.site import CallSite
+from .agreement.steps import Agree, Steps
 from .blobs import all_blobs, payload_of
-from .call import Call
-from .callsite import CallSite
-from .group import Group
-from .steps import Agree, Steps
 
 __all__ = ["ObjectGather"]
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from ..tree import Partial, tree_of
-from .group import Group
+from ..core.tree import Partial, tree_of
+from .agreement.group import Group
+from .agreement.steps import AllToAll, Gather, Steps
 from .parts import Part
 from .scratch import ALIGNMENT
 from .settlement import settle
-from .steps import AllToAll, Gather, Steps
 from .ways import Way, Work
 
 Array = np.ndarray[Any, Any]

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from .. import nest
-from ..errors import StructureMismatchError
+from ..core import nest
+from ..core.exceptions import StructureMismatchError
 
 __all__ = ["Outputs"]
 

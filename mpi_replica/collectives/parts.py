@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..tree import Partial
+from ..core.tree import Partial
 from .delivery import PackDelivery
-from .packing import Pack, Piece, Stream
+from .plan import Pack, Piece, Stream
 
 __all__ = ["ALL_CHUNKS", "PackPart", "Part", "StreamPart", "groups_of_chunks"]
 

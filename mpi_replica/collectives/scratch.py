@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..transport import Bytes
+from ..ranks import Bytes
 
 __all__ = ["ALIGNMENT", "Scratch"]
 

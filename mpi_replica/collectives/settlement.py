@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import is_narrow_float
+from ..core.dtypes import is_narrow_float
 from .scratch import Scratch
 
 __all__ = ["settle"]

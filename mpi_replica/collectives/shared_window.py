@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ..layout import Layout
-from ..transport import Bytes
-from ..tree import tree_of
-from .group import Group
+from ..core.layout import Layout
+from ..core.tree import tree_of
+from ..ranks import Bytes
+from .agreement.group import Group
+from .agreement.steps import Barrier, Steps
 from .ordered_ways import LEAST_PART_BYTES, LINE_BYTES, OrderedWay
 from .parts import Part
-from .steps import Barrier, Steps
 from .ways import Work
 
 Array = np.ndarray[Any, Any]

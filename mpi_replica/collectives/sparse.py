@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from .. import nest
-from ..dtypes import accumulation
-from ..indexed_slices import IndexedSlices
-from ..options import CommunicationOptions, ReduceOp
-from .call import Call
-from .callsite import CallSite
+from ..core import nest
+from ..core.dtypes import accumulation
+from ..core.indexed_slices import IndexedSlices
+from ..core.options import CommunicationOptions, ReduceOp
+from .agreement.call import Call
+from .agreement.site import CallSite
+from .agreement.stand import CallDescription
 from .engine import Engine, failing
-from .gathering import AllGather
-from .reduction import AllReduce
-from .standing import CallDescription
+from .gather import AllGather
+from .reduce import AllReduce
 
 __all__ = ["has_slices", "reduce_values", "reduce_with_slices"]
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from ..options import ReduceOp
-from ..tree import in_a_row
+from ..core.options import ReduceOp
+from ..core.tree import in_a_row
+from .agreement.group import Group
+from .agreement.steps import Reduce, Steps
 from .extremes import extreme, from_keys, to_keys
-from .group import Group
 from .inline import UFUNCS
 from .parts import Part
 from .scratch import Scratch
 from .settlement import settle
-from .steps import Reduce, Steps
 
 Array = np.ndarray[Any, Any]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import nest
-from ..array_libraries import copy_of, dtype_of, values_of
-from ..collectives.standing import LeafDescription
-from ..dtypes import is_text, wire_name
+from ..collectives.agreement.stand import LeafDescription
+from ..core import nest
+from ..core.array_libraries import copy_of, dtype_of, values_of
+from ..core.dtypes import is_text, wire_name
 from .elements import ArraySpec, rows_of, spec_of
 
 __all__ = ["arrays_of", "cut", "empty_like", "kind_of", "kind_text"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from ..argument_checks import integer
+from ..core.argument_checks import integer
 from .plans.dataset_plan import DatasetPlan
 
 __all__ = ["Chain", "number_or_all", "require_callable"]

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from ..argument_checks import integer
+from ..core.argument_checks import integer
 from .element_verbs import ElementVerbs
 from .elements import ArraySpec, numpy_values
 from .factories import Factories

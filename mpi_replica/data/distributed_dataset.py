@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..collectives.broadcasting import digest_of
+from ..collectives.agreement.stand import Note
+from ..collectives.broadcast import digest_of
 from ..collectives.engine import Engine
-from ..collectives.standing import Note
-from ..options import InputOptions
+from ..core.options import InputOptions
 from .function_contexts import InputContext
 from .inputs import Input
 from .iterator import DistributedIterator, Progress, placeless_site

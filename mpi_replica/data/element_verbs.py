@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..argument_checks import flag, integer
-from ..nest import flatten
+from ..core.argument_checks import flag, integer
+from ..core.nest import flatten
 from .chain import Chain, require_callable
 from .plans import changes, positions, sources, streams
 from .plans.function_calls import AUTOTUNE

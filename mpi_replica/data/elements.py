@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..array_libraries import (
+from ..core.array_libraries import (
     GiveBack,
     by_numpy,
     copy_of,
@@ -24,7 +24,7 @@ from ..array_libraries import (
     values_of,
     ways_back,
 )
-from ..nest import (
+from ..core.nest import (
     flatten,
     flatten_tensors,
     leaf_paths,

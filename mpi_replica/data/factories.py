@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..argument_checks import integer
-from ..nest import flatten_tensors, leaf_paths
+from ..core.argument_checks import integer
+from ..core.nest import flatten_tensors, leaf_paths
 from .chain import Chain
 from .elements import as_arrays, at
 from .plans import changes, sources

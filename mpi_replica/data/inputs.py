@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from .. import nest
 from ..collectives.engine import Engine
-from ..layout import shares
-from ..options import InputOptions, InputReplicationMode
+from ..core import nest
+from ..core.layout import shares
+from ..core.options import InputOptions, InputReplicationMode
 from .batches import arrays_of, cut, empty_like
 from .dataset import UNKNOWN_CARDINALITY, Dataset, drops_remainder
 from .elements import ArraySpec, rows_of

@@ -10,13 +10,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import nest
-from ..collectives.callsite import CallSite, call_site
+from ..collectives.agreement.site import CallSite, call_site
+from ..collectives.agreement.stand import Note
 from ..collectives.engine import Engine
-from ..collectives.standing import Note
-from ..context import current_state
-from ..options import CommunicationOptions
-from ..values import per_replica
+from ..core import nest
+from ..core.context import current_state
+from ..core.options import CommunicationOptions
+from ..core.values import per_replica
 from .batches import empty_like, kind_of, kind_text
 from .dataset import UNKNOWN_CARDINALITY
 from .inputs import Input

@@ -7,15 +7,15 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ..collectives.broadcasting import digest_of
-from ..collectives.call import Call
-from ..collectives.callsite import CallSite
-from ..collectives.group import Group
-from ..collectives.standing import SAME_KIND
-from ..collectives.steps import Agree, Raise, Steps, Texts
-from ..errors import CollectiveMismatchError, StructureMismatchError
-from ..layout import compressed
-from ..options import CommunicationOptions
+from ..collectives.agreement.call import Call
+from ..collectives.agreement.group import Group
+from ..collectives.agreement.site import CallSite
+from ..collectives.agreement.stand import SAME_KIND
+from ..collectives.agreement.steps import Agree, Raise, Steps, Texts
+from ..collectives.broadcast import digest_of
+from ..core.exceptions import CollectiveMismatchError, StructureMismatchError
+from ..core.layout import compressed
+from ..core.options import CommunicationOptions
 from .step_reader import Step
 
 __all__ = ["NextStep"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Self
 
-from ..argument_checks import flag, integer
+from ..core.argument_checks import flag, integer
 from .chain import Chain, number_or_all
 from .plans import positions, streams
 

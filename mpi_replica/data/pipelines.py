@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ..layout import Layout
+from ..core.layout import Layout
 from .dataset import Dataset, elements_of
 from .function_contexts import InputContext
 

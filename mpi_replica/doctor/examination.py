@@ -9,14 +9,14 @@ import sys
 from collections.abc import Mapping
 from typing import cast
 
-from ..errors import LaunchError, MPIReplicaError
+from ..core.exceptions import LaunchError, MPIReplicaError
+from ..core.options import CommunicationOptions
 from ..launcher import read_allocation
 from ..launcher.processes import ask
-from ..mpi_strategy import MPIStrategy
-from ..options import CommunicationOptions
-from ..replica_context import ReplicaContext, get_replica_context
-from ..strategy import Strategy
-from ..transport.launch import launcher_variable, number_in
+from ..ranks.launch import launcher_variable, number_in
+from ..replicas.replica_context import ReplicaContext, get_replica_context
+from ..strategy.mpi_strategy import MPIStrategy
+from ..strategy.strategy import Strategy
 from .checks import Check, from_json
 from .libraries import launcher_checks, library_checks, wrong_launcher
 from .places import RankFacts, facts_here, place_checks

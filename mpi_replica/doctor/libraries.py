@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from ..errors import LaunchError
+from ..core.exceptions import LaunchError
 from ..launcher import find_launcher, find_library
-from ..transport.library_facts import LibraryFacts
+from ..ranks.library_facts import LibraryFacts
 from .checks import Check, advise
 
 __all__ = ["launcher_checks", "library_checks", "wrong_launcher"]

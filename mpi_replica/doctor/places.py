@@ -7,11 +7,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..layout import compressed
-from ..numerics import Numerics, differences, numerics_here
-from ..transport.host import cores, free_shared_memory
-from ..transport.launch import library
-from ..transport.library_facts import LibraryFacts
+from ..core.layout import compressed
+from ..ranks.host import cores, free_shared_memory
+from ..ranks.launch import library
+from ..ranks.library_facts import LibraryFacts
+from ..ranks.numerics import Numerics, differences, numerics_here
 from .checks import Check, advise
 
 __all__ = ["RankFacts", "facts_here", "place_checks"]

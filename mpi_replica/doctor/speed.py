@@ -7,8 +7,8 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from ..replica_context import ReplicaContext, get_replica_context
-from ..strategy import Strategy
+from ..replicas.replica_context import ReplicaContext, get_replica_context
+from ..strategy.strategy import Strategy
 from .checks import Check, advise
 
 __all__ = ["Speed", "measure", "speed_checks"]

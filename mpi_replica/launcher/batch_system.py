@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..errors import LaunchError
-from ..transport.launch import number_in, started_in_step
+from ..core.exceptions import LaunchError
+from ..ranks.launch import number_in, started_in_step
 
 __all__ = ["BatchAllocation", "hosts_in_file", "read_allocation"]
 

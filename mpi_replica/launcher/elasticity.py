@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..errors import LaunchError
-from ..transport.open_mpi import NO_FENCE
+from ..core.exceptions import LaunchError
+from ..ranks.open_mpi import NO_FENCE
 from .library import Library
 
 __all__ = [
@@ -25,7 +25,7 @@ RANKS_LOST = 76
 # has a use for these numbers.
 _ENDED_WELL, _ENDED_WELL_BUT_LOST = 106, 107
 
-_RANK = Path(__file__).parent.parent / "elastic_rank.py"
+_RANK = Path(__file__).parent.parent / "strategy/elastic/elastic_rank.py"
 
 # Of the ways by which Open MPI sends, the one that goes on without a lost rank.
 _PML, _TOLERANT_PML = "OMPI_MCA_pml", "ob1"

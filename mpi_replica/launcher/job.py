@@ -8,9 +8,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..errors import LaunchError
-from ..transport.host import cores
-from ..transport.launch import launcher_variable
+from ..core.exceptions import LaunchError
+from ..ranks.host import cores
+from ..ranks.launch import launcher_variable
 from .batch_system import BatchAllocation, hosts_in_file, read_allocation
 from .commands import Request, command, shell_line
 from .elasticity import check_elastic, elastic_program, elastic_settings, statuses_of_job

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import LaunchError
-from ..transport.launch import INSTALL_ADVICE
+from ..core.exceptions import LaunchError
+from ..ranks.launch import INSTALL_ADVICE
 from .processes import ask
 
 __all__ = [

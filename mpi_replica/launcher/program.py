@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 
-from ..errors import LaunchError
+from ..core.exceptions import LaunchError
 
 __all__ = ["program_command"]
 

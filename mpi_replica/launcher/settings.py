@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..blas import threads_asked_for
-from ..errors import LaunchError
+from ..core.exceptions import LaunchError
+from ..ranks.blas import threads_asked_for
 
 __all__ = ["Host", "for_other_hosts", "settings"]
 

@@ -51,10 +51,10 @@ from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
-from ..errors import LaunchError
-from ..mpi_strategy import MPIStrategy
-from ..transport import Transport, open_transport
-from ..transport.launch import launcher_variable
+from ..core.exceptions import LaunchError
+from ..ranks import Transport, open_transport
+from ..ranks.launch import launcher_variable
+from ..strategy.mpi_strategy import MPIStrategy
 from .fence import Fence
 from .plugin import BODY_PASSED, RankFence, quieten
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ..errors import RankLostError
-from ..layout import compressed
+from ..core.exceptions import RankLostError
+from ..core.layout import compressed
 
 __all__ = ["Arrival", "RanksReport", "failure", "judge", "kind_of", "places_apart", "waited_at"]
 

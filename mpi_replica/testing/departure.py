@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .. import job_end
-from ..collectives.agreement import Life
+from ..collectives.agreement.agreement import Life
 from ..collectives.engine import Engine
-from ..errors import RankLostError
+from ..core.exceptions import RankLostError
+from ..strategy import job_end
 
 __all__ = ["Departure"]
 

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, TypeVar
 
-from ..interrupts import gate
-from ..layout import Layout
-from ..transport import HEADER_BYTES, Transport, WaitGivenUpError
-from ..watch import Channel, watcher
-from ..watch.stacks import Whereabouts, place_of_thread
-from ..watch.stall_report import Answer, Processes, missing_text
+from ..core.layout import Layout
+from ..ranks import HEADER_BYTES, Transport, WaitGivenUpError
+from ..ranks.interrupts import gate
+from ..ranks.watch import Channel, watcher
+from ..ranks.watch.stacks import Whereabouts, place_of_thread
+from ..ranks.watch.stall_report import Answer, Processes, missing_text
 from .arrivals import FAILED, PASSED, Arrival, ranks_of
 from .departure import Departure
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .. import job_end
+from ..strategy import job_end
 from .arrivals import (
     FAILED,
     PASSED,

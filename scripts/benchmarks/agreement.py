@@ -13,9 +13,9 @@ import time
 import numpy as np
 
 import mpi_replica as mr
-from mpi_replica.collectives.call import Call
-from mpi_replica.collectives.standing import CallDescription
-from mpi_replica.transport import HEADER_BYTES
+from mpi_replica.collectives.agreement.call import Call
+from mpi_replica.collectives.agreement.stand import CallDescription
+from mpi_replica.ranks import HEADER_BYTES
 
 from .launching import Launch
 from .measuring import beside, row, spread

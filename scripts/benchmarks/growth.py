@@ -77,7 +77,7 @@ def agreements(world):
     for name, most in {"few": world.size, "many": 0}.items():
         # Above so many ranks they compare fingerprints, instead of seeing all headers.
         with (
-            mock.patch("mpi_replica.collectives.agreement._ALLGATHER_RANKS", most),
+            mock.patch("mpi_replica.collectives.agreement.agreement._ALLGATHER_RANKS", most),
             mr.MPIStrategy() as strategy,
         ):
             _, record[name] = _counted(world, strategy, agreement_of(strategy))

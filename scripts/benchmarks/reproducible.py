@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import mpi_replica as mr
-from mpi_replica.tree import tree_of
+from mpi_replica.core.tree import tree_of
 
 from . import nests
 from .by_hand import FRESH, IN_PLACE

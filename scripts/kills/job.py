@@ -16,9 +16,9 @@ import numpy as np
 import mpi_replica as mr
 from kills.moments import Kill, Moments
 from mpi_replica.checkpoint import files
-from mpi_replica.elastic.keeper import Keeper
-from mpi_replica.transport.open_mpi import set_up_open_mpi
-from mpi_replica.transport.survivors import Survivors
+from mpi_replica.ranks.open_mpi import set_up_open_mpi
+from mpi_replica.ranks.survivors import Survivors
+from mpi_replica.strategy.elastic.keeper import Keeper
 
 ROWS, BATCH, STEPS = 103, 10, 24
 COMMIT_EVERY, SAVE_EVERY = 2, 6
@@ -124,7 +124,7 @@ def training(strategy, folder, moments):
 def watch(moments):
     """Count what the package does from now on."""
     set_up_open_mpi()
-    from mpi_replica.transport.mpi import MPITransport  # starts MPI, as a strategy does otherwise
+    from mpi_replica.ranks.mpi import MPITransport  # starts MPI, as a strategy does otherwise
 
     exchanges = "exchange maximum all_gather_bytes all_gather_blocks all_reduce all_to_all barrier"
     moments.watch(MPITransport, f"{exchanges} pass_on agree revoke")

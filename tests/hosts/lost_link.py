@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 import mpi_replica as mr
-from mpi_replica.transport.mpi import MPITransport
+from mpi_replica.ranks.mpi import MPITransport
 
 path, where, timeout_seconds = sys.argv[1:]
 line = socket.socket(socket.AF_UNIX)

@@ -10,7 +10,7 @@ import pytest
 from hosts.namespaces import HOSTS
 from hosts.network import write_hostfile
 from launching import LIBRARIES, ROOT, rank_environment
-from mpi_replica.transport.host import cores
+from mpi_replica.ranks.host import cores
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 

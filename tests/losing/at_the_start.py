@@ -10,8 +10,8 @@ import signal
 import dying
 
 import mpi_replica as mr
-from mpi_replica.transport import open_survivors
-from mpi_replica.transport.survivors import Survivors
+from mpi_replica.ranks import open_survivors
+from mpi_replica.ranks.survivors import Survivors
 
 
 def die():

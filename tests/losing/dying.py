@@ -61,7 +61,7 @@ def watch_exchanges(strategy):
     if strategy.survivors is None:
         return
     _pids.update({member.first_rank: member.pid for member in strategy.survivors.members})
-    from mpi_replica.transport.mpi import MPITransport  # starts MPI
+    from mpi_replica.ranks.mpi import MPITransport  # starts MPI
 
     def counted(method):
         def call(self, *arguments, **settings):

@@ -26,7 +26,7 @@ import dying
 import numpy as np
 
 import mpi_replica as mr
-from mpi_replica.layout import Layout
+from mpi_replica.core.layout import Layout
 
 NUM_REPLICAS = 5
 REPRODUCIBLE = os.environ.get("REPRODUCIBLE") == "1"

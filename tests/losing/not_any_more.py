@@ -20,7 +20,7 @@ import dying
 import numpy as np
 
 import mpi_replica as mr
-from mpi_replica.elastic import commit
+from mpi_replica.strategy.elastic import commit
 
 strategy = mr.MPIStrategy(num_replicas=5)
 dying.watch_exchanges(strategy)

@@ -16,7 +16,7 @@ from everywhere import (
     raises_everywhere,
 )
 from mistakes import MISTAKES
-from mpi_replica.collectives import agreement
+from mpi_replica.collectives.agreement import agreement
 
 STRUCTURE, CALL = mr.errors.StructureMismatchError, mr.errors.CollectiveMismatchError
 

@@ -28,9 +28,9 @@ def other_road(request, monkeypatch, passed_everywhere):
     from mpi4py import MPI
 
     if request.param == "many ranks":
-        monkeypatch.setattr("mpi_replica.collectives.agreement._ALLGATHER_RANKS", 0)
+        monkeypatch.setattr("mpi_replica.collectives.agreement.agreement._ALLGATHER_RANKS", 0)
     else:
-        monkeypatch.setattr("mpi_replica.transport.mpi._LARGEST_MESSAGE_BYTES", 64)
+        monkeypatch.setattr("mpi_replica.ranks.mpi._LARGEST_MESSAGE_BYTES", 64)
     strategy = mr.MPIStrategy(replicas_per_rank=1 + MPI.COMM_WORLD.rank % 2)
     yield strategy
     if passed_everywhere():

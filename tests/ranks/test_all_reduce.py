@@ -19,7 +19,7 @@ def many_ranks(monkeypatch, passed_everywhere):
     """A strategy whose ranks agree as those of large worlds do."""
     from mpi4py import MPI
 
-    monkeypatch.setattr("mpi_replica.collectives.agreement._ALLGATHER_RANKS", 0)
+    monkeypatch.setattr("mpi_replica.collectives.agreement.agreement._ALLGATHER_RANKS", 0)
     strategy = mr.MPIStrategy(replicas_per_rank=1 + MPI.COMM_WORLD.rank % 2)
     yield strategy
     if passed_everywhere():

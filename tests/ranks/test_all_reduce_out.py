@@ -12,7 +12,7 @@ import mpi_replica as mr
 from contributions import Leaf, arrays_in, at_once, build, check, native, reduced
 from everywhere import check_works, holds_everywhere, needs_two_replicas, raises_everywhere
 from mistake import CALL, INLINE, LARGE, MEDIUM
-from mpi_replica.nest import map_structure
+from mpi_replica.core.nest import map_structure
 from reducing import calls, contribution, reference
 
 # Ways to give `out`: from op, nest of Leaf and replica id to a value and its `out`.

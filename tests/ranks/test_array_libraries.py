@@ -6,7 +6,7 @@ import pytest
 import mpi_replica as mr
 from array_kinds import LIBRARIES, Library
 from everywhere import check_works, gathered, needs_two_replicas, raises_everywhere
-from mpi_replica.array_libraries import to_numpy
+from mpi_replica.core.array_libraries import to_numpy
 from mpi_replica.errors import StructureMismatchError
 
 

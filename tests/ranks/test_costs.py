@@ -5,7 +5,7 @@ import pytest
 
 import mpi_replica as mr
 from everywhere import cost_of, gathered
-from mpi_replica.transport.transport import HEADER_BYTES
+from mpi_replica.ranks.transport import HEADER_BYTES
 
 # What a rank of a large world sends to agree: a few words instead of a header.
 WIDE_BYTES = 24
@@ -14,7 +14,7 @@ WIDE_BYTES = 24
 @pytest.fixture
 def wide(monkeypatch):
     """Have strategies agree as those of large worlds do."""
-    monkeypatch.setattr("mpi_replica.collectives.agreement._ALLGATHER_RANKS", 0)
+    monkeypatch.setattr("mpi_replica.collectives.agreement.agreement._ALLGATHER_RANKS", 0)
 
 
 def nothing(context):

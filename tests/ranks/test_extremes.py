@@ -10,7 +10,7 @@ from contributions import arrays_in, at_once, native
 from everywhere import holds_everywhere
 from hard_numbers import Hard
 from in_order import bits, extreme_in_order
-from mpi_replica.nest import map_structure
+from mpi_replica.core.nest import map_structure
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 

@@ -14,8 +14,9 @@ from contributions import arrays_in, at_once, build, native, nests
 from everywhere import error_of, holds_everywhere
 from hard_numbers import Empty, Hard, Scalar
 from in_order import bits, reduced_in_order
-from mpi_replica.collectives import agreement, ordered_ways, shared_window
-from mpi_replica.tree import tree_of
+from mpi_replica.collectives import ordered_ways, shared_window
+from mpi_replica.collectives.agreement import agreement
+from mpi_replica.core.tree import tree_of
 
 IMPLEMENTATIONS = ["AUTO", "SHARED_MEMORY", "ALLTOALL"]
 by_each_way = pytest.mark.parametrize("implementation", IMPLEMENTATIONS[1:])

@@ -20,7 +20,7 @@ from everywhere import (
 )
 from hard_numbers import Hard, Scalar
 from in_order import UFUNCS, bits, combined, reduced_in_order
-from mpi_replica.nest import map_structure
+from mpi_replica.core.nest import map_structure
 
 CALL = mr.errors.CollectiveMismatchError
 

@@ -9,8 +9,8 @@ import pytest
 import mpi_replica as mr
 from everywhere import check_works, gathered, needs_two_ranks, raises_everywhere
 from mpi_replica import VariableAggregation as Aggregation
-from mpi_replica.assignment import lose_components
 from mpi_replica.errors import RankLostError
+from mpi_replica.replicas.assignment import lose_components
 
 SUM, MEAN = Aggregation.SUM, Aggregation.MEAN
 FIRST, NONE = Aggregation.ONLY_FIRST_REPLICA, Aggregation.NONE

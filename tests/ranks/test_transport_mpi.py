@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from everywhere import raises_everywhere
-from mpi_replica.options import ReduceOp
-from mpi_replica.transport import SharedMemoryError, open_transport, windows
-from mpi_replica.transport.messages import PointToPoint
+from mpi_replica.core.options import ReduceOp
+from mpi_replica.ranks import SharedMemoryError, open_transport, windows
+from mpi_replica.ranks.messages import PointToPoint
 from transport_contract import TransportContract
 
 
@@ -57,9 +57,9 @@ class TestInSmallPieces(TransportContract):
 
     @pytest.fixture(autouse=True)
     def small_messages(self, monkeypatch):
-        import mpi_replica.transport.mpi
+        import mpi_replica.ranks.mpi
 
-        monkeypatch.setattr(mpi_replica.transport.mpi, "_LARGEST_MESSAGE_BYTES", 3)
+        monkeypatch.setattr(mpi_replica.ranks.mpi, "_LARGEST_MESSAGE_BYTES", 3)
 
     def make(self):
         return transport_over(None)
@@ -98,7 +98,7 @@ class TestByWayOfOneRankOfEachHost(TransportContract):
     def make(self):
         from mpi4py import MPI
 
-        from mpi_replica.transport.two_level import TwoLevelExchange
+        from mpi_replica.ranks.two_level import TwoLevelExchange
 
         transport = transport_over(None)
         transport._exchange.Free()

@@ -19,7 +19,7 @@ from everywhere import (
     raises_everywhere,
 )
 from mpi_replica import VariableAggregation as Aggregation
-from mpi_replica.assignment import lose_values
+from mpi_replica.replicas.assignment import lose_values
 
 COMBINED = {
     Aggregation.SUM: lambda rows: np.sum(rows, axis=0),

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import add_note
-from ...nest import Structure, map_structure, unflatten
+from ...core.exceptions import add_note
+from ...core.nest import Structure, map_structure, unflatten
 from ..elements import ArraySpec, as_arrays, cut_batch, own_copy, rows_of, stack
 from .dataset_plan import (
     INFINITE_CARDINALITY,

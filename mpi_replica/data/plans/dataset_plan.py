@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...array_libraries import copy_of
-from ...nest import map_structure
+from ...core.array_libraries import copy_of
+from ...core.nest import map_structure
 from ..elements import no_rows_of, spec_of, stack
 
 __all__ = [

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from ...transport.host import cores
+from ...ranks.host import cores
 
 __all__ = ["AUTOTUNE", "FunctionCalls", "name_of", "spread"]
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...array_libraries import by_numpy
-from ...nest import map_structure
+from ...core.array_libraries import by_numpy
+from ...core.nest import map_structure
 from ..elements import common_spec, concatenate, require_fit, spec_of
 from ..read_ahead import read_ahead
 from .dataset_plan import (

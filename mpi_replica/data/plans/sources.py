@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...array_libraries import give_back, to_numpy, ways_back
-from ...errors import add_note
-from ...nest import flatten, leaf_paths, map_structure, unflatten
+from ...core.array_libraries import give_back, to_numpy, ways_back
+from ...core.exceptions import add_note
+from ...core.nest import flatten, leaf_paths, map_structure, unflatten
 from ..elements import ArraySpec, as_arrays, at, own_copy, unstacked
 from .dataset_plan import UNKNOWN_CARDINALITY, DatasetPlan, Element, Positions, SliceRows
 from .function_calls import name_of

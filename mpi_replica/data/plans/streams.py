@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ...array_libraries import to_numpy
-from ...errors import add_note
-from ...nest import map_structure
+from ...core.array_libraries import to_numpy
+from ...core.exceptions import add_note
+from ...core.nest import map_structure
 from ..elements import cut_batch, row_count, unbatched
 from .dataset_plan import (
     INFINITE_CARDINALITY,

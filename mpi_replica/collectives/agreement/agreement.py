@@ -1,0 +1,396 @@
+"""All ranks are at the same call, or all of them raise.
+
+Before data moves, the ranks exchange one small header each: a fingerprint of the call, the chain
+of notes (what must have been the same since the last header), and whether this rank's replicas
+agree among themselves. Where all headers are equal the data may move. Otherwise the ranks
+exchange reports and judge them, each for itself and all alike.
+
+The headers travel on a communicator of the strategy's own, in the order in which they are sent,
+so that the n-th header of one rank always meets the n-th of the others: ordinals of calls need
+not travel.
+
+Up to `_ALLGATHER_RANKS` ranks every rank sees all headers, and small payloads travel in them.
+Above, one small reduction finds out whether they are equal, at a cost that grows with the
+logarithm of the ranks.
+"""
+
+from __future__ import annotations
+
+import enum
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+from ...core import exceptions
+from ...core.exceptions import CollectiveTimeoutError, ContextError, RankLostError, ReplicaStopped
+from ...core.layout import Layout
+from ...ranks import HEADER_BYTES, Transport
+from ...ranks.interrupts import gate
+from . import travel
+from .call import Call
+from .header import (
+    AGREES,
+    COMPARED_BYTES,
+    INLINE_BYTES,
+    LEAVES,
+    REPORTS,
+    head,
+    payloads,
+    state_of_words,
+    states,
+    words,
+)
+from .judgement import Promotion, Verdict, judge, rank_left
+from .notes import Notes
+from .roll_call import Meeting
+from .stand import Report, Stand
+
+__all__ = ["Agreement", "Life"]
+
+_ALLGATHER_RANKS = 32
+
+
+class Life(enum.Enum):
+    """How far the life of a strategy has come on this rank."""
+
+    OPEN = enum.auto()
+    #: The program has ended here or elsewhere, and no header will be answered any more.
+    LEFT = enum.auto()
+    #: A message is in flight that will not be waited for.
+    BROKEN = enum.auto()
+    CLOSED = enum.auto()
+
+
+class CurrentRun(Protocol):
+    """What the agreement knows of a run."""
+
+    ordinal: int
+    doom: BaseException | None
+    a_replica_failed: bool
+    #: The greenlet that performs its calls.
+    hub: Any
+
+    def meeting(self) -> tuple[tuple[int, ...], str]: ...
+
+
+class Agreement:
+    """The state of agreement of one strategy on this rank."""
+
+    def __init__(self, transport: Transport, layout: Layout) -> None:
+        self._transport = transport
+        self._layout = layout
+        #: What must have been the same on all ranks since the last header.
+        self.notes = Notes()
+        self._wide = transport.size > _ALLGATHER_RANKS
+        # Where the header of each rank begins.
+        self._starts = range(0, transport.size * HEADER_BYTES, HEADER_BYTES)
+        #: Runs that this rank is in, the innermost last.
+        self.runs: list[CurrentRun] = []
+        #: Ordinal of the last run that began, or what all ranks set it to after an error.
+        self.last_run_ordinal = 0
+        #: The exception that was raised last because all ranks agreed to.
+        self.raised: BaseException | None = None
+        self.life = Life.OPEN
+        #: Why the strategy can't be used any more, where it can't.
+        self.final: BaseException | None = None
+        #: Whether other ranks went on when this one left.
+        self.others_stay = False
+        # The last agreed error, which every rank holds: where it comes back uncaught from the
+        # step function, it need not travel again.
+        self._last_error: BaseException | None = None
+        self._serial = 0
+        self.meeting = Meeting(transport, self.break_off)
+        #: Called where this rank gives up the strategy, to tell the others.
+        self.on_break: Callable[[BaseException], None] = lambda _: None
+
+    @property
+    def carries_payload(self) -> bool:
+        """Whether small payloads travel in the header at no extra cost."""
+        return not self._wide
+
+    @property
+    def run_ordinal(self) -> int:
+        """Ordinal of the innermost run that this rank is in; 0 outside."""
+        return self.runs[-1].ordinal if self.runs else 0
+
+    def enter_run(self, run: CurrentRun) -> None:
+        """Begin a run: it gets the next ordinal."""
+        self.last_run_ordinal += 1
+        run.ordinal = self.last_run_ordinal
+        self.runs.append(run)
+
+    def leave_run(self) -> None:
+        """End the innermost run."""
+        self.runs.pop()
+
+    def local_meeting(self) -> tuple[tuple[int, ...], str]:
+        """Return the local replicas that have not come to a call, and the call of the others.
+
+        The text is empty where no replica waits at a call. Read by the watcher, too.
+        """
+        runs = self.runs[-1:]
+        return runs[0].meeting() if runs else (self._layout.local_replica_ids, "")
+
+    def agree(self, calls: Sequence[Call], payload: bytes = b"") -> None:
+        """Return when all ranks are known to be at the call. Collective.
+
+        `calls` are those of the local replicas, which agree among themselves. `payload` has
+        `INLINE_BYTES` at most, and is there on all ranks or on none; those of all ranks are in the
+        headers then.
+
+        Raises
+        ------
+        BaseException
+            What all ranks agreed to raise.
+        """
+        first = calls[0]
+        if self.final is not None or (self.runs and self.runs[-1].doom is not None):
+            self._refuse_if_over()
+        if gate.is_pending and gate.take():
+            self.fail(calls, KeyboardInterrupt())
+        seconds = first.options.timeout_seconds
+        if not self._compare(AGREES, payload, first, seconds):
+            self._settle([self.stand(call) for call in calls], {}, first, seconds)
+        self._last_error = self.raised = None
+        if self.notes.chain:
+            self.notes.drop()
+
+    def fail(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
+        """Tell the other ranks that `error` came up here, inside the call; raise what is agreed."""
+        stands = [self.stand(call) for call in calls]
+        stands[0] = self.failed_stand(calls[0], error)
+        self.report(stands, {calls[0].replica_ids[0]: error}, calls[0])
+
+    def report(
+        self, stands: Sequence[Stand], originals: Mapping[int, BaseException], first: Call
+    ) -> NoReturn:
+        """Tell the other ranks where the local replicas stand, which is not at one same call.
+
+        `originals` are this rank's exceptions by replica id: here they are raised as they are.
+        """
+        self._refuse_if_over()
+        seconds = first.options.timeout_seconds
+        self._compare(REPORTS, b"", first, seconds)
+        self._settle(stands, originals, first, seconds)
+
+    def _refuse_if_over(self) -> None:
+        """Raise where the other ranks no longer answer: in a strategy or a run that is over."""
+        if self.final is not None:
+            raise self.final
+        for run in self.runs:
+            if run.doom is not None:
+                raise ReplicaStopped(
+                    "no collective can be called any more in a run that has failed"
+                ) from run.doom
+
+    def leaving(self, cause: str = "") -> Iterator[None]:
+        """Tell the others that this rank's program ends; yield while they don't know. Collective.
+
+        `cause` says why, where it is no good end. What is yielded to goes on with other
+        strategies: their ranks may come there first.
+        """
+        if self.life in (Life.LEFT, Life.BROKEN):
+            return
+        self._end(Life.LEFT, RankLostError("the program of this rank has ended."))
+        payload = cause.encode()[:INLINE_BYTES]
+        mine = head(0, 0, LEAVES, len(payload)) + payload
+        try:
+            if self._wide:
+                word = words(mine)
+                finished = self._transport.begin_maximum(word)
+                while (greatest := finished()) is None:
+                    yield
+                if (greatest == word).all():
+                    return
+            is_done = self._transport.begin_exchange(mine)
+            while not is_done():
+                yield
+        except RankLostError:
+            return  # it has left before
+        self.others_stay = any(s != LEAVES for s in states(self._transport.headers.tobytes()))
+
+    def _others_left(self, headers: bytes, call: Call) -> NoReturn:
+        """Raise, since the program has ended on some ranks."""
+        causes = {
+            rank: payload.decode(errors="ignore")
+            for rank, (state, payload) in enumerate(
+                zip(states(headers), payloads(headers), strict=True)
+            )
+            if state == LEAVES
+        }
+        error = rank_left(causes, self._layout)
+        description = call.describe()
+        # No text of the error: those who left can't tell whether all others are at one call.
+        exceptions.add_note(error, f"this rank waits in {description.what} at {description.where}")
+        self.raised = error
+        self._end(Life.LEFT, error)
+        stay = [rank for rank in range(self._layout.size) if rank not in causes]
+        exceptions.mark_reporter(error, [*(rank for rank in causes if causes[rank]), *stay][0])
+        self._doom_runs(error)
+        raise error
+
+    def _doom_runs(self, error: BaseException) -> None:
+        """End all runs with an error that is none of a replica."""
+        for run in self.runs:
+            run.doom, run.a_replica_failed = error, False
+
+    def close(self) -> None:
+        """Refuse every further call on this rank, without telling the others."""
+        if self.final is None:
+            text = "the strategy is closed. Make a new one, or close it at the end of the program."
+            self._end(Life.CLOSED, ContextError(text))
+
+    def _end(self, life: Life, final: BaseException) -> None:
+        self.life, self.final = life, final
+
+    def failed_stand(self, call: Call, error: BaseException, status: str = "failed") -> Stand:
+        """Return the stand of replicas in which `error` came up."""
+        who = self._layout.describe(call.replica_ids)
+        serial = self._serial if error is self._last_error else -1
+        place = travel.place_of(error) or call.site.line  # a mistake in the arguments has no frame
+        packed = travel.pack(error, f"{who} at {place}", serial)
+        return Stand(call.replica_ids, status, call.describe(), packed, self.run_ordinal)
+
+    def stand(self, call: Call) -> Stand:
+        """Return where the replicas of `call` stand."""
+        if call.error is not None:
+            return self.failed_stand(call, call.error)
+        return Stand(call.replica_ids, call.status, call.describe(), None, self.run_ordinal)
+
+    def is_agreed(self, error: BaseException) -> bool:
+        """Return whether all ranks raise `error`, or its counterparts, in this moment."""
+        return error is self.raised or error is self.final
+
+    def _compare(self, state: int, payload: bytes, first: Call, seconds: float | None) -> bool:
+        """Exchange headers; return whether all ranks agree."""
+        mine = head(first.fingerprint, self.notes.chain, state, len(payload)) + payload
+        transport = self._transport
+        if self._wide:
+            return self._compare_widely(state, mine, bool(payload), first, seconds)
+        transport.exchange(mine, seconds)
+        headers = transport.headers.tobytes()
+        compared = mine[:COMPARED_BYTES]
+        for start in self._starts:
+            if not headers.startswith(compared, start):
+                break
+        else:
+            return state == AGREES
+        if LEAVES in states(headers):
+            self._others_left(headers, first)
+        return False
+
+    def _compare_widely(
+        self, state: int, mine: bytes, has_payload: bool, first: Call, seconds: float | None
+    ) -> bool:
+        """Do as `_compare`, with a reduction; headers travel only where they carry something."""
+        transport = self._transport
+        word = words(mine)
+        greatest = transport.maximum(word, seconds)
+        if state_of_words(greatest) == LEAVES:
+            transport.exchange(mine, seconds)
+            self._others_left(transport.headers.tobytes(), first)
+        if (greatest != word).any() or state != AGREES:
+            return False
+        if has_payload:
+            transport.exchange(mine, seconds)
+        return True
+
+    def break_off(self, error: BaseException) -> None:
+        """Give up the strategy: this rank was in an exchange when `error` came up."""
+        self._end(Life.BROKEN, error)
+        if isinstance(error, RankLostError):
+            self._doom_runs(error)
+        if error is self._transport.loss and self._transport.is_fault_tolerant:
+            self._transport.revoke()
+        else:
+            self.on_break(error)
+
+    def give_up(self, error: exceptions.MPIReplicaError) -> None:
+        """Give up the strategy with an error that the watchers have told to all ranks.
+
+        Called in any thread: a wait of this rank ends with the error, and so does the next call.
+        """
+        if self.final is None:
+            self._end(Life.BROKEN, error)
+            self._transport.is_interrupted = True
+
+    def time_out(self, call: Call) -> NoReturn:
+        """Give up the wait for the other ranks, and with it the strategy."""
+        if self.final is not None:  # the watchers have told why
+            raise self.final from None
+        description = call.describe()
+        final = CollectiveTimeoutError(
+            f"{description.what} at {description.where} has waited"
+            f" {call.options.timeout_seconds:g} s for the other ranks"
+            f" ({self._layout.describe(call.replica_ids)} waits). The strategy can't be used any"
+            " more, since the others may still come. End the program, or make a new strategy on"
+            " all ranks."
+        )
+        self._end(Life.BROKEN, final)
+        raise final from None
+
+    def _settle(
+        self,
+        stands: Sequence[Stand],
+        originals: Mapping[int, BaseException],
+        first: Call,
+        seconds: float | None,
+    ) -> NoReturn:
+        """Exchange reports and raise what follows."""
+        report = Report(tuple(stands), self.notes.all, self.last_run_ordinal)
+        texts = self._transport.all_gather_bytes(pickle.dumps(report, 5), seconds)
+        reports: list[Report] = [pickle.loads(text) for text in texts]
+        verdict = judge(reports, self._layout)
+        self.last_run_ordinal = max(report.run_ordinal for report in reports) + 1
+        if verdict.action == "promote":
+            raise Promotion(verdict.change)
+        self.notes.undo([report.notes for report in reports])
+        self.notes.drop()
+        self.raise_agreed(self._agreed_error(verdict, originals, seconds), verdict)
+
+    def _agreed_error(
+        self, verdict: Verdict, originals: Mapping[int, BaseException], seconds: float | None
+    ) -> BaseException:
+        """Return what this rank raises: the original, what travelled, or what stands for it."""
+        traveller = verdict.traveller
+        if traveller is None:
+            if verdict.error is None:
+                raise RuntimeError(f"a verdict without an error: {verdict!r}")
+            return verdict.error
+        if traveller.serial == self._serial and self._last_error is not None:
+            return self._last_error
+        mine = self._layout.rank == verdict.origin_rank
+        error = originals[verdict.origin_replica] if mine else travel.load(traveller)
+        flag = b"" if error is None else b"loaded"
+        flags = self._transport.all_gather_bytes(flag, seconds)
+        if not mine and not all(flags):
+            error = None
+        if error is None:
+            error = travel.stand_in(traveller)
+        elif mine:
+            exceptions.add_note(error, f"raised by {traveller.origin}")
+        for remark in verdict.remarks:
+            exceptions.add_note(error, remark)
+        return error
+
+    def raise_agreed(self, error: BaseException, verdict: Verdict) -> NoReturn:
+        """Raise what all ranks raise now, each of them by its own reckoning and all alike."""
+        self.meeting.come()
+        self._serial += 1
+        if error is not self._last_error:  # where it comes again, all ranks have it
+            exceptions.mark_reporter(error, max(verdict.origin_rank, 0))
+        self._last_error = error
+        if verdict.doomed_run is not None:
+            for run in self.runs:
+                if run.ordinal >= verdict.doomed_run:
+                    run.doom = error
+                    run.a_replica_failed = verdict.traveller is not None
+            if self.runs and verdict.traveller is not None:
+                stopped = ReplicaStopped(
+                    f"this replica stops at its call, because {verdict.traveller.origin} raised"
+                    f" {verdict.traveller.type_name}: {verdict.traveller.text}"
+                )
+                self.raised = stopped
+                raise stopped from error
+        self.raised = error
+        raise error

@@ -1,0 +1,120 @@
+"""A collective call: what every kind of call has in common.
+
+A kind of call is three functions: `prepare` before the ranks agree, `steps` for what travels, and
+`answer` for what is done with it. None of them does I/O: `driver` does the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple, Self
+
+from ...core.options import CommunicationOptions
+from .group import Group
+from .site import CallSite
+from .stand import CallDescription
+from .steps import Steps
+
+__all__ = ["Call", "Known"]
+
+# The same few calls come again and again; a program that makes new ones all the time (uneven
+# shapes) must not grow.
+_CACHE_SIZE = 4096
+_known: dict[Hashable, Known] = {}
+
+
+class Known(NamedTuple):
+    """What is worked out once for all calls that are alike."""
+
+    fingerprint: int
+    #: The call and its place, as "all_reduce(SUM, 12 leaves, 4.1 MB) at train.py:88".
+    text: str
+    #: What a kind of call needs beside; see `Call.make_plan`.
+    plan: Any
+
+
+class Call:
+    """What one replica, or a rank in cross-replica context, asks for.
+
+    Making one does all that can fail without the others: checks and conversions. One that could
+    not be made is a plain `Call` with an `error`, which tells the others.
+    """
+
+    #: "all_reduce"
+    kind: str = ""
+    #: "calls", or "returned" for the end of a run
+    status: str = "calls"
+    #: Ids of the replicas that call: one, or all local ones in cross-replica context.
+    replica_ids: tuple[int, ...] = ()
+    #: What went wrong while it was made; such a call only tells the others.
+    error: BaseException | None = None
+    #: The exception that the replica handled when it came to the call, in words.
+    handled: str = ""
+    #: Whether it runs functions of the program: with the context of the caller of ``run``.
+    runs_user_code: bool = False
+    #: Whether the components agree that a cross-replica call has for each replica of this rank.
+    agrees: bool = True
+
+    fingerprint: int = 0
+    text: str = ""
+    #: What all calls that are alike share beside: how the data travels, say.
+    plan: Any = None
+
+    def __init__(self, site: CallSite, options: CommunicationOptions) -> None:
+        self.site = site
+        self.options = options
+
+    def identify(self, key: Hashable) -> None:
+        """Set fingerprint, text and plan; `key` and the site tell this call from all others."""
+        options = self.options
+        whole = (self.kind, self.site.digest, options.name, options.wire, key)
+        known = _known.get(whole)
+        if known is None:
+            plan = self.make_plan()
+            if len(_known) >= _CACHE_SIZE:
+                _known.clear()
+            description = self.describe()
+            text = f"{description.what} at {description.where}"
+            known = _known[whole] = Known(description.fingerprint(), text, plan)
+        self.fingerprint, self.text, self.plan = known
+
+    def make_plan(self) -> Any:
+        """Return what depends on nothing but the key of this call."""
+        return None
+
+    @property
+    def title(self) -> str:
+        """The call and its place in words, also where it was not identified."""
+        return self.text or f"{self.kind} at {self.site.line}"
+
+    def describe(self, position: int = 0) -> CallDescription:
+        """Return the call in words, as the replica at `position` of `replica_ids` makes it."""
+        return self.words(position)._replace(wire=self.options.wire, handled=self.handled)
+
+    def words(self, position: int = 0) -> CallDescription:
+        """Return what `describe` gives, without what all kinds of call have in common."""
+        return CallDescription(self.kind, "", self.site, self.options.name)
+
+    def promote(self, change: Sequence[Any]) -> None:
+        """Change what the replicas do not have in common, as their reports say; then call again."""
+        raise NotImplementedError
+
+    def prepare(self, group: Group, calls: Sequence[Self]) -> tuple[bytes, Any] | None:
+        """Return what travels with the header, and what `steps` needs; None for no header.
+
+        `calls` agree, one for each local replica; calls in cross-replica context come alone. An
+        error here is raised on all ranks, and the strategy works on. Without a header the ranks
+        compare with the next one what stands in the notes of the group.
+        """
+        return b"", None
+
+    def steps(self, group: Group, calls: Sequence[Self], prepared: Any) -> Steps[Any] | Any:
+        """Return the results, where all came with the header, or the steps that lead to them.
+
+        No function of the program may run here but in an `Agree`: an error ends the strategy.
+        """
+        return None
+
+    def answer(self, calls: Sequence[Self], results: Any) -> list[Any]:
+        """Return the result of each of `calls`. An error here is the replica's own."""
+        return [results] * len(calls)

@@ -1,0 +1,206 @@
+"""Does what calls want of the other ranks, and says what becomes of an error.
+
+================================  ============================  ==================================
+where                             an error of the call's code   an error of an exchange
+================================  ============================  ==================================
+`prepare`, also in an `Agree`     all ranks raise it, and the   (none stands there)
+                                  strategy works on
+`steps`                           the strategy is over here;    the same
+                                  the waits of others end, or
+                                  the job, where MPI blocks
+`answer`                          the replica's own             (none stands there)
+================================  ============================  ==================================
+
+It alone knows transport, limits, Ctrl-C and the recorder, and it knows no kind of call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from types import GeneratorType
+from typing import Any, NoReturn
+
+from ...core.layout import Layout
+from ...ranks import Transport, WaitGivenUpError
+from ...ranks.interrupts import gate
+from ...ranks.watch.recorder import FlightRecorder
+from .agreement import Agreement
+from .call import Call
+from .group import Group
+from .judgement import Promotion, Verdict
+from .stand import Stand
+from .steps import Agree, Raise
+
+__all__ = ["Driver"]
+
+_AGREED = -1  # which no count of exchanges is
+
+
+class Driver:
+    """Performs the calls of this rank's replicas, one after the other.
+
+    Parameters
+    ----------
+    transport : Transport
+    layout : Layout
+    recorder : FlightRecorder
+        Keeps the last calls.
+    """
+
+    def __init__(
+        self, transport: Transport, layout: Layout, agreement: Agreement, recorder: FlightRecorder
+    ) -> None:
+        self._transport = transport
+        self._layout = layout
+        self._recorder = recorder
+        self.agreement = agreement
+        self.group = Group(
+            layout,
+            transport.hosts,
+            transport.headers,
+            carries_payload=agreement.carries_payload,
+            is_crowded=transport.is_crowded,
+            is_between_hosts=transport.is_between_hosts,
+            notes=agreement.notes,
+        )
+        #: The thread that performs calls.
+        self.thread = 0
+        # Held from a header to the end of its call: another thread may only tell of its mistake
+        # between two calls.
+        self._lock = threading.RLock()
+
+    def perform(self, calls: Sequence[Call]) -> list[Any]:
+        """Perform calls of the local replicas, and return a result for each.
+
+        A signal's handler may raise on any line: that is why all of them stand in a ``try``.
+        """
+        first = calls[0]
+        agreement, transport, recorder = self.agreement, self._transport, self._recorder
+        # How many exchanges were begun when this rank came to the agreement that is the next, or
+        # was the last one; None before. `_AGREED`: the ranks have agreed, and none can be told.
+        begun: int | None = None
+        undo = None
+        is_main = self.thread == gate.main_thread
+        gate.depth += is_main
+        try:
+            with self._lock:
+                try:
+                    recorder.begin(first.text or first.title, first.options.timeout_seconds)
+                    if len(calls) > 1 or not first.agrees:
+                        self._require_one_call(calls)
+                    prepared = first.prepare(self.group, calls)
+                    if prepared is None:  # nothing travels
+                        if agreement.final is not None:
+                            raise agreement.final
+                    else:
+                        payload, prepared = prepared
+                        begun = transport.steps
+                        agreement.agree(calls, payload)
+                        begun = _AGREED
+                    results = first.steps(self.group, calls, prepared)
+                    if type(results) is GeneratorType:
+                        steps, answer = results, None
+                        while True:
+                            try:
+                                step = steps.send(answer)
+                            except StopIteration as end:
+                                results = end.value
+                                break
+                            if type(step) is Agree:
+                                begun, undo = None, step.undo
+                                payload, answer = step.prepare()
+                                begun = transport.steps
+                                agreement.agree(calls, payload)
+                                begun, undo = _AGREED, None
+                            elif type(step) is Raise:
+                                agreement.raise_agreed(step.error, Verdict("raise", step.error))
+                            else:
+                                answer = step.exchange(transport, first.options.timeout_seconds)
+                except Promotion as promotion:
+                    for call in calls:
+                        call.promote(promotion.change)
+                    return self.perform(calls)
+                except BaseException as error:
+                    try:
+                        self._raise_where_due(error, calls, begun)
+                    finally:
+                        if undo is not None and agreement.final is None:
+                            undo()
+                finally:
+                    recorder.end()
+                return first.answer(calls, results)
+        finally:
+            gate.depth -= is_main
+
+    def _raise_where_due(
+        self, error: BaseException, calls: Sequence[Call], begun: int | None
+    ) -> NoReturn:
+        """Raise `error`: on all ranks, where they can be told; else the strategy is over."""
+        agreement, transport = self.agreement, self._transport
+        if agreement.is_agreed(error):
+            raise error
+        if isinstance(error, WaitGivenUpError):
+            agreement.time_out(calls[0])
+        is_untold = begun is None or (begun == transport.steps and not transport.is_in_flight)
+        if not is_untold and transport.size > 1:
+            agreement.break_off(error)
+        elif isinstance(error, Exception):
+            self.report_failure(calls, error)
+        raise error
+
+    def report_failure(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
+        """Raise `error` on every rank: it came up here in the calls, before their header."""
+        stands = [self.agreement.stand(call) for call in calls]
+        stands[0] = self.agreement.failed_stand(calls[0], error)
+        begun = self._transport.steps
+        try:
+            self.report(stands, {calls[0].replica_ids[0]: error}, calls[0])
+        except Exception as other:  # a signal's handler: the others still wait
+            if other is error or self._transport.steps > begun or self.agreement.is_agreed(other):
+                raise
+            self.report_failure(calls, other)
+
+    def report(
+        self, stands: Sequence[Stand], originals: Mapping[int, BaseException], first: Call
+    ) -> NoReturn:
+        """Tell the other ranks where the local replicas stand; see `Agreement.report`."""
+        agreement, transport = self.agreement, self._transport
+        begun = transport.steps
+        is_main = self.thread == gate.main_thread
+        gate.depth += is_main
+        try:
+            with self._lock:
+                try:
+                    self._recorder.begin(first.title, first.options.timeout_seconds)
+                    agreement.report(stands, originals, first)
+                except Promotion:
+                    raise
+                except WaitGivenUpError:
+                    agreement.time_out(first)
+                except BaseException as error:
+                    is_begun = transport.steps > begun or transport.is_in_flight
+                    if is_begun and not agreement.is_agreed(error):
+                        agreement.break_off(error)
+                    raise
+                finally:
+                    self._recorder.end()
+        finally:
+            gate.depth -= is_main
+
+    def _require_one_call(self, calls: Sequence[Call]) -> None:
+        """Tell the other ranks where the local replicas are at different calls."""
+        first = calls[0]
+        for call in calls:
+            if not call.agrees or call.fingerprint != first.fingerprint:
+                self._report_apart(calls)
+
+    def _report_apart(self, calls: Sequence[Call]) -> NoReturn:
+        """Tell the others, replica by replica, what a call's components on this rank are."""
+        ordinal = self.agreement.run_ordinal
+        stands = [
+            Stand((replica,), call.status, call.describe(position), None, ordinal)
+            for call in calls
+            for position, replica in enumerate(call.replica_ids)
+        ]
+        self.report(stands, {}, calls[0])

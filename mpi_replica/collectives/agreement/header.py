@@ -1,0 +1,75 @@
+"""The header by which ranks agree: 256 bytes that tell where a rank is.
+
+It holds the fingerprint of the call, the chain of notes, and a state; these are compared. A small
+payload may follow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import numpy as np
+import numpy.typing as npt
+
+from ...ranks import HEADER_BYTES
+
+__all__ = [
+    "AGREES",
+    "COMPARED_BYTES",
+    "INLINE_BYTES",
+    "LEAVES",
+    "PAYLOAD_START",
+    "REPORTS",
+    "head",
+    "payloads",
+    "state_of_words",
+    "states",
+    "words",
+]
+
+# fingerprint, chain of notes, state; then the length of the payload. Numbers of 8 bytes in the
+# payload are aligned.
+_HEAD = struct.Struct("<QQBxH4x")
+#: What must be the same on all ranks.
+COMPARED_BYTES = 17
+_LENGTH = struct.Struct("<H")
+_LENGTH_START = 18
+
+#: Where the payload begins.
+PAYLOAD_START = _HEAD.size
+#: The largest payload that travels in a header.
+INLINE_BYTES = HEADER_BYTES - PAYLOAD_START
+
+#: States: the local replicas are at one call; they are not, or failed; the program has ended.
+AGREES, REPORTS, LEAVES = 0, 1, 2
+
+#: Returns what stands before the payload, out of fingerprint, chain of notes, state, and the bytes
+#: of the payload.
+head = _HEAD.pack
+
+
+def payloads(headers: bytes) -> list[bytes]:
+    """Return the payloads of all ranks."""
+    found = []
+    for start in range(PAYLOAD_START, len(headers), HEADER_BYTES):
+        (length,) = _LENGTH.unpack_from(headers, start - PAYLOAD_START + _LENGTH_START)
+        found.append(headers[start : start + length])
+    return found
+
+
+def states(headers: bytes) -> list[int]:
+    """Return the states of all ranks."""
+    return list(headers[COMPARED_BYTES - 1 :: HEADER_BYTES])
+
+
+def words(mine: bytes) -> npt.NDArray[np.uint64]:
+    """Return words whose maximum over the ranks is theirs only where all ranks have the same."""
+    compared = mine[:COMPARED_BYTES]
+    word = int.from_bytes(hashlib.blake2b(compared, digest_size=8).digest(), "little")
+    return np.array([word, ~np.uint64(word), compared[-1]], np.uint64)
+
+
+def state_of_words(greatest: npt.NDArray[np.uint64]) -> int:
+    """Return the greatest state of all ranks."""
+    return int(greatest[2])

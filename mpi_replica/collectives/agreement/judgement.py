@@ -1,0 +1,323 @@
+"""What follows from where the replicas stand: a pure function, the same on every rank.
+
+Every rank judges the same reports, so that all of them come to the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ...core.exceptions import CollectiveMismatchError, RankLostError, StructureMismatchError
+from ...core.layout import Layout
+from .stand import SAME_KIND, CallDescription, Note, Report, Stand
+from .travel import TravellingError
+
+__all__ = ["Promotion", "Verdict", "judge", "rank_left"]
+
+_SAME_CALLS = (
+    "All replicas must make the same collective calls in the same order. Where two lines mean one"
+    " call, give both options=mr.CommunicationOptions(name='x')"
+)
+_SAME_BEFORE_THE_END = "All ranks must make the same collective calls before they end"
+_SHOWN = 3
+
+
+class Verdict(NamedTuple):
+    """What all ranks do next."""
+
+    #: "raise" at the calls, or "promote" them and try again
+    action: str
+    error: BaseException | None = None
+    #: The error of a replica that is to be raised everywhere, and the rank it is from.
+    traveller: TravellingError | None = None
+    origin_rank: int = -1
+    origin_replica: int = -1
+    #: Runs from this ordinal on are over; None: they go on.
+    doomed_run: int | None = None
+    #: What changes; see `Promotion`.
+    change: tuple[Any, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+class Promotion(Exception):
+    """No error: replicas differ in what can be made alike, and make the call again.
+
+    Some passed a Python int where others passed a float: `change` are the leaves that become
+    float64. Or some returned None from a run where others returned a value: what each leaf is.
+    """
+
+    def __init__(self, change: Sequence[Any]) -> None:
+        self.change = change
+
+
+def judge(reports: Sequence[Report], layout: Layout) -> Verdict:
+    """Return what follows from the reports of all ranks, in rank order."""
+    stands = [stand for report in reports for stand in report.stands]
+    ordinals = {stand.run_ordinal for stand in stands}
+    statuses = {stand.status for stand in stands}
+    over = min(ordinals)
+    failure = _failure(reports, layout)
+    if failure is not None:
+        stay = statuses <= {"calls", "failed"} and len(ordinals) == 1
+        return failure._replace(doomed_run=None if stay else over)
+    noted = _note_difference(reports, layout)
+    if len(statuses) > 1:
+        return Verdict("raise", noted or _one_has_returned(stands, layout), doomed_run=over)
+    doomed = over if len(ordinals) > 1 else None
+    calls = [(stand, stand.call) for stand in stands if stand.call is not None]
+    mismatch = noted or _call_difference(calls, layout) or _structure_difference(calls, layout)
+    if mismatch is not None:
+        return Verdict("raise", mismatch, doomed_run=doomed)
+    if statuses == {"returned"}:
+        return Verdict("promote", change=_combined_kinds([call for _, call in calls]))
+    promoted, mismatch = _leaf_difference(calls, layout)
+    if mismatch is None and not promoted:
+        mismatch = CollectiveMismatchError(
+            "the ranks compared different fingerprints for the same call:"
+            f" {calls[0][1].what} at {calls[0][1].where}. Do all ranks run the same version of the"
+            " program and of mpi_replica?"
+        )
+    if mismatch is not None:
+        return Verdict("raise", mismatch, doomed_run=doomed)
+    return Verdict("promote", change=promoted)
+
+
+def _combined_kinds(ends: Sequence[CallDescription]) -> tuple[str, ...]:
+    columns = zip(*(end.leaves for end in ends), strict=True)
+    kinds = [{leaf.dtype for leaf in column} for column in columns]
+    return tuple(of_leaf.pop() if len(of_leaf) == 1 else "value" for of_leaf in kinds)
+
+
+_Calls = Sequence[tuple[Stand, CallDescription]]
+
+
+def _who(stands: Iterable[Stand], layout: Layout) -> str:
+    return layout.describe({i for stand in stands for i in stand.replica_ids})
+
+
+def _sides(
+    calls: _Calls, side: Callable[[CallDescription], Any], layout: Layout
+) -> list[tuple[str, CallDescription]]:
+    """Return who is on each side, and one call of it, where `side` tells calls apart."""
+    groups: dict[Any, list[tuple[Stand, CallDescription]]] = {}
+    for stand, call in calls:
+        groups.setdefault(side(call), []).append((stand, call))
+    return [(_who([stand for stand, _ in group], layout), group[0][1]) for group in groups.values()]
+
+
+def rank_left(causes: Mapping[int, str], layout: Layout) -> RankLostError:
+    """Return the error of the ranks that stay, where the program has ended on others.
+
+    `causes` says for each of these why it ended; "" where nothing went wrong.
+    """
+    ended = [i for rank in causes for i in layout.replica_ids(rank)]
+    stay = [i for i in layout.all_replica_ids if i not in ended]
+    failed = "; ".join(
+        f"{layout.describe(layout.replica_ids(rank))} ended with {cause}"
+        for rank, cause in causes.items()
+        if cause
+    )
+    return RankLostError(
+        f"the program has ended on {layout.describe(ended)}, while {layout.describe(stay)} still"
+        f" make{'s' if len(stay) == 1 else ''} collective calls. {failed or _SAME_BEFORE_THE_END}."
+    )
+
+
+def _failure(reports: Sequence[Report], layout: Layout) -> Verdict | None:
+    failed = [
+        (stand.replica_ids[0], rank, stand.error)
+        for rank, report in enumerate(reports)
+        for stand in report.stands
+        if stand.error is not None
+    ]
+    if not failed:
+        return None
+    failed.sort(key=lambda entry: entry[0])
+    replica, rank, traveller = failed[0]
+    remarks = tuple(
+        f"also: {other.origin} raised {other.type_name}: {other.text}"
+        for _, _, other in failed[1:]
+        if (other.type_name, other.text) != (traveller.type_name, traveller.text)
+    )
+    return Verdict(
+        "raise",
+        traveller=traveller,
+        origin_rank=rank,
+        origin_replica=replica,
+        remarks=remarks[:_SHOWN],
+    )
+
+
+def _one_has_returned(stands: Sequence[Stand], layout: Layout) -> CollectiveMismatchError:
+    returned = [stand for stand in stands if stand.status == "returned"]
+    calls = [(s, s.call) for s in stands if s.status == "calls" and s.call is not None]
+    waiting = "; ".join(
+        f"{who}: {call.what} at {call.where_and_why}"
+        for who, call in _sides(calls, lambda call: (call.what, call.where_and_why), layout)
+    )
+    ended = returned[0].call
+    run = f" from the function given to {ended.what} at {ended.where}" if ended else ""
+    have = "have" if sum(len(s.replica_ids) for s in returned) > 1 else "has"
+    return CollectiveMismatchError(
+        f"replicas made different numbers of calls. {_who(returned, layout)} {have} returned{run};"
+        f" {waiting}. Make the same number of collective calls on every replica: a loop or an if"
+        " round a collective must have the same outcome everywhere."
+    )
+
+
+def _note_difference(
+    reports: Sequence[Report], layout: Layout
+) -> CollectiveMismatchError | ValueError | None:
+    for index in range(max(len(report.notes) for report in reports)):
+        entries = [next(iter(report.notes[index:]), None) for report in reports]
+        groups: dict[tuple[str, bytes], list[int]] = {}
+        for rank, note in enumerate(entries):
+            if note is not None:
+                groups.setdefault(_place_of(note), []).extend(layout.replica_ids(rank))
+                continue
+            # A rank that came to no further note: some of its replicas may wait at that call.
+            for stand in reports[rank].stands:
+                groups.setdefault(_place_of_call(stand.call), []).extend(stand.replica_ids)
+        first = next(note for note in entries if note is not None)
+        batches = _sides_of_batches(entries, layout)
+        if len(batches) > 1:
+            return StructureMismatchError(
+                f"the batches differ at {first.site.line}: {'; '.join(batches)} (compared with"
+                f" {first.what}). {SAME_KIND}"
+            )
+        if len(groups) > 1 or None in entries:
+            sides = "; ".join(
+                f"{layout.describe(ids)}: {text}" for (text, _), ids in groups.items()
+            )
+            return CollectiveMismatchError(
+                f"replicas are at different calls. {sides}. {_SAME_CALLS}."
+            )
+        values: dict[int, list[int]] = {}
+        for rank, note in enumerate(entries):
+            if note is not None:
+                values.setdefault(note.digest, []).extend(layout.replica_ids(rank))
+        if len(values) > 1:
+            sides = " and ".join(layout.describe(ids) for ids in values.values())
+            text = (
+                f"{first.what} at {first.site.line}: the values differ between {sides}."
+                f" {first.advice}"
+            )
+            if first.error == "ValueError":
+                return ValueError(text)
+            return CollectiveMismatchError(text)
+    return None
+
+
+def _sides_of_batches(entries: Sequence[Note | None], layout: Layout) -> list[str]:
+    """Return who got which kind of batch, where all have steps of the same input."""
+    if len({None if note is None else note.what for note in entries}) > 1:
+        return []
+    sides: dict[str, list[int]] = {}
+    for rank, note in enumerate(entries):
+        if note is not None and note.batch:
+            sides.setdefault(note.batch, []).extend(layout.replica_ids(rank))
+    return [f"{batch} for {layout.describe(ids)}" for batch, ids in sides.items()]
+
+
+def _place_of(note: Note) -> tuple[str, bytes]:
+    return f"{note.what} at {note.site.line}", note.site.digest
+
+
+def _place_of_call(call: CallDescription | None) -> tuple[str, bytes]:
+    if call is None:
+        return "no such call", b""
+    return f"{call.what} at {call.where_and_why}", call.site.digest
+
+
+def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError | None:
+    sides = _sides(calls, lambda call: (call.kind, call.detail, call.wire, call.code), layout)
+    if len(sides) == 1:
+        sides = _sides(
+            calls,
+            lambda call: (call.name, call.site.digest if call.name is None else b""),
+            layout,
+        )
+    if len(sides) == 1:
+        return None
+    texts = [f"{call.what} at {call.where_and_why}" for _, call in sides]
+    if len(set(texts)) < len(texts):  # the same line, reached in different ways
+        texts = [f"{call.what} at {call.site.whole}" for _, call in sides]
+    if len(set(texts)) < len(texts):  # two functions on one line, or two instructions
+        codes = [call.code or call.site.digest.hex() for _, call in sides]
+        texts = [f"{text} (code {code})" for text, code in zip(texts, codes, strict=True)]
+    listed = "; ".join(f"{who}: {text}" for (who, _), text in zip(sides, texts, strict=True))
+    return CollectiveMismatchError(
+        f"replicas are at different calls. {listed}. {_SAME_CALLS} (here: {_places(calls)})."
+    )
+
+
+def _structure_difference(calls: _Calls, layout: Layout) -> StructureMismatchError | None:
+    sides = _sides(calls, lambda call: (call.structure, call.paths), layout)
+    if len(sides) == 1:
+        return None
+    (one, first), (other, second) = sides[:2]
+    here, there = set(first.paths), set(second.paths)
+    if here != there:
+        only = [repr(path) for path in first.paths if path not in there][:_SHOWN]
+        only_other = [repr(path) for path in second.paths if path not in here][:_SHOWN]
+        difference = (
+            f"leaves that only one side has: {one}: {', '.join(only) or 'none'}; {other}:"
+            f" {', '.join(only_other) or 'none'}"
+        )
+    else:
+        a, b = _first_difference(first.structure, second.structure)
+        difference = f"{a} on {one}, {b} on {other}"
+    return StructureMismatchError(
+        f"{first.kind} got different structures at {_places(calls)}: {difference}. Pass the same"
+        " nest, with the same keys and containers, on every replica."
+    )
+
+
+def _places(calls: _Calls) -> str:
+    """Return the place of a call; those of several lines that a name makes one call."""
+    return " and ".join(dict.fromkeys(call.where for _, call in calls))
+
+
+def _first_difference(one: str, other: str) -> tuple[str, str]:
+    """Return both texts, cut to where they begin to differ."""
+    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+    start = max(0, at - 20)
+    return tuple(  # type: ignore[return-value]
+        ("…" if start else "") + text[start : at + 60] + ("…" if len(text) > at + 60 else "")
+        for text in (one, other)
+    )
+
+
+def _leaf_difference(
+    calls: _Calls, layout: Layout
+) -> tuple[tuple[int, ...], StructureMismatchError | None]:
+    """Return the leaves that must become float64, or the error of the first that can't agree."""
+    promoted = []
+    for index, path in enumerate(calls[0][1].paths):
+        leaves = [call.leaves[index] for _, call in calls]
+        if len({leaf.shape for leaf in leaves}) > 1:
+            aspect = "shape"
+        elif len({leaf.dtype for leaf in leaves}) > 1:
+            numbers = {leaf.python_number for leaf in leaves}
+            if "" not in numbers and "float" in numbers:
+                promoted.append(index)
+                continue
+            aspect = "dtype"
+        else:
+            continue
+        sides = "; ".join(
+            f"{call.leaves[index]} on {who}"
+            for who, call in _sides(calls, lambda call, i=index: call.leaves[i], layout)  # type: ignore[misc]
+        )
+        first = calls[0][1]
+        mend = (
+            "Make the leaf the same shape on every replica, or use all_gather for uneven ones."
+            if aspect == "shape"
+            else "Convert the leaf to one dtype on every replica."
+        )
+        return (), StructureMismatchError(
+            f"{first.kind} got different {aspect}s for value{path} at {_places(calls)}: {sides}."
+            f" {mend}"
+        )
+    return tuple(promoted), None

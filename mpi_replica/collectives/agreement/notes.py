@@ -1,0 +1,93 @@
+"""What must have been the same on all ranks since the last header, without travelling itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+
+from .stand import Note
+
+__all__ = ["Notes"]
+
+_OfRanks = Sequence[Sequence[Note]]
+
+# A header costs nothing beside writing so much, or so often.
+_MOST_HELD_BYTES = 16 << 20
+_MOST_NOTES = 64
+
+
+class Notes:
+    """The notes of a rank since the last header, in their order."""
+
+    def __init__(self) -> None:
+        self._notes: list[Note] = []
+        #: What takes back what each of them stands for; it gets the notes of all ranks.
+        self._undos: list[Callable[[_OfRanks], None] | None] = []
+        self._held_bytes = 0
+        #: 64 bits that stand for all of them; 0 for none.
+        self.chain = 0
+        self._chain_before = 0
+
+    @property
+    def all(self) -> tuple[Note, ...]:
+        """The notes, the oldest first."""
+        return tuple(self._notes)
+
+    @property
+    def are_due(self) -> bool:
+        """Whether they hold so much that the ranks should compare now: the same on all of them."""
+        return self._held_bytes > _MOST_HELD_BYTES or len(self._notes) >= _MOST_NOTES
+
+    def add(self, note: Note, undo: Callable[[], None] | None = None, held_bytes: int = 0) -> None:
+        """Have `note` compared between the ranks, with the next header.
+
+        Where that header ends in an error, and not all ranks have the note, `undo` is called: what
+        was done before the others agreed would leave the ranks apart. Until then it holds
+        `held_bytes` of memory, the same on all ranks.
+        """
+        self._append(note, undo and (lambda _: undo()))
+        self._held_bytes += held_bytes
+
+    def count(self, note: Note, before: int, go_back: Callable[[int], None]) -> None:
+        """Have a count compared, the digest of `note`; `before` is what it was until now.
+
+        It takes the place of the last count of this name, if that is still the newest note, and of
+        a batch of the same kind. Where the next header ends in an error, and not all ranks have
+        this count, `go_back` is called with the least that any rank has.
+        """
+        last = self._notes[-1] if self._notes else None
+        if last is not None and (last.what, last.batch) == (note.what, note.batch):
+            self._notes.pop()
+            undo = self._undos.pop()
+            self.chain = self._chain_before
+        else:
+
+            def undo(of_ranks: _OfRanks) -> None:
+                go_back(min(_last_count(note.what, notes, before) for notes in of_ranks))
+
+        self._append(note, undo)
+
+    def _append(self, note: Note, undo: Callable[[_OfRanks], None] | None) -> None:
+        self._notes.append(note)
+        self._undos.append(undo)
+        self._chain_before = self.chain
+        self.chain = note.chained(self.chain)
+
+    def drop(self) -> None:
+        """Forget all: they were compared."""
+        if self._notes:
+            self._notes.clear()
+            self._undos.clear()
+            self.chain = self._held_bytes = 0
+
+    def undo(self, of_ranks: _OfRanks) -> None:
+        """Take back what this rank noted beyond what all ranks have noted."""
+        columns = zip(*of_ranks, strict=False)
+        agreed = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+        for undo in reversed(self._undos[agreed:]):
+            if undo is not None:
+                undo(of_ranks)
+
+
+def _last_count(what: str, notes: Sequence[Note], default: int) -> int:
+    return next((note.digest for note in reversed(notes) if note.what == what), default)

@@ -1,0 +1,296 @@
+"""Names for places and functions of a program that are the same in every process.
+
+Ranks that are at the same call must find the same name for it, and ranks at different calls
+different ones. ``file:line`` alone misses two calls that are swapped through a helper function,
+or on one line: the whole chain of frames finds both.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import CodeType, FrameType, FunctionType
+from typing import Any, NamedTuple, cast
+
+from ...ranks.watch.stacks import is_of_package
+
+__all__ = [
+    "CallSite",
+    "FunctionIdentity",
+    "boundary",
+    "call_site",
+    "function_identity",
+    "start_of_instruction",
+]
+
+_CACHE = dis.opmap["CACHE"]
+_CALL = dis.opmap["CALL"]
+_LOAD_CONST = dis.opmap["LOAD_CONST"]
+_WITH_EXCEPT_START = dis.opmap["WITH_EXCEPT_START"]
+_PRECALL = dis.opmap.get("PRECALL")  # of Python 3.11
+
+# A proxy that has every attribute wraps something for ever.
+_MOST_WRAPPERS = 32
+
+
+class CallSite(NamedTuple):
+    """Where a program calls a collective."""
+
+    #: Names the chain of calls, the same in every process.
+    digest: bytes
+    #: "train.py:41" of each frame, the innermost first.
+    lines: tuple[str, ...]
+    #: Column of the innermost frame, for two calls on one line.
+    column: int
+
+    @property
+    def line(self) -> str:
+        """The innermost "file:line" outside of the package."""
+        return self.lines[0] if self.lines else "an unknown place"
+
+    @property
+    def whole(self) -> str:
+        """All of it, for two sites that share their innermost line."""
+        return f"{' called at '.join(self.lines)} (column {self.column})"
+
+
+class _Memory(NamedTuple):
+    """What was learnt about the code of the program.
+
+    Its keys hold ids of code objects, since hashing a code object hashes its bytes and constants
+    each time. The code objects are kept with it, so that an id never comes to mean another one.
+    """
+
+    #: None for the package's own.
+    codes: dict[int, CodeType | None]
+    kept: list[CodeType]
+    sites: dict[tuple[int, ...], CallSite]
+    places: dict[tuple[int, int], _Place]
+
+
+_memory = _Memory({}, [], {}, {})
+# A program that makes new code all the time must not grow: what was learnt is then forgotten. Who
+# is in the middle of `call_site` in another thread goes on with the old one.
+_MOST_CODES = 4096
+
+_UNKNOWN = (lambda: None).__code__  # of no frame
+_boundaries: set[int] = set()
+
+
+def boundary(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark the package function that calls a user's function: chains of frames end there."""
+    _boundaries.add(id(function.__code__))
+    return function
+
+
+def call_site(known: int = 0) -> CallSite:
+    """Return the site of the call that the program is in.
+
+    The innermost frames, so many as are `known` to be of the package, are not looked at.
+
+    The chain has every frame from here to the function that was given to ``run`` or
+    ``merge_call``; outside of them, to the program itself: the first module from here that is
+    ``__main__``. Below it stands what runs the program, which may be a debugger or a profiler on
+    one rank alone. Frames of the package are left out, and so is a code object that was seen
+    already (recursion).
+    """
+    frame: FrameType | None = sys._getframe(1 + known)
+    memory = _memory
+    known_code = memory.codes.get
+    key: list[int] = []
+    while frame is not None:
+        code = frame.f_code
+        name = id(code)
+        user_code = known_code(name, _UNKNOWN)
+        if user_code is _UNKNOWN:
+            user_code = _learn_code(memory, code)
+        if user_code is None:
+            if name in _boundaries:
+                break
+        elif name not in key:
+            key.append(name)
+            key.append(frame.f_lasti)
+            if code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+                break
+        frame = frame.f_back
+    found = tuple(key)
+    site = memory.sites.get(found)
+    return _learn_site(memory, found) if site is None else site
+
+
+def _learn_code(memory: _Memory, code: CodeType) -> CodeType | None:
+    memory.kept.append(code)
+    known = memory.codes[id(code)] = None if is_of_package(code.co_filename) else code
+    return known
+
+
+def _learn_site(memory: _Memory, key: tuple[int, ...]) -> CallSite:
+    global _memory
+    digest = hashlib.blake2b(digest_size=8)
+    places = []
+    for pair in zip(key[::2], key[1::2], strict=True):
+        place = memory.places.get(pair)
+        if place is None:  # a new site shares most of its frames with those before
+            # Keys are made of users' code alone.
+            place = memory.places[pair] = _place(cast(CodeType, memory.codes[pair[0]]), pair[1])
+        digest.update(place.name)
+        places.append(place)
+    lines = tuple(place.line for place in places)
+    site = CallSite(digest.digest(), lines, places[0].column if places else 0)
+    memory.sites[key] = site
+    if len(memory.kept) + len(memory.sites) > _MOST_CODES:
+        _memory = _Memory({}, [], {}, {})
+    return site
+
+
+class _Place(NamedTuple):
+    """Where one frame is: a part of a call site."""
+
+    name: bytes
+    line: str
+    column: int
+
+
+def _place(code: CodeType, offset: int) -> _Place:
+    start = start_of_instruction(code, offset)
+    file = os.path.basename(code.co_filename)
+    positions = list(code.co_positions())
+    line, _, column, _ = positions[start // 2]
+    # Line and column tell lambdas and functions of one name apart, where a loop calls them.
+    name = f"{file}\0{code.co_qualname}\0{line}\0{column}\0{_role(code, start, positions)}\0"
+    return _Place(name.encode(), f"{file}:{line}", column or 0)
+
+
+_Position = tuple[int | None, int | None, int | None, int | None]
+
+
+def _role(code: CodeType, start: int, positions: Sequence[_Position]) -> str:
+    """Return what tells an instruction from others at the same position of the source.
+
+    Its offset would, but for one thing: a ``finally`` block, and the end of a ``with``, stand in
+    the code several times, for the ways on which Python comes there. They are one place: copies
+    have the same instructions for the same expression.
+    """
+    position = positions[start // 2]
+    if None in position:  # Python may be told to leave them out
+        return str(start)
+    instructions = code.co_code
+    starts = [i for i in range(0, len(instructions), 2) if instructions[i] != _CACHE]
+    here = starts.index(start)
+
+    def is_at(index: int) -> bool:
+        return positions[starts[index] // 2] == position
+
+    with_exits = [i for i in starts if instructions[i] == _WITH_EXCEPT_START]
+    if [positions[i // 2] for i in with_exits].count(position) == 1:
+        # Python calls `__exit__` with three times None where no exception is under way.
+        nones = [i for i in range(here - 3, here) if i > 0 and is_at(i)]
+        constants = [i for i in nones if instructions[starts[i]] == _LOAD_CONST]
+        if start in with_exits or (len(constants) == 3 and not is_at(here - 4)):
+            return "exit"
+    line, end_line, column, end_column = position
+    expression = []
+    for begin in reversed(starts[: here + 1]):
+        of_line, of_end_line, of_column, of_end_column = each = positions[begin // 2]
+        if None in each or (of_line, of_column) < (line, column):
+            break
+        if (of_end_line, of_end_column) > (end_line, end_column):
+            break
+        expression.append((instructions[begin], instructions[begin + 1], each))
+    return hashlib.blake2b(repr(expression).encode(), digest_size=8).hexdigest()
+
+
+def start_of_instruction(code: CodeType, offset: int) -> int:
+    """Return where the instruction starts that a frame is at.
+
+    Python rewrites code that runs often, and not on all replicas at the same time. ``f_lasti`` may
+    then lie in the cache entries behind the instruction, or at the PRECALL that does a CALL's work.
+    """
+    instructions = code.co_code  # as it was before Python rewrote it
+
+    def start_of(offset: int) -> int:
+        while instructions[offset] == _CACHE:
+            offset -= 2
+        return offset
+
+    start = start_of(offset)
+    if instructions[start] == _CALL:
+        before = start_of(start - 2)
+        if instructions[before] == _PRECALL:
+            return before
+    return start
+
+
+class FunctionIdentity(NamedTuple):
+    """What a function is, whatever process and object it is in."""
+
+    digest: bytes
+    #: "train_step at train.py:12"
+    text: str
+
+
+def function_identity(function: Callable[..., Any]) -> FunctionIdentity:
+    """Return the identity of `function`: file base name, qualified name, first line and code.
+
+    `functools.partial` and bound methods are unwrapped: objects differ even inside one rank.
+    """
+    if type(function) is FunctionType:
+        return _code_identity(function.__code__)
+    for _ in range(_MOST_WRAPPERS):
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__func__"):
+            function = function.__func__
+        elif hasattr(function, "__wrapped__") and not hasattr(function, "__code__"):
+            function = function.__wrapped__
+        else:
+            break
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        # an object whose class says what a call does
+        code = getattr(vars(type(function)).get("__call__"), "__code__", None)
+    if isinstance(code, CodeType):
+        return _code_identity(code)
+    kind = type(function)
+    name = getattr(function, "__qualname__", None)
+    module = getattr(function, "__module__", None)
+    name = name if isinstance(name, str) else kind.__qualname__
+    module = module if isinstance(module, str) else kind.__module__
+    return FunctionIdentity(f"{module}.{name}".encode(), f"{module}.{name}")
+
+
+def _code_identity(code: CodeType) -> FunctionIdentity:
+    known = _identities.get(id(code))
+    if known is None:
+        if len(_identities) >= _MOST_IDENTITIES:
+            _identities.clear()
+        known = _identities[id(code)] = (code, _identified(code))
+    return known[1]
+
+
+# By ids, as above; an entry keeps its code.
+_identities: dict[int, tuple[CodeType, FunctionIdentity]] = {}
+_MOST_IDENTITIES = 4096
+
+
+def _identified(code: CodeType) -> FunctionIdentity:
+    file = os.path.basename(code.co_filename)
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(f"{file}\0{code.co_qualname}\0{code.co_firstlineno}\0".encode())
+    _update_with_code(digest, code)
+    return FunctionIdentity(digest.digest(), f"{code.co_qualname} at {file}:{code.co_firstlineno}")
+
+
+def _update_with_code(digest: Any, code: CodeType) -> None:
+    digest.update(code.co_code)
+    names = (*code.co_names, *code.co_varnames, *code.co_cellvars, *code.co_freevars)
+    digest.update("\0".join(names).encode())
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _update_with_code(digest, constant)
+        elif not isinstance(constant, frozenset):  # its order differs between processes
+            digest.update(repr(constant).encode())

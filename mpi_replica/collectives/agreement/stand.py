@@ -1,0 +1,153 @@
+"""Where a replica stands: the plain data that ranks exchange when they do not agree."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import struct
+from typing import NamedTuple
+
+from .site import CallSite
+from .travel import TravellingError
+
+__all__ = ["CallDescription", "LeafDescription", "Note", "Report", "Stand", "in_units"]
+
+
+class LeafDescription(NamedTuple):
+    """What must be the same on all replicas about a leaf."""
+
+    #: Name of the dtype, or what stands for it.
+    dtype: str
+    #: None where an extent may differ.
+    shape: tuple[int | None, ...] | None = None
+    #: "int" or "float" for a Python number, whose dtype can still change.
+    python_number: str = ""
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return self.dtype
+        return f"{self.dtype}[{', '.join('any' if n is None else str(n) for n in self.shape)}]"
+
+
+class CallDescription(NamedTuple):
+    """A collective call, in words that every rank understands."""
+
+    #: "all_reduce"
+    kind: str
+    #: What of its arguments must be the same: "SUM", "axis=0".
+    detail: str
+    site: CallSite
+    #: ``options.name``, which replaces the site.
+    name: str | None = None
+    structure: str = "*"
+    paths: tuple[str, ...] = ("",)
+    leaves: tuple[LeafDescription, ...] = ()
+    #: Options that change the messages.
+    wire: str = ""
+    #: Bytes of all leaves of a replica.
+    size_bytes: int | None = None
+    #: What tells the function in `detail` from another one on its line; empty without a function.
+    code: str = ""
+    #: The exception under way where the call stands in a ``finally``, an ``except`` or at the end
+    #: of a ``with``, as "ValueError: no rows".
+    handled: str = ""
+
+    @property
+    def what(self) -> str:
+        """The call with its arguments, as "all_reduce(SUM, float32[10])"."""
+        words = [self.detail] if self.detail else []
+        if len(self.leaves) == 1 and self.structure == "*":
+            words.append(str(self.leaves[0]))
+        elif self.leaves:
+            words.append(f"{len(self.leaves)} leaves")
+            if self.size_bytes is not None:
+                words.append(in_units(self.size_bytes))
+        if self.wire:
+            words.append(self.wire)
+        return f"{self.kind}({', '.join(words)})"
+
+    @property
+    def where_and_why(self) -> str:
+        """The place of the call, and the exception that may be why the replica is there."""
+        return self.where + (f" while {self.handled} is handled" if self.handled else "")
+
+    @property
+    def where(self) -> str:
+        """The place of the call."""
+        return self.site.line + (f" (named {self.name!r})" if self.name is not None else "")
+
+    def fingerprint(self) -> int:
+        """Return 64 bits that differ where the calls differ, the same in every process."""
+        place = self.site.digest if self.name is None else self.name.encode()
+        digest = hashlib.blake2b(digest_size=8)
+        parts = (self.kind, self.detail, self.wire, self.code, self.structure)
+        for part in (*parts, str(self.name is None)):
+            digest.update(part.encode())
+            digest.update(b"\0")
+        digest.update(place)
+        digest.update("\0".join(self.paths).encode())
+        for leaf in self.leaves:
+            digest.update(f"\0{leaf.dtype}{leaf.shape}".encode())
+        return int.from_bytes(digest.digest(), "little")
+
+
+def in_units(size_bytes: float) -> str:
+    """Return a number of bytes in words, as "4.1 MB"."""
+    units = ["B", "kB", "MB", "GB"]
+    while size_bytes >= 999.5 and len(units) > 1:
+        size_bytes /= 1000
+        del units[0]
+    return f"{size_bytes:.{3 if size_bytes >= 99.5 else 2}g} {units[0]}"
+
+
+#: What to do about batches of several kinds.
+SAME_KIND = (
+    "Make batches of one structure, and of one dtype and number of axes for each leaf, on all ranks"
+    " and of all rows; lengths may differ. Does a map depend on the rank?"
+)
+
+
+class Note(NamedTuple):
+    """Something that must have been the same on all ranks, compared with the next header."""
+
+    #: "weights.assign" or "merge_fn f at train.py:3"
+    what: str
+    site: CallSite
+    digest: int
+    #: What to do about a difference.
+    advice: str
+    #: Name of the exception that a difference raises: "ValueError" or "CollectiveMismatchError".
+    error: str
+    #: What kind of batch a step of input gave; otherwise empty.
+    batch: str = ""
+
+    def chained(self, before: int) -> int:
+        """Return 64 bits that stand for all notes up to this one."""
+        return _chained(before, self.digest, self.site.digest, self.what, self.batch)
+
+
+@functools.lru_cache(maxsize=1024)  # the notes of a loop are the same each time
+def _chained(before: int, digest: int, site: bytes, what: str, batch: str) -> int:
+    data = struct.pack("<QQ", before, digest) + site + f"{what}\0{batch}".encode()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+class Stand(NamedTuple):
+    """Where a replica stands, or a rank in cross-replica context (with all its replica ids)."""
+
+    replica_ids: tuple[int, ...]
+    #: "calls", "failed" (inside a call), "raised" or "returned"
+    status: str
+    call: CallDescription | None = None
+    error: TravellingError | None = None
+    #: Ordinal of the innermost ``strategy.run`` that it is in; 0 outside.
+    run_ordinal: int = 0
+
+
+class Report(NamedTuple):
+    """All that a rank tells the others."""
+
+    stands: tuple[Stand, ...]
+    notes: tuple[Note, ...]
+    #: Ordinal of the last ``strategy.run``.
+    run_ordinal: int

@@ -1,0 +1,224 @@
+"""One replica's value for all, and values that must be equal everywhere without travelling."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..core import nest
+from ..core.array_libraries import dtype_of
+from ..core.digests import BLAKE_BYTES, digest_of_bytes
+from ..core.dtypes import as_plain_array, wire_name
+from ..core.indexed_slices import IndexedSlices
+from ..core.options import CommunicationOptions
+from .agreement.call import Call
+from .agreement.group import Group
+from .agreement.site import CallSite
+from .agreement.stand import CallDescription, LeafDescription, Note
+from .agreement.steps import Agree, Steps
+from .blobs import all_blobs, marks, payload_of
+
+__all__ = ["Broadcast", "EqualEverywhere", "Writing", "digest_of"]
+
+_PLAIN_TYPES = (int, float, complex, bool, str, bytes, type(None))
+
+
+class Broadcast(Call):
+    """A value of replica 0, given to all replicas.
+
+    Parameters
+    ----------
+    compared : bool
+        Whether the dtype and shape of the value must be the same on all ranks, although only
+        those of replica 0 count.
+    finish : callable, optional
+        What is done with the value, once on each rank; it gives the result of the call.
+    writing : Writing, optional
+        What writes the value, once on each rank.
+    """
+
+    def __init__(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        kind: str,
+        detail: str,
+        value: Any,
+        *,
+        compared: bool,
+        finish: Callable[[Any], Any] | None = None,
+        writing: Writing | None = None,
+    ) -> None:
+        super().__init__(site, options)
+        self.kind = kind
+        self.detail = detail
+        self.value = value
+        self.finish = finish
+        self.writing = writing
+        self.leaf = LeafDescription("any value")
+        if compared:
+            array = np.asarray(value)
+            self.leaf = LeafDescription(wire_name(array.dtype), array.shape)
+        self.identify((detail, self.leaf))
+
+    def words(self, position: int = 0) -> CallDescription:
+        return CallDescription(
+            self.kind, self.detail, self.site, self.options.name, leaves=(self.leaf,)
+        )
+
+    def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, bytes]:
+        data, runs_code = b"", False
+        if group.layout.rank == group.layout.rank_of(0):
+            runs_code = not _is_plain(self.value)
+            if runs_code or group.layout.size > 1:
+                data = pickle.dumps(self.value, protocol=5)
+        if self.writing is not None:
+            self.writing.prepare()
+        return payload_of(group, data, runs_code), data
+
+    def steps(self, group: Group, calls: Sequence[Call], prepared: bytes) -> Steps[Any]:
+        root = group.layout.rank_of(0)
+        runs_code = marks(group)[root]
+        blobs = yield from all_blobs(group, prepared)
+        value, writing = self.value, self.writing
+        if runs_code:  # what pickle makes of it, also where it comes from
+            value = yield Agree(lambda: (b"", pickle.loads(blobs[root])))
+        elif group.layout.rank != root:
+            value = pickle.loads(blobs[root])
+        if writing is not None:
+            if writing.may_fail:
+
+                def compute() -> tuple[bytes, None]:
+                    writing.compute(value)
+                    return b"", None
+
+                yield Agree(compute)
+            else:
+                writing.compute(value)
+            writing.commit()
+        return value
+
+    def answer(self, calls: Sequence[Call], results: Any) -> list[Any]:
+        return [results if self.finish is None else self.finish(results)] * len(calls)
+
+
+class Writing(Protocol):
+    """An assignment: what can fail comes first, and then what is seen."""
+
+    #: Whether `compute` may fail, so that the ranks must agree that it did not.
+    may_fail: bool
+
+    def prepare(self) -> None:
+        """Take the memory that `compute` needs, where it can be told."""
+
+    def compute(self, value: Any) -> None:
+        """Work out what is to be there."""
+
+    def commit(self) -> None:
+        """Put it there."""
+
+
+class EqualEverywhere(Call):
+    """A value that all replicas must pass alike: it does not travel, its hash does.
+
+    The local replicas meet; the ranks compare the hash with their next header. They send one here
+    where what would take back this and earlier values holds much memory.
+
+    Parameters
+    ----------
+    write : callable
+        What is done with the value, once on each rank, before the others are known to agree; it
+        returns what takes it back if they don't.
+    held_bytes : int
+        Memory that is held by what takes it back.
+    """
+
+    def __init__(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        kind: str,
+        detail: str,
+        value: Any,
+        advice: str,
+        write: Callable[[Any], Callable[[], None]],
+        held_bytes: int,
+    ) -> None:
+        super().__init__(site, options)
+        self.kind = kind
+        self.detail = detail
+        self.value = value
+        self.write = write
+        self.held_bytes = held_bytes
+        self.note = Note(f"{kind}({detail})", site, digest_of(value), advice, "ValueError")
+        self.identify(detail)
+
+    def words(self, position: int = 0) -> CallDescription:
+        return CallDescription(self.kind, self.detail, self.site, self.options.name)
+
+    def prepare(self, group: Group, calls: Sequence[EqualEverywhere]) -> tuple[bytes, None] | None:
+        for call in calls[1:]:
+            if call.note.digest != self.note.digest:
+                here = group.layout.describe([*self.replica_ids, *call.replica_ids])
+                raise ValueError(
+                    f"{self.note.what} at {self.site.line}: the values differ between {here}."
+                    f" {self.note.advice}"
+                )
+        undo = self.write(self.value)
+        if group.layout.size > 1:
+            group.notes.add(self.note, undo, self.held_bytes)
+        return (b"", None) if group.notes.are_due else None
+
+
+def digest_of(value: Any) -> int:
+    """Return 64 bits that differ where values differ, the same in every process.
+
+    Arrays of any library and numbers by their bits, strings by their text, nests leaf by leaf,
+    `IndexedSlices` by their rows and indices. Of any other object only the type counts, since
+    nothing else about it is the same everywhere.
+    """
+    leaves, structure = nest.flatten(value)
+    digest = hashlib.blake2b(nest.structure_text(structure).encode(), digest_size=8)
+    for leaf in leaves:
+        if isinstance(leaf, (str, bytes, type(None))):
+            digest.update(repr(leaf).encode())
+            continue
+        if isinstance(leaf, IndexedSlices):
+            rows = digest_of([leaf.values, leaf.indices])
+            digest.update(rows.to_bytes(8, "little"))
+            continue
+        if not _has_bits(leaf):
+            digest.update(type(leaf).__qualname__.encode())
+            continue
+        array = as_plain_array(leaf)
+        digest.update(f"{array.dtype.name}{array.shape}".encode())
+        data = array.reshape(-1).view(np.uint8)
+        if data.size <= BLAKE_BYTES:
+            digest.update(data.tobytes())
+        else:
+            digest.update(digest_of_bytes(data))
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _has_bits(leaf: Any) -> bool:
+    """Return whether it is a number, or an array of numbers or texts, of any library."""
+    if isinstance(leaf, (np.ndarray, np.generic, int, float, complex)):
+        return not isinstance(leaf, np.ma.MaskedArray) and not np.asarray(leaf).dtype.hasobject
+    try:
+        return dtype_of(leaf) is not None
+    except TypeError:  # numpy has no such dtype
+        return False
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether nothing in the leaves of `value` runs code of its own when it is loaded."""
+    return all(
+        not leaf.dtype.hasobject
+        if type(leaf) is np.ndarray or isinstance(leaf, np.generic)
+        else type(leaf) in _PLAIN_TYPES
+        for leaf in nest.flatten(value)[0]
+    )

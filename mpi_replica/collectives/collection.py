@@ -1,0 +1,147 @@
+"""Moving the blocks of all replicas to every rank.
+
+Rows of a result that are long are gathered in their place. Short ones, along another axis than the
+first, come in batches that stay in the cache, and find their places from there. Small leaves share
+a message. So no result is ever held a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.dtypes import is_text
+from ..core.layout import Layout
+from .agreement.group import Group
+from .agreement.steps import Gather, Steps
+from .blocks import Blocks, Gathering, SharedMessage
+
+__all__ = ["Collection", "gathered", "place_all"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Collection:
+    """The movement of one call's data; all that it needs is allocated when it is made.
+
+    Parameters
+    ----------
+    contributions : sequence of sequence of array
+        The C-contiguous leaves of each local replica.
+
+    Attributes
+    ----------
+    results : list of array
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        gathering: Gathering,
+        contributions: Sequence[Sequence[Array]],
+    ) -> None:
+        self._layout = group.layout
+        self._gathering = gathering
+        #: Of each leaf, what the local replicas have.
+        self._columns = []
+        for index, blocks in enumerate(gathering.leaves):
+            column = [leaves[index] for leaves in contributions]
+            if is_text(blocks.dtype):
+                column = [leaf.astype(blocks.dtype, copy=False) for leaf in column]
+            self._columns.append(column)
+        self.results = gathering.allocation.make()
+        self._scratch = group.scratch(gathering.scratch_bytes)
+
+    def steps(self) -> Steps[list[Array]]:
+        """Move everything, and return the results."""
+        leaves, layout = self._gathering.leaves, self._layout
+        for message in self._gathering.shared:
+            yield from self._gather_shared(message)
+        for index in self._gathering.alone:
+            blocks, column = leaves[index], self._columns[index]
+            if not blocks.result_bytes:
+                continue  # as on all ranks
+            table = blocks.table(self.results[index])
+            if blocks.batch_bytes:
+                yield from self._gather_in_batches(blocks, table, column)
+            elif blocks.rows == 1:
+                mine = [_as_bytes(leaf) for leaf in column]
+                target = _as_bytes(table)
+                yield gathered(layout, mine, target, blocks.rank_row_bytes)
+            else:
+                parts = [leaf.reshape(blocks.rows, -1) for leaf in column]
+                for row in range(blocks.rows):
+                    mine = [_as_bytes(part[row]) for part in parts]
+                    target = _as_bytes(table[row])
+                    yield gathered(layout, mine, target, blocks.rank_row_bytes)
+
+        return self.results
+
+    def _gather_shared(self, message: SharedMessage) -> Steps[None]:
+        size = message.rank_bytes[self._layout.rank]
+        mine, every = self._scratch[:size], self._scratch[size : size + message.size_bytes]
+        columns = [self._columns[index] for index in message.leaves]
+        np.concatenate([_as_bytes(leaf) for column in columns for leaf in column], out=mine)
+        yield Gather(mine, every, message.rank_bytes)
+        leaves = [self._gathering.leaves[index] for index in message.leaves]
+        results = [self.results[index] for index in message.leaves]
+        parts = [every[start:] for start in message.starts]
+        place_all(leaves, results, parts, self._layout.counts)
+
+    def _gather_in_batches(
+        self, blocks: Blocks, table: Array, column: Sequence[Array]
+    ) -> Steps[None]:
+        parts = [leaf.reshape(blocks.rows, -1) for leaf in column]
+        most = blocks.batch_rows
+        for start in range(0, blocks.rows, most):
+            rows = slice(start, min(start + most, blocks.rows))
+            count = rows.stop - rows.start
+            every = self._scratch[: count * blocks.row_bytes]
+            mine = [_as_bytes(part[rows]) for part in parts]
+            rank_bytes = [count * size for size in blocks.rank_row_bytes]
+            yield gathered(self._layout, mine, every, rank_bytes)
+            rest = every
+            for replica in range(len(blocks.lengths)):
+                rest = blocks.place(table[rows], replica, rest)
+
+
+def _as_bytes(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)
+
+
+def place_all(
+    leaves: Sequence[Blocks],
+    results: Sequence[Array],
+    parts: Sequence[Array],
+    counts: Sequence[int],
+    *,
+    is_raw: bool = False,
+) -> None:
+    """Put what each rank sent into the results: for each leaf, the block of each of its replicas.
+
+    `parts` are the bytes of each rank. `is_raw`: strings have the replicas' own item sizes.
+    """
+    tables = [leaf.table(result) for leaf, result in zip(leaves, results, strict=True)]
+    first = 0
+    for part, count in zip(parts, counts, strict=True):
+        rest = part
+        for leaf, table in zip(leaves, tables, strict=True):
+            for replica in range(first, first + count):
+                rest = leaf.place(table, replica, rest, is_raw=is_raw)
+        first += count
+
+
+def gathered(
+    layout: Layout, parts: Sequence[Array], receive: Array, rank_bytes: Sequence[int]
+) -> Gather:
+    """Return the step that fills `receive` with the blocks of all ranks.
+
+    This rank's block is made of `parts`.
+    """
+    if layout.has_one_each:
+        return Gather(parts[0], receive, rank_bytes)
+    start = sum(rank_bytes[: layout.rank])
+    np.concatenate(parts, out=receive[start : start + rank_bytes[layout.rank]])
+    return Gather(None, receive, rank_bytes)

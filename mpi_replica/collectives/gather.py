@@ -1,0 +1,226 @@
+"""all_gather: the values of all replicas, one behind the other along an axis.
+
+Everything travels as bytes, whatever its dtype. The extents along the axis travel with the
+header, and so does the data where it is small. `blocks` knows where everything lies, `collecting`
+moves it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core import nest
+from ..core.array_libraries import give_back, ways_back
+from ..core.dtypes import as_plain_array, is_text, wire_name
+from ..core.indexed_slices import IndexedSlices
+from ..core.options import CommunicationOptions
+from .agreement.call import Call
+from .agreement.group import Group
+from .agreement.header import INLINE_BYTES
+from .agreement.site import CallSite
+from .agreement.stand import CallDescription, LeafDescription
+from .agreement.steps import Agree, Steps, Texts
+from .blobs import LARGE_BYTES
+from .blocks import Gathering, GatheringPlan, LeafForm
+from .collection import Collection, place_all
+
+__all__ = ["AllGather"]
+
+Array = np.ndarray[Any, Any]
+
+_NUMBERS = "biufc"
+
+# The leaves of all local replicas, and what this rank tells of their extents.
+_Prepared = tuple[Sequence[Sequence[Array]], bytes]
+
+
+class AllGather(Call):
+    """One call of ``all_gather``, or of ``gather`` in cross-replica context.
+
+    `contributions` are the leaves of each replica that this call stands for; `paths` tell where
+    they are, where these are only some of the leaves of `structure`, and the result is a list.
+    """
+
+    plan: GatheringPlan
+
+    def __init__(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        kind: str,
+        axis: int,
+        contributions: Sequence[Sequence[Any]],
+        structure: nest.Structure,
+        detail: str | None = None,
+        paths: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(site, options)
+        self.kind = kind
+        self.structure = structure
+        self.flat_paths = paths
+        try:
+            self.axis = operator.index(axis)
+        except TypeError:
+            raise TypeError(f"axis must be an integer, got {axis!r}.") from None
+        self.detail = f"axis={self.axis}" if detail is None else detail
+        self.ways_back = ways_back(contributions[0])
+        self.contributions = [self._arrays(leaves) for leaves in contributions]
+        signature, *others = [self._signature(arrays) for arrays in self.contributions]
+        self.agrees = all(other == signature for other in others)
+        key = (self.detail, nest.key(structure), signature)
+        self.identify(key if paths is None else (*key, tuple(paths)))
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where each leaf is."""
+        paths = self.flat_paths
+        return nest.leaf_paths(self.structure) if paths is None else tuple(paths)
+
+    @property
+    def _for_objects(self) -> str:
+        """What takes values that are no arrays, where this call is made."""
+        return "strategy.gather_objects" if self.kind == "gather" else "merge_call"
+
+    def _arrays(self, leaves: Sequence[Any]) -> list[Array]:
+        arrays = []
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, IndexedSlices):
+                raise NotImplementedError(
+                    f"{self.kind} of IndexedSlices (value{self.paths[index]}) is not supported, as"
+                    " in tf.distribute. Gather its values and indices."
+                )
+            array = as_plain_array(leaf)
+            if array.dtype.hasobject:
+                raise TypeError(
+                    f"{self.kind} got {type(leaf).__name__} for value{self.paths[index]}, which is"
+                    f" no array of a fixed item size. Use {self._for_objects} for other values."
+                )
+            if array.ndim == 0:
+                instead = f", or use {self._for_objects}" if self.kind == "gather" else ""
+                raise ValueError(
+                    f"{self.kind} got a scalar for value{self.paths[index]}: {leaf!r}. Only arrays"
+                    f" can be concatenated; write np.array([{leaf!r}]){instead}."
+                )
+            if not -array.ndim <= self.axis < array.ndim:
+                raise ValueError(
+                    f"axis {self.axis} is out of range for value{self.paths[index]} of shape"
+                    f" {array.shape}. It must be from {-array.ndim} to {array.ndim - 1}."
+                )
+            arrays.append(array)
+        return arrays
+
+    def _signature(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
+        """Return what must be the same on all replicas: all but extents and lengths of strings."""
+        signature = []
+        for array in arrays:
+            dtype, shape = array.dtype, array.shape
+            kind = dtype.kind
+            name = dtype if kind in _NUMBERS else kind if is_text(dtype) else wire_name(dtype)
+            axis = self.axis % len(shape)
+            signature.append((name, shape[:axis], shape[axis + 1 :]))
+        return tuple(signature)
+
+    def make_plan(self) -> GatheringPlan:
+        """Return how the leaves travel, as far as their extents leave it open."""
+        return GatheringPlan(
+            [
+                LeafForm(array.dtype, self.axis % array.ndim, array.shape)
+                for array in self.contributions[0]
+            ]
+        )
+
+    def words(self, position: int = 0) -> CallDescription:
+        leaves = []
+        for array in self.contributions[position]:
+            dtype, axis = array.dtype, self.axis % array.ndim
+            name = {"U": "str", "S": "bytes"}.get(dtype.kind) or wire_name(dtype)
+            shape = (*array.shape[:axis], None, *array.shape[axis + 1 :])
+            leaves.append(LeafDescription(name, shape))
+        return CallDescription(
+            self.kind,
+            self.detail,
+            self.site,
+            self.options.name,
+            nest.structure_text(self.structure),
+            self.paths,
+            tuple(leaves),
+        )
+
+    def prepare(self, group: Group, calls: Sequence[AllGather]) -> tuple[bytes, _Prepared]:
+        contributions = self.contributions
+        if len(calls) > 1:
+            contributions = [leaves for call in calls for leaves in call.contributions]
+        head = self.plan.head(contributions)
+        group.lay_by_reserve(LARGE_BYTES)
+        return _payload(head, contributions), (contributions, head)
+
+    def steps(
+        self, group: Group, calls: Sequence[AllGather], prepared: _Prepared
+    ) -> Steps[list[Array]] | list[Array]:
+        contributions, head = prepared
+        counts = group.layout.counts
+        payloads = tuple(group.payloads())
+        gathering = self.plan.repeated.get(payloads)
+        if gathering is None:
+            kinds = {data[:1] for data in payloads}
+            if _TOO_LONG in kinds:
+                return self._move_after_heads(group, head, contributions)
+            sizes = [1 + 16 * len(self.plan.forms) * count for count in counts]
+            heads = [data[1:size] for data, size in zip(payloads, sizes, strict=True)]
+            gathering = self.plan.gathering(heads, counts)
+            if kinds == {_WITH_DATA}:
+                data = [
+                    np.frombuffer(data, np.uint8)[size:]
+                    for data, size in zip(payloads, sizes, strict=True)
+                ]
+                results: list[Array] = group.with_reserve(gathering.allocation.make)
+                place_all(gathering.leaves, results, data, counts, is_raw=True)
+                return results
+            if kinds == {_WITHOUT_DATA}:
+                self.plan.repeated[payloads] = gathering
+        return self._move(group, gathering, contributions)
+
+    def _move_after_heads(
+        self, group: Group, head: bytes, contributions: Sequence[Sequence[Array]]
+    ) -> Steps[list[Array]]:
+        heads = yield Texts(head)
+        gathering = self.plan.gathering(heads, group.layout.counts)
+        return (yield from self._move(group, gathering, contributions))
+
+    def _move(
+        self, group: Group, gathering: Gathering, contributions: Sequence[Sequence[Array]]
+    ) -> Steps[list[Array]]:
+        def collection() -> Collection:
+            return Collection(group, gathering, contributions)
+
+        if gathering.result_bytes > LARGE_BYTES:
+            made = yield Agree(lambda: (b"", collection()))
+        else:
+            made = group.with_reserve(collection)
+        results: list[Array] = yield from made.steps()
+        return results
+
+    def answer(self, calls: Sequence[AllGather], results: list[Array]) -> list[Any]:
+        # Each replica may write into its result: it must not be the array of another one.
+        each = [results, *([np.copy(result) for result in results] for _ in calls[1:])]
+        each = [give_back(mine, call.ways_back) for mine, call in zip(each, calls, strict=True)]
+        if self.flat_paths is not None:
+            return each
+        return [nest.unflatten(self.structure, mine) for mine in each]
+
+
+# The first byte of the payload tells what follows.
+_WITH_DATA, _WITHOUT_DATA, _TOO_LONG = b"\0", b"\1", b"\2"
+
+
+def _payload(head: bytes, contributions: Sequence[Sequence[Array]]) -> bytes:
+    """Return what travels with the header: all, the extents only, or nothing."""
+    size = sum([leaf.nbytes for leaves in contributions for leaf in leaves])
+    if 1 + len(head) + size <= INLINE_BYTES:
+        data = [leaf.tobytes() for column in zip(*contributions, strict=True) for leaf in column]
+        return _WITH_DATA + head + b"".join(data)
+    return _WITHOUT_DATA + head if 1 + len(head) <= INLINE_BYTES else _TOO_LONG

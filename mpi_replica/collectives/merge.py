@@ -1,0 +1,299 @@
+"""merge_call: the arguments of all replicas, gathered to every rank.
+
+Small arguments travel with the call. Large arrays stay where they are until ``merge_fn`` looks at
+them, so that one that only reduces them costs an ``all_reduce``. `arguments` says how they travel.
+"""
+
+from __future__ import annotations
+
+import itertools
+import marshal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core import nest
+from ..core.exceptions import ContextError
+from ..core.options import CommunicationOptions
+from ..core.values import PerReplica, component_of
+from .agreement.call import Call
+from .agreement.group import Group
+from .agreement.site import CallSite, call_site, function_identity
+from .agreement.stand import CallDescription, LeafDescription
+from .agreement.steps import Steps
+from .arguments import Elsewhere, Held, bytes_of, held_by, joined, largest, pack, unpack_all
+from .blobs import all_blobs, payload_of
+from .collection import gathered
+from .engine import Engine
+
+__all__ = ["LazyPerReplica", "MergeCall", "MergeScope", "check_merge_call"]
+
+Array = np.ndarray[Any, Any]
+
+
+class MergeScope:
+    """The time in which a ``merge_fn`` runs, and in which its arguments may be looked at."""
+
+    def __init__(self, engine: Engine, options: CommunicationOptions) -> None:
+        self.engine = engine
+        self.options = options
+        self.is_open = True
+
+
+class MergeCall(Call):
+    """One replica's call of ``merge_call``.
+
+    Parameters
+    ----------
+    is_shared : callable
+        Tells the leaves that are the same object on all replicas of a rank and stay themselves
+        (variables); it returns their name, or None.
+    engine : Engine
+        Performs the calls by which `function` looks at its arguments.
+    """
+
+    kind = "merge_call"
+    runs_user_code = True
+
+    def __init__(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        is_shared: Callable[[Any], str | None],
+        replica_id: int,
+        engine: Engine,
+    ) -> None:
+        super().__init__(site, options)
+        check_merge_call(function, args, kwargs)
+        self.function = function
+        self._engine = engine
+        identity = self.identity = function_identity(function)
+        self.leaves, self.structure, is_plain = nest.flatten_arguments(args, kwargs)
+        self.shared: list[str | None] = [None] * len(self.leaves)
+        if not is_plain:
+            self.leaves = [component_of(leaf, replica_id) for leaf in self.leaves]
+            self.shared = [is_shared(leaf) for leaf in self.leaves]
+        self.packed = pack(self.leaves) if engine.layout.size > 1 else ([], b"")
+        self.identify((identity.digest, nest.key(self.structure), tuple(self.shared)))
+
+    def words(self, position: int = 0) -> CallDescription:
+        leaves = tuple(LeafDescription(name or "value") for name in self.shared)
+        return CallDescription(
+            self.kind,
+            self.identity.text,
+            self.site,
+            self.options.name,
+            nest.structure_text(self.structure),
+            nest.leaf_paths(self.structure),
+            leaves,
+            code=self.identity.digest.hex(),
+        )
+
+    def prepare(self, group: Group, calls: Sequence[MergeCall]) -> tuple[bytes, bytes]:
+        if group.layout.size == 1:
+            return b"", b""
+        blob = self._written(calls)
+        return payload_of(group, blob), blob
+
+    def steps(
+        self, group: Group, calls: Sequence[MergeCall], prepared: bytes
+    ) -> Steps[list[memoryview]] | list[memoryview]:
+        return [] if group.layout.size == 1 else all_blobs(group, prepared)
+
+    def answer(self, calls: Sequence[MergeCall], results: Sequence[memoryview]) -> list[Any]:
+        """Return the arguments; the caller runs the function outside of the interrupt gate."""
+        layout = self._engine.layout
+        rows: list[list[Held | Elsewhere]] = []
+        if layout.size == 1:
+            rows = [[Held(leaf) for leaf in call.leaves] for call in calls]
+        for rank, data in enumerate(results):
+            if rank == layout.rank:  # its own objects, not copies of them
+                rows += [held_by(call.leaves, call.packed[0]) for call in calls]
+            else:
+                tables, values = marshal.loads(data)
+                rows += unpack_all(tables, values, layout.counts[rank], self.leaves)
+        scope = MergeScope(self._engine, self.options)
+        merged = [
+            self._merge(index, [row[index] for row in rows], scope)
+            for index in range(len(self.leaves))
+        ]
+        args, kwargs = nest.unflatten(self.structure, merged)
+        return [(scope, args, kwargs)]
+
+    def _written(self, calls: Sequence[MergeCall]) -> bytes:
+        packed = [call.packed for call in calls]
+        try:
+            return marshal.dumps(joined(packed))
+        except ValueError:
+            what, place = largest(packed)
+            paths = nest.leaf_paths(self.structure)
+            where = "" if place is None else f" for value{paths[place]}"
+            raise ValueError(
+                f"merge_call got {what}{where}: an object of 2 GiB and more can't travel. Pass"
+                " arrays of 64 KiB and more, which travel by themselves and are of any size: of an"
+                " object those that it is made of."
+            ) from None
+
+    def _merge(self, index: int, column: Sequence[Held | Elsewhere], scope: MergeScope) -> Any:
+        if self.shared[index] is not None:
+            return self.leaves[index]
+        if scope.engine.layout.size > 1:
+            # Alike on all ranks, also on one that hosts all of the large components itself.
+            for entry in column:
+                if not isinstance(entry, Held) or entry.is_large:
+                    return LazyPerReplica(column, nest.leaf_paths(self.structure)[index], scope)
+        values = [entry.value for entry in column if isinstance(entry, Held)]
+        for value in values:
+            if value is not None:
+                return PerReplica(values)
+        return None
+
+
+def check_merge_call(function: Any, args: Any, kwargs: Any) -> None:
+    """Raise where these are no function and its arguments.
+
+    Raises
+    ------
+    TypeError, ValueError
+        They are not.
+    """
+    if not callable(function):
+        raise TypeError(f"merge_fn must be callable, got {function!r}.")
+    if not isinstance(args, (tuple, list)):
+        raise ValueError(
+            f"args must be a tuple or a list, got {args!r}. For one argument write args=(x,)."
+        )
+    if not isinstance(kwargs, Mapping):
+        raise ValueError(f"kwargs must be a mapping, got {kwargs!r}.")
+
+
+class LazyPerReplica(PerReplica):
+    """A `PerReplica` in a ``merge_fn`` whose large components are gathered when looked at."""
+
+    __slots__ = ("_column", "_is_gathered", "_path", "_scope")
+
+    def __init__(self, column: Sequence[Held | Elsewhere], path: str, scope: MergeScope) -> None:
+        super().__init__([None] * len(column))
+        self._column = column
+        self._path = path
+        self._scope = scope
+        self._is_gathered = False
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the components of all replicas are here already, on every rank."""
+        return self._is_gathered
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components of all replicas; looking at them is a collective call."""
+        if not self.holds_all:
+            self._gather()
+        return tuple(entry.value for entry in self._column if isinstance(entry, Held))
+
+    def component(self, replica_id: int) -> Any:
+        entry = self._column[replica_id]
+        is_local = replica_id in self._scope.engine.layout.local_replica_ids
+        return entry.value if is_local and isinstance(entry, Held) else self.values[replica_id]
+
+    def components(self, replica_ids: Sequence[int]) -> list[Any]:
+        if not set(replica_ids) <= set(self._scope.engine.layout.local_replica_ids):
+            return [self.values[i] for i in replica_ids]
+        return [self.component(i) for i in replica_ids]
+
+    def _texts(self, show: Callable[[Any], str]) -> list[str]:
+        return [
+            show(entry.value) if isinstance(entry, Held) else f"<replica {i}: not gathered>"
+            for i, entry in enumerate(self._column)
+        ]
+
+    def _gather(self) -> None:
+        scope = self._scope
+        if not scope.is_open:
+            raise ContextError(
+                f"an argument of merge_fn (value{self._path}) was looked at after merge_fn had"
+                " returned; its large components are still with their replicas. Look at it inside"
+                " merge_fn: np.asarray of its values, or experimental_local_results."
+            )
+        scope.engine.check_thread("merge_fn")
+        look = _Look(call_site(), scope.options, self._path, self._column)
+        self._column = scope.engine.cross_replica(look)
+        self._is_gathered = True
+
+
+class _Look(Call):
+    """The gathering of an argument's large components, when ``merge_fn`` looks at them."""
+
+    kind = "look at an argument of merge_fn"
+
+    def __init__(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        path: str,
+        column: Sequence[Held | Elsewhere],
+    ) -> None:
+        super().__init__(site, options)
+        self.path = path
+        self.column = column
+        self.identify(path)
+
+    def words(self, position: int = 0) -> CallDescription:
+        return CallDescription(
+            self.kind,
+            f"value{self.path}: look at it on all ranks before branching on the rank",
+            self.site,
+            self.options.name,
+        )
+
+    def prepare(self, group: Group, calls: Sequence[_Look]) -> tuple[bytes, Any]:
+        layout = group.layout
+        sizes = [0] * layout.num_replicas
+        mine: list[Array] = []
+        for replica, entry in enumerate(self.column):
+            if isinstance(entry, Elsewhere):
+                sizes[replica] = entry.size_bytes
+            elif replica in layout.local_replica_ids and entry.is_large:
+                mine.append(bytes_of(entry.value))
+                sizes[replica] = mine[-1].nbytes
+        rank_bytes = [sum(sizes[i] for i in layout.replica_ids(r)) for r in range(layout.size)]
+        receive = np.empty(sum(sizes), np.uint8)
+        return b"", (mine, receive, rank_bytes, self._arrays(receive, sizes))
+
+    def steps(
+        self, group: Group, calls: Sequence[_Look], prepared: Any
+    ) -> Steps[dict[int, tuple[Array, Array]]]:
+        mine, receive, rank_bytes, arrays = prepared
+        yield gathered(group.layout, mine or [np.empty(0, np.uint8)], receive, rank_bytes)
+        return arrays  # type: ignore[no-any-return]
+
+    def answer(
+        self, calls: Sequence[_Look], results: dict[int, tuple[Array, Array]]
+    ) -> list[list[Held | Elsewhere]]:
+        for block, array in results.values():
+            if array is not block:
+                np.copyto(array, block)
+        return [
+            [
+                Held(entry.given(results[replica][1])) if isinstance(entry, Elsewhere) else entry
+                for replica, entry in enumerate(self.column)
+            ]
+        ]
+
+    def _arrays(self, receive: Array, sizes: Sequence[int]) -> dict[int, tuple[Array, Array]]:
+        """Return where the components from elsewhere come, and as what they are given.
+
+        That is the same memory, but for those behind one of another dtype that are not aligned.
+        """
+        arrays = {}
+        ends = itertools.accumulate(sizes)
+        for replica, (entry, end) in enumerate(zip(self.column, ends, strict=True)):
+            if isinstance(entry, Elsewhere):
+                block = receive[end - sizes[replica] : end].view(entry.dtype).reshape(entry.shape)
+                is_aligned = block.flags.aligned
+                arrays[replica] = block, block if is_aligned else np.empty_like(block)
+        return arrays

@@ -1,0 +1,351 @@
+"""all_reduce: one result out of the contributions of all replicas.
+
+`AllReduce` is behind ``all_reduce``, ``reduce``, ``reduce_to`` and the aggregations of variables:
+it takes the leaves of each local replica and gives one result for each leaf. What is small travels
+in the header (`inline`), all else in parts (`streaming`), each of which goes its way (`ways`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core import nest
+from ..core.array_libraries import give_back
+from ..core.dtypes import accumulation, as_arrays, wire_name
+from ..core.options import CommunicationImplementation, CommunicationOptions, ReduceOp
+from ..ranks import Bytes
+from .agreement.call import Call
+from .agreement.group import Group
+from .agreement.site import CallSite
+from .agreement.stand import CallDescription, LeafDescription
+from .agreement.steps import Agree, Gather, Steps
+from .broadcast import Writing
+from .choice_of_way import Ways
+from .inline import InlineReduction, InlineReductions
+from .movement import Movement
+from .ordered_ways import OrderedWay
+from .outputs import Outputs
+from .plan import Plan, Signature, plan, signature_of
+
+__all__ = ["AllReduce"]
+
+Array = np.ndarray[Any, Any]
+
+# Of the others the order makes no difference.
+_ORDERED_OPS = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD})
+_SHARED_MEMORY = CommunicationImplementation.SHARED_MEMORY
+_ORDERED_IMPLEMENTATIONS = frozenset({_SHARED_MEMORY, CommunicationImplementation.ALLTOALL})
+
+# Of each call.
+_Results = list[list[Any]]
+
+_FLOAT64 = np.dtype(np.float64)
+_PYTHON_NUMBERS = {int: "int", float: "float"}
+
+
+class AllReduce(Call):
+    """One call of ``all_reduce``, or of a reduction in cross-replica context.
+
+    Parameters
+    ----------
+    kind : str
+        The name of the call, as the user knows it.
+    contributions : list of list
+        The leaves of each replica that this call stands for.
+    out : nest, optional
+        Where the results go.
+    detail : str
+        What else of the arguments must be the same.
+    paths : sequence of str, optional
+        Where the leaves are, where these are only some of the leaves of `structure`, and the
+        result is a list.
+    finish : callable, optional
+        What is done with the results, once on each rank; it gives the result of the call.
+    writing : Writing, optional
+        What writes the result of the only leaf, once on each rank.
+    asked : ReduceOp, optional
+        What the user asked for, where `op` is what is left of it to do.
+    dtypes : sequence of sequence of numpy.dtype, optional
+        What the leaves of each replica were before a part of the reduction was done.
+    plain : int
+        What `nest.flatten_plain` has told of the leaves.
+    """
+
+    outputs: Outputs | None = None
+    #: Leaves that are Python ints here, and Python floats on other replicas.
+    promoted: Sequence[int] = ()
+    plan: Plan
+
+    def __init__(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        kind: str,
+        op: ReduceOp | str,
+        contributions: Sequence[Sequence[Any]],
+        structure: nest.Structure,
+        out: Any = None,
+        detail: str = "",
+        paths: Sequence[str] | None = None,
+        finish: Callable[[list[Any]], Any] | None = None,
+        writing: Writing | None = None,
+        asked: ReduceOp | None = None,
+        dtypes: Sequence[Sequence[np.dtype[Any]]] | None = None,
+        plain: int = nest.OTHERS,
+    ) -> None:
+        self.site = site
+        self.options = options
+        self.kind = kind
+        self.op = op = ReduceOp.of(op)
+        self.asked = asked or op
+        self.given = contributions
+        self.structure = structure
+        self.detail = detail
+        self.flat_paths = paths
+        self.finish = finish
+        self.writing = writing
+        self.dtypes = dtypes
+        first, self.ways_back = as_arrays(contributions[0], plain)
+        self.contributions: list[Sequence[Array]] = [first]
+        for leaves in contributions[1:]:
+            self.contributions.append(as_arrays(leaves, plain)[0])
+        if out is not None:
+            outputs = self.outputs = Outputs(out, structure, first)
+            self.detail = outputs.words
+        self._sign()
+        if out is not None:
+            outputs.check(self.plan.results, self.paths)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where each leaf is."""
+        paths = self.flat_paths
+        return nest.leaf_paths(self.structure) if paths is None else tuple(paths)
+
+    def _sign(self) -> None:
+        contributions = self.contributions
+        signature = signature_of(contributions[0])
+        key: tuple[Any, ...] = (self.op, self.detail, nest.key(self.structure), signature)
+        if self.dtypes is not None or self.flat_paths is not None:
+            dtypes = None if self.dtypes is None else tuple(self.dtypes[0])
+            key += (self.asked, dtypes, self.paths)
+        self.signature = signature
+        self.agrees = len(contributions) == 1 or self._components_agree(signature)
+        if self.agrees:
+            self.identify(key)
+
+    def _components_agree(self, signature: Signature) -> bool:
+        for position, arrays in enumerate(self.contributions):
+            other = signature_of(arrays)
+            if other != signature and _native(other) != _native(signature):
+                return False
+            if self.dtypes is not None and tuple(self.dtypes[position]) != tuple(self.dtypes[0]):
+                return False
+        return True
+
+    def make_plan(self) -> Plan:
+        """Return how the leaves travel; raise where one can't be reduced."""
+        for path, leaf, array in zip(self.paths, self.given[0], self.contributions[0], strict=True):
+            dtype = array.dtype
+            if dtype.kind not in "biufc" and (dtype.kind != "V" or dtype.names is not None):
+                raise TypeError(
+                    f"{self.kind} got {type(leaf).__name__} of dtype {dtype} for value{path}:"
+                    f" {self.op.name} needs numbers. Use all_gather for strings and merge_call for"
+                    " other values."
+                )
+            try:
+                accumulation(dtype, self.op)
+            except TypeError as error:
+                raise TypeError(f"{self.kind} of value{path}: {error}") from None
+        return plan(self.signature, self.op, self.options.bytes_per_pack, self._is_order_asked)
+
+    def promote(self, change: Sequence[int]) -> None:
+        for position, arrays in enumerate(self.contributions):
+            wide = list(arrays)
+            for index in change:
+                wide[index] = wide[index].astype(_FLOAT64)
+            self.contributions[position] = wide
+        self.promoted = (*self.promoted, *change)
+        self._sign()
+
+    def words(self, position: int = 0) -> CallDescription:
+        arrays = self.contributions[position]
+        dtypes = [a.dtype for a in arrays] if self.dtypes is None else self.dtypes[position]
+        alike: dict[LeafDescription, LeafDescription] = {}  # of thousands of leaves, a few
+        leaves = []
+        for index, (leaf, dtype, array) in enumerate(
+            zip(self.given[position], dtypes, arrays, strict=True)
+        ):
+            number = self._python_number(index, leaf)
+            description = LeafDescription(wire_name(dtype), array.shape, number)
+            leaves.append(alike.setdefault(description, description))
+        return CallDescription(
+            self.kind,
+            f"{self.asked.name}{', ' * bool(self.detail)}{self.detail}",
+            self.site,
+            self.options.name,
+            nest.structure_text(self.structure),
+            self.paths,
+            tuple(leaves),
+            size_bytes=sum(array.nbytes for array in arrays),
+        )
+
+    def _python_number(self, index: int, leaf: Any) -> str:
+        return "float" if index in self.promoted else _PYTHON_NUMBERS.get(type(leaf), "")
+
+    @property
+    def _is_order_asked(self) -> bool:
+        """Whether contributions are combined in the order of the replicas, whatever they are."""
+        options = self.options
+        return self.op in _ORDERED_OPS and (
+            bool(options.reproducible) or options.implementation in _ORDERED_IMPLEMENTATIONS
+        )
+
+    def prepare(self, group: Group, calls: Sequence[AllReduce]) -> tuple[bytes, Any]:
+        if self.outputs is not None and (self.promoted or len(calls) > 1):
+            self._check_outputs(calls)
+        plan = self.plan
+        reductions: InlineReductions = group.kept[InlineReductions]
+        is_inline = plan.small_bytes <= group.inline_bytes
+        ordered = None
+        if plan.is_ordered:
+            is_inline = reductions.can_be_ordered(plan)
+            implementation = self.options.implementation
+            # Also where nothing goes by it: an error where it can't be had.
+            is_needed = not is_inline or implementation is _SHARED_MEMORY
+            if is_needed and self._is_order_asked:
+                ordered = group.kept[Ways].ordered(implementation)
+                if ordered is None:
+                    return b"", None
+        contributions = self.contributions
+        if len(calls) > 1:
+            contributions = [leaves for call in calls for leaves in call.contributions]
+        if self.writing is not None:
+            self.writing.prepare()
+        if is_inline:
+            reduction = reductions[plan]
+            payload, totals = reduction.prepare(contributions)
+            prepared = reduction, payload, totals
+            return b"" if reduction.message is not None else payload, prepared
+        return b"", self._movement(group, calls, contributions, ordered)
+
+    def _movement(
+        self,
+        group: Group,
+        calls: Sequence[AllReduce],
+        contributions: Sequence[Sequence[Array]],
+        ordered: OrderedWay | None,
+    ) -> tuple[Movement, _Results]:
+        """Return what moves the data, with all the memory that it needs."""
+        outputs = self.outputs
+        results = [
+            self.plan.allocation.make() if call.outputs is None else call.outputs.leaves
+            for call in calls
+        ]
+        movement = Movement(
+            group,
+            self.plan,
+            ordered,
+            contributions,
+            results,
+            has_outputs=outputs is not None,
+            is_in_place=outputs is not None and outputs.are_values,
+        )
+        return movement, results
+
+    def steps(
+        self, group: Group, calls: Sequence[AllReduce], prepared: Any
+    ) -> Steps[_Results] | _Results:
+        if prepared is None:
+            return self._open_way(group, calls)
+        if len(prepared) == 2:
+            return self._move(*prepared)
+        reduction, payload, totals = prepared
+        if reduction.message is not None:
+            return self._exchange_message(calls, reduction, reduction.message, payload, totals)
+        if len(calls) == 1 and self.writing is None and self.outputs is None:
+            return [reduction.results(totals)]
+        return self._reduced(calls, reduction, totals)
+
+    def _open_way(self, group: Group, calls: Sequence[AllReduce]) -> Steps[_Results]:
+        """Make the way by which the parts go, and begin anew."""
+        yield from group.kept[Ways].opened(self.options.implementation)
+        prepared = yield Agree(lambda: self.prepare(group, calls))
+        results = self.steps(group, calls, prepared)
+        if isinstance(results, list):
+            return results
+        return (yield from results)
+
+    def _exchange_message(
+        self,
+        calls: Sequence[AllReduce],
+        reduction: InlineReduction,
+        message: Bytes,
+        payload: bytes,
+        totals: list[Array],
+    ) -> Steps[_Results]:
+        yield Gather(np.frombuffer(payload, np.uint8), message, reduction.rank_bytes)
+        return self._reduced(calls, reduction, totals)
+
+    def _reduced(
+        self, calls: Sequence[AllReduce], reduction: InlineReduction, totals: list[Array]
+    ) -> _Results:
+        """Return the results of a reduction that every rank does for itself."""
+        each = [reduction.results(totals)]
+        if self.writing is not None:
+            self._write(self.writing, each)
+        for _ in calls[1:]:
+            # Each replica may write into its results: they must not be those of another one.
+            each.append(reduction.copies(totals))
+        if self.outputs is not None:
+            for call, results in zip(calls, each, strict=True):
+                if call.outputs is not None:
+                    call.outputs.take(results)
+        return each
+
+    def _move(self, movement: Movement, each: _Results) -> Steps[_Results]:
+        yield from movement.steps()
+        if self.outputs is None and self.options.bytes_per_pack:
+            # Even scalars can be streams, then.
+            each = [[leaf if leaf.ndim else leaf[()] for leaf in results] for results in each]
+        if self.writing is not None:
+            self._write(self.writing, each)
+        return each
+
+    def _write(self, writing: Writing, each: _Results) -> None:
+        writing.compute(np.asarray(each[0][0]))
+        writing.commit()
+
+    def answer(self, calls: Sequence[AllReduce], results: _Results) -> list[Any]:
+        if self.finish is not None:
+            return [self.finish(results[0])] * len(calls)
+        if len(calls) == 1:
+            return [self.given_back(results[0])]
+        return [call.given_back(mine) for call, mine in zip(calls, results, strict=True)]
+
+    def given_back(self, results: list[Any]) -> Any:
+        """Return the results as this call gives them."""
+        if self.outputs is not None:
+            return self.outputs.nest
+        if self.ways_back is not None:
+            results = give_back(results, self.ways_back)
+        return results if self.flat_paths is not None else nest.unflatten(self.structure, results)
+
+    def _check_outputs(self, calls: Sequence[AllReduce]) -> None:
+        """Raise where a result has no place that it fits into, or takes that of a value."""
+        for call in calls:
+            if call.outputs is not None and call.promoted:  # the results are others now
+                call.outputs.check(self.plan.results, self.paths)
+        for call, other in itertools.permutations(calls, 2):
+            if call.outputs is not None:
+                call.outputs.check_apart(other.contributions[0], self.paths)
+
+
+def _native(signature: Signature) -> Signature:
+    """Return `signature` with dtypes of native byte order, which is no difference that counts."""
+    dtypes, shapes = signature
+    return tuple(dtype.newbyteorder("=") for dtype in dtypes), shapes

@@ -1,0 +1,1 @@
+"""What all others speak of: pure, no communication."""

@@ -1,0 +1,58 @@
+"""What a checkpoint must know of a variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from .context import BareStrategy
+from .values import DistributedValues
+
+__all__ = ["AbstractVariable"]
+
+Array = np.ndarray[Any, Any]
+
+
+class AbstractVariable(DistributedValues):
+    """A variable, to who saves its value and puts it back."""
+
+    __slots__ = ()
+
+    @property
+    def strategy(self) -> BareStrategy:
+        """The strategy that it belongs to."""
+        raise NotImplementedError
+
+    @property
+    def identity(self) -> str:
+        """A name that tells it from all other variables, the same on every rank."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype, which never changes."""
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape, which never changes."""
+        raise NotImplementedError
+
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether it has one value, and not a component for each replica."""
+        raise NotImplementedError
+
+    def value(self) -> Any:
+        """Return the value that is seen here."""
+        raise NotImplementedError
+
+    def put_back(self, fill: Callable[[Array], None]) -> None:
+        """Take what `value` gave above the replicas, which `fill` writes into an array."""
+        raise NotImplementedError
+
+    def put_back_components(self, components: Mapping[int, Array]) -> None:
+        """Hold these components of a variable that is synchronized on read, and no others."""
+        raise NotImplementedError

@@ -1,0 +1,312 @@
+"""The context machine: who calls, a replica or the code that stands above all replicas.
+
+=================  =======================  ==========================  ============
+state              get_replica_context()    in_cross_replica_context()  has_strategy()
+=================  =======================  ==========================  ============
+default            the default context      False                       False
+in ``scope()``     None                     True                        True
+in a replica       its own                  False                       True
+in a ``merge_fn``  None                     True                        True
+=================  =======================  ==========================  ============
+
+The state lives in a context variable: a new thread starts in the default state, and each replica
+has a state of its own. So do a new greenlet and a new `contextvars.Context`: what is called there
+by mistake, as part of a step, would silently be for one replica. Where a strategy of several
+replicas is open, the default strategy holds only where one was made or entered before.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from .exceptions import ContextError
+from .randomness import Generators
+
+__all__ = [
+    "BareStrategy",
+    "ReplicaContextLike",
+    "Scope",
+    "State",
+    "current_state",
+    "current_strategy",
+    "enter_open_strategy",
+    "entered",
+    "experimental_set_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+    "open_strategies",
+    "register_default_strategy",
+    "require_cross_replica",
+    "require_default",
+    "restore_state",
+    "swap_state",
+]
+
+
+class BareStrategy(Protocol):
+    """What the context machine knows of a `Strategy`; more does `StrategyLike`."""
+
+    is_default: bool
+    #: What it communicates with: an `Engine`, which is above this floor.
+    engine: Any
+    #: Its random numbers.
+    generators: Generators
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas there are."""
+
+    @property
+    def is_between_replicas(self) -> bool:
+        """Whether a step is under way, and the code that runs now is in none of its replicas."""
+
+    @property
+    def extended(self) -> Any:
+        """Further methods, for library code."""
+
+    def name_of_variable(self, value: Any) -> str | None:
+        """Return a name for a variable; None for anything else."""
+
+    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function on every replica."""
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
+        """Combine a value of all replicas."""
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Concatenate a value of all replicas."""
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Return the components that are here."""
+
+
+class ReplicaContextLike(Protocol):
+    """What the context machine knows of a `ReplicaContext`."""
+
+    @property
+    def strategy(self) -> BareStrategy:
+        """Its strategy."""
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """The id of the replica."""
+
+    def meet(self, call: Any) -> Any:
+        """Wait until all replicas are at a call, and return its result."""
+
+
+_Strategy = TypeVar("_Strategy", bound=BareStrategy)
+
+
+class State(NamedTuple):
+    """What the code that runs now is part of."""
+
+    strategy: BareStrategy
+    #: None in cross-replica context
+    replica_context: ReplicaContextLike | None = None
+    #: "scope", "permanent", "replica", "merge_fn" or "update"
+    kind: str = "scope"
+    #: the component that ``extended.update`` is at
+    component: int | None = None
+
+
+_state: contextvars.ContextVar[State | None] = contextvars.ContextVar("mpi_replica", default=None)
+
+# Whether a strategy was made or entered in this thread, greenlet or context.
+_has_entered = contextvars.ContextVar("mpi_replica has entered", default=False)
+
+#: Those that were made and not closed, but for the default ones.
+open_strategies: weakref.WeakSet[BareStrategy] = weakref.WeakSet()
+
+# Set by the strategy module, which lies above this one.
+_default_strategy: Callable[[], BareStrategy]
+
+
+def register_default_strategy(strategy: Callable[[], BareStrategy]) -> None:
+    """Tell how to get the default strategy."""
+    global _default_strategy
+    _default_strategy = strategy
+
+
+def enter_open_strategy(strategy: BareStrategy) -> None:
+    """Count a strategy that was made here among those that are open."""
+    _has_entered.set(True)
+    open_strategies.add(strategy)
+
+
+def require_default(call: str) -> None:
+    """Raise where `call` on the default strategy is most likely meant for another one.
+
+    Raises
+    ------
+    ContextError
+        A strategy of several replicas is open, and this thread, greenlet or context has never
+        entered one; or its replicas are in the middle of a step, and this is none of them.
+    """
+    for strategy in tuple(open_strategies):
+        if strategy.num_replicas_in_sync == 1:
+            continue
+        if _has_entered.get() and not strategy.is_between_replicas:
+            continue
+        raise ContextError(
+            f"{call} was called on the default strategy, which has one replica, while {strategy!r}"
+            " is open. A thread, greenlet or contextvars.Context that a step starts is no part of"
+            " its replica, nor is a signal's handler: compute there, and call collectives in the"
+            " function given to strategy.run. Outside of steps hand the context on with"
+            " contextvars.copy_context().run(function), or enter strategy.scope() there. If one"
+            " replica is meant, call mr.experimental_set_strategy(None) there first."
+        )
+
+
+def current_state() -> State | None:
+    """Return the state of the code that runs now; None is the default state."""
+    return _state.get()
+
+
+def swap_state(state: State | None) -> contextvars.Token[State | None]:
+    """Make `state` the current one; `restore_state` takes the token back."""
+    return _state.set(state)
+
+
+def restore_state(token: contextvars.Token[State | None]) -> None:
+    """Undo `swap_state`."""
+    _state.reset(token)
+
+
+class entered:
+    """Run the body in `state`."""
+
+    __slots__ = ("_state", "_token")
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def __enter__(self) -> None:
+        self._token = _state.set(self._state)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _state.reset(self._token)
+
+
+def current_strategy() -> BareStrategy:
+    """Return the current strategy; the default strategy outside of any."""
+    state = _state.get()
+    return _default_strategy() if state is None else state.strategy
+
+
+def has_strategy() -> bool:
+    """Return whether the current strategy is another one than the default strategy.
+
+    Counterpart of ``tf.distribute.has_strategy``.
+    """
+    state = _state.get()
+    return state is not None and not state.strategy.is_default
+
+
+def in_cross_replica_context() -> bool:
+    """Return whether the code stands above all replicas: in ``scope()`` or a ``merge_fn``.
+
+    Counterpart of ``tf.distribute.in_cross_replica_context``.
+    """
+    state = _state.get()
+    return state is not None and state.replica_context is None
+
+
+def experimental_set_strategy(strategy: BareStrategy | None) -> None:
+    """Make `strategy` the current one, without a ``with``; None goes back to the default.
+
+    Counterpart of ``tf.distribute.experimental_set_strategy``.
+
+    Raises
+    ------
+    ContextError
+        The call stands inside a ``scope()`` or a replica.
+    """
+    state = _state.get()
+    if state is not None and state.kind != "permanent":
+        raise ContextError(
+            "experimental_set_strategy must not be called inside strategy.scope() or a replica."
+            " Call it once, at the start of the program."
+        )
+    _has_entered.set(True)
+    _state.set(
+        None if strategy is None or strategy.is_default else State(strategy, None, "permanent")
+    )
+
+
+def require_cross_replica(strategy: BareStrategy, call: str) -> None:
+    """Raise unless `call` on `strategy` is legal here: outside of replicas and other strategies.
+
+    Raises
+    ------
+    ContextError
+        It is not; the text says which call fits.
+    """
+    state = _state.get()
+    if state is None:
+        return
+    if state.strategy is not strategy:
+        raise ContextError(
+            f"Mixing different strategies: {call} of {strategy!r} was called while"
+            f" {state.strategy!r} is the current one. Leave its scope first."
+        )
+    if state.replica_context is not None:
+        instead = {
+            "gather": "ctx.all_gather",
+            "reduce": "ctx.all_reduce, or call it in a merge_fn given to ctx.merge_call",
+            "barrier": "ctx.all_reduce or any other collective, which all replicas wait for",
+        }.get(call, "ctx.merge_call, whose merge_fn runs in cross-replica context")
+        raise ContextError(
+            f"{call} was called in a replica: it needs cross-replica context. Use {instead}, with"
+            " ctx = mr.get_replica_context()."
+        )
+
+
+class Scope(Generic[_Strategy]):
+    """The context manager that ``strategy.scope()`` returns; may be entered again and nested."""
+
+    def __init__(self, strategy: _Strategy) -> None:
+        self._strategy = strategy
+        self._entered: list[tuple[contextvars.Token[State | None], State | None]] = []
+
+    def __enter__(self) -> _Strategy:
+        strategy = self._strategy
+        state = _state.get()
+        if strategy.is_default:
+            if state is not None and not state.strategy.is_default:
+                raise ContextError(
+                    f"Must not nest the scope of the default strategy inside that of"
+                    f" {state.strategy!r}."
+                )
+            mine = state
+        else:
+            if state is None or not state.strategy.is_default:
+                require_cross_replica(strategy, "scope")
+            mine = State(strategy)
+        _has_entered.set(True)
+        self._entered.append((_state.set(mine), mine))
+        return strategy
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        token, mine = self._entered[-1]
+        if _state.get() is not mine and error is None:  # it stays entered, and can be left later
+            raise ContextError(
+                "scopes were left in another order than they were entered (nesting error). Use"
+                " `with strategy.scope():`."
+            )
+        self._entered.pop()
+        _state.reset(token)

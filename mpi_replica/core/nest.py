@@ -1,0 +1,256 @@
+"""Nested structures, as in tf.nest: flatten, rebuild, name the leaves.
+
+Lists, tuples, named tuples and mappings are structure, those of subclasses too; everything else is
+a leaf, ``None`` included. Keys of a dict are visited in sorted order. The work is done by optree.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optree
+
+from .containers import NAMESPACE, open_class_of
+from .exceptions import StructureMismatchError
+
+__all__ = [
+    "ARRAYS",
+    "OTHERS",
+    "PLAIN",
+    "Structure",
+    "flatten",
+    "flatten_arguments",
+    "flatten_plain",
+    "flatten_tensors",
+    "key",
+    "leaf_paths",
+    "map_structure",
+    "structure_text",
+    "transposed",
+    "unflatten",
+]
+
+Structure = optree.PyTreeSpec
+
+#: What `flatten_plain` tells of leaves: some may be of any type (the only false one); all are
+#: arrays of numpy, numbers, strings or None; all are arrays of numpy.
+OTHERS, PLAIN, ARRAYS = range(3)
+
+_LEAF: Structure = optree.treespec_leaf(none_is_leaf=True)
+
+# Asking optree about a value that can't be a nest costs a microsecond; this does not.
+_LEAF_TYPES = frozenset(
+    {np.ndarray, float, int, bool, str, bytes, type(None), np.float32, np.float64, np.int64}
+)
+
+_ARRAY_TYPE = frozenset({np.ndarray})
+
+# Types of leaves that are known to be no containers.
+_other_types: set[type] = set(_LEAF_TYPES)
+
+_ADDRESS = re.compile(" at 0x[0-9a-f]+>")
+
+# Structures of a program are few; a program that makes new ones all the time must not grow.
+_CACHE_SIZE = 4096
+
+# What optree need not be asked again: the structures of the commonest nests, dicts and lists of
+# arrays and plain arguments. Of dicts with the same keys in the same order: the keys in the order
+# of the leaves, and the structure; of lists by their length, of arguments by their number.
+_flat_dicts: dict[tuple[str, ...], tuple[list[str], Structure]] = {}
+_flat_lists: dict[int, Structure] = {}
+_flat_arguments: dict[int, Structure] = {}
+# Keys of other types can be equal and yet be others, as 1 and True.
+_STRINGS = frozenset({str})
+# A number for each of them, by its id, which never comes to mean another structure.
+_numbers: dict[int, int] = {id(_LEAF): 0}
+_counter = itertools.count(1)
+# Held by who changes any of these.
+_lock = threading.Lock()
+
+
+def flatten(value: Any) -> tuple[list[Any], Structure]:
+    """Return the leaves of `value`, in a fixed order, and its structure."""
+    if type(value) in _LEAF_TYPES:
+        return [value], _LEAF
+    leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
+    return flatten(value) if _open_classes(leaves) else (leaves, structure)
+
+
+def flatten_tensors(value: Any) -> tuple[list[Any], Structure]:
+    """Flatten a nest in which a list is a leaf, as in tf where it is made a tensor."""
+    leaves, structure = optree.tree_flatten(value, _is_list, none_is_leaf=True, namespace=NAMESPACE)
+    is_opened = _open_classes([leaf for leaf in leaves if not _is_list(leaf)])
+    return flatten_tensors(value) if is_opened else (leaves, structure)
+
+
+def _is_list(node: Any) -> bool:
+    return isinstance(node, list)
+
+
+def _open_classes(leaves: Sequence[Any]) -> bool:
+    """Register the classes of containers among `leaves` with optree; return whether any is."""
+    if _other_types.issuperset(map(type, leaves)):
+        return False
+    met = {type(leaf): leaf for leaf in leaves}
+    if any([open_class_of(leaf) for leaf in met.values()]):
+        return True
+    if len(_other_types) >= _CACHE_SIZE:
+        _other_types.clear()
+    # Of a mapping it depends on more than its class.
+    _other_types.update(kind for kind in met if not issubclass(kind, Mapping))
+    return False
+
+
+def flatten_plain(value: Any) -> tuple[list[Any], Structure, int]:
+    """Flatten a nest; tell also what all leaves are: `ARRAYS`, `PLAIN` or `OTHERS`.
+
+    Quick: some plain leaves of rarer types are not known to be.
+    """
+    kind = type(value)
+    if kind is np.ndarray:
+        return [value], _LEAF, ARRAYS
+    if kind in _LEAF_TYPES:
+        return [value], _LEAF, PLAIN
+    if kind is dict:
+        known = _flat_dicts.get(tuple(value))
+        if known is not None and _STRINGS.issuperset(map(type, value)):
+            keys, structure = known
+            leaves = [value[key] for key in keys]
+            if plain := _plainness(leaves):
+                return leaves, structure, plain
+    elif kind is list and len(value) in _flat_lists and (plain := _plainness(value)):
+        return value.copy(), _flat_lists[len(value)], plain
+    leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
+    if plain := _plainness(leaves):
+        _learn(value, leaves, structure)
+        return leaves, structure, plain
+    return flatten_plain(value) if _open_classes(leaves) else (leaves, structure, OTHERS)
+
+
+def _plainness(leaves: Sequence[Any]) -> int:
+    if _ARRAY_TYPE.issuperset(map(type, leaves)):
+        return ARRAYS
+    return PLAIN if _LEAF_TYPES.issuperset(map(type, leaves)) else OTHERS
+
+
+def flatten_arguments(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], Structure, int]:
+    """Flatten as `flatten_plain` does the nest ``(tuple(args), dict(kwargs))``.
+
+    Of arrays of numpy it may say that they are `PLAIN`.
+    """
+    if not kwargs:
+        structure = _flat_arguments.get(len(args))
+        if structure is not None and _LEAF_TYPES.issuperset(map(type, args)):
+            return list(args), structure, PLAIN
+    leaves, structure, plain = flatten_plain((tuple(args), dict(kwargs)))
+    if not kwargs and plain and _is_flat(args):
+        _keep(_flat_arguments, len(args), structure, structure)
+    return leaves, structure, plain
+
+
+def _learn(value: Any, leaves: Sequence[Any], structure: Structure) -> None:
+    """Remember the structure of a dict or list whose items are all leaves."""
+    kind = type(value)
+    if kind not in (dict, list) or len(value) != len(leaves):
+        return
+    if not _is_flat(value.values() if kind is dict else value):
+        return
+    if kind is list:
+        _keep(_flat_lists, len(value), structure, structure)
+    elif _STRINGS.issuperset(map(type, value)):
+        _keep(_flat_dicts, tuple(value), (sorted(value), structure), structure)
+
+
+def _keep(known: dict[Any, Any], name: Any, entry: Any, structure: Structure) -> None:
+    """Remember `structure`, and give it a number, as long as it is in `known`."""
+    with _lock:
+        if name in known:  # by another thread
+            return
+        if len(_flat_dicts) + len(_flat_lists) + len(_flat_arguments) >= _CACHE_SIZE:
+            _numbers.clear()  # first: where a structure was another one may lie
+            _numbers[id(_LEAF)] = 0
+            _flat_dicts.clear()
+            _flat_lists.clear()
+            _flat_arguments.clear()
+        known[name] = entry
+        _numbers[id(structure)] = next(_counter)
+
+
+def _is_flat(items: Iterable[Any]) -> bool:
+    return all(optree.tree_is_leaf(item, none_is_leaf=True, namespace=NAMESPACE) for item in items)
+
+
+def key(structure: Structure) -> Structure | int:
+    """Return what stands for `structure` in the keys of a cache: a number, where it has one.
+
+    optree hashes and compares all of a structure each time.
+    """
+    return _numbers.get(id(structure), structure)
+
+
+def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
+    """Return the nest of `structure` with `leaves` in it: the inverse of `flatten`."""
+    if structure is _LEAF:
+        (leaf,) = leaves
+        return leaf
+    return optree.tree_unflatten(structure, leaves)
+
+
+def map_structure(function: Callable[[Any], Any], value: Any) -> Any:
+    """Return the nest `value` with `function` applied to each leaf; containers are new."""
+    leaves, structure = flatten(value)
+    return unflatten(structure, [function(leaf) for leaf in leaves])
+
+
+def transposed(values: Sequence[Any], join: Callable[[list[Any]], Any], caller: str) -> Any:
+    """Return one nest out of several of the same structure: `join` makes each leaf.
+
+    Raises
+    ------
+    StructureMismatchError
+        They differ in structure; the text names `caller`.
+    """
+    rows, structures = zip(*(flatten(value) for value in values), strict=True)
+    for index, structure in enumerate(structures):
+        if structure != structures[0]:
+            raise StructureMismatchError(
+                f"{caller} got different structures: {structure_text(structures[0])} first, and"
+                f" {structure_text(structure)} as value {index}. Return the same nest each time."
+            )
+    return unflatten(structures[0], [join(list(column)) for column in zip(*rows, strict=True)])
+
+
+@functools.lru_cache(maxsize=_CACHE_SIZE)
+def structure_text(structure: Structure) -> str:
+    """Return a text that tells `structure` from every other one, the same in every process.
+
+    Examples
+    --------
+    >>> structure_text(flatten({"b": [1, 2], "a": None})[1])
+    "{'a': *, 'b': [*, *]}"
+    """
+    text = str(structure).removeprefix("PyTreeSpec(").rpartition(", NoneIsLeaf")[0]
+    return _ADDRESS.sub(">", text)  # that of a defaultdict's function, say
+
+
+@functools.lru_cache(maxsize=_CACHE_SIZE)
+def leaf_paths(structure: Structure) -> tuple[str, ...]:
+    """Return where each leaf is, as Python writes it.
+
+    Examples
+    --------
+    >>> leaf_paths(flatten({"b": [1, 2], "a": None})[1])
+    ("['a']", "['b'][0]", "['b'][1]")
+    """
+    if structure.type in (list, tuple, dict) and structure.num_nodes == len(structure) + 1:
+        # of thousands of leaves, without an object for each
+        return tuple([f"[{entry!r}]" for entry in structure.entries()])
+    return tuple(accessor.codify("") for accessor in structure.accessors())

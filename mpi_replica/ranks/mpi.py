@@ -1,0 +1,387 @@
+"""The transport over MPI: the only module that imports mpi4py."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+with warnings.catch_warnings():
+    # mpi4py warns where launcher and library do not match; launch.py makes it an error.
+    warnings.simplefilter("ignore", RuntimeWarning)
+    from mpi4py import MPI
+
+from ..core.exceptions import RankLostError
+from ..core.options import ReduceOp
+from .abort import abort_job
+from .communicators import checked_communicator
+from .host import cores, is_crowded, machine
+from .interrupts import is_of_signal_handler
+from .messages import MPIMailbox, PointToPoint
+from .pause import SECONDS_BEFORE_SLEEP, pause
+from .survivors import Survivors
+from .transport import HEADER_BYTES, Bytes, Messages, Transport, WaitGivenUpError, Words
+from .two_level import TwoLevelExchange, is_two_level
+from .ulfm import is_loss, loss_error
+from .windows import SharedWindows
+
+__all__ = ["MPITransport", "survivors_of", "world_size"]
+
+_OPS = {
+    ReduceOp.SUM: MPI.SUM,
+    ReduceOp.MEAN: MPI.SUM,
+    ReduceOp.MIN: MPI.MIN,
+    ReduceOp.MAX: MPI.MAX,
+    ReduceOp.PROD: MPI.PROD,
+}
+
+# Counts and displacements are C ints in MPI before version 4, and Open MPI 5.0.11's v-collectives
+# fail beyond 2^31 on some ranks only. Larger messages go in pieces of this size.
+_LARGEST_MESSAGE_BYTES = 1 << 30
+
+# A request whose partners never came must keep its buffers for ever: MPI may still write there.
+_in_flight_for_ever: list[Any] = []
+
+#: With 0 there is no watcher: on any rank, then on none.
+_WATCH = "MPI_REPLICA_WATCH"
+
+# A watcher tells when the wait is over; where none does, the rank itself ends it so much later.
+_SECONDS_FOR_THE_WATCHER = 3.0
+
+# A wait begins with asking again and again: first so often, which is not counted as a wait, then
+# for so long. Each time lets another thread of this process run, which may take its time.
+_SPINS = 200
+_SPIN_SECONDS = 0.001
+# Where all have come, data only moves on while ranks ask: who sleeps holds it up.
+_SECONDS_OF_DATA = 1.0
+
+
+def world_size() -> int:
+    """Return the number of processes that MPI was started with."""
+    return int(MPI.COMM_WORLD.Get_size())
+
+
+def survivors_of(communicator: Any, num_spares: int) -> Survivors:
+    """Return what is known of the ranks of a communicator, before they come together.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `communicator` is not an intracommunicator.
+    """
+    return Survivors(MPI, checked_communicator(MPI, communicator), num_spares, MPITransport)
+
+
+def _may_watch() -> bool:
+    threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    return threads and os.environ.get(_WATCH, "1") != "0"
+
+
+class MPITransport(Transport):
+    """A world of ranks over an MPI communicator, which it frees.
+
+    Parameters
+    ----------
+    communicator : Intracomm
+        Nobody else uses it.
+    is_fault_tolerant : bool
+        Whether the library goes on without a lost rank.
+    """
+
+    def __init__(self, communicator: MPI.Intracomm, *, is_fault_tolerant: bool = False) -> None:
+        self._comm = communicator
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.is_fault_tolerant = is_fault_tolerant
+        self.communicator = self._comm
+        self.rank = self._comm.Get_rank()
+        self.size = self._comm.Get_size()
+        host = MPI.Get_processor_name()
+        place = (machine(host), cores())
+        mine = (host, place, os.getpid(), _may_watch())
+        hosts, places, pids, may_watch = zip(*self._comm.allgather(mine), strict=True)
+        self.hosts, self.pids = hosts, pids
+        if self.size > 1 and all(may_watch):
+            self.mailbox = MPIMailbox(MPI, self._comm)
+        crowded = {machine: is_crowded(machine, places) for machine, _ in places}
+        # Where ranks outnumber cores a rank that spins keeps the one it waits for from running.
+        self._spins = range(0 if crowded[place[0]] else _SPINS)
+        self._spin_seconds = 0.0 if crowded[place[0]] else _SPIN_SECONDS
+        # A blocking collective of one rank does not match a non-blocking one of another.
+        self.is_crowded = any(crowded.values())
+        self.is_between_hosts = len(set(hosts)) > 1
+        self._blocks = not self.is_crowded
+        self._windows = SharedWindows(MPI)
+        self._header = np.zeros(HEADER_BYTES, np.uint8)
+        self.headers = np.zeros(HEADER_BYTES * self.size, np.uint8)
+        self._header_view = self._header.data
+        self._exchange: MPI.Prequest | TwoLevelExchange | None = None
+        buffers = self._header, self.headers
+        with contextlib.suppress(NotImplementedError):  # persistent collectives are MPI-4
+            if is_two_level(hosts):
+                self._exchange = TwoLevelExchange(MPI, self._comm, hosts, *buffers)
+            else:
+                self._exchange = self._comm.Allgather_init(*buffers)
+
+    def exchange(self, header: bytes, timeout_seconds: float | None = None) -> None:
+        request = self._start_exchange(header)
+        # Every collective waits here: the first spins are those of `_wait`, without a call of it.
+        test = request.Test
+        try:
+            for _ in self._spins:
+                if test():
+                    self.is_in_flight = False
+                    self.steps = self.steps_ended = self.steps + 1
+                    return
+        except MPI.Exception as error:
+            raise self._as_loss(error) from None
+        self._wait(request, timeout_seconds)
+
+    def begin_exchange(self, header: bytes) -> Callable[[], bool]:
+        return self._asking(self._start_exchange(header).Test)
+
+    def _asking(self, test: Callable[[], bool]) -> Callable[[], bool]:
+        def has_ended() -> bool:
+            try:
+                return test()
+            except MPI.Exception as error:
+                raise self._as_loss(error) from None
+
+        return has_ended
+
+    def _start_exchange(self, header: bytes) -> MPI.Request | TwoLevelExchange:
+        self._header_view[: len(header)] = header
+        self.sent_bytes += HEADER_BYTES
+        if self._exchange is None:
+            request: MPI.Request = self._begin(self._comm.Iallgather, (self._header, self.headers))
+            return request
+        self.is_in_flight = True
+        try:  # as `_begin` does, without a call of it
+            self._exchange.Start()
+        except BaseException as error:
+            raise self._not_begun(error) from None
+        return self._exchange
+
+    def maximum(self, words: Words, timeout_seconds: float | None = None) -> Words:
+        greatest = np.empty_like(words)
+        self.sent_bytes += words.nbytes
+        arguments = (words, greatest, MPI.MAX)
+        self._run(self._comm.Iallreduce, arguments, timeout_seconds, SECONDS_BEFORE_SLEEP)
+        return greatest
+
+    def begin_maximum(self, words: Words) -> Callable[[], Words | None]:
+        greatest = np.empty_like(words)
+        has_ended = self._asking(self._comm.Iallreduce(words, greatest, MPI.MAX).Test)
+        # what is returned holds both buffers
+        return lambda: greatest if words is not None and has_ended() else None
+
+    def all_gather_bytes(self, data: bytes, timeout_seconds: float | None = None) -> list[bytes]:
+        lengths = np.empty(self.size, np.int64)
+        mine = np.array([len(data)], np.int64)
+        self.sent_bytes += mine.nbytes
+        self._run(self._comm.Iallgather, (mine, lengths), timeout_seconds)
+        receive = np.empty(int(lengths.sum()), np.uint8)
+        counts = lengths.tolist()
+        # The ranks may be here because they disagree, even about timeouts: no blocking call.
+        limit = math.inf if timeout_seconds is None else timeout_seconds
+        self._gather_blocks(np.frombuffer(data, np.uint8), receive, counts, limit)
+        starts = [0, *itertools.accumulate(counts)]
+        return [receive[start:end].tobytes() for start, end in itertools.pairwise(starts)]
+
+    def all_gather_blocks(
+        self,
+        send: Bytes | None,
+        receive: Bytes,
+        counts: Sequence[int],
+        timeout_seconds: float | None = None,
+    ) -> None:
+        self._gather_blocks(send, receive, counts, timeout_seconds)
+
+    def _gather_blocks(
+        self,
+        send: Bytes | None,
+        receive: Bytes,
+        counts: Sequence[int],
+        timeout_seconds: float | None,
+    ) -> None:
+        blocks = self._blocks and timeout_seconds is None
+        starts = [0, *itertools.accumulate(counts)]
+        self.sent_bytes += counts[self.rank]
+        if starts[-1] <= _LARGEST_MESSAGE_BYTES:
+            spec = [receive, (list(counts), starts[:-1]), MPI.BYTE]
+            source = MPI.IN_PLACE if send is None else [send, MPI.BYTE]
+            call = self._comm.Allgatherv if blocks else self._comm.Iallgatherv
+            self._run(call, (source, spec), timeout_seconds)
+            return
+        # One broadcast for each piece: only so has each its own base address.
+        if send is not None:
+            receive[starts[self.rank] : starts[self.rank + 1]] = send
+        broadcast = self._comm.Bcast if blocks else self._comm.Ibcast
+        for root, (begin, end) in enumerate(itertools.pairwise(starts)):
+            for start in range(begin, end, _LARGEST_MESSAGE_BYTES):
+                piece = receive[start : min(start + _LARGEST_MESSAGE_BYTES, end)]
+                self._run(broadcast, ([piece, MPI.BYTE], root), timeout_seconds)
+
+    def all_reduce(
+        self,
+        send: npt.NDArray[Any] | None,
+        receive: npt.NDArray[Any],
+        op: ReduceOp,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        source = MPI.IN_PLACE if send is None else send
+        arguments = (source, receive, _OPS[op])
+        self.sent_bytes += receive.nbytes
+        blocks = self._blocks and timeout_seconds is None
+        call = self._comm.Allreduce if blocks else self._comm.Iallreduce
+        self._run(call, arguments, timeout_seconds)
+
+    def all_to_all(
+        self,
+        send: Bytes,
+        send_counts: Sequence[int],
+        receive: Bytes,
+        receive_counts: Sequence[int],
+        timeout_seconds: float | None = None,
+    ) -> None:
+        blocks = self._blocks and timeout_seconds is None
+        call = self._comm.Alltoallv if blocks else self._comm.Ialltoallv
+        self.sent_bytes += send.nbytes
+        specs = ([send, send_counts, MPI.BYTE], [receive, receive_counts, MPI.BYTE])
+        self._run(call, specs, timeout_seconds)
+
+    def open_shared_memory(self, size_bytes: int) -> Bytes:
+        try:
+            return self._windows.open(self, size_bytes)
+        except MPI.Exception as error:
+            raise self._as_loss(error) from None
+
+    def barrier(self, timeout_seconds: float | None = None) -> None:
+        blocks = self._blocks and timeout_seconds is None
+        self._windows.sync()
+        self._run(self._comm.Barrier if blocks else self._comm.Ibarrier, (), timeout_seconds)
+        self._windows.sync()
+
+    def pass_on(self, messages: Messages, sizes: Mapping[int, int]) -> Messages:
+        self.sent_bytes += sum(map(len, messages.values()))
+        try:
+            request = PointToPoint(MPI, self._comm, messages, sizes, _LARGEST_MESSAGE_BYTES)
+        except MPI.Exception as error:
+            raise self._as_loss(error) from None
+        self.is_in_flight = True
+        self._wait(request, None)
+        return request.received
+
+    def agree(self, word: int) -> int:
+        words, loss = np.array([word], np.int32), self.loss
+        try:
+            self._wait(self._comm.Iagree(words), None, buffers=words)
+        except RankLostError:
+            # The word is agreed on all the same. A loss that is new comes up at the next exchange.
+            self.loss = loss
+        self.is_in_flight = loss is not None
+        return int(words[0])
+
+    def revoke(self) -> None:
+        if self.loss is None:
+            self.loss = loss_error(MPI, self._comm, self.hosts, self.pids)
+        if self.is_fault_tolerant:
+            for each in (self._comm, self.mailbox, self._exchange):
+                getattr(each, "Revoke", lambda: None)()  # requests have none
+
+    def abort(self, status: int) -> None:
+        abort_job(MPI, status)
+
+    def close(self) -> None:
+        if self._exchange is not None:
+            self._exchange.Free()
+            self._exchange = None
+        if self.mailbox is not None:
+            self.mailbox.close()
+        self._windows.free()
+        # A new communicator with its id would get results of its old agreements (Open MPI 5.0.11).
+        if not self.is_fault_tolerant:
+            self._comm.Free()
+
+    def _run(
+        self,
+        call: Callable[..., MPI.Request | None],
+        arguments: tuple[Any, ...],
+        timeout_seconds: float | None,
+        seconds_before_sleep: float = _SECONDS_OF_DATA,
+    ) -> None:
+        """Do the call, and wait for it where it does not block."""
+        self.steps += 1
+        try:
+            request = self._begin(call, arguments)
+        except BaseException:
+            self.steps -= 1  # the other ranks may get it a second time
+            raise
+        if request is not None:
+            self.steps -= 1  # counted when it is waited for
+            self._wait(request, timeout_seconds, seconds_before_sleep, arguments)
+        else:
+            if self.is_fault_tolerant and self._comm.Is_revoked():
+                # A small Allgatherv that is ended so may report success and have received nothing.
+                raise self._as_loss(MPI.Exception(MPI.ERR_REVOKED))
+            self.is_in_flight = False
+            self.steps_ended = self.steps
+
+    def _begin(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Do the call that begins an exchange; see to it that `is_in_flight` is right after it."""
+        self.is_in_flight = True
+        try:
+            return call(*arguments)
+        except BaseException as error:
+            raise self._not_begun(error) from None
+
+    def _not_begun(self, error: BaseException) -> BaseException:
+        """Return what is raised for an error in the call that would have begun an exchange."""
+        self.is_in_flight = is_of_signal_handler(error, __file__)
+        return self._as_loss(error)
+
+    def _as_loss(self, error: BaseException) -> BaseException:
+        """Return `error`, or the `RankLostError` in its place: nothing can be sent then."""
+        if not is_loss(MPI, error, self._comm if self.is_fault_tolerant else None):
+            return error
+        if self.loss is None:
+            self.loss = loss_error(MPI, self._comm, self.hosts, self.pids)
+        self.is_in_flight = True
+        return self.loss or error
+
+    def _wait(
+        self,
+        request: MPI.Request | TwoLevelExchange | PointToPoint,
+        timeout_seconds: float | None,
+        seconds_before_sleep: float = SECONDS_BEFORE_SLEEP,
+        buffers: Any = None,
+    ) -> None:
+        """Poll until the request is complete; give the core away while it is not."""
+        self.steps += 1
+        test = request.Test
+        if timeout_seconds is not None and self.mailbox is not None:
+            timeout_seconds += _SECONDS_FOR_THE_WATCHER
+        start = time.monotonic()
+        try:
+            while not test():
+                waited = time.monotonic() - start
+                if waited < self._spin_seconds:
+                    continue
+                is_late = timeout_seconds is not None and waited > timeout_seconds
+                if self.is_interrupted or is_late:
+                    raise WaitGivenUpError
+                pause(waited, seconds_before_sleep)
+        except BaseException as error:
+            _in_flight_for_ever.append((self, request, buffers))
+            self.steps_ended = self.steps
+            raise self._as_loss(error) from None
+        self.is_in_flight = False
+        self.steps_ended = self.steps
+        del buffers  # held until here: mpi4py keeps no reference for non-blocking calls

@@ -1,0 +1,380 @@
+"""The ranks of a job that are left: who they are, and how they come together anew after a loss.
+
+A strategy's transport is of the ranks that host replicas. Behind it stands the world: those ranks
+and the spares that wait. Only a world survives a loss, by ULFM's ``Revoke``, ``Shrink`` and
+``Agree``, which work although ranks are dead, and give all living ones the same result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from ..core.exceptions import RankLostError, mark_reporter
+from ..core.layout import compressed
+from .abort import abort_job
+from .library_facts import is_fault_tolerant
+from .single import WaitingTransport
+from .transport import Transport
+from .ulfm import agree, agree_in_steps, is_loss
+
+__all__ = ["Dismissal", "Member", "Survivors"]
+
+T = TypeVar("T")
+
+# What the ranks have in common after an attempt to come together.
+_SUCCEEDED, _MAY_TRY_AGAIN = 1, 2
+# What those of a world have in common when they agree for the last time, before they come together
+# anew or when their programs have ended.
+_GOES_ON, _HAS_ENDED = 0, 1
+
+# A spare looks so often whether it is needed: its core is for others.
+_LOOK_SECONDS = 0.003
+_TAG_OF_END = 1
+# Sent at once, whether the spare receives it or not.
+_MOST_LETTERS = 500
+_GOOD_END = ("", None)
+
+
+class Member(NamedTuple):
+    """A process of the job."""
+
+    #: Its rank when the strategy was made.
+    first_rank: int
+    host: str
+    pid: int
+
+
+class _Introduction(NamedTuple):
+    """What a rank says of itself when the ranks come together."""
+
+    member: Member
+    num_spares: int
+    #: How often the spares were told of an end.
+    ends: int
+    #: Its rank in the world that they leave.
+    rank: int
+    #: Why its program has ended, "" where nothing is wrong; None while it goes on.
+    farewell: str | None
+
+
+class Dismissal(NamedTuple):
+    """What spares are told: how the ranks that host replicas have come to their end."""
+
+    #: What has gone wrong; empty where nothing has.
+    text: str
+    #: The exit status with which they end; None where they go on.
+    status: int | None = None
+
+
+class Survivors:
+    """The living ranks of a strategy's job, the waiting ones among them.
+
+    Its communicators are never freed where ranks agree on them: see `MPITransport.close`.
+
+    Parameters
+    ----------
+    mpi : module
+        ``mpi4py.MPI``.
+    communicator : Intracomm
+        Of all ranks; collective over it. Duplicated.
+    num_spares : int
+        How many ranks at its end wait.
+    make : callable
+        Makes the transport of a communicator, given that and whether the library goes on without
+        a lost rank.
+    """
+
+    def __init__(
+        self,
+        mpi: Any,
+        communicator: Any,
+        num_spares: int,
+        make: Callable[..., Transport],
+    ) -> None:
+        self._mpi = mpi
+        self._make = make
+        #: Whether the library goes on without a lost rank.
+        self.is_fault_tolerant = is_fault_tolerant(mpi)
+        #: How many ranks the job was started with.
+        self.first_size: int = communicator.Get_size()
+        self._num_spares = num_spares
+        self._world = communicator
+        self._is_own = False  # whether `_world` is a duplicate
+        self._first_rank: int = communicator.Get_rank()
+        # How often the spares were told that the others have come to their end.
+        self._ends = 0
+        #: Whether they were, since they began to wait.
+        self.has_dismissed = False
+        # As `_Introduction` has it.
+        self._farewell: str | None = None
+        #: Whether all living ranks have agreed that they can't go on.
+        self.is_over = False
+        #: The rank of this process among all that live, and how many those are.
+        self.rank, self.size = self._first_rank, self.first_size
+        #: The transport of the ranks that host replicas; None where this rank waits.
+        self.transport: Transport | None = None
+        #: The living ranks in the order of their ranks, those that wait last.
+        self.members: tuple[Member, ...] = ()
+
+    def come_together(self, begin: Callable[[Transport | None], T]) -> T:
+        """Leave the dead behind, and return what `begin` gives on each rank. Collective.
+
+        It is tried again where another rank is lost meanwhile.
+
+        Parameters
+        ----------
+        begin : callable
+            Called with the new transport, or None where this rank waits.
+
+        Raises
+        ------
+        Exception
+            What `begin` raised on this rank.
+        RankLostError
+            It raised something on another one, or the program has ended there.
+        """
+        before = self.rank
+        while True:
+            problem: BaseException | None = None
+            word = _SUCCEEDED | _MAY_TRY_AGAIN
+            try:
+                problem = self._renew(before)
+                if problem is None:
+                    self._make_transport()
+                    made = begin(self.transport)
+                elif self.is_fault_tolerant:
+                    word = 0  # on all ranks, and none of them needs to be woken
+                else:
+                    raise problem
+            except BaseException as error:
+                if not self.is_fault_tolerant:
+                    raise
+                problem = error
+                word = _MAY_TRY_AGAIN if self._is_of_a_loss(error) else 0
+                self.revoke()
+            if not self.is_fault_tolerant:
+                return made
+            word = self._agree(word)
+            if not word & _MAY_TRY_AGAIN:
+                self.is_over = True
+                raise problem or RankLostError(
+                    "the ranks that are left could not go on: an error came up on another one,"
+                    " which prints it."
+                )
+            if word & _SUCCEEDED:
+                return made
+
+    def _is_of_a_loss(self, error: BaseException) -> bool:
+        loss = None if self.transport is None else self.transport.loss
+        if error is loss or is_loss(self._mpi, error, self._world):
+            return True
+        # A small Allgatherv that `revoke` ends may report success and have received nothing (Open
+        # MPI 5.0.11): then what came up is an error of pickle's, say.
+        return isinstance(error, Exception) and self._world.Is_revoked()
+
+    def _renew(self, before: int) -> Exception | None:
+        """Make a world of the ranks that live; return what speaks against it, on all of them alike.
+
+        `before` is what the rank of this one was.
+        """
+        if self.is_fault_tolerant:
+            # Unlike a duplicate it can be had where a rank is dead already.
+            self._world = self._world.Shrink()
+            # Who revokes it while others are still in that call ends them (Open MPI 5.0.11: a
+            # segmentation fault in ompi_comm_revoke_local).
+            self._world.Set_errhandler(self._mpi.ERRORS_RETURN)
+            self._agree(_GOES_ON)
+        elif not self._is_own:
+            self._world = self._world.Dup()
+        self._is_own = True
+        self._world.Set_errhandler(self._mpi.ERRORS_RETURN)
+        self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
+        self.transport = None
+        mine = Member(self._first_rank, self._mpi.Get_processor_name(), os.getpid())
+        ranks: list[_Introduction] = self._world.allgather(
+            _Introduction(mine, self._num_spares, self._ends, before, self._farewell)
+        )
+        self.members = tuple(one.member for one in ranks)
+        self._ends = max(one.ends for one in ranks)
+        return self._wrong_spares([one.num_spares for one in ranks]) or _farewell_error(ranks)
+
+    def _make_transport(self) -> None:
+        """Make the transport of the ranks that host replicas."""
+        active = self._world
+        if self.is_fault_tolerant or self._num_spares:
+            color = 0 if self.rank < self.num_active else self._mpi.UNDEFINED
+            active = self._world.Split(color, self.rank)
+        if active != self._mpi.COMM_NULL:
+            self.transport = self._make(active, is_fault_tolerant=self.is_fault_tolerant)
+
+    def waiting_transport(self) -> Transport:
+        """Return the transport of a rank that hosts no replicas."""
+        _, hosts, pids = zip(*self.members, strict=True)
+        return WaitingTransport(self.rank, hosts, pids, self.abort)
+
+    @property
+    def num_active(self) -> int:
+        """How many ranks host replicas, where so many live."""
+        return self.first_size - self._num_spares
+
+    def _wrong_spares(self, numbers: Sequence[int]) -> ValueError | None:
+        least, most = min(numbers), max(numbers)
+        if least < 0:
+            return ValueError(
+                "spares, or MPI_REPLICA_SPARES where that is not given, must be an int, 0 or more;"
+                f" it is not on rank {numbers.index(least)}."
+            )
+        if least != most:
+            return ValueError(
+                f"spares differs between ranks: {least} and {most}. Give the same on all."
+            )
+        if self._num_spares >= self.first_size:
+            return ValueError(
+                f"spares={self._num_spares} leaves none of the {self.first_size} ranks to host"
+                " replicas. Start more ranks, or ask for fewer spares."
+            )
+        return None
+
+    def call_together(self) -> None:
+        """Wake all living ranks for `come_together`, wherever they wait or have come to their end.
+
+        Collective: each of them does it when it has met the loss, or comes to `part`.
+        """
+        if self.transport is not None:
+            self.revoke()
+            if not self.transport.has_told_loss:
+                self.transport.agree(0)  # others may be at a meeting
+        self._agree(_GOES_ON)
+
+    def part(self) -> Iterator[None]:
+        """Yield until nobody needs this rank any more, whose program has ended. Collective.
+
+        Only when it has ended on all living ranks, none can meet a loss that makes them come
+        together. Where they do, this rank is with them, and can't go on.
+        """
+        if self.is_over or not self.is_fault_tolerant:
+            return
+        if self._farewell is None:
+            self._farewell = ""
+        if self.transport is not None and not self.transport.has_told_loss:
+            yield from agree_in_steps(self._mpi, self.transport.communicator, 0)
+        word, _ = yield from agree_in_steps(self._mpi, self._world, _HAS_ENDED)
+        if word != _HAS_ENDED:
+            with contextlib.suppress(RankLostError):
+                self.come_together(lambda _: None)
+
+    def _agree(self, word: int) -> int:
+        """Return the bits that the words of all living ranks have in common."""
+        return agree(self._mpi, self._world, word)[0]
+
+    def share(self, value: Any) -> Any:
+        """Return what the first rank gives, also to those that wait. Collective."""
+        return value if self.size <= self.num_active else self._world.bcast(value)
+
+    def revoke(self) -> None:
+        """Wake all ranks, wherever they wait, for `come_together`. Not collective."""
+        if self.transport is not None:
+            self.transport.revoke()
+        self._world.Revoke()
+
+    def wait(self) -> Dismissal | None:
+        """Wait, as a spare, without using the core.
+
+        Returns
+        -------
+        Dismissal or None
+            What a rank said at the end; None where a rank was lost: `come_together` is next.
+        """
+        while True:
+            num_lost = 0
+            for rank in range(self.num_active):
+                try:
+                    if self._world.Iprobe(rank, _TAG_OF_END):
+                        ends, end = self._world.recv(source=rank, tag=_TAG_OF_END)
+                        if ends > self._ends:
+                            self._ends = ends
+                            if end == _GOOD_END:
+                                self._hear_the_others(rank)
+                            return Dismissal(*end)
+                except self._mpi.Exception as error:
+                    if not is_loss(self._mpi, error):
+                        raise
+                    num_lost += 1
+                    if error.Get_error_class() == self._mpi.ERR_REVOKED:
+                        return None
+            if num_lost == self.num_active:  # nobody else is left to wake the spares
+                self.revoke()
+                return None
+            time.sleep(_LOOK_SECONDS)
+
+    def _hear_the_others(self, first: int) -> None:
+        """Receive what the other ranks say at a good end: they wait until it is heard."""
+        for rank in range(self.num_active):
+            ends = self._ends if rank == first else 0
+            try:
+                while ends < self._ends:  # what it said at ends before may come first
+                    ends, _ = self._world.recv(source=rank, tag=_TAG_OF_END)
+            except self._mpi.Exception as error:
+                if not is_loss(self._mpi, error):
+                    raise
+
+    def dismiss(self, text: str = "", status: int | None = None) -> None:
+        """Tell the spares that the others have come to their end. Every rank does it: one may die.
+
+        Parameters
+        ----------
+        text : str
+            What has gone wrong.
+        status : int, optional
+            The exit status with which the others end.
+        """
+        end = text[:_MOST_LETTERS], status
+        # At a good end they are waited for: one that has not heard would take the next call of
+        # run_elastic for this one.
+        send = self._world.ssend if end == _GOOD_END else self._world.send
+        self._ends += 1
+        self.has_dismissed = True
+        for rank in range(self.num_active, self.size):
+            try:
+                send((self._ends, end), rank, _TAG_OF_END)
+            except self._mpi.Exception as error:
+                if not is_loss(self._mpi, error):
+                    raise
+
+    def abort(self, status: int) -> None:
+        """End the processes of all ranks with this exit status."""
+        abort_job(self._mpi, status)
+
+    @property
+    def may_be_needed(self) -> bool:
+        """Whether others may wait for this rank when its program ends."""
+        return self.first_size > 1 and (self.is_fault_tolerant or self._num_spares > 0)
+
+    def say_farewell(self, cause: str) -> None:
+        """Note why the program ends, and tell the spares, unless they know."""
+        if self._farewell is None:
+            self._farewell = cause
+        if self.transport is not None and not self.has_dismissed:
+            self.dismiss(cause or "the program has ended on the other ranks")
+
+
+def _farewell_error(everyone: Sequence[_Introduction]) -> RankLostError | None:
+    """Return the error of ranks that are needed, where the program has ended on others."""
+    ended = [one for one in everyone if one.farewell is not None]
+    if not ended:
+        return None
+    failed = [one for one in ended if one.farewell]
+    ranks = compressed(sorted(one.member.first_rank for one in ended))
+    causes = [f"rank {one.member.first_rank} ended with {one.farewell}" for one in failed]
+    error = RankLostError(
+        f"the program has ended on rank{'s' * (len(ended) > 1)} {ranks}: the others can't go on"
+        " alone after a loss."
+        f" {'; '.join(causes) or 'All ranks must come to the end of run_elastic'}."
+    )
+    stay = [one for one in everyone if one.farewell is None]
+    mark_reporter(error, [*failed, *stay, *ended][0].rank)
+    return error

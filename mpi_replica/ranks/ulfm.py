@@ -1,0 +1,157 @@
+"""What the MPI library says and does where a rank has died (ULFM, MPI 5's fault tolerance)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..core.exceptions import RankLostError
+from ..core.layout import compressed
+from .pause import pause
+
+__all__ = [
+    "JobOutcome",
+    "agree",
+    "agree_in_steps",
+    "agree_on_outcome",
+    "is_loss",
+    "loss_error",
+]
+
+# A rank that only hears of a loss learns a little later who it was, if it calls MPI meanwhile.
+_SECONDS_TO_LEARN = 0.03
+# One that can't send to a dead rank may be the first to meet it, before the library tells.
+_SECONDS_TO_BE_SURE = 3.0
+
+
+def is_loss(mpi: Any, error: BaseException, communicator: Any = None) -> bool:
+    """Return whether `error` says that a rank has died, or that another rank has met this.
+
+    Parameters
+    ----------
+    mpi : module
+        ``mpi4py.MPI``.
+    error : BaseException
+        What came up in a call.
+    communicator : Intracomm, optional
+        The one of the call. Where a rank of it has died, each error says so: Open MPI's
+        collectives then fail with ``ERR_OTHER``, too.
+    """
+    if not isinstance(error, mpi.Exception):
+        return False
+    classes = (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
+    if error.Get_error_class() in classes:
+        return True
+    return communicator is not None and _is_lost(mpi, communicator)
+
+
+def loss_error(mpi: Any, communicator: Any, hosts: Sequence[str], pids: Sequence[int]) -> Any:
+    """Return the `RankLostError` of a communicator's rank, with the names of those that died."""
+    limit = time.monotonic() + _SECONDS_TO_LEARN
+    ranks: list[int] = []
+    while not ranks and time.monotonic() < limit:
+        ranks = _failed_ranks(mpi, communicator)
+        mpi.COMM_SELF.Iprobe()
+    many = len(ranks) > 1
+    who = f"rank{'s' * many} {compressed(sorted(ranks))}" if ranks else "a rank"
+    processes = ", ".join(f"pid {pids[rank]} on {hosts[rank]}" for rank in sorted(ranks)[:4])
+    return RankLostError(
+        f"{who}{f' ({processes})' * bool(processes)} {'have' if many else 'has'} died. No call of"
+        " this strategy works until strategy.run_elastic has given the lost replicas to the ranks"
+        " that are left. Outside of it the program can only end: train inside of run_elastic, or"
+        " restore the last checkpoint."
+    )
+
+
+def _is_lost(mpi: Any, communicator: Any) -> bool:
+    """Return whether a rank of a communicator has died, as this one knows after a while."""
+    limit = time.monotonic() + _SECONDS_TO_BE_SURE
+    while not _failed_ranks(mpi, communicator) and not communicator.Is_revoked():
+        if time.monotonic() > limit:
+            return False
+        mpi.COMM_SELF.Iprobe()
+    return True
+
+
+def _failed_ranks(mpi: Any, communicator: Any) -> list[int]:
+    try:
+        failed = communicator.Get_failed()
+        everyone = communicator.Get_group()
+        return list(mpi.Group.Translate_ranks(failed, range(failed.Get_size()), everyone))
+    except (NotImplementedError, mpi.Exception):
+        return []
+
+
+def agree(mpi: Any, communicator: Any, word: int) -> tuple[int, bool]:
+    """Return the bits that the words of all living ranks have in common. Collective.
+
+    Parameters
+    ----------
+    mpi : module
+        ``mpi4py.MPI``.
+    communicator : Intracomm
+    word : int
+        Of this rank.
+
+    Returns
+    -------
+    int
+        The same on all ranks, whether ranks have died or not.
+    bool
+        Whether it came out that a rank has died.
+    """
+    steps = agree_in_steps(mpi, communicator, word)
+    start = time.monotonic()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        pause(time.monotonic() - start)
+
+
+def agree_in_steps(
+    mpi: Any, communicator: Any, word: int
+) -> Generator[None, None, tuple[int, bool]]:
+    """Do as `agree`; yield while it goes on."""
+    words = np.array([word], np.int32)
+    try:
+        request = communicator.Iagree(words)
+        while not request.Test():
+            yield
+    except mpi.Exception as error:
+        if not is_loss(mpi, error):
+            raise
+        return int(words[0]), True
+    return int(words[0]), False
+
+
+class JobOutcome(NamedTuple):
+    """How a job has ended, as all ranks that live say alike."""
+
+    is_well: bool
+    #: Whether a rank has died.
+    has_lost: bool
+
+
+def agree_on_outcome(mpi: Any, is_well: bool) -> JobOutcome:
+    """Return whether this and all other living ranks have ended well. Collective over COMM_WORLD.
+
+    It is the last thing that the ranks of a job agree on.
+
+    Parameters
+    ----------
+    mpi : module
+        ``mpi4py.MPI``, of a library with ULFM.
+    is_well : bool
+        Of this rank.
+    """
+    if mpi.Is_finalized() or not mpi.Is_initialized():  # the program does it by hand
+        return JobOutcome(is_well, False)
+    world = mpi.COMM_WORLD
+    world.Set_errhandler(mpi.ERRORS_RETURN)
+    are_well, has_lost = agree(mpi, world, int(is_well))
+    return JobOutcome(bool(are_well), has_lost or world.Get_failed().Get_size() > 0)

@@ -1,0 +1,383 @@
+"""Assigning to variables: how what replicas assign is combined."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from ..collectives.agreement.call import Call
+from ..collectives.agreement.site import CallSite
+from ..collectives.broadcast import Broadcast, EqualEverywhere
+from ..collectives.reduce import AllReduce
+from ..collectives.sparse import reduce_values
+from ..collectives.strategy_like import StrategyLike
+from ..core import nest
+from ..core.abstract_variable import AbstractVariable
+from ..core.context import ReplicaContextLike, current_state, require_cross_replica
+from ..core.indexed_slices import IndexedSlices
+from ..core.options import CommunicationOptions, ReduceOp, VariableAggregation
+from ..core.values import Mirrored, PerReplica, component_of
+from .storage import SCATTER, Storage
+
+__all__ = ["Assignable", "lose_components", "lose_values", "plain_value"]
+
+Array = np.ndarray[Any, Any]
+
+_REDUCED = (VariableAggregation.SUM, VariableAggregation.MEAN)
+
+
+class Assignable(AbstractVariable):
+    """The part of a variable that is assigned to."""
+
+    name: str
+    aggregation: VariableAggregation
+    _strategy: StrategyLike
+    _storage: Storage
+    _on_read: bool
+
+    @property
+    def identity(self) -> str:
+        """A name that tells it from all other variables, the same on every rank."""
+        return self._storage.identity
+
+    def assign(
+        self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Give the variable a new value.
+
+        In a replica: collective, by the aggregation; `value` is this replica's. NONE: all replicas
+        must assign the same value, of which a hash travels with the next call, and after 64 of
+        them, or where their old values have 16 MiB, in a message of 256 bytes. Synchronized on
+        read: the replica's own component, no communication. In cross-replica context: collective;
+        rank 0's value counts.
+
+        Parameters
+        ----------
+        value : array_like
+            Of the variable's shape, and of a dtype that numpy casts to the variable's
+            (``same_kind``).
+        use_locking, name : optional
+            Accepted for tf's sake: they change nothing.
+        read_value : bool, default True
+            Whether the variable is returned.
+
+        Returns
+        -------
+        Variable or None
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            Another shape; under NONE the replicas assigned different values; a `PerReplica` in
+            cross-replica context.
+        TypeError
+            A dtype that does not fit.
+        """
+        self._assign("assign", value)
+        return self if read_value else None
+
+    def assign_add(
+        self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Add `delta`, as `assign` does.
+
+        Raises
+        ------
+        ValueError
+            As for `assign`; also in cross-replica context for one that is summed on read, as in tf.
+        """
+        self._assign("assign_add", delta)
+        return self if read_value else None
+
+    def assign_sub(
+        self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Subtract `delta`, as `assign_add` adds."""
+        self._assign("assign_sub", delta)
+        return self if read_value else None
+
+    def scatter_add(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: Any = None
+    ) -> Self:
+        """Add rows to those of the variable, by their indices.
+
+        Collective, and with the same meaning, as `assign_add` is: in a replica under SUM and MEAN
+        the rows of all replicas are gathered first, and of MEAN divided by their number.
+
+        Parameters
+        ----------
+        sparse_delta : IndexedSlices
+            Rows of the variable's. Those that have the same index add up, in their order, and in
+            that of the replicas. Replicas may give other numbers of rows, but under NONE.
+        use_locking, name : optional
+            Accepted for tf's sake: they change nothing.
+
+        Returns
+        -------
+        Variable
+            Itself.
+
+        Raises
+        ------
+        IndexError
+            An index is none of a row; on every rank.
+        ValueError, TypeError
+            As for `assign_add`; the variable has no rows, or its dtype can't be added.
+
+        Notes
+        -----
+        Takes a copy of the whole variable: what was read before stays what it was. Messages as for
+        `assign`; under SUM and MEAN those of ``all_reduce`` of the rows beside. Counterpart of
+        ``tf.Variable.scatter_add``.
+
+        Examples
+        --------
+        >>> import numpy as np, mpi_replica as mr
+        >>> v = mr.Variable(np.zeros((3, 2)))
+        >>> v.scatter_add(mr.IndexedSlices([[1.0, 2.0], [3.0, 4.0]], [2, 2])).numpy()
+        array([[0., 0.],
+               [0., 0.],
+               [4., 6.]])
+        """
+        return self._assign("scatter_add", sparse_delta)
+
+    def scatter_sub(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: Any = None
+    ) -> Self:
+        """Subtract rows, as `scatter_add` adds them."""
+        return self._assign("scatter_sub", sparse_delta)
+
+    def scatter_min(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: Any = None
+    ) -> Self:
+        """Keep the smaller one of each row's items and those given, as `scatter_add` adds them.
+
+        Raises
+        ------
+        NotImplementedError
+            In a replica, under SUM and MEAN, as in tf; on every rank.
+        """
+        return self._assign("scatter_min", sparse_delta)
+
+    def scatter_max(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: Any = None
+    ) -> Self:
+        """Keep the greater one of each row's items and those given, as `scatter_min` does."""
+        return self._assign("scatter_max", sparse_delta)
+
+    def scatter_update(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: Any = None
+    ) -> Self:
+        """Put rows in the place of those that are there, as `scatter_min` does.
+
+        Of rows that have the same index the last one counts.
+        """
+        return self._assign("scatter_update", sparse_delta)
+
+    def _assign(self, how: str, value: Any) -> Self:
+        state = current_state()
+        engine = self._strategy.engine
+        if state is not None and state.kind == "update" and state.strategy is self._strategy:
+            if state.component is not None:
+                value = component_of(value, state.component)
+            elif isinstance(value, PerReplica):  # whose component is here depends on the rank
+                raise ValueError(
+                    f"{self.name}.{how} got a PerReplica in update: the variable would differ"
+                    " between ranks. Reduce it first: strategy.extended.reduce_to(op, value, var)."
+                )
+            mine = self._storage.fitting(self.name, how, plain_value(value))
+            if state.component is None and engine.layout.size > 1:
+                engine.cross_replica(engine.make("update", None, self._compared_update, how, mine))
+            else:
+                self._storage.write(state.component, how, mine)
+            return self
+        context = None if state is None else state.replica_context
+        if context is None or context.strategy is not self._strategy:
+            require_cross_replica(self._strategy, f"{self.name}.{how}")
+            self._assign_from_above(how, value)
+        elif self._on_read:
+            key = context.replica_id_in_sync_group
+            mine = self._storage.fitting(self.name, how, component_of(plain_value(value), key))
+            self._storage.write(key, how, mine)
+        else:
+            if how in SCATTER and self.aggregation in _REDUCED:
+                value = self._reduced_rows(context, how, value)
+            replica_id = context.replica_id_in_sync_group
+            kind = f"Variable.{how}"
+            context.meet(engine.make(kind, None, self._assignment, kind, how, value, replica_id))
+        return self
+
+    def _reduced_rows(self, context: ReplicaContextLike, how: str, value: Any) -> IndexedSlices:
+        """Return the rows of all replicas, one behind the other; of MEAN, divided by their number.
+
+        Collective.
+        """
+
+        def own_rows() -> list[Any]:
+            if how not in ("scatter_add", "scatter_sub"):
+                raise NotImplementedError(
+                    f"{self.name}.{how} in a replica has no meaning under aggregation"
+                    f" {self.aggregation.name}, as in tf. Make the variable with NONE or"
+                    " ONLY_FIRST_REPLICA."
+                )
+            own = component_of(plain_value(value), context.replica_id_in_sync_group)
+            return [self._storage.fitting(self.name, how, own)]
+
+        op = ReduceOp.from_variable_aggregation(self.aggregation)
+        engine, structure = self._strategy.engine, nest.flatten(None)[1]
+        meet = context.meet
+        rows: IndexedSlices = reduce_values(engine, meet, op, own_rows, structure, None, None)
+        return rows
+
+    def _compared_update(
+        self, site: CallSite, options: CommunicationOptions, how: str, value: Array | IndexedSlices
+    ) -> Call:
+        """Return the call by which `update` writes what must be the same on all ranks."""
+        advice = (
+            "What update writes must be the same on all ranks: reduce it first, or pass it through"
+            " the args of merge_call."
+        )
+        what = f"{how} to {self.identity}"
+        return self._equal_everywhere(site, options, "update", what, how, value, advice)
+
+    def _equal_everywhere(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        kind: str,
+        detail: str,
+        how: str,
+        value: Array | IndexedSlices,
+        advice: str,
+    ) -> Call:
+        write = functools.partial(self._storage.write_for_now, None, how)
+        held_bytes = self._storage.any_array.nbytes
+        return EqualEverywhere(site, options, kind, detail, value, advice, write, held_bytes)
+
+    def _assignment(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        kind: str,
+        how: str,
+        value: Any,
+        replica_id: int,
+    ) -> Call:
+        """Return the call by which a replica assigns to a mirrored variable."""
+        storage, mode = self._storage, self.aggregation
+        mine = storage.fitting(self.name, how, component_of(plain_value(value), replica_id))
+        is_scatter = how in SCATTER
+        writing = storage.writing([None], how)
+        if mode is VariableAggregation.ONLY_FIRST_REPLICA:
+            return Broadcast(
+                site,
+                options,
+                kind,
+                self.identity,
+                mine,
+                compared=not is_scatter,  # there may be other numbers of rows
+                writing=writing,
+            )
+        if mode is VariableAggregation.NONE or is_scatter:
+            advice = (
+                "With VariableAggregation.NONE all replicas must assign the same value. Make"
+                " the variable with aggregation=mr.VariableAggregation.MEAN, SUM or"
+                " ONLY_FIRST_REPLICA, or all_reduce the value first."
+            )
+            return self._equal_everywhere(site, options, kind, self.identity, how, mine, advice)
+        op = ReduceOp.from_variable_aggregation(mode)
+        structure = nest.flatten(None)[1]
+        return AllReduce(
+            site, options, kind, op, [[mine]], structure, None, self.identity, writing=writing
+        )
+
+    def _assign_from_above(self, how: str, value: Any) -> None:
+        engine, kind = self._strategy.engine, f"Variable.{how}"
+        engine.cross_replica(engine.make(kind, None, self._assignment_above, kind, how, value))
+
+    def _assignment_above(
+        self, site: CallSite, options: CommunicationOptions, kind: str, how: str, value: Any
+    ) -> Call:
+        """Return the call by which rank 0 assigns in cross-replica context."""
+        if isinstance(value, PerReplica):
+            raise ValueError(
+                f"{self.name}.{how} got a PerReplica in cross-replica context: ranks would"
+                " differ. Reduce it first: strategy.reduce(op, value, axis=None)."
+            )
+        if self._is_summed and how != "assign":
+            raise ValueError(
+                f"{self.name}.{how} in cross-replica context is not supported for a variable"
+                " that is summed on read, as in tf: it is not clear which component gets it."
+                f" Call {how} in a replica."
+            )
+        layout = self._strategy.engine.layout
+        mine = self._storage.fitting(self.name, how, plain_value(value))
+        keys: Sequence[int | None] = layout.local_replica_ids if self._on_read else (None,)
+        writing = self._storage.writing(keys, how, layout.num_replicas if self._is_summed else None)
+        return Broadcast(
+            site,
+            options,
+            kind,
+            self.identity,
+            mine,
+            compared=how not in SCATTER,
+            writing=writing,
+        )
+
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether it has one value, and not a component for each replica."""
+        return not self._on_read
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the components of replicas here went with a rank, and were not assigned since."""
+        return self._storage.is_lost
+
+    @property
+    def _is_summed(self) -> bool:
+        return self._on_read and self.aggregation is VariableAggregation.SUM
+
+    def put_back(self, fill: Callable[[Array], None]) -> None:
+        """Take what `value` gave above the replicas, which `fill` writes into an array.
+
+        The same on all ranks; no communication. Some hundred KiB of memory, where nobody holds what
+        was read before.
+        """
+        count = self._strategy.engine.layout.num_replicas
+        self._storage.refill(fill, count if self._is_summed else None)
+
+    def put_back_components(self, components: Mapping[int, Array]) -> None:
+        """Hold these components of a variable that is synchronized on read, and no others.
+
+        No communication.
+        """
+        self._storage.replace({i: np.array(value) for i, value in components.items()})
+
+
+def lose_components(strategy: StrategyLike) -> None:
+    """Have the variables of a strategy forget what replicas had: those have moved.
+
+    A state that holds some of them puts them back. The others are lost until they are assigned.
+    """
+    engine = strategy.engine
+    for variable in engine.variables.values():
+        if not variable.is_mirrored:
+            variable._storage.lose(engine.layout.local_replica_ids)
+
+
+def lose_values(variables: Iterable[Assignable]) -> None:
+    """Have variables be an error until they are assigned: nobody knows what they should be."""
+    for variable in variables:
+        variable._storage.lose(variable._storage.keys)
+
+
+def plain_value(value: Any) -> Any:
+    """Return the value in a variable or a Mirrored; anything else as it is."""
+    if isinstance(value, Assignable):
+        return value.shared_value()
+    return value.value if isinstance(value, Mirrored) else value

@@ -1,0 +1,209 @@
+"""Means over the rows of the global batch, of which replicas may have different numbers.
+
+A mean of the replicas' means is another number: a row counts more where there are few.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+
+from ..core import nest
+from ..core.argument_checks import integer
+from ..core.array_libraries import dtype_of, give_back, mean_of, to_numpy, ways_back
+from ..core.dtypes import accumulation
+from ..core.exceptions import ContextError
+from ..core.indexed_slices import IndexedSlices
+from ..core.options import CommunicationOptions, ReduceOp
+from .replica_context import ReplicaContext, get_replica_context
+
+__all__ = ["compute_average_loss", "mean_over_global_batch"]
+
+
+def mean_over_global_batch(
+    sums: Any, rows: float, options: CommunicationOptions | None = None
+) -> Any:
+    """Return means over all rows of the global batch; the same on every replica.
+
+    Collective: every replica calls it, as ``ctx.all_reduce``.
+
+    Parameters
+    ----------
+    sums : nest of array_like or IndexedSlices
+        What this replica has added up over its own rows, such as losses and gradients; zeros where
+        it has no rows.
+    rows : int or float
+        How many rows these are, or the sum of their weights; 0 or more.
+    options : CommunicationOptions, optional
+        As for ``all_reduce``.
+
+    Returns
+    -------
+    nest of numpy.ndarray
+        The sums over all replicas, divided by the rows of all. Means of integers are float64. The
+        sums must not overflow: sum up float16 in float32. Arrays of torch, JAX and others as for
+        ``all_reduce``.
+
+    Raises
+    ------
+    ValueError
+        `rows` is negative or not finite, or 0 on all replicas; on every rank.
+    TypeError
+        `rows` is no real number; on every rank.
+    ContextError
+        Not called in a replica.
+    StructureMismatchError, CollectiveMismatchError
+        As for ``all_reduce``.
+
+    Notes
+    -----
+    Costs one ``all_reduce`` of `sums` and a number. In cross-replica context, for rows themselves,
+    ``strategy.reduce("MEAN", value, axis=0)`` gives this mean.
+
+    Examples
+    --------
+    >>> import mpi_replica as mr, numpy as np
+    >>> rows_of = [np.array([1.0, 2.0, 3.0]), np.array([10.0])]
+    >>> def step():
+    ...     rows = rows_of[mr.get_replica_context().replica_id_in_sync_group]
+    ...     return float(mr.mean_over_global_batch(rows.sum(), len(rows)))
+    >>> mr.MPIStrategy(num_replicas=2).run(step)  # the mean of the means would be 6
+    PerReplica:{
+      0: 4.0,
+      1: 4.0
+    }
+    """
+    context = _replica("mean_over_global_batch")
+    if isinstance(rows, bool) or not isinstance(rows, (int, float, np.integer, np.floating)):
+        raise TypeError(f"rows must be a number, got {rows!r}: how many rows `sums` are of.")
+    if not 0 <= rows < np.inf:
+        raise ValueError(f"rows must be 0 or more, and finite, got {rows!r}.")
+    # float64 holds the number of any rows; and replicas may count in ints and in floats
+    total = context.all_reduce(ReduceOp.SUM, {"rows": np.float64(rows), "sums": sums}, options)
+    count = float(total["rows"])
+    if not count:
+        raise ValueError(
+            "mean_over_global_batch got no rows from any replica: there is no mean of nothing."
+            " Leave out empty batches."
+        )
+    return nest.map_structure(lambda leaf: _divided(leaf, count), total["sums"])
+
+
+def compute_average_loss(
+    per_example_loss: Any,
+    sample_weight: Any = None,
+    global_batch_size: int | None = None,
+) -> Any:
+    """Return this replica's part of the mean loss: the parts of all replicas add up to it.
+
+    So do the gradients of it: ``ctx.all_reduce("SUM", gradients)`` gives those of the mean.
+    Collective where `global_batch_size` is not given.
+
+    Parameters
+    ----------
+    per_example_loss : array_like, shape (rows, ...)
+        The losses of this replica's rows; or a number, for one row. torch and JAX compute with
+        their own arrays: what they record, or trace, can be differentiated.
+    sample_weight : array_like, optional
+        Weights of the losses, broadcast from the left: a weight for each row, say.
+    global_batch_size : int, optional
+        The rows of all replicas together. Default: they are added up, by one ``all_reduce`` of a
+        number. tf multiplies this replica's rows by the number of replicas instead, which is wrong
+        for a last batch whose rows are spread unevenly.
+
+    Returns
+    -------
+    numpy scalar, or torch.Tensor or jax.Array as the losses are
+        The sum of the weighted losses over `global_batch_size`; in their dtype if that is a float.
+
+    Raises
+    ------
+    ValueError
+        No replica has rows, `global_batch_size` is not positive, or the weights do not fit.
+    TypeError
+        `global_batch_size` is no int; or it is not given, where JAX traces and losses have no
+        values yet.
+    ContextError
+        Not called in a replica.
+
+    Notes
+    -----
+    Counterpart of ``tf.nn.compute_average_loss``.
+
+    Examples
+    --------
+    >>> import mpi_replica as mr, numpy as np
+    >>> float(mr.compute_average_loss(np.array([1.0, 2.0, 6.0])))
+    3.0
+    >>> float(mr.compute_average_loss(np.array([1.0, 2.0]), global_batch_size=4))
+    0.75
+    """
+    context = _replica("compute_average_loss")
+    shape = np.shape(per_example_loss)
+    rows = shape[0] if shape else 1
+    weight_shape = np.shape(sample_weight)
+    if len(weight_shape) > max(1, len(shape)):
+        raise ValueError(
+            f"sample_weight has shape {tuple(weight_shape)}, and the losses {tuple(shape)}. Give a"
+            " weight for each loss, or for each row."
+        )
+    if global_batch_size is None:
+        _require_values(per_example_loss)
+        rows = int(context.all_reduce(ReduceOp.SUM, np.int64(rows)))
+    else:
+        rows = integer("global_batch_size", global_batch_size)
+    if rows < 1:
+        raise ValueError(
+            f"compute_average_loss got {rows} rows of all replicas together: there is no mean of"
+            " nothing. Leave out empty batches."
+        )
+    mean = mean_of(per_example_loss, sample_weight, float(rows))
+    if mean is not None:
+        return mean
+    losses = np.atleast_1d(to_numpy(per_example_loss))
+    if sample_weight is not None:
+        weights = np.asarray(to_numpy(sample_weight))
+        losses = losses * weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
+    return _divided(losses.sum(), float(rows))
+
+
+def _require_values(losses: Any) -> None:
+    try:
+        dtype_of(losses)
+    except TypeError as error:
+        raise TypeError(
+            f"{error} Or give compute_average_loss the global_batch_size: then it calls none."
+        ) from None
+
+
+def _replica(name: str) -> ReplicaContext:
+    context = get_replica_context()
+    if context is None:
+        raise ContextError(
+            f"{name} was called in cross-replica context: it needs the rows of each replica. Call"
+            " it in the function that is given to run."
+        )
+    return context
+
+
+def _divided(total: Any, count: float) -> Any:
+    """Return `total` over `count`, in its dtype where that holds fractions; it may be changed."""
+    if isinstance(total, IndexedSlices):
+        mean = copy.copy(total)
+        mean.values = _divided(total.values, count)
+        return mean
+    ways = ways_back([total])
+    if ways is not None:
+        array = to_numpy(total)
+        mean = _divided(array if array.flags.writeable else array.copy(), count)
+        return give_back([mean], ways)[0]
+    dtype = total.dtype
+    if dtype.kind in "biu":
+        return total / count
+    wide, _ = accumulation(dtype, ReduceOp.SUM)  # float16 and bfloat16 can't hold many counts
+    with np.errstate(all="ignore"):  # an error on one rank alone
+        if wide == dtype and isinstance(total, np.ndarray):
+            return np.divide(total, dtype.type(count), out=total)
+        return (total / wide.type(count)).astype(dtype)

@@ -1,0 +1,61 @@
+"""Running a ``merge_fn``: once on each rank, in cross-replica context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..collectives.agreement.call import Call
+from ..collectives.agreement.site import boundary
+from ..collectives.merge import MergeCall
+from ..collectives.strategy_like import StrategyLike
+from ..core import nest
+from ..core.array_libraries import copy_of
+from ..core.context import State, entered
+from ..core.values import PerReplica, component_of
+
+__all__ = ["invoke_merge_fn", "perform_alone", "unpacked"]
+
+
+def perform_alone(strategy: StrategyLike, call: Call) -> Any:
+    """Perform the call of a `ReplicaContext` that was made by hand: there is one replica."""
+    call.replica_ids = (0,)
+    if call.error is not None:
+        raise call.error
+    result = strategy.engine.perform([call])[0]
+    if not isinstance(call, MergeCall):
+        return result
+    scope, args, kwargs = result
+    try:
+        with entered(State(strategy, None, "merge_fn")):
+            result = invoke_merge_fn(call.function, strategy, args, kwargs)
+            return unpacked(result, [0])[0]
+    finally:
+        scope.is_open = False
+
+
+@boundary
+def invoke_merge_fn(
+    merge_fn: Callable[..., Any], strategy: StrategyLike, args: Any, kwargs: Any
+) -> Any:
+    """Call a ``merge_fn``; the chain of frames of a call site ends here."""
+    return merge_fn(strategy, *args, **kwargs)
+
+
+def unpacked(value: Any, replica_ids: Sequence[int]) -> list[Any]:
+    """Return, for each local replica, the nest `value` with its component of each PerReplica.
+
+    Each replica may write into the arrays that it gets: they must not be those of another one.
+    """
+    if value is None:
+        return [None] * len(replica_ids)
+
+    def component(leaf: Any, replica_id: int) -> Any:
+        own = component_of(leaf, replica_id)
+        is_shared = replica_id != replica_ids[0] and not isinstance(leaf, PerReplica)
+        return copy_of(own) if is_shared else own
+
+    return [
+        nest.map_structure(lambda leaf, i=i: component(leaf, i), value)  # type: ignore[misc]
+        for i in replica_ids
+    ]

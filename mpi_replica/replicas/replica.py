@@ -1,0 +1,168 @@
+"""Which replica some code is part of: its id, its strategy, its random numbers."""
+
+from __future__ import annotations
+
+import contextvars
+import operator
+import warnings
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from ..collectives.agreement.call import Call
+from ..collectives.engine import Engine
+from ..collectives.strategy_like import StrategyLike
+from ..core.context import State, require_cross_replica, restore_state, swap_state
+from ..core.exceptions import ContextError
+from .merge_fn import perform_alone
+
+__all__ = ["Replica", "SeatLike"]
+
+
+class SeatLike(Protocol):
+    """The place of a replica in a run."""
+
+    replica_id: int
+
+    def meet(self, call: Call) -> Any:
+        """Wait until all replicas are at `call`, and return its result."""
+
+
+class Replica:
+    """A replica, without what it calls: the base of `ReplicaContext`, which says more."""
+
+    def __init__(self, strategy: StrategyLike, replica_id_in_sync_group: int | None) -> None:
+        replica_id = None
+        if replica_id_in_sync_group is not None:
+            try:
+                if isinstance(replica_id_in_sync_group, bool):
+                    raise TypeError("bool")
+                # numpy's integers are integers, too
+                replica_id = operator.index(replica_id_in_sync_group)
+            except TypeError:
+                raise ValueError(
+                    "replica_id_in_sync_group must be an int or None, got"
+                    f" {replica_id_in_sync_group!r}."
+                ) from None
+        count = strategy.num_replicas_in_sync
+        if replica_id is not None and not 0 <= replica_id < count:
+            raise ValueError(
+                f"replica_id_in_sync_group={replica_id} is no id of {strategy!r}: they go from 0 to"
+                f" {count - 1}."
+            )
+        self._strategy = strategy
+        self._replica_id = replica_id
+        self._seat: SeatLike | None = None
+        #: That of the code that this context belongs to; None for one that was made by hand.
+        self._state: State | None = None
+        self._tokens: list[contextvars.Token[State | None]] = []
+
+    @classmethod
+    def of_seat(cls, strategy: StrategyLike, seat: SeatLike) -> Self:
+        """Return the context of a replica that runs."""
+        context = cls.__new__(cls)  # nothing is to be checked
+        context._strategy = strategy
+        context._replica_id = seat.replica_id
+        context._seat = seat
+        context._state = State(strategy, context, "replica")
+        context._tokens = []
+        return context
+
+    @property
+    def state(self) -> State | None:
+        """What the code of this replica is part of; None for a context that was made by hand."""
+        return self._state
+
+    def __enter__(self) -> Self:
+        require_cross_replica(self._strategy, "ReplicaContext.__enter__")
+        self._tokens.append(swap_state(State(self._strategy, self, "replica")))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        restore_state(self._tokens.pop())
+
+    def __repr__(self) -> str:
+        return f"<ReplicaContext of replica {self._replica_id} of {self._strategy!r}>"
+
+    @property
+    def strategy(self) -> StrategyLike:
+        """The strategy."""
+        return self._strategy
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas all ranks host together."""
+        return self._strategy.num_replicas_in_sync
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """The id of this replica among all replicas: 0 to ``num_replicas_in_sync - 1``.
+
+        Raises
+        ------
+        ValueError
+            The context was made by hand without an id.
+        """
+        if self._replica_id is None:
+            raise ValueError(
+                "this ReplicaContext was made with replica_id_in_sync_group=None: it has no id."
+            )
+        return self._replica_id
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Where this replica runs, as a tuple of one string. Deprecated, as in tf."""
+        warnings.warn(
+            "ReplicaContext.devices is deprecated; use strategy.rank.", DeprecationWarning, 2
+        )
+        engine = self._strategy.engine
+        return (f"rank:{engine.layout.rank}/replica:{self._replica_id}",)
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """The random numbers of this replica: other ones than those of any other replica.
+
+        A generator that depends on the ``seed`` of the strategy and on the id of the replica, never
+        on the rank that hosts it. It goes on from one ``run`` to the next.
+
+        Raises
+        ------
+        ValueError
+            The context was made by hand without an id.
+
+        Examples
+        --------
+        >>> import mpi_replica as mr
+        >>> def step():
+        ...     return mr.get_replica_context().rng.integers(100)
+        >>> mr.MPIStrategy(num_replicas=2, seed=1).run(step)
+        PerReplica:{
+          0: np.int64(16),
+          1: np.int64(19)
+        }
+        """
+        return self._strategy.generators.of_replica(self.replica_id_in_sync_group)
+
+    @property
+    def _engine(self) -> Engine:
+        return self._strategy.engine  # the default strategy has one for each thread
+
+    def meet(self, call: Call) -> Any:
+        """Wait until all replicas are at `call`, and return its result."""
+        if self._seat is not None:
+            return self._seat.meet(call)
+        self._check_is_only(call.kind)
+        return perform_alone(self._strategy, call)
+
+    def _check_is_only(self, call: str) -> None:
+        if self._seat is None and self.num_replicas_in_sync != 1:
+            raise ContextError(
+                f"{call} in a ReplicaContext that was made by hand needs a strategy with one"
+                f" replica; this one has {self.num_replicas_in_sync}. Use strategy.run."
+            )

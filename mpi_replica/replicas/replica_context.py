@@ -1,0 +1,335 @@
+"""What a replica calls: its id, and the collectives."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from ..collectives.agreement.site import CallSite
+from ..collectives.gather import AllGather
+from ..collectives.merge import MergeCall, check_merge_call
+from ..collectives.reduce import AllReduce
+from ..collectives.sparse import reduce_values
+from ..core import nest
+from ..core.context import (
+    State,
+    current_state,
+    current_strategy,
+    entered,
+)
+from ..core.exceptions import ContextError
+from ..core.options import CommunicationOptions, ReduceOp
+from ..core.values import component_of
+from .replica import Replica
+
+__all__ = ["ReplicaContext", "get_replica_context"]
+
+
+class ReplicaContext(Replica):
+    """What a replica calls: its id, and the collectives.
+
+    Inside the function given to ``strategy.run``, `get_replica_context` returns it.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        The strategy whose replica this is.
+    replica_id_in_sync_group : int or None
+        The id of the replica, from 0 to ``num_replicas_in_sync - 1``.
+
+    Notes
+    -----
+    Made by hand it is a context manager; its collectives then need a strategy with one replica.
+    Counterpart of ``tf.distribute.ReplicaContext``.
+
+    Examples
+    --------
+    >>> import mpi_replica as mr
+    >>> def step():
+    ...     return mr.get_replica_context().all_reduce("sum", 1.0)
+    >>> mr.MPIStrategy(num_replicas=2).run(step)
+    PerReplica:{
+      0: np.float64(2.0),
+      1: np.float64(2.0)
+    }
+    """
+
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        options: CommunicationOptions | None = None,
+        *,
+        out: Any = None,
+    ) -> Any:
+        """Combine the values of all replicas and give every replica the result.
+
+        Collective: every replica calls it, in the same order, with the same structure.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp or str
+            SUM, MEAN, MIN, MAX or PROD; strings in any case.
+        value : nest of array_like or IndexedSlices
+            Leaves of equal shape and dtype on every replica. A list is a nest: write
+            ``np.array([1, 2])`` for an array. A `PerReplica` stands for this replica's component.
+            Arrays of torch, JAX and others that know DLPack are taken as numpy's, and the results
+            are of the same library.
+        options : CommunicationOptions, optional
+            Fields that are set win over those of the strategy.
+        out : nest of numpy.ndarray, optional
+            Where the results go, so that nothing is allocated: a nest like `value`, of writable
+            C-contiguous arrays with the dtypes and shapes of the results. `value` itself for a
+            reduction in place. Otherwise it shares no memory with it. On all replicas alike. Each
+            replica needs one of its own: a global that serves where a rank hosts one replica is
+            the same array for all replicas of a rank, which fill it one after the other.
+
+        Returns
+        -------
+        nest of numpy.ndarray
+            `out` where it is given. Otherwise fresh C-contiguous arrays; a 0-d result is a numpy
+            scalar. The same bits on every replica. SUM and MEAN accumulate float16 and bfloat16 in
+            float32, in the order of a tree over the replicas: the same bits on every layout. MEAN
+            of integers and bools is float64. For `IndexedSlices`: the slices of all replicas, one
+            behind the other.
+
+        Raises
+        ------
+        StructureMismatchError
+            A leaf differs in path, shape or dtype between replicas; on every rank.
+        CollectiveMismatchError
+            Replicas are at different calls, or at one with another op; on every rank.
+        TypeError
+            A leaf can't be reduced: SUM of bool, strings, objects; a leaf of `out` has another
+            dtype than its result; on every rank.
+        ValueError
+            A leaf of `out` has another shape, is read-only, not C-contiguous, or shares memory with
+            another leaf, or with the value of another replica of the rank; on every rank.
+        ContextError
+            Not called by this replica.
+
+        Notes
+        -----
+        One message of 256 bytes a rank where all leaves together have 232 bytes or less. Otherwise
+        that, one Allreduce for each 512 KiB of a large leaf (2 MiB in place, and where ranks share
+        cores), and for each 1 MiB of leaves below 64 KiB; or for each ``bytes_per_pack``. Where
+        every rank has one replica, large leaves that are C-contiguous are not copied. Sums of
+        float16 and bfloat16 with more than 64 KiB as float32, divided by the number of replicas,
+        are one Alltoallv and one Allgatherv for each 1 MiB of float32, as they are where every rank
+        has one replica; smaller ones take one Allgatherv, or none where they fit into the 256
+        bytes. Results of one call may lie beside each other in one block of memory: a kept one
+        keeps up to 64 KiB, or 16 MiB where it has 512 KiB and more.
+
+        Reproducible sums that have more than 64 KiB, divided by the number of replicas, go through
+        a window of shared memory where all ranks are on one host: one barrier for each 512 KiB, and
+        two more. Between hosts that is one Alltoallv and one Allgatherv for each 1 MiB; smaller
+        ones take one Allgatherv. Counterpart of ``tf.distribute.ReplicaContext.all_reduce``.
+
+        Examples
+        --------
+        >>> import numpy as np, mpi_replica as mr
+        >>> mr.get_replica_context().all_reduce("MEAN", {"a": np.array([1, 2])})
+        {'a': array([1., 2.])}
+        """
+        if current_state() is not self._state or self._state is None:  # before a call of `_check`
+            self._check("all_reduce", "strategy.reduce")
+        leaves, structure, is_plain = nest.flatten_plain(value)
+        if not is_plain:
+            components = functools.partial(self._components, leaves)
+            return reduce_values(
+                self._engine, self.meet, reduce_op, components, structure, options, out
+            )
+        call = self._strategy.engine.make(
+            "all_reduce",
+            options,
+            AllReduce,
+            "all_reduce",
+            reduce_op,
+            [leaves],
+            structure,
+            out,
+            plain=is_plain,
+        )
+        return self.meet(call) if self._seat is None else self._seat.meet(call)
+
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        """Concatenate the values of all replicas along `axis`, and give every replica the result.
+
+        Collective: every replica calls it, in the same order, with the same structure.
+
+        Parameters
+        ----------
+        value : nest of array_like
+            Leaves of one dimension or more. All dimensions but `axis` are equal on every replica;
+            that one may differ, and be 0. Every fixed-size dtype, and strings: the widest item
+            size wins. Arrays of torch, JAX and others as for `all_reduce`.
+        axis : int
+            The dimension along which to gather; negative ones count from the end.
+        options : CommunicationOptions, optional
+            Fields that are set win over those of the strategy.
+
+        Returns
+        -------
+        nest of numpy.ndarray
+            Fresh C-contiguous arrays, in the order of the replica ids.
+
+        Raises
+        ------
+        ValueError
+            A leaf is a scalar, or `axis` is out of range; on every rank.
+        StructureMismatchError, CollectiveMismatchError, ContextError
+            As for `all_reduce`.
+        NotImplementedError
+            A leaf is `IndexedSlices`.
+
+        Notes
+        -----
+        One message of 256 bytes a rank where value and extents fit into it. Otherwise that, one
+        Allgatherv for each leaf of 64 KiB and more, and one for each 1 MiB of smaller ones; one
+        further message of 256 bytes where the results have more than 1 MiB. Along another axis
+        than the first, one Allgatherv for each row of 256 KiB and more, and for each 1 MiB of
+        shorter rows, which are copied to their place. Results as those of `all_reduce`.
+        Counterpart of ``tf.distribute.ReplicaContext.all_gather``.
+
+        Examples
+        --------
+        >>> import numpy as np, mpi_replica as mr
+        >>> mr.get_replica_context().all_gather(np.array([1, 2]), axis=0)
+        array([1, 2])
+        """
+        self._check("all_gather", "strategy.gather")
+
+        engine, kind = self._engine, "all_gather"
+        return self.meet(engine.make(kind, options, self._gathering, kind, value, axis))
+
+    def _gathering(
+        self, site: CallSite, options: CommunicationOptions, kind: str, value: Any, axis: int
+    ) -> AllGather:
+        mine, structure, is_plain = nest.flatten_plain(value)
+        if not is_plain:
+            mine = self._components(mine)
+        return AllGather(site, options, kind, axis, [mine], structure)
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., Any],
+        args: tuple[Any, ...] | list[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Gather the arguments of all replicas and run `merge_fn` in cross-replica context.
+
+        Collective: every replica calls it, with the same function.
+
+        Parameters
+        ----------
+        merge_fn : callable
+            Called as ``merge_fn(strategy, *args, **kwargs)``, once on each rank, with the same
+            arguments everywhere: each leaf is a `PerReplica` with a component of every replica
+            (``None`` from all replicas is None, a variable stays itself).
+        args, kwargs : tuple or list, and mapping
+            Nests of arrays and of any objects that can be pickled. Arrays of torch, JAX and others
+            that know DLPack are of the same library in `merge_fn`, on the device of this rank's
+            own argument.
+
+        Returns
+        -------
+        object
+            What `merge_fn` returned; of each PerReplica in it, this replica's component.
+
+        Raises
+        ------
+        CollectiveMismatchError
+            The replicas gave different functions, or are at different calls; on every rank. Also
+            where what `merge_fn` returned differs between ranks, because it used something from
+            outside: pass what differs through `args`.
+        StructureMismatchError
+            The nests of the arguments differ; on every rank.
+        TypeError, ValueError
+            `merge_fn` can't be called; `args` is no tuple or list; `kwargs` is no mapping; an
+            object that is no array has 2 GiB or more, as pickle writes it.
+
+        Notes
+        -----
+        An exception in `merge_fn` is raised by ``strategy.run``, on every rank. One message of 256
+        bytes a rank where all arguments fit into it, else one Allgatherv more. Array leaves of
+        64 KiB and more are gathered when `merge_fn` looks at them; looking is a collective call
+        too. The components of such a leaf share memory: one that is kept keeps those of all
+        replicas, ``x.copy()`` does not. Counterpart of ``tf.distribute.ReplicaContext.merge_call``.
+
+        Examples
+        --------
+        >>> import mpi_replica as mr
+        >>> mr.get_replica_context().merge_call(lambda strategy, x: x + 1, args=(2,))
+        3
+        """
+        self._check("merge_call", "the function itself, with the strategy as first argument")
+        strategy = self._strategy
+        named = {} if kwargs is None else kwargs
+
+        if strategy.is_default and self._seat is None:
+            self._engine.check_thread("merge_call")
+            check_merge_call(merge_fn, args, named)
+            with entered(State(strategy, None, "merge_fn")):
+                return merge_fn(strategy, *args, **named)
+
+        call = self._engine.make(
+            "merge_call",
+            None,
+            MergeCall,
+            merge_fn,
+            args,
+            named,
+            strategy.name_of_variable,
+            self.replica_id_in_sync_group,
+            self._engine,
+        )
+        return self.meet(call)
+
+    def _components(self, leaves: Sequence[Any]) -> list[Any]:
+        mine, number = self.replica_id_in_sync_group, self.num_replicas_in_sync
+        return [component_of(leaf, mine, number) for leaf in leaves]
+
+    def _check(self, call: str, instead: str) -> None:
+        """Raise unless this is the context of the code that runs."""
+        state = current_state()
+        if state is not None and state is self._state:
+            return
+        current = get_replica_context()
+        if current is self:
+            self._check_is_only(call)
+            return
+        if current is None:
+            where = "a merge_fn" if state is not None and state.kind == "merge_fn" else "scope()"
+            raise ContextError(
+                f"{call} was called in cross-replica context ({where}): it needs a replica. Use"
+                f" {instead}."
+            )
+        if state is None or state.strategy is not self._strategy:
+            raise ContextError(
+                f"{call} of a ReplicaContext of {self._strategy!r} was called outside of its"
+                " strategy.run (mismatching strategies). Get the context with"
+                " mr.get_replica_context() where you use it."
+            )
+        raise ContextError(
+            f"{call} of the ReplicaContext of replica {self._replica_id} was called in replica"
+            f" {current._replica_id} (mismatching ReplicaContext). Get the context with"
+            " mr.get_replica_context() where you use it."
+        )
+
+
+@functools.cache
+def _default_context() -> ReplicaContext:
+    return ReplicaContext(current_strategy(), 0)
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """Return the context of the current replica; None in cross-replica context.
+
+    Outside of any strategy it is the context of the default strategy's only replica. Counterpart
+    of ``tf.distribute.get_replica_context``.
+    """
+    state = current_state()
+    if state is None:
+        return _default_context()
+    return cast("ReplicaContext | None", state.replica_context)

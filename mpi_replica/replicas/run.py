@@ -1,0 +1,413 @@
+"""Running a function on the replicas of this rank.
+
+Each replica runs in a greenlet. They run one at a time, in the order of their ids, and switch
+only at collectives: a replica posts its call and switches to the hub (the code that called
+``strategy.run``); when all local replicas have posted, the hub performs the call with the other
+ranks and resumes them. A rank's only replica performs its calls itself, but for those that run
+functions of the program.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import greenlet
+from greenlet import getcurrent
+
+from ..collectives.agreement.call import Call
+from ..collectives.agreement.site import CallSite, function_identity
+from ..collectives.agreement.stand import Note, Stand
+from ..collectives.broadcast import digest_of
+from ..collectives.merge import MergeCall
+from ..collectives.strategy_like import StrategyLike
+from ..core import nest
+from ..core.context import State, entered, swap_state
+from ..core.exceptions import ContextError, ReplicaStopped, add_note, text_of
+from ..core.options import CommunicationOptions
+from ..core.values import DistributedValues, Mirrored, per_replica
+from .merge_fn import invoke_merge_fn, unpacked
+from .replica_context import ReplicaContext
+from .run_end import RunEnd
+
+__all__ = ["KeptByRuns", "Run", "Seat", "Worker"]
+
+#: A replica that swallows `ReplicaStopped` this often is abandoned.
+_MOST_REFUSALS = 100
+
+#: Leaves of a merge_fn's result above this size are not compared between ranks.
+_HASHED_BYTES = 1 << 16
+
+# What most of them return.
+_NOTHING = digest_of(None)
+
+# The kinds of the leaves of a None.
+_NO_VALUE = ("none",)
+
+# A program that makes new functions all the time must not grow.
+_MOST_ENDS = 256
+
+_abandoned: list[Seat] = []  # never resumed and never collected: that would run their code
+
+
+class Worker:
+    """A kept greenlet: making one costs more than all its switches in a step."""
+
+    def __init__(self) -> None:
+        self.greenlet = greenlet.greenlet(self._work)
+        # Not an argument of the greenlet: that would be kept for as long as the greenlet is.
+        self._seat: Seat | None = None
+
+    def begin(self, seat: Seat) -> None:
+        """Run the replica of `seat` until it posts a call or ends."""
+        self._seat = seat
+        self.greenlet.gr_context = contextvars.copy_context()
+        self.greenlet.switch()
+
+    def _work(self) -> None:
+        while (seat := self._seat) is not None:
+            seat.work()
+            hub = seat.run.hub
+            del seat  # an idle worker must not keep what the last step used
+            self._seat = None
+            hub.switch()
+
+
+class KeptByRuns:
+    """What the runs of a strategy leave for the next one."""
+
+    def __init__(self) -> None:
+        self.workers: list[Worker] = []
+        #: Ends of runs in which all local replicas returned None, by call site and function.
+        self.empty_ends: dict[tuple[bytes, bytes], RunEnd] = {}
+
+
+class Seat:
+    """The place of one local replica in a run."""
+
+    #: "new", "waits" at a call, "returned", "raised" or "abandoned"
+    status = "new"
+    call: Call | None = None
+    value: Any = None
+    error: BaseException | None = None
+    worker: Worker | None = None
+    _refusals = 0
+
+    def __init__(self, run: Run, replica_id: int, args: Sequence[Any], kwargs: Mapping[str, Any]):
+        self.run = run
+        self.replica_id = replica_id
+        self.args = args
+        self.kwargs = kwargs
+
+    def work(self) -> None:
+        """Run the step function to its end; called in the greenlet of the replica."""
+        strategy = self.run.strategy
+        context = ReplicaContext.of_seat(strategy, self)
+        swap_state(context.state)  # in a context of the replica's own, which is thrown away
+        try:
+            self.value = self.run.fn(*self.args, **self.kwargs)
+            self.status = "returned"
+        except greenlet.GreenletExit:
+            raise
+        except BaseException as error:
+            self.error = error
+            self.status = "raised"
+
+    def meet(self, call: Call) -> Any:
+        """Post `call` and wait until the hub has performed it; called by the replica."""
+        if self.worker is None or getcurrent() is not self.worker.greenlet:
+            raise ContextError(
+                "a collective was called outside of the greenlet of its replica. Call it directly"
+                " from the function given to strategy.run."
+            )
+        run = self.run
+        if run.doom is not None:
+            self.refuse(run.doom)
+        call.replica_ids = (self.replica_id,)
+        self.call = call
+        self.status = "waits"
+        if run.is_alone and call.error is None and not call.runs_user_code:
+            # No partner to wait for: without two switches. The hub deals with errors.
+            try:
+                result = run.engine.perform([call])[0]
+            except BaseException as error:
+                run.failure = error
+            else:
+                self.call = None
+                self.status = "runs"
+                return result
+        return run.hub.switch()
+
+    def refuse(self, doom: BaseException) -> None:
+        """Raise, since the run is over; give up on a replica that will not stop."""
+        self._refusals += 1
+        if self._refusals > _MOST_REFUSALS:
+            self.status = "abandoned"
+            _abandoned.append(self)
+            self.run.hub.switch()
+        raise self.run.stop_error(doom)
+
+    def stop(self, error: BaseException) -> None:
+        """Raise `error` at the call at which the replica waits; called by the hub."""
+        self._refusals += self.run.doom is not None
+        self._resume(lambda g: g.throw(error))
+
+    def go_on(self, answer: Any) -> None:
+        """Return `answer` from the call at which the replica waits; called by the hub."""
+        self._resume(lambda g: g.switch(answer))
+
+    def _resume(self, switch: Callable[[greenlet.greenlet], Any]) -> None:
+        if self.worker is None:
+            raise RuntimeError("a replica that never started can't go on")
+        self.call = None
+        self.status = "runs"
+        switch(self.worker.greenlet)
+
+
+class Run:
+    """One call of ``strategy.run`` on this rank."""
+
+    ordinal = 0
+    #: Why the run is over before its end; set by the agreement.
+    doom: BaseException | None = None
+    #: Whether that is an exception of a replica, and not a disagreement.
+    a_replica_failed = True
+    #: What came up where it did, for the hub.
+    failure: BaseException | None = None
+
+    def __init__(
+        self,
+        strategy: StrategyLike,
+        fn: Callable[..., Any],
+        seats: Sequence[tuple[int, Sequence[Any], Mapping[str, Any]]],
+        site: CallSite,
+        options: CommunicationOptions,
+    ) -> None:
+        self.strategy = strategy
+        self.fn = fn
+        self.identity = function_identity(fn)
+        self.site = site
+        self.options = options
+        self.engine = strategy.engine
+        self.seats = [Seat(self, *seat) for seat in seats]
+        self.hub = getcurrent()
+        #: Whether this rank has one replica, which performs its calls itself.
+        self.is_alone = len(self.seats) == 1
+
+    def execute(self, kept: KeptByRuns) -> Any:
+        """Run the function on all local replicas; return what they returned, merged."""
+        agreement = self.engine.agreement
+        agreement.enter_run(self)
+        try:
+            try:
+                self._start(kept.workers)
+            except BaseException as error:  # Ctrl-C between two replicas
+                self._deal_with(error, [])
+            while self.doom is None:
+                has_ended = False
+                waiting: list[Seat] = []
+                for seat in self.seats:  # no comprehension: most runs end here at once
+                    if seat.status != "returned":
+                        waiting = [seat for seat in self.seats if seat.status == "waits"]
+                        break
+                else:
+                    has_ended = True
+                try:
+                    if self.failure is not None:
+                        failure, self.failure = self.failure, None
+                        raise failure
+                    if has_ended:
+                        return self._end(kept)
+                    if len(waiting) == len(self.seats):
+                        answers = self._perform([seat.call for seat in waiting if seat.call])
+                    else:
+                        self._report()
+                    answers.reverse()
+                    for seat in waiting:
+                        # Popped: what is kept here would live until the next call is done.
+                        seat.go_on(answers.pop())
+                except BaseException as error:
+                    self._deal_with(error, waiting)
+            self._unwind()
+            raise self.doom
+        finally:
+            agreement.leave_run()
+            self._give_back(kept.workers)
+
+    def meeting(self) -> tuple[tuple[int, ...], str]:
+        """Return the replicas of this rank that have not come to a call, and that of the others."""
+        missing = tuple(seat.replica_id for seat in self.seats if seat.status != "waits")
+        call = next((seat.call for seat in self.seats if seat.call is not None), None)
+        return missing, "" if call is None else call.text or call.kind
+
+    def stop_error(self, doom: BaseException) -> BaseException:
+        """Return what a replica gets at a call in a run that is over because of `doom`."""
+        if not self.a_replica_failed:
+            return doom.with_traceback(None)
+        stopped = ReplicaStopped(
+            f"this replica stops at its call, because another one raised {type(doom).__name__}:"
+            f" {text_of(doom)}"
+        )
+        stopped.__cause__ = doom
+        return stopped
+
+    def _start(self, workers: list[Worker]) -> None:
+        for seat in self.seats:
+            seat.worker = workers.pop() if workers else Worker()
+            seat.status = "runs"
+            seat.worker.begin(seat)
+            if seat.status == "raised":
+                return  # a replica that has not started is not started
+
+    def _perform(self, calls: list[Call]) -> list[Any]:
+        failed = [call for call in calls if call.error is not None]
+        if failed:
+            agreement = self.engine.agreement
+            stands = [agreement.stand(call) for call in calls]
+            originals = {call.replica_ids[0]: call.error for call in failed if call.error}
+            self.engine.report(stands, originals, calls[0])
+        results = self.engine.perform(calls)
+        if isinstance(calls[0], MergeCall):
+            return self._merge(calls[0], *results[0])
+        return results
+
+    def _merge(self, call: MergeCall, scope: Any, args: Any, kwargs: Any) -> list[Any]:
+        try:
+            with entered(State(self.strategy, None, "merge_fn")):
+                result = invoke_merge_fn(call.function, self.strategy, args, kwargs)
+        finally:
+            scope.is_open = False
+        if self.engine.layout.size > 1:
+            advice = (
+                "merge_fn must return the same on all ranks: pass what differs between replicas"
+                " through args instead of using it from outside."
+            )
+            what = f"the result of merge_fn {call.identity.text}"
+            digest = _NOTHING if result is None else digest_of(_comparable(result))
+            self.engine.agreement.notes.add(
+                Note(what, call.site, digest, advice, "CollectiveMismatchError")
+            )
+        return unpacked(result, [seat.replica_id for seat in self.seats])
+
+    def _deal_with(self, error: BaseException, waiting: Sequence[Seat]) -> None:
+        """Pass an error on to the replicas, and to the other ranks where they don't know it."""
+        if self.doom is None and not self.engine.agreement.is_agreed(error):
+            error = self._tell(error)
+        if self.doom is None and not waiting:
+            self.doom = error
+        for seat in waiting:
+            if seat.status == "waits":
+                at_call = error if self.doom is None else self.stop_error(self.doom)
+                seat.stop(at_call.with_traceback(None) if at_call is not error else error)
+
+    def _tell(self, error: BaseException) -> BaseException:
+        """Tell the other ranks of an error that came up here, between collectives."""
+        agreement = self.engine.agreement
+        ids = self.engine.layout.local_replica_ids
+        end = self._run_end(None)
+        end.replica_ids = ids
+        try:
+            stand = agreement.failed_stand(end, error, "raised")
+            self.engine.report([stand], {ids[0]: error}, end)
+        except BaseException as agreed:
+            if self.doom is None:
+                self.doom = error
+            return agreed
+
+    def _report(self) -> NoReturn:
+        """Tell the other ranks that some local replicas have returned or raised."""
+        agreement = self.engine.agreement
+        stands: list[Stand] = []
+        originals: dict[int, BaseException] = {}
+        end = self._run_end(None)
+        for seat in self.seats:
+            ids = (seat.replica_id,)
+            if seat.call is not None and seat.status == "waits":
+                stands.append(agreement.stand(seat.call))
+            elif seat.error is not None:
+                end.replica_ids = ids
+                originals[seat.replica_id] = seat.error
+                stands.append(agreement.failed_stand(end, seat.error, "raised"))
+            elif seat.status == "returned":
+                stands.append(Stand(ids, "returned", end.describe(), None, self.ordinal))
+        self.engine.report(stands, originals, end)
+
+    def _end(self, kept: KeptByRuns) -> Any:
+        """Agree on the end of the run; return what the local replicas returned, wrapped."""
+        layout, seats = self.engine.layout, self.seats
+        is_empty = True
+        for seat in seats:
+            if seat.value is not None:
+                is_empty = False
+                break
+        if is_empty:
+            ends = [self._empty_end(kept)]  # one tells of all of them
+        else:
+            ends = [self._run_end(seat.value, seat.replica_id) for seat in seats]
+        kinds = self.engine.perform(ends)[0]
+        if is_empty and kinds == _NO_VALUE:
+            return None
+        leaves: list[Any] = []
+        for index, kind in enumerate(kinds):
+            if kind == "none":
+                leaves.append(None)
+            elif kind == "value":
+                values = [end.leaves[index] for end in ends] * (len(seats) // len(ends))
+                leaves.append(per_replica(values, layout))
+            else:
+                leaves.append(ends[0].leaves[index])
+        return nest.unflatten(ends[0].structure, leaves)
+
+    def _run_end(self, value: Any, replica_id: int | None = None) -> RunEnd:
+        return RunEnd(self.site, self.options, self.identity, self.strategy, value, replica_id)
+
+    def _empty_end(self, kept: KeptByRuns) -> RunEnd:
+        """Return the end of a run in which no replica returned anything, as most steps do."""
+        key = self.site.digest, self.identity.digest
+        end = kept.empty_ends.get(key)
+        if end is None or end.options is not self.options:
+            end = self._run_end(None)
+            end.replica_ids = self.engine.layout.local_replica_ids
+            if len(kept.empty_ends) >= _MOST_ENDS:
+                kept.empty_ends.clear()
+            kept.empty_ends[key] = end
+        return end
+
+    def _unwind(self) -> None:
+        """Stop the replicas that still wait, and say which ones would not stop."""
+        for seat in self.seats:
+            if seat.status == "waits" and self.doom is not None:
+                seat.stop(self.stop_error(self.doom))
+        refused = [seat.replica_id for seat in self.seats if seat.status == "abandoned"]
+        if refused and self.doom is not None:
+            text = (
+                f"{self.engine.layout.describe(refused)} swallowed the error at its collective"
+                f" {_MOST_REFUSALS} times and was abandoned in the middle of {self.identity.text}."
+                " Let mr.errors.ReplicaStopped pass: catch Exception, not BaseException."
+            )
+            add_note(self.doom, text)
+            try:
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+            except RuntimeWarning:
+                pass  # where warnings are errors, the note tells it
+
+    def _give_back(self, workers: list[Worker]) -> None:
+        for seat in self.seats:
+            if seat.worker is not None and seat.status in ("returned", "raised"):
+                seat.worker.greenlet.gr_context = None
+                workers.append(seat.worker)
+
+
+def _comparable(result: Any) -> Any:
+    """Return what of a merge_fn's result must be the same on all ranks."""
+
+    def comparable(leaf: Any) -> Any:
+        if isinstance(leaf, Mirrored):
+            leaf = leaf.value
+        if isinstance(leaf, DistributedValues) or getattr(leaf, "nbytes", 0) > _HASHED_BYTES:
+            return None
+        return leaf
+
+    return nest.map_structure(comparable, result)

@@ -1,0 +1,77 @@
+"""The agreement at the end of a run: what the replicas returned, and from which function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..collectives.agreement.call import Call
+from ..collectives.agreement.group import Group
+from ..collectives.agreement.site import CallSite, FunctionIdentity
+from ..collectives.agreement.stand import CallDescription, LeafDescription
+from ..collectives.strategy_like import StrategyLike
+from ..core import nest
+from ..core.options import CommunicationOptions
+from ..core.values import component_of
+
+__all__ = ["RunEnd"]
+
+
+class RunEnd(Call):
+    """The end of a run: what a replica returned, and from which function."""
+
+    kind = "run"
+    status = "returned"
+
+    def __init__(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        function: FunctionIdentity,
+        strategy: StrategyLike,
+        value: Any,
+        replica_id: int | None = None,
+    ) -> None:
+        self.site = site
+        self.options = options
+        self.function = function
+        leaves, self.structure, is_plain = nest.flatten_plain(value)
+        if replica_id is not None:
+            self.replica_ids = (replica_id,)
+            if not is_plain:  # a PerReplica stands for a component here, too
+                number = strategy.num_replicas_in_sync
+                leaves = [component_of(leaf, replica_id, number) for leaf in leaves]
+        self.leaves = leaves
+        name = strategy.name_of_variable
+        self.kinds = tuple(
+            [
+                "none" if leaf is None else ("" if is_plain else name(leaf)) or "value"
+                for leaf in leaves
+            ]
+        )
+        self._identify()
+
+    def _identify(self) -> None:
+        self.identify((self.function.digest, nest.key(self.structure), self.kinds))
+
+    def words(self, position: int = 0) -> CallDescription:
+        """Return the end as a call, for messages."""
+        return CallDescription(
+            self.kind,
+            self.function.text,
+            self.site,
+            self.options.name,
+            nest.structure_text(self.structure),
+            nest.leaf_paths(self.structure),
+            tuple(LeafDescription(kind) for kind in self.kinds),
+            code=self.function.digest.hex(),
+        )
+
+    def promote(self, change: Sequence[str]) -> None:
+        """Count leaves that some replicas returned nothing for as values."""
+        self.kinds = tuple(change)
+        self._identify()
+
+    def steps(self, group: Group, calls: Sequence[RunEnd], prepared: None) -> tuple[str, ...]:
+        """Return what kinds of values the replicas returned."""
+        return self.kinds

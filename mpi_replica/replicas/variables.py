@@ -1,0 +1,320 @@
+"""Variables: state that replicas share.
+
+A mirrored variable has one array on each rank, the same everywhere. A variable that is
+synchronized on read has a component for each replica, combined when it is read from above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..collectives import cross_replica
+from ..collectives.agreement.site import CallSite
+from ..collectives.broadcast import Broadcast
+from ..collectives.strategy_like import StrategyLike
+from ..core.array_libraries import to_numpy
+from ..core.context import current_state, current_strategy, require_cross_replica
+from ..core.exceptions import RankLostError
+from ..core.options import (
+    CommunicationOptions,
+    ReduceOp,
+    VariableAggregation,
+    VariableSynchronization,
+)
+from ..core.values import PerReplica, component_of, per_replica
+from .assignment import Assignable, plain_value
+from .storage import Storage, check_dtype, member
+
+__all__ = ["Variable"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
+    """An array that replicas share and assign to.
+
+    Collective: all ranks make it, in cross-replica context (``strategy.scope()``), or all
+    replicas in a step function.
+
+    Parameters
+    ----------
+    initial_value : array_like or callable
+        Replica 0's counts, on all ranks; a callable is called once, where replica 0 is.
+    trainable : bool, optional
+        A mark for optimizers. Default: True, unless it is synchronized on read.
+    dtype : dtype, optional
+        Default: that of `initial_value`.
+    name : str, optional
+        For error messages.
+    synchronization : VariableSynchronization, default AUTO
+        ``AUTO`` and ``ON_WRITE``: mirrored, the same on all ranks. ``ON_READ``: each replica has
+        its own component.
+    aggregation : VariableAggregation, default NONE
+        How what replicas assign is combined. ``NONE``: all replicas must assign the same value.
+
+    Raises
+    ------
+    ValueError
+        Unknown or unfit synchronization or aggregation; MEAN of a dtype that is no float.
+    StructureMismatchError
+        The ranks gave values of different shape or dtype.
+
+    Notes
+    -----
+    It acts like an array in expressions and numpy functions. Reading never communicates, except
+    that a variable synchronized on read, read in cross-replica context, is reduced: collective.
+    Counterpart of ``tf.Variable`` in a strategy's scope.
+
+    Examples
+    --------
+    >>> import mpi_replica as mr
+    >>> with mr.MPIStrategy(num_replicas=2).scope():
+    ...     v = mr.Variable(1.0, name="v")
+    >>> float(v.assign_add(2.0) * 2)
+    6.0
+    """
+
+    __hash__ = object.__hash__
+
+    def __init__(
+        self,
+        initial_value: Any,
+        trainable: bool | None = None,
+        dtype: Any = None,
+        name: str | None = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ) -> None:
+        strategy = self._strategy = current_strategy()
+        self.name = "Variable" if name is None else name
+        state = current_state()
+        context = None if state is None else state.replica_context
+        # In cross-replica context a rank without replica 0 compares with a component that it has.
+        local = strategy.engine.layout.local_replica_ids or (0,)
+        replica_id = local[0] if context is None else context.replica_id_in_sync_group
+        holds_first = replica_id == 0
+        is_called = callable(initial_value)
+
+        def first_value() -> Array:
+            given = plain_value(initial_value() if is_called else initial_value)
+            return np.array(to_numpy(component_of(given, replica_id)), dtype=dtype, order="C")
+
+        self._on_read = synchronization is VariableSynchronization.ON_READ
+        if strategy.engine.is_spare:  # should it be needed, a state comes with other values
+            self._storage: Storage = self._store(first_value())
+        else:
+            value = first_value if holds_first or not is_called else None
+            meet = strategy.engine.cross_replica if context is None else context.meet
+            call = strategy.engine.make(
+                "Variable", None, self._creation, synchronization, aggregation, value, is_called
+            )
+            self._storage = meet(call)
+        self.synchronization = member(VariableSynchronization, synchronization)
+        self.aggregation = member(VariableAggregation, aggregation)
+        self.trainable = not self._on_read if trainable is None else trainable
+        strategy.engine.variables[id(self)] = self
+
+    def _creation(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        synchronization: VariableSynchronization,
+        aggregation: VariableAggregation,
+        first_value: Callable[[], Array] | None,
+        is_called: bool,
+    ) -> Broadcast:
+        """Return the call that makes the variable; without a value on ranks whose own is no use."""
+        sync = member(VariableSynchronization, synchronization)
+        mode = member(VariableAggregation, aggregation)
+        if sync is VariableSynchronization.NONE:
+            raise ValueError(
+                f"{self.name}: VariableSynchronization.NONE is not supported, as in tf. Use"
+                " AUTO, ON_WRITE or ON_READ."
+            )
+        value: Any = None
+        if first_value is not None:
+            value = first_value()
+            check_dtype(self.name, value.dtype, mode)
+        return Broadcast(
+            site,
+            options,
+            "Variable",
+            f"{self.name}, {sync.name}, {mode.name}",
+            value,
+            compared=not is_called,
+            finish=self._store,
+        )
+
+    def _store(self, value: Array) -> Storage:
+        engine = self._strategy.engine
+        # Making a variable is collective, so that all ranks count alike.
+        identity = engine.name_of_next_variable(self.name)
+        local = engine.layout.local_replica_ids  # a spare has no replica yet
+        keys = (self._on_read and local) or (None,)
+        return Storage(identity, {key: np.array(value) for key in keys}, engine.group.quietly)
+
+    @property
+    def strategy(self) -> StrategyLike:
+        """The strategy that it belongs to."""
+        return self._strategy
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype, which never changes."""
+        return np.dtype(self._storage.any_array.dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape, which never changes."""
+        return tuple(self._storage.any_array.shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self._storage.any_array.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of items."""
+        return self._storage.any_array.size
+
+    def value(self) -> Any:
+        """Return the value as a read-only array, or a numpy scalar.
+
+        In a replica: the replica's own. In cross-replica context, synchronized on read: the
+        combined value of all replicas (collective).
+
+        Raises
+        ------
+        ValueError
+            Synchronized on read with aggregation NONE, in cross-replica context.
+        """
+        if not self._on_read:
+            return self._storage.read(None)[()]
+        key = self._own_key()
+        if key is not None:
+            return self._storage.read(key)[()]
+        return self._combined()
+
+    read_value = value
+
+    def numpy(self) -> Any:
+        """Return the value, as `value` does."""
+        return self.value()
+
+    def _own_key(self) -> int | None:
+        """Return the replica whose component the running code sees; None above the replicas."""
+        state = current_state()
+        if state is None or state.strategy is not self._strategy:
+            return 0 if self._strategy.num_replicas_in_sync == 1 else None
+        if state.kind == "update":
+            return state.component
+        context = state.replica_context
+        return None if context is None else context.replica_id_in_sync_group
+
+    def _combined(self) -> Any:
+        require_cross_replica(self._strategy, f"reading {self.name}")
+        engine = self._strategy.engine
+        mode = self.aggregation
+        if mode is VariableAggregation.NONE:
+            raise ValueError(
+                f"{self.name} is synchronized on read with aggregation NONE: there is no one value"
+                " in cross-replica context. Give it another aggregation, or use"
+                " strategy.experimental_local_results."
+            )
+        if mode is VariableAggregation.ONLY_FIRST_REPLICA:
+            keys = self._storage.keys
+            first = self._here([0])[0] if 0 in keys else self._storage.any_array
+
+            return engine.cross_replica(
+                engine.make("read", None, Broadcast, "read", self.identity, first, compared=True)
+            )[()]
+        op = ReduceOp.from_variable_aggregation(mode)
+        local = engine.layout.local_replica_ids
+        values = per_replica(self._here(local), engine.layout)
+        return cross_replica.reduce(engine, f"read of {self.identity}", op, values, None, None)
+
+    def _here(self, replica_ids: Sequence[int]) -> list[Any]:
+        """Return the components of these local replicas; where they are lost, raise on all ranks.
+
+        Those of other ranks may have been written since.
+        """
+        try:
+            return [self._storage.read(i) for i in replica_ids]
+        except RankLostError as error:
+            self._strategy.engine.fail(f"reading {self.name}", error)
+
+    def components(self, replica_ids: Sequence[int]) -> list[Any] | None:
+        """Return the components of these local replicas; None for a mirrored variable."""
+        if not self._on_read:
+            return None
+        return [self._storage.read(i) for i in replica_ids]
+
+    def shared_value(self) -> Any:
+        """Return the value of a mirrored variable."""
+        return self.value()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        value = np.asarray(self.value())
+        if copy is False and dtype is not None and np.dtype(dtype) != value.dtype:
+            raise ValueError("a conversion to another dtype needs a copy.")
+        return np.array(value, dtype=dtype, copy=True if copy else None)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if any(isinstance(out, Variable) for out in kwargs.get("out", ())):
+            self._refuse_in_place()
+        plain = [plain_value(x) for x in inputs]
+        if any(isinstance(x, PerReplica) for x in plain):
+            return NotImplemented
+        return getattr(ufunc, method)(*plain, **kwargs)
+
+    def _refuse_in_place(self) -> NoReturn:
+        raise TypeError(
+            f"{self.name} can't be changed in place: use assign, assign_add or assign_sub."
+        )
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        self._refuse_in_place()
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.value()[key]
+
+    def __len__(self) -> int:
+        return len(self._storage.any_array)
+
+    def __iter__(self) -> Any:
+        return iter(self.value())
+
+    def __float__(self) -> float:
+        return float(self.value())
+
+    def __int__(self) -> int:
+        return int(self.value())
+
+    def __index__(self) -> int:
+        return self.value().__index__()  # type: ignore[no-any-return]
+
+    def __bool__(self) -> bool:
+        return bool(self.value())
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a variable can't be copied: read its value, or make a new one.")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a variable can't be pickled: it belongs to a strategy. Read its value.")
+
+    def __repr__(self) -> str:
+        head = f"<mr.Variable {self.name!r} shape={self.shape} dtype={self.dtype}"
+        if not self._on_read:
+            return f"{head}, value={self._storage.any_array!r}>"
+        try:
+            parts = ", ".join(f"{key}: {self._storage.read(key)!r}" for key in self._storage.keys)
+        except RankLostError:
+            parts = "that were lost with a rank"
+        return f"{head}, {self.aggregation.name} of components {parts}>"

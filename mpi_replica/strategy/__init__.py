@@ -1,0 +1,1 @@
+"""The strategy: its face, its start and its end."""

@@ -1,0 +1,144 @@
+"""What gives each replica values and input of its own, as methods of a strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..collectives.strategy_like import StrategyLike
+from ..core import nest
+from ..core.context import require_cross_replica
+from ..core.options import InputOptions
+from ..core.values import per_replica
+from ..data import DistributedDataset, InputContext, ValueContext
+
+__all__ = ["Distribution"]
+
+
+class Distribution:
+    """The part of a strategy that gives replicas their parts."""
+
+    def experimental_distribute_values_from_function(
+        self: StrategyLike, value_fn: Callable[[ValueContext], Any]
+    ) -> Any:
+        """Return a nest of `PerReplica` made of what `value_fn` gives for each local replica.
+
+        No communication.
+
+        Parameters
+        ----------
+        value_fn : callable
+            Called with a `ValueContext` for each replica of this rank; for replica 0 on a spare,
+            whose `PerReplica` have no components.
+
+        Raises
+        ------
+        StructureMismatchError
+            It returned different nests for replicas of this rank.
+        Exception
+            What `value_fn` raised: here, and on the other ranks at their next collective call.
+
+        Notes
+        -----
+        Counterpart of ``tf.distribute.Strategy.experimental_distribute_values_from_function``.
+
+        Examples
+        --------
+        >>> import mpi_replica as mr
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> strategy.experimental_distribute_values_from_function(
+        ...     lambda context: 10 * context.replica_id_in_sync_group)
+        PerReplica:{
+          0: 0,
+          1: 10
+        }
+        """
+        layout = self.engine.layout
+        ids, number = layout.local_replica_ids, layout.num_replicas
+        kind = "experimental_distribute_values_from_function"
+        try:
+            return nest.transposed(
+                [value_fn(ValueContext(i, number)) for i in ids or (0,)],
+                lambda values: per_replica(values[: len(ids)], layout),
+                kind,
+            )
+        except Exception as error:
+            self.engine.share(kind, error)
+
+    def experimental_distribute_dataset(
+        self: StrategyLike, dataset: Any, options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """Cut the global batches of `dataset` into a part for each replica.
+
+        Parameters
+        ----------
+        dataset : mr.data.Dataset or iterable of batches
+            The same on every rank. A global batch of n rows is cut into chunks of ``ceil(n / R)``;
+            trailing replicas may get empty arrays. Those of torch, JAX and others stay theirs.
+        options : InputOptions, optional
+            How many steps are made ahead. ``PER_REPLICA`` is a `NotImplementedError`, as in tf.
+
+        Returns
+        -------
+        DistributedDataset
+            Its iterators give nests of `PerReplica`. All ranks end at the same step. Counterpart
+            of ``tf.distribute.Strategy.experimental_distribute_dataset``.
+
+        Raises
+        ------
+        ValueError
+            The dataset is not batched; or it is an iterator, and steps are to be made ahead.
+
+        Examples
+        --------
+        >>> import mpi_replica as mr
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> dataset = mr.data.Dataset.range(4).batch(4)
+        >>> next(iter(strategy.experimental_distribute_dataset(dataset)))
+        PerReplica:{
+          0: array([0, 1]),
+          1: array([2, 3])
+        }
+        """
+        kind = "experimental_distribute_dataset"
+        require_cross_replica(self, kind)
+        try:
+            return DistributedDataset.of_global_batches(self.engine, dataset, options)
+        except Exception as error:
+            self.engine.share(kind, error)
+
+    def distribute_datasets_from_function(
+        self: StrategyLike,
+        dataset_fn: Callable[[InputContext], Any],
+        options: InputOptions | None = None,
+    ) -> DistributedDataset:
+        """Make a dataset on each rank with `dataset_fn`, whose batches go to replicas as they are.
+
+        Parameters
+        ----------
+        dataset_fn : callable
+            Called with an `InputContext`: once for each rank, or under ``PER_REPLICA`` once for
+            each replica. Gives a `mr.data.Dataset` or an iterable of batches of per-replica size.
+        options : InputOptions, optional
+            The replication mode, and how many steps are made ahead.
+
+        Returns
+        -------
+        DistributedDataset
+            Each step takes one batch for each local replica. All ranks end at the same step:
+            replicas whose input has ended get empty arrays. Where the datasets of a rank have
+            ``batch(..., drop_remainder=True)``, all end before a step in which one of its replicas
+            would get none. Counterpart of
+            ``tf.distribute.Strategy.distribute_datasets_from_function``.
+
+        Raises
+        ------
+        Exception
+            What `dataset_fn` raised: here, and on the other ranks at their next collective call.
+        """
+        kind = "distribute_datasets_from_function"
+        require_cross_replica(self, kind)
+        try:
+            return DistributedDataset.from_function(self.engine, dataset_fn, options)
+        except Exception as error:
+            self.engine.share(kind, error)

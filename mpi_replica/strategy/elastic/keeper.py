@@ -1,0 +1,224 @@
+"""Keeping the state of a program safe: commits, and what is done when a rank is lost."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ...collectives.agreement.site import CallSite
+from ...collectives.strategy_like import StrategyLike
+from ...core.context import require_cross_replica
+from ...core.exceptions import RankLostError, mark_reporter
+from ...core.layout import Layout, numbers_text
+from ...core.options import CommunicationOptions
+from ...ranks import Survivors, Transport
+from ...replicas.assignment import lose_components, lose_values
+from .commit import Committing, Guarded
+from .losses import Loss
+from .recovery import HeldCommit, gather_state
+from .snapshot import Snapshot, are_empty, put_back, take, variables_beside
+from .state import (
+    ElasticState,
+    manager_of,
+    objects_of,
+    replace_objects,
+    restored_exactly,
+)
+
+__all__ = ["ElasticStrategy", "Keeper"]
+
+_log = logging.getLogger("mpi_replica")
+
+
+class ElasticStrategy(StrategyLike, Protocol):
+    """A strategy whose ranks can change."""
+
+    survivors: Survivors | None
+    losses: tuple[Loss, ...]
+    _is_elastic: bool
+    _num_elastic_calls: int
+
+    def move(self, transport: Transport, layout: Layout) -> None:
+        """Work over other ranks from now on."""
+
+
+class Keeper:
+    """Commits a state, and brings all living ranks back to the last commit.
+
+    Parameters
+    ----------
+    strategy : MPIStrategy
+    state : ElasticState
+    """
+
+    def __init__(self, strategy: ElasticStrategy, state: ElasticState) -> None:
+        self._strategy = strategy
+        self._state = state
+        self._survivors = strategy.survivors
+        #: Whether the job goes on without a lost rank.
+        self.is_guarded = self._survivors is not None and self._survivors.is_fault_tolerant
+        self._commit: HeldCommit | None = None
+        # The newest snapshot, and an older one whose memory is used again.
+        self._newest: Snapshot | None = None
+        self._reusable: Snapshot | None = None
+        #: Replicas whose state is gone, so that the last checkpoint is needed.
+        self.lost_replicas: tuple[int, ...] = ()
+        if self.is_guarded and not strategy.engine.is_spare:
+            self._commit_beginning()
+
+    def _commit_beginning(self) -> None:
+        """Commit the state as it is at first, by this rank alone."""
+        snapshot = take(self._strategy, objects_of(self._state))
+        ids = self._strategy.engine.layout.all_replica_ids
+        empty = frozenset(ids if are_empty(snapshot.own.values()) else ())
+        self._commit = HeldCommit(0, snapshot.shared, snapshot.own, dict, empty, self._step(0))
+
+    def _step(self, number: int) -> int:
+        step = getattr(self._state, "step", None)
+        is_number = hasattr(step, "__index__") and not isinstance(step, bool)
+        return int(step) if is_number else number  # type: ignore[arg-type]
+
+    def _committing(self, site: CallSite, options: CommunicationOptions) -> Committing:
+        """Return the call that commits the objects as they are now."""
+        objects = objects_of(self._state)
+        snapshot = None
+        if self.is_guarded:
+            snapshot = take(self._strategy, objects, reuse=self._reusable)
+        return Committing(site, options, list(objects), snapshot)
+
+    def commit(self) -> None:
+        """Commit, on all ranks; see `ElasticState.commit`."""
+        require_cross_replica(self._strategy, Committing.kind)
+        engine = self._strategy.engine
+        call = engine.make(Committing.kind, None, self._committing)
+        guarded: Guarded | None = engine.cross_replica(call)
+        snapshot = call.snapshot if isinstance(call, Committing) else None
+        if snapshot is None or guarded is None:
+            return
+        engine.agreement.meeting.come()
+        number = 1 if self._commit is None else self._commit.number + 1
+        self._reusable, self._newest = self._newest, snapshot
+        self._commit = HeldCommit(
+            number, snapshot.shared, snapshot.own, guarded.kept, guarded.empty, self._step(number)
+        )
+
+    def must_recover(self, error: BaseException) -> bool:
+        """Return whether all ranks go back to the last commit because of what came up here."""
+        survivors = self._survivors
+        if survivors is None or survivors.is_over or not isinstance(error, Exception):
+            return False
+        return survivors.is_fault_tolerant and self._strategy.engine.transport.loss is not None
+
+    def recover(self) -> None:
+        """Leave lost ranks behind, and go back to the last commit. All living ranks come here.
+
+        Raises
+        ------
+        RankLostError
+            The state of replicas is gone, and there is no checkpoint.
+        """
+        start = time.monotonic()
+        survivors = self._survivors
+        if survivors is None:
+            raise RuntimeError("one rank alone can't have lost another one")
+        before = survivors.members
+        survivors.call_together()
+        try:
+            survivors.come_together(lambda made: self._go_on(survivors, made))
+        except BaseException as error:
+            # The strategy is over, on all ranks.
+            self._strategy.engine.agreement.break_off(error)
+            raise
+        lost = [member for member in before if member not in survivors.members]
+        step = None if self._commit is None or self.lost_replicas else self._commit.step
+        layout = self._strategy.engine.layout
+        loss = Loss.of_members(lost, step, time.monotonic() - start, layout)
+        self._strategy.losses = (*self._strategy.losses, loss)
+        if survivors.rank == 0:
+            _log.warning("%s", loss)
+
+    def _go_on(self, survivors: Survivors, transport: Transport | None) -> None:
+        """Move the strategy to the new transport, and put its state back to the last commit."""
+        strategy, engine = self._strategy, self._strategy.engine
+        number = engine.layout.num_replicas
+        if transport is None:  # a spare that waits on
+            counts = Layout.even(number, survivors.num_active, 0).counts
+            layout = Layout.waiting(counts, survivors.rank)
+            strategy.move(survivors.waiting_transport(), layout)
+            return
+        layout = Layout.even(number, transport.size, transport.rank)
+        strategy.move(transport, layout)
+        lose_components(strategy)
+        commit, lost, engine.num_variables = gather_state(
+            transport,
+            layout,
+            self._commit,
+            call=strategy._num_elastic_calls,
+            num_variables=engine.num_variables,
+        )
+        self.lost_replicas = tuple(lost)
+        if commit is None:
+            self._require_checkpoint()
+            return
+        objects = put_back(strategy, objects_of(self._state), commit.shared, commit.own)
+        replace_objects(self._state, objects)
+        self._commit = commit
+        self._newest = self._reusable = None
+
+    def _require_checkpoint(self) -> None:
+        if manager_of(self._state) is None:
+            raise _gone(
+                self.lost_replicas,
+                "were lost together. Give the state a mr.CheckpointManager and save from time to"
+                " time: its newest checkpoint is restored then.",
+            )
+
+    def restore_checkpoint(self) -> None:
+        """Restore the newest checkpoint, where the state of replicas is gone. Collective.
+
+        Raises
+        ------
+        RankLostError
+            There is none.
+        """
+        manager = manager_of(self._state)
+        lost, self.lost_replicas = self.lost_replicas, ()
+        # What is not in the checkpoint is as where a program is started with it: datasets begin
+        # anew, and no rank knows what variables were at first.
+        for dataset in self._strategy.engine.datasets.values():
+            dataset.begin_anew()
+        beside = variables_beside(self._strategy, objects_of(self._state))
+        lose_values(beside.values())
+        with restored_exactly(self._state):
+            path = None if manager is None else manager.restore_or_initialize()
+        if path is None:
+            raise _gone(lost, "were lost together, and no checkpoint was saved before.")
+        # Otherwise a loss may leave some ranks with it, and others with the commit.
+        self._strategy.engine.agreement.meeting.come()
+        self._commit_beginning()
+
+    def say_end(self) -> None:
+        """Log what was lost until the end, once."""
+        losses: Any = self._strategy.losses
+        if losses and self._strategy.engine.layout.rank == 0:
+            ranks = sorted(rank for loss in losses for rank in loss.ranks)
+            seconds = sum(loss.seconds for loss in losses)
+            _log.warning(
+                "ended without %s, lost in %d event%s; %.3f s went into going on.",
+                numbers_text("rank", ranks),
+                len(losses),
+                "s" * (len(losses) > 1),
+                seconds,
+            )
+
+
+def _gone(replica_ids: Sequence[int], text: str) -> RankLostError:
+    """Return the error of a state that no rank has, which all ranks raise."""
+    error = RankLostError(
+        f"what belonged to {numbers_text('replica', replica_ids)} is gone: the ranks that hosted"
+        f" and that kept it {text}"
+    )
+    mark_reporter(error, 0)
+    return error

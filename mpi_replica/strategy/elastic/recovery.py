@@ -1,0 +1,158 @@
+"""After a loss: who has what of the last commit, and how each rank gets what it needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...core.exceptions import CollectiveMismatchError, mark_reporter
+from ...core.layout import Layout, numbers_text
+from ...ranks import Transport
+from .buddies import givers
+from .snapshot import ReplicaPart, SharedPart
+
+__all__ = ["HeldCommit", "gather_state"]
+
+
+@dataclasses.dataclass
+class HeldCommit:
+    """What this rank has of the last commit."""
+
+    #: How many commits there were.
+    number: int
+    shared: SharedPart
+    #: What belongs to its own replicas.
+    own: dict[int, ReplicaPart]
+    #: Gives its copies of what belongs to others.
+    kept: Callable[[], Mapping[int, ReplicaPart]]
+    #: Replicas to which nothing belongs.
+    empty: frozenset[int]
+    #: The step that a program would speak of.
+    step: int | None
+
+
+class _Inventory(NamedTuple):
+    """What a rank tells of what it has."""
+
+    #: Which call of ``run_elastic`` it is in, and how many variables it has made.
+    call: int
+    num_variables: int
+    #: Of the commit; None where it has none.
+    number: int | None = None
+    #: Replicas that it hosted, and those of which it keeps a copy.
+    own: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
+    empty: frozenset[int] = frozenset()
+
+
+def gather_state(
+    transport: Transport,
+    layout: Layout,
+    commit: HeldCommit | None,
+    *,
+    call: int,
+    num_variables: int,
+) -> tuple[HeldCommit | None, list[int], int]:
+    """Give each rank what belongs to the replicas that it hosts from now on. Collective.
+
+    Parameters
+    ----------
+    transport, layout
+        The new ones.
+    commit : HeldCommit or None
+        What this rank has of the last commit; None on a rank that has none.
+    call : int
+        How many calls of ``run_elastic`` this rank has made.
+    num_variables : int
+        How many variables it has made.
+
+    Returns
+    -------
+    commit : HeldCommit or None
+        With what belongs to its replicas now; None where the state of some replica is lost.
+    lost : list of int
+        Replicas whose state no rank has.
+    num_variables : int
+        How many variables any rank has made.
+
+    Raises
+    ------
+    CollectiveMismatchError
+        On all ranks: they are in different calls.
+
+    Notes
+    -----
+    Two small messages to all, and one to each rank that needs something.
+    """
+    inventory = _Inventory(call, num_variables)
+    shared: Any = None
+    have: dict[int, ReplicaPart] = {}
+    if commit is not None:
+        shared, kept = (commit.shared, commit.step), commit.kept()
+        have = {**kept, **commit.own}
+        inventory = _Inventory(
+            call, num_variables, commit.number, tuple(commit.own), tuple(kept), commit.empty
+        )
+    inventories: list[_Inventory] = [
+        pickle.loads(data) for data in transport.all_gather_bytes(pickle.dumps(inventory, 5))
+    ]
+    _require_one_call([one.call for one in inventories])
+    numbers = {one.number for one in inventories if one.number is not None}
+    if len(numbers) > 1:
+        raise RuntimeError(f"the ranks have different commits: {sorted(numbers)}")
+    everyone = layout.all_replica_ids
+    empty = frozenset().union(*(one.empty for one in inventories))
+    found_at = givers(
+        everyone,
+        {rank: one.own for rank, one in enumerate(inventories)},
+        {rank: one.kept for rank, one in enumerate(inventories)},
+    )
+    lost = [i for i in everyone if not numbers or (i not in found_at and i not in empty)]
+    most = max(one.num_variables for one in inventories)
+    if lost:
+        return None, lost, most
+    first = next(rank for rank, one in enumerate(inventories) if one.number is not None)
+    messages: list[Any] = []
+    for rank, one in enumerate(inventories):
+        parts = {
+            i: have[i]
+            for i in layout.replica_ids(rank)
+            if i not in one.own + one.kept and found_at.get(i) == transport.rank
+        }
+        is_new = one.number is None and transport.rank == first
+        messages.append((shared if is_new else None, parts) if is_new or parts else None)
+    for first_shared, parts in _exchange(transport, messages):
+        shared = first_shared or shared
+        have |= parts
+    own = {i: have.get(i) or ReplicaPart({}, {}) for i in layout.local_replica_ids}
+    part, step = shared
+    # What other ranks host now is kept, too: one of them may be lost before the next commit.
+    return HeldCommit(numbers.pop(), part, own, lambda: have, empty, step), [], most
+
+
+def _require_one_call(calls: Sequence[int]) -> None:
+    """Raise where a rank has left a call of run_elastic that others are still in."""
+    if len(set(calls)) > 1:
+        ahead = [rank for rank, call in enumerate(calls) if call == max(calls)]
+        error = CollectiveMismatchError(
+            f"a rank was lost, and the others are in different calls of strategy.run_elastic:"
+            f" {numbers_text('rank', ahead)} (as numbered without it) left the last one by an error"
+            " that the others did not have. Let such an error end the program, or raise it on all"
+            " ranks."
+        )
+        mark_reporter(error, 0)
+        raise error
+
+
+def _exchange(transport: Transport, messages: list[Any]) -> list[Any]:
+    """Send an object to each rank, or None; return what other ranks have sent here."""
+    packed = {rank: pickle.dumps(one, 5) for rank, one in enumerate(messages) if one is not None}
+    counts = np.array([len(packed.get(rank, b"")) for rank in range(len(messages))], np.int64)
+    everyone = transport.all_gather_bytes(counts.tobytes())
+    sizes = [int(np.frombuffer(row, np.int64)[transport.rank]) for row in everyone]
+    coming = {rank: size for rank, size in enumerate(sizes) if size}
+    return [pickle.loads(data) for data in transport.pass_on(packed, coming).values()]

@@ -1,0 +1,213 @@
+"""``strategy.run_elastic``: training that goes on without a lost rank."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from ...collectives.agreement.call import Call
+from ...collectives.agreement.site import CallSite, FunctionIdentity, function_identity
+from ...collectives.agreement.stand import CallDescription
+from ...core.context import require_cross_replica
+from ...core.exceptions import ContextError, RankLostError, mark_reporter, text_of
+from ...core.options import CommunicationOptions
+from ...ranks import Dismissal
+from .keeper import ElasticStrategy, Keeper
+from .losses import Loss
+from .state import ElasticState, committed_by, strategies_of
+
+__all__ = ["Elastic"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("mpi_replica")
+
+
+class _Meeting(Call):
+    """The agreement at the begin and at the end of ``run_elastic``."""
+
+    kind = "run_elastic"
+
+    def __init__(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        function: FunctionIdentity,
+        moment: str,
+    ) -> None:
+        super().__init__(site, options)
+        self.function, self.moment = function, moment
+        self.identify((function.digest, moment))
+
+    def words(self, position: int = 0) -> CallDescription:
+        text = f"{self.moment} of {self.function.text}"
+        code = self.function.digest.hex()
+        return CallDescription(self.kind, text, self.site, self.options.name, code=code)
+
+
+class Elastic:
+    """The part of a strategy that goes on without a lost rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: What was lost so far, the oldest first.
+        self.losses: tuple[Loss, ...] = ()
+        self._is_elastic = False
+        self._num_elastic_calls = 0
+
+    def run_elastic(self: ElasticStrategy, train: Callable[[], T], state: ElasticState) -> T | None:
+        """Call `train`, and call it again at the last commit whenever a rank was lost.
+
+        Collective: all ranks call it, in cross-replica context. When a rank dies, the ranks that
+        are left host its replicas, or a spare takes its place; there are as many replicas as
+        before. With ``reproducible=True`` all results have the same bits as without the loss.
+
+        Parameters
+        ----------
+        train : callable
+            Called without arguments. It trains on from where `state` is, and calls
+            ``state.commit()`` from time to time: after a loss what came later is done again.
+        state : ElasticState
+            All that changes, but for variables, random numbers and positions of datasets, which
+            are part of it by themselves. Other objects that are not in it stay as they were when a
+            rank was lost. A `PerReplica` that was made before is a `RankLostError`, and so are the
+            components of a variable that was made since the last commit, until it is assigned.
+
+        Returns
+        -------
+        object
+            What `train` returned. None on a spare that was not needed.
+
+        Raises
+        ------
+        RankLostError
+            A rank was lost together with the one that kept copies for it, and there is no
+            checkpoint; or the program has ended on another one by an error of its own, and can't be
+            waited for; or on a spare, when it has failed on the other ranks.
+        CollectiveMismatchError
+            The ranks are at different calls; also where one has left `run_elastic` by an error that
+            it has caught, and calls it again, when another one is lost.
+        ContextError
+            Called in a replica, or inside of itself.
+        TypeError, ValueError
+            `train` is not callable; `state` is no `ElasticState`, or one of another strategy; on
+            every rank. An object of it can't be kept: as for ``Checkpoint.save``.
+        BaseException
+            What `train` raised, if it was not for a loss.
+
+        Notes
+        -----
+        It needs an MPI library with fault tolerance (ULFM): Open MPI under ``mpirun --with-ft
+        ulfm``, which ``python -m mpi_replica run --elastic`` takes care of. Without it a warning
+        says so, and a lost rank ends the job; a `CheckpointManager` goes on with it later.
+
+        A loss makes every call of this strategy a `RankLostError` until `train` has been left, and
+        what was made before raises it, too: values of `run` and of datasets. Let it pass.
+
+        Examples
+        --------
+        See `ElasticState`.
+        """
+        engine = self.engine
+        require_cross_replica(self, "run_elastic")
+        problem = _problem(self, train, state)
+        if problem is not None:
+            if engine.is_spare:
+                raise problem
+            engine.fail("run_elastic", problem)
+        identity = function_identity(train)
+
+        def meet(moment: str) -> None:
+            call = engine.make(_Meeting.kind, None, _Meeting, identity, moment)
+            engine.cross_replica(call)
+
+        try:
+            keeper = Keeper(self, state)
+        except Exception as error:  # an object of the state can't be kept
+            engine.fail("run_elastic", error)
+        with committed_by(state, keeper.commit):
+            _say_if_unguarded(self, keeper)
+            self._is_elastic = True
+            self._num_elastic_calls += 1
+            try:
+                return _train(self, keeper, meet, train)
+            finally:
+                self._is_elastic = False
+
+
+def _train(
+    strategy: ElasticStrategy, keeper: Keeper, meet: Callable[[str], None], train: Callable[[], T]
+) -> T | None:
+    engine, survivors = strategy.engine, strategy.survivors
+    if survivors is not None:
+        survivors.has_dismissed = False
+    while True:
+        if engine.is_spare and survivors is not None:
+            end = survivors.wait()
+            if end is not None:
+                _leave_as_the_others(end)
+                return None
+            keeper.recover()
+            continue
+        try:
+            if keeper.lost_replicas:
+                keeper.restore_checkpoint()
+            meet("begin")
+            keeper.commit()
+            result = train()
+            meet("end")
+            engine.agreement.meeting.come()
+        except BaseException as error:
+            if not keeper.must_recover(error):
+                if survivors is not None:  # those that wait must not wait for another call
+                    code = error.code if isinstance(error, SystemExit) else None
+                    status = code if isinstance(code, int) else None
+                    survivors.dismiss(f"{type(error).__name__}: {text_of(error)}", status)
+                raise
+        else:
+            if survivors is not None:
+                survivors.dismiss()
+            keeper.say_end()
+            return result
+        keeper.recover()
+
+
+def _leave_as_the_others(end: Dismissal) -> None:
+    """Return where the others have come to a good end; raise what a spare raises elsewhere."""
+    if end.status is not None:
+        raise SystemExit(end.status)
+    if end.text:
+        error = RankLostError(
+            f"this spare was not needed, and the program has ended elsewhere: {end.text}"
+        )
+        mark_reporter(error, 0)  # which has printed what it was
+        raise error
+
+
+def _problem(strategy: ElasticStrategy, train: object, state: object) -> Exception | None:
+    if not callable(train):
+        return TypeError(f"run_elastic needs a callable, got {train!r}.")
+    if not isinstance(state, ElasticState):
+        return TypeError(f"run_elastic needs a mr.ElasticState, got {state!r}.")
+    if strategy._is_elastic:
+        return ContextError(
+            "run_elastic was called inside of itself: the outer call goes back to its own state"
+            " when a rank is lost. Give all that is trained to one call."
+        )
+    others = strategies_of(state) - {strategy}
+    if others:
+        return ValueError(
+            f"the state given to run_elastic of {strategy!r} belongs to {others.pop()!r}. Make it"
+            " of variables of the strategy whose run_elastic is called."
+        )
+    return None
+
+
+def _say_if_unguarded(strategy: ElasticStrategy, keeper: Keeper) -> None:
+    layout = strategy.engine.layout
+    if layout.size > 1 and not keeper.is_guarded and layout.rank == 0:
+        _log.warning(
+            "a lost rank ends this job: the MPI library has no fault tolerance, or was started"
+            " without it. Start the program by python -m mpi_replica run --elastic, with Open MPI."
+        )

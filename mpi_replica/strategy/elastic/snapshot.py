@@ -1,0 +1,267 @@
+"""A copy of a program's state in memory: what it was at a commit, and how it is put back.
+
+What is mirrored is on every rank anyway. What belongs to replicas (`PerReplica` values, variables
+that are synchronized on read, random numbers) is held apart, replica by replica, so that it can
+move with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...checkpoint.comparison import Comparison, variables_in
+from ...checkpoint.encoder import Encoder, replicas_name
+from ...checkpoint.files import Extent
+from ...checkpoint.index import ArrayRecord, Index
+from ...collectives.strategy_like import StrategyLike
+from ...core.exceptions import CheckpointError
+from ...core.layout import Layout
+from ...core.values import Mirrored, PerReplica
+from ...replicas.assignment import Assignable
+
+__all__ = [
+    "ReplicaPart",
+    "SharedPart",
+    "Snapshot",
+    "are_empty",
+    "put_back",
+    "take",
+    "variables_beside",
+]
+
+Array = np.ndarray[Any, Any]
+
+# What stands for the variables that the program has not named: no object can have this name.
+_VARIABLES = "the strategy's other variables"
+_NO_FILE = Extent(0, 0, 0)
+
+
+class SharedPart(NamedTuple):
+    """The part of a snapshot that is the same on all ranks."""
+
+    #: What stands for each object, as `Encoder.encode` gives it.
+    state: dict[str, Any]
+    #: The arrays that it refers to.
+    arrays: dict[str, Array]
+    #: The state of the strategy's random numbers, without those of the replicas.
+    generators: Mapping[str, Any]
+    #: Where each distributed dataset stood, by the order in which they were made.
+    datasets: Mapping[int, Mapping[str, Any]]
+
+
+class ReplicaPart(NamedTuple):
+    """The part that belongs to one replica."""
+
+    #: What stands for its component of each value, by the name by which the state refers to it.
+    components: dict[str, Any]
+    #: The arrays that it refers to.
+    arrays: dict[str, Array]
+    #: The state of its random numbers, if they were used.
+    generator: Any = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it."""
+        return not self.components and self.generator is None
+
+
+@dataclasses.dataclass
+class Snapshot:
+    """The state of a program at one moment, as one rank holds it."""
+
+    shared: SharedPart
+    #: Of the replicas of this rank.
+    own: dict[int, ReplicaPart]
+    #: Its own copies of arrays that the program can change, by name.
+    copies: dict[str, Array]
+
+
+def take(
+    strategy: StrategyLike, objects: Mapping[str, Any], reuse: Snapshot | None = None
+) -> Snapshot:
+    """Return a snapshot of the objects and of the strategy's random numbers. Not collective.
+
+    Arrays of variables are held and not copied: an assignment puts a new array in their place.
+
+    Parameters
+    ----------
+    strategy : Strategy
+    objects : mapping
+        What a `Checkpoint` can hold.
+    reuse : Snapshot, optional
+        One that nobody needs any more: its copies are overwritten.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for ``Checkpoint.save``.
+    """
+    engine = strategy.engine
+    ids = engine.layout.local_replica_ids
+    # The arrays that hold what others look into, and that never change.
+    lasting: dict[int, Array] = {}
+
+    def held(value: Any) -> Array:
+        array = np.asarray(value)
+        owner = _owner(array)
+        if not owner.flags.writeable:
+            lasting[id(owner)] = owner
+        return array
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Assignable):
+            return held(value.shared_value())
+        return value.value if isinstance(value, Mirrored) else value
+
+    def components(value: Any) -> Mapping[int, Any] | None:
+        if isinstance(value, PerReplica):
+            value.require(engine.layout.num_replicas)
+            return dict(zip(ids, value.components(ids), strict=True))
+        if isinstance(value, Assignable) and not value.is_mirrored:
+            found = value.components(ids) or ()
+            return {i: held(part) for i, part in zip(ids, found, strict=True)}
+        return None
+
+    encoder = Encoder(plain, components)
+    everything = {**objects, _VARIABLES: variables_beside(strategy, objects)}
+    state = {name: encoder.encode(value, f"state.{name}") for name, value in everything.items()}
+    before = {} if reuse is None else reuse.copies
+    copies: dict[str, Array] = {}
+
+    def lasting_copy(name: str, array: Array) -> Array:
+        if id(_owner(array)) in lasting:
+            return array
+        kept = before.get(name)
+        if kept is None or kept.shape != array.shape or kept.dtype != array.dtype:
+            kept = np.empty_like(array)
+        np.copyto(kept, array)
+        copies[name] = kept
+        return kept
+
+    arrays = {name: lasting_copy(name, array) for name, array in encoder.arrays.items()}
+    generators = strategy.generators.state(ids)
+    own = {i: ReplicaPart({}, {}, generators["replicas"].get(str(i))) for i in ids}
+    for name, found in encoder.of_replicas.items():
+        for i in ids:
+            own[i].components[name] = found[str(i)]
+    for name, array in encoder.own_arrays.items():
+        replica_id = int(name.rsplit(".", 2)[1])  # as the encoder names them
+        own[replica_id].arrays[name] = lasting_copy(name, array)
+    shared = SharedPart(
+        state,
+        arrays,
+        {**generators, "replicas": {}},
+        {number: dataset.state_dict() for number, dataset in engine.datasets.items()},
+    )
+    return Snapshot(shared, own, copies)
+
+
+def put_back(
+    strategy: StrategyLike,
+    objects: Mapping[str, Any],
+    shared: SharedPart,
+    own: Mapping[int, ReplicaPart],
+) -> dict[str, Any]:
+    """Put objects, random numbers and datasets back to what they were. Not collective.
+
+    Parameters
+    ----------
+    strategy : Strategy
+    objects : mapping
+        Those of `take`, or their counterparts on a rank that has not trained before.
+    shared : SharedPart
+    own : mapping
+        Of each replica that this rank hosts now.
+
+    Returns
+    -------
+    dict
+        The objects, with new ones for what can't be changed.
+
+    Raises
+    ------
+    CheckpointError
+        The objects are others than at the commit.
+    """
+    engine = strategy.engine
+    arrays = dict(shared.arrays)
+    of_replicas: dict[str, dict[str, Any]] = {}
+    for replica_id, part in own.items():
+        arrays |= part.arrays
+        for name, value in part.components.items():
+            of_replicas.setdefault(name, {})[str(replica_id)] = value
+
+    def read(name: str, array: Array) -> None:
+        np.copyto(array, arrays[name])
+
+    index = Index(
+        shared.state,
+        {name: ArrayRecord(a.dtype, a.shape, "", _NO_FILE) for name, a in arrays.items()},
+        engine.layout.num_replicas,
+        [],
+        of_replicas,
+    )
+    variables = {
+        identity: variable
+        for identity, variable in _known_variables(strategy).items()
+        if _has_all(shared.state[_VARIABLES].get(identity), engine.layout, of_replicas)
+    }
+    everything = {**objects, _VARIABLES: variables}
+    comparison = Comparison(index, everything, read, engine.layout, is_exact=True)
+    problems = comparison.problems()
+    if problems:
+        raise CheckpointError(
+            f"the state can't be put back to its last commit: {problems}. Make the objects of an"
+            " ElasticState before run_elastic, and change what is in them, not which they are."
+        )
+    restored = comparison.put_back()
+    del restored[_VARIABLES]
+    replicas = {str(i): part.generator for i, part in own.items() if part.generator is not None}
+    strategy.generators.restore({**shared.generators, "replicas": replicas})
+    for number, dataset in engine.datasets.items():
+        if number in shared.datasets:
+            dataset.load_state_dict(shared.datasets[number])
+    return restored
+
+
+def _has_all(saved: Any, layout: Layout, of_replicas: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return whether there is what a variable needs: some ranks may have thrown it away before."""
+    name = replicas_name(saved)
+    if name is None:
+        return saved is not None
+    return all(str(i) in of_replicas.get(name, {}) for i in layout.local_replica_ids)
+
+
+def variables_beside(strategy: StrategyLike, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the strategy's variables that are not among the objects, by what tells them apart.
+
+    Without those that are lost: a checkpoint that is gone back to has only the objects.
+    """
+    inside = {variable.identity for variable in variables_in(objects)}
+    known = _known_variables(strategy)
+    return {
+        identity: known[identity]
+        for identity in sorted(known)
+        if identity not in inside and not known[identity].is_lost
+    }
+
+
+def _known_variables(strategy: StrategyLike) -> dict[str, Any]:
+    """Return the strategy's variables that are in use, by what tells them apart on all ranks."""
+    return {variable.identity: variable for variable in strategy.engine.variables.values()}
+
+
+def _owner(array: Array) -> Array:
+    """Return the array in whose memory `array` looks."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def are_empty(parts: Iterable[ReplicaPart]) -> bool:
+    """Return whether nothing belongs to any of the replicas."""
+    return all(part.is_empty for part in parts)

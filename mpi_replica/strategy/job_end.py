@@ -1,0 +1,237 @@
+"""The end of a job: no rank waits for one that is gone.
+
+While a strategy over several ranks is alive, an uncaught exception ends the job everywhere, and a
+program that ends tells the ranks that still make collective calls.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ..collectives.agreement.agreement import Life
+from ..core.exceptions import ContextError, reporter_of, text_of
+from ..ranks import JobOutcome, Survivors, end_together
+from ..ranks.interrupts import gate
+from ..ranks.watch import watcher
+
+if TYPE_CHECKING:
+    from ..collectives.engine import Engine
+
+__all__ = [
+    "abort",
+    "add_engine",
+    "add_survivors",
+    "engines",
+    "leave_together",
+    "remove_engine",
+]
+
+# What ended the program here, and another rank prints.
+_left_to_others: list[BaseException] = []
+
+_DONE = object()
+_POLL_SECONDS = 0.001
+
+# How long a rank that failed waits for the others to hear of it, before it ends them.
+_SECONDS_TO_LEAVE = 2.0
+# For the others, to write where they are before they are ended.
+_SECONDS_TO_WRITE = 0.3
+
+# In the order in which they were made, which is the same on every rank.
+_engines: list[Engine] = []
+_survivors: list[Survivors] = []
+_process = 0
+
+
+def add_engine(engine: Engine) -> None:
+    """Take care of the end of the job while `engine` is in use."""
+    _set_up()
+    if engine not in _engines:
+        _engines.append(engine)
+
+
+def add_survivors(survivors: Survivors) -> None:
+    """Tell the ranks that may need this one when its program ends."""
+    _set_up()
+    _survivors.append(survivors)
+
+
+def _set_up() -> None:
+    global _process
+    if not _process:
+        _process = os.getpid()
+        atexit.register(_leave)
+        os.register_at_fork(after_in_child=_disown)
+        _install_hooks()
+
+
+def remove_engine(engine: Engine) -> None:
+    """Take care of `engine` no more: all ranks have closed it."""
+    watcher.remove(engine.channel)
+    if engine in _engines:
+        _engines.remove(engine)
+
+
+def engines() -> tuple[Engine, ...]:
+    """Return those of the strategies in use, in the order in which they were made."""
+    return tuple(_engines)
+
+
+def _disown() -> None:
+    """Give up the strategies in a forked child: its messages would break into its parent's."""
+    watcher.forget()
+    for engine in _engines:
+        engine.agreement.final = ContextError(
+            "a strategy was used in a forked child: its connections are those of the parent."
+            " Call collectives in the parent, or start children with the spawn method."
+        )
+
+
+def abort(status: int) -> None:
+    """End the processes of all ranks, after each has written what it called last."""
+    watcher.write_flight_records("the job is aborted")
+    time.sleep(_SECONDS_TO_WRITE)
+    if not _engines:
+        os._exit(status)
+    _engines[-1].transport.abort(status)
+
+
+def _leave() -> None:
+    if os.getpid() != _process:  # a forked child shares nothing with MPI
+        return
+    gate.close()  # Ctrl-C in between would leave without a word
+    try:
+        _leave_undisturbed()
+    finally:
+        gate.open()
+
+
+def leave_together(is_well: bool) -> JobOutcome:
+    """Do now what is done at the end of the program, and return how all living ranks have ended.
+
+    Collective over all that the launcher has started. No strategy can be used any more.
+
+    Parameters
+    ----------
+    is_well : bool
+        How this rank has.
+    """
+    atexit.unregister(_leave)
+    _leave()
+    return end_together(is_well)
+
+
+def _leave_undisturbed() -> None:
+    if any(engine.agreement.life is Life.BROKEN for engine in _engines):
+        # MPI would wait for the message in flight, and so for a rank that may never come.
+        if _left_to_others:
+            time.sleep(_SECONDS_TO_LEAVE)  # the rank that prints it ends the job
+            _print_what_was_left()
+        abort(1)
+    _tell_that_it_ends()
+    if any(engine.agreement.others_stay for engine in _engines):
+        # The rank that would have printed it has caught it, and goes on.
+        _print_what_was_left()
+    _go_through([one.part() for one in _survivors])
+    if gate.take() and _engines:  # Ctrl-C, held during the last exchange
+        abort(128 + signal.SIGINT)
+    watcher.stop()
+
+
+def _tell_that_it_ends(cause: str = "", seconds: float = math.inf) -> bool:
+    """Tell the other ranks that this one ends; return whether all of them know in time."""
+    limit = time.monotonic() + seconds
+    for survivors in _survivors:
+        survivors.say_farewell(cause)
+    # All at once: another rank may be in a call of the second strategy, and leave the first later.
+    left = [e.agreement.leaving(cause) for e in _engines if e.is_in_its_thread()]
+    try:
+        return _go_through(left, limit)
+    except Exception as error:  # they can't be told, and would wait for ever
+        _print(error)
+        abort(1)
+    return True
+
+
+def _go_through(waits: list[Iterator[None]], limit: float = math.inf) -> bool:
+    """Come to the end of all waits; return whether that was before the time `limit`."""
+    while waits:
+        waits = [one for one in waits if next(one, _DONE) is not _DONE]
+        if waits and time.monotonic() > limit:
+            return False
+        time.sleep(_POLL_SECONDS if waits else 0)
+    return True
+
+
+def _print_what_was_left() -> None:
+    for error in _left_to_others:
+        _print(error)
+
+
+def _install_hooks() -> None:
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() != _process or not _engines:
+            previous(kind, error, trace)
+            return
+        gate.close()  # Ctrl-C in between would cut short what is printed
+        try:
+            reporter = reporter_of(error)
+            if reporter is None:
+                _end_alone(error)
+            else:
+                _end_agreed(error, reporter)
+        finally:
+            gate.open()
+
+    def thread_hook(arguments: threading.ExceptHookArgs) -> None:
+        error = arguments.exc_value
+        communicates = any(engine.is_in_its_thread() for engine in _engines)
+        if os.getpid() != _process or not communicates or error is None:
+            previous_in_thread(arguments)
+        elif not isinstance(error, SystemExit):  # which ends a thread without a word
+            if reporter_of(error) not in (None, _engines[-1].layout.rank):
+                time.sleep(_SECONDS_TO_LEAVE)  # the rank that prints it ends the job
+            _end_alone(error)
+
+    previous_in_thread = threading.excepthook
+    sys.excepthook = hook
+    threading.excepthook = thread_hook
+
+
+def _end_agreed(error: BaseException, reporter: int) -> None:
+    """End with an error that all ranks end with: one of them prints it whole."""
+    if _engines[-1].layout.rank == reporter:
+        _print(error)
+    else:
+        _left_to_others.append(error)
+
+
+def _end_alone(error: BaseException) -> None:
+    """End with an error that only this rank has; others may wait for it for ever."""
+    _print(error)
+    text = text_of(error)
+    cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    all_know = _tell_that_it_ends(cause, _SECONDS_TO_LEAVE)
+    if any(engine.is_spare for engine in _engines):  # the others would wait for it after a loss
+        all_know = False
+    if not all_know or threading.current_thread() is not threading.main_thread():
+        abort(1)
+
+
+def _print(error: BaseException) -> None:
+    layout = _engines[-1].layout
+    text = "".join(traceback.format_exception(error))
+    sys.stderr.write(f"[rank {layout.rank} of {layout.size}] {text}")
+    sys.stderr.flush()

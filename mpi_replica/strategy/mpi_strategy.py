@@ -1,0 +1,204 @@
+"""The strategy over an MPI communicator: how it starts and how it ends."""
+
+from __future__ import annotations
+
+import weakref
+from types import TracebackType
+from typing import Any
+
+from ..collectives.barrier import BarrierCall
+from ..collectives.engine import Engine
+from ..core.context import enter_open_strategy, open_strategies, require_cross_replica
+from ..core.exceptions import RankLostError
+from ..core.layout import Layout
+from ..core.options import CommunicationOptions
+from ..ranks import Transport, blas
+from ..ranks.interrupts import gate
+from ..ranks.watch import watcher
+from ..replicas.run import KeptByRuns
+from . import job_end
+from .start import Wishes, start
+from .strategy import Strategy
+
+__all__ = ["MPIStrategy"]
+
+
+class MPIStrategy(Strategy):
+    """Replicas on the ranks of an MPI communicator.
+
+    Collective over the communicator. Without mpirun it is one rank, and needs no MPI.
+
+    Parameters
+    ----------
+    communicator : mpi4py.MPI.Intracomm, optional
+        Default: COMM_WORLD. It is duplicated, and never used itself.
+    replicas_per_rank : int, optional
+        How many replicas this rank hosts; may differ between ranks. Default: 1.
+    num_replicas : int, optional
+        How many replicas all ranks host together, in contiguous blocks that differ by at most
+        one. The environment variable ``MPI_REPLICA_NUM_REPLICAS`` gives its default.
+    communication_options : CommunicationOptions, optional
+        For all calls of this strategy.
+    spares : int, optional
+        How many ranks, the last ones, host no replicas: they wait in `run_elastic` until another
+        rank is lost, and take its place. They may do nothing else: other calls are a
+        `ContextError` there, `local_replica_ids` is empty, variables can be made. The environment
+        variable ``MPI_REPLICA_SPARES``, 0 where it is not set, gives its default.
+    seed : int, optional
+        For ``ctx.rng`` and ``strategy.rng``; 0 or more, the same on all ranks. Default: 0 where the
+        strategy is reproducible, otherwise another one each time.
+
+    Raises
+    ------
+    ValueError
+        Both numbers are given, or one is not positive; `num_replicas` is less than the ranks;
+        it or `seed` differs between them, or `seed` is negative; `communicator` is COMM_NULL or an
+        intercommunicator;
+        ``MPI_REPLICA_BLAS_THREADS`` is no positive integer, or differs between ranks.
+    LaunchError
+        A launcher without an MPI library, or one that does not fit it; different versions of
+        Python on the ranks.
+
+    Notes
+    -----
+    Use it as a context manager, or `close` it: closing is collective.
+
+    What the agreement can't see is the order of a loop round a collective, since all its calls are
+    on one line. A set of strings has another order in each process, unless PYTHONHASHSEED is set (a
+    warning is logged when the strategy is made); a dict has the order in which its keys were put
+    in. Sort, or give the dict itself to the collective: its values meet by their keys.
+
+    A thread of each process watches how long its strategies wait: who is missing for longer than
+    ``MPI_REPLICA_STALL_SECONDS`` (60) is logged, with the place where it is. It needs an MPI
+    library for several threads; ``MPI_REPLICA_WATCH=0`` does without it.
+
+    A reproducible strategy fixes the threads of BLAS while it is open, for the whole process:
+    ``MPI_REPLICA_BLAS_THREADS`` (1) for each replica, in every layout. A BLAS library that is
+    imported inside of a step is limited from the next `run` on: import it before. Where libraries
+    or CPU kernels differ between the ranks, a warning is logged that names them.
+
+    Examples
+    --------
+    >>> import mpi_replica as mr
+    >>> with mr.MPIStrategy(num_replicas=4) as strategy:
+    ...     strategy.num_replicas_in_sync
+    4
+    """
+
+    def __init__(
+        self,
+        communicator: Any = None,
+        *,
+        replicas_per_rank: int | None = None,
+        num_replicas: int | None = None,
+        communication_options: CommunicationOptions | None = None,
+        spares: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        transport, terms, survivors = start(
+            communicator,
+            spares,
+            Wishes(replicas_per_rank, num_replicas, communication_options, seed),
+        )
+        layout, options, seed = terms
+        super().__init__(Engine(transport, layout, options), seed)
+        self.survivors = survivors
+        self._is_closed = False
+        enter_open_strategy(self)
+        self._release_blas = blas.hold(self) if options.reproducible else None
+        gate.install(job_end.abort)
+        if survivors is not None and survivors.may_be_needed:
+            job_end.add_survivors(survivors)
+        self._be_watched()
+        if transport.size == 1:  # one that is not closed, and that nobody else may wait for
+            weakref.finalize(self, watcher.remove, self.engine.channel).atexit = False
+
+    def _be_watched(self) -> None:
+        """Take care of the waits of this rank, and of the end of the job."""
+        engine = self.engine
+        transport = engine.transport
+        if transport.size > 1 or engine.is_spare:
+            engine.channel.abort = job_end.abort
+            job_end.add_engine(engine)
+        if transport.size > 1 or len(engine.layout.local_replica_ids) > 1:
+            watcher.add(engine.channel, transport.hosts[transport.rank])
+
+    def move(self, transport: Transport, layout: Layout) -> None:
+        """Work over `transport` from now on, with the same replicas; see `Engine.move`."""
+        watcher.remove(self.engine.channel)
+        self.engine.layout.era.is_over = True
+        self.engine.move(transport, layout)
+        self._kept = KeptByRuns()
+        self._verifications.clear()  # ranks have counted different numbers of calls
+        self._be_watched()
+
+    @property
+    def communicator(self) -> Any:
+        """The strategy's own communicator; None without MPI. Do not communicate on it."""
+        return self.engine.transport.communicator
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process; one that waits as a spare has `size` or more."""
+        return self.engine.layout.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks host replicas: the same on all ranks, those that wait as spares, too."""
+        return len(self.engine.layout.hosting_counts)
+
+    @property
+    def local_replica_ids(self) -> tuple[int, ...]:
+        """Global ids of the replicas of this rank."""
+        return self.engine.layout.local_replica_ids
+
+    def close(self) -> None:
+        """Give back the communicator. Collective; a second call does nothing.
+
+        Raises
+        ------
+        CollectiveMismatchError
+            Other ranks are at another call; the strategy stays open.
+        """
+        if self._is_closed:
+            return
+        require_cross_replica(self, "close")
+        engine = self.engine
+        if engine.agreement.final is None and not engine.is_spare:
+            try:
+                engine.cross_replica(
+                    engine.make("close", None, BarrierCall, "close", is_anywhere=True)
+                )
+            except RankLostError:
+                if not engine.transport.is_fault_tolerant or engine.transport.loss is None:
+                    raise
+                # Nobody else is needed to close it, and MPI keeps what was in flight.
+                job_end.remove_engine(engine)
+                self._close_here()
+                return
+            job_end.remove_engine(engine)
+            self._close_here()
+            engine.transport.close()
+        self._close_here()
+
+    def _close_here(self) -> None:
+        self._is_closed = True
+        open_strategies.discard(self)
+        if self._release_blas is not None:
+            self._release_blas()
+        watcher.remove(self.engine.channel)
+        self.engine.agreement.close()
+
+    def __enter__(self) -> MPIStrategy:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:  # the other ranks may be anywhere
+            self._close_here()

@@ -1,0 +1,280 @@
+"""The start of a strategy: the ranks tell what they were given, and agree on terms."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..core.exceptions import LaunchError, MPIReplicaError, RankLostError, add_note, text_of
+from ..core.layout import Layout, compressed
+from ..core.options import CommunicationOptions
+from ..ranks import SingleTransport, Survivors, Transport, open_survivors
+from ..ranks.numerics import Numerics, compare, numerics_here
+
+__all__ = ["Terms", "Wishes", "start"]
+
+_NUM_REPLICAS = "MPI_REPLICA_NUM_REPLICAS"
+_SPARES = "MPI_REPLICA_SPARES"
+_REPRODUCIBLE = "MPI_REPLICA_REPRODUCIBLE"
+_log = logging.getLogger("mpi_replica")
+
+
+class _Proposal(NamedTuple):
+    """What a rank wants of the strategy, as it tells the others."""
+
+    python: tuple[int, ...]
+    #: hash() of a string, which differs between processes unless PYTHONHASHSEED is set
+    string_hash: int
+    replicas_per_rank: int
+    num_replicas: int | None
+    options: CommunicationOptions
+    seed: int | None
+    #: What is random where nobody gave a seed.
+    entropy: int
+    #: Of a reproducible strategy.
+    numerics: Numerics | None
+    #: What is wrong with the arguments on this rank.
+    problem: Exception | None
+
+
+class Terms(NamedTuple):
+    """What the ranks have agreed on."""
+
+    layout: Layout
+    options: CommunicationOptions
+    seed: int
+
+
+class Wishes(NamedTuple):
+    """The arguments of a strategy, on one rank."""
+
+    replicas_per_rank: int | None
+    num_replicas: int | None
+    options: CommunicationOptions | None
+    seed: int | None
+
+
+def start(
+    communicator: Any, spares: Any, wishes: Wishes
+) -> tuple[Transport, Terms, Survivors | None]:
+    """Return transport, terms and world of a new strategy. Collective.
+
+    Ranks that die meanwhile are left behind where the library can, and the others host their
+    replicas.
+
+    Raises
+    ------
+    ValueError, TypeError, LaunchError
+        On every rank: arguments are wrong, or do not fit together, or the ranks do not.
+    """
+    wanted = _spares(spares)
+    survivors = open_survivors(communicator, wanted)
+    if survivors is None:
+        if wanted:
+            given = f"spares={spares!r}"
+            if spares is None:
+                given = f"{_SPARES}={os.environ[_SPARES]!r}"
+            if wanted < 0:
+                raise ValueError(f"{given}, but it must be an int, 0 or more.")
+            raise ValueError(
+                f"{given}, but there is one rank, which has to host the replicas. Start more ranks"
+                " with mpirun."
+            )
+        alone = SingleTransport()
+        return alone, _agreed_terms(alone, wishes, num_lost=0), None
+
+    def begin(transport: Transport | None) -> tuple[Transport, Terms]:
+        if transport is None:
+            return _wait_for_terms(survivors)
+        num_lost = survivors.first_size - wanted - transport.size
+        try:
+            terms = _agreed_terms(transport, wishes, num_lost)
+        except (MPIReplicaError, ValueError, TypeError) as error:
+            if not isinstance(error, RankLostError):
+                survivors.share(error.with_traceback(None))
+                if not survivors.is_fault_tolerant:  # otherwise all are woken by it, to raise it
+                    transport.close()
+            raise
+        survivors.share(terms)
+        return transport, terms
+
+    return *survivors.come_together(begin), survivors
+
+
+def _spares(given: Any) -> int:
+    """Return the number of spares; -1 where it is none, which all ranks have to hear of."""
+    if given is None:
+        text = os.environ.get(_SPARES, "0")
+        return int(text) if text.isdecimal() else -1
+    is_number = isinstance(given, int) and not isinstance(given, bool)
+    return given if is_number else -1
+
+
+def _wait_for_terms(survivors: Survivors) -> tuple[Transport, Terms]:
+    """Return transport and terms of a spare: in them it hosts no replicas, and sends to nobody."""
+    terms = survivors.share(None)
+    if isinstance(terms, Exception):
+        raise terms
+    layout = Layout.waiting(terms.layout.counts, survivors.rank)
+    return survivors.waiting_transport(), terms._replace(layout=layout)
+
+
+def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
+    """Return layout, options and seed. Collective; raises on every rank or on none.
+
+    `num_lost` ranks have died before they could tell: the others host their replicas.
+
+    Raises
+    ------
+    ValueError, TypeError
+        The arguments of a rank are wrong, or do not fit together.
+    LaunchError
+        The ranks run different versions of Python.
+    """
+    mine = _Proposal(
+        python=tuple(sys.version_info[:3]),
+        string_hash=hash("mpi_replica"),
+        replicas_per_rank=1,
+        num_replicas=None,
+        options=CommunicationOptions(),
+        seed=None,
+        entropy=int.from_bytes(os.urandom(16)),
+        numerics=None,
+        problem=None,
+    )
+    try:
+        merged, seed = _merged(wishes.options), wishes.seed
+        here, total = _checked(wishes.replicas_per_rank, wishes.num_replicas, transport.size)
+        given = mine._replace(
+            replicas_per_rank=here,
+            num_replicas=total,
+            options=merged,
+            seed=None if seed is None else _integer("seed", seed, least=0),
+            numerics=numerics_here() if merged.reproducible else None,
+        )
+        data = pickle.dumps(given, 5)
+    except Exception as error:  # also what arguments raise that are asked for a number or a text
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        # A new exception with its text: the original may hold what can't be pickled.
+        data = pickle.dumps(mine._replace(problem=kind(text_of(error))), 5)
+    proposals: list[_Proposal] = [pickle.loads(text) for text in transport.all_gather_bytes(data)]
+    layout = _layout(proposals, transport.rank, num_lost)
+    numerics = [proposal.numerics for proposal in proposals]
+    compare([known for known in numerics if known is not None], transport.rank)
+    if transport.rank == 0 and len({proposal.string_hash for proposal in proposals}) > 1:
+        _log.warning(
+            "hash() of strings differs between the ranks: a loop over a set of strings has another"
+            " order on each, and collectives in it would mix silently. Start the ranks with"
+            " PYTHONHASHSEED=0 in the environment, or sort what you loop over."
+        )
+    first = proposals[0]
+    if first.seed is not None:
+        return Terms(layout, first.options, first.seed)
+    # What has the same bits in every layout shall have them in every run, too.
+    return Terms(layout, first.options, 0 if first.options.reproducible else first.entropy)
+
+
+def _merged(options: CommunicationOptions | None) -> CommunicationOptions:
+    """Return the options of the strategy."""
+    merged = CommunicationOptions().merge(options)
+    if merged.name is not None:
+        raise ValueError(
+            f"communication_options of a strategy have name={merged.name!r}: it would replace"
+            " every call site, and no swap of two calls would be seen. Give it to the call:"
+            " options=mr.CommunicationOptions(name='x')."
+        )
+    if merged.reproducible is None and _REPRODUCIBLE in os.environ:
+        text = os.environ[_REPRODUCIBLE]
+        if text not in ("0", "1"):
+            raise ValueError(f"{_REPRODUCIBLE}={text!r} is neither 1 nor 0.")
+        merged = merged.merge(CommunicationOptions(reproducible=text == "1"))
+    return merged
+
+
+def _checked(
+    replicas_per_rank: int | None, num_replicas: int | None, size: int
+) -> tuple[int, int | None]:
+    """Return the number of replicas of this rank, and that of all ranks, where it is given."""
+    if replicas_per_rank is not None and num_replicas is not None:
+        raise ValueError(
+            f"replicas_per_rank={replicas_per_rank!r} and num_replicas={num_replicas!r} are both"
+            " given. Give one of them."
+        )
+    name = "num_replicas"
+    if replicas_per_rank is None and num_replicas is None and _NUM_REPLICAS in os.environ:
+        name = _NUM_REPLICAS
+        try:
+            num_replicas = int(os.environ[name])
+        except ValueError:
+            raise ValueError(f"{name}={os.environ[name]!r} is not an integer.") from None
+    here = 1 if replicas_per_rank is None else _integer("replicas_per_rank", replicas_per_rank)
+    total = None if num_replicas is None else _integer(name, num_replicas)
+    if total is not None and total < size:
+        raise ValueError(
+            f"{name}={total} is less than the {size} ranks: each rank hosts one replica or more."
+            f" Start {total} ranks, or ask for {size} replicas or more."
+        )
+    return here, total
+
+
+def _integer(name: str, value: Any, least: int = 1) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError("bool")
+        number = operator.index(value)  # numpy's integers are integers, too
+    except TypeError:
+        raise TypeError(f"{name} must be an int, got {value!r}.") from None
+    if number < least:
+        raise ValueError(f"{name} must be {least} or more, got {value!r}.")
+    return number
+
+
+def _layout(proposals: list[_Proposal], rank: int, num_lost: int) -> Layout:
+    pythons = {proposal.python: None for proposal in proposals}
+    if len(pythons) > 1:
+        versions = " and ".join(".".join(map(str, version)) for version in pythons)
+        raise LaunchError(
+            f"the ranks run different versions of Python ({versions}): functions and call sites"
+            " can't be compared between them. Use the same environment on all hosts."
+        )
+    for sender, proposal in enumerate(proposals):
+        if proposal.problem is not None:
+            if len(proposals) > 1:
+                add_note(proposal.problem, f"raised by rank {sender}")
+            raise proposal.problem
+    _require_one("num_replicas", [proposal.num_replicas for proposal in proposals])
+    _require_one("seed", [proposal.seed for proposal in proposals])
+    first, *others = dict.fromkeys(proposal.options for proposal in proposals)
+    if others:
+        raise ValueError(
+            f"communication_options differ between ranks: {first} and {others[0]}. Give the same on"
+            " all."
+        )
+    total = proposals[0].num_replicas
+    if total is None and num_lost:
+        counts = {proposal.replicas_per_rank for proposal in proposals}
+        if len(counts) > 1:
+            raise RankLostError(
+                f"{num_lost} of the ranks died while the strategy was made, and how many replicas"
+                " they would have hosted is not known: replicas_per_rank differs between the"
+                " others. Give num_replicas instead."
+            )
+        total = counts.pop() * (len(proposals) + num_lost)
+    if total is not None:
+        return Layout.even(total, len(proposals), rank)
+    return Layout(tuple(proposal.replicas_per_rank for proposal in proposals), rank)
+
+
+def _require_one(name: str, values: Sequence[int | None]) -> None:
+    """Raise unless all ranks gave the same."""
+    sides: dict[int | None, list[int]] = {}
+    for rank, value in enumerate(values):
+        sides.setdefault(value, []).append(rank)
+    if len(sides) > 1:
+        text = ", ".join(f"{n!r} on ranks {compressed(ranks)}" for n, ranks in sides.items())
+        raise ValueError(f"{name} differs between ranks: {text}. Give the same on all.")

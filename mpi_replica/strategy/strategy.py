@@ -1,0 +1,337 @@
+"""The strategy: the face of the package, thin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Self
+
+import numpy as np
+from greenlet import getcurrent
+
+from ..collectives import cross_replica
+from ..collectives.agreement.site import call_site
+from ..collectives.engine import Engine
+from ..core import nest
+from ..core.context import (
+    Scope,
+    require_cross_replica,
+)
+from ..core.options import CommunicationOptions, ReduceOp
+from ..core.randomness import Generators
+from ..core.values import PerReplica, component_of, local_results
+from ..ranks import Survivors, blas
+from ..replicas.run import KeptByRuns, Run
+from ..replicas.variables import Variable
+from .distribution import Distribution
+from .elastic.run_elastic import Elastic
+from .extended import StrategyExtended
+from .rank_calls import MessagePassing
+from .resolver import MPIClusterResolver
+from .verification import Verifying
+
+__all__ = ["Strategy"]
+
+
+class Strategy(Distribution, MessagePassing, Verifying, Elastic):
+    """Runs a computation on replicas: the base of all strategies.
+
+    Notes
+    -----
+    Counterpart of ``tf.distribute.Strategy``. It is never made directly: make an `MPIStrategy`,
+    or get the current one with `get_strategy`. A strategy belongs to the thread that made it, or
+    that first ran it; two threads use two strategies.
+    """
+
+    #: Whether this is the default strategy, which holds outside of all others.
+    is_default = False
+
+    def __init__(self, engine: Engine, seed: int | None = None) -> None:
+        super().__init__()
+        #: What the strategy communicates with.
+        self.engine = engine
+        self.generators = Generators(seed)
+        self._extended = StrategyExtended(self)
+        self._kept = KeptByRuns()
+        #: The ranks that live; None without MPI.
+        self.survivors: Survivors | None = None
+
+    def __repr__(self) -> str:
+        layout = self.engine.layout
+        size = len(layout.hosting_counts)
+        return f"<{type(self).__name__}: {layout.num_replicas} replicas on {size} ranks>"
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a strategy can't be copied: its ranks would not know of the copy.")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a strategy can't be pickled: it holds communicators.")
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """Further methods, for library code (`tf.distribute.StrategyExtended`)."""
+        return self._extended
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas all ranks host together."""
+        return self.engine.layout.num_replicas
+
+    @property
+    def is_between_replicas(self) -> bool:
+        """Whether a step is under way, and the code that runs now is in none of its replicas."""
+        runs = self.engine.agreement.runs
+        return bool(runs) and runs[-1].hub is getcurrent()
+
+    @property
+    def cluster_resolver(self) -> MPIClusterResolver:
+        """Hosts and ranks, in tf's words."""
+        return MPIClusterResolver(self.engine.transport)
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """Random numbers for code above the replicas: the same on all ranks that draw alike.
+
+        Raises
+        ------
+        ContextError
+            Read in a replica, whose own are those of ``ctx.rng``.
+        """
+        require_cross_replica(self, "strategy.rng")
+        return self.generators.shared
+
+    def scope(self) -> Scope[Self]:
+        """Return a context manager in which this is the current strategy, above all replicas.
+
+        Variables made inside belong to the strategy. It may be nested and entered again. No
+        communication. Counterpart of ``tf.distribute.Strategy.scope``.
+
+        Raises
+        ------
+        ContextError
+            When entered inside a replica, or while another strategy is the current one.
+        """
+        return Scope(self)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] | list[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Run `fn` on every replica.
+
+        Collective: it ends with an agreement, so that it raises on every rank or on none.
+
+        Parameters
+        ----------
+        fn : callable
+            Called once for each replica of this rank, one at a time in the order of their ids;
+            they switch only at collectives. What replicas of a rank share: module state,
+            ``np.random``'s global generator, warnings filters, the working directory. A step
+            function must not hold a lock over a collective. Each runs in a copy of the caller's
+            contextvars context.
+        args, kwargs : tuple or list, and mapping
+            Nests. Each replica gets its component of a `DistributedValues` leaf; variables are
+            passed whole, all else by reference. Containers are new for each replica.
+        options : CommunicationOptions, optional
+            For the agreement at the end.
+
+        Returns
+        -------
+        nest
+            What the replicas of this rank returned: each leaf a `PerReplica`, also with one local
+            replica. ``None`` from all replicas of all ranks is None; a variable stays itself.
+
+        Raises
+        ------
+        BaseException
+            What a replica raised, on every rank; of several, that of the lowest replica id. Its
+            notes tell where it is from.
+        CollectiveMismatchError
+            Ranks ran different functions, or replicas made different collective calls.
+        StructureMismatchError
+            The replicas returned different nests.
+        RemoteReplicaError
+            A replica elsewhere raised an exception that can't be pickled.
+        ValueError, TypeError
+            `args` is no tuple or list, a `PerReplica` lacks the component of a replica, `fn` is
+            not callable; on every rank.
+        ContextError
+            Called in a replica, or from another thread.
+
+        Notes
+        -----
+        One message of 256 bytes a rank beyond those of `fn`. Counterpart of
+        ``tf.distribute.Strategy.run``.
+
+        Examples
+        --------
+        >>> import mpi_replica as mr
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group)
+        PerReplica:{
+          0: 0,
+          1: 1
+        }
+        """
+        require_cross_replica(self, "run")
+        engine = self.engine
+        engine.check_thread("strategy.run")
+        site = call_site(1)
+        try:
+            if engine.options.reproducible:
+                blas.refresh()
+            merged = engine.options if options is None else engine.options.merge(options)
+            run = Run(self, fn, self._seats(fn, args, kwargs), site, merged)
+        except Exception as error:
+            engine.fail("run", error)
+        return run.execute(self._kept)
+
+    def _seats(
+        self, fn: Callable[..., Any], args: Any, kwargs: Any
+    ) -> list[tuple[int, Sequence[Any], Mapping[str, Any]]]:
+        if not callable(fn):
+            raise TypeError(f"strategy.run needs a callable, got {fn!r}.")
+        if not isinstance(args, (tuple, list)):
+            raise ValueError(
+                f"args must be a tuple or a list, got {args!r}. For one argument write args=(x,)."
+            )
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            raise ValueError(f"kwargs must be a mapping, got {kwargs!r}.")
+        layout = self.engine.layout
+        if not args and not kwargs:
+            return [(i, (), {}) for i in layout.local_replica_ids]
+        leaves, structure = nest.flatten((tuple(args), dict(kwargs or {})))
+        for leaf in leaves:
+            if isinstance(leaf, PerReplica):
+                leaf.require(layout.num_replicas)
+        return [
+            (i, *nest.unflatten(structure, [component_of(leaf, i) for leaf in leaves]))
+            for i in layout.local_replica_ids
+        ]
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
+        """Combine a value of all replicas to one, and give it to every rank.
+
+        Collective: all ranks call it, in the same order.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp or str
+            SUM, MEAN, MIN, MAX or PROD; strings in any case.
+        value : nest of PerReplica
+            What `run` returned, or a distributed batch. A `Mirrored` is itself under MEAN.
+        axis : None, int or tuple of int
+            None combines element by element: all components have one shape. Otherwise each
+            component is reduced along these axes too, where extents may differ; MEAN weighs by
+            element count.
+
+        Returns
+        -------
+        nest of numpy.ndarray
+            Fresh arrays; a 0-d result is a numpy scalar. For dtypes, `IndexedSlices`, and arrays of
+            torch, JAX and others, see `ReplicaContext.all_reduce`.
+
+        Raises
+        ------
+        ValueError
+            SUM of a value that is not per replica; `axis` out of range, or not None for
+            `IndexedSlices`; on every rank.
+        StructureMismatchError, CollectiveMismatchError, TypeError, ContextError
+            As for `ReplicaContext.all_reduce`.
+
+        Notes
+        -----
+        Messages as for `ReplicaContext.all_reduce`; none where the components of all replicas are
+        at hand (in a ``merge_fn``). Counterpart of ``tf.distribute.Strategy.reduce``.
+
+        Examples
+        --------
+        >>> import mpi_replica as mr
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> ids = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group)
+        >>> strategy.reduce("SUM", ids, axis=None)
+        np.int64(1)
+        """
+        require_cross_replica(self, "reduce")
+        return cross_replica.reduce(
+            self.engine, "reduce", reduce_op, value, axis, None, plain_is_component=self.is_default
+        )
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Concatenate a value of all replicas along `axis`, and give it to every rank.
+
+        Collective: all ranks call it, in the same order.
+
+        Parameters
+        ----------
+        value : nest of PerReplica
+            Components of one dimension or more; all dimensions but `axis` are equal.
+        axis : int
+            The dimension along which to gather.
+
+        Returns
+        -------
+        nest of numpy.ndarray
+            Fresh C-contiguous arrays, in the order of the replica ids. Arrays of torch, JAX and
+            others as for `ReplicaContext.all_reduce`.
+
+        Raises
+        ------
+        ValueError
+            A leaf is not per replica, or has scalar components; `axis` is out of range.
+        StructureMismatchError, CollectiveMismatchError, NotImplementedError, ContextError
+            As for `ReplicaContext.all_gather`.
+
+        Notes
+        -----
+        Messages as for `ReplicaContext.all_gather`. Counterpart of
+        ``tf.distribute.Strategy.gather``.
+
+        Examples
+        --------
+        >>> import numpy as np, mpi_replica as mr
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> rows = strategy.run(lambda: np.array([1, 2]))
+        >>> strategy.gather(rows, axis=0)
+        array([1, 2, 1, 2])
+        """
+        require_cross_replica(self, "gather")
+        return cross_replica.gather(
+            self.engine, value, axis, None, plain_is_component=self.is_default
+        )
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Return the components of `value` that are here, as a tuple.
+
+        No communication for values of `run` and of datasets; of large arguments in a ``merge_fn``,
+        it looks at them (see `ReplicaContext.merge_call`).
+
+        Parameters
+        ----------
+        value : object
+            A nest. Outside of a nest, a value that is not distributed comes back alone.
+
+        Returns
+        -------
+        tuple
+            One entry for each replica whose components are here: those of this rank, or all of
+            them in a ``merge_fn``. For a nest: one nest each. Counterpart of
+            ``tf.distribute.Strategy.experimental_local_results``.
+
+        Examples
+        --------
+        >>> import mpi_replica as mr
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> strategy.experimental_local_results(strategy.run(lambda: 7))
+        (7, 7)
+        """
+        return local_results(value, self.engine.layout.local_replica_ids)
+
+    def name_of_variable(self, value: Any) -> str | None:
+        """Return a name for a variable, the same on all ranks; None for anything else."""
+        return value.identity if isinstance(value, Variable) else None

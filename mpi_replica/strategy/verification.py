@@ -1,0 +1,110 @@
+"""``strategy.verify``: whether mirrored state is the same on all ranks."""
+
+from __future__ import annotations
+
+import collections
+import operator
+from typing import Any, Protocol
+
+from ..collectives.agreement.site import call_site
+from ..collectives.strategy_like import StrategyLike
+from ..collectives.verify import Verification
+from ..core.context import require_cross_replica
+from ..core.options import CommunicationOptions
+
+__all__ = ["Verifying"]
+
+
+class _VerifyingStrategy(StrategyLike, Protocol):
+    _verifications: collections.Counter[str | bytes]
+
+
+class Verifying:
+    """The part of a strategy that compares state between its ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: How often each place has called `verify`; ranks make the same calls, and count alike.
+        self._verifications: collections.Counter[str | bytes] = collections.Counter()
+
+    def verify(
+        self: _VerifyingStrategy,
+        value: Any,
+        *,
+        every: int = 1,
+        options: CommunicationOptions | None = None,
+    ) -> None:
+        """Raise where what should be the same on all ranks, or replicas, is not.
+
+        Collective: all ranks call it, in the same order.
+
+        Parameters
+        ----------
+        value : nest
+            Mirrored variables, `Mirrored` values, arrays, numbers, strings, bytes and None. Of a
+            `PerReplica`, as ``run`` returns it, the components of all replicas are compared.
+            Variables that are synchronized on read are left out: they differ by design.
+        every : int, default 1
+            With k: does it on the first call from a place of the program, and then on each k-th;
+            the calls between cost nothing.
+        options : CommunicationOptions, optional
+            Fields that are set win over those of the strategy. A name stands for the place.
+
+        Raises
+        ------
+        DivergenceError
+            A leaf differs: on every rank, with the same text, which names it, the replicas, and
+            the first element with its values. The strategy works on.
+        StructureMismatchError, CollectiveMismatchError
+            The ranks passed different nests or variables, or made different calls.
+        ValueError
+            A `PerReplica` is another strategy's; `every` is less than 1.
+        TypeError
+            A leaf is an object that can't be compared bit by bit; `every` is no integer.
+        ContextError
+            Called in a replica, or from another thread.
+
+        Notes
+        -----
+        Compared bit by bit: 0.0 differs from -0.0, and a NaN only from one of other bits. Replicas
+        of one rank share its state, all but `PerReplica` values. One message of 256 bytes a rank,
+        and the time to read the state, 20 to 30 ms for 100 MB; where it differs, some messages of a
+        few kB.
+        ``tf.distribute`` has no counterpart.
+
+        Examples
+        --------
+        >>> import mpi_replica as mr
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> with strategy.scope():
+        ...     weights = mr.Variable([0.5, 0.25])
+        >>> strategy.verify({"weights": weights, "step": 3})
+        """
+        require_cross_replica(self, "verify")
+        engine = self.engine
+        engine.check_thread("verify")
+        try:
+            step = _checked(every)
+            name = (engine.options if options is None else engine.options.merge(options)).name
+        except Exception as error:
+            engine.fail("verify", error)
+        place = call_site(1).digest if name is None else name
+        count = self._verifications[place]
+        self._verifications[place] = count + 1
+        if count % step:
+            return
+        detail = "" if step == 1 else f"every={step}"
+
+        name_of, layout = self.name_of_variable, self.engine.layout
+        engine.cross_replica(
+            engine.make("verify", options, Verification, value, detail, name_of, layout)
+        )
+
+
+def _checked(every: Any) -> int:
+    if isinstance(every, bool) or not hasattr(every, "__index__"):
+        raise TypeError(f"every must be an int, got {every!r}. Write every=10 for each 10th call.")
+    step = operator.index(every)
+    if step < 1:
+        raise ValueError(f"every must be 1 or more, got {every!r}. Write every=1 for each call.")
+    return step
