@@ -357,7 +357,6 @@ def test_a_spare_that_waits_on_knows_who_hosts_replicas_as_the_others_do():
     }
 
 
-@pytest.mark.xfail(strict=True, reason="R13: at a good end ranks wait for a spare inside of MPI")
 def test_who_waits_for_a_spare_at_the_end_says_so(tmp_path):
     done = lose("late_spare.py", 3, FOLDER=str(tmp_path), MPI_REPLICA_STALL_SECONDS="0.5")
     assert told(done) == {0: [True], 1: [True], 2: [True]}

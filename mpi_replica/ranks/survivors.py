@@ -322,8 +322,11 @@ class Survivors:
                 if not is_loss(self._mpi, error):
                     raise
 
-    def dismiss(self, text: str = "", status: int | None = None) -> None:
+    def dismiss(self, text: str = "", status: int | None = None) -> Iterator[int]:
         """Tell the spares that the others have come to their end. Every rank does it: one may die.
+
+        At a good end they are waited for: one that has not heard would take the next call of
+        `run_elastic` for this one.
 
         Parameters
         ----------
@@ -331,16 +334,21 @@ class Survivors:
             What has gone wrong.
         status : int, optional
             The exit status with which the others end.
+
+        Yields
+        ------
+        int
+            The rank of a spare that has not heard; again and again.
         """
         end = text[:_MOST_LETTERS], status
-        # At a good end they are waited for: one that has not heard would take the next call of
-        # run_elastic for this one.
-        send = self._world.ssend if end == _GOOD_END else self._world.send
+        send = self._world.issend if end == _GOOD_END else self._world.isend
         self._ends += 1
         self.has_dismissed = True
         for rank in range(self.num_active, self.size):
             try:
-                send((self._ends, end), rank, _TAG_OF_END)
+                request = send((self._ends, end), rank, _TAG_OF_END)
+                while not request.Test():
+                    yield rank
             except self._mpi.Exception as error:
                 if not is_loss(self._mpi, error):
                     raise
@@ -359,7 +367,8 @@ class Survivors:
         if self._farewell is None:
             self._farewell = cause
         if self.transport is not None and not self.has_dismissed:
-            self.dismiss(cause or "the program has ended on the other ranks")
+            for _ in self.dismiss(cause or "the program has ended on the other ranks"):
+                time.sleep(_LOOK_SECONDS)
 
 
 def _farewell_error(everyone: Sequence[_Introduction]) -> RankLostError | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from ...collectives.agreement.call import Call
@@ -13,6 +14,8 @@ from ...core.context import require_cross_replica
 from ...core.exceptions import ContextError, RankLostError, mark_reporter, text_of
 from ...core.options import CommunicationOptions
 from ...ranks import Dismissal
+from ...ranks.pause import pause
+from ...ranks.watch.channel import stall_seconds
 from .keeper import ElasticStrategy, Keeper
 from .losses import Loss
 from .state import ElasticState, committed_by, strategies_of
@@ -163,14 +166,32 @@ def _train(
                 if survivors is not None:  # those that wait must not wait for another call
                     code = error.code if isinstance(error, SystemExit) else None
                     status = code if isinstance(code, int) else None
-                    survivors.dismiss(f"{type(error).__name__}: {text_of(error)}", status)
+                    text = f"{type(error).__name__}: {text_of(error)}"
+                    _await_spares(survivors.dismiss(text, status), strategy)
                 raise
         else:
             if survivors is not None:
-                survivors.dismiss()
+                _await_spares(survivors.dismiss(), strategy)
             keeper.say_end()
             return result
         keeper.recover()
+
+
+def _await_spares(spares: Iterator[int], strategy: ElasticStrategy) -> None:
+    """Wait until all spares have heard of the end; rank 0 reports one that does not come."""
+    start = time.monotonic()
+    due = stall_seconds()
+    for spare in spares:
+        waited = time.monotonic() - start
+        if waited > due and strategy.engine.layout.rank == 0:
+            _log.warning(
+                "run_elastic has come to its end, and has waited %.0f s for rank %d: a spare that"
+                " is not in run_elastic yet. Call it there on all ranks.",
+                waited,
+                spare,
+            )
+            due *= 2
+        pause(waited)
 
 
 def _leave_as_the_others(end: Dismissal) -> None:
