@@ -1,7 +1,7 @@
 """all_gather: the values of all replicas, one behind the other along an axis.
 
 Everything travels as bytes, whatever its dtype. The extents along the axis travel with the
-header, and so does the data where it is small. `blocks` knows where everything lies, `collecting`
+header, and so does the data where it is small. `blocks` knows where everything lies, `collection`
 moves it.
 """
 

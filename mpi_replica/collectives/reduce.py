@@ -2,7 +2,7 @@
 
 `AllReduce` is behind ``all_reduce``, ``reduce``, ``reduce_to`` and the aggregations of variables:
 it takes the leaves of each local replica and gives one result for each leaf. What is small travels
-in the header (`inline`), all else in parts (`streaming`), each of which goes its way (`ways`).
+in the header (`inline`), all else in parts (`movement`), each of which goes its way (`ways`).
 """
 
 from __future__ import annotations
