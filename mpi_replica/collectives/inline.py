@@ -162,13 +162,6 @@ class InlineReduction:
         else:
             self._ufunc(total, array, out=total, dtype=total.dtype, casting="unsafe")
 
-    def copies(self, totals: Sequence[Array]) -> list[Any]:
-        """Return the same leaves again, in memory of their own."""
-        results: list[Any] = [None] * self._leaves
-        for total, (_, slots) in zip(totals, self._parts, strict=True):
-            self._quietly(cut, slots, total.copy(), results)
-        return results
-
 
 class OrderedInlineReduction(InlineReduction):
     """One in the order of the tree over the replicas.

@@ -294,18 +294,15 @@ class AllReduce(Call):
     def _reduced(
         self, calls: Sequence[AllReduce], reduction: InlineReduction, totals: list[Array]
     ) -> _Results:
-        """Return the results of a reduction that every rank does for itself."""
-        each = [reduction.results(totals)]
+        """Return the results of a reduction that every rank does for itself, of the first call."""
+        results = reduction.results(totals)
         if self.writing is not None:
-            self._write(self.writing, each)
-        for _ in calls[1:]:
-            # Each replica may write into its results: they must not be those of another one.
-            each.append(reduction.copies(totals))
+            self._write(self.writing, [results])
         if self.outputs is not None:
-            for call, results in zip(calls, each, strict=True):
+            for call in calls:
                 if call.outputs is not None:
                     call.outputs.take(results)
-        return each
+        return [results]
 
     def _move(self, movement: Movement, each: _Results) -> Steps[_Results]:
         yield from movement.steps()
@@ -325,7 +322,11 @@ class AllReduce(Call):
             return [self.finish(results[0])] * len(calls)
         if len(calls) == 1:
             return [self.given_back(results[0])]
-        return [call.given_back(mine) for call, mine in zip(calls, results, strict=True)]
+        each = results
+        if len(results) < len(calls):
+            # Each replica may write into its results: they must not be those of another one.
+            each = [*results, *(_copies(results[0]) for _ in calls[len(results) :])]
+        return [call.given_back(mine) for call, mine in zip(calls, each, strict=True)]
 
     def given_back(self, results: list[Any]) -> Any:
         """Return the results as this call gives them."""
@@ -343,6 +344,10 @@ class AllReduce(Call):
         for call, other in itertools.permutations(calls, 2):
             if call.outputs is not None:
                 call.outputs.check_apart(other.contributions[0], self.paths)
+
+
+def _copies(results: list[Any]) -> list[Any]:
+    return [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in results]
 
 
 def _native(signature: Signature) -> Signature:

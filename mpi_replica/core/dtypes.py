@@ -137,7 +137,7 @@ def as_arrays(
         return leaves, None
     if plain:
         return list(map(np.asarray, leaves)), None
-    return list(map(as_array, leaves)), ways_back(leaves)
+    return [as_array(leaf) for leaf in leaves], ways_back(leaves)  # `map` ends at a StopIteration
 
 
 def as_plain_array(value: Any) -> np.ndarray[Any, Any]:
