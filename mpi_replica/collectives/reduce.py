@@ -43,6 +43,10 @@ _ORDERED_IMPLEMENTATIONS = frozenset({_SHARED_MEMORY, CommunicationImplementatio
 # Of each call.
 _Results = list[list[Any]]
 
+# What moves the data, and the results; or a reduction, its message and memory for its totals; or
+# nothing, where a way must be opened first.
+_Prepared = tuple[Movement, _Results] | tuple[InlineReduction, bytes, list[Array]] | None
+
 _FLOAT64 = np.dtype(np.float64)
 _PYTHON_NUMBERS = {int: "int", float: "float"}
 
@@ -205,7 +209,7 @@ class AllReduce(Call):
             bool(options.reproducible) or options.implementation in _ORDERED_IMPLEMENTATIONS
         )
 
-    def prepare(self, group: Group, calls: Sequence[AllReduce]) -> tuple[bytes, Any]:
+    def prepare(self, group: Group, calls: Sequence[AllReduce]) -> tuple[bytes, _Prepared]:
         if self.outputs is not None and (self.promoted or len(calls) > 1):
             self._check_outputs(calls)
         plan = self.plan
@@ -258,7 +262,7 @@ class AllReduce(Call):
         return movement, results
 
     def steps(
-        self, group: Group, calls: Sequence[AllReduce], prepared: Any
+        self, group: Group, calls: Sequence[AllReduce], prepared: _Prepared
     ) -> Steps[_Results] | _Results:
         if prepared is None:
             return self._open_way(group, calls)
