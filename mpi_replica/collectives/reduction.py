@@ -113,11 +113,13 @@ class AllReduce(Call):
         for leaf in first:
             if type(leaf) is not np.ndarray:
                 self.ways_back = ways_back(first)
-                first = list(map(_as_array, first))
+                first = [_as_array(leaf) for leaf in first]  # `map` ends at a StopIteration
                 break
         self.contributions: list[Sequence[Array]] = [first]
         if len(contributions) > 1:
-            self.contributions += [list(map(_as_array, leaves)) for leaves in contributions[1:]]
+            self.contributions += [
+                [_as_array(leaf) for leaf in leaves] for leaves in contributions[1:]
+            ]
         if out is not None:
             outputs = self.outputs = Outputs(out, structure, first)
             self.detail = outputs.words

@@ -77,7 +77,7 @@ class Movement:
                 if part.length:
                     yield way, part
                 else:
-                    part.deliver(np.empty(0, part.dtype))
+                    part.deliver(self._work.scratch.take(part.dtype, 0))
         for stream in self._plan.streams:
             yield from self._parts_of_stream(stream)
 
