@@ -131,3 +131,48 @@ def test_an_exchange_that_failed_in_the_library_is_not_made_again(launch):
     )
     assert told(done) == []
     assert "invalid root" in done.stderr.lower()
+
+
+def test_an_exchange_behind_the_header_that_fails_ends_the_strategy_on_all_ranks(launch):
+    """Here with its error; where the others poll, as with a timeout, by a lost rank.
+
+    All large data is moved by what fails: sums in pieces, gathered leaves, the barrier of a window
+    and Alltoallv. Each has a strategy of its own.
+    """
+    done = launch(
+        """
+        def fails(name, call, **options):
+            about = mr.CommunicationOptions(timeout_seconds=60, **options)
+            strategy = mr.MPIStrategy(communication_options=about)
+            strategy.run(call)  # the window is there
+            transport = strategy.engine.transport
+            exchange, count = getattr(transport, name), 0
+
+            def fail(*arguments):
+                nonlocal count
+                count += 1
+                if count == 2 and rank == 1:
+                    raise OSError(f"the second {name}")
+                return exchange(*arguments)
+
+            setattr(transport, name, fail)
+            for do in (lambda: strategy.run(call), lambda: strategy.run(call), strategy.barrier):
+                try:
+                    do()
+                except (OSError, mr.errors.RankLostError) as error:
+                    tell(f"{name}: {type(error).__name__}")
+
+        context = mr.get_replica_context
+        large = np.ones(1 << 20)
+        fails("all_reduce", lambda: context().all_reduce("SUM", large))
+        fails("all_gather_blocks", lambda: context().all_gather([large, large], 0))
+        fails("barrier", lambda: context().all_reduce("SUM", large), reproducible=True)
+        fails("all_to_all", lambda: context().all_reduce("SUM", large), implementation="ALLTOALL")
+        """,
+    )
+    names = ("all_reduce", "all_gather_blocks", "barrier", "all_to_all")
+    errors = [("RankLostError", 0), ("OSError", 1)]
+    expected = [
+        f"[{rank}] {name}: {error}" for error, rank in errors for name in names for _ in range(3)
+    ]
+    assert told(done) == expected
