@@ -461,6 +461,7 @@ CALLS = {
         "SUM", Leaf("f8", (20_000,)), Leaf("c8", (9, 99)), bytes_per_pack=1 << 14
     ),
     "all_reduce of a stream": all_reduce("MEAN", Leaf("f4", (700, 900))),
+    "all_reduce of a stream in large pages": all_reduce("SUM", Leaf("f4", (1 << 20,))),
     "all_reduce of a stream, out": all_reduce("SUM", Plain("f8", (150_000,)), out="apart"),
     "all_reduce of a stream, in place": all_reduce("SUM", Plain("f8", (150_000,)), out="in place"),
     "all_reduce of integers": all_reduce("MEAN", Leaf("i4", (150_000,))),

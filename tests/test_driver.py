@@ -36,8 +36,9 @@ from mpi_replica.watch.recorder import FlightRecorder
 class Twin(SingleTransport):
     """Two ranks, of which the other one does what this one does; but it has no errors.
 
-    `sent` is what was sent here: headers, and the names of other exchanges. `fails` maps the
-    number of an exchange to an error.
+    `sent` is what was sent here: headers, states where only these are compared, and the names of
+    other exchanges. `fails` maps the number of an exchange to an error in it, and `refuses` to one
+    in whose place nothing is sent.
     """
 
     def __init__(self):
@@ -45,9 +46,11 @@ class Twin(SingleTransport):
         self.size, self.hosts, self.pids = 2, self.hosts * 2, self.pids * 2
         self.headers = np.zeros(2 * HEADER_BYTES, np.uint8)
         self.sent = []
-        self.fails = {}
+        self.fails, self.refuses = {}, {}
 
     def begin(self, what):
+        if len(self.sent) in self.refuses:
+            raise self.refuses.pop(len(self.sent))
         self.is_in_flight = True
         self.steps += 1
         self.sent.append(what)
@@ -60,6 +63,10 @@ class Twin(SingleTransport):
         for rank in range(2):
             self.headers[rank * HEADER_BYTES :][: len(header)] = np.frombuffer(header, np.uint8)
         self.begin(header)
+
+    def maximum(self, words, timeout_seconds=None):
+        self.begin(int(words[2]))
+        return words
 
     def all_gather_bytes(self, data, timeout_seconds=None):
         self.begin("texts")
@@ -80,7 +87,8 @@ class Twin(SingleTransport):
     def has_told(self):
         """Whether the other rank was told of an error here."""
         heads = [one for one in self.sent if isinstance(one, bytes)]
-        return any(states(one.ljust(HEADER_BYTES, b"\0"))[0] == REPORTS for one in heads)
+        told = [states(one.ljust(HEADER_BYTES, b"\0"))[0] for one in heads]
+        return REPORTS in told or REPORTS in self.sent
 
 
 def other_report(data):
@@ -104,9 +112,11 @@ def driver(transport):
     return driver_of(transport)
 
 
-def driver_of(transport):
+def driver_of(transport, *, is_wide=False):
     layout = Layout((1, 1), 0)
-    driver = Driver(transport, layout, Agreement(transport, layout), FlightRecorder())
+    agreement = Agreement(transport, layout)
+    agreement._wide = is_wide  # as with more ranks than see all headers
+    driver = Driver(transport, layout, agreement, FlightRecorder())
     driver.thread = threading.get_ident()
     return driver
 
@@ -296,6 +306,24 @@ def test_an_exchange_that_fails_ends_the_strategy_with_its_error(driver, transpo
     check_open(driver, 0)
     check_is_over(driver, error)
     assert not transport.has_told
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+@pytest.mark.parametrize(("name", "count"), [("header", 1), ("pieces", 1), ("agreements", 3)])
+def test_a_header_that_can_not_be_sent_is_an_error_on_all_ranks(name, count, is_wide):
+    """At each agreement of a call; and the next call works."""
+    whole = Twin()
+    driver_of(whole, is_wide=is_wide).perform([CALLS[name]()])
+    kind = int if is_wide else bytes
+    agreements = [at for at, one in enumerate(whole.sent) if isinstance(one, kind)]
+    assert len(agreements) == count
+    for number in agreements:
+        transport = Twin()
+        driver, error = driver_of(transport, is_wide=is_wide), OSError("no route")
+        transport.refuses[number] = error
+        assert error_of(lambda d=driver: d.perform([CALLS[name]()])) is error
+        assert transport.has_told
+        check_works(driver)
 
 
 def test_a_header_that_fails_ends_the_strategy_with_its_error(driver, transport):
