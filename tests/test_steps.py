@@ -28,6 +28,7 @@ from every_call import (
     verify,
 )
 from everywhere import error_of
+from hard_numbers import numbers
 from mpi_replica import nest
 from mpi_replica.checkpoint.stopping import Stopping
 from mpi_replica.collectives.barrier import BarrierCall
@@ -276,20 +277,32 @@ NARROW = [
 ]
 
 
-@pytest.mark.parametrize("out", [False, True])
-@pytest.mark.parametrize(("dtype", "op", "length"), [*NARROW, ("float16", "SUM", 3_000_000)])
-def test_sums_of_narrow_floats_have_the_same_bits_in_every_layout(dtype, op, length, out):
-    numbers = MULTIPLIED if op == "PROD" else ADDED
-    leaves = [np.resize(np.array([number], dtype), length) for number in numbers]
-    structure = nest.flatten(None)[1]
+def check_same_bits(op, leaves, out=False, **options):
+    """Check that the replicas, each with its leaf, get the same bits wherever they are."""
+    structure, options = nest.flatten(None)[1], mr.CommunicationOptions(**options)
 
     def one(replica):
         into = np.empty_like(leaves[replica]) if out else None
         given = [[leaves[replica]]]
-        return AllReduce(SITE, OPTIONS, "all_reduce", op, given, structure, into)
+        return AllReduce(SITE, options, "all_reduce", op, given, structure, into)
 
     found = set()
     for counts in [(4,), (2, 2), (1, 1, 1, 1), (3, 1), (1, 2, 1)]:
         answers = World(counts).perform(lambda layout: [one(i) for i in layout.local_replica_ids])
         found |= {np.asarray(result).tobytes() for of_rank in answers for result in of_rank}
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("out", [False, True])
+@pytest.mark.parametrize(("dtype", "op", "length"), [*NARROW, ("float16", "SUM", 3_000_000)])
+def test_sums_of_narrow_floats_have_the_same_bits_in_every_layout(dtype, op, length, out):
+    given = MULTIPLIED if op == "PROD" else ADDED
+    check_same_bits(op, [np.resize(np.array([x], dtype), length) for x in given], out)
+
+
+@pytest.mark.parametrize("options", [{"reproducible": True}, {"implementation": "ALLTOALL"}])
+@pytest.mark.parametrize("length", [1, 25, 700, 9000, 200_000])
+@pytest.mark.parametrize("op", ["SUM", "MEAN", "PROD"])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c16", "float16"])
+def test_ordered_sums_have_the_same_bits_in_every_layout(dtype, op, length, options):
+    check_same_bits(op, [numbers(dtype, (length,), 0, i) for i in range(4)], **options)
