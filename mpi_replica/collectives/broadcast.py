@@ -20,7 +20,7 @@ from .agreement.group import Group
 from .agreement.site import CallSite
 from .agreement.stand import CallDescription, LeafDescription, Note
 from .agreement.steps import Agree, Steps
-from .blobs import all_blobs, marks, payload_of
+from .blobs import LARGE_BYTES, all_blobs, marks, payload_of
 
 __all__ = ["Broadcast", "EqualEverywhere", "Writing", "digest_of"]
 
@@ -84,11 +84,17 @@ class Broadcast(Call):
         root = group.layout.rank_of(0)
         runs_code = marks(group)[root]
         blobs = yield from all_blobs(group, prepared)
-        value, writing = self.value, self.writing
-        if runs_code:  # what pickle makes of it, also where it comes from
-            value = yield Agree(lambda: (b"", pickle.loads(blobs[root])))
-        elif group.layout.rank != root:
-            value = pickle.loads(blobs[root])
+        writing = self.writing
+
+        def load() -> Any:
+            # Of an object what pickle makes of it, also where it comes from.
+            is_mine = group.layout.rank == root and not runs_code
+            return self.value if is_mine else pickle.loads(blobs[root])
+
+        if runs_code or len(blobs[root]) > LARGE_BYTES:
+            value = yield Agree(lambda: (b"", load()))
+        else:
+            value = group.with_reserve(load)
         if writing is not None:
             if writing.may_fail:
 

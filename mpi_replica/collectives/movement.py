@@ -82,7 +82,7 @@ class Movement:
                 if part.length:
                     yield from unordered(pack.dtype, plan.op).reduce(work, (part,))
                 else:
-                    part.deliver(np.empty(0, part.dtype))
+                    part.deliver(self._work.scratch.take(part.dtype, 0))
         for stream in plan.streams:
             if not stream.is_ordered:
                 parts = self._pieces(stream)
@@ -105,7 +105,7 @@ class Movement:
                     if part.length:
                         yield part
                     else:
-                        part.deliver(np.empty(0, part.dtype))
+                        part.deliver(self._work.scratch.take(part.dtype, 0))
         for stream in self._plan.streams:
             if stream.is_ordered:
                 most = min(part_bytes // stream.dtype.itemsize, stream.piece)

@@ -1,4 +1,4 @@
-"""Large leaves of float16 and bfloat16: added up in float32 in rank order, and rounded once."""
+"""Large leaves of float16 and bfloat16: added up in float32 in one order, and rounded once."""
 
 import itertools
 
@@ -11,6 +11,7 @@ from hypothesis import given
 import mpi_replica as mr
 from contributions import LAYOUTS, at_once, laid_out, reduced
 from everywhere import cost_of, gathered, holds_everywhere
+from in_order import reduced_in_order
 from reducing import reduce_everywhere
 
 OPS = ("SUM", "MEAN", "MIN", "MAX", "PROD")
@@ -55,25 +56,16 @@ def results_of(strategy, op, dtype, shape, layout="C", how="fresh", **options):
 
 
 def check_narrow(strategy, op, dtype, shape, **settings):
-    """Exact where each rank has one replica, and for MIN and MAX.
-
-    Otherwise a rank adds up those that it hosts first. That differs in the last bits of float32,
-    and so in one rounding of the result at most.
-    """
+    """Exact, wherever the replicas are."""
     count = strategy.num_replicas_in_sync
     wide = [of_replica(dtype, shape, i).astype("float32") for i in range(count)]
-    expected = reduced(op, wide).astype(dtype).astype("float64")
+    expected = (reduced if op in ("MIN", "MAX") else reduced_in_order)(op, wide).astype(dtype)
     results = results_of(strategy, op, dtype, shape, **settings)
 
     def check_all():
         for result in results:
             assert (result.dtype, result.shape) == (dtype, shape)
-            found = result.astype("float64")
-            if count == strategy.size or op in ("MIN", "MAX"):
-                np.testing.assert_array_equal(found, expected)
-            else:
-                rounding = float(ml_dtypes.finfo(dtype).eps)
-                np.testing.assert_allclose(found, expected, rtol=rounding, atol=1e-6)
+            np.testing.assert_array_equal(result.astype("f8"), expected.astype("f8"))
 
     holds_everywhere(check_all)
 
@@ -88,7 +80,7 @@ def check_narrow(strategy, op, dtype, shape, **settings):
     bytes_per_pack=st.sampled_from([0, 0, 500, 1 << 12]),
     timeout_seconds=st.sampled_from([None, 60]),
 )
-def test_sums_are_those_of_float32_in_rank_order_for_any_length_layout_and_op(
+def test_sums_are_those_of_float32_in_one_order_for_any_length_layout_and_op(
     world, op, dtype, length, split, **settings
 ):
     """Most lengths are no multiple of the number of ranks."""

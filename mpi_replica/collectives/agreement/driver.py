@@ -124,6 +124,10 @@ class Driver:
                 except BaseException as error:
                     try:
                         self._raise_where_due(error, calls, begun)
+                    except Exception as other:  # a signal's handler, where `error` was to be told
+                        if self._is_dealt_with(other, error):
+                            raise
+                        self._raise_where_due(other, calls, begun)
                     finally:
                         if undo is not None and agreement.final is None:
                             undo()
@@ -151,15 +155,22 @@ class Driver:
 
     def report_failure(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
         """Raise `error` on every rank: it came up here in the calls, before their header."""
-        stands = [self.agreement.stand(call) for call in calls]
-        stands[0] = self.agreement.failed_stand(calls[0], error)
         begun = self._transport.steps
         try:
-            self.report(stands, {calls[0].replica_ids[0]: error}, calls[0])
+            self._tell(calls, error)
         except Exception as other:  # a signal's handler: the others still wait
-            if other is error or self._transport.steps > begun or self.agreement.is_agreed(other):
+            if self._is_dealt_with(other, error) or self._transport.steps > begun:
                 raise
-            self.report_failure(calls, other)
+            self._tell(calls, other)
+
+    def _tell(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
+        stands = [self.agreement.stand(call) for call in calls]
+        stands[0] = self.agreement.failed_stand(calls[0], error)
+        self.report(stands, {calls[0].replica_ids[0]: error}, calls[0])
+
+    def _is_dealt_with(self, other: Exception, error: BaseException) -> bool:
+        """Return whether `other` is what came of `error`, and not of a signal's handler."""
+        return other is error or self.agreement.is_agreed(other)
 
     def report(
         self, stands: Sequence[Stand], originals: Mapping[int, BaseException], first: Call

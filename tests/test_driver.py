@@ -1,0 +1,396 @@
+"""What becomes of an error in the driver of calls: one rank, the other does what this one does."""
+
+import dis
+import pickle
+import signal
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from every_call import OPTIONS, SITE
+from everywhere import error_of
+from mpi_replica.collectives.agreement import agreement as agreement_module
+from mpi_replica.collectives.agreement import call as call_module
+from mpi_replica.collectives.agreement import driver as driver_module
+from mpi_replica.collectives.agreement.agreement import Agreement
+from mpi_replica.collectives.agreement.call import Call
+from mpi_replica.collectives.agreement.driver import Driver
+from mpi_replica.collectives.agreement.header import REPORTS, states
+from mpi_replica.collectives.agreement.stand import Report
+from mpi_replica.collectives.agreement.steps import Agree, Barrier
+from mpi_replica.collectives.barrier import BarrierCall
+from mpi_replica.collectives.broadcast import Broadcast
+from mpi_replica.collectives.reduce import AllReduce
+from mpi_replica.core import nest
+from mpi_replica.core.layout import Layout
+from mpi_replica.errors import CollectiveTimeoutError
+from mpi_replica.ranks import HEADER_BYTES, WaitGivenUpError
+from mpi_replica.ranks.interrupts import gate
+from mpi_replica.ranks.single import SingleTransport
+from mpi_replica.ranks.watch.recorder import FlightRecorder
+
+
+class Twin(SingleTransport):
+    """Two ranks, of which the other one does what this one does; but it has no errors.
+
+    `sent` is what was sent here: headers, states where only these are compared, and the names of
+    other exchanges. `fails` maps the number of an exchange to an error in it, and `refuses` to one
+    in whose place nothing is sent.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.size, self.hosts, self.pids = 2, self.hosts * 2, self.pids * 2
+        self.headers = np.zeros(2 * HEADER_BYTES, np.uint8)
+        self.sent = []
+        self.fails, self.refuses = {}, {}
+
+    def begin(self, what):
+        if len(self.sent) in self.refuses:
+            raise self.refuses.pop(len(self.sent))
+        self.is_in_flight = True
+        self.steps += 1
+        self.sent.append(what)
+        if len(self.sent) - 1 in self.fails:
+            raise self.fails[len(self.sent) - 1]
+        self.is_in_flight = False
+        self.steps_ended = self.steps
+
+    def exchange(self, header, timeout_seconds=None):
+        for rank in range(2):
+            self.headers[rank * HEADER_BYTES :][: len(header)] = np.frombuffer(header, np.uint8)
+        self.begin(header)
+
+    def maximum(self, words, timeout_seconds=None):
+        self.begin(int(words[2]))
+        return words
+
+    def all_gather_bytes(self, data, timeout_seconds=None):
+        self.begin("texts")
+        return [data, other_report(data)]
+
+    def all_gather_blocks(self, send, receive, counts, timeout_seconds=None):
+        receive[:] = np.tile(receive[: counts[0]] if send is None else send, 2)
+        self.begin("blocks")
+
+    def all_reduce(self, send, receive, op, timeout_seconds=None):
+        np.add(*[receive if send is None else send] * 2, out=receive)
+        self.begin("reduction")
+
+    def barrier(self, timeout_seconds=None):
+        self.begin("barrier")
+
+    @property
+    def has_told(self):
+        """Whether the other rank was told of an error here."""
+        heads = [one for one in self.sent if isinstance(one, bytes)]
+        told = [states(one.ljust(HEADER_BYTES, b"\0"))[0] for one in heads]
+        return REPORTS in told or REPORTS in self.sent
+
+
+def other_report(data):
+    """Return what the other rank tells where this one tells `data`."""
+    if not data.startswith(b"\x80"):
+        return data
+    report = pickle.loads(data)
+    assert isinstance(report, Report)
+    (stand,) = report.stands
+    stand = stand._replace(replica_ids=(1,), status="calls", error=None)
+    return pickle.dumps(report._replace(stands=(stand,)), 5)
+
+
+@pytest.fixture
+def transport():
+    return Twin()
+
+
+@pytest.fixture
+def driver(transport):
+    return driver_of(transport)
+
+
+def driver_of(transport, *, is_wide=False):
+    layout = Layout((1, 1), 0)
+    agreement = Agreement(transport, layout)
+    agreement._wide = is_wide  # as with more ranks than see all headers
+    driver = Driver(transport, layout, agreement, FlightRecorder())
+    driver.thread = threading.get_ident()
+    return driver
+
+
+def reduction(length):
+    value, structure = np.full(length, 1.5), nest.flatten(None)[1]
+    return of_replica(AllReduce(SITE, OPTIONS, "all_reduce", "SUM", [[value]], structure))
+
+
+def of_replica(call):
+    call.replica_ids = (0,)
+    return call
+
+
+CALLS = {
+    "header": lambda: reduction(3),
+    "pieces": lambda: reduction(200_000),
+    "agreements": lambda: of_replica(
+        Broadcast(SITE, OPTIONS, "broadcast_to", "", bytes(2 << 20), compared=False)
+    ),
+}
+
+
+def check_works(driver):
+    (found,) = driver.perform([reduction(3)])
+    np.testing.assert_array_equal(found, np.full(3, 3.0))
+
+
+def check_is_over(driver, error):
+    assert driver.agreement.final is error
+    assert error_of(lambda: driver.perform([reduction(3)])) is error
+
+
+def check_open(driver, depth):
+    """Check that Ctrl-C comes through, and that another thread may make a call."""
+    assert gate.depth == depth
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(driver._lock.acquire(blocking=False)))
+    thread.start()
+    thread.join()
+    assert taken == [True]
+    driver._lock = threading.RLock()
+
+
+class Limit(Exception):
+    """Raised by a handler of a signal."""
+
+
+FILES = {module.__file__ for module in (agreement_module, call_module, driver_module)}
+# Python looks for signals behind these: at the beginning of a function, and behind a call.
+LOOKS = {"RESUME", "CALL", "CALL_FUNCTION_EX", "CALL_KW"}
+
+
+def may_raise(code, offset, following):
+    """Return whether a handler can raise behind the instruction at `offset`.
+
+    It counts as raised there. Here it is raised where the next one begins: only where the same
+    ``except`` and ``finally`` hold.
+    """
+    if dis.opname[code.co_code[offset]] not in LOOKS:
+        return False
+    entries = dis._parse_exception_table(code)
+    handlers = [
+        next((entry.target for entry in entries if entry.start <= at < entry.end), None)
+        for at in (offset, following)
+    ]
+    return handlers[0] == handlers[1]
+
+
+def interrupted(do, number):
+    """Do it, and raise `Limit` where Python looks for signals for the n-th time in FILES.
+
+    Returns the error that came of it, and whether it was raised.
+    """
+    before, count = {}, 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        if frame.f_code.co_filename not in FILES:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            last, before[frame] = before.get(frame), frame.f_lasti
+            count += last is not None and may_raise(frame.f_code, last, frame.f_lasti)
+            if count == number:
+                sys.settrace(None)
+                count += 1
+                raise Limit
+        return trace
+
+    sys.settrace(trace)
+    try:
+        error = error_of(do)
+    finally:
+        sys.settrace(None)
+    return error, count > number
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_handler_that_raises_in_a_call_leaves_all_ranks_knowing(name):
+    """Told to all; or the strategy is over here; or the call had ended on all ranks."""
+    whole = Twin()
+    driver_of(whole).perform([CALLS[name]()])
+    seen = set()
+    for number in range(1, 1000):
+        transport, call, depth = Twin(), CALLS[name](), gate.depth
+        driver = driver_of(transport)
+        error, was_raised = interrupted(lambda d=driver, c=call: d.perform([c]), number)
+        check_open(driver, depth)
+        if not was_raised:
+            assert error is None
+            break
+        assert type(error) is Limit, number
+        if driver.agreement.final is not None:
+            seen.add("over")
+            check_is_over(driver, error)
+            continue
+        seen.add("told" if transport.has_told else "own")
+        assert transport.has_told or transport.sent == whole.sent, (number, transport.sent)
+        check_works(driver)
+    assert seen == {"over", "told", "own"}
+
+
+@pytest.mark.parametrize("does", ["report", "report from a call"])
+def test_a_handler_that_raises_where_an_error_is_told_leaves_all_ranks_knowing(does):
+    seen = set()
+    first = 2 if does == "report" else 1  # where it begins nothing is known yet
+    for number in range(first, 1000):
+        transport, depth = Twin(), gate.depth
+        driver, told = driver_of(transport), ValueError("what is told")
+        call = Unprepared(told) if does == "report from a call" else Call(SITE, OPTIONS)
+        call.replica_ids = (0,)
+
+        def do(driver=driver, call=call, told=told):
+            if isinstance(call, Unprepared):
+                driver.perform([call])
+            driver.report_failure([call], told)
+
+        error, was_raised = interrupted(do, number)
+        check_open(driver, depth)
+        if not was_raised:
+            assert error is told
+            break
+        if driver.agreement.final is not None:
+            seen.add("over")
+            check_is_over(driver, error)
+            continue
+        seen.add(type(error))
+        assert transport.has_told, number
+        check_works(driver)
+    assert seen == {"over", Limit}
+
+
+class Unprepared(Call):
+    """A call that fails before its header."""
+
+    kind = "unprepared"
+
+    def __init__(self, told):
+        super().__init__(SITE, OPTIONS)
+        self.told = told
+        self.identify(None)
+
+    def prepare(self, group, calls):
+        raise self.told
+
+
+class Steps(Call):
+    """A call of given steps."""
+
+    kind = "steps"
+
+    def __init__(self, *steps):
+        super().__init__(SITE, OPTIONS)
+        self.replica_ids = (0,)
+        self.wanted = steps
+        self.identify(None)
+
+    def steps(self, group, calls, prepared):
+        yield from self.wanted
+
+
+@pytest.mark.parametrize("name", ["pieces", "agreements"])
+def test_an_exchange_that_fails_ends_the_strategy_with_its_error(driver, transport, name):
+    transport.fails[2] = error = OSError("the network is down")
+    assert error_of(lambda: driver.perform([CALLS[name]()])) is error
+    check_open(driver, 0)
+    check_is_over(driver, error)
+    assert not transport.has_told
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+@pytest.mark.parametrize(("name", "count"), [("header", 1), ("pieces", 1), ("agreements", 3)])
+def test_a_header_that_can_not_be_sent_is_an_error_on_all_ranks(name, count, is_wide):
+    """At each agreement of a call; and the next call works."""
+    whole = Twin()
+    driver_of(whole, is_wide=is_wide).perform([CALLS[name]()])
+    kind = int if is_wide else bytes
+    agreements = [at for at, one in enumerate(whole.sent) if isinstance(one, kind)]
+    assert len(agreements) == count
+    for number in agreements:
+        transport = Twin()
+        driver, error = driver_of(transport, is_wide=is_wide), OSError("no route")
+        transport.refuses[number] = error
+        assert error_of(lambda d=driver: d.perform([CALLS[name]()])) is error
+        assert transport.has_told
+        check_works(driver)
+
+
+def test_a_header_that_fails_ends_the_strategy_with_its_error(driver, transport):
+    transport.fails[0] = error = OSError("the network is down")
+    assert error_of(lambda: driver.perform([reduction(3)])) is error
+    check_is_over(driver, error)
+
+
+def test_a_wait_that_is_given_up_is_the_timeout_error(driver, transport):
+    transport.fails[2] = WaitGivenUpError()
+    call = CALLS["pieces"]()
+    call.options = mr.CommunicationOptions(timeout_seconds=7)
+    error = error_of(lambda: driver.perform([call]))
+    assert type(error) is CollectiveTimeoutError
+    assert "waited 7 s" in str(error)
+    check_open(driver, 0)
+    check_is_over(driver, error)
+
+
+def test_an_interrupt_that_is_held_comes_at_the_next_call(driver, transport, monkeypatch):
+    """On all ranks; and that one works on."""
+    gate.install(lambda status: None)
+    interrupting = Steps(Barrier())
+    monkeypatch.setattr(transport, "barrier", lambda _: signal.raise_signal(signal.SIGINT))
+    driver.perform([interrupting])
+    assert type(error_of(lambda: driver.perform([reduction(3)]))) is KeyboardInterrupt
+    assert transport.has_told
+    check_works(driver)
+
+
+def failing(error):
+    def prepare():
+        raise error
+
+    return prepare
+
+
+def test_what_was_done_is_undone_where_the_ranks_agree_that_it_failed(driver, transport):
+    undone, error = [], ValueError("no place on the disk")
+    steps = Agree(failing(error), lambda: undone.append(len(transport.sent)))
+    assert error_of(lambda: driver.perform([Steps(steps)])) is error
+    assert undone == [len(transport.sent)]  # when all ranks know
+    assert transport.has_told
+    check_works(driver)
+
+
+def test_nothing_is_undone_where_the_strategy_is_over(driver, transport):
+    transport.fails[1] = error = OSError("the network is down")
+    steps = Agree(lambda: (b"", None), lambda: pytest.fail("undone"))
+    assert error_of(lambda: driver.perform([Steps(steps)])) is error
+    check_is_over(driver, error)
+
+
+def test_nothing_is_undone_behind_an_agreement(driver):
+    steps = [Agree(lambda: (b"", None), lambda: pytest.fail("undone")), Agree(failing(OSError()))]
+    assert type(error_of(lambda: driver.perform([Steps(*steps)]))) is OSError
+    check_works(driver)
+
+
+def test_an_error_in_a_run_that_is_over_is_told_to_nobody(driver, transport):
+    """The others do not answer any more."""
+
+    class Run:
+        ordinal, doom, a_replica_failed = 1, ValueError("the run has failed"), True
+
+    driver.agreement.runs.append(Run())
+    call = of_replica(BarrierCall(SITE, OPTIONS, "barrier"))
+    error = error_of(lambda: driver.report_failure([call], ValueError()))
+    assert type(error) is mr.errors.ReplicaStopped
+    assert transport.sent == []
