@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from mpi_replica.collectives.broadcast import digest_of
-from mpi_replica.core.digests import BLAKE_BYTES, DIGEST_BYTES, digest_of_bytes
+from mpi_replica.core.digests import BLAKE_BYTES, DIGEST_BYTES, digest_of, digest_of_bytes
 
 SIZES = (0, 1, 100, BLAKE_BYTES, BLAKE_BYTES + 1, 300_001, (1 << 20) + 24)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -10,10 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..core import nest
-from ..core.array_libraries import dtype_of
-from ..core.digests import BLAKE_BYTES, digest_of_bytes
-from ..core.dtypes import as_plain_array, wire_name
-from ..core.indexed_slices import IndexedSlices
+from ..core.digests import digest_of
+from ..core.dtypes import wire_name
 from ..core.options import CommunicationOptions
 from .agreement.call import Call
 from .agreement.group import Group
@@ -22,7 +19,7 @@ from .agreement.stand import CallDescription, LeafDescription, Note
 from .agreement.steps import Agree, Steps
 from .blobs import LARGE_BYTES, all_blobs, marks, payload_of
 
-__all__ = ["Broadcast", "EqualEverywhere", "Writing", "digest_of"]
+__all__ = ["Broadcast", "EqualEverywhere", "Writing"]
 
 _PLAIN_TYPES = (int, float, complex, bool, str, bytes, type(None))
 
@@ -178,46 +175,6 @@ class EqualEverywhere(Call):
         if group.layout.size > 1:
             group.notes.add(self.note, undo, self.held_bytes)
         return (b"", None) if group.notes.are_due else None
-
-
-def digest_of(value: Any) -> int:
-    """Return 64 bits that differ where values differ, the same in every process.
-
-    Arrays of any library and numbers by their bits, strings by their text, nests leaf by leaf,
-    `IndexedSlices` by their rows and indices. Of any other object only the type counts, since
-    nothing else about it is the same everywhere.
-    """
-    leaves, structure = nest.flatten(value)
-    digest = hashlib.blake2b(nest.structure_text(structure).encode(), digest_size=8)
-    for leaf in leaves:
-        if isinstance(leaf, (str, bytes, type(None))):
-            digest.update(repr(leaf).encode())
-            continue
-        if isinstance(leaf, IndexedSlices):
-            rows = digest_of([leaf.values, leaf.indices])
-            digest.update(rows.to_bytes(8, "little"))
-            continue
-        if not _has_bits(leaf):
-            digest.update(type(leaf).__qualname__.encode())
-            continue
-        array = as_plain_array(leaf)
-        digest.update(f"{array.dtype.name}{array.shape}".encode())
-        data = array.reshape(-1).view(np.uint8)
-        if data.size <= BLAKE_BYTES:
-            digest.update(data.tobytes())
-        else:
-            digest.update(digest_of_bytes(data))
-    return int.from_bytes(digest.digest(), "little")
-
-
-def _has_bits(leaf: Any) -> bool:
-    """Return whether it is a number, or an array of numbers or texts, of any library."""
-    if isinstance(leaf, (np.ndarray, np.generic, int, float, complex)):
-        return not isinstance(leaf, np.ma.MaskedArray) and not np.asarray(leaf).dtype.hasobject
-    try:
-        return dtype_of(leaf) is not None
-    except TypeError:  # numpy has no such dtype
-        return False
 
 
 def _is_plain(value: Any) -> bool:

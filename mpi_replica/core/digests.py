@@ -1,4 +1,4 @@
-"""Digests of bytes, the same in every process: what is compared instead of the bytes themselves.
+"""Digests, the same in every process: what is compared instead of the values themselves.
 
 Small ones are hashed by blake2b. That takes ten times as long as reading a large array, so large
 ones are cut into pieces that stay in cache, and each piece is hashed with a few passes of numpy:
@@ -12,11 +12,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BLAKE_BYTES", "DIGEST_BYTES", "digest_of_bytes"]
+from . import nest
+from .array_libraries import dtype_of
+from .dtypes import as_plain_array
+from .indexed_slices import IndexedSlices
+
+__all__ = ["BLAKE_BYTES", "DIGEST_BYTES", "digest_of", "digest_of_bytes"]
 
 #: Size of a digest.
 DIGEST_BYTES = 16
@@ -62,3 +68,43 @@ def digest_of_bytes(data: npt.NDArray[np.uint8]) -> bytes:
 def _keys() -> npt.NDArray[np.uint32]:
     """Return a key for each word of 4 bytes of a piece."""
     return np.frombuffer(hashlib.shake_128(b"mpi_replica").digest(_PIECE_BYTES), np.uint32)
+
+
+def digest_of(value: Any) -> int:
+    """Return 64 bits that differ where values differ, the same in every process.
+
+    Arrays of any library and numbers by their bits, strings by their text, nests leaf by leaf,
+    `IndexedSlices` by their rows and indices. Of any other object only the type counts, since
+    nothing else about it is the same everywhere.
+    """
+    leaves, structure = nest.flatten(value)
+    digest = hashlib.blake2b(nest.structure_text(structure).encode(), digest_size=8)
+    for leaf in leaves:
+        if isinstance(leaf, (str, bytes, type(None))):
+            digest.update(repr(leaf).encode())
+            continue
+        if isinstance(leaf, IndexedSlices):
+            rows = digest_of([leaf.values, leaf.indices])
+            digest.update(rows.to_bytes(8, "little"))
+            continue
+        if not _has_bits(leaf):
+            digest.update(type(leaf).__qualname__.encode())
+            continue
+        array = as_plain_array(leaf)
+        digest.update(f"{array.dtype.name}{array.shape}".encode())
+        data = array.reshape(-1).view(np.uint8)
+        if data.size <= BLAKE_BYTES:
+            digest.update(data.tobytes())
+        else:
+            digest.update(digest_of_bytes(data))
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _has_bits(leaf: Any) -> bool:
+    """Return whether it is a number, or an array of numbers or texts, of any library."""
+    if isinstance(leaf, (np.ndarray, np.generic, int, float, complex)):
+        return not isinstance(leaf, np.ma.MaskedArray) and not np.asarray(leaf).dtype.hasobject
+    try:
+        return dtype_of(leaf) is not None
+    except TypeError:  # numpy has no such dtype
+        return False

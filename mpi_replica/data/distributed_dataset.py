@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..collectives.agreement.stand import Note
-from ..collectives.broadcast import digest_of
 from ..collectives.engine import Engine
+from ..core.digests import digest_of
 from ..core.options import InputOptions
 from .function_contexts import InputContext
 from .inputs import Input

@@ -12,7 +12,7 @@ from ..collectives.agreement.group import Group
 from ..collectives.agreement.site import CallSite
 from ..collectives.agreement.stand import SAME_KIND
 from ..collectives.agreement.steps import Agree, Raise, Steps, Texts
-from ..collectives.broadcast import digest_of
+from ..core.digests import digest_of
 from ..core.exceptions import CollectiveMismatchError, StructureMismatchError
 from ..core.layout import compressed
 from ..core.options import CommunicationOptions

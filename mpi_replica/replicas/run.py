@@ -20,11 +20,11 @@ from greenlet import getcurrent
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.site import CallSite, function_identity
 from ..collectives.agreement.stand import Note, Stand
-from ..collectives.broadcast import digest_of
 from ..collectives.merge import MergeCall
 from ..collectives.strategy_like import StrategyLike
 from ..core import nest
 from ..core.context import State, entered, swap_state
+from ..core.digests import digest_of
 from ..core.exceptions import ContextError, ReplicaStopped, add_note, text_of
 from ..core.options import CommunicationOptions
 from ..core.values import DistributedValues, Mirrored, per_replica
