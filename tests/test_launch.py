@@ -9,14 +9,36 @@ from launching import LIBRARIES, ONE_HOST, RANKS, run_ranks
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
 
+# Of the other numbers of ranks only what depends on the library and its processes: what calls do
+# with their data is the same for any number, and tests/test_steps.py shows it in one process.
+WHOLE = {("openmpi", 1), ("openmpi", 2), ("openmpi", 4), ("mpich", 3)}
+OF_THE_LIBRARY = (
+    "agreement",
+    "all_gather",
+    "all_reduce",
+    "barrier",
+    "communicators",
+    "contexts",
+    "failures",
+    "reproducible",
+    "shared_memory",
+    "transport_errors",
+    "transport_mpi",
+    "variables",
+)
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_ranks(library, ranks):
+    files = ["tests/ranks"]
+    if (library, ranks) not in WHOLE:
+        files = [f"tests/ranks/test_{name}.py" for name in OF_THE_LIBRARY]
     done = run_ranks(
         library,
         ranks,
         # The cache is one folder, which all ranks would write.
-        ["-m", "pytest", "--only-mpi", "--color=no", "-p", "no:cacheprovider", "tests/ranks"],
+        ["-m", "pytest", "--only-mpi", "--color=no", "-p", "no:cacheprovider", *files],
         timeout_seconds=600,
         env=ONE_HOST,
     )
