@@ -85,7 +85,10 @@ class Straight(Way):
                 if send is None or np.may_share_memory(send, total):
                     send = scratch.take(dtype, part.length)
                     part.gather(mine, work.combine, send, ())
-            if dtype.kind == "b":  # MIN and MAX, which MPI knows for integers only
+            if self.size == 1:
+                if send is not None:
+                    np.copyto(total, send)
+            elif dtype.kind == "b":  # MIN and MAX, which MPI knows for integers only
                 number = np.dtype(np.uint8)
                 yield Reduce(send if send is None else send.view(number), total.view(number), op)
             else:
