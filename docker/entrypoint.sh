@@ -59,14 +59,16 @@ write_hostfile() {
 # launch mpirun ...: Open MPI's mpirun ends its ranks at SIGTERM, by which a container is told to
 # end, and hands SIGUSR1 on.
 launch() {
-    local launcher status
-    trap 'kill -USR1 "$!"' TERM # before it starts, since the signal may come at once
+    local launcher status has_signal=
+    trap 'has_signal=1; kill -USR1 "$!"' TERM # before it starts: the signal may come at once
     "$@" &
     launcher=$!
     while :; do
         status=0
-        wait "$launcher" || status=$? # a signal ends the wait, too
-        kill -0 "$launcher" 2>/dev/null || return "$status"
+        wait "$launcher" || status=$?
+        # A signal ends the wait, too; the next one gives the status, also of what has ended since.
+        [[ $has_signal ]] || return "$status"
+        has_signal=
     done
 }
 
