@@ -23,8 +23,6 @@ from .encoder import (
 )
 from .index import ArrayRecord, Index
 
-__all__ = ["Comparison", "Reader", "variables_in"]
-
 Array = np.ndarray[Any, Any]
 
 #: Fills an array (given a name, and the array).

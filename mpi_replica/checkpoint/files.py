@@ -19,11 +19,6 @@ import numpy as np
 
 from ..core.exceptions import CheckpointError, CorruptCheckpointError
 
-__all__ = [
-    *("Extent", "Version", "check", "head_of", "make_folder", "read_into", "read_small"),
-    *("put_in_place", "remove", "remove_beside", "sync_folder", "write_beside", "write_new"),
-]
-
 Array = np.ndarray[Any, Any]
 
 # Large enough to be fast, and small enough that the sum finds in the cache what was just written.

@@ -22,8 +22,6 @@ from . import files
 from .comparison import Comparison, Reader
 from .index import MOST_BYTES, Index, index_path, unpacked
 
-__all__ = ["Restoring"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -33,8 +33,6 @@ from .index import (
     unpacked_record,
 )
 
-__all__ = ["Own", "Saving", "data_files"]
-
 Array = np.ndarray[Any, Any]
 
 

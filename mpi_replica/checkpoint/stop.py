@@ -14,8 +14,6 @@ from ..core.exceptions import CollectiveMismatchError
 from ..core.layout import compressed
 from ..core.options import CommunicationOptions
 
-__all__ = ["Stopping"]
-
 
 class Stopping(Call):
     """The call that tells whether any rank got a signal.

@@ -18,19 +18,6 @@ from ..core.array_libraries import Origin, dtype_of, from_numpy, origin_of, to_n
 from ..core.values import DistributedValues
 from .agreement.stand import in_units
 
-__all__ = [
-    "LAZY_BYTES",
-    "Elsewhere",
-    "Held",
-    "Packed",
-    "bytes_of",
-    "held_by",
-    "joined",
-    "largest",
-    "pack",
-    "unpack_all",
-]
-
 Array = np.ndarray[Any, Any]
 
 #: Array leaves of this size are gathered when somebody looks at them.

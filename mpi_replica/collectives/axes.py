@@ -16,8 +16,6 @@ from ..core.dtypes import accumulation, as_plain_array
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import ReduceOp
 
-__all__ = ["Axes", "finished", "normalized", "partial"]
-
 Array = np.ndarray[Any, Any]
 Axes = tuple[int, ...] | None
 

@@ -16,8 +16,6 @@ import numpy as np
 from ..core.dtypes import is_text
 from .memory import Allocation
 
-__all__ = ["Blocks", "Extents", "Gathering", "GatheringPlan", "LeafForm", "SharedMessage"]
-
 Array = np.ndarray[Any, Any]
 
 #: (extent along the axis, bytes of an item), for each replica of each rank.

@@ -22,8 +22,6 @@ from .agreement.stand import CallDescription, LeafDescription, Note
 from .agreement.steps import Agree, Steps
 from .blobs import all_blobs, marks, payload_of
 
-__all__ = ["Broadcast", "EqualEverywhere", "Writing", "digest_of"]
-
 _PLAIN_TYPES = (int, float, complex, bool, str, bytes, type(None))
 
 

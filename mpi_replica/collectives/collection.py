@@ -18,8 +18,6 @@ from .agreement.group import Group
 from .agreement.steps import Gather, Steps
 from .blocks import Blocks, Gathering, SharedMessage
 
-__all__ = ["Collection", "gathered", "place_all"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -27,8 +27,6 @@ from .gather import AllGather
 from .reduce import AllReduce
 from .sparse import has_slices, reduce_with_slices
 
-__all__ = ["gather", "reduce"]
-
 
 def reduce(
     engine: Engine,

@@ -9,8 +9,6 @@ import numpy as np
 
 from .plan import Pack, Plan, Slot, cut
 
-__all__ = ["PackDelivery"]
-
 Array = np.ndarray[Any, Any]
 
 

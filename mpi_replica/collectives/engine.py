@@ -20,8 +20,6 @@ from .agreement.call import Call
 from .agreement.driver import Driver
 from .agreement.site import CallSite, call_site
 
-__all__ = ["Engine", "failing"]
-
 P = ParamSpec("P")
 
 

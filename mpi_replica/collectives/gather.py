@@ -28,8 +28,6 @@ from .blobs import LARGE_BYTES
 from .blocks import Gathering, GatheringPlan, LeafForm
 from .collection import Collection, place_all
 
-__all__ = ["AllGather"]
-
 Array = np.ndarray[Any, Any]
 
 _NUMBERS = "biufc"

@@ -22,8 +22,6 @@ from .plan import Plan, Slot, cut
 from .scratch import Scratch
 from .settlement import settle
 
-__all__ = ["UFUNCS", "InlineReduction", "InlineReductions"]
-
 Array = np.ndarray[Any, Any]
 
 # A program that makes new shapes all the time must not grow.

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Allocation"]
-
 Array = np.ndarray[Any, Any]
 
 _LARGE_PAGE_BYTES = 1 << 21

@@ -27,8 +27,6 @@ from .blobs import all_blobs, payload_of
 from .collection import gathered
 from .engine import Engine
 
-__all__ = ["LazyPerReplica", "MergeCall", "MergeScope", "check_merge_call"]
-
 Array = np.ndarray[Any, Any]
 
 

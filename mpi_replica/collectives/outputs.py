@@ -17,8 +17,6 @@ from numpy.lib.array_utils import byte_bounds
 from ..core import nest
 from ..core.exceptions import StructureMismatchError
 
-__all__ = ["Outputs"]
-
 Array = np.ndarray[Any, Any]
 
 

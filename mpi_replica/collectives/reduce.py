@@ -31,8 +31,6 @@ from .ordered_ways import OrderedWay
 from .outputs import Outputs
 from .plan import Plan, Signature, plan, signature_of
 
-__all__ = ["AllReduce"]
-
 Array = np.ndarray[Any, Any]
 
 # Of the others the order makes no difference.

@@ -8,8 +8,6 @@ import numpy as np
 
 from ..ranks import Bytes
 
-__all__ = ["ALIGNMENT", "Scratch"]
-
 #: No number needs a larger one.
 ALIGNMENT = 16
 

@@ -9,8 +9,6 @@ import numpy as np
 from ..core.dtypes import is_narrow_float
 from .scratch import Scratch
 
-__all__ = ["settle"]
-
 Array = np.ndarray[Any, Any]
 
 # Up to so many items a dot product tells of NaN sooner than the greatest item does.

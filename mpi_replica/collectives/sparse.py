@@ -18,8 +18,6 @@ from .engine import Engine, failing
 from .gather import AllGather
 from .reduce import AllReduce
 
-__all__ = ["has_slices", "reduce_values", "reduce_with_slices"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -26,8 +26,6 @@ from .agreement.steps import Agree, Raise, Steps, Texts
 from .contents import Content, content_of, element_name, element_texts
 from .differences import SMALL_BYTES, Difference, differing_units, search
 
-__all__ = ["Verification"]
-
 # More groups of replicas, or leaves, are counted only.
 _MOST_SHOWN = 8
 # For values of ranks, and of replicas.

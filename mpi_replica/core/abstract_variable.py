@@ -10,8 +10,6 @@ import numpy as np
 from .context import BareStrategy
 from .values import DistributedValues
 
-__all__ = ["AbstractVariable"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["flag", "integer"]
-
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
     """Return an argument as an int.

@@ -14,8 +14,6 @@ from typing import Any
 import optree
 from optree.utils import total_order_sorted
 
-__all__ = ["NAMESPACE", "open_class_of"]
-
 NAMESPACE = "mpi_replica"
 
 #: The items of a container, what makes another one of items, and the keys of the items.

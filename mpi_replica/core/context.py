@@ -26,26 +26,6 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from .exceptions import ContextError
 from .randomness import Generators
 
-__all__ = [
-    "BareStrategy",
-    "ReplicaContextLike",
-    "Scope",
-    "State",
-    "current_state",
-    "current_strategy",
-    "enter_open_strategy",
-    "entered",
-    "experimental_set_strategy",
-    "has_strategy",
-    "in_cross_replica_context",
-    "open_strategies",
-    "register_default_strategy",
-    "require_cross_replica",
-    "require_default",
-    "restore_state",
-    "swap_state",
-]
-
 
 class BareStrategy(Protocol):
     """What the context machine knows of a `Strategy`; more does `StrategyLike`."""

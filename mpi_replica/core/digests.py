@@ -16,8 +16,6 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BLAKE_BYTES", "DIGEST_BYTES", "digest_of_bytes"]
-
 #: Size of a digest.
 DIGEST_BYTES = 16
 #: Up to this size blake2b does it.

@@ -12,8 +12,6 @@ from .dtypes import accumulation, as_array
 from .options import ReduceOp
 from .tree import middle
 
-__all__ = ["IndexedSlices"]
-
 Array = np.ndarray[Any, Any]
 
 

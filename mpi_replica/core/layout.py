@@ -7,8 +7,6 @@ import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
-__all__ = ["Era", "Layout", "compressed", "numbers_text", "shares", "sides"]
-
 _Value = TypeVar("_Value", bound=Hashable)
 
 

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Order", "Partial", "Tree", "in_a_row", "middle", "tree_of"]
-
 Array = np.ndarray[Any, Any]
 
 #: Replicas from, to.

@@ -12,15 +12,6 @@ from . import nest
 from .exceptions import RankLostError
 from .layout import Era, Layout
 
-__all__ = [
-    "DistributedValues",
-    "Mirrored",
-    "PerReplica",
-    "component_of",
-    "local_results",
-    "per_replica",
-]
-
 _WAYS_OUT = (
     "Use strategy.reduce(op, value, axis=None) or strategy.gather(value, axis) for one value of"
     " all replicas, or strategy.experimental_local_results(value) for a tuple of the values here."

@@ -13,8 +13,6 @@ from .function_contexts import InputContext
 from .inputs import Input
 from .iterator import DistributedIterator, Progress, placeless_site
 
-__all__ = ["DistributedDataset"]
-
 
 class DistributedDataset:
     """An iterable of nests of `PerReplica`, one for each step.

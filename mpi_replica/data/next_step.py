@@ -18,8 +18,6 @@ from ..core.layout import compressed
 from ..core.options import CommunicationOptions
 from .step_reader import Step
 
-__all__ = ["NextStep"]
-
 _Value = TypeVar("_Value", int, str)
 
 

@@ -22,8 +22,6 @@ from .libraries import launcher_checks, library_checks, wrong_launcher
 from .places import RankFacts, facts_here, place_checks
 from .speed import measure, speed_checks
 
-__all__ = ["examine"]
-
 # Of a collective call, of the job that is tried, and of the process: each ends before the next.
 _CALL_SECONDS = 20.0
 _JOB_SECONDS = 60

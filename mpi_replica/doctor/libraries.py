@@ -10,8 +10,6 @@ from ..launcher import find_launcher, find_library
 from ..ranks.library_facts import LibraryFacts
 from .checks import Check, advise
 
-__all__ = ["launcher_checks", "library_checks", "wrong_launcher"]
-
 _OPEN_MPI = "OMPI_COMM_WORLD_SIZE"
 
 

@@ -14,8 +14,6 @@ from ..ranks.library_facts import LibraryFacts
 from ..ranks.numerics import Numerics, differences, numerics_here
 from .checks import Check, advise
 
-__all__ = ["RankFacts", "facts_here", "place_checks"]
-
 # A container often has 64 MB, and libraries take several MB for each rank.
 _LITTLE_SHARED_MEMORY = 64 << 20
 

@@ -21,15 +21,6 @@ from ..core.exceptions import LaunchError
 from ..ranks.launch import INSTALL_ADVICE
 from .processes import ask
 
-__all__ = [
-    "Launcher",
-    "Library",
-    "find_launcher",
-    "find_library",
-    "parse_launcher",
-    "parse_library",
-]
-
 _LIBRARY = "MPI4PY_LIBMPI"
 _NAMES = {"openmpi": "Open MPI", "mpich": "MPICH"}
 _SECONDS = 60

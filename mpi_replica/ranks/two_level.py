@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 from .transport import HEADER_BYTES, Bytes
 
-__all__ = ["TwoLevelExchange", "is_two_level"]
-
 # The first ranks of so many hosts give to each other. Among more, libraries know better ways.
 _MOST_HOSTS = 32
 

@@ -12,15 +12,6 @@ from ..core.exceptions import RankLostError
 from ..core.layout import compressed
 from .pause import pause
 
-__all__ = [
-    "JobOutcome",
-    "agree",
-    "agree_in_steps",
-    "agree_on_outcome",
-    "is_loss",
-    "loss_error",
-]
-
 # A rank that only hears of a loss learns a little later who it was, if it calls MPI meanwhile.
 _SECONDS_TO_LEARN = 0.03
 # One that can't send to a dead rank may be the first to meet it, before the library tells.

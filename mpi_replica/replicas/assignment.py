@@ -22,8 +22,6 @@ from ..core.options import CommunicationOptions, ReduceOp, VariableAggregation
 from ..core.values import Mirrored, PerReplica, component_of
 from .storage import SCATTER, Storage
 
-__all__ = ["Assignable", "lose_components", "lose_values", "plain_value"]
-
 Array = np.ndarray[Any, Any]
 
 _REDUCED = (VariableAggregation.SUM, VariableAggregation.MEAN)

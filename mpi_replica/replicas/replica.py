@@ -17,8 +17,6 @@ from ..core.context import State, require_cross_replica, restore_state, swap_sta
 from ..core.exceptions import ContextError
 from .merge_fn import perform_alone
 
-__all__ = ["Replica", "SeatLike"]
-
 
 class SeatLike(Protocol):
     """The place of a replica in a run."""

@@ -14,8 +14,6 @@ from ..core import nest
 from ..core.options import CommunicationOptions
 from ..core.values import component_of
 
-__all__ = ["RunEnd"]
-
 
 class RunEnd(Call):
     """The end of a run: what a replica returned, and from which function."""

@@ -18,8 +18,6 @@ from ..core.exceptions import RankLostError
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import ReduceOp, VariableAggregation, VariableSynchronization
 
-__all__ = ["SCATTER", "Storage", "check_dtype", "member", "part_of"]
-
 Array = np.ndarray[Any, Any]
 _Enum = TypeVar("_Enum", VariableSynchronization, VariableAggregation)
 

@@ -28,8 +28,6 @@ from ..core.values import PerReplica, component_of, per_replica
 from .assignment import Assignable, plain_value
 from .storage import Storage, check_dtype, member
 
-__all__ = ["Variable"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -12,8 +12,6 @@ from ..core.options import InputOptions
 from ..core.values import per_replica
 from ..data import DistributedDataset, InputContext, ValueContext
 
-__all__ = ["Distribution"]
-
 
 class Distribution:
     """The part of a strategy that gives replicas their parts."""

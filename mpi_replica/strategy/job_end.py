@@ -27,15 +27,6 @@ from ..ranks.watch import watcher
 if TYPE_CHECKING:
     from ..collectives.engine import Engine
 
-__all__ = [
-    "abort",
-    "add_engine",
-    "add_survivors",
-    "engines",
-    "leave_together",
-    "remove_engine",
-]
-
 # What ended the program here, and another rank prints.
 _left_to_others: list[BaseException] = []
 

@@ -20,8 +20,6 @@ from . import job_end
 from .start import Wishes, start
 from .strategy import Strategy
 
-__all__ = ["MPIStrategy"]
-
 
 class MPIStrategy(Strategy):
     """Replicas on the ranks of an MPI communicator.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ..ranks import Transport
 
-__all__ = ["MPIClusterResolver"]
-
 
 class MPIClusterResolver:
     """What a `tf.distribute.cluster_resolver.ClusterResolver` tells, read off the communicator."""

@@ -16,8 +16,6 @@ from ..core.options import CommunicationOptions
 from ..ranks import SingleTransport, Survivors, Transport, open_survivors
 from ..ranks.numerics import Numerics, compare, numerics_here
 
-__all__ = ["Terms", "Wishes", "start"]
-
 _NUM_REPLICAS = "MPI_REPLICA_NUM_REPLICAS"
 _SPARES = "MPI_REPLICA_SPARES"
 _REPRODUCIBLE = "MPI_REPLICA_REPRODUCIBLE"

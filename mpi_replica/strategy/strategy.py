@@ -29,8 +29,6 @@ from .rank_calls import MessagePassing
 from .resolver import MPIClusterResolver
 from .verification import Verifying
 
-__all__ = ["Strategy"]
-
 
 class Strategy(Distribution, MessagePassing, Verifying, Elastic):
     """Runs a computation on replicas: the base of all strategies.

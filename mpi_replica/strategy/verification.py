@@ -12,8 +12,6 @@ from ..collectives.verify import Verification
 from ..core.context import require_cross_replica
 from ..core.options import CommunicationOptions
 
-__all__ = ["Verifying"]
-
 
 class _VerifyingStrategy(StrategyLike, Protocol):
     _verifications: collections.Counter[str | bytes]

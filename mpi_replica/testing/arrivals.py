@@ -10,8 +10,6 @@ import pytest
 from ..core.exceptions import RankLostError
 from ..core.layout import compressed
 
-__all__ = ["Arrival", "RanksReport", "failure", "judge", "kind_of", "places_apart", "waited_at"]
-
 PASSED, FAILED, SKIPPED, XFAILED, XPASSED = "passed", "failed", "skipped", "xfailed", "xpassed"
 #: Failed, but only because it waited for a rank that went no further.
 STOPPED = "stopped"

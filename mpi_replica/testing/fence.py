@@ -22,8 +22,6 @@ from ..ranks.watch.stall_report import Answer, Processes, missing_text
 from .arrivals import FAILED, PASSED, Arrival, ranks_of
 from .departure import Departure
 
-__all__ = ["Fence", "RanksMissingError"]
-
 _T = TypeVar("_T")
 
 # digest of what must be the same on all ranks, kind, stage, whether there is more to tell

@@ -45,8 +45,6 @@ from .notes import Notes
 from .roll_call import Meeting
 from .stand import Report, Stand
 
-__all__ = ["Agreement", "Life"]
-
 _ALLGATHER_RANKS = 32
 
 

@@ -15,8 +15,6 @@ from .site import CallSite
 from .stand import CallDescription
 from .steps import Steps
 
-__all__ = ["Call", "Known"]
-
 # The same few calls come again and again; a program that makes new ones all the time (uneven
 # shapes) must not grow.
 _CACHE_SIZE = 4096

@@ -14,8 +14,6 @@ from .header import INLINE_BYTES, payloads
 from .notes import Notes
 from .steps import Steps
 
-__all__ = ["Group", "Kept"]
-
 T = TypeVar("T")
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from ...core.exceptions import RankLostError
 from ...ranks import Transport
 
-__all__ = ["Meeting"]
-
 
 class Meeting:
     """Where ranks meet before they go on as if all had come through an exchange.

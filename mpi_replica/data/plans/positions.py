@@ -27,8 +27,6 @@ from .dataset_plan import (
 )
 from .random_order import RandomOrder
 
-__all__ = ["Concatenate", "Permutation", "Prefetch", "Repeat", "Section", "Shard"]
-
 # Epochs that are set aside for one iteration of an endless repeat, so that the next iteration
 # does not see the same orders again.
 _EPOCHS_OF_ENDLESS_REPEAT = 2**32

@@ -27,8 +27,6 @@ from .recorder import FlightRecorder
 from .stacks import Whereabouts, place_of_thread
 from .stall_report import Answer, Processes, local_stall_report, stall_report
 
-__all__ = ["Channel", "head_start_seconds"]
-
 _log = logging.getLogger("mpi_replica")
 
 _STALL_SECONDS = "MPI_REPLICA_STALL_SECONDS"

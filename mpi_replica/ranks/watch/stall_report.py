@@ -10,15 +10,6 @@ from ...core.layout import Layout, compressed
 from .recorder import RecordedCall
 from .stacks import Whereabouts
 
-__all__ = [
-    "Answer",
-    "Processes",
-    "local_stall_report",
-    "missing_text",
-    "rank_report",
-    "stall_report",
-]
-
 # Calls that the report shows of each missing rank.
 _SHOWN_CALLS = 3
 

@@ -18,8 +18,6 @@ from ...ranks import Messages
 from .buddies import buddy_of
 from .snapshot import ReplicaPart, Snapshot, are_empty
 
-__all__ = ["Committing", "Guarded"]
-
 _SIZE = struct.Struct("<q")
 
 

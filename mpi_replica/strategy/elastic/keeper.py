@@ -27,8 +27,6 @@ from .state import (
     restored_exactly,
 )
 
-__all__ = ["ElasticStrategy", "Keeper"]
-
 _log = logging.getLogger("mpi_replica")
 
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from ...core.layout import Layout, compressed
 from ...ranks import Member
 
-__all__ = ["Loss", "new_layout_text"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Loss:

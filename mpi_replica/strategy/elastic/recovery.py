@@ -15,8 +15,6 @@ from ...ranks import Transport
 from .buddies import givers
 from .snapshot import ReplicaPart, SharedPart
 
-__all__ = ["HeldCommit", "gather_state"]
-
 
 @dataclasses.dataclass
 class HeldCommit:

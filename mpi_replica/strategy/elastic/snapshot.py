@@ -23,16 +23,6 @@ from ...core.layout import Layout
 from ...core.values import Mirrored, PerReplica
 from ...replicas.assignment import Assignable
 
-__all__ = [
-    "ReplicaPart",
-    "SharedPart",
-    "Snapshot",
-    "are_empty",
-    "put_back",
-    "take",
-    "variables_beside",
-]
-
 Array = np.ndarray[Any, Any]
 
 # What stands for the variables that the program has not named: no object can have this name.
