@@ -13,13 +13,12 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from ..core.array_libraries import Array
 from ..core.exceptions import CheckpointError, CorruptCheckpointError
-
-Array = np.ndarray[Any, Any]
 
 # Large enough to be fast, and small enough that the sum finds in the cache what was just written.
 _BLOCK_BYTES = 1 << 22

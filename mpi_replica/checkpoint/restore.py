@@ -8,21 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.group import Group
 from ..collectives.agreement.site import CallSite
 from ..collectives.agreement.stand import CallDescription
 from ..collectives.agreement.steps import Agree, Steps, Texts
+from ..core.array_libraries import Array
 from ..core.exceptions import CorruptCheckpointError
 from ..core.layout import Layout
 from ..core.options import CommunicationOptions
 from . import files
 from .comparison import Comparison, Reader
 from .index import MOST_BYTES, Index, index_path, unpacked
-
-Array = np.ndarray[Any, Any]
 
 
 class Restoring(Call):

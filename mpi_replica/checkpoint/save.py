@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.group import Group
 from ..collectives.agreement.site import CallSite
 from ..collectives.agreement.stand import CallDescription, LeafDescription
 from ..collectives.agreement.steps import Agree, Steps, Texts
+from ..core.array_libraries import Array
 from ..core.dtypes import wire_name
 from ..core.exceptions import CheckpointError
 from ..core.options import CommunicationOptions
@@ -32,8 +31,6 @@ from .index import (
     packed_record,
     unpacked_record,
 )
-
-Array = np.ndarray[Any, Any]
 
 
 class Own(NamedTuple):

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ..core.array_libraries import Array
 from ..core.dtypes import accumulation, as_plain_array
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import ReduceOp
 
-Array = np.ndarray[Any, Any]
 Axes = tuple[int, ...] | None
 
 

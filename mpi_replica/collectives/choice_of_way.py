@@ -16,9 +16,6 @@ from .ordered_ways import Here, OrderedWay, Scattered
 from .shared_window import SharedWindow, window_bytes
 from .ways import Keyed, Straight, Way
 
-Array = np.ndarray[Any, Any]
-
-
 _SHARED_MEMORY = CommunicationImplementation.SHARED_MEMORY
 _ALLTOALL = CommunicationImplementation.ALLTOALL
 

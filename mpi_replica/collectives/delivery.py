@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.array_libraries import Array
 from .plan import Pack, Plan, Slot, cut
-
-Array = np.ndarray[Any, Any]
 
 
 class PackDelivery:

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.array_libraries import Array
 from ..core.dtypes import is_narrow_float
 from ..core.options import ReduceOp
-
-Array = np.ndarray[Any, Any]
 
 _UFUNCS = {ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum}
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core import nest
-from ..core.array_libraries import give_back, ways_back
+from ..core.array_libraries import Array, give_back, ways_back
 from ..core.dtypes import as_plain_array, is_text, wire_name
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions
@@ -27,8 +27,6 @@ from .agreement.steps import Agree, Steps, Texts
 from .blobs import LARGE_BYTES
 from .blocks import Gathering, GatheringPlan, LeafForm
 from .collection import Collection, place_all
-
-Array = np.ndarray[Any, Any]
 
 _NUMBERS = "biufc"
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.array_libraries import Array
 from ..core.layout import Layout
 from ..core.options import ReduceOp
 from ..core.tree import tree_of
@@ -21,8 +22,6 @@ from .extremes import are_keyed, extreme
 from .plan import Plan, Slot, cut
 from .scratch import Scratch
 from .settlement import settle
-
-Array = np.ndarray[Any, Any]
 
 # A program that makes new shapes all the time must not grow.
 _CACHE_SIZE = 1024

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core import nest
+from ..core.array_libraries import Array
 from ..core.exceptions import ContextError
 from ..core.options import CommunicationOptions
 from ..core.values import PerReplica, component_of
@@ -26,8 +27,6 @@ from .arguments import Elsewhere, Held, bytes_of, held_by, joined, largest, pack
 from .blobs import all_blobs, payload_of
 from .collection import gathered
 from .engine import Engine
-
-Array = np.ndarray[Any, Any]
 
 
 class MergeScope:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core import nest
-from ..core.array_libraries import give_back
+from ..core.array_libraries import Array, give_back
 from ..core.dtypes import accumulation, as_arrays, wire_name
 from ..core.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from ..ranks import Bytes
@@ -30,8 +30,6 @@ from .movement import Movement
 from .ordered_ways import OrderedWay
 from .outputs import Outputs
 from .plan import Plan, Signature, plan, signature_of
-
-Array = np.ndarray[Any, Any]
 
 # Of the others the order makes no difference.
 _ORDERED_OPS = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD})

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core import nest
+from ..core.array_libraries import Array
 from ..core.dtypes import accumulation
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions, ReduceOp
@@ -17,8 +18,6 @@ from .agreement.stand import CallDescription
 from .engine import Engine, failing
 from .gather import AllGather
 from .reduce import AllReduce
-
-Array = np.ndarray[Any, Any]
 
 
 def reduce_values(

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from .array_libraries import Array
 from .context import BareStrategy
 from .values import DistributedValues
-
-Array = np.ndarray[Any, Any]
 
 
 class AbstractVariable(DistributedValues):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+#: Of numpy.
 Array = np.ndarray[Any, Any]
 
 #: What nearly all leaves are: asking for a base class takes longer.

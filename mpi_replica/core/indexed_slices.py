@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from .array_libraries import Array
 from .dtypes import accumulation, as_array
 from .options import ReduceOp
 from .tree import middle
-
-Array = np.ndarray[Any, Any]
 
 
 class IndexedSlices:

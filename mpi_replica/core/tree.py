@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from .array_libraries import Array
 
 #: Replicas from, to.
 _Range = tuple[int, int]

@@ -16,13 +16,12 @@ from ..collectives.sparse import reduce_values
 from ..collectives.strategy_like import StrategyLike
 from ..core import nest
 from ..core.abstract_variable import AbstractVariable
+from ..core.array_libraries import Array
 from ..core.context import ReplicaContextLike, current_state, require_cross_replica
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions, ReduceOp, VariableAggregation
 from ..core.values import Mirrored, PerReplica, component_of
 from .storage import SCATTER, Storage
-
-Array = np.ndarray[Any, Any]
 
 _REDUCED = (VariableAggregation.SUM, VariableAggregation.MEAN)
 

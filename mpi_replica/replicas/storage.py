@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..core.array_libraries import to_numpy
+from ..core.array_libraries import Array, to_numpy
 from ..core.dtypes import accumulation
 from ..core.exceptions import RankLostError
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import ReduceOp, VariableAggregation, VariableSynchronization
 
-Array = np.ndarray[Any, Any]
 _Enum = TypeVar("_Enum", VariableSynchronization, VariableAggregation)
 
 _ASSIGN: dict[str, np.ufunc | None] = {

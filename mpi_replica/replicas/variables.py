@@ -15,7 +15,7 @@ from ..collectives import cross_replica
 from ..collectives.agreement.site import CallSite
 from ..collectives.broadcast import Broadcast
 from ..collectives.strategy_like import StrategyLike
-from ..core.array_libraries import to_numpy
+from ..core.array_libraries import Array, to_numpy
 from ..core.context import current_state, current_strategy, require_cross_replica
 from ..core.exceptions import RankLostError
 from ..core.options import (
@@ -27,8 +27,6 @@ from ..core.options import (
 from ..core.values import PerReplica, component_of, per_replica
 from .assignment import Assignable, plain_value
 from .storage import Storage, check_dtype, member
-
-Array = np.ndarray[Any, Any]
 
 
 class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
