@@ -7,13 +7,13 @@ moves it.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..core import nest
+from ..core.argument_checks import integer
 from ..core.array_libraries import Array, give_back, ways_back
 from ..core.dtypes import as_plain_array, is_text, wire_name
 from ..core.indexed_slices import IndexedSlices
@@ -58,10 +58,7 @@ class AllGather(Call):
         self.kind = kind
         self.structure = structure
         self.flat_paths = paths
-        try:
-            self.axis = operator.index(axis)
-        except TypeError:
-            raise TypeError(f"axis must be an integer, got {axis!r}.") from None
+        self.axis = integer("axis", axis)
         self.detail = f"axis={self.axis}" if detail is None else detail
         self.ways_back = ways_back(contributions[0])
         self.contributions = [self._arrays(leaves) for leaves in contributions]

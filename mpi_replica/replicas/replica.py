@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import operator
 import warnings
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -13,6 +12,7 @@ import numpy as np
 from ..collectives.agreement.call import Call
 from ..collectives.engine import Engine
 from ..collectives.strategy_like import StrategyLike
+from ..core.argument_checks import integer
 from ..core.context import State, require_cross_replica, restore_state, swap_state
 from ..core.exceptions import ContextError
 from .merge_fn import perform_alone
@@ -34,15 +34,9 @@ class Replica:
         replica_id = None
         if replica_id_in_sync_group is not None:
             try:
-                if isinstance(replica_id_in_sync_group, bool):
-                    raise TypeError("bool")
-                # numpy's integers are integers, too
-                replica_id = operator.index(replica_id_in_sync_group)
-            except TypeError:
-                raise ValueError(
-                    "replica_id_in_sync_group must be an int or None, got"
-                    f" {replica_id_in_sync_group!r}."
-                ) from None
+                replica_id = integer("replica_id_in_sync_group", replica_id_in_sync_group)
+            except TypeError as error:
+                raise ValueError(str(error)) from None
         count = strategy.num_replicas_in_sync
         if replica_id is not None and not 0 <= replica_id < count:
             raise ValueError(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import collections
-import operator
 from typing import Any, Protocol
 
 from ..collectives.agreement.site import call_site
 from ..collectives.strategy_like import StrategyLike
 from ..collectives.verify import Verification
+from ..core.argument_checks import integer
 from ..core.context import require_cross_replica
 from ..core.options import CommunicationOptions
 
@@ -82,7 +82,7 @@ class Verifying:
         engine = self.engine
         engine.check_thread("verify")
         try:
-            step = _checked(every)
+            step = integer("every", every, 1)
             name = (engine.options if options is None else engine.options.merge(options)).name
         except Exception as error:
             engine.fail("verify", error)
@@ -97,12 +97,3 @@ class Verifying:
         engine.cross_replica(
             engine.make("verify", options, Verification, value, detail, name_of, layout)
         )
-
-
-def _checked(every: Any) -> int:
-    if isinstance(every, bool) or not hasattr(every, "__index__"):
-        raise TypeError(f"every must be an int, got {every!r}. Write every=10 for each 10th call.")
-    step = operator.index(every)
-    if step < 1:
-        raise ValueError(f"every must be 1 or more, got {every!r}. Write every=1 for each call.")
-    return step
