@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from .core.exceptions import LaunchError
-from .doctor import examine, text, to_json, would_work
-from .launcher import RANKS_LOST, Options, plan, start
+from .doctor.checks import text, to_json, would_work
+from .doctor.examination import examine
+from .launcher.elasticity import RANKS_LOST
+from .launcher.job import Options, plan
+from .launcher.supervisor import start
 
 # That of argparse for a mistake in the command line.
 _NOT_STARTED = 2
@@ -204,16 +207,13 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _positive_int(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number
+    return _natural(text, least=1)
 
 
-def _natural(text: str) -> int:
+def _natural(text: str, least: int = 0) -> int:
     number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text} is less than {least}")
     return number
 
 

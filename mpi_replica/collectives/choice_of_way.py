@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core.options import CommunicationImplementation, ReduceOp
-from ..ranks import SharedMemoryError
+from ..ranks.transport import SharedMemoryError
 from .agreement.group import Group
 from .agreement.steps import OpenWindow, Raise, Steps
 from .extremes import are_keyed

@@ -13,8 +13,8 @@ from typing import Any, Concatenate, NoReturn, ParamSpec
 from ..core.exceptions import ContextError, text_of
 from ..core.layout import Layout
 from ..core.options import CommunicationOptions
-from ..ranks import Transport
-from ..ranks.watch import Channel
+from ..ranks.transport import Transport
+from ..ranks.watch.channel import Channel
 from .agreement.agreement import Agreement
 from .agreement.call import Call
 from .agreement.driver import Driver

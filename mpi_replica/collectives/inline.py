@@ -15,7 +15,7 @@ from ..core.array_libraries import Array
 from ..core.layout import Layout
 from ..core.options import ReduceOp
 from ..core.tree import tree_of
-from ..ranks import HEADER_BYTES, Bytes
+from ..ranks.transport import HEADER_BYTES, Bytes
 from .agreement.group import Group
 from .agreement.header import PAYLOAD_START
 from .extremes import are_keyed, extreme

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ranks import Bytes
+from ..ranks.transport import Bytes
 
 #: No number needs a larger one.
 ALIGNMENT = 16

@@ -12,7 +12,7 @@ import numpy as np
 from ..core.array_libraries import Array
 from ..core.layout import Layout
 from ..core.tree import tree_of
-from ..ranks import Bytes
+from ..ranks.transport import Bytes
 from .agreement.group import Group
 from .agreement.steps import Barrier, Steps
 from .ordered_ways import LEAST_PART_BYTES, LINE_BYTES, OrderedWay

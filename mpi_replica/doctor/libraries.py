@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..core.exceptions import LaunchError
-from ..launcher import find_launcher, find_library
+from ..launcher.library import find_launcher, find_library
 from ..ranks.library_facts import LibraryFacts
 from .checks import Check, advise
 

@@ -12,9 +12,10 @@ from ..core.context import enter_open_strategy, open_strategies, require_cross_r
 from ..core.exceptions import RankLostError
 from ..core.layout import Layout
 from ..core.options import CommunicationOptions
-from ..ranks import Transport, blas
+from ..ranks import blas
 from ..ranks.interrupts import gate
-from ..ranks.watch import watcher
+from ..ranks.transport import Transport
+from ..ranks.watch.watcher import watcher
 from ..replicas.run import KeptByRuns
 from . import job_end
 from .start import Wishes, start

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ranks import Transport
+from ..ranks.transport import Transport
 
 
 class MPIClusterResolver:

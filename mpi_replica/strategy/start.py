@@ -13,8 +13,11 @@ from ..core.argument_checks import integer
 from ..core.exceptions import LaunchError, MPIReplicaError, RankLostError, add_note, text_of
 from ..core.layout import Layout, sides
 from ..core.options import CommunicationOptions
-from ..ranks import SingleTransport, Survivors, Transport, open_survivors
+from ..ranks.launch import open_survivors
 from ..ranks.numerics import Numerics, compare, numerics_here
+from ..ranks.single import SingleTransport
+from ..ranks.survivors import Survivors
+from ..ranks.transport import Transport
 
 _NUM_REPLICAS = "MPI_REPLICA_NUM_REPLICAS"
 _SPARES = "MPI_REPLICA_SPARES"

@@ -19,7 +19,8 @@ from ..core.context import (
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.randomness import Generators
 from ..core.values import PerReplica, component_of, local_results
-from ..ranks import Survivors, blas
+from ..ranks import blas
+from ..ranks.survivors import Survivors
 from ..replicas.run import KeptByRuns, Run
 from ..replicas.variables import Variable
 from .distribution import Distribution

@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, TypeVar
 
 from ..core.layout import Layout, numbers_text
-from ..ranks import HEADER_BYTES, Transport, WaitGivenUpError
 from ..ranks.interrupts import gate
-from ..ranks.watch import Channel, watcher
+from ..ranks.transport import HEADER_BYTES, Transport, WaitGivenUpError
+from ..ranks.watch.channel import Channel
 from ..ranks.watch.stacks import Whereabouts, place_of_thread
 from ..ranks.watch.stall_report import Answer, Processes, missing_text
+from ..ranks.watch.watcher import watcher
 from .arrivals import FAILED, PASSED, Arrival
 from .departure import Departure
 

@@ -24,8 +24,8 @@ from typing import Any, NoReturn, Protocol
 from ...core import exceptions
 from ...core.exceptions import CollectiveTimeoutError, ContextError, RankLostError, ReplicaStopped
 from ...core.layout import Layout
-from ...ranks import HEADER_BYTES, Transport
 from ...ranks.interrupts import gate
+from ...ranks.transport import HEADER_BYTES, Transport
 from . import travel
 from .call import Call
 from .header import (

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from ...core.layout import Layout
-from ...ranks import Bytes
+from ...ranks.transport import Bytes
 from .header import INLINE_BYTES, payloads
 from .notes import Notes
 from .steps import Steps

@@ -12,7 +12,7 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
-from ...ranks import HEADER_BYTES
+from ...ranks.transport import HEADER_BYTES
 
 # fingerprint, chain of notes, state; then the length of the payload. Numbers of 8 bytes in the
 # payload are aligned.

@@ -13,7 +13,8 @@ from ...core.context import require_cross_replica
 from ...core.exceptions import RankLostError, mark_reporter
 from ...core.layout import Layout, numbers_text
 from ...core.options import CommunicationOptions
-from ...ranks import Survivors, Transport
+from ...ranks.survivors import Survivors
+from ...ranks.transport import Transport
 from ...replicas.assignment import lose_components, lose_values
 from .commit import Committing, Guarded
 from .losses import Loss

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from ...core.layout import Layout, compressed
-from ...ranks import Member
+from ...ranks.survivors import Member
 
 
 @dataclasses.dataclass(frozen=True)
