@@ -71,6 +71,7 @@ class Saving(Call):
     ) -> None:
         super().__init__(site, options)
         self.path, self.state, self.arrays, self.own = path, dict(state), dict(arrays), own
+        self.detail = repr(str(path))
         self._leaves = tuple(
             LeafDescription(wire_name(array.dtype), array.shape) for array in arrays.values()
         )
@@ -82,15 +83,8 @@ class Saving(Call):
         self.text = f"{description.what} at {description.where}"
 
     def words(self, position: int = 0) -> CallDescription:
-        return CallDescription(
-            self.kind,
-            repr(str(self.path)),
-            self.site,
-            self.options.name,
-            self._structure,
-            tuple(f" array {name}" for name in self.arrays),
-            self._leaves,
-        )
+        paths = tuple(f" array {name}" for name in self.arrays)
+        return super().words()._replace(structure=self._structure, paths=paths, leaves=self._leaves)
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[None]:
         """Write, all ranks at the same path."""

@@ -22,7 +22,7 @@ from .agreement.call import Call
 from .agreement.group import Group
 from .agreement.header import INLINE_BYTES
 from .agreement.site import CallSite
-from .agreement.stand import CallDescription, LeafDescription
+from .agreement.stand import LeafDescription
 from .agreement.steps import Agree, Steps, Texts
 from .blobs import LARGE_BYTES
 from .blocks import Gathering, GatheringPlan, LeafForm
@@ -66,12 +66,6 @@ class AllGather(Call):
         self.agrees = all(other == signature for other in others)
         key = (self.detail, nest.key(structure), signature)
         self.identify(key if paths is None else (*key, tuple(paths)))
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Where each leaf is."""
-        paths = self.flat_paths
-        return nest.leaf_paths(self.structure) if paths is None else tuple(paths)
 
     @property
     def _for_objects(self) -> str:
@@ -126,22 +120,14 @@ class AllGather(Call):
             ]
         )
 
-    def words(self, position: int = 0) -> CallDescription:
+    def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
         leaves = []
         for array in self.contributions[position]:
             dtype, axis = array.dtype, self.axis % array.ndim
             name = {"U": "str", "S": "bytes"}.get(dtype.kind) or wire_name(dtype)
             shape = (*array.shape[:axis], None, *array.shape[axis + 1 :])
             leaves.append(LeafDescription(name, shape))
-        return CallDescription(
-            self.kind,
-            self.detail,
-            self.site,
-            self.options.name,
-            nest.structure_text(self.structure),
-            self.paths,
-            tuple(leaves),
-        )
+        return tuple(leaves)
 
     def prepare(self, group: Group, calls: Sequence[AllGather]) -> tuple[bytes, _Prepared]:
         contributions = self.contributions

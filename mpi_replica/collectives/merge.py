@@ -78,17 +78,11 @@ class MergeCall(Call):
         self.identify((identity.digest, nest.key(self.structure), tuple(self.shared)))
 
     def words(self, position: int = 0) -> CallDescription:
-        leaves = tuple(LeafDescription(name or "value") for name in self.shared)
-        return CallDescription(
-            self.kind,
-            self.identity.text,
-            self.site,
-            self.options.name,
-            nest.structure_text(self.structure),
-            nest.leaf_paths(self.structure),
-            leaves,
-            code=self.identity.digest.hex(),
-        )
+        detail, code = self.identity.text, self.identity.digest.hex()
+        return super().words(position)._replace(detail=detail, code=code)
+
+    def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
+        return tuple(LeafDescription(name or "value") for name in self.shared)
 
     def prepare(self, group: Group, calls: Sequence[MergeCall]) -> tuple[bytes, bytes]:
         if group.layout.size == 1:
@@ -235,17 +229,9 @@ class _Look(Call):
         column: Sequence[Held | Elsewhere],
     ) -> None:
         super().__init__(site, options)
-        self.path = path
         self.column = column
+        self.detail = f"value{path}: look at it on all ranks before branching on the rank"
         self.identify(path)
-
-    def words(self, position: int = 0) -> CallDescription:
-        return CallDescription(
-            self.kind,
-            f"value{self.path}: look at it on all ranks before branching on the rank",
-            self.site,
-            self.options.name,
-        )
 
     def prepare(self, group: Group, calls: Sequence[_Look]) -> tuple[bytes, Any]:
         layout = group.layout

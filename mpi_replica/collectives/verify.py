@@ -21,7 +21,7 @@ from ..core.values import DistributedValues, PerReplica
 from .agreement.call import Call
 from .agreement.group import Group
 from .agreement.site import CallSite
-from .agreement.stand import CallDescription, LeafDescription
+from .agreement.stand import LeafDescription
 from .agreement.steps import Agree, Raise, Steps, Texts
 from .contents import Content, content_of, element_name, element_texts
 from .differences import SMALL_BYTES, Difference, differing_units, search
@@ -90,16 +90,8 @@ class Verification(Call):
                 self.leaves.append(_Compared(path, name, [leaf.shared_value()], False))
         self.identify((detail, nest.key(self.structure), self.names))
 
-    def words(self, position: int = 0) -> CallDescription:
-        return CallDescription(
-            self.kind,
-            self.detail,
-            self.site,
-            self.options.name,
-            nest.structure_text(self.structure),
-            nest.leaf_paths(self.structure),
-            tuple(LeafDescription(name or "value") for name in self.names),
-        )
+    def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
+        return tuple(LeafDescription(name or "value") for name in self.names)
 
     def prepare(
         self, group: Group, calls: Sequence[Verification]
