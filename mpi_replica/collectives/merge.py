@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core import nest
+from ..core.argument_checks import check_call
 from ..core.array_libraries import Array
 from ..core.exceptions import ContextError
 from ..core.options import CommunicationOptions
@@ -154,12 +155,7 @@ def check_merge_call(function: Any, args: Any, kwargs: Any) -> None:
     """
     if not callable(function):
         raise TypeError(f"merge_fn must be callable, got {function!r}.")
-    if not isinstance(args, (tuple, list)):
-        raise ValueError(
-            f"args must be a tuple or a list, got {args!r}. For one argument write args=(x,)."
-        )
-    if not isinstance(kwargs, Mapping):
-        raise ValueError(f"kwargs must be a mapping, got {kwargs!r}.")
+    check_call(args, kwargs)
 
 
 class LazyPerReplica(PerReplica):

@@ -162,23 +162,22 @@ class MPIStrategy(Strategy):
         if self._is_closed:
             return
         require_cross_replica(self, "close")
-        engine = self.engine
+        engine, transport = self.engine, self.engine.transport
+        have_all_come = False
         if engine.agreement.final is None and not engine.is_spare:
             try:
                 engine.cross_replica(
                     engine.make("close", None, BarrierCall, "close", is_anywhere=True)
                 )
+                have_all_come = True
             except RankLostError:
-                if not engine.transport.is_fault_tolerant or engine.transport.loss is None:
+                if not transport.is_fault_tolerant or transport.loss is None:
                     raise
                 # Nobody else is needed to close it, and MPI keeps what was in flight.
-                job_end.remove_engine(engine)
-                self._close_here()
-                return
             job_end.remove_engine(engine)
-            self._close_here()
-            engine.transport.close()
         self._close_here()
+        if have_all_come:
+            transport.close()
 
     def _close_here(self) -> None:
         self._is_closed = True

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ..core.exceptions import RankLostError
-from ..core.layout import numbers_text
+from ..core.layout import grouped, numbers_text
 
 PASSED, FAILED, SKIPPED, XFAILED, XPASSED = "passed", "failed", "skipped", "xfailed", "xpassed"
 #: Failed, but only because it waited for a rank that went no further.
@@ -125,11 +125,7 @@ def failure(arrivals: Sequence[Arrival], rank: int, own: Any) -> RanksReport:
 
 def _ranks_by_text(texts: Iterable[str]) -> dict[str, list[int]]:
     """Return the ranks that say each text, given what each rank says; empty is nothing said."""
-    ranks: dict[str, list[int]] = {}
-    for rank, text in enumerate(texts):
-        if text:
-            ranks.setdefault(text, []).append(rank)
-    return ranks
+    return {text: ranks for text, ranks in grouped(texts).items() if text}
 
 
 def places_apart(arrivals: Sequence[Arrival]) -> str:
