@@ -71,14 +71,10 @@ def write_new(path: Path, arrays: Sequence[Array]) -> list[Extent]:
     return extents
 
 
-_CLOSED_IN_CHILDREN = getattr(os, "O_CLOEXEC", 0)
-
-
 @contextlib.contextmanager
 def _forced_to_disk(path: Path) -> Iterator[int]:
     """Make a file and open it to write to; where that goes well, all is on disk at the end."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOSED_IN_CHILDREN
-    file = os.open(path, flags, 0o666)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         yield file
         os.fsync(file)
@@ -187,7 +183,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | _CLOSED_IN_CHILDREN)
+    file = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(file)
     except OSError as error:
@@ -200,15 +196,10 @@ def _sync(folder: Path) -> None:
 def head_of(path: Path, most_bytes: int) -> bytes:
     """Return the first bytes of a file; none where it can't be read."""
     try:
-        file = os.open(path, os.O_RDONLY | _CLOSED_IN_CHILDREN)
+        with open(path, "rb", buffering=0) as file:
+            return file.read(most_bytes)
     except OSError:
         return b""
-    try:
-        return os.read(file, most_bytes)
-    except OSError:
-        return b""
-    finally:
-        os.close(file)
 
 
 def read_small(path: Path, most_bytes: int) -> bytes:
@@ -311,10 +302,8 @@ def _version(file: io.FileIO) -> Version:
 
 def remove(path: Path) -> None:
     """Remove a file that nothing refers to; one that can't be removed does no harm."""
-    try:
+    with contextlib.suppress(OSError):
         os.unlink(path)
-    except OSError:
-        pass
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import sys
 import threading
@@ -57,6 +58,8 @@ class Engine:
         self.layout = layout
         self.agreement = Agreement(transport, layout)
         self._datasets = (0, 0)
+        #: How often each place has called `verify`: ranks make the same calls, and count alike.
+        self.verifications: collections.Counter[str | bytes] = collections.Counter()
         self.channel = Channel(
             transport,
             layout,

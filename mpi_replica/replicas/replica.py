@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import warnings
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -71,12 +70,7 @@ class Replica:
         self._tokens.append(swap_state(State(self._strategy, self, "replica")))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         restore_state(self._tokens.pop())
 
     def __repr__(self) -> str:

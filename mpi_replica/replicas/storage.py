@@ -97,8 +97,7 @@ class Storage:
     def replace(self, values: Mapping[int | None, Array]) -> None:
         """Hold these arrays, and no others; nobody else holds them."""
         self._values, self._lost = {}, set()
-        for key, value in values.items():
-            self._put(key, value)
+        self.put(values)
 
     def lose(self, keys: Iterable[int | None]) -> None:
         """Hold arrays of other replicas, whose values are lost until they are written."""
@@ -125,12 +124,6 @@ class Storage:
                 self._lost.add(key)
 
         return take_back
-
-    def writing(
-        self, keys: Sequence[int | None], how: str, num_parts: int | None = None
-    ) -> StorageWriting:
-        """Return what writes one value for these replicas, or parts of it; see `refill`."""
-        return StorageWriting(self, keys, how, num_parts)
 
     def refill(self, fill: Callable[[Array], None], num_parts: int | None = None) -> None:
         """Give all replicas one value, which `fill` writes into an array.
@@ -249,10 +242,13 @@ class Storage:
 
 
 class StorageWriting:
-    """An assignment to some of the arrays of a variable, of one value."""
+    """An assignment to some of the arrays of a variable, of one value or parts of it.
+
+    For `num_parts` see `Storage.refill`.
+    """
 
     def __init__(
-        self, storage: Storage, keys: Sequence[int | None], how: str, num_parts: int | None
+        self, storage: Storage, keys: Sequence[int | None], how: str, num_parts: int | None = None
     ) -> None:
         self._storage = storage
         self._keys = keys

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import collections
-from typing import Any, Protocol
+from typing import Any
 
 from ..collectives.agreement.site import call_site
 from ..collectives.strategy_like import StrategyLike
@@ -13,20 +12,11 @@ from ..core.context import require_cross_replica
 from ..core.options import CommunicationOptions
 
 
-class _VerifyingStrategy(StrategyLike, Protocol):
-    _verifications: collections.Counter[str | bytes]
-
-
 class Verifying:
     """The part of a strategy that compares state between its ranks."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        #: How often each place has called `verify`; ranks make the same calls, and count alike.
-        self._verifications: collections.Counter[str | bytes] = collections.Counter()
-
     def verify(
-        self: _VerifyingStrategy,
+        self: StrategyLike,
         value: Any,
         *,
         every: int = 1,
@@ -87,8 +77,8 @@ class Verifying:
         except Exception as error:
             engine.fail("verify", error)
         place = call_site(1).digest if name is None else name
-        count = self._verifications[place]
-        self._verifications[place] = count + 1
+        count = engine.verifications[place]
+        engine.verifications[place] = count + 1
         if count % step:
             return
         detail = "" if step == 1 else f"every={step}"
