@@ -159,20 +159,17 @@ class Keeper:
         )
         self.lost_replicas = tuple(lost)
         if commit is None:
-            self._require_checkpoint()
+            if manager_of(self._state) is None:
+                raise _gone(
+                    self.lost_replicas,
+                    "were lost together. Give the state a mr.CheckpointManager and save from time"
+                    " to time: its newest checkpoint is restored then.",
+                )
             return
         objects = put_back(strategy, objects_of(self._state), commit.shared, commit.own)
         replace_objects(self._state, objects)
         self._commit = commit
         self._newest = self._reusable = None
-
-    def _require_checkpoint(self) -> None:
-        if manager_of(self._state) is None:
-            raise _gone(
-                self.lost_replicas,
-                "were lost together. Give the state a mr.CheckpointManager and save from time to"
-                " time: its newest checkpoint is restored then.",
-            )
 
     def restore_checkpoint(self) -> None:
         """Restore the newest checkpoint, where the state of replicas is gone. Collective.
