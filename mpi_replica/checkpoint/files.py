@@ -195,11 +195,13 @@ def _sync(folder: Path) -> None:
 
 def head_of(path: Path, most_bytes: int) -> bytes:
     """Return the first bytes of a file; none where it can't be read."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read(most_bytes)
-    except OSError:
-        return b""
+    with contextlib.suppress(OSError):
+        file = os.open(path, os.O_RDONLY)
+        try:
+            return os.read(file, most_bytes)
+        finally:
+            os.close(file)
+    return b""
 
 
 def read_small(path: Path, most_bytes: int) -> bytes:
