@@ -28,7 +28,7 @@ from .replicas.batch_mean import compute_average_loss, mean_over_global_batch
 from .replicas.replica_context import ReplicaContext, get_replica_context
 from .replicas.variables import Variable
 from .strategy.default_strategy import get_strategy
-from .strategy.elastic import ElasticState
+from .strategy.elastic.state import ElasticState
 from .strategy.extended import StrategyExtended
 from .strategy.mpi_strategy import MPIStrategy
 from .strategy.strategy import Strategy

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from .core.exceptions import LaunchError
-from .doctor import examine, text, to_json, would_work
-from .launcher import RANKS_LOST, Options, plan, start
+from .doctor.checks import text, to_json, would_work
+from .doctor.examination import examine
+from .launcher.elasticity import RANKS_LOST
+from .launcher.job import Options, plan
+from .launcher.supervisor import start
 
 # That of argparse for a mistake in the command line.
 _NOT_STARTED = 2
@@ -90,6 +93,7 @@ def _add_run(commands: _Parsers) -> None:
     add(
         "-n",
         "-np",
+        dest="ranks",
         type=_positive_int,
         metavar="RANKS",
         help="number of ranks; default: the tasks that Slurm or PBS has given to the job",
@@ -105,6 +109,7 @@ def _add_run(commands: _Parsers) -> None:
     add("--tag", action="store_true", help="begin each line of output with its rank: [2] text")
     add(
         "--timeout",
+        dest="timeout_seconds",
         type=_positive_float,
         metavar="SECONDS",
         help="end a job that runs longer, with status 124: SIGTERM first, SIGKILL 10 s later",
@@ -122,6 +127,7 @@ def _add_run(commands: _Parsers) -> None:
     )
     add(
         "--elastic",
+        dest="is_elastic",
         action="store_true",
         help="go on without a rank that is lost (strategy.run_elastic); Open MPI 5",
     )
@@ -180,23 +186,9 @@ def _run(options: argparse.Namespace) -> int:
         raise LaunchError("there is no program to start. See python -m mpi_replica run --help.")
     if program[0].startswith("-") and program[0] not in ("-m", "-c"):
         raise LaunchError(f"{program[0]} is no option of run: see --help.")
-    job = plan(
-        Options(
-            program,
-            ranks=options.n,
-            hostfile=options.hostfile,
-            bind=options.bind,
-            tag=options.tag,
-            mpi=options.mpi,
-            launcher=options.launcher,
-            replicas=options.replicas,
-            timeout_seconds=options.timeout,
-            is_elastic=options.elastic,
-            spares=options.spares,
-            on_loss=options.on_loss,
-        ),
-        os.environ,
-    )
+    # The others have the names under which the command line puts them.
+    wanted = {name: getattr(options, name) for name in Options._fields if name != "program"}
+    job = plan(Options(program, **wanted), os.environ)
     if options.dry_run:
         print(job.line)
         return 0
@@ -204,16 +196,13 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _positive_int(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number
+    return _natural(text, least=1)
 
 
-def _natural(text: str) -> int:
+def _natural(text: str, least: int = 0) -> int:
     number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text} is less than {least}")
     return number
 
 

@@ -89,7 +89,7 @@ def test_ranks_that_stop_at_different_steps_print_that_once(launch, tmp_path):
         """,
         3,
     )
-    assert "got different steps: 0 on ranks 0, 1 on ranks 1, 2 on ranks 2" in done.stderr
+    assert "got different steps: rank 0: 0; rank 1: 1; rank 2: 2" in done.stderr
     assert tracebacks(done) == 1
 
 

@@ -118,11 +118,11 @@ def test_the_default_strategy_has_random_numbers_too():
 @pytest.mark.parametrize(
     ("seed", "error", "words"),
     [
-        (-1, ValueError, "seed must be 0 or more, got -1"),
-        (True, TypeError, "seed must be an int, got True"),
-        (1.0, TypeError, "seed must be an int, got 1.0"),
-        ("1", TypeError, "seed must be an int, got '1'"),
-        ([1], TypeError, r"seed must be an int, got \[1\]"),
+        (-1, ValueError, "seed must be at least 0, got -1"),
+        (True, TypeError, "seed must be an integer, got True"),
+        (1.0, TypeError, "seed must be an integer, got 1.0"),
+        ("1", TypeError, "seed must be an integer, got '1'"),
+        ([1], TypeError, r"seed must be an integer, got \[1\]"),
     ],
 )
 def test_what_is_no_seed_is_an_error(seed, error, words):

@@ -20,8 +20,8 @@ from command_line import (
     variables,
 )
 from launching import LIBRARIES, find_interpreter, find_launcher
-from mpi_replica import launcher
 from mpi_replica.__main__ import main
+from mpi_replica.launcher import job as job_module
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -252,7 +252,8 @@ def test_a_job_whose_output_nobody_reads_is_ended_in_time(narrow_pipe):
     """The one that the launcher starts here takes no time to end."""
     code = """if True:
         import os, sys
-        from mpi_replica.launcher import Job, start
+        from mpi_replica.launcher.job import Job
+        from mpi_replica.launcher.supervisor import start
         endless = "while True: print('x' * 99)"
         words = [sys.executable, "-c", endless]
         sys.exit(start(Job("mpich", words, {}, False, 0.5, ""), os.environ))
@@ -300,7 +301,7 @@ MISTAKES = {
 def test_a_mistake_is_told_before_anything_is_started(text, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "environ", variables({"PMI_RANK": "0"} if "PMI" in text else None))
-    monkeypatch.setattr(launcher.job, "cores", lambda: range(2))
+    monkeypatch.setattr(job_module, "cores", lambda: range(2))
     try:
         status = main(["run", *MISTAKES[text]])
     except SystemExit as end:  # of argparse

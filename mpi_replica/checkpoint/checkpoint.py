@@ -22,8 +22,6 @@ from .index import Index, all_generators
 from .restore import Restoring
 from .save import Own, Saving
 
-__all__ = ["Checkpoint"]
-
 
 class Checkpoint:
     """The state of a program that is saved and restored together.

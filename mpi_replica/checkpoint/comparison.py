@@ -10,6 +10,7 @@ import numpy as np
 
 from ..collectives.agreement.stand import LeafDescription
 from ..core.abstract_variable import AbstractVariable
+from ..core.array_libraries import Array
 from ..core.dtypes import wire_name
 from ..core.layout import Layout
 from ..core.values import Mirrored, PerReplica, per_replica
@@ -22,10 +23,6 @@ from .encoder import (
     tuple_items,
 )
 from .index import ArrayRecord, Index
-
-__all__ = ["Comparison", "Reader", "variables_in"]
-
-Array = np.ndarray[Any, Any]
 
 #: Fills an array (given a name, and the array).
 Reader = Callable[[str, Array], None]

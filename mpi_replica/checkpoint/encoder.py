@@ -12,22 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.array_libraries import Array
 from ..core.dtypes import as_array
 from ..core.values import Mirrored
-
-__all__ = [
-    "Encoder",
-    "array_name",
-    "decoded",
-    "dtype_from",
-    "dtype_text",
-    "mapping_items",
-    "replicas_name",
-    "state_of",
-    "tuple_items",
-]
-
-Array = np.ndarray[Any, Any]
 
 # A JSON object with one of these keys stands for something that JSON does not have.
 _STATE, _REPLICAS, _MIRRORED = "$state", "$replicas", "$mirrored"

@@ -13,18 +13,12 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from ..core.array_libraries import Array
 from ..core.exceptions import CheckpointError, CorruptCheckpointError
-
-__all__ = [
-    *("Extent", "Version", "check", "head_of", "make_folder", "read_into", "read_small"),
-    *("put_in_place", "remove", "remove_beside", "sync_folder", "write_beside", "write_new"),
-]
-
-Array = np.ndarray[Any, Any]
 
 # Large enough to be fast, and small enough that the sum finds in the cache what was just written.
 _BLOCK_BYTES = 1 << 22
@@ -77,14 +71,10 @@ def write_new(path: Path, arrays: Sequence[Array]) -> list[Extent]:
     return extents
 
 
-_CLOSED_IN_CHILDREN = getattr(os, "O_CLOEXEC", 0)
-
-
 @contextlib.contextmanager
 def _forced_to_disk(path: Path) -> Iterator[int]:
     """Make a file and open it to write to; where that goes well, all is on disk at the end."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOSED_IN_CHILDREN
-    file = os.open(path, flags, 0o666)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         yield file
         os.fsync(file)
@@ -193,7 +183,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | _CLOSED_IN_CHILDREN)
+    file = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(file)
     except OSError as error:
@@ -205,16 +195,13 @@ def _sync(folder: Path) -> None:
 
 def head_of(path: Path, most_bytes: int) -> bytes:
     """Return the first bytes of a file; none where it can't be read."""
-    try:
-        file = os.open(path, os.O_RDONLY | _CLOSED_IN_CHILDREN)
-    except OSError:
-        return b""
-    try:
-        return os.read(file, most_bytes)
-    except OSError:
-        return b""
-    finally:
-        os.close(file)
+    with contextlib.suppress(OSError):
+        file = os.open(path, os.O_RDONLY)
+        try:
+            return os.read(file, most_bytes)
+        finally:
+            os.close(file)
+    return b""
 
 
 def read_small(path: Path, most_bytes: int) -> bytes:
@@ -317,10 +304,8 @@ def _version(file: io.FileIO) -> Version:
 
 def remove(path: Path) -> None:
     """Remove a file that nothing refers to; one that can't be removed does no harm."""
-    try:
+    with contextlib.suppress(OSError):
         os.unlink(path)
-    except OSError:
-        pass
 
 
 @contextlib.contextmanager

@@ -18,19 +18,6 @@ from ..core.randomness import Generators
 from .encoder import decoded, dtype_from, dtype_text
 from .files import Extent, head_of
 
-__all__ = [
-    "MOST_BYTES",
-    "ArrayRecord",
-    "Index",
-    "all_generators",
-    "index_path",
-    "order_of",
-    "packed",
-    "packed_record",
-    "unpacked",
-    "unpacked_record",
-]
-
 #: Of an index: some hundred bytes for each array.
 MOST_BYTES = 1 << 30
 

@@ -20,8 +20,6 @@ from .index import MOST_BYTES, index_path, order_of, unpacked
 from .save import data_files
 from .stop import Stopping
 
-__all__ = ["CheckpointManager", "latest_checkpoint"]
-
 _NAME = "ckpt"
 _INDEX = re.compile(rf"{_NAME}-(\d+)\.index")
 

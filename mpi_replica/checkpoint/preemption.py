@@ -11,8 +11,6 @@ from typing import Any
 
 from ..core.exceptions import ContextError
 
-__all__ = ["SIGNALS", "arrived", "listen"]
-
 #: The signals that are listened to, where the system has them.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
 

@@ -8,23 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.group import Group
 from ..collectives.agreement.site import CallSite
-from ..collectives.agreement.stand import CallDescription
 from ..collectives.agreement.steps import Agree, Steps, Texts
+from ..core.array_libraries import Array
 from ..core.exceptions import CorruptCheckpointError
 from ..core.layout import Layout
 from ..core.options import CommunicationOptions
 from . import files
 from .comparison import Comparison, Reader
 from .index import MOST_BYTES, Index, index_path, unpacked
-
-__all__ = ["Restoring"]
-
-Array = np.ndarray[Any, Any]
 
 
 class Restoring(Call):
@@ -56,10 +50,8 @@ class Restoring(Call):
         super().__init__(site, options)
         self.path, self.match, self.finish = Path(os.path.abspath(path)), match, finish
         self.data = files.read_small(index_path(self.path), MOST_BYTES) if is_reader else b""
-        self.identify(str(self.path))
-
-    def words(self, position: int = 0) -> CallDescription:
-        return CallDescription(self.kind, repr(str(self.path)), self.site, self.options.name)
+        self.detail = repr(str(self.path))
+        self.identify(self.detail)
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[None]:
         """Read on all ranks, and put back where none of them failed."""

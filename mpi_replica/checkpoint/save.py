@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.group import Group
 from ..collectives.agreement.site import CallSite
 from ..collectives.agreement.stand import CallDescription, LeafDescription
 from ..collectives.agreement.steps import Agree, Steps, Texts
+from ..core.array_libraries import Array
 from ..core.dtypes import wire_name
 from ..core.exceptions import CheckpointError
 from ..core.options import CommunicationOptions
@@ -32,10 +31,6 @@ from .index import (
     packed_record,
     unpacked_record,
 )
-
-__all__ = ["Own", "Saving", "data_files"]
-
-Array = np.ndarray[Any, Any]
 
 
 class Own(NamedTuple):
@@ -76,6 +71,7 @@ class Saving(Call):
     ) -> None:
         super().__init__(site, options)
         self.path, self.state, self.arrays, self.own = path, dict(state), dict(arrays), own
+        self.detail = repr(str(path))
         self._leaves = tuple(
             LeafDescription(wire_name(array.dtype), array.shape) for array in arrays.values()
         )
@@ -87,15 +83,8 @@ class Saving(Call):
         self.text = f"{description.what} at {description.where}"
 
     def words(self, position: int = 0) -> CallDescription:
-        return CallDescription(
-            self.kind,
-            repr(str(self.path)),
-            self.site,
-            self.options.name,
-            self._structure,
-            tuple(f" array {name}" for name in self.arrays),
-            self._leaves,
-        )
+        paths = tuple(f" array {name}" for name in self.arrays)
+        return super().words()._replace(structure=self._structure, paths=paths, leaves=self._leaves)
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[None]:
         """Write, all ranks at the same path."""

@@ -11,10 +11,8 @@ from ..collectives.agreement.site import CallSite
 from ..collectives.agreement.steps import Raise, Steps
 from ..core.argument_checks import integer
 from ..core.exceptions import CollectiveMismatchError
-from ..core.layout import compressed
+from ..core.layout import sides
 from ..core.options import CommunicationOptions
-
-__all__ = ["Stopping"]
 
 
 class Stopping(Call):
@@ -45,17 +43,13 @@ class Stopping(Call):
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[tuple[int, int]]:
         """Return the first rank that got a signal, and which: 0 where there is none."""
         told = [self._STATE.unpack(data) for data in group.payloads()]
-        steps = sorted({step for step, _ in told})
-        if len(steps) > 1:
-            sides = ", ".join(
-                f"{step} on ranks {compressed(r for r, (its, _) in enumerate(told) if its == step)}"
-                for step in steps
-            )
+        steps, signals = zip(*told, strict=True)
+        if len(set(steps)) > 1:
             yield Raise(
                 CollectiveMismatchError(
-                    f"{self.kind} at {self.site.line} got different steps: {sides}. All ranks must"
-                    " be at the same step."
+                    f"{self.kind} at {self.site.line} got different steps: {sides(steps)}. All"
+                    " ranks must be at the same step."
                 )
             )
-        found = [(rank, signal) for rank, (_, signal) in enumerate(told) if signal]
+        found = [(rank, signal) for rank, signal in enumerate(signals) if signal]
         return found[0] if found else (0, 0)

@@ -6,6 +6,7 @@ arrays of `LAZY_BYTES` and more only dtype and shape go.
 
 from __future__ import annotations
 
+import dataclasses
 import marshal
 import math
 import pickle
@@ -14,24 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.array_libraries import Origin, dtype_of, from_numpy, origin_of, to_numpy
+from ..core.array_libraries import Array, Origin, dtype_of, from_numpy, origin_of, to_numpy
 from ..core.values import DistributedValues
 from .agreement.stand import in_units
-
-__all__ = [
-    "LAZY_BYTES",
-    "Elsewhere",
-    "Held",
-    "Packed",
-    "bytes_of",
-    "held_by",
-    "joined",
-    "largest",
-    "pack",
-    "unpack_all",
-]
-
-Array = np.ndarray[Any, Any]
 
 #: Array leaves of this size are gathered when somebody looks at them.
 LAZY_BYTES = 1 << 16
@@ -50,16 +36,15 @@ _Table = list[tuple[Any, ...]]
 Packed = tuple[_Table, bytes]
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Held:
     """A component that is here; `is_large` where it must be gathered to the other ranks yet."""
 
-    __slots__ = ("is_large", "value")
-
-    def __init__(self, value: Any, is_large: bool = False) -> None:
-        self.value = value
-        self.is_large = is_large
+    value: Any
+    is_large: bool = False
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Elsewhere:
     """An array that is still with its replica.
 
@@ -72,19 +57,10 @@ class Elsewhere:
         This rank's own argument, on the device of which it is put.
     """
 
-    __slots__ = ("_beside", "_origin", "dtype", "shape")
-
-    def __init__(
-        self,
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...],
-        origin: Origin | None = None,
-        beside: Any = None,
-    ) -> None:
-        self.dtype = dtype
-        self.shape = shape
-        self._origin = origin
-        self._beside = beside
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    origin: Origin | None = None
+    beside: Any = None
 
     @property
     def size_bytes(self) -> int:
@@ -92,7 +68,7 @@ class Elsewhere:
 
     def given(self, array: Array) -> Any:
         """Return its values, which have come, as an array of its library."""
-        return array if self._origin is None else from_numpy(array, self._origin, self._beside)
+        return array if self.origin is None else from_numpy(array, self.origin, self.beside)
 
 
 def pack(leaves: Sequence[Any]) -> Packed:

@@ -7,18 +7,16 @@ the number of elements of all replicas along these axes.
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any
 
 import numpy as np
 
+from ..core.argument_checks import integer
+from ..core.array_libraries import Array
 from ..core.dtypes import accumulation, as_plain_array
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import ReduceOp
 
-__all__ = ["Axes", "finished", "normalized", "partial"]
-
-Array = np.ndarray[Any, Any]
 Axes = tuple[int, ...] | None
 
 
@@ -33,14 +31,7 @@ def normalized(axis: Any) -> Axes:
     if axis is None:
         return None
     entries = axis if isinstance(axis, (tuple, list)) else (axis,)
-    try:
-        if any(isinstance(entry, (bool, np.bool_)) for entry in entries):
-            raise TypeError
-        return tuple(operator.index(entry) for entry in entries)
-    except TypeError:
-        raise TypeError(
-            f"axis must be None, an integer or a tuple of integers, got {axis!r}."
-        ) from None
+    return tuple(integer("axis", entry) for entry in entries)
 
 
 def partial(op: ReduceOp, component: Any, axes: tuple[int, ...], path: str) -> tuple[Array, int]:

@@ -6,8 +6,6 @@ from ..core.options import CommunicationOptions
 from .agreement.call import Call
 from .agreement.site import CallSite
 
-__all__ = ["BarrierCall"]
-
 
 class BarrierCall(Call):
     """A call that has ended when all ranks have come to it: nothing travels but the header.

@@ -10,8 +10,6 @@ from .agreement.group import Group
 from .agreement.header import INLINE_BYTES
 from .agreement.steps import Agree, Gather, Steps
 
-__all__ = ["LARGE_BYTES", "all_blobs", "marks", "payload_of"]
-
 #: What has a size that is known only after the ranks agreed is allocated then; above this size
 #: the ranks agree once more that all of them could.
 LARGE_BYTES = 1 << 20

@@ -13,12 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..core.array_libraries import Array
 from ..core.dtypes import is_text
 from .memory import Allocation
-
-__all__ = ["Blocks", "Extents", "Gathering", "GatheringPlan", "LeafForm", "SharedMessage"]
-
-Array = np.ndarray[Any, Any]
 
 #: (extent along the axis, bytes of an item), for each replica of each rank.
 Extents = tuple[tuple[tuple[int, ...], ...], ...]

@@ -15,11 +15,9 @@ from ..core.options import CommunicationOptions
 from .agreement.call import Call
 from .agreement.group import Group
 from .agreement.site import CallSite
-from .agreement.stand import CallDescription, LeafDescription, Note
+from .agreement.stand import LeafDescription, Note
 from .agreement.steps import Agree, Steps
 from .blobs import LARGE_BYTES, all_blobs, marks, payload_of
-
-__all__ = ["Broadcast", "EqualEverywhere", "Writing"]
 
 _PLAIN_TYPES = (int, float, complex, bool, str, bytes, type(None))
 
@@ -62,10 +60,8 @@ class Broadcast(Call):
             self.leaf = LeafDescription(wire_name(array.dtype), array.shape)
         self.identify((detail, self.leaf))
 
-    def words(self, position: int = 0) -> CallDescription:
-        return CallDescription(
-            self.kind, self.detail, self.site, self.options.name, leaves=(self.leaf,)
-        )
+    def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
+        return (self.leaf,)
 
     def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, bytes]:
         data, runs_code = b"", False
@@ -159,9 +155,6 @@ class EqualEverywhere(Call):
         self.held_bytes = held_bytes
         self.note = Note(f"{kind}({detail})", site, digest_of(value), advice, "ValueError")
         self.identify(detail)
-
-    def words(self, position: int = 0) -> CallDescription:
-        return CallDescription(self.kind, self.detail, self.site, self.options.name)
 
     def prepare(self, group: Group, calls: Sequence[EqualEverywhere]) -> tuple[bytes, None] | None:
         for call in calls[1:]:

@@ -8,16 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..core.options import CommunicationImplementation, ReduceOp
-from ..ranks import SharedMemoryError
+from ..ranks.transport import SharedMemoryError
 from .agreement.group import Group
 from .agreement.steps import OpenWindow, Raise, Steps
 from .extremes import are_keyed
 from .ordered_ways import Here, OrderedWay, Scattered
 from .shared_window import SharedWindow, window_bytes
 from .ways import Keyed, Straight, Way
-
-Array = np.ndarray[Any, Any]
-
 
 _SHARED_MEMORY = CommunicationImplementation.SHARED_MEMORY
 _ALLTOALL = CommunicationImplementation.ALLTOALL

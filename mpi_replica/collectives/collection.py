@@ -8,19 +8,15 @@ a message. So no result is ever held a second time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from ..core.array_libraries import Array
 from ..core.dtypes import is_text
 from ..core.layout import Layout
 from .agreement.group import Group
 from .agreement.steps import Gather, Steps
 from .blocks import Blocks, Gathering, SharedMessage
-
-__all__ = ["Collection", "gathered", "place_all"]
-
-Array = np.ndarray[Any, Any]
 
 
 class Collection:

@@ -14,8 +14,6 @@ from ..core.digests import DIGEST_BYTES, digest_of_bytes
 from ..core.dtypes import as_plain_array, wire_name
 from .agreement.stand import LeafDescription
 
-__all__ = ["Content", "content_of", "element_name", "element_texts"]
-
 # Longer texts are not shown whole.
 _SHOWN_CHARACTERS = 60
 _BYTE = np.dtype(np.uint8)

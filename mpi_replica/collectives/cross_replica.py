@@ -27,8 +27,6 @@ from .gather import AllGather
 from .reduce import AllReduce
 from .sparse import has_slices, reduce_with_slices
 
-__all__ = ["gather", "reduce"]
-
 
 def reduce(
     engine: Engine,
@@ -55,11 +53,10 @@ def reduce(
             return reduce_with_slices(
                 own, perform, kind, reduce_op, rows, structure, paths, options, detail
             )
-        found: list[Any] = perform(
-            own.make(
-                kind, options, _reduction, kind, reduce_op, rows, axis, paths, structure, detail
-            )
+        call = own.make(
+            kind, options, _reduction, kind, reduce_op, rows, axis, paths, structure, detail
         )
+        found: list[Any] = perform(call)
         return found
 
     def of_shared(shared: Any, path: str) -> Any:
@@ -90,21 +87,11 @@ def gather(
     """Return the nest `value` with the components of each leaf concatenated. Collective."""
     engine.check_thread("gather")  # also where all components are at hand
     leaves = _Leaves(engine, "gather", value, plain_is_component)
+    structure = leaves.structure
 
     def combine(own: Engine, rows: Sequence[Sequence[Any]], paths: Sequence[str]) -> list[Any]:
-        found: list[Any] = own.cross_replica(
-            own.make(
-                "gather",
-                options,
-                AllGather,
-                "gather",
-                axis,
-                rows,
-                leaves.structure,
-                None,
-                paths,
-            )
-        )
+        call = own.make("gather", options, AllGather, "gather", axis, rows, structure, None, paths)
+        found: list[Any] = own.cross_replica(call)
         return found
 
     def of_shared(shared: Any, path: str) -> Any:
@@ -206,30 +193,16 @@ def _reduction(
     structure: nest.Structure,
     detail: str,
 ) -> Call:
-    """Return the call that reduces the leaves of the replicas of a rank."""
+    """Return the call that reduces the leaves of the replicas of a rank.
+
+    Along axes there travels what each replica has left: wide sums, and with them how many elements
+    they are of.
+    """
     op = ReduceOp.of(reduce_op)
     axes = normalized(axis)
     words = ", ".join(filter(None, [f"axis={axes}" if axis is not None else "", detail]))
     if axes is None:
         return AllReduce(site, options, kind, op, rows, structure, None, words, paths)
-    return _along_axes(site, options, kind, op, rows, axes, paths, structure, words)
-
-
-def _along_axes(
-    site: CallSite,
-    options: CommunicationOptions,
-    kind: str,
-    op: ReduceOp,
-    rows: Sequence[Sequence[Any]],
-    axes: tuple[int, ...],
-    paths: Sequence[str],
-    structure: nest.Structure,
-    detail: str,
-) -> Call:
-    """Return the call for what each replica has left along the axes.
-
-    Wide sums travel, and with them how many elements they are of.
-    """
     number = len(paths)
     contributions, dtypes = [], []
     for row in rows:
@@ -262,7 +235,7 @@ def _along_axes(
         contributions,
         structure,
         None,
-        detail,
+        words,
         all_paths,
         finish=finish,
         asked=op,

@@ -7,11 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.array_libraries import Array
 from .plan import Pack, Plan, Slot, cut
-
-__all__ = ["PackDelivery"]
-
-Array = np.ndarray[Any, Any]
 
 
 class PackDelivery:

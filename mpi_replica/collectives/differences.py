@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from ..core.digests import DIGEST_BYTES, digest_of_bytes
 
-__all__ = ["SMALL_BYTES", "Difference", "Search", "differing_units", "search"]
-
 #: Blocks of this size are exchanged; of larger ones, digests of their parts.
 SMALL_BYTES = 1 << 12
 # Parts of a block: a gigabyte takes three rounds of digests.

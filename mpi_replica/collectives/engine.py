@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import sys
 import threading
@@ -13,14 +14,12 @@ from typing import Any, Concatenate, NoReturn, ParamSpec
 from ..core.exceptions import ContextError, text_of
 from ..core.layout import Layout
 from ..core.options import CommunicationOptions
-from ..ranks import Transport
-from ..ranks.watch import Channel
+from ..ranks.transport import Transport
+from ..ranks.watch.channel import Channel
 from .agreement.agreement import Agreement
 from .agreement.call import Call
 from .agreement.driver import Driver
 from .agreement.site import CallSite, call_site
-
-__all__ = ["Engine", "failing"]
 
 P = ParamSpec("P")
 
@@ -59,6 +58,8 @@ class Engine:
         self.layout = layout
         self.agreement = Agreement(transport, layout)
         self._datasets = (0, 0)
+        #: How often each place has called `verify`: ranks make the same calls, and count alike.
+        self.verifications: collections.Counter[str | bytes] = collections.Counter()
         self.channel = Channel(
             transport,
             layout,

@@ -10,12 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.array_libraries import Array
 from ..core.dtypes import is_narrow_float
 from ..core.options import ReduceOp
-
-__all__ = ["are_keyed", "extreme", "from_keys", "to_keys"]
-
-Array = np.ndarray[Any, Any]
 
 _UFUNCS = {ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum}
 

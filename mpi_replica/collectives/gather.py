@@ -7,14 +7,14 @@ moves it.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..core import nest
-from ..core.array_libraries import give_back, ways_back
+from ..core.argument_checks import integer
+from ..core.array_libraries import Array, give_back, ways_back
 from ..core.dtypes import as_plain_array, is_text, wire_name
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions
@@ -22,15 +22,11 @@ from .agreement.call import Call
 from .agreement.group import Group
 from .agreement.header import INLINE_BYTES
 from .agreement.site import CallSite
-from .agreement.stand import CallDescription, LeafDescription
+from .agreement.stand import LeafDescription
 from .agreement.steps import Agree, Steps, Texts
 from .blobs import LARGE_BYTES
 from .blocks import Gathering, GatheringPlan, LeafForm
 from .collection import Collection, place_all
-
-__all__ = ["AllGather"]
-
-Array = np.ndarray[Any, Any]
 
 _NUMBERS = "biufc"
 
@@ -62,10 +58,7 @@ class AllGather(Call):
         self.kind = kind
         self.structure = structure
         self.flat_paths = paths
-        try:
-            self.axis = operator.index(axis)
-        except TypeError:
-            raise TypeError(f"axis must be an integer, got {axis!r}.") from None
+        self.axis = integer("axis", axis)
         self.detail = f"axis={self.axis}" if detail is None else detail
         self.ways_back = ways_back(contributions[0])
         self.contributions = [self._arrays(leaves) for leaves in contributions]
@@ -73,12 +66,6 @@ class AllGather(Call):
         self.agrees = all(other == signature for other in others)
         key = (self.detail, nest.key(structure), signature)
         self.identify(key if paths is None else (*key, tuple(paths)))
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Where each leaf is."""
-        paths = self.flat_paths
-        return nest.leaf_paths(self.structure) if paths is None else tuple(paths)
 
     @property
     def _for_objects(self) -> str:
@@ -133,22 +120,14 @@ class AllGather(Call):
             ]
         )
 
-    def words(self, position: int = 0) -> CallDescription:
+    def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
         leaves = []
         for array in self.contributions[position]:
             dtype, axis = array.dtype, self.axis % array.ndim
             name = {"U": "str", "S": "bytes"}.get(dtype.kind) or wire_name(dtype)
             shape = (*array.shape[:axis], None, *array.shape[axis + 1 :])
             leaves.append(LeafDescription(name, shape))
-        return CallDescription(
-            self.kind,
-            self.detail,
-            self.site,
-            self.options.name,
-            nest.structure_text(self.structure),
-            self.paths,
-            tuple(leaves),
-        )
+        return tuple(leaves)
 
     def prepare(self, group: Group, calls: Sequence[AllGather]) -> tuple[bytes, _Prepared]:
         contributions = self.contributions

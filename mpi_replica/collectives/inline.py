@@ -11,20 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from ..core.array_libraries import Array
 from ..core.layout import Layout
 from ..core.options import ReduceOp
 from ..core.tree import tree_of
-from ..ranks import HEADER_BYTES, Bytes
+from ..ranks.transport import HEADER_BYTES, Bytes
 from .agreement.group import Group
 from .agreement.header import PAYLOAD_START
 from .extremes import are_keyed, extreme
 from .plan import Plan, Slot, cut
 from .scratch import Scratch
 from .settlement import settle
-
-__all__ = ["UFUNCS", "InlineReduction", "InlineReductions"]
-
-Array = np.ndarray[Any, Any]
 
 # A program that makes new shapes all the time must not grow.
 _CACHE_SIZE = 1024

@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Allocation"]
-
-Array = np.ndarray[Any, Any]
+from ..core.array_libraries import Array
 
 _LARGE_PAGE_BYTES = 1 << 21
 _BLOCK_BYTES = 1 << 24

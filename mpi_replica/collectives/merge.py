@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from ..core import nest
+from ..core.argument_checks import check_call
+from ..core.array_libraries import Array
 from ..core.exceptions import ContextError
 from ..core.options import CommunicationOptions
 from ..core.values import PerReplica, component_of
@@ -26,10 +28,6 @@ from .arguments import Elsewhere, Held, bytes_of, held_by, joined, largest, pack
 from .blobs import all_blobs, payload_of
 from .collection import gathered
 from .engine import Engine
-
-__all__ = ["LazyPerReplica", "MergeCall", "MergeScope", "check_merge_call"]
-
-Array = np.ndarray[Any, Any]
 
 
 class MergeScope:
@@ -81,17 +79,11 @@ class MergeCall(Call):
         self.identify((identity.digest, nest.key(self.structure), tuple(self.shared)))
 
     def words(self, position: int = 0) -> CallDescription:
-        leaves = tuple(LeafDescription(name or "value") for name in self.shared)
-        return CallDescription(
-            self.kind,
-            self.identity.text,
-            self.site,
-            self.options.name,
-            nest.structure_text(self.structure),
-            nest.leaf_paths(self.structure),
-            leaves,
-            code=self.identity.digest.hex(),
-        )
+        detail, code = self.identity.text, self.identity.digest.hex()
+        return super().words(position)._replace(detail=detail, code=code)
+
+    def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
+        return tuple(LeafDescription(name or "value") for name in self.shared)
 
     def prepare(self, group: Group, calls: Sequence[MergeCall]) -> tuple[bytes, bytes]:
         if group.layout.size == 1:
@@ -163,12 +155,7 @@ def check_merge_call(function: Any, args: Any, kwargs: Any) -> None:
     """
     if not callable(function):
         raise TypeError(f"merge_fn must be callable, got {function!r}.")
-    if not isinstance(args, (tuple, list)):
-        raise ValueError(
-            f"args must be a tuple or a list, got {args!r}. For one argument write args=(x,)."
-        )
-    if not isinstance(kwargs, Mapping):
-        raise ValueError(f"kwargs must be a mapping, got {kwargs!r}.")
+    check_call(args, kwargs)
 
 
 class LazyPerReplica(PerReplica):
@@ -238,17 +225,9 @@ class _Look(Call):
         column: Sequence[Held | Elsewhere],
     ) -> None:
         super().__init__(site, options)
-        self.path = path
         self.column = column
+        self.detail = f"value{path}: look at it on all ranks before branching on the rank"
         self.identify(path)
-
-    def words(self, position: int = 0) -> CallDescription:
-        return CallDescription(
-            self.kind,
-            f"value{self.path}: look at it on all ranks before branching on the rank",
-            self.site,
-            self.options.name,
-        )
 
     def prepare(self, group: Group, calls: Sequence[_Look]) -> tuple[bytes, Any]:
         layout = group.layout

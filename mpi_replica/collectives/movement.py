@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import numpy as np
-
+from ..core.array_libraries import Array
 from ..core.options import ReduceOp
 from .agreement.group import Group
 from .agreement.steps import Steps
@@ -17,10 +15,6 @@ from .parts import ALL_CHUNKS, PackPart, Part, StreamPart, groups_of_chunks
 from .plan import Plan, Stream
 from .scratch import ALIGNMENT, Scratch
 from .ways import Work
-
-__all__ = ["Movement"]
-
-Array = np.ndarray[Any, Any]
 
 # Where each rank has one replica numpy has nothing to do for these, and so nothing to warn of.
 _BY_MPI_ALONE = (ReduceOp.SUM, ReduceOp.PROD)

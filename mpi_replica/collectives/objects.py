@@ -17,8 +17,6 @@ from .agreement.site import CallSite
 from .agreement.steps import Agree, Steps
 from .blobs import all_blobs, payload_of
 
-__all__ = ["ObjectGather"]
-
 
 class ObjectGather(Call):
     """One call of ``gather_objects``.

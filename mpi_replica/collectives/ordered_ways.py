@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.array_libraries import Array
 from ..core.tree import Partial, tree_of
 from .agreement.group import Group
 from .agreement.steps import AllToAll, Gather, Steps
@@ -21,9 +22,6 @@ from .parts import Part
 from .scratch import ALIGNMENT
 from .settlement import settle
 from .ways import Way, Work
-
-Array = np.ndarray[Any, Any]
-
 
 # Bytes of a part: the fastest that were measured.
 _MESSAGE_PART_BYTES = 1 << 20

@@ -15,11 +15,8 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from ..core import nest
+from ..core.array_libraries import Array
 from ..core.exceptions import StructureMismatchError
-
-__all__ = ["Outputs"]
-
-Array = np.ndarray[Any, Any]
 
 
 class Outputs:

@@ -8,13 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.array_libraries import Array
 from ..core.tree import Partial
 from .delivery import PackDelivery
 from .plan import Pack, Piece, Stream
-
-__all__ = ["ALL_CHUNKS", "PackPart", "Part", "StreamPart", "groups_of_chunks"]
-
-Array = np.ndarray[Any, Any]
 
 ALL_CHUNKS = slice(None)
 

@@ -22,20 +22,6 @@ from .extremes import are_keyed
 from .memory import Allocation
 from .scratch import ALIGNMENT
 
-__all__ = [
-    "Chunk",
-    "Pack",
-    "Piece",
-    "Plan",
-    "Signature",
-    "Slot",
-    "Stream",
-    "cut",
-    "pieces",
-    "plan",
-    "signature_of",
-]
-
 # Bytes of a piece, where the user does not say: the fastest on the libraries that were measured.
 # A piece as large as its array would have MPI take memory from the system, and give it back.
 _PIECE_BYTES = 1 << 19

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from ..core import nest
-from ..core.array_libraries import give_back
+from ..core.array_libraries import Array, give_back
 from ..core.dtypes import accumulation, as_arrays, wire_name
 from ..core.options import CommunicationImplementation, CommunicationOptions, ReduceOp
-from ..ranks import Bytes
+from ..ranks.transport import Bytes
 from .agreement.call import Call
 from .agreement.group import Group
 from .agreement.site import CallSite
@@ -30,10 +30,6 @@ from .movement import Movement
 from .ordered_ways import OrderedWay
 from .outputs import Outputs
 from .plan import Plan, Signature, plan, signature_of
-
-__all__ = ["AllReduce"]
-
-Array = np.ndarray[Any, Any]
 
 # Of the others the order makes no difference.
 _ORDERED_OPS = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD})
@@ -124,12 +120,6 @@ class AllReduce(Call):
         if out is not None:
             outputs.check(self.plan.results, self.paths)
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Where each leaf is."""
-        paths = self.flat_paths
-        return nest.leaf_paths(self.structure) if paths is None else tuple(paths)
-
     def _sign(self) -> None:
         contributions = self.contributions
         signature = signature_of(contributions[0])
@@ -177,6 +167,11 @@ class AllReduce(Call):
         self._sign()
 
     def words(self, position: int = 0) -> CallDescription:
+        detail = f"{self.asked.name}{', ' * bool(self.detail)}{self.detail}"
+        size_bytes = sum(array.nbytes for array in self.contributions[position])
+        return super().words(position)._replace(detail=detail, size_bytes=size_bytes)
+
+    def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
         arrays = self.contributions[position]
         dtypes = [a.dtype for a in arrays] if self.dtypes is None else self.dtypes[position]
         alike: dict[LeafDescription, LeafDescription] = {}  # of thousands of leaves, a few
@@ -187,16 +182,7 @@ class AllReduce(Call):
             number = self._python_number(index, leaf)
             description = LeafDescription(wire_name(dtype), array.shape, number)
             leaves.append(alike.setdefault(description, description))
-        return CallDescription(
-            self.kind,
-            f"{self.asked.name}{', ' * bool(self.detail)}{self.detail}",
-            self.site,
-            self.options.name,
-            nest.structure_text(self.structure),
-            self.paths,
-            tuple(leaves),
-            size_bytes=sum(array.nbytes for array in arrays),
-        )
+        return tuple(leaves)
 
     def _python_number(self, index: int, leaf: Any) -> str:
         return "float" if index in self.promoted else _PYTHON_NUMBERS.get(type(leaf), "")

@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ranks import Bytes
-
-__all__ = ["ALIGNMENT", "Scratch"]
+from ..ranks.transport import Bytes
 
 #: No number needs a larger one.
 ALIGNMENT = 16

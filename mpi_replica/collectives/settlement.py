@@ -6,12 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.array_libraries import Array
 from ..core.dtypes import is_narrow_float
 from .scratch import Scratch
-
-__all__ = ["settle"]
-
-Array = np.ndarray[Any, Any]
 
 # Up to so many items a dot product tells of NaN sooner than the greatest item does.
 _FEW = 4096

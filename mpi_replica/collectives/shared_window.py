@@ -9,17 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from ..core.array_libraries import Array
 from ..core.layout import Layout
 from ..core.tree import tree_of
-from ..ranks import Bytes
+from ..ranks.transport import Bytes
 from .agreement.group import Group
 from .agreement.steps import Barrier, Steps
 from .ordered_ways import LEAST_PART_BYTES, LINE_BYTES, OrderedWay
 from .parts import Part
 from .ways import Work
-
-Array = np.ndarray[Any, Any]
-
 
 # Bytes of a part: the fastest that were measured.
 _WINDOW_PART_BYTES = 1 << 19

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core import nest
+from ..core.array_libraries import Array
 from ..core.dtypes import accumulation
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions, ReduceOp
@@ -17,10 +18,6 @@ from .agreement.stand import CallDescription
 from .engine import Engine, failing
 from .gather import AllGather
 from .reduce import AllReduce
-
-__all__ = ["has_slices", "reduce_values", "reduce_with_slices"]
-
-Array = np.ndarray[Any, Any]
 
 
 def reduce_values(

@@ -7,8 +7,6 @@ from typing import Protocol
 from ..core.context import BareStrategy
 from .engine import Engine
 
-__all__ = ["StrategyLike"]
-
 
 class StrategyLike(BareStrategy, Protocol):
     """What the floors below know of a `Strategy`."""

@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import marshal
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..core import nest
 from ..core.digests import DIGEST_BYTES
 from ..core.exceptions import DivergenceError
-from ..core.layout import Layout
+from ..core.layout import Layout, grouped
 from ..core.options import CommunicationOptions
 from ..core.values import DistributedValues, PerReplica
 from .agreement.call import Call
 from .agreement.group import Group
 from .agreement.site import CallSite
-from .agreement.stand import CallDescription, LeafDescription
+from .agreement.stand import LeafDescription
 from .agreement.steps import Agree, Raise, Steps, Texts
 from .contents import Content, content_of, element_name, element_texts
 from .differences import SMALL_BYTES, Difference, differing_units, search
-
-__all__ = ["Verification"]
 
 # More groups of replicas, or leaves, are counted only.
 _MOST_SHOWN = 8
@@ -92,16 +90,8 @@ class Verification(Call):
                 self.leaves.append(_Compared(path, name, [leaf.shared_value()], False))
         self.identify((detail, nest.key(self.structure), self.names))
 
-    def words(self, position: int = 0) -> CallDescription:
-        return CallDescription(
-            self.kind,
-            self.detail,
-            self.site,
-            self.options.name,
-            nest.structure_text(self.structure),
-            nest.leaf_paths(self.structure),
-            tuple(LeafDescription(name or "value") for name in self.names),
-        )
+    def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
+        return tuple(LeafDescription(name or "value") for name in self.names)
 
     def prepare(
         self, group: Group, calls: Sequence[Verification]
@@ -145,9 +135,9 @@ class Verification(Call):
         elif len(set(kinds)) == 1:
             where, sides = "it was changed while the ranks compared it", {}
         else:
-            where, sides = "", _groups(texts)
+            where, sides = "", grouped(texts)
         at = differing[0] * DIGEST_BYTES
-        groups = list(_groups(row[at : at + DIGEST_BYTES] for row in rows).values())
+        groups = list(grouped(row[at : at + DIGEST_BYTES] for row in rows).values())
         yield Raise(DivergenceError(self._text(differing, groups, where, sides, layout)))
 
     def _text(
@@ -203,14 +193,6 @@ class Verification(Call):
         return [part for parts, count in each for part in parts * (count // len(parts))]
 
 
-def _groups(sides: Iterable[Hashable]) -> dict[Any, list[int]]:
-    """Return the replicas on each side, in the order of their first ones."""
-    groups: dict[Any, list[int]] = {}
-    for replica, side in enumerate(sides):
-        groups.setdefault(side, []).append(replica)
-    return groups
-
-
 def _listed(words: Sequence[str], separator: str) -> str:
     more = [f"{len(words) - _MOST_SHOWN} more"] if len(words) > _MOST_SHOWN else []
     return separator.join([*words[:_MOST_SHOWN], *more])
@@ -225,7 +207,7 @@ def _unit_bytes(content: Content) -> int:
 def _told(found: Difference, content: Content) -> tuple[str, dict[str, list[int]]]:
     """Return the words for where the first difference is, and the replicas by what they hold."""
     unit_bytes = _unit_bytes(content)
-    groups = _groups(found.units)
+    groups = grouped(found.units)
     texts = element_texts(content, list(groups))
     sides = dict(zip(texts, groups.values(), strict=True))
     total = content.data.size // unit_bytes

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.array_libraries import Array
 from ..core.options import ReduceOp
 from ..core.tree import in_a_row
 from .agreement.group import Group
@@ -17,8 +18,6 @@ from .inline import UFUNCS
 from .parts import Part
 from .scratch import Scratch
 from .settlement import settle
-
-Array = np.ndarray[Any, Any]
 
 
 class Work:

@@ -7,12 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from .array_libraries import Array
 from .context import BareStrategy
 from .values import DistributedValues
-
-__all__ = ["AbstractVariable"]
-
-Array = np.ndarray[Any, Any]
 
 
 class AbstractVariable(DistributedValues):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-
-__all__ = ["flag", "integer"]
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -38,6 +37,22 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
         limits = f"at least {least}" if most is None else f"from {least} to {most}"
         raise ValueError(f"{name} must be {limits}, got {value!r}.")
     return number
+
+
+def check_call(args: Any, kwargs: Any) -> None:
+    """Raise unless these are what a function can be called with.
+
+    Raises
+    ------
+    ValueError
+        `args` is no tuple or list, or `kwargs` no mapping.
+    """
+    if not isinstance(args, (tuple, list)):
+        raise ValueError(
+            f"args must be a tuple or a list, got {args!r}. For one argument write args=(x,)."
+        )
+    if not isinstance(kwargs, Mapping):
+        raise ValueError(f"kwargs must be a mapping, got {kwargs!r}.")
 
 
 def flag(name: str, value: Any) -> bool:

@@ -16,22 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "COMMON_TYPES",
-    "GiveBack",
-    "Origin",
-    "by_numpy",
-    "copy_of",
-    "dtype_of",
-    "from_numpy",
-    "give_back",
-    "mean_of",
-    "origin_of",
-    "to_numpy",
-    "values_of",
-    "ways_back",
-]
-
+#: Of numpy.
 Array = np.ndarray[Any, Any]
 
 #: What nearly all leaves are: asking for a base class takes longer.

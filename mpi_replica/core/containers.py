@@ -14,8 +14,6 @@ from typing import Any
 import optree
 from optree.utils import total_order_sorted
 
-__all__ = ["NAMESPACE", "open_class_of"]
-
 NAMESPACE = "mpi_replica"
 
 #: The items of a container, what makes another one of items, and the keys of the items.
@@ -30,10 +28,8 @@ _views: set[type] = set()
 def open_class_of(value: Any) -> bool:
     """Register the class of `value` with optree if it is a container; return whether it is one."""
     kind = type(value)
-    if issubclass(kind, list):
-        _register(kind, _flat_list, optree.SequenceEntry)
-    elif issubclass(kind, tuple):
-        _register(kind, _flat_tuple, optree.SequenceEntry)
+    if issubclass(kind, (list, tuple)):
+        _register(kind, _flat_sequence, optree.SequenceEntry)
     elif issubclass(kind, Mapping) and not _is_view(value):
         _register(kind, _flat_mapping, optree.MappingEntry)
     else:
@@ -82,12 +78,8 @@ def _is_view(mapping: Mapping[Any, Any]) -> bool:
     return False
 
 
-def _flat_list(items: Sequence[Any]) -> _Flat:
-    return [*items], list, None
-
-
-def _flat_tuple(items: Sequence[Any]) -> _Flat:
-    return [*items], tuple, None
+def _flat_sequence(items: Sequence[Any]) -> _Flat:
+    return [*items], list if isinstance(items, list) else tuple, None
 
 
 def _flat_mapping(mapping: Mapping[Any, Any]) -> _Flat:

@@ -20,31 +20,10 @@ from __future__ import annotations
 import contextvars
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from .exceptions import ContextError
 from .randomness import Generators
-
-__all__ = [
-    "BareStrategy",
-    "ReplicaContextLike",
-    "Scope",
-    "State",
-    "current_state",
-    "current_strategy",
-    "enter_open_strategy",
-    "entered",
-    "experimental_set_strategy",
-    "has_strategy",
-    "in_cross_replica_context",
-    "open_strategies",
-    "register_default_strategy",
-    "require_cross_replica",
-    "require_default",
-    "restore_state",
-    "swap_state",
-]
 
 
 class BareStrategy(Protocol):
@@ -188,12 +167,7 @@ class entered:
     def __enter__(self) -> None:
         self._token = _state.set(self._state)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         _state.reset(self._token)
 
 
@@ -296,12 +270,7 @@ class Scope(Generic[_Strategy]):
         self._entered.append((_state.set(mine), mine))
         return strategy
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         token, mine = self._entered[-1]
         if _state.get() is not mine and error is None:  # it stays entered, and can be left later
             raise ContextError(

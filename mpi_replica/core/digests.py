@@ -22,8 +22,6 @@ from .array_libraries import dtype_of
 from .dtypes import as_plain_array
 from .indexed_slices import IndexedSlices
 
-__all__ = ["BLAKE_BYTES", "DIGEST_BYTES", "digest_of", "digest_of_bytes"]
-
 #: Size of a digest.
 DIGEST_BYTES = 16
 #: Up to this size blake2b does it.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from types import FunctionType
 
-__all__ = ["publish"]
-
 
 def publish(door: str) -> None:
     """Make the classes and functions that the module `door` exports say that they are its own.

@@ -28,16 +28,6 @@ from .array_libraries import COMMON_TYPES, GiveBack, to_numpy, ways_back
 from .nest import ARRAYS, OTHERS
 from .options import ReduceOp
 
-__all__ = [
-    "accumulation",
-    "as_array",
-    "as_arrays",
-    "as_plain_array",
-    "is_narrow_float",
-    "is_text",
-    "wire_name",
-]
-
 _NARROW_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 

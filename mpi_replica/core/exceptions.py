@@ -6,21 +6,6 @@ what to do. Errors that the ranks have agreed on carry the same text on every ra
 
 from __future__ import annotations
 
-__all__ = [
-    "CheckpointError",
-    "CollectiveMismatchError",
-    "CollectiveTimeoutError",
-    "ContextError",
-    "CorruptCheckpointError",
-    "DivergenceError",
-    "LaunchError",
-    "MPIReplicaError",
-    "RankLostError",
-    "RemoteReplicaError",
-    "ReplicaStopped",
-    "StructureMismatchError",
-]
-
 
 class MPIReplicaError(BaseException):
     """Common base of all exceptions of the package.

@@ -8,13 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from .array_libraries import Array
 from .dtypes import accumulation, as_array
 from .options import ReduceOp
 from .tree import middle
-
-__all__ = ["IndexedSlices"]
-
-Array = np.ndarray[Any, Any]
 
 
 class IndexedSlices:

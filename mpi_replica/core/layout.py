@@ -7,8 +7,6 @@ import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
-__all__ = ["Era", "Layout", "compressed", "numbers_text", "shares", "sides"]
-
 _Value = TypeVar("_Value", bound=Hashable)
 
 
@@ -164,11 +162,22 @@ def sides(values: Sequence[_Value], words: Callable[[_Value], str] = str) -> str
     >>> sides([10, 10, 12])
     'ranks 0-1: 10; rank 2: 12'
     """
-    ranks_of: dict[_Value, list[int]] = {}
-    for rank, value in enumerate(values):
-        ranks_of.setdefault(value, []).append(rank)
-    texts = (f"{numbers_text('rank', ranks)}: {words(v)}" for v, ranks in ranks_of.items())
-    return "; ".join(texts)
+    found = grouped(values).items()
+    return "; ".join(f"{numbers_text('rank', ranks)}: {words(value)}" for value, ranks in found)
+
+
+def grouped(values: Iterable[_Value]) -> dict[_Value, list[int]]:
+    """Return by value the numbers of those that have it, in the order of their first ones.
+
+    Examples
+    --------
+    >>> grouped("aba")
+    {'a': [0, 2], 'b': [1]}
+    """
+    groups: dict[_Value, list[int]] = {}
+    for number, value in enumerate(values):
+        groups.setdefault(value, []).append(number)
+    return groups
 
 
 def shares(rows: int, num_replicas: int) -> list[slice]:

@@ -19,23 +19,6 @@ import optree
 from .containers import NAMESPACE, open_class_of
 from .exceptions import StructureMismatchError
 
-__all__ = [
-    "ARRAYS",
-    "OTHERS",
-    "PLAIN",
-    "Structure",
-    "flatten",
-    "flatten_arguments",
-    "flatten_plain",
-    "flatten_tensors",
-    "key",
-    "leaf_paths",
-    "map_structure",
-    "structure_text",
-    "transposed",
-    "unflatten",
-]
-
 Structure = optree.PyTreeSpec
 
 #: What `flatten_plain` tells of leaves: some may be of any type (the only false one); all are

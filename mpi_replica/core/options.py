@@ -8,16 +8,6 @@ import functools
 
 from .argument_checks import integer
 
-__all__ = [
-    "CommunicationImplementation",
-    "CommunicationOptions",
-    "InputOptions",
-    "InputReplicationMode",
-    "ReduceOp",
-    "VariableAggregation",
-    "VariableSynchronization",
-]
-
 
 class ReduceOp(enum.Enum):
     """How the values of replicas are combined.

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Generators"]
-
 # Streams that start from one seed are told apart by a key of numbers. These begin ours, so that
 # they are not those that a program gets from the same seed by ``spawn``.
 _REPLICAS, _SHARED = 0x6D70695F72657031, 0x6D70695F72657032

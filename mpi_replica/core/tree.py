@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Order", "Partial", "Tree", "in_a_row", "middle", "tree_of"]
-
-Array = np.ndarray[Any, Any]
+from .array_libraries import Array
 
 #: Replicas from, to.
 _Range = tuple[int, int]

@@ -12,15 +12,6 @@ from . import nest
 from .exceptions import RankLostError
 from .layout import Era, Layout
 
-__all__ = [
-    "DistributedValues",
-    "Mirrored",
-    "PerReplica",
-    "component_of",
-    "local_results",
-    "per_replica",
-]
-
 _WAYS_OUT = (
     "Use strategy.reduce(op, value, axis=None) or strategy.gather(value, axis) for one value of"
     " all replicas, or strategy.experimental_local_results(value) for a tuple of the values here."
@@ -244,7 +235,36 @@ for _name in (
     setattr(PerReplica, f"__{_name}__", _refuse(f"__{_name}__"))
 
 
-class Mirrored(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
+class ActsAsValue(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
+    """What converts, and is looked into, as the one value in it: `shared_value`."""
+
+    __slots__ = ()
+
+    def __float__(self) -> float:
+        return float(self.shared_value())
+
+    def __int__(self) -> int:
+        return int(self.shared_value())
+
+    def __index__(self) -> int:
+        return operator.index(self.shared_value())
+
+    def __bool__(self) -> bool:
+        return bool(self.shared_value())
+
+    def __len__(self) -> int:
+        return len(self.shared_value())
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.shared_value()[key]
+
+    def __iter__(self) -> Any:
+        return iter(self.shared_value())
+
+    __hash__ = object.__hash__
+
+
+class Mirrored(ActsAsValue):
     """One value that is the same on all replicas.
 
     What ``strategy.extended.reduce_to``, ``batch_reduce_to`` and ``broadcast_to`` give. It acts
@@ -304,29 +324,6 @@ class Mirrored(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
             )
         plain = [x.value if isinstance(x, Mirrored) else x for x in inputs]
         return getattr(ufunc, method)(*plain, **kwargs)
-
-    def __float__(self) -> float:
-        return float(self._value)
-
-    def __int__(self) -> int:
-        return int(self._value)
-
-    def __index__(self) -> int:
-        return operator.index(self._value)
-
-    def __bool__(self) -> bool:
-        return bool(self._value)
-
-    def __len__(self) -> int:
-        return len(self._value)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._value[key]
-
-    def __iter__(self) -> Any:
-        return iter(self._value)
-
-    __hash__ = object.__hash__
 
 
 def per_replica(values: Sequence[Any], layout: Layout) -> PerReplica:

@@ -18,8 +18,6 @@ from ..core.array_libraries import copy_of, dtype_of, values_of
 from ..core.dtypes import is_text, wire_name
 from .elements import ArraySpec, rows_of, spec_of
 
-__all__ = ["arrays_of", "cut", "empty_like", "kind_of", "kind_text"]
-
 
 def arrays_of(batch: Any) -> Any:
     """Return the nest `batch` with arrays as leaves; those of any library stay theirs.

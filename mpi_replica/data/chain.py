@@ -7,8 +7,6 @@ from typing import Any, Self
 from ..core.argument_checks import integer
 from .plans.dataset_plan import DatasetPlan
 
-__all__ = ["Chain", "number_or_all", "require_callable"]
-
 
 class Chain:
     """Hold a plan; each verb returns a new object of the same class, with a longer plan."""

@@ -13,19 +13,10 @@ from typing import Any, ClassVar
 
 from ..core.argument_checks import integer
 from .element_verbs import ElementVerbs
-from .elements import ArraySpec, numpy_values
+from .elements import numpy_values
 from .factories import Factories
 from .order_verbs import OrderVerbs
 from .plans.dataset_plan import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, DatasetPlan, SliceRows
-
-__all__ = [
-    "INFINITE_CARDINALITY",
-    "UNKNOWN_CARDINALITY",
-    "ArraySpec",
-    "Dataset",
-    "drops_remainder",
-    "elements_of",
-]
 
 
 class Dataset(Factories, OrderVerbs, ElementVerbs):

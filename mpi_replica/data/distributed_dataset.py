@@ -8,12 +8,8 @@ from typing import Any
 from ..collectives.agreement.stand import Note
 from ..collectives.engine import Engine
 from ..core.digests import digest_of
-from ..core.options import InputOptions
-from .function_contexts import InputContext
 from .inputs import Input
 from .iterator import DistributedIterator, Progress, placeless_site
-
-__all__ = ["DistributedDataset"]
 
 
 class DistributedDataset:
@@ -33,23 +29,6 @@ class DistributedDataset:
         self._newest: Progress | None = None
         # Call sites tell nothing here: one rank may iterate through a progress bar.
         self._name = engine.add_dataset(self)
-
-    @classmethod
-    def of_global_batches(
-        cls, engine: Engine, dataset: Any, options: InputOptions | None
-    ) -> DistributedDataset:
-        """Cut global batches into a part for each replica."""
-        return cls(engine, Input.of_global_batches(engine, dataset, options))
-
-    @classmethod
-    def from_function(
-        cls,
-        engine: Engine,
-        dataset_fn: Callable[[InputContext], Any],
-        options: InputOptions | None,
-    ) -> DistributedDataset:
-        """Take one batch for each local replica from the datasets that `dataset_fn` makes."""
-        return cls(engine, Input.from_function(engine, dataset_fn, options))
 
     @property
     def element_spec(self) -> Any:

@@ -13,8 +13,6 @@ from .chain import Chain, require_callable
 from .plans import changes, positions, sources, streams
 from .plans.function_calls import AUTOTUNE
 
-__all__ = ["ElementVerbs"]
-
 
 class ElementVerbs(Chain):
     """Change elements."""

@@ -33,25 +33,6 @@ from ..core.nest import (
     unflatten,
 )
 
-__all__ = [
-    "ArraySpec",
-    "as_arrays",
-    "at",
-    "common_spec",
-    "concatenate",
-    "cut_batch",
-    "no_rows_of",
-    "numpy_values",
-    "own_copy",
-    "require_fit",
-    "row_count",
-    "rows_of",
-    "spec_of",
-    "stack",
-    "unbatched",
-    "unstacked",
-]
-
 
 @dataclass(frozen=True)
 class ArraySpec:

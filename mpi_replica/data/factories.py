@@ -14,8 +14,6 @@ from .elements import as_arrays, at
 from .plans import changes, sources
 from .plans.sources import HasRows, number_of_rows
 
-__all__ = ["Factories"]
-
 
 class Factories(Chain):
     """Make datasets."""

@@ -12,13 +12,12 @@ from ..core import nest
 from ..core.layout import shares
 from ..core.options import InputOptions, InputReplicationMode
 from .batches import arrays_of, cut, empty_like
-from .dataset import UNKNOWN_CARDINALITY, Dataset, drops_remainder
+from .dataset import Dataset, drops_remainder
 from .elements import ArraySpec, rows_of
 from .function_contexts import InputContext
 from .pipelines import END, Pipelines, check_source
+from .plans.dataset_plan import UNKNOWN_CARDINALITY
 from .step_reader import MakeSteps, ReadOnce, Step, StepReader
-
-__all__ = ["Input"]
 
 
 class Input:

@@ -18,11 +18,9 @@ from ..core.context import current_state
 from ..core.options import CommunicationOptions
 from ..core.values import per_replica
 from .batches import empty_like, kind_of, kind_text
-from .dataset import UNKNOWN_CARDINALITY
 from .inputs import Input
 from .next_step import NextStep
-
-__all__ = ["DistributedIterator", "OptionalStep", "Progress", "placeless_site"]
+from .plans.dataset_plan import UNKNOWN_CARDINALITY
 
 _SAME_STEPS = "All ranks must take the same steps: call next() equally often on each."
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.group import Group
@@ -14,13 +14,9 @@ from ..collectives.agreement.stand import SAME_KIND
 from ..collectives.agreement.steps import Agree, Raise, Steps, Texts
 from ..core.digests import digest_of
 from ..core.exceptions import CollectiveMismatchError, StructureMismatchError
-from ..core.layout import compressed
+from ..core.layout import sides
 from ..core.options import CommunicationOptions
 from .step_reader import Step
-
-__all__ = ["NextStep"]
-
-_Value = TypeVar("_Value", int, str)
 
 
 class NextStep(Call):
@@ -88,24 +84,23 @@ class NextStep(Call):
 
     def _of_other_kinds(self, texts: Sequence[str]) -> StructureMismatchError:
         """Return what is raised where batches are not of one kind."""
-        sides = _sides(texts, lambda text: text or "none")
-        text = (
-            f"the batches of {self.options.name} differ between ranks at {self.site.line}: {sides}."
+        return StructureMismatchError(
+            f"the batches of {self.options.name} differ between ranks at {self.site.line}:"
+            f" {sides(texts, lambda text: text or 'none')}. {SAME_KIND}"
         )
-        return StructureMismatchError(f"{text} {SAME_KIND}")
 
     def _at_other_places(self, taken: Sequence[int]) -> CollectiveMismatchError:
         return CollectiveMismatchError(
             f"the ranks have taken different numbers of steps of {self.options.name} at"
-            f" {self.site.line}: {_sides(taken, str)}. Call next() equally often on each rank,"
+            f" {self.site.line}: {sides(taken)}. Call next() equally often on each rank,"
             " and load_state_dict with the same state."
         )
 
     def _of_other_lengths(self, rows: Sequence[int]) -> StructureMismatchError:
-        sides = _sides(rows, lambda n: "no batch" if n < 0 else f"a batch of {n} rows")
+        found = sides(rows, lambda n: "no batch" if n < 0 else f"a batch of {n} rows")
         return StructureMismatchError(
             f"the global batches of a distributed dataset differ between ranks at"
-            f" {self.site.line}: {sides}. All ranks must distribute the same dataset; use"
+            f" {self.site.line}: {found}. All ranks must distribute the same dataset; use"
             " distribute_datasets_from_function for a dataset of each rank's own."
         )
 
@@ -126,12 +121,3 @@ def _packed(spec: Any) -> bytes:
             f" {type(error).__name__}: {error}. Give batches in containers that pickle knows, such"
             " as a dict, or input to every rank."
         ) from None
-
-
-def _sides(values: Sequence[_Value], words: Callable[[_Value], str]) -> str:
-    """Return which ranks have which value."""
-    return ", ".join(
-        f"{words(value)} on ranks"
-        f" {compressed(rank for rank, found in enumerate(values) if found == value)}"
-        for value in sorted(set(values))
-    )

@@ -9,8 +9,6 @@ from ..core.argument_checks import flag, integer
 from .chain import Chain, number_or_all
 from .plans import positions, streams
 
-__all__ = ["OrderVerbs"]
-
 
 class OrderVerbs(Chain):
     """Choose and order elements."""

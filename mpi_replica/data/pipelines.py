@@ -14,8 +14,6 @@ from ..core.layout import Layout
 from .dataset import Dataset, elements_of
 from .function_contexts import InputContext
 
-__all__ = ["END", "Pipelines", "check_source"]
-
 #: What a replica gets for whom there is nothing more.
 END = object()
 

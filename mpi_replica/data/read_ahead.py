@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-__all__ = ["read_ahead"]
-
 T = TypeVar("T")
 
 # How long to wait for a thread that was told to end. One that reads just now ends after that read;

@@ -9,8 +9,6 @@ from typing import Any
 
 from .read_ahead import read_ahead
 
-__all__ = ["MakeSteps", "ReadOnce", "Step", "StepReader"]
-
 #: A step of this rank: one value for each local replica, and the rows of the whole global batch.
 Step = tuple[list[Any], int]
 

@@ -7,8 +7,6 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-__all__ = ["Check", "advise", "from_json", "text", "to_json", "would_work"]
-
 _WIDTH = 100
 _NAME_WIDTH = 18
 

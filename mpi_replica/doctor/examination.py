@@ -7,22 +7,17 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import cast
 
 from ..core.exceptions import LaunchError, MPIReplicaError
 from ..core.options import CommunicationOptions
-from ..launcher import read_allocation
+from ..launcher.batch_system import read_allocation
 from ..launcher.processes import ask
 from ..ranks.launch import launcher_variable, number_in
-from ..replicas.replica_context import ReplicaContext, get_replica_context
 from ..strategy.mpi_strategy import MPIStrategy
-from ..strategy.strategy import Strategy
 from .checks import Check, from_json
 from .libraries import launcher_checks, library_checks, wrong_launcher
-from .places import RankFacts, facts_here, place_checks
+from .places import facts_here, place_checks
 from .speed import measure, speed_checks
-
-__all__ = ["examine"]
 
 # Of a collective call, of the job that is tried, and of the process: each ends before the next.
 _CALL_SECONDS = 20.0
@@ -91,25 +86,10 @@ def _of_all_ranks(environ: Mapping[str, str]) -> list[Check]:
     options = CommunicationOptions(timeout_seconds=_CALL_SECONDS)
     with MPIStrategy(replicas_per_rank=1, communication_options=options) as strategy:
         mine = facts_here(strategy.cluster_resolver.cluster_spec()["worker"][strategy.rank])
-        facts = _gathered(strategy, mine)
+        # As bytes: the parts of the facts are no leaves of a nest.
+        facts = list(map(pickle.loads, strategy.gather_objects(pickle.dumps(mine))))
         speed = measure(strategy)
     libraries = [fact.library for fact in facts if fact.library is not None]
     name = launcher_variable(environ) or ""
     started = Check("launcher", f"fits: {name}={environ[name]}, and a world of {len(facts)}")
     return [started, *library_checks(libraries), *place_checks(facts), *speed_checks(speed)]
-
-
-def _gathered(strategy: Strategy, mine: RankFacts) -> list[RankFacts]:
-    """Return the facts of all ranks, in their order. Collective."""
-
-    def together(strategy: Strategy, data: bytes) -> bytes:
-        return pickle.dumps(strategy.experimental_local_results(data))
-
-    def step() -> bytes:
-        # As bytes: the parts of the facts are no leaves of a nest.
-        context = cast(ReplicaContext, get_replica_context())
-        everything: bytes = context.merge_call(together, args=(pickle.dumps(mine),))
-        return everything
-
-    everything = strategy.experimental_local_results(strategy.run(step))[0]
-    return [pickle.loads(data) for data in pickle.loads(everything)]

@@ -6,11 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..core.exceptions import LaunchError
-from ..launcher import find_launcher, find_library
+from ..launcher.library import find_launcher, find_library
 from ..ranks.library_facts import LibraryFacts
 from .checks import Check, advise
-
-__all__ = ["launcher_checks", "library_checks", "wrong_launcher"]
 
 _OPEN_MPI = "OMPI_COMM_WORLD_SIZE"
 

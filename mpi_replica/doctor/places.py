@@ -7,14 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..core.layout import compressed
+from ..core.layout import numbers_text
 from ..ranks.host import cores, free_shared_memory
 from ..ranks.launch import library
 from ..ranks.library_facts import LibraryFacts
 from ..ranks.numerics import Numerics, differences, numerics_here
 from .checks import Check, advise
-
-__all__ = ["RankFacts", "facts_here", "place_checks"]
 
 # A container often has 64 MB, and libraries take several MB for each rank.
 _LITTLE_SHARED_MEMORY = 64 << 20
@@ -139,7 +137,7 @@ def _equal(facts: Sequence[RankFacts]) -> tuple[str, str]:
     if not others:
         return value, ""
     return value, (
-        f"hash() of strings is another one on ranks {compressed(others)} than on rank 0: a loop"
+        f"hash() of strings is another one on {numbers_text('rank', others)} than on rank 0: a loop"
         " over a set of strings has another order there. Set PYTHONHASHSEED=0."
     )
 

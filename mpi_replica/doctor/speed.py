@@ -11,8 +11,6 @@ from ..replicas.replica_context import ReplicaContext, get_replica_context
 from ..strategy.strategy import Strategy
 from .checks import Check, advise
 
-__all__ = ["Speed", "measure", "speed_checks"]
-
 _ROUNDS = 100
 _ARRAY_BYTES = 8 << 20
 _ARRAY_ROUNDS = 5

@@ -10,8 +10,6 @@ from typing import NamedTuple
 from ..core.exceptions import LaunchError
 from ..ranks.launch import number_in, started_in_step
 
-__all__ = ["BatchAllocation", "hosts_in_file", "read_allocation"]
-
 
 class BatchAllocation(NamedTuple):
     """Hosts and tasks that a batch system has given to a job."""

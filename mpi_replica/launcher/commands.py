@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from .output import MPICH_MARK
 
-__all__ = ["SECONDS_TO_SAVE", "Request", "command", "shell_line"]
-
 #: Between the first signal to a job that has run too long, and its end.
 SECONDS_TO_SAVE = 10
 

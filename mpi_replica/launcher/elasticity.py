@@ -10,14 +10,6 @@ from ..core.exceptions import LaunchError
 from ..ranks.open_mpi import NO_FENCE
 from .library import Library
 
-__all__ = [
-    "RANKS_LOST",
-    "check_elastic",
-    "elastic_program",
-    "elastic_settings",
-    "statuses_of_job",
-]
-
 #: The exit status of a job that has ended well although ranks were lost, where that is asked for.
 RANKS_LOST = 76
 

@@ -19,8 +19,6 @@ from .processes import ask
 from .program import program_command
 from .settings import Host, for_other_hosts, settings
 
-__all__ = ["Job", "Options", "plan"]
-
 # The protocols by which the libraries learn from srun who they are, as far as they are sure to
 # speak them: Open MPI 5 has no other one, and MPICH is seldom built with PMIx.
 _PROTOCOLS = {"openmpi": "pmix", "mpich": "pmi2"}

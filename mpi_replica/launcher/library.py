@@ -21,18 +21,15 @@ from ..core.exceptions import LaunchError
 from ..ranks.launch import INSTALL_ADVICE
 from .processes import ask
 
-__all__ = [
-    "Launcher",
-    "Library",
-    "find_launcher",
-    "find_library",
-    "parse_launcher",
-    "parse_library",
-]
-
 _LIBRARY = "MPI4PY_LIBMPI"
 _NAMES = {"openmpi": "Open MPI", "mpich": "MPICH"}
 _SECONDS = 60
+
+# What stands before the version, of a library or of a launcher.
+_BEGINNINGS_OF_VERSIONS = {
+    "openmpi": r"Open MPI v|\((?:Open MPI|OpenRTE)\) ",
+    "mpich": r"\AMPICH Version:\s*|HYDRA build details:\s*Version:\s*",
+}
 
 # MPI itself is not started. Where there is no /proc the library's file stays unknown.
 _PROBE = """
@@ -77,42 +74,24 @@ class Launcher(NamedTuple):
         return tuple(int(part) for part in re.findall(r"\d+", self.library.version))
 
 
-def parse_library(text: str) -> tuple[str, str] | None:
-    r"""Return kind and version from the text of ``MPI_Get_library_version``.
+def kind_and_version(text: str) -> tuple[str, str] | None:
+    r"""Return both from the text of ``MPI_Get_library_version``, or of ``mpiexec --version``.
 
     Examples
     --------
-    >>> parse_library("Open MPI v5.0.11, package: Open MPI user@localhost Distribution")
+    >>> kind_and_version("Open MPI v5.0.11, package: Open MPI user@localhost Distribution")
     ('openmpi', '5.0.11')
-    >>> parse_library("MPICH Version:      5.0.2\nMPICH Release date: Fri Sep 25")
+    >>> kind_and_version("MPICH Version:      5.0.2\nMPICH Release date: Fri Sep 25")
     ('mpich', '5.0.2')
-    >>> parse_library("Intel(R) MPI Library 2021.10 for Linux* OS") is None
+    >>> kind_and_version("Intel(R) MPI Library 2021.10 for Linux* OS") is None
     True
-    """
-    for kind, pattern in (
-        ("openmpi", r"Open MPI v(\d[\w.]*)"),
-        ("mpich", r"\AMPICH Version:\s*(\d[\w.]*)"),
-    ):
-        if match := re.search(pattern, text):
-            return kind, match[1]
-    return None
-
-
-def parse_launcher(text: str) -> tuple[str, str] | None:
-    r"""Return kind and version from what ``mpiexec --version`` prints.
-
-    Examples
-    --------
-    >>> parse_launcher("mpirun (Open MPI) 5.0.11")
+    >>> kind_and_version("mpirun (Open MPI) 5.0.11")
     ('openmpi', '5.0.11')
-    >>> parse_launcher("HYDRA build details:\n    Version:           5.0.2\n")
+    >>> kind_and_version("HYDRA build details:\n    Version:           5.0.2\n")
     ('mpich', '5.0.2')
     """
-    for kind, pattern in (
-        ("openmpi", r"\((?:Open MPI|OpenRTE)\) (\d[\w.]*)"),
-        ("mpich", r"HYDRA build details:\s*Version:\s*(\d[\w.]*)"),
-    ):
-        if match := re.search(pattern, text):
+    for kind, beginning in _BEGINNINGS_OF_VERSIONS.items():
+        if match := re.search(rf"(?:{beginning})(\d[\w.]*)", text):
             return kind, match[1]
     return None
 
@@ -136,7 +115,7 @@ def find_library(environ: Mapping[str, str]) -> Library:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         raise LaunchError(f"mpi4py finds no MPI library: {last}. {INSTALL_ADVICE}")
     text, paths = json.loads(done.stdout.splitlines()[-1])
-    known = parse_library(text)
+    known = kind_and_version(text)
     if known is None:
         first = text.strip().splitlines()[0]
         raise LaunchError(
@@ -263,7 +242,7 @@ def _version_of(launcher: str, environ: Mapping[str, str]) -> tuple[str, str] | 
         done = ask([launcher, "--version"], {**environ, **as_root})
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return parse_launcher(done.stdout)
+    return kind_and_version(done.stdout)
 
 
 def _words(version: tuple[str, str] | None) -> str:

@@ -11,8 +11,6 @@ import select
 import selectors
 from typing import IO
 
-__all__ = ["MPICH_MARK", "DeathNotice", "OutputStream", "Tags"]
-
 #: What MPICH's launcher is told to mark output with: no text of a program looks like it.
 MPICH_MARK = "\x1e%r\x1f"
 

@@ -10,8 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["adopt_orphans", "ask", "descendants", "ends_with_parent", "ranks_below"]
-
 # What each launcher sets for a rank; the first that a process and not its parent has.
 _RANK_VARIABLES = (b"PMIX_RANK=", b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")
 

@@ -11,8 +11,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 
 from ..core.exceptions import LaunchError
 
-__all__ = ["program_command"]
-
 
 def program_command(words: Sequence[str]) -> list[str]:
     """Return the command of one rank.

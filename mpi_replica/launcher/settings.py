@@ -8,8 +8,6 @@ from typing import NamedTuple
 from ..core.exceptions import LaunchError
 from ..ranks.blas import threads_asked_for
 
-__all__ = ["Host", "for_other_hosts", "settings"]
-
 _BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _NUM_REPLICAS = "MPI_REPLICA_NUM_REPLICAS"
 _SPARES = "MPI_REPLICA_SPARES"

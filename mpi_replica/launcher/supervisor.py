@@ -16,8 +16,6 @@ from .job import Job
 from .output import DeathNotice, OutputStream, Tags
 from .processes import adopt_orphans, descendants, ends_with_parent, ranks_below
 
-__all__ = ["start"]
-
 # The exit status of a job that ran too long: that of the command `timeout`.
 _TIMED_OUT = 124
 

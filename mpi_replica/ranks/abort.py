@@ -8,8 +8,6 @@ import socket
 import time
 from types import ModuleType
 
-__all__ = ["abort_job"]
-
 # How long the others of a host wait to be ended by the first one that aborts the job.
 _SECONDS_TO_END = 2.0
 

@@ -13,8 +13,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["hold", "refresh", "threads_asked_for", "threads_per_replica"]
-
 _THREADS = "MPI_REPLICA_BLAS_THREADS"
 
 

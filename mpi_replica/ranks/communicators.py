@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["checked_communicator"]
-
 
 def checked_communicator(mpi: Any, communicator: Any) -> Any:
     """Return the communicator, COMM_WORLD in place of None.

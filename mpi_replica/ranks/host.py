@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["cores", "free_shared_memory", "is_crowded", "lack_of_shared_memory", "machine"]
-
 # macOS does not have it.
 _affinity: Callable[[int], Iterable[int]] = getattr(
     os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1)

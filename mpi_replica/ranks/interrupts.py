@@ -13,8 +13,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["InterruptGate", "gate", "is_of_signal_handler"]
-
 
 class InterruptGate:
     """Holds SIGINT back while it is closed; nests. Only the main thread gets signals."""

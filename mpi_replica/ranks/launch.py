@@ -16,17 +16,6 @@ from .survivors import Survivors
 from .transport import Transport
 from .ulfm import JobOutcome, agree_on_outcome
 
-__all__ = [
-    "INSTALL_ADVICE",
-    "end_together",
-    "launcher_variable",
-    "library",
-    "number_in",
-    "open_survivors",
-    "open_transport",
-    "started_in_step",
-]
-
 _LAUNCHER_VARIABLES = (
     "PMI_RANK",
     "PMI_SIZE",

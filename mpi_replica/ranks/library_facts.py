@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from .open_mpi import FAULT_TOLERANCE
 
-__all__ = ["LibraryFacts", "is_fault_tolerant", "library_facts"]
-
 _GPU_QUESTIONS = {"CUDA": "MPIX_Query_cuda_support", "ROCm": "MPIX_Query_rocm_support"}
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from .transport import Mailbox, Messages
 from .ulfm import is_loss
 
-__all__ = ["MPIMailbox", "PointToPoint"]
-
 # Open MPI's shared memory sends up to 4 KiB at once. Larger messages would wait for the receiver.
 _LETTER_BYTES = 3072
 # The number of a letter, its part, and how many parts it has.

@@ -33,8 +33,6 @@ from .two_level import TwoLevelExchange, is_two_level
 from .ulfm import is_loss, loss_error
 from .windows import SharedWindows
 
-__all__ = ["MPITransport", "survivors_of", "world_size"]
-
 _OPS = {
     ReduceOp.SUM: MPI.SUM,
     ReduceOp.MEAN: MPI.SUM,

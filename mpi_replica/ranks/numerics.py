@@ -14,8 +14,6 @@ import numpy as np
 from ..core.layout import sides
 from .blas import threads_per_replica
 
-__all__ = ["Numerics", "compare", "differences", "numerics_here"]
-
 _NAMES = {"openblas": "OpenBLAS", "mkl": "MKL", "blis": "BLIS", "flexiblas": "FlexiBLAS"}
 
 # How the user chooses the CPU kernels of a library; MKL tells nobody which ones it uses.

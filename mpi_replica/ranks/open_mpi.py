@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["FAULT_TOLERANCE", "NO_FENCE", "set_up_open_mpi"]
-
 #: What its launcher sets with --with-ft ulfm. Without it a communicator can be revoked, too, but
 #: the first rank that is lost ends the job.
 FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"

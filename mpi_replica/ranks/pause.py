@@ -6,8 +6,6 @@ import os
 import time
 from collections.abc import Callable
 
-__all__ = ["SECONDS_BEFORE_SLEEP", "pause"]
-
 #: Who waits for a late rank asks again and again for so long.
 SECONDS_BEFORE_SLEEP = 0.02
 # Who has waited long may wait a little longer, and leaves the core to others.

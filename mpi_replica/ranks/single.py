@@ -13,8 +13,6 @@ import numpy.typing as npt
 from ..core.options import ReduceOp
 from .transport import HEADER_BYTES, Bytes, Messages, Transport, Words
 
-__all__ = ["SingleTransport", "WaitingTransport"]
-
 
 class SingleTransport(Transport):
     """A world of one rank."""

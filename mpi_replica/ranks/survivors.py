@@ -21,8 +21,6 @@ from .single import WaitingTransport
 from .transport import Transport
 from .ulfm import agree, agree_in_steps, is_loss
 
-__all__ = ["Dismissal", "Member", "Survivors"]
-
 T = TypeVar("T")
 
 # What the ranks have in common after an attempt to come together.

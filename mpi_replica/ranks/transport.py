@@ -12,17 +12,6 @@ import numpy.typing as npt
 from ..core.exceptions import RankLostError
 from ..core.options import ReduceOp
 
-__all__ = [
-    "HEADER_BYTES",
-    "Bytes",
-    "Mailbox",
-    "Messages",
-    "SharedMemoryError",
-    "Transport",
-    "WaitGivenUpError",
-    "Words",
-]
-
 #: Size of the message by which ranks agree: small enough for the eager protocol of every library.
 HEADER_BYTES = 256
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..core.layout import grouped
 from .transport import HEADER_BYTES, Bytes
-
-__all__ = ["TwoLevelExchange", "is_two_level"]
 
 # The first ranks of so many hosts give to each other. Among more, libraries know better ways.
 _MOST_HOSTS = 32
@@ -57,9 +56,7 @@ class TwoLevelExchange:
         self._start_all, self._test_all = mpi.Prequest.Startall, mpi.Request.Testall
         self._header = header
         rank, byte = self._comm.Get_rank(), mpi.BYTE
-        ranks_of: dict[str, list[int]] = {}
-        for other, host in enumerate(hosts):
-            ranks_of.setdefault(host, []).append(other)
+        ranks_of = grouped(hosts)
         first, *members = ranks_of[hosts[rank]]
         self._types = []
         everything = [headers, byte]

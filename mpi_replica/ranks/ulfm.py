@@ -9,17 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.exceptions import RankLostError
-from ..core.layout import compressed
+from ..core.layout import numbers_text
 from .pause import pause
-
-__all__ = [
-    "JobOutcome",
-    "agree",
-    "agree_in_steps",
-    "agree_on_outcome",
-    "is_loss",
-    "loss_error",
-]
 
 # A rank that only hears of a loss learns a little later who it was, if it calls MPI meanwhile.
 _SECONDS_TO_LEARN = 0.03
@@ -55,11 +46,11 @@ def loss_error(mpi: Any, communicator: Any, hosts: Sequence[str], pids: Sequence
     while not ranks and time.monotonic() < limit:
         ranks = _failed_ranks(mpi, communicator)
         mpi.COMM_SELF.Iprobe()
-    many = len(ranks) > 1
-    who = f"rank{'s' * many} {compressed(sorted(ranks))}" if ranks else "a rank"
+    who = numbers_text("rank", sorted(ranks)) if ranks else "a rank"
+    have = "have" if len(ranks) > 1 else "has"
     processes = ", ".join(f"pid {pids[rank]} on {hosts[rank]}" for rank in sorted(ranks)[:4])
     return RankLostError(
-        f"{who}{f' ({processes})' * bool(processes)} {'have' if many else 'has'} died. No call of"
+        f"{who}{f' ({processes})' * bool(processes)} {have} died. No call of"
         " this strategy works until strategy.run_elastic has given the lost replicas to the ranks"
         " that are left. Outside of it the program can only end: train inside of run_elastic, or"
         " restore the last checkpoint."

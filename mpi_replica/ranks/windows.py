@@ -9,8 +9,6 @@ import numpy as np
 from .host import lack_of_shared_memory
 from .transport import Bytes, SharedMemoryError, Transport
 
-__all__ = ["SharedWindows"]
-
 
 class SharedWindows:
     """The windows that the ranks of a transport have opened.

@@ -16,15 +16,12 @@ from ..collectives.sparse import reduce_values
 from ..collectives.strategy_like import StrategyLike
 from ..core import nest
 from ..core.abstract_variable import AbstractVariable
+from ..core.array_libraries import Array
 from ..core.context import ReplicaContextLike, current_state, require_cross_replica
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions, ReduceOp, VariableAggregation
 from ..core.values import Mirrored, PerReplica, component_of
-from .storage import SCATTER, Storage
-
-__all__ = ["Assignable", "lose_components", "lose_values", "plain_value"]
-
-Array = np.ndarray[Any, Any]
+from .storage import SCATTER, Storage, StorageWriting
 
 _REDUCED = (VariableAggregation.SUM, VariableAggregation.MEAN)
 
@@ -198,7 +195,8 @@ class Assignable(AbstractVariable):
         context = None if state is None else state.replica_context
         if context is None or context.strategy is not self._strategy:
             require_cross_replica(self._strategy, f"{self.name}.{how}")
-            self._assign_from_above(how, value)
+            kind = f"Variable.{how}"
+            engine.cross_replica(engine.make(kind, None, self._assignment_above, kind, how, value))
         elif self._on_read:
             key = context.replica_id_in_sync_group
             mine = self._storage.fitting(self.name, how, component_of(plain_value(value), key))
@@ -241,22 +239,13 @@ class Assignable(AbstractVariable):
             "What update writes must be the same on all ranks: reduce it first, or pass it through"
             " the args of merge_call."
         )
-        what = f"{how} to {self.identity}"
-        return self._equal_everywhere(site, options, "update", what, how, value, advice)
+        what, writing = f"{how} to {self.identity}", self._writing_for_now(how)
+        return EqualEverywhere(site, options, "update", what, value, advice, *writing)
 
-    def _equal_everywhere(
-        self,
-        site: CallSite,
-        options: CommunicationOptions,
-        kind: str,
-        detail: str,
-        how: str,
-        value: Array | IndexedSlices,
-        advice: str,
-    ) -> Call:
+    def _writing_for_now(self, how: str) -> tuple[Callable[[Any], Callable[[], None]], int]:
+        """Return what writes a value that can be taken back, and the memory held for that."""
         write = functools.partial(self._storage.write_for_now, None, how)
-        held_bytes = self._storage.any_array.nbytes
-        return EqualEverywhere(site, options, kind, detail, value, advice, write, held_bytes)
+        return write, self._storage.any_array.nbytes
 
     def _assignment(
         self,
@@ -271,7 +260,7 @@ class Assignable(AbstractVariable):
         storage, mode = self._storage, self.aggregation
         mine = storage.fitting(self.name, how, component_of(plain_value(value), replica_id))
         is_scatter = how in SCATTER
-        writing = storage.writing([None], how)
+        writing = StorageWriting(storage, [None], how)
         if mode is VariableAggregation.ONLY_FIRST_REPLICA:
             return Broadcast(
                 site,
@@ -288,16 +277,15 @@ class Assignable(AbstractVariable):
                 " the variable with aggregation=mr.VariableAggregation.MEAN, SUM or"
                 " ONLY_FIRST_REPLICA, or all_reduce the value first."
             )
-            return self._equal_everywhere(site, options, kind, self.identity, how, mine, advice)
+            writing_for_now = self._writing_for_now(how)
+            return EqualEverywhere(
+                site, options, kind, self.identity, mine, advice, *writing_for_now
+            )
         op = ReduceOp.from_variable_aggregation(mode)
         structure = nest.flatten(None)[1]
         return AllReduce(
             site, options, kind, op, [[mine]], structure, None, self.identity, writing=writing
         )
-
-    def _assign_from_above(self, how: str, value: Any) -> None:
-        engine, kind = self._strategy.engine, f"Variable.{how}"
-        engine.cross_replica(engine.make(kind, None, self._assignment_above, kind, how, value))
 
     def _assignment_above(
         self, site: CallSite, options: CommunicationOptions, kind: str, how: str, value: Any
@@ -317,7 +305,8 @@ class Assignable(AbstractVariable):
         layout = self._strategy.engine.layout
         mine = self._storage.fitting(self.name, how, plain_value(value))
         keys: Sequence[int | None] = layout.local_replica_ids if self._on_read else (None,)
-        writing = self._storage.writing(keys, how, layout.num_replicas if self._is_summed else None)
+        num_parts = layout.num_replicas if self._is_summed else None
+        writing = StorageWriting(self._storage, keys, how, num_parts)
         return Broadcast(
             site,
             options,

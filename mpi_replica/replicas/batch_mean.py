@@ -19,8 +19,6 @@ from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions, ReduceOp
 from .replica_context import ReplicaContext, get_replica_context
 
-__all__ = ["compute_average_loss", "mean_over_global_batch"]
-
 
 def mean_over_global_batch(
     sums: Any, rows: float, options: CommunicationOptions | None = None

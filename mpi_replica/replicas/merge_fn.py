@@ -14,8 +14,6 @@ from ..core.array_libraries import copy_of
 from ..core.context import State, entered
 from ..core.values import PerReplica, component_of
 
-__all__ = ["invoke_merge_fn", "perform_alone", "unpacked"]
-
 
 def perform_alone(strategy: StrategyLike, call: Call) -> Any:
     """Perform the call of a `ReplicaContext` that was made by hand: there is one replica."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-import operator
 import warnings
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -13,11 +11,10 @@ import numpy as np
 from ..collectives.agreement.call import Call
 from ..collectives.engine import Engine
 from ..collectives.strategy_like import StrategyLike
+from ..core.argument_checks import integer
 from ..core.context import State, require_cross_replica, restore_state, swap_state
 from ..core.exceptions import ContextError
 from .merge_fn import perform_alone
-
-__all__ = ["Replica", "SeatLike"]
 
 
 class SeatLike(Protocol):
@@ -36,15 +33,9 @@ class Replica:
         replica_id = None
         if replica_id_in_sync_group is not None:
             try:
-                if isinstance(replica_id_in_sync_group, bool):
-                    raise TypeError("bool")
-                # numpy's integers are integers, too
-                replica_id = operator.index(replica_id_in_sync_group)
-            except TypeError:
-                raise ValueError(
-                    "replica_id_in_sync_group must be an int or None, got"
-                    f" {replica_id_in_sync_group!r}."
-                ) from None
+                replica_id = integer("replica_id_in_sync_group", replica_id_in_sync_group)
+            except TypeError as error:
+                raise ValueError(str(error)) from None
         count = strategy.num_replicas_in_sync
         if replica_id is not None and not 0 <= replica_id < count:
             raise ValueError(
@@ -79,12 +70,7 @@ class Replica:
         self._tokens.append(swap_state(State(self._strategy, self, "replica")))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         restore_state(self._tokens.pop())
 
     def __repr__(self) -> str:

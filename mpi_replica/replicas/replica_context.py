@@ -23,8 +23,6 @@ from ..core.options import CommunicationOptions, ReduceOp
 from ..core.values import component_of
 from .replica import Replica
 
-__all__ = ["ReplicaContext", "get_replica_context"]
-
 
 class ReplicaContext(Replica):
     """What a replica calls: its id, and the collectives.

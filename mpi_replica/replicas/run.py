@@ -32,8 +32,6 @@ from .merge_fn import invoke_merge_fn, unpacked
 from .replica_context import ReplicaContext
 from .run_end import RunEnd
 
-__all__ = ["KeptByRuns", "Run", "Seat", "Worker"]
-
 #: A replica that swallows `ReplicaStopped` this often is abandoned.
 _MOST_REFUSALS = 100
 

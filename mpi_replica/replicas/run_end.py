@@ -14,8 +14,6 @@ from ..core import nest
 from ..core.options import CommunicationOptions
 from ..core.values import component_of
 
-__all__ = ["RunEnd"]
-
 
 class RunEnd(Call):
     """The end of a run: what a replica returned, and from which function."""
@@ -56,16 +54,12 @@ class RunEnd(Call):
 
     def words(self, position: int = 0) -> CallDescription:
         """Return the end as a call, for messages."""
-        return CallDescription(
-            self.kind,
-            self.function.text,
-            self.site,
-            self.options.name,
-            nest.structure_text(self.structure),
-            nest.leaf_paths(self.structure),
-            tuple(LeafDescription(kind) for kind in self.kinds),
-            code=self.function.digest.hex(),
-        )
+        detail, code = self.function.text, self.function.digest.hex()
+        return super().words(position)._replace(detail=detail, code=code)
+
+    def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
+        """Return the kinds of values that a replica returned."""
+        return tuple(LeafDescription(kind) for kind in self.kinds)
 
     def promote(self, change: Sequence[str]) -> None:
         """Count leaves that some replicas returned nothing for as values."""

@@ -12,15 +12,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..core.array_libraries import to_numpy
+from ..core.array_libraries import Array, to_numpy
 from ..core.dtypes import accumulation
 from ..core.exceptions import RankLostError
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import ReduceOp, VariableAggregation, VariableSynchronization
 
-__all__ = ["SCATTER", "Storage", "check_dtype", "member", "part_of"]
-
-Array = np.ndarray[Any, Any]
 _Enum = TypeVar("_Enum", VariableSynchronization, VariableAggregation)
 
 _ASSIGN: dict[str, np.ufunc | None] = {
@@ -100,8 +97,7 @@ class Storage:
     def replace(self, values: Mapping[int | None, Array]) -> None:
         """Hold these arrays, and no others; nobody else holds them."""
         self._values, self._lost = {}, set()
-        for key, value in values.items():
-            self._put(key, value)
+        self.put(values)
 
     def lose(self, keys: Iterable[int | None]) -> None:
         """Hold arrays of other replicas, whose values are lost until they are written."""
@@ -128,12 +124,6 @@ class Storage:
                 self._lost.add(key)
 
         return take_back
-
-    def writing(
-        self, keys: Sequence[int | None], how: str, num_parts: int | None = None
-    ) -> StorageWriting:
-        """Return what writes one value for these replicas, or parts of it; see `refill`."""
-        return StorageWriting(self, keys, how, num_parts)
 
     def refill(self, fill: Callable[[Array], None], num_parts: int | None = None) -> None:
         """Give all replicas one value, which `fill` writes into an array.
@@ -252,10 +242,13 @@ class Storage:
 
 
 class StorageWriting:
-    """An assignment to some of the arrays of a variable, of one value."""
+    """An assignment to some of the arrays of a variable, of one value or parts of it.
+
+    For `num_parts` see `Storage.refill`.
+    """
 
     def __init__(
-        self, storage: Storage, keys: Sequence[int | None], how: str, num_parts: int | None
+        self, storage: Storage, keys: Sequence[int | None], how: str, num_parts: int | None = None
     ) -> None:
         self._storage = storage
         self._keys = keys

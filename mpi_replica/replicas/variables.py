@@ -15,7 +15,7 @@ from ..collectives import cross_replica
 from ..collectives.agreement.site import CallSite
 from ..collectives.broadcast import Broadcast
 from ..collectives.strategy_like import StrategyLike
-from ..core.array_libraries import to_numpy
+from ..core.array_libraries import Array, to_numpy
 from ..core.context import current_state, current_strategy, require_cross_replica
 from ..core.exceptions import RankLostError
 from ..core.options import (
@@ -24,16 +24,12 @@ from ..core.options import (
     VariableAggregation,
     VariableSynchronization,
 )
-from ..core.values import PerReplica, component_of, per_replica
+from ..core.values import ActsAsValue, PerReplica, component_of, per_replica
 from .assignment import Assignable, plain_value
 from .storage import Storage, check_dtype, member
 
-__all__ = ["Variable"]
 
-Array = np.ndarray[Any, Any]
-
-
-class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
+class Variable(Assignable, ActsAsValue):
     """An array that replicas share and assign to.
 
     Collective: all ranks make it, in cross-replica context (``strategy.scope()``), or all
@@ -76,8 +72,6 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
     >>> float(v.assign_add(2.0) * 2)
     6.0
     """
-
-    __hash__ = object.__hash__
 
     def __init__(
         self,
@@ -279,26 +273,8 @@ class Variable(Assignable, np.lib.mixins.NDArrayOperatorsMixin):
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         self._refuse_in_place()
 
-    def __getitem__(self, key: Any) -> Any:
-        return self.value()[key]
-
     def __len__(self) -> int:
         return len(self._storage.any_array)
-
-    def __iter__(self) -> Any:
-        return iter(self.value())
-
-    def __float__(self) -> float:
-        return float(self.value())
-
-    def __int__(self) -> int:
-        return int(self.value())
-
-    def __index__(self) -> int:
-        return self.value().__index__()  # type: ignore[no-any-return]
-
-    def __bool__(self) -> bool:
-        return bool(self.value())
 
     def __copy__(self) -> NoReturn:
         raise TypeError("a variable can't be copied: read its value, or make a new one.")

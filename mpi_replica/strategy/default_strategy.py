@@ -13,8 +13,6 @@ from ..core.options import CommunicationOptions
 from ..ranks.single import SingleTransport
 from .strategy import Strategy
 
-__all__ = ["get_strategy"]
-
 
 class _DefaultEngine(Engine):
     """The engine of the default strategy, for every thread; it communicates with nobody."""

@@ -11,8 +11,7 @@ from ..core.context import require_cross_replica
 from ..core.options import InputOptions
 from ..core.values import per_replica
 from ..data import DistributedDataset, InputContext, ValueContext
-
-__all__ = ["Distribution"]
+from ..data.inputs import Input
 
 
 class Distribution:
@@ -103,7 +102,8 @@ class Distribution:
         kind = "experimental_distribute_dataset"
         require_cross_replica(self, kind)
         try:
-            return DistributedDataset.of_global_batches(self.engine, dataset, options)
+            made_of = Input.of_global_batches(self.engine, dataset, options)
+            return DistributedDataset(self.engine, made_of)
         except Exception as error:
             self.engine.share(kind, error)
 
@@ -139,6 +139,7 @@ class Distribution:
         kind = "distribute_datasets_from_function"
         require_cross_replica(self, kind)
         try:
-            return DistributedDataset.from_function(self.engine, dataset_fn, options)
+            made_of = Input.from_function(self.engine, dataset_fn, options)
+            return DistributedDataset(self.engine, made_of)
         except Exception as error:
             self.engine.share(kind, error)

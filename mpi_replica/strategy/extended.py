@@ -18,8 +18,6 @@ from ..core.options import CommunicationOptions, ReduceOp
 from ..core.values import DistributedValues, Mirrored, PerReplica, per_replica
 from ..replicas.variables import Variable
 
-__all__ = ["StrategyExtended"]
-
 
 class StrategyExtended:
     """Further methods of a strategy, as ``strategy.extended``: for library code.

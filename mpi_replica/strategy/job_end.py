@@ -20,21 +20,14 @@ from typing import TYPE_CHECKING
 
 from ..collectives.agreement.agreement import Life
 from ..core.exceptions import ContextError, reporter_of, text_of
-from ..ranks import JobOutcome, Survivors, end_together
 from ..ranks.interrupts import gate
-from ..ranks.watch import watcher
+from ..ranks.launch import end_together
+from ..ranks.survivors import Survivors
+from ..ranks.ulfm import JobOutcome
+from ..ranks.watch.watcher import watcher
 
 if TYPE_CHECKING:
     from ..collectives.engine import Engine
-
-__all__ = [
-    "abort",
-    "add_engine",
-    "add_survivors",
-    "engines",
-    "leave_together",
-    "remove_engine",
-]
 
 # What ended the program here, and another rank prints.
 _left_to_others: list[BaseException] = []

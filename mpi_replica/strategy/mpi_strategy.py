@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from types import TracebackType
 from typing import Any
 
 from ..collectives.barrier import BarrierCall
@@ -12,15 +11,14 @@ from ..core.context import enter_open_strategy, open_strategies, require_cross_r
 from ..core.exceptions import RankLostError
 from ..core.layout import Layout
 from ..core.options import CommunicationOptions
-from ..ranks import Transport, blas
+from ..ranks import blas
 from ..ranks.interrupts import gate
-from ..ranks.watch import watcher
+from ..ranks.transport import Transport
+from ..ranks.watch.watcher import watcher
 from ..replicas.run import KeptByRuns
 from . import job_end
 from .start import Wishes, start
 from .strategy import Strategy
-
-__all__ = ["MPIStrategy"]
 
 
 class MPIStrategy(Strategy):
@@ -129,7 +127,6 @@ class MPIStrategy(Strategy):
         self.engine.layout.era.is_over = True
         self.engine.move(transport, layout)
         self._kept = KeptByRuns()
-        self._verifications.clear()  # ranks have counted different numbers of calls
         self._be_watched()
 
     @property
@@ -163,23 +160,22 @@ class MPIStrategy(Strategy):
         if self._is_closed:
             return
         require_cross_replica(self, "close")
-        engine = self.engine
+        engine, transport = self.engine, self.engine.transport
+        have_all_come = False
         if engine.agreement.final is None and not engine.is_spare:
             try:
                 engine.cross_replica(
                     engine.make("close", None, BarrierCall, "close", is_anywhere=True)
                 )
+                have_all_come = True
             except RankLostError:
-                if not engine.transport.is_fault_tolerant or engine.transport.loss is None:
+                if not transport.is_fault_tolerant or transport.loss is None:
                     raise
                 # Nobody else is needed to close it, and MPI keeps what was in flight.
-                job_end.remove_engine(engine)
-                self._close_here()
-                return
             job_end.remove_engine(engine)
-            self._close_here()
-            engine.transport.close()
         self._close_here()
+        if have_all_come:
+            transport.close()
 
     def _close_here(self) -> None:
         self._is_closed = True
@@ -192,12 +188,7 @@ class MPIStrategy(Strategy):
     def __enter__(self) -> MPIStrategy:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if error is None:
             self.close()
         else:  # the other ranks may be anywhere

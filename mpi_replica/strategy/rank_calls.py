@@ -10,8 +10,6 @@ from ..collectives.strategy_like import StrategyLike
 from ..core.context import require_cross_replica
 from ..core.options import CommunicationOptions
 
-__all__ = ["MessagePassing"]
-
 
 class MessagePassing:
     """The part of a strategy that mpi4py has, and tf.distribute has not."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from ..ranks import Transport
-
-__all__ = ["MPIClusterResolver"]
+from ..ranks.transport import Transport
 
 
 class MPIClusterResolver:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
 import pickle
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..core.argument_checks import integer
 from ..core.exceptions import LaunchError, MPIReplicaError, RankLostError, add_note, text_of
-from ..core.layout import Layout, compressed
+from ..core.layout import Layout, sides
 from ..core.options import CommunicationOptions
-from ..ranks import SingleTransport, Survivors, Transport, open_survivors
+from ..ranks.launch import open_survivors
 from ..ranks.numerics import Numerics, compare, numerics_here
-
-__all__ = ["Terms", "Wishes", "start"]
+from ..ranks.single import SingleTransport
+from ..ranks.survivors import Survivors
+from ..ranks.transport import Transport
 
 _NUM_REPLICAS = "MPI_REPLICA_NUM_REPLICAS"
 _SPARES = "MPI_REPLICA_SPARES"
@@ -154,7 +155,7 @@ def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
             replicas_per_rank=here,
             num_replicas=total,
             options=merged,
-            seed=None if seed is None else _integer("seed", seed, least=0),
+            seed=None if seed is None else integer("seed", seed, 0),
             numerics=numerics_here() if merged.reproducible else None,
         )
         data = pickle.dumps(given, 5)
@@ -212,26 +213,14 @@ def _checked(
             num_replicas = int(os.environ[name])
         except ValueError:
             raise ValueError(f"{name}={os.environ[name]!r} is not an integer.") from None
-    here = 1 if replicas_per_rank is None else _integer("replicas_per_rank", replicas_per_rank)
-    total = None if num_replicas is None else _integer(name, num_replicas)
+    here = 1 if replicas_per_rank is None else integer("replicas_per_rank", replicas_per_rank, 1)
+    total = None if num_replicas is None else integer(name, num_replicas, 1)
     if total is not None and total < size:
         raise ValueError(
             f"{name}={total} is less than the {size} ranks: each rank hosts one replica or more."
             f" Start {total} ranks, or ask for {size} replicas or more."
         )
     return here, total
-
-
-def _integer(name: str, value: Any, least: int = 1) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError("bool")
-        number = operator.index(value)  # numpy's integers are integers, too
-    except TypeError:
-        raise TypeError(f"{name} must be an int, got {value!r}.") from None
-    if number < least:
-        raise ValueError(f"{name} must be {least} or more, got {value!r}.")
-    return number
 
 
 def _layout(proposals: list[_Proposal], rank: int, num_lost: int) -> Layout:
@@ -272,9 +261,5 @@ def _layout(proposals: list[_Proposal], rank: int, num_lost: int) -> Layout:
 
 def _require_one(name: str, values: Sequence[int | None]) -> None:
     """Raise unless all ranks gave the same."""
-    sides: dict[int | None, list[int]] = {}
-    for rank, value in enumerate(values):
-        sides.setdefault(value, []).append(rank)
-    if len(sides) > 1:
-        text = ", ".join(f"{n!r} on ranks {compressed(ranks)}" for n, ranks in sides.items())
-        raise ValueError(f"{name} differs between ranks: {text}. Give the same on all.")
+    if len(set(values)) > 1:
+        raise ValueError(f"{name} differs between ranks: {sides(values)}. Give the same on all.")

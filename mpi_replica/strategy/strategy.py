@@ -12,6 +12,7 @@ from ..collectives import cross_replica
 from ..collectives.agreement.site import call_site
 from ..collectives.engine import Engine
 from ..core import nest
+from ..core.argument_checks import check_call
 from ..core.context import (
     Scope,
     require_cross_replica,
@@ -19,7 +20,8 @@ from ..core.context import (
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.randomness import Generators
 from ..core.values import PerReplica, component_of, local_results
-from ..ranks import Survivors, blas
+from ..ranks import blas
+from ..ranks.survivors import Survivors
 from ..replicas.run import KeptByRuns, Run
 from ..replicas.variables import Variable
 from .distribution import Distribution
@@ -28,8 +30,6 @@ from .extended import StrategyExtended
 from .rank_calls import MessagePassing
 from .resolver import MPIClusterResolver
 from .verification import Verifying
-
-__all__ = ["Strategy"]
 
 
 class Strategy(Distribution, MessagePassing, Verifying, Elastic):
@@ -196,12 +196,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Elastic):
     ) -> list[tuple[int, Sequence[Any], Mapping[str, Any]]]:
         if not callable(fn):
             raise TypeError(f"strategy.run needs a callable, got {fn!r}.")
-        if not isinstance(args, (tuple, list)):
-            raise ValueError(
-                f"args must be a tuple or a list, got {args!r}. For one argument write args=(x,)."
-            )
-        if kwargs is not None and not isinstance(kwargs, Mapping):
-            raise ValueError(f"kwargs must be a mapping, got {kwargs!r}.")
+        check_call(args, {} if kwargs is None else kwargs)
         layout = self.engine.layout
         if not args and not kwargs:
             return [(i, (), {}) for i in layout.local_replica_ids]

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import collections
-import operator
-from typing import Any, Protocol
+from typing import Any
 
 from ..collectives.agreement.site import call_site
 from ..collectives.strategy_like import StrategyLike
 from ..collectives.verify import Verification
+from ..core.argument_checks import integer
 from ..core.context import require_cross_replica
 from ..core.options import CommunicationOptions
-
-__all__ = ["Verifying"]
-
-
-class _VerifyingStrategy(StrategyLike, Protocol):
-    _verifications: collections.Counter[str | bytes]
 
 
 class Verifying:
     """The part of a strategy that compares state between its ranks."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        #: How often each place has called `verify`; ranks make the same calls, and count alike.
-        self._verifications: collections.Counter[str | bytes] = collections.Counter()
-
     def verify(
-        self: _VerifyingStrategy,
+        self: StrategyLike,
         value: Any,
         *,
         every: int = 1,
@@ -84,13 +72,13 @@ class Verifying:
         engine = self.engine
         engine.check_thread("verify")
         try:
-            step = _checked(every)
+            step = integer("every", every, 1)
             name = (engine.options if options is None else engine.options.merge(options)).name
         except Exception as error:
             engine.fail("verify", error)
         place = call_site(1).digest if name is None else name
-        count = self._verifications[place]
-        self._verifications[place] = count + 1
+        count = engine.verifications[place]
+        engine.verifications[place] = count + 1
         if count % step:
             return
         detail = "" if step == 1 else f"every={step}"
@@ -99,12 +87,3 @@ class Verifying:
         engine.cross_replica(
             engine.make("verify", options, Verification, value, detail, name_of, layout)
         )
-
-
-def _checked(every: Any) -> int:
-    if isinstance(every, bool) or not hasattr(every, "__index__"):
-        raise TypeError(f"every must be an int, got {every!r}. Write every=10 for each 10th call.")
-    step = operator.index(every)
-    if step < 1:
-        raise ValueError(f"every must be 1 or more, got {every!r}. Write every=1 for each call.")
-    return step

@@ -52,8 +52,8 @@ from collections.abc import Callable, Generator, Iterator
 import pytest
 
 from ..core.exceptions import LaunchError
-from ..ranks import Transport, open_transport
-from ..ranks.launch import launcher_variable
+from ..ranks.launch import launcher_variable, open_transport
+from ..ranks.transport import Transport
 from ..strategy.mpi_strategy import MPIStrategy
 from .fence import Fence
 from .plugin import BODY_PASSED, RankFence, quieten

@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ..core.exceptions import RankLostError
-from ..core.layout import compressed
-
-__all__ = ["Arrival", "RanksReport", "failure", "judge", "kind_of", "places_apart", "waited_at"]
+from ..core.layout import grouped, numbers_text
 
 PASSED, FAILED, SKIPPED, XFAILED, XPASSED = "passed", "failed", "skipped", "xfailed", "xpassed"
 #: Failed, but only because it waited for a rank that went no further.
@@ -103,9 +101,9 @@ def judge(arrivals: Sequence[Arrival]) -> str | None:
 def failure(arrivals: Sequence[Arrival], rank: int, own: Any) -> RanksReport:
     """Return the report of a failure, on `rank`, whose own traceback is `own`."""
     kinds = _ranks_by_text(arrival.kind for arrival in arrivals)
-    head = ", ".join(f"{ranks_of(ranks)} {kind}" for kind, ranks in kinds.items())
+    head = ", ".join(f"{numbers_text('rank', ranks)} {kind}" for kind, ranks in kinds.items())
     if left := [sender for sender, arrival in enumerate(arrivals) if arrival.has_left_all]:
-        head += f"; {ranks_of(left)} waited at the end of it for the others"
+        head += f"; {numbers_text('rank', left)} waited at the end of it for the others"
     explains = kinds.keys() - {PASSED, STOPPED}  # if nothing does, a traceback tells more
     brief = STOPPED if explains else None
     texts = _ranks_by_text(a.waited if a.kind == brief else a.text for a in arrivals)
@@ -116,7 +114,10 @@ def failure(arrivals: Sequence[Arrival], rank: int, own: Any) -> RanksReport:
         if arrival.kind == FAILED or FAILED not in kinds
     ]
     parts = [
-        (ranks_of(ranks), own if own is not None and text == arrivals[rank].text else text)
+        (
+            numbers_text("rank", ranks),
+            own if own is not None and text == arrivals[rank].text else text,
+        )
         for text, ranks in texts.items()
     ]
     return RanksReport(head, parts, summaries[0] if summaries else head)
@@ -124,16 +125,7 @@ def failure(arrivals: Sequence[Arrival], rank: int, own: Any) -> RanksReport:
 
 def _ranks_by_text(texts: Iterable[str]) -> dict[str, list[int]]:
     """Return the ranks that say each text, given what each rank says; empty is nothing said."""
-    ranks: dict[str, list[int]] = {}
-    for rank, text in enumerate(texts):
-        if text:
-            ranks.setdefault(text, []).append(rank)
-    return ranks
-
-
-def ranks_of(ranks: Sequence[int]) -> str:
-    """Return "rank 1" or "ranks 0-2"."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {compressed(ranks)}"
+    return {text: ranks for text, ranks in grouped(texts).items() if text}
 
 
 def places_apart(arrivals: Sequence[Arrival]) -> str:
@@ -145,5 +137,7 @@ def places_apart(arrivals: Sequence[Arrival]) -> str:
         return "\n".join(["the ranks are at different tests", *lines])
     ended = _ranks_by_text((a.text or "no more tests") if a.stage else "" for a in arrivals)
     others = next(arrival.place for arrival in arrivals if not arrival.stage)
-    lines = [f"{ranks_of(ranks)} ended the session: {text}" for text, ranks in ended.items()]
+    lines = [
+        f"{numbers_text('rank', ranks)} ended the session: {text}" for text, ranks in ended.items()
+    ]
     return "\n".join([*lines, f"the others stop at {others}"])

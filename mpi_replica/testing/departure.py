@@ -13,8 +13,6 @@ from ..collectives.engine import Engine
 from ..core.exceptions import RankLostError
 from ..strategy import job_end
 
-__all__ = ["Departure"]
-
 _DONE = object()
 
 

@@ -13,16 +13,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, TypeVar
 
-from ..core.layout import Layout
-from ..ranks import HEADER_BYTES, Transport, WaitGivenUpError
+from ..core.layout import Layout, numbers_text
 from ..ranks.interrupts import gate
-from ..ranks.watch import Channel, watcher
+from ..ranks.transport import HEADER_BYTES, Transport, WaitGivenUpError
+from ..ranks.watch.channel import Channel
 from ..ranks.watch.stacks import Whereabouts, place_of_thread
 from ..ranks.watch.stall_report import Answer, Processes, missing_text
-from .arrivals import FAILED, PASSED, Arrival, ranks_of
+from ..ranks.watch.watcher import watcher
+from .arrivals import FAILED, PASSED, Arrival
 from .departure import Departure
-
-__all__ = ["Fence", "RanksMissingError"]
 
 _T = TypeVar("_T")
 
@@ -203,7 +202,7 @@ class Fence:
         self, place: str, waiting: Sequence[int], answers: Mapping[int, Answer]
     ) -> str:
         parts = [
-            f"{place}: {ranks_of(waiting)} waited {self.limit_seconds:g} s"
+            f"{place}: {numbers_text('rank', waiting)} waited {self.limit_seconds:g} s"
             " (MPI_REPLICA_TEST_FENCE) for ranks that did not come. They wait in a call that not"
             " all ranks make, or need longer."
         ]

@@ -26,8 +26,6 @@ from .arrivals import (
 )
 from .fence import Fence, RanksMissingError
 
-__all__ = ["BODY_PASSED", "RankFence", "quieten"]
-
 #: Of a test: whether its body passed, on every rank.
 BODY_PASSED = pytest.StashKey[bool]()
 

@@ -10,7 +10,7 @@ import signal
 import dying
 
 import mpi_replica as mr
-from mpi_replica.ranks import open_survivors
+from mpi_replica.ranks.launch import open_survivors
 from mpi_replica.ranks.survivors import Survivors
 
 

@@ -4,7 +4,7 @@ import dying
 import numpy as np
 
 from mpi_replica.errors import RankLostError
-from mpi_replica.ranks import open_survivors
+from mpi_replica.ranks.launch import open_survivors
 
 NUM_EXCHANGES = 60
 NUM_BYTES = 120

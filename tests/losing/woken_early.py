@@ -2,7 +2,7 @@
 
 import dying
 
-from mpi_replica.ranks import open_survivors
+from mpi_replica.ranks.launch import open_survivors
 
 NUM_FAILURES = 100
 

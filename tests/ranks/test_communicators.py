@@ -148,7 +148,7 @@ def test_different_numbers_of_replicas_name_both_sides(world):
         error = raises_everywhere(
             ValueError, lambda number=number: mr.MPIStrategy(num_replicas=number)
         )
-        for word in ("10 on rank", f"11 on ranks {culprit}", "num_replicas"):
+        for word in (": 10", f"rank {culprit}: 11", "num_replicas"):
             assert word in str(error)
         check_new_strategy_works()
 

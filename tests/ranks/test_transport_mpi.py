@@ -5,8 +5,10 @@ import pytest
 
 from everywhere import raises_everywhere
 from mpi_replica.core.options import ReduceOp
-from mpi_replica.ranks import SharedMemoryError, open_transport, windows
+from mpi_replica.ranks import windows
+from mpi_replica.ranks.launch import open_transport
 from mpi_replica.ranks.messages import PointToPoint
+from mpi_replica.ranks.transport import SharedMemoryError
 from transport_contract import TransportContract
 
 

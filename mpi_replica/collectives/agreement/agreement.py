@@ -24,8 +24,8 @@ from typing import Any, NoReturn, Protocol
 from ...core import exceptions
 from ...core.exceptions import CollectiveTimeoutError, ContextError, RankLostError, ReplicaStopped
 from ...core.layout import Layout
-from ...ranks import HEADER_BYTES, Transport
 from ...ranks.interrupts import gate
+from ...ranks.transport import HEADER_BYTES, Transport
 from . import travel
 from .call import Call
 from .header import (
@@ -44,8 +44,6 @@ from .judgement import Promotion, Verdict, judge, rank_left
 from .notes import Notes
 from .roll_call import Meeting
 from .stand import Report, Stand
-
-__all__ = ["Agreement", "Life"]
 
 _ALLGATHER_RANKS = 32
 

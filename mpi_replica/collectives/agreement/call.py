@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Self
 
+from ...core import nest
 from ...core.options import CommunicationOptions
 from .group import Group
 from .site import CallSite
-from .stand import CallDescription
+from .stand import CallDescription, LeafDescription
 from .steps import Steps
-
-__all__ = ["Call", "Known"]
 
 # The same few calls come again and again; a program that makes new ones all the time (uneven
 # shapes) must not grow.
@@ -42,6 +41,12 @@ class Call:
 
     #: "all_reduce"
     kind: str = ""
+    #: What of the arguments must be the same, in words.
+    detail: str = ""
+    #: That of the nest that it takes.
+    structure: nest.Structure = nest.flatten(None)[1]
+    #: Where the leaves are, where these are only some of the leaves of `structure`.
+    flat_paths: Sequence[str] | None = None
     #: "calls", or "returned" for the end of a run
     status: str = "calls"
     #: Ids of the replicas that call: one, or all local ones in cross-replica context.
@@ -93,7 +98,25 @@ class Call:
 
     def words(self, position: int = 0) -> CallDescription:
         """Return what `describe` gives, without what all kinds of call have in common."""
-        return CallDescription(self.kind, "", self.site, self.options.name)
+        return CallDescription(
+            self.kind,
+            self.detail,
+            self.site,
+            self.options.name,
+            nest.structure_text(self.structure),
+            self.paths,
+            self.leaves_in_words(position),
+        )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where each leaf is."""
+        paths = self.flat_paths
+        return nest.leaf_paths(self.structure) if paths is None else tuple(paths)
+
+    def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
+        """Return what `words` tells of the leaves of the replica at `position`."""
+        return ()
 
     def promote(self, change: Sequence[Any]) -> None:
         """Change what the replicas do not have in common, as their reports say; then call again."""

@@ -32,8 +32,6 @@ from .judgement import Promotion, Verdict
 from .stand import Stand
 from .steps import Agree, Raise
 
-__all__ = ["Driver"]
-
 _AGREED = -1  # which no count of exchanges is
 
 

@@ -9,12 +9,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from ...core.layout import Layout
-from ...ranks import Bytes
+from ...ranks.transport import Bytes
 from .header import INLINE_BYTES, payloads
 from .notes import Notes
 from .steps import Steps
-
-__all__ = ["Group", "Kept"]
 
 T = TypeVar("T")
 

@@ -12,21 +12,7 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
-from ...ranks import HEADER_BYTES
-
-__all__ = [
-    "AGREES",
-    "COMPARED_BYTES",
-    "INLINE_BYTES",
-    "LEAVES",
-    "PAYLOAD_START",
-    "REPORTS",
-    "head",
-    "payloads",
-    "state_of_words",
-    "states",
-    "words",
-]
+from ...ranks.transport import HEADER_BYTES
 
 # fingerprint, chain of notes, state; then the length of the payload. Numbers of 8 bytes in the
 # payload are aligned.

@@ -13,8 +13,6 @@ from ...core.layout import Layout
 from .stand import SAME_KIND, CallDescription, Note, Report, Stand
 from .travel import TravellingError
 
-__all__ = ["Promotion", "Verdict", "judge", "rank_left"]
-
 _SAME_CALLS = (
     "All replicas must make the same collective calls in the same order. Where two lines mean one"
     " call, give both options=mr.CommunicationOptions(name='x')"

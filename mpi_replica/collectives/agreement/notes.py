@@ -7,8 +7,6 @@ from itertools import takewhile
 
 from .stand import Note
 
-__all__ = ["Notes"]
-
 _OfRanks = Sequence[Sequence[Note]]
 
 # A header costs nothing beside writing so much, or so often.

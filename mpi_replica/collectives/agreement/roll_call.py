@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...core.exceptions import RankLostError
-from ...ranks import Transport
-
-__all__ = ["Meeting"]
+from ...ranks.transport import Transport
 
 
 class Meeting:

@@ -18,15 +18,6 @@ from typing import Any, NamedTuple, cast
 
 from ...ranks.watch.stacks import is_of_package
 
-__all__ = [
-    "CallSite",
-    "FunctionIdentity",
-    "boundary",
-    "call_site",
-    "function_identity",
-    "start_of_instruction",
-]
-
 _CACHE = dis.opmap["CACHE"]
 _CALL = dis.opmap["CALL"]
 _LOAD_CONST = dis.opmap["LOAD_CONST"]

@@ -10,8 +10,6 @@ from typing import NamedTuple
 from .site import CallSite
 from .travel import TravellingError
 
-__all__ = ["CallDescription", "LeafDescription", "Note", "Report", "Stand", "in_units"]
-
 
 class LeafDescription(NamedTuple):
     """What must be the same on all replicas about a leaf."""

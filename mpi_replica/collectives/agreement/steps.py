@@ -13,21 +13,6 @@ import numpy as np
 from ...core.options import ReduceOp
 from ...ranks import Bytes, Messages, SharedMemoryError, Transport
 
-__all__ = [
-    "Agree",
-    "AllToAll",
-    "Barrier",
-    "Exchange",
-    "Gather",
-    "OpenWindow",
-    "PassOn",
-    "Raise",
-    "Reduce",
-    "Step",
-    "Steps",
-    "Texts",
-]
-
 T = TypeVar("T")
 
 

@@ -15,9 +15,6 @@ from typing import NamedTuple
 from ...core.exceptions import RemoteReplicaError, add_note, text_of
 from ...ranks.watch.stacks import is_of_package
 
-__all__ = ["TravellingError", "load", "pack", "place_of", "stand_in"]
-
-
 # numpy's own frames say nothing of where the program is wrong.
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
 

@@ -26,8 +26,6 @@ from .dataset_plan import (
 )
 from .function_calls import FunctionCalls, name_of, spread
 
-__all__ = ["Batch", "Map", "Zip"]
-
 
 class Batch(Verb):
     """Consecutive elements, stacked."""

@@ -13,16 +13,6 @@ from ...core.array_libraries import copy_of
 from ...core.nest import map_structure
 from ..elements import no_rows_of, spec_of, stack
 
-__all__ = [
-    "INFINITE_CARDINALITY",
-    "UNKNOWN_CARDINALITY",
-    "DatasetPlan",
-    "Element",
-    "Positions",
-    "SliceRows",
-    "Verb",
-]
-
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
 

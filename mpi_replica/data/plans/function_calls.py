@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 from ...ranks.host import cores
 
-__all__ = ["AUTOTUNE", "FunctionCalls", "name_of", "spread"]
-
 #: Leave a number to the dataset.
 AUTOTUNE = -1
 

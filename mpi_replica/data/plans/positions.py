@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -26,8 +25,6 @@ from .dataset_plan import (
     Verb,
 )
 from .random_order import RandomOrder
-
-__all__ = ["Concatenate", "Permutation", "Prefetch", "Repeat", "Section", "Shard"]
 
 # Epochs that are set aside for one iteration of an endless repeat, so that the next iteration
 # does not see the same orders again.
@@ -49,11 +46,15 @@ class _Route(NamedTuple):
 
 
 class _Picking(Verb):
-    """Elements that are a source's, where they are reached by position: only `routes` differs."""
+    """Elements that are a source's, where they are reached by position: only that differs."""
 
-    @abstractmethod
     def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
         """Return where to get the elements at these positions; for none of them one route."""
+        return [_Route(self._source, self.inner(positions, epoch), epoch)]
+
+    def inner(self, positions: Positions, epoch: int) -> Positions:
+        """Return at which positions of the source they are, in the same epoch."""
+        return positions
 
     def element(self, position: int, epoch: int, cut: SliceRows | None) -> Element:
         (route,) = self.routes(np.array([position], np.int64), epoch)
@@ -96,10 +97,7 @@ class Permutation(_Picking):
         self._order: tuple[int, RandomOrder] | None = None
         self._block: tuple[int, int, Positions] | None = None
 
-    def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
-        return [_Route(self._source, self._numbers(positions, epoch), epoch)]
-
-    def _numbers(self, positions: Positions, epoch: int) -> Positions:
+    def inner(self, positions: Positions, epoch: int) -> Positions:
         if not positions.size:
             return positions
         key = epoch if self._reshuffle else 0
@@ -186,8 +184,8 @@ class Section(_Picking):
         self._start = start
         self._count = count
 
-    def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
-        return [_Route(self._source, self._start + positions, epoch)]
+    def inner(self, positions: Positions, epoch: int) -> Positions:
+        return self._start + positions
 
     def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         count = None if self._count is None else max(0, self._count - start)
@@ -202,9 +200,6 @@ class Prefetch(_Picking):
     def __init__(self, source: DatasetPlan, buffer_size: int) -> None:
         super().__init__(source, f"prefetch({buffer_size})")
         self._buffer_size = buffer_size
-
-    def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
-        return [_Route(self._source, positions, epoch)]
 
     def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         make = functools.partial(self._source.iterate, epoch, cut, start)
@@ -225,8 +220,8 @@ class Shard(_Picking):
         self._number = number
         self._index = index
 
-    def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
-        return [_Route(self._source, self._index + self._number * positions, epoch)]
+    def inner(self, positions: Positions, epoch: int) -> Positions:
+        return self._index + self._number * positions
 
     def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         if self.indexable:

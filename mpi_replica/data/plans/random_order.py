@@ -14,8 +14,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MOST_ROWS", "RandomOrder"]
-
 #: So many things can be put in order: numpy counts rows in int64.
 MOST_ROWS = 2**63 - 1
 

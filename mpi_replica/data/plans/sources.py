@@ -19,8 +19,6 @@ from ..elements import ArraySpec, as_arrays, at, own_copy, unstacked
 from .dataset_plan import UNKNOWN_CARDINALITY, DatasetPlan, Element, Positions, SliceRows
 from .function_calls import name_of
 
-__all__ = ["Generated", "HasRows", "Items", "Range", "Slices", "number_of_rows"]
-
 
 class HasRows(Protocol):
     """An object whose rows are reached by number; it has a length, or a shape."""

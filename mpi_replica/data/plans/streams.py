@@ -26,8 +26,6 @@ from .dataset_plan import (
 )
 from .function_calls import name_of, spread
 
-__all__ = ["BufferShuffle", "Filter", "Unbatch"]
-
 
 class BufferShuffle(Verb):
     """Elements of a stream, each drawn at random from a buffer."""

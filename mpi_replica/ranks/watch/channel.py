@@ -22,12 +22,10 @@ from ...core.exceptions import (
     text_of,
 )
 from ...core.layout import Layout
-from .. import Mailbox, Transport
+from ..transport import Mailbox, Transport
 from .recorder import FlightRecorder
 from .stacks import Whereabouts, place_of_thread
 from .stall_report import Answer, Processes, local_stall_report, stall_report
-
-__all__ = ["Channel", "head_start_seconds"]
 
 _log = logging.getLogger("mpi_replica")
 

@@ -14,8 +14,6 @@ from weakref import WeakKeyDictionary
 
 from .channel import Channel, head_start_seconds
 
-__all__ = ["CycleSearch"]
-
 _SECONDS_BEFORE_SEARCH = 1.0
 
 # Host, process and thread.

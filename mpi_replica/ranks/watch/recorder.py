@@ -6,8 +6,6 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-__all__ = ["MOST_CALLS", "FlightRecorder", "RecordedCall"]
-
 MOST_CALLS = 256
 
 

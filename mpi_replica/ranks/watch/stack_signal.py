@@ -12,8 +12,6 @@ import signal
 import threading
 from types import FrameType
 
-__all__ = ["StackSignal"]
-
 _SIGNAL = getattr(signal, "SIGUSR2", None)
 
 

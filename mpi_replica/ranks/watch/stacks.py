@@ -9,8 +9,6 @@ import traceback
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-__all__ = ["Whereabouts", "is_of_package", "place_of_thread"]
-
 # A place travels in one message, and a report shows one for each missing rank.
 _MOST_FRAMES = 12
 _MOST_CHARACTERS = 2400

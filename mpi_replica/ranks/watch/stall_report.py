@@ -6,18 +6,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ...core.layout import Layout, compressed
+from ...core.layout import Layout, numbers_text
 from .recorder import RecordedCall
 from .stacks import Whereabouts
-
-__all__ = [
-    "Answer",
-    "Processes",
-    "local_stall_report",
-    "missing_text",
-    "rank_report",
-    "stall_report",
-]
 
 # Calls that the report shows of each missing rank.
 _SHOWN_CALLS = 3
@@ -134,7 +125,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _named(ids: Sequence[int], process: str) -> str:
-    return f"replica{'s' * (len(ids) > 1)} {compressed(ids)} ({process})"
+    return f"{numbers_text('replica', ids)} ({process})"
 
 
 def _missing(missing: Sequence[int], ids: Sequence[int], answer: Answer, process: str) -> str:
@@ -144,10 +135,9 @@ def _missing(missing: Sequence[int], ids: Sequence[int], answer: Answer, process
         others = [i for i in ids if i not in missing]
         if others:
             lines[-1] = (
-                f"    It waits for a lock, while replica{'s' * (len(others) > 1)}"
-                f" {compressed(others)} of the same rank wait{'s' * (len(others) == 1)} in a"
-                " collective: whoever of them holds the lock never gives it back. Hold no lock"
-                " over a collective."
+                f"    It waits for a lock, while {numbers_text('replica', others)} of the same"
+                f" rank wait{'s' * (len(others) == 1)} in a collective: whoever of them holds the"
+                " lock never gives it back. Hold no lock over a collective."
             )
     return "\n".join(lines)
 

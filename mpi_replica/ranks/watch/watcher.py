@@ -18,8 +18,6 @@ from .cycles import CycleSearch
 from .stack_signal import StackSignal
 from .stall_report import Answer, rank_report
 
-__all__ = ["Watcher", "watcher"]
-
 _log = logging.getLogger("mpi_replica")
 
 _TICK_SECONDS = 0.1

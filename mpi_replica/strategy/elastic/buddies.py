@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["buddy_of", "givers"]
-
 
 def buddy_of(rank: int, hosts: Sequence[str]) -> int:
     """Return the rank that keeps a copy of what belongs to the replicas of `rank`.

@@ -11,14 +11,11 @@ from typing import NamedTuple
 from ...collectives.agreement.call import Call
 from ...collectives.agreement.group import Group
 from ...collectives.agreement.site import CallSite
-from ...collectives.agreement.stand import CallDescription
 from ...collectives.agreement.steps import PassOn, Steps
 from ...core.options import CommunicationOptions
-from ...ranks import Messages
+from ...ranks.transport import Messages
 from .buddies import buddy_of
 from .snapshot import ReplicaPart, Snapshot, are_empty
-
-__all__ = ["Committing", "Guarded"]
 
 _SIZE = struct.Struct("<q")
 
@@ -54,15 +51,11 @@ class Committing(Call):
         snapshot: Snapshot | None,
     ) -> None:
         super().__init__(site, options)
-        self.names = tuple(names)
+        self.detail = ", ".join(names)
         own = {} if snapshot is None else snapshot.own
         self.data = b"" if are_empty(own.values()) else pickle.dumps(own, 5)
         self.snapshot = snapshot
-        self.identify(self.names)
-
-    def words(self, position: int = 0) -> CallDescription:
-        """Return the call in words, for messages."""
-        return CallDescription(self.kind, ", ".join(self.names), self.site, self.options.name)
+        self.identify(tuple(names))
 
     def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:
         """Tell how much belongs to the replicas of this rank."""

@@ -13,7 +13,8 @@ from ...core.context import require_cross_replica
 from ...core.exceptions import RankLostError, mark_reporter
 from ...core.layout import Layout, numbers_text
 from ...core.options import CommunicationOptions
-from ...ranks import Survivors, Transport
+from ...ranks.survivors import Survivors
+from ...ranks.transport import Transport
 from ...replicas.assignment import lose_components, lose_values
 from .commit import Committing, Guarded
 from .losses import Loss
@@ -26,8 +27,6 @@ from .state import (
     replace_objects,
     restored_exactly,
 )
-
-__all__ = ["ElasticStrategy", "Keeper"]
 
 _log = logging.getLogger("mpi_replica")
 
@@ -160,20 +159,17 @@ class Keeper:
         )
         self.lost_replicas = tuple(lost)
         if commit is None:
-            self._require_checkpoint()
+            if manager_of(self._state) is None:
+                raise _gone(
+                    self.lost_replicas,
+                    "were lost together. Give the state a mr.CheckpointManager and save from time"
+                    " to time: its newest checkpoint is restored then.",
+                )
             return
         objects = put_back(strategy, objects_of(self._state), commit.shared, commit.own)
         replace_objects(self._state, objects)
         self._commit = commit
         self._newest = self._reusable = None
-
-    def _require_checkpoint(self) -> None:
-        if manager_of(self._state) is None:
-            raise _gone(
-                self.lost_replicas,
-                "were lost together. Give the state a mr.CheckpointManager and save from time to"
-                " time: its newest checkpoint is restored then.",
-            )
 
     def restore_checkpoint(self) -> None:
         """Restore the newest checkpoint, where the state of replicas is gone. Collective.

@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from ...core.layout import Layout, compressed
-from ...ranks import Member
-
-__all__ = ["Loss", "new_layout_text"]
+from ...ranks.survivors import Member
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,11 +11,9 @@ import numpy as np
 
 from ...core.exceptions import CollectiveMismatchError, mark_reporter
 from ...core.layout import Layout, numbers_text
-from ...ranks import Transport
+from ...ranks.transport import Transport
 from .buddies import givers
 from .snapshot import ReplicaPart, SharedPart
-
-__all__ = ["HeldCommit", "gather_state"]
 
 
 @dataclasses.dataclass

@@ -20,8 +20,6 @@ from .keeper import ElasticStrategy, Keeper
 from .losses import Loss
 from .state import ElasticState, committed_by, strategies_of
 
-__all__ = ["Elastic"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger("mpi_replica")

@@ -18,22 +18,11 @@ from ...checkpoint.encoder import Encoder, replicas_name
 from ...checkpoint.files import Extent
 from ...checkpoint.index import ArrayRecord, Index
 from ...collectives.strategy_like import StrategyLike
+from ...core.array_libraries import Array
 from ...core.exceptions import CheckpointError
 from ...core.layout import Layout
 from ...core.values import Mirrored, PerReplica
 from ...replicas.assignment import Assignable
-
-__all__ = [
-    "ReplicaPart",
-    "SharedPart",
-    "Snapshot",
-    "are_empty",
-    "put_back",
-    "take",
-    "variables_beside",
-]
-
-Array = np.ndarray[Any, Any]
 
 # What stands for the variables that the program has not named: no object can have this name.
 _VARIABLES = "the strategy's other variables"

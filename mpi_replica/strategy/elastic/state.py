@@ -13,16 +13,6 @@ from ...core.exceptions import ContextError
 if TYPE_CHECKING:
     from ...checkpoint import CheckpointManager
 
-__all__ = [
-    "ElasticState",
-    "committed_by",
-    "manager_of",
-    "objects_of",
-    "replace_objects",
-    "restored_exactly",
-    "strategies_of",
-]
-
 
 class ElasticState(Checkpoint):
     """The state of a program that goes on without a lost rank: see ``strategy.run_elastic``.
