@@ -30,7 +30,7 @@ from mpi_replica.core import nest
 from mpi_replica.core.indexed_slices import IndexedSlices
 from mpi_replica.data.next_step import NextStep
 from mpi_replica.replicas.run_end import RunEnd
-from mpi_replica.replicas.storage import Storage
+from mpi_replica.replicas.storage import Storage, StorageWriting
 from mpi_replica.strategy.elastic.buddies import buddy_of
 from mpi_replica.strategy.elastic.commit import Committing
 from mpi_replica.strategy.elastic.snapshot import ReplicaPart, SharedPart, Snapshot
@@ -135,7 +135,7 @@ def assign_sum(shape):
         storages = [Storage("v", {None: np.zeros(shape)}, quietly) for _ in world.ranks]
 
         def one(layout, replica):
-            writing = storages[layout.rank].writing([None], "assign")
+            writing = StorageWriting(storages[layout.rank], [None], "assign")
             given = [[leaf.of(replica)]]
             return AllReduce(
                 SITE, OPTIONS, "assign", "SUM", given, structure, None, "v", writing=writing
@@ -213,7 +213,7 @@ def assign_first(how, old, value_of):
                 "v",
                 value,
                 compared=False,
-                writing=storages[layout.rank].writing([None], how),
+                writing=StorageWriting(storages[layout.rank], [None], how),
             )
 
         world.perform(lambda layout: [one(layout, i) for i in layout.local_replica_ids])
