@@ -138,7 +138,7 @@ def assign_sum(shape):
             writing = StorageWriting(storages[layout.rank], [None], "assign")
             given = [[leaf.of(replica)]]
             return AllReduce(
-                SITE, OPTIONS, "assign", "SUM", given, structure, None, "v", writing=writing
+                SITE, OPTIONS, "assign", "SUM", given, structure, detail="v", writing=writing
             )
 
         world.perform(lambda layout: [one(layout, i) for i in layout.local_replica_ids])

@@ -202,7 +202,7 @@ def _reduction(
     axes = normalized(axis)
     words = ", ".join(filter(None, [f"axis={axes}" if axis is not None else "", detail]))
     if axes is None:
-        return AllReduce(site, options, kind, op, rows, structure, None, words, paths)
+        return AllReduce(site, options, kind, op, rows, structure, detail=words, paths=paths)
     number = len(paths)
     contributions, dtypes = [], []
     for row in rows:
@@ -234,9 +234,8 @@ def _reduction(
         inner,
         contributions,
         structure,
-        None,
-        words,
-        all_paths,
+        detail=words,
+        paths=all_paths,
         finish=finish,
         asked=op,
         dtypes=dtypes,

@@ -89,13 +89,13 @@ class AllReduce(Call):
         contributions: Sequence[Sequence[Any]],
         structure: nest.Structure,
         out: Any = None,
+        plain: int = nest.OTHERS,
         detail: str = "",
         paths: Sequence[str] | None = None,
         finish: Callable[[list[Any]], Any] | None = None,
         writing: Writing | None = None,
         asked: ReduceOp | None = None,
         dtypes: Sequence[Sequence[np.dtype[Any]]] | None = None,
-        plain: int = nest.OTHERS,
     ) -> None:
         self.site = site
         self.options = options

@@ -101,7 +101,15 @@ def reduce_with_slices(
         names = [paths[index] for index in dense]
         reduced = perform(
             engine.make(
-                kind, options, AllReduce, kind, op, dense_rows, structure, None, detail, names
+                kind,
+                options,
+                AllReduce,
+                kind,
+                op,
+                dense_rows,
+                structure,
+                detail=detail,
+                paths=names,
             )
         )
         for index, value in zip(dense, reduced, strict=True):
@@ -152,7 +160,7 @@ def _first_call(
     """
     sparse = [index for index, leaf in enumerate(leaves) if type(leaf) is IndexedSlices]
     if not sparse:
-        return AllReduce(site, options, kind, op, [leaves], structure, None, detail, paths)
+        return AllReduce(site, options, kind, op, [leaves], structure, detail=detail, paths=paths)
     if op not in (ReduceOp.SUM, ReduceOp.MEAN):
         raise TypeError(
             f"{op.name} of IndexedSlices has no meaning. Use SUM or MEAN, or to_dense()."

@@ -284,7 +284,7 @@ class Assignable(AbstractVariable):
         op = ReduceOp.from_variable_aggregation(mode)
         structure = nest.flatten(None)[1]
         return AllReduce(
-            site, options, kind, op, [[mine]], structure, None, self.identity, writing=writing
+            site, options, kind, op, [[mine]], structure, detail=self.identity, writing=writing
         )
 
     def _assignment_above(

@@ -147,7 +147,7 @@ class ReplicaContext(Replica):
             [leaves],
             structure,
             out,
-            plain=is_plain,
+            is_plain,
         )
         return self.meet(call) if self._seat is None else self._seat.meet(call)
 
