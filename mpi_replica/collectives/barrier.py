@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.options import CommunicationOptions
 from .agreement.call import Call
-from .agreement.site import CallSite
+from .agreement.site import CallSite, FunctionIdentity
 
 
 class BarrierCall(Call):
@@ -13,6 +13,10 @@ class BarrierCall(Call):
     Parameters
     ----------
     kind : str
+    detail : str
+        What else must be the same on all ranks.
+    function : FunctionIdentity, optional
+        That it is about.
     is_anywhere : bool
         Whether ranks may come to it on different lines.
     """
@@ -22,10 +26,13 @@ class BarrierCall(Call):
         site: CallSite,
         options: CommunicationOptions,
         kind: str,
+        detail: str = "",
+        function: FunctionIdentity | None = None,
         *,
         is_anywhere: bool = False,
     ) -> None:
         super().__init__(site, options)
         self.kind = kind
+        self.detail, self.identity = detail, function
         if not is_anywhere:
-            self.identify(None)
+            self.identify((detail, function and function.digest))

@@ -21,8 +21,8 @@ from ..core.options import CommunicationOptions
 from ..core.values import PerReplica, component_of
 from .agreement.call import Call
 from .agreement.group import Group
-from .agreement.site import CallSite, call_site, function_identity
-from .agreement.stand import CallDescription, LeafDescription
+from .agreement.site import CallSite, FunctionIdentity, call_site, function_identity
+from .agreement.stand import LeafDescription
 from .agreement.steps import Steps
 from .arguments import Elsewhere, Held, bytes_of, held_by, joined, largest, pack, unpack_all
 from .blobs import all_blobs, payload_of
@@ -53,6 +53,7 @@ class MergeCall(Call):
 
     kind = "merge_call"
     runs_user_code = True
+    identity: FunctionIdentity
 
     def __init__(
         self,
@@ -77,10 +78,6 @@ class MergeCall(Call):
             self.shared = [is_shared(leaf) for leaf in self.leaves]
         self.packed = pack(self.leaves) if engine.layout.size > 1 else ([], b"")
         self.identify((identity.digest, nest.key(self.structure), tuple(self.shared)))
-
-    def words(self, position: int = 0) -> CallDescription:
-        detail, code = self.identity.text, self.identity.digest.hex()
-        return super().words(position)._replace(detail=detail, code=code)
 
     def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
         return tuple(LeafDescription(name or "value") for name in self.shared)

@@ -8,7 +8,7 @@ from typing import Any
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.group import Group
 from ..collectives.agreement.site import CallSite, FunctionIdentity
-from ..collectives.agreement.stand import CallDescription, LeafDescription
+from ..collectives.agreement.stand import LeafDescription
 from ..collectives.strategy_like import StrategyLike
 from ..core import nest
 from ..core.options import CommunicationOptions
@@ -20,6 +20,7 @@ class RunEnd(Call):
 
     kind = "run"
     status = "returned"
+    identity: FunctionIdentity
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class RunEnd(Call):
     ) -> None:
         self.site = site
         self.options = options
-        self.function = function
+        self.identity = function
         leaves, self.structure, is_plain = nest.flatten_plain(value)
         if replica_id is not None:
             self.replica_ids = (replica_id,)
@@ -50,12 +51,7 @@ class RunEnd(Call):
         self._identify()
 
     def _identify(self) -> None:
-        self.identify((self.function.digest, nest.key(self.structure), self.kinds))
-
-    def words(self, position: int = 0) -> CallDescription:
-        """Return the end as a call, for messages."""
-        detail, code = self.function.text, self.function.digest.hex()
-        return super().words(position)._replace(detail=detail, code=code)
+        self.identify((self.identity.digest, nest.key(self.structure), self.kinds))
 
     def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
         """Return the kinds of values that a replica returned."""

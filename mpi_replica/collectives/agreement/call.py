@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 from ...core import nest
 from ...core.options import CommunicationOptions
 from .group import Group
-from .site import CallSite
+from .site import CallSite, FunctionIdentity
 from .stand import CallDescription, LeafDescription
 from .steps import Steps
 
@@ -43,6 +43,8 @@ class Call:
     kind: str = ""
     #: What of the arguments must be the same, in words.
     detail: str = ""
+    #: The function that it is about, of which the code must be the same, too.
+    identity: FunctionIdentity | None = None
     #: That of the nest that it takes.
     structure: nest.Structure = nest.flatten(None)[1]
     #: Where the leaves are, where these are only some of the leaves of `structure`.
@@ -98,14 +100,16 @@ class Call:
 
     def words(self, position: int = 0) -> CallDescription:
         """Return what `describe` gives, without what all kinds of call have in common."""
+        code, text = (b"", "") if self.identity is None else self.identity
         return CallDescription(
             self.kind,
-            self.detail,
+            f"{self.detail}{text}",
             self.site,
             self.options.name,
             nest.structure_text(self.structure),
             self.paths,
             self.leaves_in_words(position),
+            code=code.hex(),
         )
 
     @property

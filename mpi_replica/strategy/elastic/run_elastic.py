@@ -7,12 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from ...collectives.agreement.call import Call
-from ...collectives.agreement.site import CallSite, FunctionIdentity, function_identity
-from ...collectives.agreement.stand import CallDescription
+from ...collectives.agreement.site import function_identity
+from ...collectives.barrier import BarrierCall
 from ...core.context import require_cross_replica
 from ...core.exceptions import ContextError, RankLostError, mark_reporter, text_of
-from ...core.options import CommunicationOptions
 from ...ranks import Dismissal
 from ...ranks.pause import pause
 from ...ranks.watch.channel import stall_seconds
@@ -23,28 +21,6 @@ from .state import ElasticState, committed_by, strategies_of
 T = TypeVar("T")
 
 _log = logging.getLogger("mpi_replica")
-
-
-class _Meeting(Call):
-    """The agreement at the begin and at the end of ``run_elastic``."""
-
-    kind = "run_elastic"
-
-    def __init__(
-        self,
-        site: CallSite,
-        options: CommunicationOptions,
-        function: FunctionIdentity,
-        moment: str,
-    ) -> None:
-        super().__init__(site, options)
-        self.function, self.moment = function, moment
-        self.identify((function.digest, moment))
-
-    def words(self, position: int = 0) -> CallDescription:
-        text = f"{self.moment} of {self.function.text}"
-        code = self.function.digest.hex()
-        return CallDescription(self.kind, text, self.site, self.options.name, code=code)
 
 
 class Elastic:
@@ -120,7 +96,7 @@ class Elastic:
         identity = function_identity(train)
 
         def meet(moment: str) -> None:
-            call = engine.make(_Meeting.kind, None, _Meeting, identity, moment)
+            call = engine.make("run_elastic", None, BarrierCall, "run_elastic", moment, identity)
             engine.cross_replica(call)
 
         try:
@@ -154,10 +130,10 @@ def _train(
         try:
             if keeper.lost_replicas:
                 keeper.restore_checkpoint()
-            meet("begin")
+            meet("begin of ")
             keeper.commit()
             result = train()
-            meet("end")
+            meet("end of ")
             engine.agreement.meeting.come()
         except BaseException as error:
             if not keeper.must_recover(error):
