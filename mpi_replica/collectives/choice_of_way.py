@@ -19,6 +19,9 @@ from .ways import Keyed, Straight, Way
 _SHARED_MEMORY = CommunicationImplementation.SHARED_MEMORY
 _ALLTOALL = CommunicationImplementation.ALLTOALL
 
+# Of floats of 2 bytes, in what they accumulate in, where half of that travels.
+_NARROW_PART_BYTES = 1 << 21
+
 _log = logging.getLogger("mpi_replica")
 
 
@@ -30,8 +33,8 @@ class Ways:
         self.straight, self.keyed = Straight(group), Keyed(group)
         is_alone = group.layout.size == 1
         #: For sums of floats of 2 bytes, where no order is asked for.
-        self.narrow: OrderedWay = Here(group) if is_alone else Scattered(group)
-        self._ordered: dict[CommunicationImplementation, OrderedWay] = {_ALLTOALL: self.narrow}
+        self.narrow: OrderedWay = Here(group) if is_alone else Scattered(group, _NARROW_PART_BYTES)
+        self._ordered: dict[CommunicationImplementation, OrderedWay] = {_ALLTOALL: Scattered(group)}
         if is_alone:
             self._ordered = dict.fromkeys(CommunicationImplementation, self.narrow)
         #: Why there is no shared memory, where that is known.
@@ -61,7 +64,7 @@ class Ways:
                 "reproducible sums go by Alltoallv, which is slower than shared memory: %s.",
                 self._problem,
             )
-        way = self._ordered[implementation] = shared or self.narrow
+        way = self._ordered[implementation] = shared or self._ordered[_ALLTOALL]
         return way
 
     def _shared_window(self) -> Steps[OrderedWay | None]:

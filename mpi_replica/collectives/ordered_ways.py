@@ -132,8 +132,11 @@ class Here(OrderedWay):
 class Scattered(OrderedWay):
     """Each rank is given its slice of all partials by ``Alltoallv``."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, most_part_bytes: int = _MESSAGE_PART_BYTES) -> None:
         super().__init__(group)
+        if most_part_bytes > _MESSAGE_PART_BYTES and self.has_one_replica_each:
+            self.part_bytes = most_part_bytes
+            return
         ranks = max(map(group.hosts.count, group.hosts))
         buffers = 3 + 2 * max(self.counts) + self.number // self.size + self.order.temporaries
         share = _SCRATCH_BYTES // (ranks * buffers)
