@@ -82,6 +82,10 @@ def check_apart(results):
     )
 
 
+# Of floats, beside integers.
+NOTHING = [Leaf(dtype, (0,)) for dtype in ("f4", "f8", "c8", "c16")]
+
+
 def all_reduce(op, *leaves, out="", **options):
     """`leaves` are of each replica; `out`: nothing, "apart", or "in place"."""
     options = mr.CommunicationOptions(**options)
@@ -462,6 +466,9 @@ CALLS = {
     "all_reduce of a stream, in place": all_reduce("SUM", Plain("f8", (150_000,)), out="in place"),
     "all_reduce of integers": all_reduce("MEAN", Leaf("i4", (150_000,))),
     "all_reduce of nothing": all_reduce("SUM", Leaf("f8", (0, 3)), Leaf("f8", (9000,))),
+    "all_reduce of nothing of many dtypes": all_reduce(
+        "SUM", *(Leaf(f"{kind}{size}", (0,)) for kind in "iu" for size in (1, 2, 4, 8)), *NOTHING
+    ),
     "all_reduce, MAX": all_reduce("MAX", Leaf("f8", (40_000,)), Leaf("i2", (9000,))),
     "all_reduce, MIN in place": all_reduce("MIN", Plain("f4", (90_000,)), out="in place"),
     "all_reduce, narrow": all_reduce("MEAN", Leaf("float16", (40_000,)), Leaf("bfloat16", (9,))),

@@ -31,12 +31,15 @@ class Ways:
     def __init__(self, group: Group) -> None:
         self._group = group
         self.straight, self.keyed = Straight(group), Keyed(group)
-        is_alone = group.layout.size == 1
         #: For sums of floats of 2 bytes, where no order is asked for.
-        self.narrow: OrderedWay = Here(group) if is_alone else Scattered(group, _NARROW_PART_BYTES)
-        self._ordered: dict[CommunicationImplementation, OrderedWay] = {_ALLTOALL: Scattered(group)}
-        if is_alone:
+        self.narrow: OrderedWay
+        self._ordered: dict[CommunicationImplementation, OrderedWay]
+        if group.layout.size == 1:
+            self.narrow = Here(group)
             self._ordered = dict.fromkeys(CommunicationImplementation, self.narrow)
+        else:
+            self.narrow = Scattered(group, _NARROW_PART_BYTES)
+            self._ordered = {_ALLTOALL: Scattered(group)}
         #: Why there is no shared memory, where that is known.
         self._problem: SharedMemoryError | None = None
 

@@ -12,7 +12,7 @@ from .choice_of_way import Ways
 from .delivery import PackDelivery
 from .ordered_ways import OrderedWay
 from .parts import ALL_CHUNKS, PackPart, Part, StreamPart, groups_of_chunks
-from .plan import Plan, Stream
+from .plan import Pack, Plan, Stream
 from .scratch import ALIGNMENT, Scratch
 from .ways import Work
 
@@ -72,17 +72,22 @@ class Movement:
         plan, work, unordered = self._plan, self._work, self._ways.unordered
         for pack in plan.packs:
             if not pack.is_ordered:
-                part = PackPart(pack, ALL_CHUNKS, self._contributions, self._delivery)
-                if part.length:
-                    yield from unordered(pack.dtype, plan.op).reduce(work, (part,))
-                else:
-                    part.deliver(self._work.scratch.take(part.dtype, 0))
+                parts = self._parts_of_pack(pack, ALL_CHUNKS)
+                yield from unordered(pack.dtype, plan.op).reduce(work, parts)
         for stream in plan.streams:
             if not stream.is_ordered:
-                parts = self._pieces(stream)
-                yield from unordered(stream.dtype, plan.op).reduce(work, parts)
+                yield from unordered(stream.dtype, plan.op).reduce(work, self._pieces(stream))
         if plan.is_ordered:
             yield from self._ordered.reduce(work, self._ordered_parts())
+
+    def _parts_of_pack(self, pack: Pack, chunks: slice) -> list[Part]:
+        """Return the part of these chunks; none where they are empty, which has its results."""
+        part = PackPart(pack, chunks, self._contributions, self._delivery)
+        if part.length:
+            return [part]
+        self._work.scratch.clear()
+        part.deliver(self._work.scratch.take(part.dtype, 0))
+        return []
 
     def _pieces(self, stream: Stream) -> Iterator[Part]:
         group = self._group
@@ -95,11 +100,7 @@ class Movement:
         for pack in self._plan.packs:
             if pack.is_ordered:
                 for chunks in groups_of_chunks(pack, part_bytes):
-                    part = PackPart(pack, chunks, self._contributions, self._delivery)
-                    if part.length:
-                        yield part
-                    else:
-                        part.deliver(self._work.scratch.take(part.dtype, 0))
+                    yield from self._parts_of_pack(pack, chunks)
         for stream in self._plan.streams:
             if stream.is_ordered:
                 most = min(part_bytes // stream.dtype.itemsize, stream.piece)

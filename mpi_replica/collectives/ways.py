@@ -47,7 +47,10 @@ class Way(abc.ABC):
     """A way in which parts are combined over the ranks."""
 
     def __init__(self, group: Group) -> None:
-        self.size, self.rank = group.layout.size, group.layout.rank
+        layout = self.layout = group.layout
+        self.size, self.rank = layout.size, layout.rank
+        #: Combines all replicas of this rank, in whatever order.
+        self.mine = in_a_row(len(layout.local_replica_ids))
 
     @abc.abstractmethod
     def reduce(self, work: Work, parts: Iterable[Part]) -> Steps[None]:
@@ -61,14 +64,9 @@ class Straight(Way):
     the result, or in scratch memory, and reduce that in place.
     """
 
-    def __init__(self, group: Group) -> None:
-        super().__init__(group)
-        self._has_one_each = group.layout.has_one_each
-        self._mine = in_a_row(len(group.layout.local_replica_ids))
-
     def reduce(self, work: Work, parts: Iterable[Part]) -> Steps[None]:
         scratch, op, scale = work.scratch, work.op, work.scale
-        mine, has_one_each = self._mine, self._has_one_each
+        mine, has_one_each = self.mine, self.layout.has_one_each
         is_in_place = work.is_in_place
         for part in parts:
             scratch.clear()
@@ -100,12 +98,8 @@ class Straight(Way):
 class Keyed(Way):
     """MIN and MAX of floats, by ``Allreduce`` of integers in their place."""
 
-    def __init__(self, group: Group) -> None:
-        super().__init__(group)
-        self._mine = in_a_row(len(group.layout.local_replica_ids))
-
     def reduce(self, work: Work, parts: Iterable[Part]) -> Steps[None]:
-        scratch, op, mine = work.scratch, work.op, self._mine
+        scratch, op, mine = work.scratch, work.op, self.mine
         for part in parts:
             scratch.clear()
             total = part.result

@@ -19,23 +19,12 @@ def abort_job(mpi: ModuleType, status: int) -> None:
     time behind a loss, Open MPI 5.0.11's mpirun may stay when all of them are gone, or report 0
     (3 ranks, mpi4py alone: 5 of 85 jobs; one after another 0 of 120).
     """
-    with socket.socket(socket.AF_UNIX) as seat:
-        if not _is_first(seat):
-            time.sleep(_SECONDS_TO_END)
-        mpi.COMM_WORLD.Abort(status)
-        os._exit(status)  # MPICH returns, and its launcher ends the processes a little later
-
-
-def _is_first(seat: socket.socket) -> bool:
-    """Return whether this is the first rank of its job and host to take the seat.
-
-    It is a name without a file, which is free again when the process that holds it has ended.
-    """
-    job = os.environ.get("PMIX_NAMESPACE")
-    if job is None:
-        return True
     try:
-        seat.bind(f"\0mpi_replica-abort-{job}")
-    except OSError as error:
-        return error.errno != errno.EADDRINUSE
-    return True
+        seat = socket.socket(socket.AF_UNIX)  # held until the process ends
+        if job := os.environ.get("PMIX_NAMESPACE"):
+            seat.bind(f"\0mpi_replica-abort-{job}")  # a name without a file
+    except OSError as error:  # no socket to be had must not keep the job from its end
+        if error.errno == errno.EADDRINUSE:
+            time.sleep(_SECONDS_TO_END)
+    mpi.COMM_WORLD.Abort(status)
+    os._exit(status)  # MPICH returns, and its launcher ends the processes a little later

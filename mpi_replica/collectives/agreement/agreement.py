@@ -155,9 +155,15 @@ class Agreement:
 
     def fail(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
         """Tell the other ranks that `error` came up here, inside the call; raise what is agreed."""
-        stands = [self.stand(call) for call in calls]
-        stands[0] = self.failed_stand(calls[0], error)
-        self.report(stands, {calls[0].replica_ids[0]: error}, calls[0])
+        self.report(*self.failure(calls, error))
+
+    def failure(
+        self, calls: Sequence[Call], error: BaseException
+    ) -> tuple[Sequence[Stand], Mapping[int, BaseException], Call]:
+        """Return what `report` tells of an error that came up here, inside the first call."""
+        first, *others = calls
+        stands = [self.failed_stand(first, error), *map(self.stand, others)]
+        return stands, {first.replica_ids[0]: error}, first
 
     def report(
         self, stands: Sequence[Stand], originals: Mapping[int, BaseException], first: Call

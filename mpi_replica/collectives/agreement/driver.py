@@ -42,6 +42,8 @@ class Driver:
     ----------
     transport : Transport
     layout : Layout
+    agreement : Agreement
+        Of the same ranks.
     recorder : FlightRecorder
         Keeps the last calls.
     """
@@ -50,7 +52,6 @@ class Driver:
         self, transport: Transport, layout: Layout, agreement: Agreement, recorder: FlightRecorder
     ) -> None:
         self._transport = transport
-        self._layout = layout
         self._recorder = recorder
         self.agreement = agreement
         self.group = Group(
@@ -162,9 +163,7 @@ class Driver:
             self._tell(calls, other)
 
     def _tell(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
-        stands = [self.agreement.stand(call) for call in calls]
-        stands[0] = self.agreement.failed_stand(calls[0], error)
-        self.report(stands, {calls[0].replica_ids[0]: error}, calls[0])
+        self.report(*self.agreement.failure(calls, error))
 
     def _is_dealt_with(self, other: Exception, error: BaseException) -> bool:
         """Return whether `other` is what came of `error`, and not of a signal's handler."""
