@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ..collectives.agreement.site import CallSite
-from ..collectives.strategy_like import StrategyLike
+from ..collectives.strategy_base import StrategyBase
 from ..core.abstract_variable import AbstractVariable
 from ..core.context import current_strategy, open_strategies, require_cross_replica
 from ..core.exceptions import CheckpointError, ContextError
@@ -64,7 +64,7 @@ class Checkpoint:
     (3, array([0., 1.]))
     """
 
-    def __init__(self, strategy: StrategyLike | None = None, /, **objects: Any) -> None:
+    def __init__(self, strategy: StrategyBase | None = None, /, **objects: Any) -> None:
         names = sorted(
             name for name in objects if hasattr(type(self), name) or name.startswith("_")
         )
@@ -218,7 +218,7 @@ class Checkpoint:
         return list(variables_in(self._objects))
 
     @property
-    def strategy(self) -> StrategyLike:
+    def strategy(self) -> StrategyBase:
         """The strategy whose ranks save and restore it.
 
         Raises
@@ -240,13 +240,13 @@ class Checkpoint:
                 "a Checkpoint without variables that were made in the scope of a strategy does not"
                 " know its strategy. Pass it: mr.Checkpoint(strategy, ...)."
             )
-        return strategy
+        return cast("StrategyBase", strategy)
 
     def __repr__(self) -> str:
         return f"<mr.Checkpoint of {', '.join(self._objects)}>"
 
 
-def _restore_generators(strategy: StrategyLike, index: Index) -> None:
+def _restore_generators(strategy: StrategyBase, index: Index) -> None:
     """Go on with the random numbers of each replica, wherever it was."""
     generators = all_generators(index.of_ranks)
     mine = {str(i) for i in strategy.engine.layout.local_replica_ids}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -105,7 +105,7 @@ class Broadcast(Call):
         return [results if self.finish is None else self.finish(results)] * len(calls)
 
 
-class Writing(Protocol):
+class Writing:
     """An assignment: what can fail comes first, and then what is seen."""
 
     #: Whether `compute` may fail, so that the ranks must agree that it did not.
@@ -113,12 +113,15 @@ class Writing(Protocol):
 
     def prepare(self) -> None:
         """Take the memory that `compute` needs, where it can be told."""
+        raise NotImplementedError
 
     def compute(self, value: Any) -> None:
         """Work out what is to be there."""
+        raise NotImplementedError
 
     def commit(self) -> None:
         """Put it there."""
+        raise NotImplementedError
 
 
 class EqualEverywhere(Call):

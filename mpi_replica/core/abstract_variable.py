@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from .abstract_strategy import AbstractStrategy
 from .array_libraries import Array
-from .context import BareStrategy
 from .values import DistributedValues
 
 
@@ -18,7 +18,7 @@ class AbstractVariable(DistributedValues):
     __slots__ = ()
 
     @property
-    def strategy(self) -> BareStrategy:
+    def strategy(self) -> AbstractStrategy:
         """The strategy that it belongs to."""
         raise NotImplementedError
 

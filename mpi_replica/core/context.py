@@ -20,73 +20,20 @@ from __future__ import annotations
 import contextvars
 import weakref
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+from .abstract_strategy import AbstractReplicaContext, AbstractStrategy
 from .exceptions import ContextError
-from .randomness import Generators
 
-
-class BareStrategy(Protocol):
-    """What the context machine knows of a `Strategy`; more does `StrategyLike`."""
-
-    is_default: bool
-    #: What it communicates with: an `Engine`, which is above this floor.
-    engine: Any
-    #: Its random numbers.
-    generators: Generators
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """How many replicas there are."""
-
-    @property
-    def is_between_replicas(self) -> bool:
-        """Whether a step is under way, and the code that runs now is in none of its replicas."""
-
-    @property
-    def extended(self) -> Any:
-        """Further methods, for library code."""
-
-    def name_of_variable(self, value: Any) -> str | None:
-        """Return a name for a variable; None for anything else."""
-
-    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function on every replica."""
-
-    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
-        """Combine a value of all replicas."""
-
-    def gather(self, value: Any, axis: int) -> Any:
-        """Concatenate a value of all replicas."""
-
-    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """Return the components that are here."""
-
-
-class ReplicaContextLike(Protocol):
-    """What the context machine knows of a `ReplicaContext`."""
-
-    @property
-    def strategy(self) -> BareStrategy:
-        """Its strategy."""
-
-    @property
-    def replica_id_in_sync_group(self) -> int:
-        """The id of the replica."""
-
-    def meet(self, call: Any) -> Any:
-        """Wait until all replicas are at a call, and return its result."""
-
-
-_Strategy = TypeVar("_Strategy", bound=BareStrategy)
+_Strategy = TypeVar("_Strategy", bound=AbstractStrategy)
 
 
 class State(NamedTuple):
     """What the code that runs now is part of."""
 
-    strategy: BareStrategy
+    strategy: AbstractStrategy
     #: None in cross-replica context
-    replica_context: ReplicaContextLike | None = None
+    replica_context: AbstractReplicaContext | None = None
     #: "scope", "permanent", "replica", "merge_fn" or "update"
     kind: str = "scope"
     #: the component that ``extended.update`` is at
@@ -99,19 +46,19 @@ _state: contextvars.ContextVar[State | None] = contextvars.ContextVar("mpi_repli
 _has_entered = contextvars.ContextVar("mpi_replica has entered", default=False)
 
 #: Those that were made and not closed, but for the default ones.
-open_strategies: weakref.WeakSet[BareStrategy] = weakref.WeakSet()
+open_strategies: weakref.WeakSet[AbstractStrategy] = weakref.WeakSet()
 
 # Set by the strategy module, which lies above this one.
-_default_strategy: Callable[[], BareStrategy]
+_default_strategy: Callable[[], AbstractStrategy]
 
 
-def register_default_strategy(strategy: Callable[[], BareStrategy]) -> None:
+def register_default_strategy(strategy: Callable[[], AbstractStrategy]) -> None:
     """Tell how to get the default strategy."""
     global _default_strategy
     _default_strategy = strategy
 
 
-def enter_open_strategy(strategy: BareStrategy) -> None:
+def enter_open_strategy(strategy: AbstractStrategy) -> None:
     """Count a strategy that was made here among those that are open."""
     _has_entered.set(True)
     open_strategies.add(strategy)
@@ -171,7 +118,7 @@ class entered:
         _state.reset(self._token)
 
 
-def current_strategy() -> BareStrategy:
+def current_strategy() -> AbstractStrategy:
     """Return the current strategy; the default strategy outside of any."""
     state = _state.get()
     return _default_strategy() if state is None else state.strategy
@@ -195,7 +142,7 @@ def in_cross_replica_context() -> bool:
     return state is not None and state.replica_context is None
 
 
-def experimental_set_strategy(strategy: BareStrategy | None) -> None:
+def experimental_set_strategy(strategy: AbstractStrategy | None) -> None:
     """Make `strategy` the current one, without a ``with``; None goes back to the default.
 
     Counterpart of ``tf.distribute.experimental_set_strategy``.
@@ -217,7 +164,7 @@ def experimental_set_strategy(strategy: BareStrategy | None) -> None:
     )
 
 
-def require_cross_replica(strategy: BareStrategy, call: str) -> None:
+def require_cross_replica(strategy: AbstractStrategy, call: str) -> None:
     """Raise unless `call` on `strategy` is legal here: outside of replicas and other strategies.
 
     Raises

@@ -13,11 +13,12 @@ from ..collectives.agreement.site import CallSite
 from ..collectives.broadcast import Broadcast, EqualEverywhere
 from ..collectives.reduce import AllReduce
 from ..collectives.sparse import reduce_values
-from ..collectives.strategy_like import StrategyLike
+from ..collectives.strategy_base import StrategyBase
 from ..core import nest
+from ..core.abstract_strategy import AbstractReplicaContext
 from ..core.abstract_variable import AbstractVariable
 from ..core.array_libraries import Array
-from ..core.context import ReplicaContextLike, current_state, require_cross_replica
+from ..core.context import current_state, require_cross_replica
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions, ReduceOp, VariableAggregation
 from ..core.values import Mirrored, PerReplica, component_of
@@ -31,7 +32,7 @@ class Assignable(AbstractVariable):
 
     name: str
     aggregation: VariableAggregation
-    _strategy: StrategyLike
+    _strategy: StrategyBase
     _storage: Storage
     _on_read: bool
 
@@ -209,7 +210,7 @@ class Assignable(AbstractVariable):
             context.meet(engine.make(kind, None, self._assignment, kind, how, value, replica_id))
         return self
 
-    def _reduced_rows(self, context: ReplicaContextLike, how: str, value: Any) -> IndexedSlices:
+    def _reduced_rows(self, context: AbstractReplicaContext, how: str, value: Any) -> IndexedSlices:
         """Return the rows of all replicas, one behind the other; of MEAN, divided by their number.
 
         Collective.
@@ -348,7 +349,7 @@ class Assignable(AbstractVariable):
         self._storage.replace({i: np.array(value) for i, value in components.items()})
 
 
-def lose_components(strategy: StrategyLike) -> None:
+def lose_components(strategy: StrategyBase) -> None:
     """Have the variables of a strategy forget what replicas had: those have moved.
 
     A state that holds some of them puts them back. The others are lost until they are assigned.

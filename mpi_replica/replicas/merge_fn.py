@@ -8,14 +8,14 @@ from typing import Any
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.site import boundary
 from ..collectives.merge import MergeCall
-from ..collectives.strategy_like import StrategyLike
+from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.array_libraries import copy_of
 from ..core.context import State, entered
 from ..core.values import PerReplica, component_of
 
 
-def perform_alone(strategy: StrategyLike, call: Call) -> Any:
+def perform_alone(strategy: StrategyBase, call: Call) -> Any:
     """Perform the call of a `ReplicaContext` that was made by hand: there is one replica."""
     call.replica_ids = (0,)
     if call.error is not None:
@@ -34,7 +34,7 @@ def perform_alone(strategy: StrategyLike, call: Call) -> Any:
 
 @boundary
 def invoke_merge_fn(
-    merge_fn: Callable[..., Any], strategy: StrategyLike, args: Any, kwargs: Any
+    merge_fn: Callable[..., Any], strategy: StrategyBase, args: Any, kwargs: Any
 ) -> Any:
     """Call a ``merge_fn``; the chain of frames of a call site ends here."""
     return merge_fn(strategy, *args, **kwargs)

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import contextvars
 import warnings
-from typing import Any, Protocol, Self
+from collections.abc import Callable
+from typing import Any, Self
 
 import numpy as np
 
 from ..collectives.agreement.call import Call
 from ..collectives.engine import Engine
-from ..collectives.strategy_like import StrategyLike
+from ..collectives.strategy_base import StrategyBase
+from ..core.abstract_strategy import AbstractReplicaContext
 from ..core.argument_checks import integer
 from ..core.context import State, require_cross_replica, restore_state, swap_state
 from ..core.exceptions import ContextError
 from .merge_fn import perform_alone
 
 
-class SeatLike(Protocol):
-    """The place of a replica in a run."""
-
-    replica_id: int
-
-    def meet(self, call: Call) -> Any:
-        """Wait until all replicas are at `call`, and return its result."""
-
-
-class Replica:
+class Replica(AbstractReplicaContext):
     """A replica, without what it calls: the base of `ReplicaContext`, which says more."""
 
-    def __init__(self, strategy: StrategyLike, replica_id_in_sync_group: int | None) -> None:
+    def __init__(self, strategy: StrategyBase, replica_id_in_sync_group: int | None) -> None:
         replica_id = None
         if replica_id_in_sync_group is not None:
             try:
@@ -44,18 +37,19 @@ class Replica:
             )
         self._strategy = strategy
         self._replica_id = replica_id
-        self._seat: SeatLike | None = None
+        #: Waits in a run until all replicas are at a call; None for one that was made by hand.
+        self._meet: Callable[[Call], Any] | None = None
         #: That of the code that this context belongs to; None for one that was made by hand.
         self._state: State | None = None
         self._tokens: list[contextvars.Token[State | None]] = []
 
     @classmethod
-    def of_seat(cls, strategy: StrategyLike, seat: SeatLike) -> Self:
+    def in_run(cls, strategy: StrategyBase, replica_id: int, meet: Callable[[Call], Any]) -> Self:
         """Return the context of a replica that runs."""
         context = cls.__new__(cls)  # nothing is to be checked
         context._strategy = strategy
-        context._replica_id = seat.replica_id
-        context._seat = seat
+        context._replica_id = replica_id
+        context._meet = meet
         context._state = State(strategy, context, "replica")
         context._tokens = []
         return context
@@ -77,7 +71,7 @@ class Replica:
         return f"<ReplicaContext of replica {self._replica_id} of {self._strategy!r}>"
 
     @property
-    def strategy(self) -> StrategyLike:
+    def strategy(self) -> StrategyBase:
         """The strategy."""
         return self._strategy
 
@@ -141,13 +135,13 @@ class Replica:
 
     def meet(self, call: Call) -> Any:
         """Wait until all replicas are at `call`, and return its result."""
-        if self._seat is not None:
-            return self._seat.meet(call)
+        if self._meet is not None:
+            return self._meet(call)
         self._check_is_only(call.kind)
         return perform_alone(self._strategy, call)
 
     def _check_is_only(self, call: str) -> None:
-        if self._seat is None and self.num_replicas_in_sync != 1:
+        if self._meet is None and self.num_replicas_in_sync != 1:
             raise ContextError(
                 f"{call} in a ReplicaContext that was made by hand needs a strategy with one"
                 f" replica; this one has {self.num_replicas_in_sync}. Use strategy.run."

@@ -11,6 +11,7 @@ from ..collectives.gather import AllGather
 from ..collectives.merge import MergeCall, check_merge_call
 from ..collectives.reduce import AllReduce
 from ..collectives.sparse import reduce_values
+from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.context import (
     State,
@@ -149,7 +150,7 @@ class ReplicaContext(Replica):
             out,
             is_plain,
         )
-        return self.meet(call) if self._seat is None else self._seat.meet(call)
+        return self.meet(call) if self._meet is None else self._meet(call)
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate the values of all replicas along `axis`, and give every replica the result.
@@ -265,7 +266,7 @@ class ReplicaContext(Replica):
         strategy = self._strategy
         named = {} if kwargs is None else kwargs
 
-        if strategy.is_default and self._seat is None:
+        if strategy.is_default and self._meet is None:
             self._engine.check_thread("merge_call")
             check_merge_call(merge_fn, args, named)
             with entered(State(strategy, None, "merge_fn")):
@@ -318,7 +319,7 @@ class ReplicaContext(Replica):
 
 @functools.cache
 def _default_context() -> ReplicaContext:
-    return ReplicaContext(current_strategy(), 0)
+    return ReplicaContext(cast("StrategyBase", current_strategy()), 0)
 
 
 def get_replica_context() -> ReplicaContext | None:

@@ -17,11 +17,12 @@ from typing import Any, NoReturn
 import greenlet
 from greenlet import getcurrent
 
+from ..collectives.agreement.agreement import CurrentRun
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.site import CallSite, function_identity
 from ..collectives.agreement.stand import Note, Stand
 from ..collectives.merge import MergeCall
-from ..collectives.strategy_like import StrategyLike
+from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.context import State, entered, swap_state
 from ..core.digests import digest_of
@@ -102,7 +103,7 @@ class Seat:
     def work(self) -> None:
         """Run the step function to its end; called in the greenlet of the replica."""
         strategy = self.run.strategy
-        context = ReplicaContext.of_seat(strategy, self)
+        context = ReplicaContext.in_run(strategy, self.replica_id, self.meet)
         swap_state(context.state)  # in a context of the replica's own, which is thrown away
         try:
             self.value = self.run.fn(*self.args, **self.kwargs)
@@ -164,20 +165,15 @@ class Seat:
         switch(self.worker.greenlet)
 
 
-class Run:
+class Run(CurrentRun):
     """One call of ``strategy.run`` on this rank."""
 
-    ordinal = 0
-    #: Why the run is over before its end; set by the agreement.
-    doom: BaseException | None = None
-    #: Whether that is an exception of a replica, and not a disagreement.
-    a_replica_failed = True
     #: What came up where it did, for the hub.
     failure: BaseException | None = None
 
     def __init__(
         self,
-        strategy: StrategyLike,
+        strategy: StrategyBase,
         fn: Callable[..., Any],
         seats: Sequence[tuple[int, Sequence[Any], Mapping[str, Any]]],
         site: CallSite,

@@ -9,7 +9,7 @@ from ..collectives.agreement.call import Call
 from ..collectives.agreement.group import Group
 from ..collectives.agreement.site import CallSite, FunctionIdentity
 from ..collectives.agreement.stand import LeafDescription
-from ..collectives.strategy_like import StrategyLike
+from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.options import CommunicationOptions
 from ..core.values import component_of
@@ -27,7 +27,7 @@ class RunEnd(Call):
         site: CallSite,
         options: CommunicationOptions,
         function: FunctionIdentity,
-        strategy: StrategyLike,
+        strategy: StrategyBase,
         value: Any,
         replica_id: int | None = None,
     ) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..collectives.broadcast import Writing
 from ..core.array_libraries import Array, to_numpy
 from ..core.dtypes import accumulation
 from ..core.exceptions import RankLostError
@@ -241,7 +242,7 @@ class Storage:
         return np.asarray(array, dtype=dtype, order="C")
 
 
-class StorageWriting:
+class StorageWriting(Writing):
     """An assignment to some of the arrays of a variable, of one value or parts of it.
 
     For `num_parts` see `Storage.refill`.

@@ -7,14 +7,14 @@ synchronized on read has a component for each replica, combined when it is read 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
 from ..collectives import cross_replica
 from ..collectives.agreement.site import CallSite
 from ..collectives.broadcast import Broadcast
-from ..collectives.strategy_like import StrategyLike
+from ..collectives.strategy_base import StrategyBase
 from ..core.array_libraries import Array, to_numpy
 from ..core.context import current_state, current_strategy, require_cross_replica
 from ..core.exceptions import RankLostError
@@ -82,7 +82,7 @@ class Variable(Assignable, ActsAsValue):
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
     ) -> None:
-        strategy = self._strategy = current_strategy()
+        strategy = self._strategy = cast("StrategyBase", current_strategy())
         self.name = "Variable" if name is None else name
         state = current_state()
         context = None if state is None else state.replica_context
@@ -151,7 +151,7 @@ class Variable(Assignable, ActsAsValue):
         return Storage(identity, {key: np.array(value) for key in keys}, engine.group.quietly)
 
     @property
-    def strategy(self) -> StrategyLike:
+    def strategy(self) -> StrategyBase:
         """The strategy that it belongs to."""
         return self._strategy
 

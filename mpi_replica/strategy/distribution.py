@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..collectives.strategy_like import StrategyLike
+from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.context import require_cross_replica
 from ..core.options import InputOptions
@@ -14,11 +14,11 @@ from ..data import DistributedDataset, InputContext, ValueContext
 from ..data.inputs import Input
 
 
-class Distribution:
+class Distribution(StrategyBase):
     """The part of a strategy that gives replicas their parts."""
 
     def experimental_distribute_values_from_function(
-        self: StrategyLike, value_fn: Callable[[ValueContext], Any]
+        self, value_fn: Callable[[ValueContext], Any]
     ) -> Any:
         """Return a nest of `PerReplica` made of what `value_fn` gives for each local replica.
 
@@ -65,7 +65,7 @@ class Distribution:
             self.engine.share(kind, error)
 
     def experimental_distribute_dataset(
-        self: StrategyLike, dataset: Any, options: InputOptions | None = None
+        self, dataset: Any, options: InputOptions | None = None
     ) -> DistributedDataset:
         """Cut the global batches of `dataset` into a part for each replica.
 
@@ -108,7 +108,7 @@ class Distribution:
             self.engine.share(kind, error)
 
     def distribute_datasets_from_function(
-        self: StrategyLike,
+        self,
         dataset_fn: Callable[[InputContext], Any],
         options: InputOptions | None = None,
     ) -> DistributedDataset:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..collectives import cross_replica
 from ..collectives.broadcast import Broadcast
-from ..collectives.strategy_like import StrategyLike
+from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.context import State, current_strategy, entered, require_cross_replica
 from ..core.exceptions import ContextError
@@ -25,7 +25,7 @@ class StrategyExtended:
     Never made directly. Counterpart of ``tf.distribute.StrategyExtended``.
     """
 
-    def __init__(self, strategy: StrategyLike) -> None:
+    def __init__(self, strategy: StrategyBase) -> None:
         self._strategy = strategy
 
     @property

@@ -6,15 +6,15 @@ from typing import Any
 
 from ..collectives.barrier import BarrierCall
 from ..collectives.objects import ObjectGather
-from ..collectives.strategy_like import StrategyLike
+from ..collectives.strategy_base import StrategyBase
 from ..core.context import require_cross_replica
 from ..core.options import CommunicationOptions
 
 
-class MessagePassing:
+class MessagePassing(StrategyBase):
     """The part of a strategy that mpi4py has, and tf.distribute has not."""
 
-    def barrier(self: StrategyLike, options: CommunicationOptions | None = None) -> None:
+    def barrier(self, options: CommunicationOptions | None = None) -> None:
         """Return when all ranks have come.
 
         Collective: all ranks call it, in the same order.
@@ -56,7 +56,7 @@ class MessagePassing:
         self.engine.cross_replica(self.engine.make("barrier", options, BarrierCall, "barrier"))
 
     def gather_objects(
-        self: StrategyLike, value: Any, options: CommunicationOptions | None = None
+        self, value: Any, options: CommunicationOptions | None = None
     ) -> tuple[Any, ...]:
         """Return the objects of all replicas, on every rank.
 

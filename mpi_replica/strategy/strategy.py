@@ -21,7 +21,6 @@ from ..core.options import CommunicationOptions, ReduceOp
 from ..core.randomness import Generators
 from ..core.values import PerReplica, component_of, local_results
 from ..ranks import blas
-from ..ranks.survivors import Survivors
 from ..replicas.run import KeptByRuns, Run
 from ..replicas.variables import Variable
 from .distribution import Distribution
@@ -52,8 +51,6 @@ class Strategy(Distribution, MessagePassing, Verifying, Elastic):
         self.generators = Generators(seed)
         self._extended = StrategyExtended(self)
         self._kept = KeptByRuns()
-        #: The ranks that live; None without MPI.
-        self.survivors: Survivors | None = None
 
     def __repr__(self) -> str:
         layout = self.engine.layout

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from ..collectives.agreement.site import call_site
-from ..collectives.strategy_like import StrategyLike
+from ..collectives.strategy_base import StrategyBase
 from ..collectives.verify import Verification
 from ..core.argument_checks import integer
 from ..core.context import require_cross_replica
 from ..core.options import CommunicationOptions
 
 
-class Verifying:
+class Verifying(StrategyBase):
     """The part of a strategy that compares state between its ranks."""
 
     def verify(
-        self: StrategyLike,
+        self,
         value: Any,
         *,
         every: int = 1,

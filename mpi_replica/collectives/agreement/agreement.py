@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from ...core import exceptions
 from ...core.exceptions import CollectiveTimeoutError, ContextError, RankLostError, ReplicaStopped
@@ -59,16 +59,20 @@ class Life(enum.Enum):
     CLOSED = enum.auto()
 
 
-class CurrentRun(Protocol):
-    """What the agreement knows of a run."""
+class CurrentRun:
+    """A run, to the agreement."""
 
-    ordinal: int
-    doom: BaseException | None
-    a_replica_failed: bool
+    ordinal = 0
+    #: Why it is over before its end; set by the agreement.
+    doom: BaseException | None = None
+    #: Whether that is an exception of a replica, and not a disagreement.
+    a_replica_failed = True
     #: The greenlet that performs its calls.
     hub: Any
 
-    def meeting(self) -> tuple[tuple[int, ...], str]: ...
+    def meeting(self) -> tuple[tuple[int, ...], str]:
+        """Return the replicas of this rank that have not come to a call, and that of the others."""
+        raise NotImplementedError
 
 
 class Agreement:

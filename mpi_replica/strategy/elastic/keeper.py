@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ...collectives.agreement.site import CallSite
-from ...collectives.strategy_like import StrategyLike
+from ...collectives.strategy_base import StrategyBase
 from ...core.context import require_cross_replica
 from ...core.exceptions import RankLostError, mark_reporter
 from ...core.layout import Layout, numbers_text
@@ -31,16 +31,21 @@ from .state import (
 _log = logging.getLogger("mpi_replica")
 
 
-class ElasticStrategy(StrategyLike, Protocol):
+class ElasticStrategy(StrategyBase):
     """A strategy whose ranks can change."""
 
-    survivors: Survivors | None
-    losses: tuple[Loss, ...]
-    _is_elastic: bool
-    _num_elastic_calls: int
+    def __init__(self) -> None:
+        super().__init__()
+        #: What was lost so far, the oldest first.
+        self.losses: tuple[Loss, ...] = ()
+        #: The ranks that live; None without MPI.
+        self.survivors: Survivors | None = None
+        self._is_elastic = False
+        self._num_elastic_calls = 0
 
     def move(self, transport: Transport, layout: Layout) -> None:
-        """Work over other ranks from now on."""
+        """Work over `transport` from now on, with the same replicas."""
+        raise NotImplementedError
 
 
 class Keeper:

@@ -15,7 +15,6 @@ from ...ranks import Dismissal
 from ...ranks.pause import pause
 from ...ranks.watch.channel import stall_seconds
 from .keeper import ElasticStrategy, Keeper
-from .losses import Loss
 from .state import ElasticState, committed_by, strategies_of
 
 T = TypeVar("T")
@@ -23,17 +22,10 @@ T = TypeVar("T")
 _log = logging.getLogger("mpi_replica")
 
 
-class Elastic:
+class Elastic(ElasticStrategy):
     """The part of a strategy that goes on without a lost rank."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        #: What was lost so far, the oldest first.
-        self.losses: tuple[Loss, ...] = ()
-        self._is_elastic = False
-        self._num_elastic_calls = 0
-
-    def run_elastic(self: ElasticStrategy, train: Callable[[], T], state: ElasticState) -> T | None:
+    def run_elastic(self, train: Callable[[], T], state: ElasticState) -> T | None:
         """Call `train`, and call it again at the last commit whenever a rank was lost.
 
         Collective: all ranks call it, in cross-replica context. When a rank dies, the ranks that

@@ -17,7 +17,7 @@ from ...checkpoint.comparison import Comparison, variables_in
 from ...checkpoint.encoder import Encoder, replicas_name
 from ...checkpoint.files import Extent
 from ...checkpoint.index import ArrayRecord, Index
-from ...collectives.strategy_like import StrategyLike
+from ...collectives.strategy_base import StrategyBase
 from ...core.array_libraries import Array
 from ...core.exceptions import CheckpointError
 from ...core.layout import Layout
@@ -70,7 +70,7 @@ class Snapshot:
 
 
 def take(
-    strategy: StrategyLike, objects: Mapping[str, Any], reuse: Snapshot | None = None
+    strategy: StrategyBase, objects: Mapping[str, Any], reuse: Snapshot | None = None
 ) -> Snapshot:
     """Return a snapshot of the objects and of the strategy's random numbers. Not collective.
 
@@ -150,7 +150,7 @@ def take(
 
 
 def put_back(
-    strategy: StrategyLike,
+    strategy: StrategyBase,
     objects: Mapping[str, Any],
     shared: SharedPart,
     own: Mapping[int, ReplicaPart],
@@ -225,7 +225,7 @@ def _has_all(saved: Any, layout: Layout, of_replicas: Mapping[str, Mapping[str, 
     return all(str(i) in of_replicas.get(name, {}) for i in layout.local_replica_ids)
 
 
-def variables_beside(strategy: StrategyLike, objects: Mapping[str, Any]) -> dict[str, Any]:
+def variables_beside(strategy: StrategyBase, objects: Mapping[str, Any]) -> dict[str, Any]:
     """Return the strategy's variables that are not among the objects, by what tells them apart.
 
     Without those that are lost: a checkpoint that is gone back to has only the objects.
@@ -239,7 +239,7 @@ def variables_beside(strategy: StrategyLike, objects: Mapping[str, Any]) -> dict
     }
 
 
-def _known_variables(strategy: StrategyLike) -> dict[str, Any]:
+def _known_variables(strategy: StrategyBase) -> dict[str, Any]:
     """Return the strategy's variables that are in use, by what tells them apart on all ranks."""
     return {variable.identity: variable for variable in strategy.engine.variables.values()}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...checkpoint import Checkpoint
-from ...collectives.strategy_like import StrategyLike
+from ...collectives.strategy_base import StrategyBase
 from ...core.exceptions import ContextError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def restored_exactly(state: ElasticState) -> Iterator[None]:
         state._is_exact = False
 
 
-def strategies_of(state: ElasticState) -> set[StrategyLike]:
+def strategies_of(state: ElasticState) -> set[StrategyBase]:
     """Return the strategies of which a state is known to be: none, where it has no variables."""
     strategies = {v.strategy for v in state._variables()}
     return strategies if state._given_strategy is None else {state._given_strategy, *strategies}

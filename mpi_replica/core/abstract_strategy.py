@@ -1,0 +1,71 @@
+"""What the context machine must know of a strategy, and of the context of a replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .randomness import Generators
+
+
+class AbstractStrategy:
+    """A strategy, to who asks which one holds."""
+
+    is_default: bool
+    #: What it communicates with: an `Engine`, which is above this floor.
+    engine: Any
+    #: Its random numbers.
+    generators: Generators
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas there are."""
+        raise NotImplementedError
+
+    @property
+    def is_between_replicas(self) -> bool:
+        """Whether a step is under way, and the code that runs now is in none of its replicas."""
+        raise NotImplementedError
+
+    @property
+    def extended(self) -> Any:
+        """Further methods, for library code."""
+        raise NotImplementedError
+
+    def name_of_variable(self, value: Any) -> str | None:
+        """Return a name for a variable; None for anything else."""
+        raise NotImplementedError
+
+    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function on every replica."""
+        raise NotImplementedError
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
+        """Combine a value of all replicas."""
+        raise NotImplementedError
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Concatenate a value of all replicas."""
+        raise NotImplementedError
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Return the components that are here."""
+        raise NotImplementedError
+
+
+class AbstractReplicaContext:
+    """The context of a replica, to who asks which one holds."""
+
+    @property
+    def strategy(self) -> AbstractStrategy:
+        """Its strategy."""
+        raise NotImplementedError
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """The id of the replica."""
+        raise NotImplementedError
+
+    def meet(self, call: Any) -> Any:
+        """Wait until all replicas are at a call, and return its result."""
+        raise NotImplementedError
