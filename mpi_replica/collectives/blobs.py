@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -29,9 +30,16 @@ def payload_of(group: Group, blob: bytes, mark: int = 0) -> bytes:
     return bytes([mark << 1 | _FOLLOWS]) + _LENGTH.pack(len(blob))
 
 
-def marks(group: Group) -> list[int]:
+def marks(payloads: Sequence[bytes]) -> list[int]:
     """Return the mark of each rank."""
-    return [data[0] >> 1 for data in group.payloads()]
+    return [data[0] >> 1 for data in payloads]
+
+
+def inline_blobs(payloads: Sequence[bytes]) -> list[memoryview] | None:
+    """Return the blob of each rank, where all of them came with the header."""
+    if any([data[0] & _FOLLOWS for data in payloads]):
+        return None
+    return [memoryview(data)[1:] for data in payloads]
 
 
 def all_blobs(group: Group, blob: bytes) -> Steps[list[memoryview]]:
@@ -41,8 +49,9 @@ def all_blobs(group: Group, blob: bytes) -> Steps[list[memoryview]]:
     they have more than `LARGE_BYTES` together.
     """
     payloads = group.payloads()
-    if not any(data[0] & _FOLLOWS for data in payloads):
-        return [memoryview(data)[1:] for data in payloads]
+    blobs = inline_blobs(payloads)
+    if blobs is not None:
+        return blobs
     lengths = [
         _LENGTH.unpack(data[1:])[0] if data[0] & _FOLLOWS else len(data) - 1 for data in payloads
     ]

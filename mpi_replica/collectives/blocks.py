@@ -163,16 +163,22 @@ class GatheringPlan:
         #: Of calls in which all that the ranks told are extents, by what they told.
         self.repeated: dict[tuple[bytes, ...], Gathering] = {}
 
-    def gathering(self, heads: Sequence[bytes], counts: Sequence[int]) -> Gathering:
-        """Return how the leaves travel; `heads` hold the extents that each rank told."""
-        key = tuple(heads)
+    def gathering(
+        self, blobs: Sequence[memoryview], counts: Sequence[int]
+    ) -> tuple[Gathering, list[Array]]:
+        """Return how the leaves travel, by the heads of the blobs; and what stands behind them."""
+        sizes = [16 * len(self.forms) * count for count in counts]
+        key = tuple([blob[:size].tobytes() for blob, size in zip(blobs, sizes, strict=True)])
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _CACHE_SIZE:
                 self._known.clear()
                 self.repeated.clear()
-            known = self._known[key] = Gathering(self.forms, self._extents(heads, counts))
-        return known
+            known = self._known[key] = Gathering(self.forms, self._extents(key, counts))
+        data = [
+            np.frombuffer(blob, np.uint8)[size:] for blob, size in zip(blobs, sizes, strict=True)
+        ]
+        return known, data
 
     def _extents(self, heads: Sequence[bytes], counts: Sequence[int]) -> list[Extents]:
         number = len(self.forms)

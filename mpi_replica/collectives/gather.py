@@ -23,14 +23,14 @@ from .agreement.group import Group
 from .agreement.header import INLINE_BYTES
 from .agreement.site import CallSite
 from .agreement.stand import LeafDescription
-from .agreement.steps import Agree, Steps, Texts
-from .blobs import LARGE_BYTES
+from .agreement.steps import Agree, Steps
+from .blobs import LARGE_BYTES, all_blobs, inline_blobs, marks, payload_of
 from .blocks import Gathering, GatheringPlan, LeafForm
 from .collection import Collection, place_all
 
 _NUMBERS = "biufc"
 
-# The leaves of all local replicas, and what this rank tells of their extents.
+# The leaves of all local replicas, and what travels of them before all extents are known.
 _Prepared = tuple[Sequence[Sequence[Array]], bytes]
 
 
@@ -133,41 +133,38 @@ class AllGather(Call):
         contributions = self.contributions
         if len(calls) > 1:
             contributions = [leaves for call in calls for leaves in call.contributions]
-        head = self.plan.head(contributions)
-        group.lay_by_reserve(LARGE_BYTES)
-        return _payload(head, contributions), (contributions, head)
+        blob, has_data = self.plan.head(contributions), False
+        size = sum([leaf.nbytes for leaves in contributions for leaf in leaves])
+        if len(blob) + size < INLINE_BYTES:
+            columns, has_data = zip(*contributions, strict=True), True
+            blob += b"".join([leaf.tobytes() for column in columns for leaf in column])
+        return payload_of(group, blob, has_data), (contributions, blob)
 
     def steps(
         self, group: Group, calls: Sequence[AllGather], prepared: _Prepared
     ) -> Steps[list[Array]] | list[Array]:
-        contributions, head = prepared
-        counts = group.layout.counts
+        contributions, blob = prepared
         payloads = tuple(group.payloads())
         gathering = self.plan.repeated.get(payloads)
         if gathering is None:
-            kinds = {data[:1] for data in payloads}
-            if _TOO_LONG in kinds:
-                return self._move_after_heads(group, head, contributions)
-            sizes = [1 + 16 * len(self.plan.forms) * count for count in counts]
-            heads = [data[1:size] for data, size in zip(payloads, sizes, strict=True)]
-            gathering = self.plan.gathering(heads, counts)
-            if kinds == {_WITH_DATA}:
-                data = [
-                    np.frombuffer(data, np.uint8)[size:]
-                    for data, size in zip(payloads, sizes, strict=True)
-                ]
+            blobs, counts = inline_blobs(payloads), group.layout.counts
+            if blobs is None:
+                return self._move_after_heads(group, blob, contributions)
+            gathering, data = self.plan.gathering(blobs, counts)
+            have_data = set(marks(payloads))
+            if have_data == {True}:
                 results: list[Array] = group.with_reserve(gathering.allocation.make)
                 place_all(gathering.leaves, results, data, counts, is_raw=True)
                 return results
-            if kinds == {_WITHOUT_DATA}:
+            if have_data == {False}:
                 self.plan.repeated[payloads] = gathering
         return self._move(group, gathering, contributions)
 
     def _move_after_heads(
-        self, group: Group, head: bytes, contributions: Sequence[Sequence[Array]]
+        self, group: Group, blob: bytes, contributions: Sequence[Sequence[Array]]
     ) -> Steps[list[Array]]:
-        heads = yield Texts(head)
-        gathering = self.plan.gathering(heads, group.layout.counts)
+        blobs = yield from all_blobs(group, blob)
+        gathering, _ = self.plan.gathering(blobs, group.layout.counts)
         return (yield from self._move(group, gathering, contributions))
 
     def _move(
@@ -190,16 +187,3 @@ class AllGather(Call):
         if self.flat_paths is not None:
             return each
         return [nest.unflatten(self.structure, mine) for mine in each]
-
-
-# The first byte of the payload tells what follows.
-_WITH_DATA, _WITHOUT_DATA, _TOO_LONG = b"\0", b"\1", b"\2"
-
-
-def _payload(head: bytes, contributions: Sequence[Sequence[Array]]) -> bytes:
-    """Return what travels with the header: all, the extents only, or nothing."""
-    size = sum([leaf.nbytes for leaves in contributions for leaf in leaves])
-    if 1 + len(head) + size <= INLINE_BYTES:
-        data = [leaf.tobytes() for column in zip(*contributions, strict=True) for leaf in column]
-        return _WITH_DATA + head + b"".join(data)
-    return _WITHOUT_DATA + head if 1 + len(head) <= INLINE_BYTES else _TOO_LONG
