@@ -6,11 +6,7 @@ mistake is an error on every rank. ``import mpi_replica as mr`` starts no MPI.
 
 from . import data, errors, experimental
 from .checkpoint import Checkpoint, CheckpointManager, latest_checkpoint
-from .core.context import (
-    experimental_set_strategy,
-    has_strategy,
-    in_cross_replica_context,
-)
+from .core.context import experimental_set_strategy, has_strategy, in_cross_replica_context
 from .core.doors import publish
 from .core.indexed_slices import IndexedSlices
 from .core.options import (

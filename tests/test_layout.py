@@ -42,12 +42,6 @@ def test_replicas_are_described_with_their_ranks():
     assert layout.describe([3, 5]) == "replicas 3, 5 (rank 2)"
 
 
-def test_a_layout_of_what_is_at_hand_tells_of_the_true_one():
-    at_hand = Layout((3,), 0, told_as=Layout((2, 1), 1))
-    assert at_hand.local_replica_ids == (0, 1, 2)
-    assert at_hand.describe([1, 2]) == "replicas 1-2 (ranks 0-1)"
-
-
 @pytest.mark.parametrize(
     ("numbers", "text"), [([], ""), ([4], "4"), ([1, 2], "1-2"), ([0, 2, 3, 4, 9], "0, 2-4, 9")]
 )

@@ -14,14 +14,7 @@ from ..core.array_libraries import Array
 from ..core.dtypes import wire_name
 from ..core.layout import Layout
 from ..core.values import Mirrored, PerReplica, per_replica
-from .encoder import (
-    array_name,
-    decoded,
-    mapping_items,
-    replicas_name,
-    state_of,
-    tuple_items,
-)
+from .encoder import array_name, decoded, mapping_items, replicas_name, state_of, tuple_items
 from .index import ArrayRecord, Index
 
 #: Fills an array (given a name, and the array).

@@ -23,14 +23,7 @@ from ..core.dtypes import wire_name
 from ..core.exceptions import CheckpointError
 from ..core.options import CommunicationOptions
 from . import files
-from .index import (
-    ArrayRecord,
-    Index,
-    index_path,
-    packed,
-    packed_record,
-    unpacked_record,
-)
+from .index import ArrayRecord, Index, index_path, packed, packed_record, unpacked_record
 
 
 class Own(NamedTuple):

@@ -33,10 +33,7 @@ class Collection:
     """
 
     def __init__(
-        self,
-        group: Group,
-        gathering: Gathering,
-        contributions: Sequence[Sequence[Array]],
+        self, group: Group, gathering: Gathering, contributions: Sequence[Sequence[Array]]
     ) -> None:
         self._layout = group.layout
         self._gathering = gathering

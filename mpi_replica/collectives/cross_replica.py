@@ -1,31 +1,33 @@
 """reduce and gather in cross-replica context: for values of replicas, on every rank.
 
-Where the components of all replicas are at hand (in a ``merge_fn``) no message is needed: the
-same code runs with an engine of one rank.
+Where the components of all replicas are at hand (in a ``merge_fn``) no message is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ..core import nest
 from ..core.array_libraries import give_back, ways_back
 from ..core.dtypes import as_plain_array
-from ..core.layout import Layout
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.values import DistributedValues, PerReplica
-from ..ranks.single import SingleTransport
 from .agreement.call import Call
 from .agreement.site import CallSite
+from .at_hand import AtHand
 from .axes import finished, normalized, partial
 from .engine import Engine
 from .gather import AllGather
 from .reduce import AllReduce
 from .sparse import has_slices, reduce_with_slices
+
+# Performs a call, and returns its result.
+_Perform = Callable[[Call], Any]
+# The leaves of each replica.
+_Rows = Sequence[Sequence[Any]]
 
 
 def reduce(
@@ -47,13 +49,12 @@ def reduce(
     leaves = _Leaves(engine, kind, value, plain_is_component)
     structure = leaves.structure
 
-    def combine(own: Engine, rows: Sequence[Sequence[Any]], paths: Sequence[str]) -> list[Any]:
-        perform = own.cross_replica
+    def combine(perform: _Perform, rows: _Rows, paths: Sequence[str]) -> list[Any]:
         if axis is None and has_slices(rows):
             return reduce_with_slices(
-                own, perform, kind, reduce_op, rows, structure, paths, options, detail
+                engine, perform, kind, reduce_op, rows, structure, paths, options, detail
             )
-        call = own.make(
+        call = engine.make(
             kind, options, _reduction, kind, reduce_op, rows, axis, paths, structure, detail
         )
         found: list[Any] = perform(call)
@@ -89,9 +90,11 @@ def gather(
     leaves = _Leaves(engine, "gather", value, plain_is_component)
     structure = leaves.structure
 
-    def combine(own: Engine, rows: Sequence[Sequence[Any]], paths: Sequence[str]) -> list[Any]:
-        call = own.make("gather", options, AllGather, "gather", axis, rows, structure, None, paths)
-        found: list[Any] = own.cross_replica(call)
+    def combine(perform: _Perform, rows: _Rows, paths: Sequence[str]) -> list[Any]:
+        call = engine.make(
+            "gather", options, AllGather, "gather", axis, rows, structure, None, paths
+        )
+        found: list[Any] = perform(call)
         return found
 
     def of_shared(shared: Any, path: str) -> Any:
@@ -122,9 +125,8 @@ class _Leaves:
             return leaf.components(()) is None
         return not self._plain_is_component
 
-    def _rows(self, own: Engine, wanted: Sequence[int]) -> list[list[Any]]:
-        """Return the wanted leaves of each replica that is on `own`'s rank."""
-        ids = own.layout.local_replica_ids
+    def _rows(self, ids: Sequence[int], wanted: Sequence[int]) -> list[list[Any]]:
+        """Return the wanted leaves of each of these replicas."""
         columns = []
         for index in wanted:
             leaf = self.leaves[index]
@@ -134,19 +136,21 @@ class _Leaves:
 
     def map(
         self,
-        combine: Callable[[Engine, Sequence[Sequence[Any]], Sequence[str]], list[Any]],
+        combine: Callable[[_Perform, _Rows, Sequence[str]], list[Any]],
         of_shared: Callable[[Any, str], Any],
     ) -> Any:
         """Return the nest with a result for each leaf; leaves that travel share one call.
 
-        `combine` takes the leaves of each replica and their paths, and gives a result for each.
+        `combine` takes what performs a call, the leaves of each replica that the call stands for,
+        and their paths, and gives a result for each.
         """
+        engine, layout = self.engine, self.engine.layout
         results: list[Any] = [None] * len(self.leaves)
         here, elsewhere = [], []
         try:
             for index, leaf in enumerate(self.leaves):
                 if isinstance(leaf, PerReplica):
-                    leaf.require(self.engine.layout.num_replicas)
+                    leaf.require(layout.num_replicas)
                 if self._is_shared(leaf):
                     value = leaf.shared_value() if isinstance(leaf, DistributedValues) else leaf
                     results[index] = of_shared(value, self.paths[index])
@@ -154,32 +158,20 @@ class _Leaves:
                     here.append(index)
                 else:
                     elsewhere.append(index)
+            rows_here = self._rows(layout.all_replica_ids, here)
+            rows = self._rows(layout.local_replica_ids, elsewhere)
         except Exception as error:
-            self.engine.fail(self._kind, error)
-        for wanted in (here, elsewhere):
+            engine.fail(self._kind, error)
+        at_hand: AtHand = engine.group.kept[AtHand]
+        for wanted, those, perform in (
+            (here, rows_here, at_hand.perform),
+            (elsewhere, rows, engine.cross_replica),
+        ):
             if wanted:
-                own = self.engine if wanted is elsewhere else _engine_at_hand(self.engine)
-                try:
-                    rows = self._rows(own, wanted)
-                except Exception as error:
-                    own.fail(self._kind, error)
-                found = combine(own, rows, [self.paths[index] for index in wanted])
+                found = combine(perform, those, [self.paths[index] for index in wanted])
                 for index, result in zip(wanted, found, strict=True):
                     results[index] = result
         return nest.unflatten(self.structure, results)
-
-
-# Making one takes longer than what it does for a few numbers.
-_engines_at_hand: WeakKeyDictionary[Engine, Engine] = WeakKeyDictionary()
-
-
-def _engine_at_hand(engine: Engine) -> Engine:
-    """Return an engine for which all replicas are on one rank, so that nothing travels."""
-    at_hand = _engines_at_hand.get(engine)
-    if at_hand is None or at_hand.layout.told_as is not engine.layout:
-        layout = Layout((engine.layout.num_replicas,), 0, engine.layout)
-        at_hand = _engines_at_hand[engine] = Engine(SingleTransport(), layout, engine.options)
-    return at_hand
 
 
 def _reduction(

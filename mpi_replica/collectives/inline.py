@@ -63,13 +63,7 @@ class InlineReduction:
     message: Bytes | None = None
     rank_bytes: Sequence[int] = ()
 
-    def __init__(
-        self,
-        plan: Plan,
-        memory: Bytes,
-        places: Sequence[int],
-        group: Group,
-    ) -> None:
+    def __init__(self, plan: Plan, memory: Bytes, places: Sequence[int], group: Group) -> None:
         layout = group.layout
         self._quietly = group.quietly
         self._op = plan.op
@@ -172,14 +166,7 @@ class OrderedInlineReduction(InlineReduction):
         Whether the contributions of every rank fit into its header.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        group: Group,
-        scratch: Scratch,
-        *,
-        is_inline: bool,
-    ) -> None:
+    def __init__(self, plan: Plan, group: Group, scratch: Scratch, *, is_inline: bool) -> None:
         layout = group.layout
         tree = tree_of(layout.counts)
         size_bytes = int(plan.small_bytes)

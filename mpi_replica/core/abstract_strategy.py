@@ -12,8 +12,6 @@ class AbstractStrategy:
     """A strategy, to who asks which one holds."""
 
     is_default: bool
-    #: What it communicates with: an `Engine`, which is above this floor.
-    engine: Any
     #: Its random numbers.
     generators: Generators
 

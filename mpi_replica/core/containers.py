@@ -41,11 +41,7 @@ def _register(kind: type, flatten: Callable[[Any], _Flat], entry: type[optree.Py
     with _lock:
         if kind not in _opened:  # by another thread
             optree.register_pytree_node(
-                kind,
-                flatten,
-                _unflat,
-                path_entry_type=entry,
-                namespace=NAMESPACE,
+                kind, flatten, _unflat, path_entry_type=entry, namespace=NAMESPACE
             )
             _opened.add(kind)
 

@@ -90,11 +90,7 @@ class IndexedSlices:
 
     @classmethod
     def of_replicas(
-        cls,
-        values: Array,
-        indices: Array,
-        dense_shape: Iterable[int] | None,
-        rows: Sequence[int],
+        cls, values: Array, indices: Array, dense_shape: Iterable[int] | None, rows: Sequence[int]
     ) -> IndexedSlices:
         """Return slices of which the first `rows` are replica 0's, and so on.
 

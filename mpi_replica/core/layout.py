@@ -32,8 +32,6 @@ class Layout:
         How many replicas each rank hosts, in rank order.
     rank : int
         The rank that looks.
-    told_as : Layout, optional
-        The layout that `describe` tells of, where this one only holds what is at hand.
 
     Attributes
     ----------
@@ -49,7 +47,6 @@ class Layout:
 
     counts: tuple[int, ...]
     rank: int
-    told_as: Layout | None = None
     era: Era = dataclasses.field(default_factory=Era, init=False, repr=False, compare=False)
 
     @classmethod
@@ -115,7 +112,7 @@ class Layout:
         'replicas 0-2 (ranks 0-1)'
         """
         ids = sorted(replica_ids)
-        ranks = sorted({(self.told_as or self).rank_of(i) for i in ids})
+        ranks = sorted({self.rank_of(i) for i in ids})
         return f"{numbers_text('replica', ids)} ({numbers_text('rank', ranks)})"
 
 

@@ -120,11 +120,7 @@ class Dataset(Factories, OrderVerbs, ElementVerbs):
         return map(numpy_values, self)
 
     def batches(
-        self,
-        slice_rows: SliceRows | None = None,
-        *,
-        epoch: int | None = None,
-        start: int = 0,
+        self, slice_rows: SliceRows | None = None, *, epoch: int | None = None, start: int = 0
     ) -> Iterator[tuple[int, Any]]:
         """Start an epoch: iterate (rows of the global batch, the wanted rows of it).
 

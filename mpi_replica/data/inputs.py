@@ -111,10 +111,7 @@ class Input:
 
     @classmethod
     def from_function(
-        cls,
-        engine: Engine,
-        dataset_fn: Callable[[InputContext], Any],
-        options: InputOptions | None,
+        cls, engine: Engine, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None
     ) -> Input:
         """Take one batch for each local replica from the datasets that `dataset_fn` makes."""
         options = _checked(options)
@@ -175,10 +172,7 @@ class Input:
     def reader(self) -> StepReader:
         """Return what reads the steps of one more iteration."""
         return StepReader(
-            self._steps,
-            is_repeatable=self._is_repeatable,
-            ahead=self.ahead,
-            once=self._once,
+            self._steps, is_repeatable=self._is_repeatable, ahead=self.ahead, once=self._once
         )
 
 

@@ -32,12 +32,7 @@ class StepReader:
     """
 
     def __init__(
-        self,
-        make: MakeSteps,
-        *,
-        is_repeatable: bool,
-        ahead: int,
-        once: ReadOnce | None,
+        self, make: MakeSteps, *, is_repeatable: bool, ahead: int, once: ReadOnce | None
     ) -> None:
         self._make = make
         self._is_repeatable = is_repeatable

@@ -19,13 +19,7 @@ from .processes import adopt_orphans, descendants, ends_with_parent, ranks_below
 # The exit status of a job that ran too long: that of the command `timeout`.
 _TIMED_OUT = 124
 
-_FORWARDED = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGHUP,
-)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 # What launchers hand to the ranks of all hosts, as measured with Open MPI 5.0.11 and MPICH 5.0.2.
 # The others end Open MPI's launcher and its ranks in 0.2 s, or MPICH's launcher alone.

@@ -105,11 +105,7 @@ class WaitingTransport(SingleTransport):
     """
 
     def __init__(
-        self,
-        rank: int,
-        hosts: tuple[str, ...],
-        pids: tuple[int, ...],
-        abort: Callable[[int], None],
+        self, rank: int, hosts: tuple[str, ...], pids: tuple[int, ...], abort: Callable[[int], None]
     ) -> None:
         super().__init__()
         self.rank, self.hosts, self.pids = rank, hosts, pids

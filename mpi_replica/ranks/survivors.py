@@ -87,11 +87,7 @@ class Survivors:
     """
 
     def __init__(
-        self,
-        mpi: Any,
-        communicator: Any,
-        num_spares: int,
-        make: Callable[..., Transport],
+        self, mpi: Any, communicator: Any, num_spares: int, make: Callable[..., Transport]
     ) -> None:
         self._mpi = mpi
         self._make = make

@@ -309,13 +309,7 @@ class Assignable(AbstractVariable):
         num_parts = layout.num_replicas if self._is_summed else None
         writing = StorageWriting(self._storage, keys, how, num_parts)
         return Broadcast(
-            site,
-            options,
-            kind,
-            self.identity,
-            mine,
-            compared=how not in SCATTER,
-            writing=writing,
+            site, options, kind, self.identity, mine, compared=how not in SCATTER, writing=writing
         )
 
     @property

@@ -90,9 +90,7 @@ def mean_over_global_batch(
 
 
 def compute_average_loss(
-    per_example_loss: Any,
-    sample_weight: Any = None,
-    global_batch_size: int | None = None,
+    per_example_loss: Any, sample_weight: Any = None, global_batch_size: int | None = None
 ) -> Any:
     """Return this replica's part of the mean loss: the parts of all replicas add up to it.
 

@@ -13,12 +13,7 @@ from ..collectives.reduce import AllReduce
 from ..collectives.sparse import reduce_values
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
-from ..core.context import (
-    State,
-    current_state,
-    current_strategy,
-    entered,
-)
+from ..core.context import State, current_state, current_strategy, entered
 from ..core.exceptions import ContextError
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.values import component_of

@@ -108,9 +108,7 @@ class Distribution(StrategyBase):
             self.engine.share(kind, error)
 
     def distribute_datasets_from_function(
-        self,
-        dataset_fn: Callable[[InputContext], Any],
-        options: InputOptions | None = None,
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset:
         """Make a dataset on each rank with `dataset_fn`, whose batches go to replicas as they are.
 

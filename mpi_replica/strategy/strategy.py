@@ -13,10 +13,7 @@ from ..collectives.agreement.site import call_site
 from ..collectives.engine import Engine
 from ..core import nest
 from ..core.argument_checks import check_call
-from ..core.context import (
-    Scope,
-    require_cross_replica,
-)
+from ..core.context import Scope, require_cross_replica
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.randomness import Generators
 from ..core.values import PerReplica, component_of, local_results

@@ -16,11 +16,7 @@ class Verifying(StrategyBase):
     """The part of a strategy that compares state between its ranks."""
 
     def verify(
-        self,
-        value: Any,
-        *,
-        every: int = 1,
-        options: CommunicationOptions | None = None,
+        self, value: Any, *, every: int = 1, options: CommunicationOptions | None = None
     ) -> None:
         """Raise where what should be the same on all ranks, or replicas, is not.
 

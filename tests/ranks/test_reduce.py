@@ -367,3 +367,40 @@ def test_a_per_replica_with_a_wrong_number_of_components_is_a_value_error(strate
         error = raises_everywhere(ValueError, call)
         assert "PerReplica" in str(error)
     check_works(strategy)
+
+
+MISMATCHES = (mr.errors.StructureMismatchError, mr.errors.CollectiveMismatchError)
+ROWS = mr.IndexedSlices(np.ones((1, 2)), [0], (3, 2))
+
+
+@pytest.mark.parametrize(
+    ("call", "usual", "other", "words"),
+    [
+        ("reduce", np.zeros(2), np.zeros(3), r"float64\[2\].*float64\[3\]"),
+        ("reduce", np.zeros((3, 2)), ROWS, "IndexedSlices"),
+        ("gather", np.zeros(2), np.zeros((2, 2)), r"float64\[any\].*float64\[any, 2\]"),
+    ],
+)
+def test_unlike_components_that_are_at_hand_are_told_with_replicas_and_ranks(
+    strategy, call, usual, other, words
+):
+    last = strategy.num_replicas_in_sync - 1
+    value = mr.PerReplica([*[usual] * last, other])  # the same on all ranks: nothing travels
+    if not last:
+        pytest.skip("a component alone agrees with itself")
+    act = {
+        "reduce": lambda: strategy.reduce("SUM", value, axis=None),
+        "gather": lambda: strategy.gather(value, axis=0),
+    }[call]
+    with pytest.raises(MISMATCHES, match=f"(?s){words}") as caught:
+        act()
+    assert strategy.engine.layout.describe([last]) in str(caught.value)
+    assert strategy.engine.layout.describe(range(last)) in str(caught.value)
+    check_works(strategy)
+
+
+def test_an_integer_beside_a_float_is_one_where_all_components_are_at_hand(strategy):
+    count = strategy.num_replicas_in_sync
+    total = strategy.reduce("SUM", mr.PerReplica([0.5, *range(1, count)]), axis=None)
+    assert type(total) is np.float64
+    assert total == 0.5 + sum(range(count))

@@ -232,9 +232,7 @@ def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError |
     sides = _sides(calls, lambda call: (call.kind, call.detail, call.wire, call.code), layout)
     if len(sides) == 1:
         sides = _sides(
-            calls,
-            lambda call: (call.name, call.site.digest if call.name is None else b""),
-            layout,
+            calls, lambda call: (call.name, call.site.digest if call.name is None else b""), layout
         )
     if len(sides) == 1:
         return None

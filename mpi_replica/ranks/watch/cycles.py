@@ -154,11 +154,7 @@ class CycleSearch:
             self._end_wait(waited, text, [wait.address for wait in path])
 
     def _end(
-        self,
-        channels: Sequence[Channel],
-        channel: Channel,
-        text: str,
-        addresses: list[_Address],
+        self, channels: Sequence[Channel], channel: Channel, text: str, addresses: list[_Address]
     ) -> None:
         channel.give_up("cycle", text)
         mine = (self._host, self._pid)

@@ -36,9 +36,7 @@ def buddy_of(rank: int, hosts: Sequence[str]) -> int:
 
 
 def givers(
-    needed: Iterable[int],
-    own: Mapping[int, Iterable[int]],
-    kept: Mapping[int, Iterable[int]],
+    needed: Iterable[int], own: Mapping[int, Iterable[int]], kept: Mapping[int, Iterable[int]]
 ) -> dict[int, int]:
     """Return for each replica a rank that has what belongs to it; nothing for those that are lost.
 

@@ -20,13 +20,7 @@ from .commit import Committing, Guarded
 from .losses import Loss
 from .recovery import HeldCommit, gather_state
 from .snapshot import Snapshot, are_empty, put_back, take, variables_beside
-from .state import (
-    ElasticState,
-    manager_of,
-    objects_of,
-    replace_objects,
-    restored_exactly,
-)
+from .state import ElasticState, manager_of, objects_of, replace_objects, restored_exactly
 
 _log = logging.getLogger("mpi_replica")
 

@@ -1,0 +1,78 @@
+"""Calls of values whose components are all at hand: every rank works them out, and asks nobody."""
+
+from __future__ import annotations
+
+from types import GeneratorType
+from typing import Any
+
+from ..core.exceptions import mark_reporter
+from ..core.layout import Layout
+from ..ranks.single import SingleTransport
+from .agreement.call import Call
+from .agreement.group import Group
+from .agreement.header import AGREES, head
+from .agreement.judgement import judge
+from .agreement.stand import Report, Stand
+from .agreement.steps import Agree, Raise, Steps
+
+
+class AtHand:
+    """What does such calls; kept by a group.
+
+    Parameters
+    ----------
+    group : Group
+        That of the strategy.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._layout = group.layout
+        self._transport = transport = SingleTransport()
+        alone = Layout((group.layout.num_replicas,), 0)
+        self._group = Group(alone, transport.hosts, transport.headers)
+
+    def perform(self, call: Call) -> Any:
+        """Return the result of a call that was made of the components of all replicas.
+
+        Not collective. An error is that of all ranks, since all of them have the same components.
+        """
+        try:
+            if call.error is not None:
+                raise call.error
+            while not call.agrees:
+                self._make_alike(call)
+            (answer,) = call.answer([call], self._do(self._steps(call)))
+            return answer
+        except Exception as error:
+            mark_reporter(error, 0)
+            raise
+
+    def _make_alike(self, call: Call) -> None:
+        """Change what the components don't have in common; raise where that can't be done."""
+        ids = self._layout.all_replica_ids
+        stands = [Stand((i,), call.status, call.describe(i)) for i in ids]
+        verdict = judge([Report(tuple(stands), (), 0)], self._layout)
+        if verdict.error is not None:
+            raise verdict.error
+        call.promote(verdict.change)
+
+    def _steps(self, call: Call) -> Steps[Any]:
+        prepared = yield Agree(lambda: call.prepare(self._group, [call]) or (b"", None))
+        results = call.steps(self._group, [call], prepared)
+        return (yield from results) if isinstance(results, GeneratorType) else results
+
+    def _do(self, steps: Steps[Any]) -> Any:
+        """Do steps, and return the results to which they lead."""
+        transport, answer = self._transport, None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                return end.value
+            if isinstance(step, Agree):
+                payload, answer = step.prepare()
+                transport.exchange(head(0, 0, AGREES, len(payload)) + payload)
+            elif isinstance(step, Raise):
+                raise step.error
+            else:
+                answer = step.exchange(transport, None)
