@@ -62,7 +62,7 @@ _Parsers = Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says; return the exit status."""
+    """Does what the command line says; returns the exit status."""
     parser = argparse.ArgumentParser(
         "python -m mpi_replica", description=_DESCRIPTION, allow_abbrev=False
     )

@@ -1,9 +1,12 @@
 """The documentation of the public names is there, has the parts it needs, and its examples run."""
 
+import ast
 import doctest
 import importlib
 import inspect
 import pkgutil
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,12 +84,50 @@ def test_there_are_examples_to_run():
 
 
 @pytest.mark.parametrize(("name", "thing"), [*public_objects(), *public_methods()])
-def test_every_public_name_is_documented_in_one_imperative_line_first(name, thing):
+def test_every_public_name_is_documented_in_one_line_first(name, thing):
     text = inspect.getdoc(thing)
     assert text, f"{name} has no docstring"
     first = text.splitlines()[0]
     assert first.endswith(".") or "\n\n" not in text, f"{name}: no point ends {first!r}"
     assert len(first) <= 100
+
+
+def functions_users_call():
+    """Where each function begins that a public name leads to: its file and line."""
+    doors = [mr, mr.data, mr.errors, mr.experimental, mr.testing]
+    things = [getattr(door, name) for door in doors for name in door.__all__]
+    for thing in things:
+        methods = [
+            inspect.getattr_static(thing, name)
+            for name, _ in inspect.getmembers(thing)
+            if inspect.isclass(thing) and (not name.startswith("_") or name.startswith("__"))
+        ]
+        for method in [thing, *methods]:
+            code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
+            if code is not None:
+                yield code.co_filename, code.co_firstlineno
+
+
+def first_words():
+    """Of the docstring of each function but properties: where it begins, and the first word."""
+    for path in sorted(Path(mr.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = isinstance(node, ast.FunctionDef) and ast.get_docstring(node)
+            decorators = [ast.unparse(each) for each in getattr(node, "decorator_list", [])]
+            if text and not any("property" in decorator for decorator in decorators):
+                line = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                yield (str(path), line), text.split()[0].rstrip(".,:;")
+
+
+def test_what_users_call_is_documented_in_the_imperative_and_all_else_in_the_indicative():
+    public = set(functions_users_call())
+    words = dict(first_words())
+    imperative = {place: word for place, word in words.items() if place in public}
+    indicative = {place: word for place, word in words.items() if place not in public}
+    assert len(imperative) > 100
+    assert len(indicative) > 500
+    assert [item for item in imperative.items() if re.search("[^s]s$", item[1])] == []
+    assert [item for item in indicative.items() if not re.search("[^s]s$", item[1])] == []
 
 
 COLLECTIVES = [

@@ -145,7 +145,7 @@ class Checkpoint:
         path: str | os.PathLike[str],
         encoder: Encoder,
     ) -> Saving:
-        """Return the call that saves the objects as they are now."""
+        """Returns the call that saves the objects as they are now."""
         place = Path(os.path.abspath(path))
         state = {
             name: encoder.encode(value, f"checkpoint.{name}")
@@ -247,7 +247,7 @@ class Checkpoint:
 
 
 def _restore_generators(strategy: StrategyBase, index: Index) -> None:
-    """Go on with the random numbers of each replica, wherever it was."""
+    """Goes on with the random numbers of each replica, wherever it was."""
     generators = all_generators(index.of_ranks)
     mine = {str(i) for i in strategy.engine.layout.local_replica_ids}
     replicas = {name: state for name, state in generators["replicas"].items() if name in mine}

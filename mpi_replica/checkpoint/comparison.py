@@ -70,7 +70,7 @@ class Comparison:
         self._put_back = self._mapping(self._objects, index.state, "")
 
     def put_back(self) -> dict[str, Any]:
-        """Put everything back that fits; return the objects, with new ones for what can't change.
+        """Puts everything back that fits; returns the objects, with new ones for what can't change.
 
         Only once.
 
@@ -85,7 +85,7 @@ class Comparison:
         return self._objects
 
     def problems(self) -> str:
-        """Return what does not fit, in words; an empty text where all does."""
+        """Returns what does not fit, in words; an empty text where all does."""
         kinds = [
             ("not in the checkpoint", self.missing),
             ("not in the program", self.unexpected),
@@ -94,7 +94,7 @@ class Comparison:
         return "; ".join(f"{what}: {', '.join(found)}" for what, found in kinds if found)
 
     def _match(self, live: Any, saved: Any, path: str) -> _PutBack | None:
-        """Return what puts `live` back; None where it does not fit."""
+        """Returns what puts `live` back; None where it does not fit."""
         if hasattr(live, "state_dict") and hasattr(live, "load_state_dict"):
             return self._stateful(live, saved, path)
         if isinstance(live, PerReplica):
@@ -185,7 +185,7 @@ class Comparison:
         return put_back
 
     def _replicas(self, saved: Any, path: str) -> _PutBack | None:
-        """Return what makes a `PerReplica` anew; what its parts were before says nothing."""
+        """Returns what makes a `PerReplica` anew; what its parts were before says nothing."""
         number, ids = self._layout.num_replicas, self._layout.local_replica_ids
         parts = self._index.of_replicas.get(replicas_name(saved) or "")
         if parts is None or self._index.num_replicas != number:
@@ -193,7 +193,7 @@ class Comparison:
         return lambda: per_replica([decoded(parts[str(i)], self._load) for i in ids], self._layout)
 
     def _components(self, live: Any, saved: Any, path: str) -> _PutBack | None:
-        """Return what gives a variable the components of this rank's replicas."""
+        """Returns what gives a variable the components of this rank's replicas."""
         number, ids = self._layout.num_replicas, self._layout.local_replica_ids
         parts = self._index.of_replicas.get(replicas_name(saved) or "", {})
         if live.is_mirrored or not all(str(i) in parts for i in ids):
@@ -206,7 +206,7 @@ class Comparison:
         return put_back
 
     def _other(self, live: Any, saved: Any, path: str, here: str) -> _PutBack | None:
-        """Return what replaces a value by one of another kind, where that loses no object.
+        """Returns what replaces a value by one of another kind, where that loses no object.
 
         `here` says what it is, for the error.
         """
@@ -215,7 +215,7 @@ class Comparison:
         return self._differs(path, here, saved)
 
     def _anew(self, saved: Any) -> Any:
-        """Return a value that the program has no longer: an array, a number, a nest of them."""
+        """Returns a value that the program has no longer: an array, a number, a nest of them."""
         return decoded(saved, self._load)
 
     def _arrays(self, live: Any, saved: Any, path: str) -> _PutBack | None:
@@ -274,7 +274,7 @@ class Comparison:
 
 
 def _is_data(saved: Any) -> bool:
-    """Return whether `saved` stands for arrays, numbers and texts alone."""
+    """Returns whether `saved` stands for arrays, numbers and texts alone."""
     if isinstance(saved, list):
         return all(map(_is_data, saved))
     if not isinstance(saved, dict):
@@ -285,7 +285,7 @@ def _is_data(saved: Any) -> bool:
 
 
 def variables_in(live: Any) -> Iterator[AbstractVariable]:
-    """Return the variables in a nest; nothing in it need be made anew (see `nest`)."""
+    """Returns the variables in a nest; nothing in it need be made anew (see `nest`)."""
     if isinstance(live, AbstractVariable):
         yield live
     elif isinstance(live, (Mapping, list, tuple)):
@@ -294,7 +294,7 @@ def variables_in(live: Any) -> Iterator[AbstractVariable]:
 
 
 def _has_objects(live: Any) -> bool:
-    """Return whether there are variables, or objects with a state, in a nest."""
+    """Returns whether there are variables, or objects with a state, in a nest."""
     if isinstance(live, Mapping):
         return any(map(_has_objects, live.values()))
     if isinstance(live, (list, tuple)):
@@ -303,7 +303,7 @@ def _has_objects(live: Any) -> bool:
 
 
 def _refilled(live: list[Any], items: list[Any]) -> list[Any]:
-    """Return a list that has other items now, of which there may be more or fewer."""
+    """Returns a list that has other items now, of which there may be more or fewer."""
     live[:] = items
     return live
 

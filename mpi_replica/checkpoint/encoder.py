@@ -60,7 +60,7 @@ class Encoder:
         self.own_arrays: dict[str, Array] = {}
 
     def encode(self, value: Any, path: str) -> Any:
-        """Return what stands for `value`; `path` is where it is, for errors.
+        """Returns what stands for `value`; `path` is where it is, for errors.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class Encoder:
         raise self._refused(value, path)
 
     def _state(self, state: Any, path: str) -> Any:
-        """Return what stands for the state of an object, in which there are no replicas."""
+        """Returns what stands for the state of an object, in which there are no replicas."""
         own, self._own = self._own, None
         try:
             return self.encode(state, path)
@@ -113,7 +113,7 @@ class Encoder:
             self._own = own
 
     def _replicas(self, components: Mapping[int, Any], path: str) -> str:
-        """Keep what stands for the components; return their name: the path."""
+        """Keeps what stands for the components; returns their name: the path."""
         encoded = self.of_replicas[path] = {}
         for i, component in components.items():
             encoder = Encoder(self._plain, prefix=f"{path}.{i}.")
@@ -141,7 +141,7 @@ class Encoder:
         return value
 
     def _key(self, key: Any, path: str) -> Any:
-        """Return what stands for a key: numpy's scalars are equal to Python's."""
+        """Returns what stands for a key: numpy's scalars are equal to Python's."""
         if isinstance(key, tuple):
             return {_TUPLE: [self._key(item, path) for item in key]}
         plain = key.item() if isinstance(key, (np.bool_, np.number, np.character)) else key
@@ -158,7 +158,7 @@ class Encoder:
 
 
 def _inside(value: Any, *keys: str) -> Any:
-    """Return what a JSON object has under its only key, if that is one of these; else None."""
+    """Returns what a JSON object has under its only key, if that is one of these; else None."""
     if not isinstance(value, dict) or len(value) != 1:
         return None
     ((key, inner),) = value.items()
@@ -166,7 +166,7 @@ def _inside(value: Any, *keys: str) -> Any:
 
 
 def array_name(value: Any) -> str | None:
-    """Return the name of the array that `value` stands for; None where it stands for another thing.
+    """Returns the name of the array that `value` stands for; None where it stands for none.
 
     A numpy scalar is an array without dimensions.
     """
@@ -175,18 +175,18 @@ def array_name(value: Any) -> str | None:
 
 
 def state_of(value: Any) -> Any:
-    """Return what stands for the ``state_dict()`` of an object; None where it is no object's."""
+    """Returns what stands for the ``state_dict()`` of an object; None where it is no object's."""
     return _inside(value, _STATE)
 
 
 def replicas_name(value: Any) -> str | None:
-    """Return the name of the `PerReplica` that `value` stands for; None for another thing."""
+    """Returns the name of the `PerReplica` that `value` stands for; None for another thing."""
     name = _inside(value, _REPLICAS)
     return name if isinstance(name, str) else None
 
 
 def mapping_items(value: Any) -> dict[Any, Any] | None:
-    """Return what stands for the items of a mapping; None where it is none."""
+    """Returns what stands for the items of a mapping; None where it is none."""
     if not isinstance(value, dict):
         return None
     if len(value) == 1 and next(iter(value)).startswith("$"):
@@ -200,13 +200,13 @@ def _no_array(name: str) -> Array:
 
 
 def tuple_items(value: Any) -> list[Any] | None:
-    """Return what stands for the items of a list or tuple; None where it is none."""
+    """Returns what stands for the items of a list or tuple; None where it is none."""
     items = _inside(value, _TUPLE) if isinstance(value, dict) else value
     return items if isinstance(items, list) else None
 
 
 def decoded(value: Any, array: Callable[[str], Array]) -> Any:
-    """Undo `Encoder.encode`; `array` returns an array by its name.
+    """Undoes `Encoder.encode`; `array` returns an array by its name.
 
     Raises
     ------
@@ -237,7 +237,7 @@ def decoded(value: Any, array: Callable[[str], Array]) -> Any:
 
 
 def dtype_text(dtype: np.dtype[Any]) -> Any:
-    """Return what stands for a dtype in JSON.
+    """Returns what stands for a dtype in JSON.
 
     Raises
     ------
@@ -271,7 +271,7 @@ _REGISTERED = 2  # by a package other than numpy
 
 
 def dtype_from(text: Any) -> np.dtype[Any]:
-    """Undo `dtype_text`.
+    """Undoes `dtype_text`.
 
     Raises
     ------

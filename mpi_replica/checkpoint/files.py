@@ -33,7 +33,7 @@ class Extent(NamedTuple):
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those that it is in, unless it is there.
+    """Makes a folder, and those that it is in, unless it is there.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_new(path: Path, arrays: Sequence[Array]) -> list[Extent]:
-    """Write arrays one behind the other into a new file, and force it to disk.
+    """Writes arrays one behind the other into a new file, and force it to disk.
 
     Their bytes are in C order. Memory: a few MiB, whatever their layout.
 
@@ -73,7 +73,7 @@ def write_new(path: Path, arrays: Sequence[Array]) -> list[Extent]:
 
 @contextlib.contextmanager
 def _forced_to_disk(path: Path) -> Iterator[int]:
-    """Make a file and open it to write to; where that goes well, all is on disk at the end."""
+    """Makes a file and opens it to write to; where that goes well, all is on disk at the end."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         yield file
@@ -83,7 +83,7 @@ def _forced_to_disk(path: Path) -> Iterator[int]:
 
 
 def _blocks(array: Array) -> Iterator[memoryview]:
-    """Yield the bytes of an array in C order."""
+    """Yields the bytes of an array in C order."""
     for part, plain in _plain_parts(array):
         if plain is not part:
             plain[...] = part
@@ -93,7 +93,7 @@ def _blocks(array: Array) -> Iterator[memoryview]:
 
 
 def _plain_parts(array: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield parts of an array, in C order, each with itself or a contiguous one of its shape.
+    """Yields parts of an array, in C order, each with itself or a contiguous one of its shape.
 
     All of these share the memory of one block.
     """
@@ -104,7 +104,7 @@ def _plain_parts(array: Array) -> Iterator[tuple[Array, Array]]:
 
 
 def _parts(array: Array) -> Iterator[Array]:
-    """Yield parts of an array, in C order: each is contiguous, or at most a block large."""
+    """Yields parts of an array, in C order: each is contiguous, or at most a block large."""
     if not array.nbytes:
         return
     if array.flags.c_contiguous or array.nbytes <= _BLOCK_BYTES:
@@ -120,7 +120,7 @@ def _parts(array: Array) -> Iterator[Array]:
 
 
 def _bytes_of(array: Array) -> memoryview:
-    """Return the memory of a contiguous array."""
+    """Returns the memory of a contiguous array."""
     return np.asarray(array).reshape(-1).view(np.uint8).data
 
 
@@ -133,7 +133,7 @@ def _write_all(file: int, block: memoryview) -> None:
 
 
 def write_beside(path: Path, data: bytes) -> None:
-    """Write what `put_in_place` puts in the place of a file; force it and the folder to disk.
+    """Writes what `put_in_place` puts in the place of a file; forces it and the folder to disk.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def write_beside(path: Path, data: bytes) -> None:
 
 
 def put_in_place(path: Path) -> None:
-    """Put what `write_beside` wrote in the place of a file, at once; `sync_folder` makes it last.
+    """Puts what `write_beside` wrote in the place of a file, at once; `sync_folder` makes it last.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def put_in_place(path: Path) -> None:
 
 
 def remove_beside(path: Path) -> None:
-    """Remove what `write_beside` wrote."""
+    """Removes what `write_beside` wrote."""
     remove(_beside(path))
 
 
@@ -171,7 +171,7 @@ def _beside(path: Path) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to disk.
+    """Forces the names in a folder to disk.
 
     Raises
     ------
@@ -194,7 +194,7 @@ def _sync(folder: Path) -> None:
 
 
 def head_of(path: Path, most_bytes: int) -> bytes:
-    """Return the first bytes of a file; none where it can't be read."""
+    """Returns the first bytes of a file; none where it can't be read."""
     with contextlib.suppress(OSError):
         file = os.open(path, os.O_RDONLY)
         try:
@@ -205,7 +205,7 @@ def head_of(path: Path, most_bytes: int) -> bytes:
 
 
 def read_small(path: Path, most_bytes: int) -> bytes:
-    """Return what is in a file.
+    """Returns what is in a file.
 
     Raises
     ------
@@ -231,7 +231,7 @@ class Version(NamedTuple):
 
 
 def check(path: Path, extents: Sequence[Extent]) -> Version:
-    """Raise unless all of these bytes are there, and are what was written.
+    """Raises unless all of these bytes are there, and are what was written.
 
     Returns
     -------
@@ -262,7 +262,7 @@ def check(path: Path, extents: Sequence[Extent]) -> Version:
 
 
 def read_into(path: Path, extent: Extent, array: Array, checked: Version | None = None) -> None:
-    """Fill an array of as many bytes, in whatever layout. Memory: a few MiB.
+    """Fills an array of as many bytes, in whatever layout. Memory: a few MiB.
 
     Parameters
     ----------
@@ -303,14 +303,14 @@ def _version(file: io.FileIO) -> Version:
 
 
 def remove(path: Path) -> None:
-    """Remove a file that nothing refers to; one that can't be removed does no harm."""
+    """Removes a file that nothing refers to; one that can't be removed does no harm."""
     with contextlib.suppress(OSError):
         os.unlink(path)
 
 
 @contextlib.contextmanager
 def _refusals_named(path: Path, done: str) -> Iterator[None]:
-    """Return a context in which what the system refuses is a `CheckpointError` that names a file.
+    """Returns a context in which what the system refuses is a `CheckpointError` that names a file.
 
     `done` is what is done with the file: read, or written.
     """

@@ -54,23 +54,23 @@ class Index(NamedTuple):
     of_replicas: dict[str, dict[str, Any]]
 
     def files(self) -> list[str]:
-        """Return the names of the files that it refers to."""
+        """Returns the names of the files that it refers to."""
         return list(dict.fromkeys(record.file for record in self.arrays.values()))
 
 
 def index_path(path: Path) -> Path:
-    """Return the path of the index of a checkpoint."""
+    """Returns the path of the index of a checkpoint."""
     return path.with_name(f"{path.name}{_SUFFIX}")
 
 
 def order_of(path: Path) -> int:
-    """Return a number that is greater the later an index was written; 0 where it says none."""
+    """Returns a number that is greater the later an index was written; 0 where it says none."""
     match = re.search(rb'"%s": (\d+)' % _NUMBER.encode(), head_of(path, _HEAD_BYTES))
     return int(match[1]) if match else 0
 
 
 def packed(index: Index, folder: Path) -> bytes:
-    """Return the bytes of an index: a line of JSON, and its checksum.
+    """Returns the bytes of an index: a line of JSON, and its checksum.
 
     It is the last one in `folder`: a clock would not tell, since other hosts have others.
 
@@ -97,7 +97,7 @@ def packed(index: Index, folder: Path) -> bytes:
 
 
 def unpacked(data: bytes, path: Path) -> Index:
-    """Undo `packed`; `path` is where the index is.
+    """Undoes `packed`; `path` is where the index is.
 
     Raises
     ------
@@ -133,7 +133,7 @@ _WRONG = (
 
 
 def _index(body: Any) -> Index:
-    """Return the index; whatever it says makes sense, so that restoring does not fail midway."""
+    """Returns the index; whatever it says makes sense, so that restoring does not fail midway."""
     arrays = {name: unpacked_record(*entry) for name, entry in body["arrays"].items()}
     for file in {record.file for record in arrays.values()}:
         _check_name(file)
@@ -151,20 +151,20 @@ def _index(body: Any) -> Index:
 
 
 def all_generators(of_ranks: Sequence[Any]) -> dict[str, Any]:
-    """Return the state of the generators of all replicas, from what each rank told of its own."""
+    """Returns the state of the generators of all replicas, from what each rank told of its own."""
     replicas = {name: state for own in of_ranks for name, state in own["replicas"].items()}
     return {**of_ranks[0], "replicas": replicas}
 
 
 def packed_record(record: ArrayRecord) -> list[Any]:
-    """Return a record as plain data."""
+    """Returns a record as plain data."""
     return [dtype_text(record.dtype), list(record.shape), record.file, *record.extent]
 
 
 def unpacked_record(
     dtype: Any, shape: Sequence[int], file: str, offset: int, size_bytes: int, crc32: int
 ) -> ArrayRecord:
-    """Undo `packed_record`.
+    """Undoes `packed_record`.
 
     Raises
     ------

@@ -22,7 +22,7 @@ _arrived = 0
 
 
 def listen(listener: object) -> None:
-    """Make the signals do nothing but be remembered, for as long as `listener` lives.
+    """Makes the signals do nothing but be remembered, for as long as `listener` lives.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def listen(listener: object) -> None:
 
 
 def arrived() -> int:
-    """Return the number of the signal that has come; 0 where none has."""
+    """Returns the number of the signal that has come; 0 where none has."""
     return _arrived
 
 

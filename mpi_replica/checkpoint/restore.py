@@ -54,7 +54,7 @@ class Restoring(Call):
         self.identify(self.detail)
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[None]:
-        """Read on all ranks, and put back where none of them failed."""
+        """Reads on all ranks, and put back where none of them failed."""
         data, *_ = yield Texts(self.data)
 
         def check() -> tuple[bytes, tuple[Index, Comparison]]:
@@ -66,7 +66,7 @@ class Restoring(Call):
         yield Agree(lambda: (b"", self.finish(index, values)))
 
     def _checked(self, index: Index, layout: Layout) -> Comparison:
-        """Return the objects with their state; each rank checks its share of the files."""
+        """Returns the objects with their state; each rank checks its share of the files."""
         paths = {name: self.path.with_name(name) for name in index.files()}
         checked: dict[str, files.Version] = {}
         matching = self.match(index, functools.partial(_read, index, paths, checked))

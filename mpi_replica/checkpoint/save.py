@@ -80,7 +80,7 @@ class Saving(Call):
         return super().words()._replace(structure=self._structure, paths=paths, leaves=self._leaves)
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[None]:
-        """Write, all ranks at the same path."""
+        """Writes, all ranks at the same path."""
         rank, size = group.layout.rank, group.layout.size
 
         def begin() -> tuple[bytes, bytes]:
@@ -120,7 +120,7 @@ class Saving(Call):
         yield Agree(take_place)
 
     def _write(self, file: Path, share: Sequence[str]) -> list[Any]:
-        """Write this rank's share and what is its own; return what rank 0 must know of it."""
+        """Writes this rank's share and what is its own; returns what rank 0 must know of it."""
         arrays = [self.arrays[name] for name in share] + list(self.own.arrays.values())
         extents = files.write_new(file, arrays) if arrays else []
         own = zip(self.own.arrays.items(), extents[len(share) :], strict=True)
@@ -150,7 +150,7 @@ class Saving(Call):
         return Index(self.state, records, num_replicas, generators, of_replicas)
 
     def _take_place(self, names: Sequence[str]) -> None:
-        """Make these files the checkpoint, and remove those of the older one."""
+        """Makes these files the checkpoint, and remove those of the older one."""
         index = index_path(self.path)
         try:
             files.put_in_place(index)
@@ -166,13 +166,13 @@ class Saving(Call):
 
 
 def data_files(path: Path) -> list[Path]:
-    """Return the files with arrays of a checkpoint, also those that nothing refers to."""
+    """Returns the files with arrays of a checkpoint, also those that nothing refers to."""
     pattern = f"{glob.escape(path.name)}.{'[0-9a-f]' * 16}.data-*-of-*"
     return sorted(path.parent.glob(pattern))
 
 
 def _shares(arrays: Mapping[str, Array], size: int) -> list[list[str]]:
-    """Return which arrays each rank writes: about as many bytes each, the same on all ranks."""
+    """Returns which arrays each rank writes: about as many bytes each, the same on all ranks."""
     shares: list[list[str]] = [[] for _ in range(size)]
     loads = [0] * size
     for name in sorted(arrays, key=lambda name: -arrays[name].nbytes):
@@ -183,7 +183,7 @@ def _shares(arrays: Mapping[str, Array], size: int) -> list[list[str]]:
 
 
 def _shape_of(state: Any) -> Any:
-    """Return the structure of state, without its numbers and texts."""
+    """Returns the structure of state, without its numbers and texts."""
     if isinstance(state, dict):
         return {key: _shape_of(item) for key, item in state.items()}
     if isinstance(state, list):

@@ -41,7 +41,7 @@ class Stopping(Call):
         return self._mine, None
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[tuple[int, int]]:
-        """Return the first rank that got a signal, and which: 0 where there is none."""
+        """Returns the first rank that got a signal, and which: 0 where there is none."""
         told = [self._STATE.unpack(data) for data in group.payloads()]
         steps, signals = zip(*told, strict=True)
         if len(set(steps)) > 1:

@@ -67,12 +67,12 @@ class Elsewhere:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def given(self, array: Array) -> Any:
-        """Return its values, which have come, as an array of its library."""
+        """Returns its values, which have come, as an array of its library."""
         return array if self.origin is None else from_numpy(array, self.origin, self.beside)
 
 
 def pack(leaves: Sequence[Any]) -> Packed:
-    """Return the leaves of a replica as plain data: a table of what they are, then their bytes."""
+    """Returns the leaves of a replica as plain data: a table of what they are, then their bytes."""
     table: _Table = []
     data: list[bytes] = []
     for leaf in leaves:
@@ -95,7 +95,7 @@ def pack(leaves: Sequence[Any]) -> Packed:
 
 
 def _pack_object(leaf: Any, data: list[bytes]) -> tuple[Any, ...]:
-    """Return what is in the table for an array of another library, or for any object."""
+    """Returns what is in the table for an array of another library, or for any object."""
     origin = origin_of(leaf)
     if origin is not None:
         dtype = _dtype_if_any(leaf)
@@ -109,7 +109,7 @@ def _pack_object(leaf: Any, data: list[bytes]) -> tuple[Any, ...]:
 
 
 def _dtype_if_any(leaf: Any) -> np.dtype[Any] | None:
-    """Return numpy's dtype for another library's array; None where only pickle knows it."""
+    """Returns numpy's dtype for another library's array; None where only pickle knows it."""
     try:
         return dtype_of(leaf)
     except TypeError as error:
@@ -127,7 +127,7 @@ def _dtype_on_wire(dtype: np.dtype[Any]) -> tuple[str, bytes | str]:
 
 
 def joined(packed: Sequence[Packed]) -> tuple[list[_Table], bytes]:
-    """Return the tables and the bytes of the local replicas; one table where all are alike.
+    """Returns the tables and the bytes of the local replicas; one table where all are alike.
 
     What travels then does not grow with the replicas of a rank.
     """
@@ -139,7 +139,7 @@ def joined(packed: Sequence[Packed]) -> tuple[list[_Table], bytes]:
 
 
 def largest(packed: Sequence[Packed]) -> tuple[str, int | None]:
-    """Return the words for what takes most of a message, and which leaf it is, if it is one."""
+    """Returns the words for what takes most of a message, and which leaf it is, if it is one."""
     sizes = [
         (len(entry[1]), index, type(entry[1]).__name__ if entry[0] == _PLAIN else "a pickle")
         for table, _ in packed
@@ -154,14 +154,14 @@ def largest(packed: Sequence[Packed]) -> tuple[str, int | None]:
 
 
 def held_by(leaves: Sequence[Any], table: _Table) -> list[Held | Elsewhere]:
-    """Return the leaves of a replica of this rank, of which `pack` has made this table."""
+    """Returns the leaves of a replica of this rank, of which `pack` has made this table."""
     return list(map(Held, leaves, [entry[0] == _LAZY for entry in table]))
 
 
 def unpack_all(
     tables: Sequence[_Table], data: bytes, count: int, beside: Sequence[Any]
 ) -> list[list[Held | Elsewhere]]:
-    """Return the leaves of a rank's replicas, out of what `joined` gave there.
+    """Returns the leaves of a rank's replicas, out of what `joined` gave there.
 
     `beside` are the leaves of a replica of this rank.
     """
@@ -180,7 +180,7 @@ def unpack_all(
 
 
 def _unpack(entry: tuple[Any, ...], data: bytes, start: int) -> tuple[Held | Elsewhere, int]:
-    """Return a leaf, arrays as those of numpy, and where the next one begins."""
+    """Returns a leaf, arrays as those of numpy, and where the next one begins."""
     kind, *rest = entry
     if kind == _NONE:
         return Held(None), start
@@ -200,12 +200,12 @@ def _unpack(entry: tuple[Any, ...], data: bytes, start: int) -> tuple[Held | Els
 
 
 def _of_library(entry: Held | Elsewhere, origin: Origin, beside: Any) -> Held | Elsewhere:
-    """Return an entry for an array of numpy as one for an array of the library it is of."""
+    """Returns an entry for an array of numpy as one for an array of the library it is of."""
     if isinstance(entry, Held):
         return Held(from_numpy(entry.value, origin, beside))
     return Elsewhere(entry.dtype, entry.shape, origin, beside)
 
 
 def bytes_of(array: Any) -> Array:
-    """Return the bytes of an array in C order, in its own byte order."""
+    """Returns the bytes of an array in C order, in its own byte order."""
     return np.asarray(to_numpy(array), order="C").reshape(-1).view(np.uint8)

@@ -32,7 +32,7 @@ class AtHand:
         self._group = Group(alone, transport.hosts, transport.headers)
 
     def perform(self, call: Call) -> Any:
-        """Return the result of a call that was made of the components of all replicas.
+        """Returns the result of a call that was made of the components of all replicas.
 
         Not collective. An error is that of all ranks, since all of them have the same components.
         """
@@ -48,7 +48,7 @@ class AtHand:
             raise
 
     def _make_alike(self, call: Call) -> None:
-        """Change what the components don't have in common; raise where that can't be done."""
+        """Changes what the components don't have in common; raises where that can't be done."""
         ids = self._layout.all_replica_ids
         stands = [Stand((i,), call.status, call.describe(i)) for i in ids]
         verdict = judge([Report(tuple(stands), (), 0)], self._layout)
@@ -62,7 +62,7 @@ class AtHand:
         return (yield from results) if isinstance(results, GeneratorType) else results
 
     def _do(self, steps: Steps[Any]) -> Any:
-        """Do steps, and return the results to which they lead."""
+        """Does steps, and return the results to which they lead."""
         transport, answer = self._transport, None
         while True:
             try:

@@ -21,7 +21,7 @@ Axes = tuple[int, ...] | None
 
 
 def normalized(axis: Any) -> Axes:
-    """Return `axis` as a tuple, or None.
+    """Returns `axis` as a tuple, or None.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def normalized(axis: Any) -> Axes:
 
 
 def partial(op: ReduceOp, component: Any, axes: tuple[int, ...], path: str) -> tuple[Array, int]:
-    """Reduce one replica's component along `axes`, wide; return it and the number of elements.
+    """Reduces one replica's component along `axes`, wide; returns it and the number of elements.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def partial(op: ReduceOp, component: Any, axes: tuple[int, ...], path: str) -> t
 
 
 def _neutral(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
-    """Return what MIN or MAX of nothing is, so that a replica without rows does not count."""
+    """Returns what MIN or MAX of nothing is, so that a replica without rows does not count."""
     if dtype.kind == "b":
         return op is ReduceOp.MIN
     if dtype.kind == "f":
@@ -88,7 +88,7 @@ def _neutral(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
 
 
 def finished(op: ReduceOp, total: Any, count: int, dtype: np.dtype[Any], path: str) -> Any:
-    """Return the result for components of `dtype`, from what all replicas have together.
+    """Returns the result for components of `dtype`, from what all replicas have together.
 
     Raises
     ------

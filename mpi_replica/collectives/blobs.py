@@ -20,7 +20,7 @@ _FOLLOWS = 1  # the bit of the first byte that tells that the blob does not stan
 
 
 def payload_of(group: Group, blob: bytes, mark: int = 0) -> bytes:
-    """Return what of a blob travels with the header: all of it, or its length.
+    """Returns what of a blob travels with the header: all of it, or its length.
 
     `mark` is a small number that `marks` tells all ranks.
     """
@@ -31,19 +31,19 @@ def payload_of(group: Group, blob: bytes, mark: int = 0) -> bytes:
 
 
 def marks(payloads: Sequence[bytes]) -> list[int]:
-    """Return the mark of each rank."""
+    """Returns the mark of each rank."""
     return [data[0] >> 1 for data in payloads]
 
 
 def inline_blobs(payloads: Sequence[bytes]) -> list[memoryview] | None:
-    """Return the blob of each rank, where all of them came with the header."""
+    """Returns the blob of each rank, where all of them came with the header."""
     if any([data[0] & _FOLLOWS for data in payloads]):
         return None
     return [memoryview(data)[1:] for data in payloads]
 
 
 def all_blobs(group: Group, blob: bytes) -> Steps[list[memoryview]]:
-    """Return the blob of each rank, in rank order; their payloads have come.
+    """Returns the blob of each rank, in rank order; their payloads have come.
 
     One Allgatherv where not all of them did with the header, and one further small message where
     they have more than `LARGE_BYTES` together.

@@ -78,11 +78,11 @@ class Blocks:
         return self.result_bytes <= _SHARED_BYTES
 
     def table(self, result: Array) -> Array:
-        """Return the result as rows of items."""
+        """Returns the result as rows of items."""
         return result.reshape(self.rows, self.row_length)
 
     def place(self, table: Array, replica: int, block: Array, *, is_raw: bool = False) -> Array:
-        """Put the bytes of a replica's block into its place; return those that lie behind it.
+        """Puts the bytes of a replica's block into its place; returns those that lie behind it.
 
         `table` may hold some of the rows only. `is_raw`: strings have the replica's own item size.
         """
@@ -166,7 +166,7 @@ class GatheringPlan:
     def gathering(
         self, blobs: Sequence[memoryview], counts: Sequence[int]
     ) -> tuple[Gathering, list[Array]]:
-        """Return how the leaves travel, by the heads of the blobs; and what stands behind them."""
+        """Returns how the leaves travel, by the heads of the blobs; and what stands behind them."""
         sizes = [16 * len(self.forms) * count for count in counts]
         key = tuple([blob[:size].tobytes() for blob, size in zip(blobs, sizes, strict=True)])
         known = self._known.get(key)
@@ -197,7 +197,7 @@ class GatheringPlan:
         return found
 
     def head(self, contributions: Sequence[Sequence[Array]]) -> bytes:
-        """Return what a rank tells of its replicas' leaves: extent and item size of each."""
+        """Returns what a rank tells of its replicas' leaves: extent and item size of each."""
         axes = [form.axis for form in self.forms]
         numbers: list[int] = []
         for leaves in contributions:

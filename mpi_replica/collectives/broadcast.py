@@ -112,15 +112,15 @@ class Writing:
     may_fail: bool
 
     def prepare(self) -> None:
-        """Take the memory that `compute` needs, where it can be told."""
+        """Takes the memory that `compute` needs, where it can be told."""
         raise NotImplementedError
 
     def compute(self, value: Any) -> None:
-        """Work out what is to be there."""
+        """Works out what is to be there."""
         raise NotImplementedError
 
     def commit(self) -> None:
-        """Put it there."""
+        """Puts it there."""
         raise NotImplementedError
 
 
@@ -174,7 +174,7 @@ class EqualEverywhere(Call):
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether nothing in the leaves of `value` runs code of its own when it is loaded."""
+    """Returns whether nothing in the leaves of `value` runs code of its own when it is loaded."""
     return all(
         not leaf.dtype.hasobject
         if type(leaf) is np.ndarray or isinstance(leaf, np.generic)

@@ -44,15 +44,15 @@ class Ways:
         self._problem: SharedMemoryError | None = None
 
     def unordered(self, dtype: np.dtype[Any], op: ReduceOp) -> Way:
-        """Return the way for what accumulates in this dtype, in any order."""
+        """Returns the way for what accumulates in this dtype, in any order."""
         return self.keyed if are_keyed(dtype, op) else self.straight
 
     def ordered(self, implementation: CommunicationImplementation) -> OrderedWay | None:
-        """Return the way of ordered sums; None where `opened` must come first."""
+        """Returns the way of ordered sums; None where `opened` must come first."""
         return self._ordered.get(implementation)
 
     def opened(self, implementation: CommunicationImplementation) -> Steps[OrderedWay]:
-        """Make the way for `implementation`, and return it; an error where it can't be had."""
+        """Makes the way for `implementation`, and return it; an error where it can't be had."""
         shared = yield from self._shared_window()
         if implementation is _SHARED_MEMORY and shared is None:
             yield Raise(
@@ -71,7 +71,7 @@ class Ways:
         return way
 
     def _shared_window(self) -> Steps[OrderedWay | None]:
-        """Return the way by shared memory; None where it can't be had."""
+        """Returns the way by shared memory; None where it can't be had."""
         if self._problem is None and _SHARED_MEMORY not in self._ordered:
             layout = self._group.layout
             part_bytes, size_bytes = window_bytes(layout)

@@ -48,7 +48,7 @@ class Collection:
         self._scratch = group.scratch(gathering.scratch_bytes)
 
     def steps(self) -> Steps[list[Array]]:
-        """Move everything, and return the results."""
+        """Moves everything, and return the results."""
         leaves, layout = self._gathering.leaves, self._layout
         for message in self._gathering.shared:
             yield from self._gather_shared(message)
@@ -112,7 +112,7 @@ def place_all(
     *,
     is_raw: bool = False,
 ) -> None:
-    """Put what each rank sent into the results: for each leaf, the block of each of its replicas.
+    """Puts what each rank sent into the results: for each leaf, the block of each of its replicas.
 
     `parts` are the bytes of each rank. `is_raw`: strings have the replicas' own item sizes.
     """
@@ -129,7 +129,7 @@ def place_all(
 def gathered(
     layout: Layout, parts: Sequence[Array], receive: Array, rank_bytes: Sequence[int]
 ) -> Gather:
-    """Return the step that fills `receive` with the blocks of all ranks.
+    """Returns the step that fills `receive` with the blocks of all ranks.
 
     This rank's block is made of `parts`.
     """

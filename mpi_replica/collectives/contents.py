@@ -34,14 +34,14 @@ class Content:
     shape: tuple[int, ...] = ()
 
     def digest(self) -> bytes:
-        """Return 128 bits that stand for it."""
+        """Returns 128 bits that stand for it."""
         whole = hashlib.blake2b(self.kind.encode(), digest_size=DIGEST_BYTES)
         whole.update(digest_of_bytes(self.data))
         return whole.digest()
 
 
 def content_of(leaf: Any, path: str) -> Content:
-    """Return what is in a leaf; arrays in C order and of native byte order are not copied.
+    """Returns what is in a leaf; arrays in C order and of native byte order are not copied.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def _bytes_of(data: bytes) -> npt.NDArray[np.uint8]:
 
 
 def _has_padding(dtype: np.dtype[Any]) -> bool:
-    """Return whether items have bytes that mean nothing, and may be anything."""
+    """Returns whether items have bytes that mean nothing, and may be anything."""
     if dtype.subdtype is not None:
         return _has_padding(dtype.subdtype[0])
     if dtype.fields is not None:
@@ -110,14 +110,14 @@ def _has_padding(dtype: np.dtype[Any]) -> bool:
 
 
 def _extended_bytes(dtype: np.dtype[Any]) -> int:
-    """Return the bytes of a real number of 80 bits, which is kept in more; 0 for other dtypes."""
+    """Returns the bytes of a real number of 80 bits, which is kept in more; 0 for other dtypes."""
     if dtype.kind not in "fc" or dtype.itemsize <= (8 if dtype.kind == "f" else 16):
         return 0
     return dtype.itemsize // (2 if dtype.kind == "c" else 1) if np.finfo(dtype).nmant == 63 else 0
 
 
 def _without_padding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return a copy of `array` with zeros where its items have bytes that mean nothing."""
+    """Returns a copy of `array` with zeros where its items have bytes that mean nothing."""
     clean = np.zeros(
         array.shape, array.dtype
     )  # not zeros_like, which leaves such bytes as they are
@@ -140,7 +140,7 @@ def _copy_values(source: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> 
 
 
 def element_name(content: Content, unit_bytes: int, index: int) -> str:
-    """Return the words for unit number `index` of the bytes: an element, or a byte of one."""
+    """Returns the words for unit number `index` of the bytes: an element, or a byte of one."""
     element, byte = divmod(index * unit_bytes, max(content.dtype.itemsize, 1))
     where = [int(i) for i in np.unravel_index(element, content.shape)]
     name = f"element {where}" if where else "value"
@@ -148,7 +148,7 @@ def element_name(content: Content, unit_bytes: int, index: int) -> str:
 
 
 def element_texts(content: Content, units: Sequence[bytes]) -> list[str]:
-    """Return how elements that differ are shown; with their bits where they print alike."""
+    """Returns how elements that differ are shown; with their bits where they print alike."""
     whole = content.dtype.itemsize
     texts = [
         _shown(np.frombuffer(unit, content.dtype)[0]) if len(unit) == whole else unit.hex()
@@ -165,7 +165,7 @@ def _shown(item: Any) -> str:
 
 
 def _bits(unit: bytes, content: Content) -> str:
-    """Return the bits of an element: of one number as one number, the highest first."""
+    """Returns the bits of an element: of one number as one number, the highest first."""
     if content.dtype.kind == "f":
         return f"0x{int.from_bytes(unit, 'little'):0{2 * len(unit)}x}"
     return f"bytes {unit.hex(' ')}"

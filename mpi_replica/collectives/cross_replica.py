@@ -41,7 +41,7 @@ def reduce(
     *,
     plain_is_component: bool = False,
 ) -> Any:
-    """Return the nest `value` with each leaf reduced over all replicas. Collective.
+    """Returns the nest `value` with each leaf reduced over all replicas. Collective.
 
     `plain_is_component`: a value that is not distributed is that of the only replica.
     """
@@ -85,7 +85,7 @@ def gather(
     *,
     plain_is_component: bool = False,
 ) -> Any:
-    """Return the nest `value` with the components of each leaf concatenated. Collective."""
+    """Returns the nest `value` with the components of each leaf concatenated. Collective."""
     engine.check_thread("gather")  # also where all components are at hand
     leaves = _Leaves(engine, "gather", value, plain_is_component)
     structure = leaves.structure
@@ -126,7 +126,7 @@ class _Leaves:
         return not self._plain_is_component
 
     def _rows(self, ids: Sequence[int], wanted: Sequence[int]) -> list[list[Any]]:
-        """Return the wanted leaves of each of these replicas."""
+        """Returns the wanted leaves of each of these replicas."""
         columns = []
         for index in wanted:
             leaf = self.leaves[index]
@@ -139,7 +139,7 @@ class _Leaves:
         combine: Callable[[_Perform, _Rows, Sequence[str]], list[Any]],
         of_shared: Callable[[Any, str], Any],
     ) -> Any:
-        """Return the nest with a result for each leaf; leaves that travel share one call.
+        """Returns the nest with a result for each leaf; leaves that travel share one call.
 
         `combine` takes what performs a call, the leaves of each replica that the call stands for,
         and their paths, and gives a result for each.
@@ -185,7 +185,7 @@ def _reduction(
     structure: nest.Structure,
     detail: str,
 ) -> Call:
-    """Return the call that reduces the leaves of the replicas of a rank.
+    """Returns the call that reduces the leaves of the replicas of a rank.
 
     Along axes there travels what each replica has left: wide sums, and with them how many elements
     they are of.

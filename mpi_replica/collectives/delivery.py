@@ -36,7 +36,7 @@ class PackDelivery:
             ]
 
     def deliver(self, pack: Pack, totals: Array, chunks: slice = slice(None)) -> None:
-        """Give every local replica the results of some of the chunks; `totals` are theirs."""
+        """Gives every local replica the results of some of the chunks; `totals` are theirs."""
         wanted = pack.chunks[chunks]
         first = wanted[0].start if wanted else 0
         for position, results in enumerate(self._results):
@@ -51,7 +51,7 @@ class PackDelivery:
 
 
 def _write(slots: Sequence[Slot], items: Array, results: Sequence[Array]) -> None:
-    """Copy leaves of a pack to where they go."""
+    """Copies leaves of a pack to where they go."""
     for leaf, where, shape, dtype in slots:
         part = items[where]
         if shape is not None:

@@ -36,7 +36,7 @@ Search = Generator[bytes, Sequence[bytes], Difference | None]
 
 
 def search(data: npt.NDArray[np.uint8], unit_bytes: int) -> Search:
-    """Find the first unit that differs, in bytes that are equally many on all ranks."""
+    """Finds the first unit that differs, in bytes that are equally many on all ranks."""
     start, stop = 0, data.size // unit_bytes
     elsewhere, is_exact = 0, True
     while (stop - start) * unit_bytes > SMALL_BYTES:
@@ -58,7 +58,7 @@ def search(data: npt.NDArray[np.uint8], unit_bytes: int) -> Search:
 
 
 def differing_units(rows: Sequence[bytes], unit_bytes: int) -> list[int]:
-    """Return which units are not the same in all rows.
+    """Returns which units are not the same in all rows.
 
     Examples
     --------

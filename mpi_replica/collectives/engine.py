@@ -25,7 +25,7 @@ P = ParamSpec("P")
 
 
 def failing(site: CallSite, options: CommunicationOptions, error: Exception) -> Call:
-    """Raise an error that came up before the call was made, for `Engine.make`."""
+    """Raises an error that came up before the call was made, for `Engine.make`."""
     raise error
 
 
@@ -46,7 +46,7 @@ class Engine:
         self.move(transport, layout)
 
     def move(self, transport: Transport, layout: Layout) -> None:
-        """Work over `transport` from now on, where all ranks stand alike. What was begun is over.
+        """Works over `transport` from now on, where all ranks stand alike. What was begun is over.
 
         Parameters
         ----------
@@ -80,7 +80,7 @@ class Engine:
         return not self.layout.local_replica_ids
 
     def require_replicas(self, kind: str) -> None:
-        """Raise where this rank is a spare.
+        """Raises where this rank is a spare.
 
         Raises
         ------
@@ -96,12 +96,12 @@ class Engine:
             )
 
     def name_of_next_variable(self, name: str) -> str:
-        """Return what tells a variable from all others. Making one is collective: ranks agree."""
+        """Returns what tells a variable from all others. Making one is collective: ranks agree."""
         self.num_variables += 1
         return f"variable {self.num_variables - 1} {name!r}"
 
     def add_dataset(self, dataset: Any) -> str:
-        """Know a distributed dataset as long as it is used; return a name, the same on all ranks.
+        """Knows a distributed dataset as long as it is used; returns a name, the same on all ranks.
 
         Making one is no collective call. It counts from the last run on, so that ranks that made
         different numbers of them are not apart for ever.
@@ -114,7 +114,7 @@ class Engine:
         return f"distributed dataset {count} made after run {last}"
 
     def check_thread(self, kind: str) -> None:
-        """Raise unless this is the thread that made the strategy, or that first used it.
+        """Raises unless this is the thread that made the strategy, or that first used it.
 
         Raises
         ------
@@ -134,13 +134,13 @@ class Engine:
             self._tell(kind, error)
 
     def claim_thread(self) -> None:
-        """Have the strategy belong to this thread, if it was not used yet."""
+        """Makes this thread the one that the strategy belongs to, if it was not used yet."""
         if not self._was_used:
             self._thread = self.driver.thread = get_ident()
             self._was_used = True
 
     def is_in_its_thread(self) -> bool:
-        """Return whether `check_thread` would pass."""
+        """Returns whether `check_thread` would pass."""
         return not self._was_used or get_ident() == self._thread
 
     def make(
@@ -151,7 +151,7 @@ class Engine:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Call:
-        """Return the call that `make` makes of site, options and arguments.
+        """Returns the call that `make` makes of site, options and arguments.
 
         If it fails, return one that tells the other ranks.
         """
@@ -171,14 +171,14 @@ class Engine:
         return call
 
     def cross_replica(self, call: Call) -> Any:
-        """Perform a call made in cross-replica context, for all replicas of this rank."""
+        """Performs a call made in cross-replica context, for all replicas of this rank."""
         call.replica_ids = self.layout.local_replica_ids
         if call.error is not None:
             self.driver.report_failure([call], call.error)
         return self.perform([call])[0]
 
     def fail(self, kind: str, error: BaseException) -> NoReturn:
-        """Raise `error` on every rank: it came up on this one before a cross-replica call."""
+        """Raises `error` on every rank: it came up on this one before a cross-replica call."""
         self.check_thread(kind)
         self._tell(kind, error)
 
@@ -188,7 +188,7 @@ class Engine:
         self.driver.report_failure([call], error)
 
     def share(self, kind: str, error: BaseException) -> NoReturn:
-        """Raise `error` of a call that sends nothing: on every rank, where the others can hear.
+        """Raises `error` of a call that sends nothing: on every rank, where the others can hear.
 
         They hear at their next call. Inside of a run it ends the run, which tells them.
         """

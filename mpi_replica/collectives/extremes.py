@@ -18,12 +18,12 @@ _UFUNCS = {ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum}
 
 
 def are_keyed(dtype: np.dtype[Any], op: ReduceOp) -> bool:
-    """Return whether integers travel in the place of these numbers."""
+    """Returns whether integers travel in the place of these numbers."""
     return op in _UFUNCS and (dtype.kind == "f" or is_narrow_float(dtype))
 
 
 def extreme(op: ReduceOp, total: Array, array: Array, values: Array, signs: Array) -> None:
-    """Combine floats into `total`; `values` and `signs` are spare arrays like it."""
+    """Combines floats into `total`; `values` and `signs` are spare arrays like it."""
     key = np.dtype(f"i{total.dtype.itemsize}")
     sign = np.iinfo(key).min
     bits, sign_bits = total.view(key), signs.view(key)
@@ -38,7 +38,7 @@ def extreme(op: ReduceOp, total: Array, array: Array, values: Array, signs: Arra
 
 
 def to_keys(op: ReduceOp, values: Array, keys: Array, shifted: Array, is_nan: Array) -> None:
-    """Put integers into `keys` that are ordered like `values`, with NaN beyond all others."""
+    """Puts integers into `keys` that are ordered like `values`, with NaN beyond all others."""
     np.copyto(keys, values.view(keys.dtype))
     _flip_negative(keys, shifted)
     np.isnan(values, out=is_nan)
@@ -46,7 +46,7 @@ def to_keys(op: ReduceOp, values: Array, keys: Array, shifted: Array, is_nan: Ar
 
 
 def from_keys(op: ReduceOp, keys: Array, values: Array, shifted: Array, is_nan: Array) -> None:
-    """Undo `to_keys`; changes `keys`."""
+    """Undoes `to_keys`; changes `keys`."""
     np.equal(keys, _beyond(op, keys.dtype), out=is_nan)
     _flip_negative(keys, shifted)
     np.copyto(values, keys.view(values.dtype))
@@ -59,7 +59,7 @@ def _beyond(op: ReduceOp, key: np.dtype[Any]) -> int:
 
 
 def _flip_negative(keys: Array, shifted: Array) -> None:
-    """Turn float bits into integers of the same order, or back: negative ones count downwards."""
+    """Turns float bits into integers of the same order, or back: negative ones count downwards."""
     np.right_shift(keys, keys.dtype.itemsize * 8 - 1, out=shifted)
     np.bitwise_and(shifted, np.iinfo(keys.dtype).max, out=shifted)
     np.bitwise_xor(keys, shifted, out=keys)

@@ -101,7 +101,7 @@ class AllGather(Call):
         return arrays
 
     def _signature(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
-        """Return what must be the same on all replicas: all but extents and lengths of strings."""
+        """Returns what must be the same on all replicas: all but extents and lengths of strings."""
         signature = []
         for array in arrays:
             dtype, shape = array.dtype, array.shape
@@ -112,7 +112,7 @@ class AllGather(Call):
         return tuple(signature)
 
     def make_plan(self) -> GatheringPlan:
-        """Return how the leaves travel, as far as their extents leave it open."""
+        """Returns how the leaves travel, as far as their extents leave it open."""
         return GatheringPlan(
             [
                 LeafForm(array.dtype, self.axis % array.ndim, array.shape)

@@ -89,7 +89,7 @@ class InlineReduction:
             start = stop
 
     def prepare(self, contributions: Sequence[Sequence[Array]]) -> tuple[bytes, list[Array]]:
-        """Return what this rank sends, its replicas combined, and memory for `results`.
+        """Returns what this rank sends, its replicas combined, and memory for `results`.
 
         Before the ranks agree: it may fail.
         """
@@ -116,7 +116,7 @@ class InlineReduction:
         return b"".join(parts)
 
     def results(self, totals: Sequence[Array]) -> list[Any]:
-        """Return the leaves, combined over the ranks in their order.
+        """Returns the leaves, combined over the ranks in their order.
 
         They are views of `totals` that share no item, and numpy scalars.
         """
@@ -134,7 +134,7 @@ class InlineReduction:
         return results
 
     def _reduce(self, place: int, rows: Sequence[Array], total: Array) -> None:
-        """Combine the contributions to the pack at `place`."""
+        """Combines the contributions to the pack at `place`."""
         if len(rows) == 2 and not self._has_keys:
             self._ufunc(rows[0], rows[1], out=total)
         else:
@@ -147,7 +147,7 @@ class InlineReduction:
             np.divide(total, self._scale, out=total)
 
     def _add(self, total: Array, array: Array) -> None:
-        """Combine `array` into `total`."""
+        """Combines `array` into `total`."""
         if are_keyed(total.dtype, self._op):
             extreme(self._op, total, array, np.empty_like(total), np.empty_like(total))
         else:
@@ -228,7 +228,7 @@ class InlineReductions(dict[Plan, InlineReduction]):
         self._partials = tree.order.count
 
     def can_be_ordered(self, plan: Plan) -> bool:
-        """Return whether every rank is given the contributions of all, where they have an order."""
+        """Returns whether every rank gets the contributions of all, where they have an order."""
         return plan.small_bytes * self._partials <= _MOST_MESSAGE_BYTES
 
     def __missing__(self, plan: Plan) -> InlineReduction:

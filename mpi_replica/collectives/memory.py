@@ -66,7 +66,7 @@ class Allocation:
             self._alone += [(index, dtype, shape) for index, _, _, dtype, shape in places]
 
     def make(self) -> list[Array]:
-        """Return an uninitialised C-contiguous array for each result."""
+        """Returns an uninitialised C-contiguous array for each result."""
         made: list[Any] = [None] * self._count
         for index, dtype, shape in self._alone:
             made[index] = np.empty(shape, dtype)

@@ -94,7 +94,7 @@ class MergeCall(Call):
         return [] if group.layout.size == 1 else all_blobs(group, prepared)
 
     def answer(self, calls: Sequence[MergeCall], results: Sequence[memoryview]) -> list[Any]:
-        """Return the arguments; the caller runs the function outside of the interrupt gate."""
+        """Returns the arguments; the caller runs the function outside of the interrupt gate."""
         layout = self._engine.layout
         rows: list[list[Held | Elsewhere]] = []
         if layout.size == 1:
@@ -143,7 +143,7 @@ class MergeCall(Call):
 
 
 def check_merge_call(function: Any, args: Any, kwargs: Any) -> None:
-    """Raise where these are no function and its arguments.
+    """Raises where these are no function and its arguments.
 
     Raises
     ------
@@ -261,7 +261,7 @@ class _Look(Call):
         ]
 
     def _arrays(self, receive: Array, sizes: Sequence[int]) -> dict[int, tuple[Array, Array]]:
-        """Return where the components from elsewhere come, and as what they are given.
+        """Returns where the components from elsewhere come, and as what they are given.
 
         That is the same memory, but for those behind one of another dtype that are not aligned.
         """

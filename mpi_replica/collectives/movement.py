@@ -61,14 +61,14 @@ class Movement:
         self._work = Work(group, plan.op, scratch, is_in_place=is_in_place)
 
     def steps(self) -> Steps[None]:
-        """Move everything."""
+        """Moves everything."""
         plan = self._plan
         if self._group.layout.has_one_each and not plan.is_ordered and plan.op in _BY_MPI_ALONE:
             return self._steps()
         return self._group.quiet(self._steps())
 
     def _steps(self) -> Steps[None]:
-        """Move what has no order first, and all else together, so that a window is never idle."""
+        """Moves what has no order first, and all else together, so that a window is never idle."""
         plan, work, unordered = self._plan, self._work, self._ways.unordered
         for pack in plan.packs:
             if not pack.is_ordered:
@@ -81,7 +81,7 @@ class Movement:
             yield from self._ordered.reduce(work, self._ordered_parts())
 
     def _parts_of_pack(self, pack: Pack, chunks: slice) -> list[Part]:
-        """Return the part of these chunks; none where they are empty, which has its results."""
+        """Returns the part of these chunks; none where they are empty, which has its results."""
         part = PackPart(pack, chunks, self._contributions, self._delivery)
         if part.length:
             return [part]

@@ -44,7 +44,7 @@ class ObjectGather(Call):
 
 
 def _pickled(value: Any, layout: Layout) -> list[bytes]:
-    """Return the object of each replica of this rank, out of the nest `value`, as bytes."""
+    """Returns the object of each replica of this rank, out of the nest `value`, as bytes."""
     ids = layout.local_replica_ids
     leaves, structure = nest.flatten(value)
     if not any([isinstance(leaf, DistributedValues) for leaf in leaves]):
@@ -73,7 +73,7 @@ def _bytes_of(value: Any, who: str) -> bytes:
 
 
 def _loaded(blobs: Sequence[memoryview], layout: Layout) -> Iterator[Any]:
-    """Yield the objects of all replicas, out of the bytes of all ranks."""
+    """Yields the objects of all replicas, out of the bytes of all ranks."""
     for rank, data in enumerate(blobs):
         file = io.BytesIO(data)
         for replica_id in layout.replica_ids(rank):

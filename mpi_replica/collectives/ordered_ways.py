@@ -74,29 +74,29 @@ class OrderedWay(Way):
         )
 
     def _message_bytes(self, slice_bytes: int) -> int:
-        """Return the bytes beyond that for what is sent and received."""
+        """Returns the bytes beyond that for what is sent and received."""
         return 0
 
     def slices(self, part: Part) -> list[int]:
-        """Return where the slices of the ranks begin, and where the last one ends."""
+        """Returns where the slices of the ranks begin, and where the last one ends."""
         size, length = self.size, part.length
         line = max(1, LINE_BYTES // part.dtype.itemsize)
         starts = [length * rank // size // line * line for rank in range(size)]
         return [*starts, length]
 
     def sent_dtype(self, part: Part) -> np.dtype[Any]:
-        """Return the dtype of partials: that of the leaf where each is one replica's."""
+        """Returns the dtype of partials: that of the leaf where each is one replica's."""
         return part.result_dtype if self.has_one_replica_each else part.dtype
 
     def fill(self, work: Work, part: Part, targets: Sequence[Array]) -> None:
-        """Combine what the local replicas contribute: a target for each partial."""
+        """Combines what the local replicas contribute: a target for each partial."""
         scratch, dtype = work.scratch, targets[0].dtype
         temporaries = [scratch.take(dtype, part.length) for _ in range(self.local_temporaries)]
         for partial, target in zip(self.local, targets, strict=True):
             part.gather(partial, work.combine, target, temporaries)
 
     def total(self, work: Work, part: Part, arrays: Sequence[Array], target: Array) -> None:
-        """Combine partials, or slices of them, into the result."""
+        """Combines partials, or slices of them, into the result."""
         scratch, size = work.scratch, target.size
         wide = target if target.dtype == part.dtype else scratch.take(part.dtype, size)
         temporaries = [scratch.take(part.dtype, size) for _ in range(self.order.temporaries)]
@@ -105,7 +105,7 @@ class OrderedWay(Way):
 
 
 def round_into(target: Array, wide: Array, work: Work) -> None:
-    """Do what is left to do to a total, and round it into `target` if that is another array."""
+    """Does what is left to do to a total, and round it into `target` if that is another array."""
     settle(wide, work.scale, work.scratch)
     if wide is not target:
         np.copyto(target, wide, casting="unsafe")
@@ -170,7 +170,7 @@ class Scattered(OrderedWay):
     def _sent(
         self, work: Work, part: Part, sent: np.dtype[Any], pairs: Sequence[tuple[int, int]]
     ) -> Array:
-        """Return this rank's partials, those of each rank's slice beside each other."""
+        """Returns this rank's partials, those of each rank's slice beside each other."""
         number, scratch = len(self.local), work.scratch
         send = part.contribution(sent) if number == 1 else None
         if send is not None:

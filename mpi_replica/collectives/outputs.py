@@ -59,7 +59,7 @@ class Outputs:
     def check(
         self, results: Sequence[tuple[np.dtype[Any], tuple[int, ...]]], paths: Sequence[str]
     ) -> None:
-        """Raise where a leaf can't take its result, which has this dtype and shape.
+        """Raises where a leaf can't take its result, which has this dtype and shape.
 
         Raises
         ------
@@ -92,7 +92,7 @@ class Outputs:
                 raise _overlap(paths[index], paths[other], "")
 
     def _own_their_memory(self) -> bool:
-        """Return whether all are arrays that no other one here is a view of; quickly."""
+        """Returns whether all are arrays that no other one here is a view of; quickly."""
         for leaf in self.leaves:
             if leaf.base is not None:
                 return False
@@ -101,14 +101,14 @@ class Outputs:
         return self.are_values or self._are_others(self._values)
 
     def _are_others(self, values: Sequence[Array]) -> bool:
-        """Return whether `values` own their memory, too, and are none of the leaves."""
+        """Returns whether `values` own their memory, too, and are none of the leaves."""
         for value in values:
             if value.base is not None:
                 return False
         return set(map(id, self.leaves)).isdisjoint(map(id, values))
 
     def check_apart(self, values: Sequence[Array], paths: Sequence[str]) -> None:
-        """Raise where memory of `out` holds a value of another replica of this rank.
+        """Raises where memory of `out` holds a value of another replica of this rank.
 
         Raises
         ------
@@ -121,13 +121,13 @@ class Outputs:
             raise _overlap(paths[index], paths[other], " of another replica of the same rank")
 
     def _spans(self) -> list[tuple[int, int, int]]:
-        """Return from where to where each leaf lies, in the order of addresses, and its index."""
+        """Returns from where to where each leaf lies, in the order of addresses, and its index."""
         return sorted(
             (*byte_bounds(leaf), index) for index, leaf in enumerate(self.leaves) if leaf.size
         )
 
     def _overlaps(self, values: Sequence[Array]) -> Iterator[tuple[int, int]]:
-        """Yield the indices of each leaf and value that lie in each other's bounds."""
+        """Yields the indices of each leaf and value that lie in each other's bounds."""
         spans = self._spans()
         starts = [start for start, _, _ in spans]
         # One that begins further before a value than the longest leaf is long ends before it.
@@ -143,13 +143,13 @@ class Outputs:
                     yield spans[at][2], other
 
     def take(self, results: Sequence[Any]) -> None:
-        """Write the results into the leaves."""
+        """Writes the results into the leaves."""
         for leaf, result in zip(self.leaves, results, strict=True):
             leaf[...] = result
 
 
 def _as_plain(leaf: Any) -> Any:
-    """Return the memory of an array of some class of its own, as np.matrix, as a plain array."""
+    """Returns the memory of an array of some class of its own, as np.matrix, as a plain array."""
     is_array = isinstance(leaf, np.ndarray) and not isinstance(leaf, np.ma.MaskedArray)
     return leaf.view(np.ndarray) if is_array else leaf
 
@@ -164,7 +164,7 @@ def _is_same_memory(leaf: Any, value: Array) -> bool:
 
 
 def _require_fitting(leaf: Any, dtype: np.dtype[Any], shape: tuple[int, ...], path: str) -> None:
-    """Raise where `leaf` can't take a result of this dtype and shape."""
+    """Raises where `leaf` can't take a result of this dtype and shape."""
     if type(leaf) is not np.ndarray or leaf.dtype != dtype:
         what = f"an array of {leaf.dtype}" if type(leaf) is np.ndarray else repr(leaf)
         raise TypeError(

@@ -41,14 +41,14 @@ class Part(abc.ABC):
         target: Array,
         temporaries: Sequence[Array],
     ) -> None:
-        """Combine what some local replicas contribute into `target`, in the dtype of `target`."""
+        """Combines what some local replicas contribute into `target`, in the dtype of `target`."""
 
     @abc.abstractmethod
     def deliver(self, total: Array | None) -> None:
-        """Give all local replicas the result; None where it is in `result` already."""
+        """Gives all local replicas the result; None where it is in `result` already."""
 
     def contribution(self, dtype: np.dtype[Any]) -> Array | None:
-        """Return the contribution of the only local replica where it can be sent as it is."""
+        """Returns the contribution of the only local replica where it can be sent as it is."""
         return None
 
 
@@ -152,7 +152,7 @@ class StreamPart(Part):
 
 
 def groups_of_chunks(pack: Pack, most_bytes: int) -> Iterator[slice]:
-    """Yield which chunks of a pack go together, with so many bytes at most."""
+    """Yields which chunks of a pack go together, with so many bytes at most."""
     first = 0
     most = most_bytes // pack.dtype.itemsize
     for index, chunk in enumerate(pack.chunks):

@@ -53,7 +53,7 @@ _dtype_of, _shape_of = operator.attrgetter("dtype"), operator.attrgetter("shape"
 
 
 def signature_of(arrays: Sequence[np.ndarray[Any, Any]]) -> Signature:
-    """Return dtypes and shapes of leaves."""
+    """Returns dtypes and shapes of leaves."""
     if len(arrays) == 1:
         (array,) = arrays
         return (array.dtype,), (array.shape,)
@@ -73,7 +73,7 @@ class Slot(NamedTuple):
 
 
 def cut(slots: Iterable[Slot], items: np.ndarray[Any, Any], results: list[Any]) -> None:
-    """Put leaves in their places in `results`: views of `items` that share none, and scalars."""
+    """Puts leaves in their places in `results`: views of `items` that share none, and scalars."""
     for leaf, where, shape, dtype in slots:
         part = items[where]
         if shape is not None:
@@ -142,11 +142,11 @@ class Stream:
     _cut: dict[int, Iterable[Piece]] = dataclasses.field(default_factory=dict, init=False)
 
     def pieces(self, *, large: bool = False, far: bool = False) -> Iterable[Piece]:
-        """Return the pieces of the leaf."""
+        """Returns the pieces of the leaf."""
         return self.cut(self.far_piece if far else self.large_piece if large else self.piece)
 
     def cut(self, most: int) -> Iterable[Piece]:
-        """Return the pieces of the leaf where they are of `most` items."""
+        """Returns the pieces of the leaf where they are of `most` items."""
         found = self._cut.get(most)
         if found is None:
             found = self._cut[most] = _Pieces.of(self.shape, most)
@@ -208,7 +208,7 @@ class Plan:
 def plan(
     signature: Signature, op: ReduceOp, bytes_per_pack: int = 0, is_ordered: bool = False
 ) -> Plan:
-    """Return the plan for leaves of these dtypes and shapes.
+    """Returns the plan for leaves of these dtypes and shapes.
 
     Sums of narrow floats are ordered also where that is not asked for: in 4 bytes the order of the
     operands shows in the rounded result.
@@ -273,7 +273,7 @@ def plan(
 def _way_of(
     dtype: np.dtype[Any], op: ReduceOp, is_ordered: bool
 ) -> tuple[np.dtype[Any], np.dtype[Any], bool]:
-    """Return what a leaf accumulates in, what its result is, and whether the order counts."""
+    """Returns what a leaf accumulates in, what its result is, and whether the order counts."""
     wide, result = accumulation(dtype, op)
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         return result, result, False
@@ -281,7 +281,7 @@ def _way_of(
 
 
 def _alone_in_their_packs(signature: Signature, op: ReduceOp) -> set[int]:
-    """Return the leaves that would be in a pack without others."""
+    """Returns the leaves that would be in a pack without others."""
     of_dtype: dict[tuple[np.dtype[Any], bool], list[int]] = {}
     for leaf, (dtype, shape) in enumerate(zip(*signature, strict=True)):
         wide, _, is_ordered = _way_of(dtype, op, False)
@@ -325,7 +325,7 @@ _MOST_BUFFERS = 8
 
 
 def _buffers(dtype: np.dtype[Any], op: ReduceOp) -> int:
-    """Return how many buffers of its size a piece needs in scratch memory."""
+    """Returns how many buffers of its size a piece needs in scratch memory."""
     # Itself; where it has keys, two to combine replicas with, keys, a shift and a mask.
     return 6 if are_keyed(dtype, op) else 1
 
@@ -333,7 +333,7 @@ def _buffers(dtype: np.dtype[Any], op: ReduceOp) -> int:
 def _default_piece_bytes(
     dtype: np.dtype[Any], op: ReduceOp, size_bytes: int
 ) -> tuple[int, int, int]:
-    """Return the bytes of a piece, of a large one, and of one between hosts."""
+    """Returns the bytes of a piece, of a large one, and of one between hosts."""
     if are_keyed(dtype, op):
         return (_STAGED_BYTES,) * 3
     is_much_larger = size_bytes >= _MUCH_LARGER * _LARGE_PIECE_BYTES
@@ -342,7 +342,7 @@ def _default_piece_bytes(
 
 
 def pieces(shape: tuple[int, ...], most: int) -> Iterator[Piece]:
-    """Cut an array of `shape` into pieces of `most` items at most, in C order.
+    """Cuts an array of `shape` into pieces of `most` items at most, in C order.
 
     Along the first dimension, and within its rows where one alone is too long.
     """

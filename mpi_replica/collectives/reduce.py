@@ -142,7 +142,7 @@ class AllReduce(Call):
         return True
 
     def make_plan(self) -> Plan:
-        """Return how the leaves travel; raise where one can't be reduced."""
+        """Returns how the leaves travel; raises where one can't be reduced."""
         for path, leaf, array in zip(self.paths, self.given[0], self.contributions[0], strict=True):
             dtype = array.dtype
             if dtype.kind not in "biufc" and (dtype.kind != "V" or dtype.names is not None):
@@ -230,7 +230,7 @@ class AllReduce(Call):
         contributions: Sequence[Sequence[Array]],
         ordered: OrderedWay | None,
     ) -> tuple[Movement, _Results]:
-        """Return what moves the data, with all the memory that it needs."""
+        """Returns what moves the data, with all the memory that it needs."""
         outputs = self.outputs
         results = [
             self.plan.allocation.make() if call.outputs is None else call.outputs.leaves
@@ -262,7 +262,7 @@ class AllReduce(Call):
         return self._reduced(calls, reduction, totals)
 
     def _open_way(self, group: Group, calls: Sequence[AllReduce]) -> Steps[_Results]:
-        """Make the way by which the parts go, and begin anew."""
+        """Makes the way by which the parts go, and begin anew."""
         yield from group.kept[Ways].opened(self.options.implementation)
         prepared = yield Agree(lambda: self.prepare(group, calls))
         results = self.steps(group, calls, prepared)
@@ -284,7 +284,7 @@ class AllReduce(Call):
     def _reduced(
         self, calls: Sequence[AllReduce], reduction: InlineReduction, totals: list[Array]
     ) -> _Results:
-        """Return the results of a reduction that every rank does for itself, of the first call."""
+        """Returns the results of a reduction that every rank does for itself, of the first call."""
         results = reduction.results(totals)
         if self.writing is not None:
             self._write(self.writing, [results])
@@ -319,7 +319,7 @@ class AllReduce(Call):
         return [call.given_back(mine) for call, mine in zip(calls, each, strict=True)]
 
     def given_back(self, results: list[Any]) -> Any:
-        """Return the results as this call gives them."""
+        """Returns the results as this call gives them."""
         if self.outputs is not None:
             return self.outputs.nest
         if self.ways_back is not None:
@@ -327,7 +327,7 @@ class AllReduce(Call):
         return results if self.flat_paths is not None else nest.unflatten(self.structure, results)
 
     def _check_outputs(self, calls: Sequence[AllReduce]) -> None:
-        """Raise where a result has no place that it fits into, or takes that of a value."""
+        """Raises where a result has no place that it fits into, or takes that of a value."""
         for call in calls:
             if call.outputs is not None and call.promoted:  # the results are others now
                 call.outputs.check(self.plan.results, self.paths)
@@ -341,6 +341,6 @@ def _copies(results: list[Any]) -> list[Any]:
 
 
 def _native(signature: Signature) -> Signature:
-    """Return `signature` with dtypes of native byte order, which is no difference that counts."""
+    """Returns `signature` with dtypes of native byte order, which is no difference that counts."""
     dtypes, shapes = signature
     return tuple(dtype.newbyteorder("=") for dtype in dtypes), shapes

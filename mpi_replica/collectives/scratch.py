@@ -27,11 +27,11 @@ class Scratch:
         self.used_bytes = 0
 
     def clear(self) -> None:
-        """Take back everything."""
+        """Takes back everything."""
         self.used_bytes = 0
 
     def take(self, dtype: np.dtype[Any], length: int) -> np.ndarray[Any, Any]:
-        """Return memory behind what was taken since `clear`, at an address of its own.
+        """Returns memory behind what was taken since `clear`, at an address of its own.
 
         Also where it is empty: Open MPI takes two buffers at one address for one, in place.
         """

@@ -15,7 +15,7 @@ _FEW = 4096
 
 
 def settle(total: Array, scale: int, scratch: Scratch) -> None:
-    """Divide `total` by `scale`, and make every NaN in it numpy's own.
+    """Divides `total` by `scale`, and make every NaN in it numpy's own.
 
     Which NaN a sum gives, of several or of inf - inf, depends on the order of its operands, and
     on the processor.
@@ -35,7 +35,7 @@ def settle(total: Array, scale: int, scratch: Scratch) -> None:
 
 
 def _with_any_nan(items: Array) -> Any:
-    """Return a number that is NaN where one of the items is."""
+    """Returns a number that is NaN where one of the items is."""
     if items.size <= _FEW:
         return items.dot(items)
     return np.maximum.reduce(items)

@@ -27,7 +27,7 @@ _MOST_WINDOW_BYTES = 3 << 23
 
 
 def window_bytes(layout: Layout) -> tuple[int, int]:
-    """Return the bytes of a part in a window, and of the window; 0 where it would be too large."""
+    """Returns the bytes of a part in a window, and of the window; 0 where it would be too large."""
     buffers = 2 * tree_of(layout.counts).order.count + 2
     part_bytes = min(_WINDOW_PART_BYTES, _WINDOW_BYTES // buffers)
     part_bytes = max(LEAST_PART_BYTES, part_bytes // LINE_BYTES * LINE_BYTES)
@@ -70,7 +70,7 @@ class SharedWindow(OrderedWay):
                 yield Barrier()
 
     def _give(self, work: Work, part: Part, turn: int) -> None:
-        """Put this rank's partials into the window."""
+        """Puts this rank's partials into the window."""
         rank = self.rank
         mine = self._partials(part, turn)[self.starts[rank] : self.starts[rank + 1]]
         own = self._own(part)
@@ -82,7 +82,7 @@ class SharedWindow(OrderedWay):
         np.copyto(mine[0][place.stop :], own[place.stop :])
 
     def _combine(self, work: Work, part: Part, turn: int) -> None:
-        """Combine this rank's slice of all partials."""
+        """Combines this rank's slice of all partials."""
         place = self._place_of_slice(part)
         slices = [partial[place] for partial in self._partials(part, turn)]
         own = self._own(part)
@@ -99,7 +99,7 @@ class SharedWindow(OrderedWay):
         np.copyto(total, rounded)
 
     def _own(self, part: Part) -> Array | None:
-        """Return this rank's partial where it lies in memory already."""
+        """Returns this rank's partial where it lies in memory already."""
         return part.contribution(self.sent_dtype(part)) if len(self.local) == 1 else None
 
     def _place_of_slice(self, part: Part) -> slice:

@@ -29,7 +29,7 @@ def reduce_values(
     options: CommunicationOptions | None,
     out: Any,
 ) -> Any:
-    """Return ``all_reduce`` of a nest whose leaves may be `IndexedSlices`.
+    """Returns ``all_reduce`` of a nest whose leaves may be `IndexedSlices`.
 
     `components` gives what this replica contributes, or raises; `meet` performs a replica's call.
     """
@@ -50,7 +50,7 @@ def reduce_values(
 
 
 def has_slices(rows: Sequence[Sequence[Any]]) -> bool:
-    """Return whether a leaf of a replica is `IndexedSlices`."""
+    """Returns whether a leaf of a replica is `IndexedSlices`."""
     return any([type(leaf) is IndexedSlices for row in rows for leaf in row])
 
 
@@ -66,7 +66,7 @@ def reduce_with_slices(
     detail: str = "",
     out: Any = None,
 ) -> list[Any]:
-    """Return the results of a reduction in which some leaves are `IndexedSlices`.
+    """Returns the results of a reduction in which some leaves are `IndexedSlices`.
 
     Dense leaves are reduced as always, in a call of their own where there are any.
 
@@ -128,7 +128,7 @@ def _gathering(
     detail: str,
     out: Any,
 ) -> Call:
-    """Return the call that gathers the slices of all replicas."""
+    """Returns the call that gathers the slices of all replicas."""
     if out is not None:
         raise TypeError(
             "out= can't take the sum of IndexedSlices: it has as many rows as all replicas"
@@ -153,7 +153,7 @@ def _first_call(
     paths: Sequence[str],
     detail: str,
 ) -> AllGather | AllReduce:
-    """Return the call that a replica with these leaves makes first: it gathers their slices.
+    """Returns the call that a replica with these leaves makes first: it gathers their slices.
 
     Of each leaf that is `IndexedSlices`, there travel its rows, their places, and how many they
     are.

@@ -120,7 +120,7 @@ class Verification(Call):
         return self._tell_difference(group.layout, rows)
 
     def _tell_difference(self, layout: Layout, digests: Sequence[bytes]) -> Steps[None]:
-        """Find the first difference, and raise it; all ranks come here, and to the same text."""
+        """Finds the first difference, and raise it; all ranks come here, and to the same text."""
         rows = yield from self._exchange(layout, digests)
         differing = differing_units(rows, DIGEST_BYTES)
         contents = yield Agree(lambda: (b"", self.leaves[differing[0]].contents()))
@@ -148,7 +148,7 @@ class Verification(Call):
         sides: Mapping[str, Sequence[int]],
         layout: Layout,
     ) -> str:
-        """Return the text of the error.
+        """Returns the text of the error.
 
         `differing` are the leaves that differ; `groups` the replicas that hold the same in the
         first of them; `sides` those that hold the same at its first difference, by what they hold.
@@ -185,7 +185,7 @@ class Verification(Call):
                 return end.value  # type: ignore[no-any-return]
 
     def _exchange(self, layout: Layout, mine: Sequence[bytes]) -> Steps[list[bytes]]:
-        """Return what each replica gives: `mine` of the local ones, or one for them all."""
+        """Returns what each replica gives: `mine` of the local ones, or one for them all."""
         if len(set(mine)) == 1:
             mine = mine[:1]
         told = yield Texts(marshal.dumps(list(mine)))
@@ -199,13 +199,13 @@ def _listed(words: Sequence[str], separator: str) -> str:
 
 
 def _unit_bytes(content: Content) -> int:
-    """Return how much is compared as one: an element; of large ones, as strings can be, a byte."""
+    """Returns how much is compared as one: an element; of large ones, as strings can be, a byte."""
     itemsize = content.dtype.itemsize
     return itemsize if itemsize <= SMALL_BYTES else 1
 
 
 def _told(found: Difference, content: Content) -> tuple[str, dict[str, list[int]]]:
-    """Return the words for where the first difference is, and the replicas by what they hold."""
+    """Returns the words for where the first difference is, and the replicas by what they hold."""
     unit_bytes = _unit_bytes(content)
     groups = grouped(found.units)
     texts = element_texts(content, list(groups))

@@ -34,7 +34,7 @@ class Work:
         self.is_in_place = is_in_place
 
     def extreme(self, left: Array, right: Array, *, out: Array, **_: Any) -> None:
-        """Combine two arrays of floats as MIN or MAX do, with the signature of a ufunc."""
+        """Combines two arrays of floats as MIN or MAX do, with the signature of a ufunc."""
         if left is not out:
             np.copyto(out, left, casting="unsafe")
         used_bytes = self.scratch.used_bytes
@@ -54,7 +54,7 @@ class Way(abc.ABC):
 
     @abc.abstractmethod
     def reduce(self, work: Work, parts: Iterable[Part]) -> Steps[None]:
-        """Reduce parts, which are not empty."""
+        """Reduces parts, which are not empty."""
 
 
 class Straight(Way):

@@ -31,23 +31,23 @@ class AbstractStrategy:
         raise NotImplementedError
 
     def name_of_variable(self, value: Any) -> str | None:
-        """Return a name for a variable; None for anything else."""
+        """Returns a name for a variable; None for anything else."""
         raise NotImplementedError
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function on every replica."""
+        """Runs a function on every replica."""
         raise NotImplementedError
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
-        """Combine a value of all replicas."""
+        """Combines a value of all replicas."""
         raise NotImplementedError
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Concatenate a value of all replicas."""
+        """Concatenates a value of all replicas."""
         raise NotImplementedError
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """Return the components that are here."""
+        """Returns the components that are here."""
         raise NotImplementedError
 
 
@@ -65,5 +65,5 @@ class AbstractReplicaContext:
         raise NotImplementedError
 
     def meet(self, call: Any) -> Any:
-        """Wait until all replicas are at a call, and return its result."""
+        """Waits until all replicas are at a call, and return its result."""
         raise NotImplementedError

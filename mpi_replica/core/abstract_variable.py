@@ -43,13 +43,13 @@ class AbstractVariable(DistributedValues):
         raise NotImplementedError
 
     def value(self) -> Any:
-        """Return the value that is seen here."""
+        """Returns the value that is seen here."""
         raise NotImplementedError
 
     def put_back(self, fill: Callable[[Array], None]) -> None:
-        """Take what `value` gave above the replicas, which `fill` writes into an array."""
+        """Takes what `value` gave above the replicas, which `fill` writes into an array."""
         raise NotImplementedError
 
     def put_back_components(self, components: Mapping[int, Array]) -> None:
-        """Hold these components of a variable that is synchronized on read, and no others."""
+        """Holds these components of a variable that is synchronized on read, and no others."""
         raise NotImplementedError

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return an argument as an int.
+    """Returns an argument as an int.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
 
 
 def check_call(args: Any, kwargs: Any) -> None:
-    """Raise unless these are what a function can be called with.
+    """Raises unless these are what a function can be called with.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def check_call(args: Any, kwargs: Any) -> None:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return an argument as a bool.
+    """Returns an argument as a bool.
 
     Raises
     ------

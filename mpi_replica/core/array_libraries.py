@@ -29,7 +29,7 @@ GiveBack = Callable[[Any], Any]
 
 
 def to_numpy(value: Any) -> Any:
-    """Return an array of another library as one of numpy, and anything else as it is.
+    """Returns an array of another library as one of numpy, and anything else as it is.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def to_numpy(value: Any) -> Any:
 
 
 def ways_back(leaves: Sequence[Any]) -> list[GiveBack | None] | None:
-    """Return how results are given back for leaves; None where all are numpy's and Python's."""
+    """Returns how results are given back for leaves; None where all are numpy's and Python's."""
     if COMMON_TYPES.issuperset(map(type, leaves)):
         return None
     ways = [_way_of(type(leaf)) for leaf in leaves]
@@ -54,7 +54,7 @@ def ways_back(leaves: Sequence[Any]) -> list[GiveBack | None] | None:
 
 
 def give_back(results: list[Any], ways: Sequence[GiveBack | None] | None) -> list[Any]:
-    """Return the results, each as its way says."""
+    """Returns the results, each as its way says."""
     if ways is None:
         return results
     return [
@@ -64,14 +64,14 @@ def give_back(results: list[Any], ways: Sequence[GiveBack | None] | None) -> lis
 
 
 def by_numpy(compute: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """Return what `compute` makes of arrays, as an array of the library of the first one."""
+    """Returns what `compute` makes of arrays, as an array of the library of the first one."""
     way = _way_of(type(first))
     result = compute(to_numpy(first), *map(to_numpy, others))
     return result if way is None else way.give(first, np.asarray(result))
 
 
 def dtype_of(value: Any) -> np.dtype[Any] | None:
-    """Return numpy's dtype for an array of another library, and None for anything else.
+    """Returns numpy's dtype for an array of another library, and None for anything else.
 
     Nothing is copied, also where the array is on a device.
 
@@ -85,12 +85,12 @@ def dtype_of(value: Any) -> np.dtype[Any] | None:
 
 
 def values_of(value: Any) -> Any:
-    """Return an array of any library without what is recorded for its gradients."""
+    """Returns an array of any library without what is recorded for its gradients."""
     return value.detach() if _way_of(type(value)) is _Torch else value
 
 
 def copy_of(value: Any) -> Any:
-    """Return an array in memory of its own, and itself where nobody can write into it."""
+    """Returns an array in memory of its own, and itself where nobody can write into it."""
     way = _way_of(type(value))
     if way is not None:
         return way.copy(value)
@@ -98,7 +98,7 @@ def copy_of(value: Any) -> Any:
 
 
 def mean_of(losses: Any, weights: Any, count: float) -> Any:
-    """Return the sum of `losses` times `weights` over `count`, by torch or JAX itself.
+    """Returns the sum of `losses` times `weights` over `count`, by torch or JAX itself.
 
     So it can be differentiated. None where the losses are no array of theirs. The weights, which
     may be None, have no more dimensions than the losses, and lack the last ones.
@@ -123,7 +123,7 @@ class Origin(NamedTuple):
 
 
 def origin_of(value: Any) -> Origin | None:
-    """Return which library's an array is; None for numpy's, and for objects that hold more."""
+    """Returns which library's an array is; None for numpy's, and for objects that hold more."""
     kind = type(value)
     way = _way_of(kind)
     if way is None:
@@ -136,7 +136,7 @@ def origin_of(value: Any) -> Origin | None:
 
 
 def from_numpy(array: Array, origin: Origin, beside: Any) -> Any:
-    """Return an array that came from another rank as one of the library that it had there.
+    """Returns an array that came from another rank as one of the library that it had there.
 
     On the device of `beside`, where that is an array of the same library.
     """
@@ -300,7 +300,7 @@ _Way = type[_Torch] | type[_Jax] | type[_Standard]
 
 
 def _way_of(kind: type) -> _Way | None:
-    """Return how arrays of a type are taken; None where numpy takes it as it is."""
+    """Returns how arrays of a type are taken; None where numpy takes it as it is."""
     if kind in COMMON_TYPES or issubclass(kind, (np.ndarray, np.generic, int, float, complex, str)):
         return None
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")

@@ -26,7 +26,7 @@ _views: set[type] = set()
 
 
 def open_class_of(value: Any) -> bool:
-    """Register the class of `value` with optree if it is a container; return whether it is one."""
+    """Registers the class of `value` with optree if it is a container; returns whether it is."""
     kind = type(value)
     if issubclass(kind, (list, tuple)):
         _register(kind, _flat_sequence, optree.SequenceEntry)
@@ -51,7 +51,7 @@ def _unflat(make: Any, items: Iterable[Any]) -> Any:
 
 
 def _is_view(mapping: Mapping[Any, Any]) -> bool:
-    """Return whether it only shows what lies elsewhere: a file of h5py, ``os.environ``.
+    """Returns whether it only shows what lies elsewhere: a file of h5py, ``os.environ``.
 
     Such a mapping makes its values when they are looked at, or can't be looked at any more. It can
     hold no values of replicas.

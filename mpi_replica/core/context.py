@@ -53,19 +53,19 @@ _default_strategy: Callable[[], AbstractStrategy]
 
 
 def register_default_strategy(strategy: Callable[[], AbstractStrategy]) -> None:
-    """Tell how to get the default strategy."""
+    """Tells how to get the default strategy."""
     global _default_strategy
     _default_strategy = strategy
 
 
 def enter_open_strategy(strategy: AbstractStrategy) -> None:
-    """Count a strategy that was made here among those that are open."""
+    """Counts a strategy that was made here among those that are open."""
     _has_entered.set(True)
     open_strategies.add(strategy)
 
 
 def require_default(call: str) -> None:
-    """Raise where `call` on the default strategy is most likely meant for another one.
+    """Raises where `call` on the default strategy is most likely meant for another one.
 
     Raises
     ------
@@ -89,17 +89,17 @@ def require_default(call: str) -> None:
 
 
 def current_state() -> State | None:
-    """Return the state of the code that runs now; None is the default state."""
+    """Returns the state of the code that runs now; None is the default state."""
     return _state.get()
 
 
 def swap_state(state: State | None) -> contextvars.Token[State | None]:
-    """Make `state` the current one; `restore_state` takes the token back."""
+    """Makes `state` the current one; `restore_state` takes the token back."""
     return _state.set(state)
 
 
 def restore_state(token: contextvars.Token[State | None]) -> None:
-    """Undo `swap_state`."""
+    """Undoes `swap_state`."""
     _state.reset(token)
 
 
@@ -119,7 +119,7 @@ class entered:
 
 
 def current_strategy() -> AbstractStrategy:
-    """Return the current strategy; the default strategy outside of any."""
+    """Returns the current strategy; the default strategy outside of any."""
     state = _state.get()
     return _default_strategy() if state is None else state.strategy
 
@@ -165,7 +165,7 @@ def experimental_set_strategy(strategy: AbstractStrategy | None) -> None:
 
 
 def require_cross_replica(strategy: AbstractStrategy, call: str) -> None:
-    """Raise unless `call` on `strategy` is legal here: outside of replicas and other strategies.
+    """Raises unless `call` on `strategy` is legal here: outside of replicas and other strategies.
 
     Raises
     ------

@@ -32,7 +32,7 @@ _PIECE_BYTES = 1 << 17
 
 
 def digest_of_bytes(data: npt.NDArray[np.uint8]) -> bytes:
-    """Return 128 bits that differ where `data` differs, the same in every process.
+    """Returns 128 bits that differ where `data` differs, the same in every process.
 
     Examples
     --------
@@ -64,12 +64,12 @@ def digest_of_bytes(data: npt.NDArray[np.uint8]) -> bytes:
 
 @functools.cache
 def _keys() -> npt.NDArray[np.uint32]:
-    """Return a key for each word of 4 bytes of a piece."""
+    """Returns a key for each word of 4 bytes of a piece."""
     return np.frombuffer(hashlib.shake_128(b"mpi_replica").digest(_PIECE_BYTES), np.uint32)
 
 
 def digest_of(value: Any) -> int:
-    """Return 64 bits that differ where values differ, the same in every process.
+    """Returns 64 bits that differ where values differ, the same in every process.
 
     Arrays of any library and numbers by their bits, strings by their text, nests leaf by leaf,
     `IndexedSlices` by their rows and indices. Of any other object only the type counts, since
@@ -99,7 +99,7 @@ def digest_of(value: Any) -> int:
 
 
 def _has_bits(leaf: Any) -> bool:
-    """Return whether it is a number, or an array of numbers or texts, of any library."""
+    """Returns whether it is a number, or an array of numbers or texts, of any library."""
     if isinstance(leaf, (np.ndarray, np.generic, int, float, complex)):
         return not isinstance(leaf, np.ma.MaskedArray) and not np.asarray(leaf).dtype.hasobject
     try:

@@ -7,7 +7,7 @@ from types import FunctionType
 
 
 def publish(door: str) -> None:
-    """Make the classes and functions that the module `door` exports say that they are its own.
+    """Makes the classes and functions that the module `door` exports say that they are its own.
 
     Tracebacks and pickles name a class by its module: they stay what they are where its file
     moves.

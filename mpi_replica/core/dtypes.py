@@ -32,13 +32,13 @@ _NARROW_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 def is_narrow_float(dtype: np.dtype[Any]) -> bool:
-    """Return whether these are floats of 2 bytes or less, which add up in 4 bytes."""
+    """Returns whether these are floats of 2 bytes or less, which add up in 4 bytes."""
     return dtype.name in _NARROW_FLOATS
 
 
 @functools.lru_cache(maxsize=1024)
 def accumulation(dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """Return the dtype that `op` accumulates `dtype` in, and the dtype of its result.
+    """Returns the dtype that `op` accumulates `dtype` in, and the dtype of its result.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def accumulation(dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:
-    """Return `value` as an array, in whatever order it is.
+    """Returns `value` as an array, in whatever order it is.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
 def as_arrays(
     leaves: Sequence[Any], plain: int = OTHERS
 ) -> tuple[Sequence[np.ndarray[Any, Any]], list[GiveBack | None] | None]:
-    """Return leaves as arrays, in whatever order these are, and how results are given back.
+    """Returns leaves as arrays, in whatever order these are, and how results are given back.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def as_arrays(
 
 
 def as_plain_array(value: Any) -> np.ndarray[Any, Any]:
-    """Return `value` as an array of native byte order, aligned and in C order.
+    """Returns `value` as an array of native byte order, aligned and in C order.
 
     It is copied only where it must be. Read-only, 0-d and empty arrays are kept as they are.
 
@@ -150,13 +150,13 @@ def as_plain_array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def is_text(dtype: np.dtype[Any]) -> bool:
-    """Return whether arrays of `dtype` may differ in item size between replicas (strings)."""
+    """Returns whether arrays of `dtype` may differ in item size between replicas (strings)."""
     return dtype.kind in "SU"
 
 
 @functools.lru_cache(maxsize=1024)
 def wire_name(dtype: np.dtype[Any]) -> str:
-    """Return a name that tells `dtype` from every other one, the same in every process.
+    """Returns a name that tells `dtype` from every other one, the same in every process.
 
     ``dtype.str`` alone does not: ml_dtypes' bfloat16 and every void of two bytes are ``<V2``.
     """

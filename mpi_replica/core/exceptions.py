@@ -82,7 +82,7 @@ class CorruptCheckpointError(CheckpointError):
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an exception, also of one whose text can't be had. Never raises."""
+    """Returns the text of an exception, also of one whose text can't be had. Never raises."""
     try:
         return str(error)
     except BaseException as broken:  # code of the program
@@ -90,7 +90,7 @@ def text_of(error: BaseException) -> str:
 
 
 def add_note(error: BaseException, note: str) -> bool:
-    """Add a note to an exception, once; return False where it takes none. Never raises."""
+    """Adds a note to an exception, once; returns False where it takes none. Never raises."""
     try:
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
@@ -100,11 +100,11 @@ def add_note(error: BaseException, note: str) -> bool:
 
 
 def mark_reporter(error: BaseException, rank: int) -> None:
-    """Note the one rank that prints `error`, which all ranks have, should nobody catch it."""
+    """Notes the one rank that prints `error`, which all ranks have, should nobody catch it."""
     error.__dict__["_mpi_replica_rank_that_reports"] = rank
 
 
 def reporter_of(error: BaseException) -> int | None:
-    """Return the rank that prints `error`, where all ranks have it."""
+    """Returns the rank that prints `error`, where all ranks have it."""
     rank: int | None = getattr(error, "_mpi_replica_rank_that_reports", None)
     return rank

@@ -102,7 +102,7 @@ class IndexedSlices:
         return slices
 
     def _sums_by_tree(self, count: int, places: Array) -> Array:
-        """Return the sums of the rows that have the same place, of so many places."""
+        """Returns the sums of the rows that have the same place, of so many places."""
         values, rows = self.values, self._rows_of_replicas or ()
         wide, _ = accumulation(values.dtype, ReduceOp.SUM)
         starts = [0, *itertools.accumulate(rows)]

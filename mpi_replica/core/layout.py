@@ -51,13 +51,13 @@ class Layout:
 
     @classmethod
     def even(cls, num_replicas: int, size: int, rank: int) -> Layout:
-        """Spread `num_replicas` over `size` ranks in blocks that differ by at most one."""
+        """Spreads `num_replicas` over `size` ranks in blocks that differ by at most one."""
         least, more = divmod(num_replicas, size)
         return cls(tuple(least + (r < more) for r in range(size)), rank)
 
     @classmethod
     def waiting(cls, counts: tuple[int, ...], rank: int) -> Layout:
-        """Return what a rank sees behind those with `counts`: it hosts no replicas, and waits."""
+        """Returns what a rank sees behind those with `counts`: it hosts no replicas, and waits."""
         return cls(counts + (0,) * (rank + 1 - len(counts)), rank)
 
     @functools.cached_property
@@ -91,12 +91,12 @@ class Layout:
         return tuple(range(self.num_replicas))
 
     def replica_ids(self, rank: int) -> tuple[int, ...]:
-        """Return the global ids of the replicas of `rank`."""
+        """Returns the global ids of the replicas of `rank`."""
         start = sum(self.counts[:rank])
         return tuple(range(start, start + self.counts[rank]))
 
     def rank_of(self, replica_id: int) -> int:
-        """Return the rank that hosts the replica."""
+        """Returns the rank that hosts the replica."""
         for rank, count in enumerate(self.counts):
             if replica_id < count:
                 return rank
@@ -104,7 +104,7 @@ class Layout:
         raise IndexError(f"There are {self.num_replicas} replicas, and no such id.")
 
     def describe(self, replica_ids: Iterable[int]) -> str:
-        """Return the words for these replicas and their ranks.
+        """Returns the words for these replicas and their ranks.
 
         Examples
         --------
@@ -117,7 +117,7 @@ class Layout:
 
 
 def compressed(numbers: Iterable[int]) -> str:
-    """Return sorted numbers as text, runs written short.
+    """Returns sorted numbers as text, runs written short.
 
     Examples
     --------
@@ -134,7 +134,7 @@ def compressed(numbers: Iterable[int]) -> str:
 
 
 def numbers_text(noun: str, numbers: Sequence[int]) -> str:
-    """Return sorted numbers behind the word for what they number, in the singular or plural.
+    """Returns sorted numbers behind the word for what they number, in the singular or plural.
 
     Examples
     --------
@@ -145,7 +145,7 @@ def numbers_text(noun: str, numbers: Sequence[int]) -> str:
 
 
 def sides(values: Sequence[_Value], words: Callable[[_Value], str] = str) -> str:
-    """Return which ranks have which value, as text.
+    """Returns which ranks have which value, as text.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def sides(values: Sequence[_Value], words: Callable[[_Value], str] = str) -> str
 
 
 def grouped(values: Iterable[_Value]) -> dict[_Value, list[int]]:
-    """Return by value the numbers of those that have it, in the order of their first ones.
+    """Returns by value the numbers of those that have it, in the order of their first ones.
 
     Examples
     --------
@@ -178,7 +178,7 @@ def grouped(values: Iterable[_Value]) -> dict[_Value, list[int]]:
 
 
 def shares(rows: int, num_replicas: int) -> list[slice]:
-    """Return the rows of a global batch that each replica gets: chunks of ``ceil(rows / R)``.
+    """Returns the rows of a global batch that each replica gets: chunks of ``ceil(rows / R)``.
 
     Trailing replicas may get none.
 

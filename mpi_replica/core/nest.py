@@ -58,7 +58,7 @@ _lock = threading.Lock()
 
 
 def flatten(value: Any) -> tuple[list[Any], Structure]:
-    """Return the leaves of `value`, in a fixed order, and its structure."""
+    """Returns the leaves of `value`, in a fixed order, and its structure."""
     if type(value) in _LEAF_TYPES:
         return [value], _LEAF
     leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
@@ -66,7 +66,7 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
 
 
 def flatten_tensors(value: Any) -> tuple[list[Any], Structure]:
-    """Flatten a nest in which a list is a leaf, as in tf where it is made a tensor."""
+    """Flattens a nest in which a list is a leaf, as in tf where it is made a tensor."""
     leaves, structure = optree.tree_flatten(value, _is_list, none_is_leaf=True, namespace=NAMESPACE)
     is_opened = _open_classes([leaf for leaf in leaves if not _is_list(leaf)])
     return flatten_tensors(value) if is_opened else (leaves, structure)
@@ -77,7 +77,7 @@ def _is_list(node: Any) -> bool:
 
 
 def _open_classes(leaves: Sequence[Any]) -> bool:
-    """Register the classes of containers among `leaves` with optree; return whether any is."""
+    """Registers the classes of containers among `leaves` with optree; returns whether any is."""
     if _other_types.issuperset(map(type, leaves)):
         return False
     met = {type(leaf): leaf for leaf in leaves}
@@ -91,7 +91,7 @@ def _open_classes(leaves: Sequence[Any]) -> bool:
 
 
 def flatten_plain(value: Any) -> tuple[list[Any], Structure, int]:
-    """Flatten a nest; tell also what all leaves are: `ARRAYS`, `PLAIN` or `OTHERS`.
+    """Flattens a nest; tells also what all leaves are: `ARRAYS`, `PLAIN` or `OTHERS`.
 
     Quick: some plain leaves of rarer types are not known to be.
     """
@@ -125,7 +125,7 @@ def _plainness(leaves: Sequence[Any]) -> int:
 def flatten_arguments(
     args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], Structure, int]:
-    """Flatten as `flatten_plain` does the nest ``(tuple(args), dict(kwargs))``.
+    """Flattens as `flatten_plain` does the nest ``(tuple(args), dict(kwargs))``.
 
     Of arrays of numpy it may say that they are `PLAIN`.
     """
@@ -140,7 +140,7 @@ def flatten_arguments(
 
 
 def _learn(value: Any, leaves: Sequence[Any], structure: Structure) -> None:
-    """Remember the structure of a dict or list whose items are all leaves."""
+    """Remembers the structure of a dict or list whose items are all leaves."""
     kind = type(value)
     if kind not in (dict, list) or len(value) != len(leaves):
         return
@@ -153,7 +153,7 @@ def _learn(value: Any, leaves: Sequence[Any], structure: Structure) -> None:
 
 
 def _keep(known: dict[Any, Any], name: Any, entry: Any, structure: Structure) -> None:
-    """Remember `structure`, and give it a number, as long as it is in `known`."""
+    """Remembers `structure`, and give it a number, as long as it is in `known`."""
     with _lock:
         if name in known:  # by another thread
             return
@@ -172,7 +172,7 @@ def _is_flat(items: Iterable[Any]) -> bool:
 
 
 def key(structure: Structure) -> Structure | int:
-    """Return what stands for `structure` in the keys of a cache: a number, where it has one.
+    """Returns what stands for `structure` in the keys of a cache: a number, where it has one.
 
     optree hashes and compares all of a structure each time.
     """
@@ -180,7 +180,7 @@ def key(structure: Structure) -> Structure | int:
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
-    """Return the nest of `structure` with `leaves` in it: the inverse of `flatten`."""
+    """Returns the nest of `structure` with `leaves` in it: the inverse of `flatten`."""
     if structure is _LEAF:
         (leaf,) = leaves
         return leaf
@@ -188,13 +188,13 @@ def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
 
 
 def map_structure(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return the nest `value` with `function` applied to each leaf; containers are new."""
+    """Returns the nest `value` with `function` applied to each leaf; containers are new."""
     leaves, structure = flatten(value)
     return unflatten(structure, [function(leaf) for leaf in leaves])
 
 
 def transposed(values: Sequence[Any], join: Callable[[list[Any]], Any], caller: str) -> Any:
-    """Return one nest out of several of the same structure: `join` makes each leaf.
+    """Returns one nest out of several of the same structure: `join` makes each leaf.
 
     Raises
     ------
@@ -213,7 +213,7 @@ def transposed(values: Sequence[Any], join: Callable[[list[Any]], Any], caller: 
 
 @functools.lru_cache(maxsize=_CACHE_SIZE)
 def structure_text(structure: Structure) -> str:
-    """Return a text that tells `structure` from every other one, the same in every process.
+    """Returns a text that tells `structure` from every other one, the same in every process.
 
     Examples
     --------
@@ -226,7 +226,7 @@ def structure_text(structure: Structure) -> str:
 
 @functools.lru_cache(maxsize=_CACHE_SIZE)
 def leaf_paths(structure: Structure) -> tuple[str, ...]:
-    """Return where each leaf is, as Python writes it.
+    """Returns where each leaf is, as Python writes it.
 
     Examples
     --------

@@ -32,7 +32,7 @@ class ReduceOp(enum.Enum):
 
     @classmethod
     def of(cls, op: ReduceOp | str) -> ReduceOp:
-        """Return the op that `op` names.
+        """Returns the op that `op` names.
 
         Raises
         ------
@@ -58,7 +58,7 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
-        """Return the op that does what `aggregation` says.
+        """Returns the op that does what `aggregation` says.
 
         Raises
         ------

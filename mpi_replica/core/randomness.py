@@ -32,7 +32,7 @@ class Generators:
         self._made: dict[int | None, np.random.Generator] = {}
 
     def of_replica(self, replica_id: int) -> np.random.Generator:
-        """Return the generator of a replica."""
+        """Returns the generator of a replica."""
         return self._get(replica_id, (_REPLICAS, replica_id))
 
     @property
@@ -49,7 +49,7 @@ class Generators:
         return generator
 
     def state(self, replica_ids: Iterable[int]) -> dict[str, Any]:
-        """Return the state of the shared generator and of those of some replicas, as plain data."""
+        """Returns the state of the shared generator and of those of replicas, as plain data."""
         replicas = {
             str(i): self._made[i].bit_generator.state for i in replica_ids if i in self._made
         }
@@ -61,7 +61,7 @@ class Generators:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a `state`; generators that it does not name begin anew, with its seed."""
+        """Goes back to a `state`; generators that it does not name begin anew, with its seed."""
         self.seed = int(state["seed"])
         self._made.clear()
         if state["shared"] is not None:

@@ -39,7 +39,7 @@ class Order:
         self._emit(root, count)
 
     def _emit(self, node: _Node, target: int) -> int:
-        """Add the steps that leave `node` in `target`; return where it is: an array stays."""
+        """Adds the steps that leave `node` in `target`; returns where it is: an array stays."""
         if isinstance(node, int):
             return node
         left = self._emit(node[0], target)
@@ -56,7 +56,7 @@ class Order:
         target: Array,
         temporaries: Sequence[Array] = (),
     ) -> None:
-        """Combine `arrays` into `target`, in the dtype of `target`.
+        """Combines `arrays` into `target`, in the dtype of `target`.
 
         `target` may be the memory of one of them where that is the first, or where they are one.
         `combine` is a ufunc, or has a signature like one.
@@ -104,7 +104,7 @@ class Tree:
         self.order = Order(self._number, root)
 
     def _cut(self, replicas: _Range, starts: Sequence[int]) -> _Node:
-        """Make a partial of each subtree that one rank hosts; return the tree above them."""
+        """Makes a partial of each subtree that one rank hosts; returns the tree above them."""
         start, stop = replicas
         rank = self._ranks[start]
         if rank == self._ranks[stop - 1]:
@@ -119,13 +119,13 @@ class Tree:
 
 @functools.lru_cache(maxsize=64)
 def tree_of(counts: tuple[int, ...]) -> Tree:
-    """Return the tree over the replicas of a layout, by how many each rank hosts."""
+    """Returns the tree over the replicas of a layout, by how many each rank hosts."""
     return Tree(counts)
 
 
 @functools.lru_cache(maxsize=64)
 def in_a_row(count: int) -> Partial:
-    """Return what combines all replicas of a rank one after the other.
+    """Returns what combines all replicas of a rank one after the other.
 
     Examples
     --------
@@ -142,7 +142,7 @@ def in_a_row(count: int) -> Partial:
 
 
 def middle(start: int, stop: int) -> int:
-    """Return where the right half begins of the tree over some replicas.
+    """Returns where the right half begins of the tree over some replicas.
 
     Examples
     --------

@@ -327,7 +327,7 @@ class Mirrored(ActsAsValue):
 
 
 def per_replica(values: Sequence[Any], layout: Layout) -> PerReplica:
-    """Return the components of this rank's replicas; an error once these have moved.
+    """Returns the components of this rank's replicas; an error once these have moved.
 
     Parameters
     ----------
@@ -342,7 +342,7 @@ def per_replica(values: Sequence[Any], layout: Layout) -> PerReplica:
 
 
 def component_of(value: Any, replica_id: int, num_replicas: int | None = None) -> Any:
-    """Return what `value` stands for in a replica: for a PerReplica, its component.
+    """Returns what `value` stands for in a replica: for a PerReplica, its component.
 
     Raises
     ------
@@ -359,7 +359,7 @@ def component_of(value: Any, replica_id: int, num_replicas: int | None = None) -
 
 
 def local_results(value: Any, local_replica_ids: Sequence[int]) -> tuple[Any, ...]:
-    """Return the components of the nest `value` that are here; a nest for each replica.
+    """Returns the components of the nest `value` that are here; a nest for each replica.
 
     Those of all replicas where they are at hand, otherwise those of the local ones. A value that
     is not distributed, and no nest, comes back alone.

@@ -20,7 +20,7 @@ from .elements import ArraySpec, rows_of, spec_of
 
 
 def arrays_of(batch: Any) -> Any:
-    """Return the nest `batch` with arrays as leaves; those of any library stay theirs.
+    """Returns the nest `batch` with arrays as leaves; those of any library stay theirs.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def arrays_of(batch: Any) -> Any:
 
 
 def cut(batch: Any, wanted: Callable[[int], slice]) -> tuple[int, Any]:
-    """Return the number of rows of a batch, and those that are wanted."""
+    """Returns the number of rows of a batch, and those that are wanted."""
     arrays = arrays_of(batch)
     leaves, _ = nest.flatten(arrays)
     rows = leaves[0].shape[0] if leaves else 0
@@ -52,18 +52,18 @@ def cut(batch: Any, wanted: Callable[[int], slice]) -> tuple[int, Any]:
 
 
 def empty_like(batch: Any) -> Any:
-    """Return a batch without rows."""
+    """Returns a batch without rows."""
     return nest.map_structure(copy_of, rows_of(arrays_of(batch), slice(0, 0)))
 
 
 def kind_of(batch: Any, is_global: bool) -> tuple[Any, ...]:
-    """Return what is equal for batches of one kind; quick, and only for this rank."""
+    """Returns what is equal for batches of one kind; quick, and only for this rank."""
     leaves, structure, _ = nest.flatten_plain(batch)
     return structure, [(leaf.dtype, leaf.ndim) for leaf in leaves] if is_global else []
 
 
 def kind_text(batch: Any, is_global: bool) -> str:
-    """Return the kind of a batch in words that are the same in every process."""
+    """Returns the kind of a batch in words that are the same in every process."""
     specs, structure = nest.flatten(spec_of(batch))
     text = nest.structure_text(structure)
     if not is_global:

@@ -28,12 +28,12 @@ class Chain:
 
 
 def number_or_all(name: str, value: Any) -> int | None:
-    """Return a number of elements, or None for -1: all of them, as in tf."""
+    """Returns a number of elements, or None for -1: all of them, as in tf."""
     number = integer(f"{name} (-1 is all)", value, -1)
     return None if number == -1 else number
 
 
 def require_callable(name: str, value: Any, example: str) -> None:
-    """Raise a TypeError unless an argument can be called."""
+    """Raises a TypeError unless an argument can be called."""
     if not callable(value):
         raise TypeError(f"{name} must be callable, got {value!r}. Call {example}.")

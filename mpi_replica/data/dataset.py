@@ -161,12 +161,12 @@ class Dataset(Factories, OrderVerbs, ElementVerbs):
 
 
 def elements_of(dataset: Dataset, epoch: int, start: int) -> Iterator[Any]:
-    """Iterate the elements of an epoch, batched or not, from element `start` on."""
+    """Iterates the elements of an epoch, batched or not, from element `start` on."""
     return dataset._plan.values(epoch, start)
 
 
 def drops_remainder(source: Any) -> bool:
-    """Return whether a source leaves out rows that make no whole batch."""
+    """Returns whether a source leaves out rows that make no whole batch."""
     return isinstance(source, Dataset) and source._plan.drops_remainder
 
 

@@ -58,7 +58,7 @@ class DistributedDataset:
         return DistributedIterator(self._engine, self._input, place, self._name)
 
     def _note_iteration(self, place: Progress, undo: Callable[[], None]) -> None:
-        """Add a note of the iteration that begins to the next header."""
+        """Adds a note of the iteration that begins to the next header."""
         what = f"iteration {place.epoch} of {self._name}"
         advice = (
             "All ranks must distribute the same dataset, and iterate it equally often: another"
@@ -70,7 +70,7 @@ class DistributedDataset:
         self._engine.agreement.notes.add(note, undo)
 
     def _go_back_to(self, place: Progress, newest: Progress | None) -> None:
-        """Forget an iteration that not all ranks have begun: the next one is the same for all."""
+        """Forgets an iteration that not all ranks have begun: the next one is the same for all."""
         self._next, self._newest = place, newest
 
     def begin_anew(self) -> None:

@@ -56,12 +56,12 @@ class ArraySpec:
 
 
 def spec_of(element: Any) -> Any:
-    """Return the nest of `ArraySpec` of an element."""
+    """Returns the nest of `ArraySpec` of an element."""
     return map_structure(lambda leaf: ArraySpec(tuple(leaf.shape), _dtype(leaf)), element)
 
 
 def as_arrays(value: Any, where: str) -> Any:
-    """Return the nest `value` with an array for each leaf; a list is one leaf, as in tf."""
+    """Returns the nest `value` with an array for each leaf; a list is one leaf, as in tf."""
     leaves, structure = flatten_tensors(value)
     arrays = []
     for path, leaf in zip(leaf_paths(structure), leaves, strict=True):
@@ -90,7 +90,7 @@ def as_arrays(value: Any, where: str) -> Any:
 
 
 def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:
-    """Return the elements stacked leaf by leaf; `numbers` are their names in an error."""
+    """Returns the elements stacked leaf by leaf; `numbers` are their names in an error."""
     first, structure = flatten(elements[0])
     ways = ways_back(first)
     first = first if ways is None else list(map(to_numpy, first))
@@ -118,7 +118,7 @@ def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:
 
 
 def unstacked(rows: Any, count: int, ways: Sequence[GiveBack | None] | None = None) -> list[Any]:
-    """Return the `count` elements that are stacked in `rows`, which are numpy's.
+    """Returns the `count` elements that are stacked in `rows`, which are numpy's.
 
     `ways` tell as what the leaves are given back.
     """
@@ -130,20 +130,20 @@ def unstacked(rows: Any, count: int, ways: Sequence[GiveBack | None] | None = No
 
 
 def unbatched(batch: Any, count: int) -> list[Any]:
-    """Return the `count` elements that are stacked in a batch of arrays of any library."""
+    """Returns the `count` elements that are stacked in a batch of arrays of any library."""
     leaves, structure = flatten(batch)
     return unstacked(unflatten(structure, map(to_numpy, leaves)), count, ways_back(leaves))
 
 
 def own_copy(element: Any) -> Any:
-    """Return a copy that nobody else holds, with numpy scalars for arrays without axes."""
+    """Returns a copy that nobody else holds, with numpy scalars for arrays without axes."""
     return map_structure(
         lambda leaf: np.array(leaf)[()] if isinstance(leaf, np.ndarray) else copy_of(leaf), element
     )
 
 
 def no_rows_of(element: Any) -> Any:
-    """Return a batch of no elements like this one."""
+    """Returns a batch of no elements like this one."""
 
     def none(leaf: Any) -> Any:
         return by_numpy(lambda array: np.empty((0, *array.shape), array.dtype), leaf)
@@ -152,14 +152,14 @@ def no_rows_of(element: Any) -> Any:
 
 
 def numpy_values(element: Any) -> Any:
-    """Return an element with numpy's arrays and scalars."""
+    """Returns an element with numpy's arrays and scalars."""
     return map_structure(
         lambda leaf: leaf if dtype_of(leaf) is None else to_numpy(leaf)[()], element
     )
 
 
 def row_count(batch: Any, where: Callable[[], str]) -> int:
-    """Return how many rows all leaves of a batch have; `where` names it in an error."""
+    """Returns how many rows all leaves of a batch have; `where` names it in an error."""
     leaves, structure = flatten(batch)
     lengths = {leaf.shape[:1] for leaf in leaves}
     if len(lengths) == 1 and () not in lengths:
@@ -175,7 +175,7 @@ def row_count(batch: Any, where: Callable[[], str]) -> int:
 
 
 def rows_of(batch: Any, wanted: slice) -> Any:
-    """Return the wanted rows of a batch."""
+    """Returns the wanted rows of a batch."""
     # all axes are named: the array API standard wants it
     return map_structure(operator.itemgetter((wanted, ...)), batch)
 
@@ -183,13 +183,13 @@ def rows_of(batch: Any, wanted: slice) -> Any:
 def cut_batch(
     batch: Any, wanted: Callable[[int], slice], where: Callable[[], str]
 ) -> tuple[int, Any]:
-    """Return how many rows a batch has, and those of them that are wanted."""
+    """Returns how many rows a batch has, and those of them that are wanted."""
     rows = row_count(batch, where)
     return rows, rows_of(batch, wanted(rows))
 
 
 def require_fit(one: Any, other: Any, where: str) -> None:
-    """Raise unless elements with these specs can follow one another: shapes may differ.
+    """Raises unless elements with these specs can follow one another: shapes may differ.
 
     Raises
     ------
@@ -215,7 +215,7 @@ def require_fit(one: Any, other: Any, where: str) -> None:
 
 
 def common_spec(one: Any, other: Any) -> Any:
-    """Return the spec of elements of either spec, where they fit."""
+    """Returns the spec of elements of either spec, where they fit."""
 
     def common(spec: ArraySpec, then: ArraySpec) -> ArraySpec:
         lengths = zip(spec.shape, then.shape, strict=True)
@@ -228,14 +228,14 @@ def common_spec(one: Any, other: Any) -> Any:
 
 
 def concatenate(parts: Sequence[Any]) -> Any:
-    """Return the parts, nests of one structure, joined leaf by leaf along axis 0."""
+    """Returns the parts, nests of one structure, joined leaf by leaf along axis 0."""
     structure = flatten(parts[0])[1]
     columns = zip(*(flatten(part)[0] for part in parts), strict=True)
     return unflatten(structure, [by_numpy(_concatenated, *column) for column in columns])
 
 
 def at(path: str) -> str:
-    """Return the words for a path in a message; a lone array has none."""
+    """Returns the words for a path in a message; a lone array has none."""
     return f" at {path}" if path else ""
 
 

@@ -69,7 +69,7 @@ class Input:
 
     @classmethod
     def of_global_batches(cls, engine: Engine, dataset: Any, options: InputOptions | None) -> Input:
-        """Cut global batches into a part for each replica."""
+        """Cuts global batches into a part for each replica."""
         options = _checked(options)
         if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
             raise NotImplementedError(
@@ -113,7 +113,7 @@ class Input:
     def from_function(
         cls, engine: Engine, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None
     ) -> Input:
-        """Take one batch for each local replica from the datasets that `dataset_fn` makes."""
+        """Takes one batch for each local replica from the datasets that `dataset_fn` makes."""
         options = _checked(options)
         if not callable(dataset_fn):
             raise TypeError(
@@ -170,7 +170,7 @@ class Input:
         return nest.map_structure(of_replica, source.element_spec)
 
     def reader(self) -> StepReader:
-        """Return what reads the steps of one more iteration."""
+        """Returns what reads the steps of one more iteration."""
         return StepReader(
             self._steps, is_repeatable=self._is_repeatable, ahead=self.ahead, once=self._once
         )

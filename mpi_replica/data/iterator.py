@@ -36,7 +36,7 @@ class Progress:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], pipelines: int | None) -> Progress:
-        """Return the place of a state.
+        """Returns the place of a state.
 
         Raises
         ------
@@ -53,11 +53,11 @@ class Progress:
         return place
 
     def state(self, pipelines: int | None) -> dict[str, Any]:
-        """Return it for a checkpoint."""
+        """Returns it for a checkpoint."""
         return {"epoch": self.epoch, "steps": self.steps, "pipelines": pipelines}
 
     def go_back(self, epoch: int, steps: int) -> None:
-        """Stand where fewer steps were taken."""
+        """Stands where fewer steps were taken."""
         if (self.epoch, self.steps) != (epoch, steps):
             self.epoch, self.steps, self.has_ended = epoch, steps, False
 
@@ -199,14 +199,14 @@ class DistributedIterator:
         return found[0]
 
     def _look_at(self, batch: Any) -> None:
-        """Keep the kind of the newest batch."""
+        """Keeps the kind of the newest batch."""
         kind = kind_of(batch, self._is_global)
         if kind != self._kind:
             self._kind = kind
             self._kind_text = kind_text(batch, self._is_global)
 
     def _note_steps(self, steps: int) -> None:
-        """Add a note of the steps taken, and of the kind of batch, to the next header."""
+        """Adds a note of the steps taken, and of the kind of batch, to the next header."""
         place = self._place
         epoch = place.epoch
         what = f"the number of steps taken in {self._name_of_epoch}"
@@ -226,7 +226,7 @@ class DistributedIterator:
         return values  # type: ignore[no-any-return]
 
     def _next_step(self, site: CallSite, options: CommunicationOptions) -> NextStep:
-        """Return the call that agrees on a step; reads it."""
+        """Returns the call that agrees on a step; reads it."""
         place = self._place
         found = self._reader.read(place.epoch, place.steps)
         if found is not None:
@@ -252,11 +252,11 @@ class OptionalStep:
         self._found = found
 
     def has_value(self) -> bool:
-        """Return whether there was a step."""
+        """Returns whether there was a step."""
         return bool(self._found)
 
     def get_value(self) -> Any:
-        """Return the step's values.
+        """Returns the step's values.
 
         Raises
         ------
@@ -269,5 +269,5 @@ class OptionalStep:
 
 
 def placeless_site() -> CallSite:
-    """Return the site of this call, for its line only: it is the same as every other one."""
+    """Returns the site of this call, for its line only: it is the same as every other one."""
     return call_site()._replace(digest=b"")

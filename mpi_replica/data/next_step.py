@@ -49,13 +49,13 @@ class NextStep(Call):
         self.identify(is_global)
 
     def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:
-        """Tell where this rank is."""
+        """Tells where this rank is."""
         state, number = self._ended() if self.found is None else (self._HAS, self.found[1])
         digest = digest_of(self.kind_text) if self.kind_text else 0
         return self._STATE.pack(state, number, self.taken, digest), None
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[tuple[Any, Any]]:
-        """Return this rank's values and their spec, None for values at the end."""
+        """Returns this rank's values and their spec, None for values at the end."""
         of_ranks = [self._STATE.unpack(data) for data in group.payloads()]
         states, rows, taken, digests = zip(*of_ranks, strict=True)
         if len(set(taken)) > 1:
@@ -83,7 +83,7 @@ class NextStep(Call):
         return self._ENDED_UNSEEN if self.spec is None else self._ENDED, -1
 
     def _of_other_kinds(self, texts: Sequence[str]) -> StructureMismatchError:
-        """Return what is raised where batches are not of one kind."""
+        """Returns what is raised where batches are not of one kind."""
         return StructureMismatchError(
             f"the batches of {self.options.name} differ between ranks at {self.site.line}:"
             f" {sides(texts, lambda text: text or 'none')}. {SAME_KIND}"
@@ -106,7 +106,7 @@ class NextStep(Call):
 
 
 def _packed(spec: Any) -> bytes:
-    """Return a batch without rows as bytes.
+    """Returns a batch without rows as bytes.
 
     Raises
     ------

@@ -44,7 +44,7 @@ class Pipelines:
         self._made: dict[int, Any] = {}
 
     def sources(self, replica_ids: Sequence[int]) -> list[Any]:
-        """Return the datasets of these replicas' pipelines, each once.
+        """Returns the datasets of these replicas' pipelines, each once.
 
         Raises
         ------
@@ -62,7 +62,7 @@ class Pipelines:
         return self._made[number]
 
     def steps(self, replica_ids: Sequence[int], epoch: int, start: int) -> Iterator[list[Any]]:
-        """Return what these replicas get in each step from `start` on: an element, or `END`."""
+        """Returns what these replicas get in each step from `start` on: an element, or `END`."""
         layout = self._shared_by
         of_pipelines = []
         for number in dict.fromkeys(layout.rank_of(i) for i in replica_ids):
@@ -81,14 +81,14 @@ class Pipelines:
 
 
 def _elements(source: Any, epoch: int, start: int) -> Iterator[Any]:
-    """Return an iterator over one epoch of a source, without its first elements."""
+    """Returns an iterator over one epoch of a source, without its first elements."""
     if isinstance(source, Dataset):
         return elements_of(source, epoch, start)
     return itertools.islice(source, start, None)
 
 
 def check_source(source: Any, name: str) -> None:
-    """Raise unless `source` can be distributed.
+    """Raises unless `source` can be distributed.
 
     Raises
     ------

@@ -19,7 +19,7 @@ _SECONDS_TO_END = 1.0
 
 
 def read_ahead(make: Callable[[], Iterator[T]], count: int) -> Iterator[T]:
-    """Iterate what `make` returns, with `count` elements read ahead in a thread.
+    """Iterates what `make` returns, with `count` elements read ahead in a thread.
 
     The thread begins with the first element asked for. It ends with the iterator, however that
     ends: the generator's `finally` runs too when nobody holds it any more.
@@ -60,7 +60,7 @@ class _Reader:
         self._thread.start()
 
     def take(self) -> tuple[Any, BaseException | None] | None:
-        """Return the next element, and ask the thread for one more."""
+        """Returns the next element, and ask the thread for one more."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 "this iterator reads ahead and was begun before a fork: its thread stayed in the "
@@ -71,7 +71,7 @@ class _Reader:
         return answer
 
     def end(self) -> None:
-        """End the thread, and wait for its end."""
+        """Ends the thread, and wait for its end."""
         self._has_ended = True
         self._wishes.put(None)
         _readers.discard(self)

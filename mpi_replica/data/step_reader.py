@@ -47,7 +47,7 @@ class StepReader:
         self._process = 0
 
     def read(self, epoch: int, number: int) -> Step | None:
-        """Return a step, or None at the end.
+        """Returns a step, or None at the end.
 
         Raises
         ------
@@ -71,7 +71,7 @@ class StepReader:
         return self._found[0]
 
     def take(self) -> None:
-        """Go on to the next step."""
+        """Goes on to the next step."""
         if self._at is not None:
             self._at = self._at[0], self._at[1] + 1
         self._found.clear()
@@ -92,7 +92,7 @@ class StepReader:
         self._process = os.getpid()
 
     def _stop(self, error: BaseException) -> None:
-        """Begin anew the next time if that is possible: what has raised an error has ended."""
+        """Begins anew the next time if that is possible: what has raised an error has ended."""
         if self._is_repeatable:
             self._at = None
         else:

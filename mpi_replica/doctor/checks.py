@@ -22,12 +22,12 @@ class Check(NamedTuple):
 
 
 def advise(name: str, value: str, advice: str) -> Check:
-    """Return a check that warns where there is something to do."""
+    """Returns a check that warns where there is something to do."""
     return Check(name, value, "warn" if advice else "ok", advice)
 
 
 def would_work(checks: Iterable[Check]) -> bool:
-    """Return whether a job would work.
+    """Returns whether a job would work.
 
     Examples
     --------
@@ -38,7 +38,7 @@ def would_work(checks: Iterable[Check]) -> bool:
 
 
 def text(checks: Sequence[Check]) -> str:
-    """Return one screen of text.
+    """Returns one screen of text.
 
     Examples
     --------
@@ -66,14 +66,14 @@ def text(checks: Sequence[Check]) -> str:
 
 
 def to_json(checks: Sequence[Check]) -> str:
-    """Return one line of JSON: whether a job would work, and all checks."""
+    """Returns one line of JSON: whether a job would work, and all checks."""
     return json.dumps(
         {"would_work": would_work(checks), "checks": [check._asdict() for check in checks]}
     )
 
 
 def from_json(line: str) -> list[Check]:
-    """Return the checks that `to_json` has written.
+    """Returns the checks that `to_json` has written.
 
     Raises
     ------

@@ -29,7 +29,7 @@ _RANKS = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "SLURM
 
 
 def examine(environ: Mapping[str, str], ranks: int | None = None) -> list[Check] | None:
-    """Return the checks; None on ranks that leave the report to rank 0.
+    """Returns the checks; None on ranks that leave the report to rank 0.
 
     Alone, it starts a job of `ranks` ranks (2, or the tasks of a batch system) with the launcher
     of the library. Under a launcher it is collective: all ranks call it.
@@ -46,7 +46,7 @@ def examine(environ: Mapping[str, str], ranks: int | None = None) -> list[Check]
 
 
 def _examine_job(environ: Mapping[str, str], ranks: int | None) -> list[Check]:
-    """Start a job in which `examine` is called under a launcher."""
+    """Starts a job in which `examine` is called under a launcher."""
     count = [] if ranks is None else ["-n", str(ranks)]
     command = [sys.executable, "-m", "mpi_replica", "run", *count, "--timeout", str(_JOB_SECONDS)]
     command += ["-m", "mpi_replica", "doctor", "--json"]

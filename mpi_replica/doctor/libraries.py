@@ -14,7 +14,7 @@ _OPEN_MPI = "OMPI_COMM_WORLD_SIZE"
 
 
 def launcher_checks(environ: Mapping[str, str]) -> list[Check]:
-    """Return whether there is an MPI library, and the launcher that belongs to it."""
+    """Returns whether there is an MPI library, and the launcher that belongs to it."""
     try:
         launcher = find_launcher(environ)
     except LaunchError as error:
@@ -23,7 +23,7 @@ def launcher_checks(environ: Mapping[str, str]) -> list[Check]:
 
 
 def wrong_launcher(environ: Mapping[str, str]) -> Check | None:
-    """Return what is wrong with the launcher of this process, as far as its variables tell.
+    """Returns what is wrong with the launcher of this process, as far as its variables tell.
 
     MPICH ends a process that Open MPI's launcher has started, so that it is asked for nothing.
     """
@@ -47,7 +47,7 @@ def wrong_launcher(environ: Mapping[str, str]) -> Check | None:
 
 
 def library_checks(facts: Sequence[LibraryFacts]) -> list[Check]:
-    """Return what the library of the ranks can do; the facts stand in the order of the ranks."""
+    """Returns what the library of the ranks can do; the facts stand in the order of the ranks."""
     first = facts[0]
     versions = list(dict.fromkeys(fact.version for fact in facts))
     library = Check("MPI library", first.version)
@@ -72,7 +72,7 @@ def library_checks(facts: Sequence[LibraryFacts]) -> list[Check]:
 
 
 def _tolerance(facts: LibraryFacts) -> str:
-    """Return whether a job goes on without a lost rank."""
+    """Returns whether a job goes on without a lost rank."""
     if facts.is_fault_tolerant:
         return "ULFM: yes"
     if re.match(r"Open MPI v(?:[5-9]|\d\d)", facts.version):

@@ -36,7 +36,7 @@ class RankFacts(NamedTuple):
 
 
 def facts_here(host: str) -> RankFacts:
-    """Return the facts of this process."""
+    """Returns the facts of this process."""
     from threadpoolctl import threadpool_info  # here: other programs pay nothing for it
 
     blas = [info for info in threadpool_info() if info["user_api"] == "blas"]
@@ -53,7 +53,7 @@ def facts_here(host: str) -> RankFacts:
 
 
 def place_checks(facts: Sequence[RankFacts]) -> list[Check]:
-    """Return the checks of all ranks, whose facts stand in their order."""
+    """Returns the checks of all ranks, whose facts stand in their order."""
     return [
         advise("ranks", *_ranks(facts)),
         advise("binding", *_binding(facts)),
@@ -150,12 +150,12 @@ def _by_host(facts: Sequence[RankFacts]) -> dict[str, list[RankFacts]]:
 
 
 def _cores(ranks: Sequence[RankFacts]) -> frozenset[int]:
-    """Return the cores of one host on which any of these ranks may run."""
+    """Returns the cores of one host on which any of these ranks may run."""
     return frozenset[int]().union(*(fact.cores for fact in ranks))
 
 
 def _threads(fact: RankFacts) -> int:
-    """Return how many threads of BLAS a rank has."""
+    """Returns how many threads of BLAS a rank has."""
     return max(fact.blas_threads.values(), default=1)
 
 

@@ -33,14 +33,14 @@ class Speed(NamedTuple):
 
 
 def measure(strategy: Strategy) -> Speed:
-    """Measure. Collective: all ranks call it, and get the same."""
+    """Measures. Collective: all ranks call it, and get the same."""
     measured = strategy.experimental_local_results(strategy.run(_step))[0]
     seconds, array_seconds, offset, uncertainty = (float(number) for number in measured)
     return Speed(seconds, _ARRAY_BYTES / array_seconds, offset, uncertainty)
 
 
 def _step() -> tuple[float, float, float, float]:
-    """Return what the slowest rank has measured, on each replica."""
+    """Returns what the slowest rank has measured, on each replica."""
     context = cast(ReplicaContext, get_replica_context())
     stamps = []
     durations = []
@@ -65,7 +65,7 @@ def _step() -> tuple[float, float, float, float]:
 
 
 def speed_checks(speed: Speed) -> list[Check]:
-    """Return the checks of what was measured."""
+    """Returns the checks of what was measured."""
     agreement = f"{speed.agreement_seconds * 1e6:.1f} µs"
     slow_agreement = slow_arrays = wrong_clocks = ""
     if speed.agreement_seconds > _LONG_AGREEMENT_SECONDS:

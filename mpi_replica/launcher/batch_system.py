@@ -25,7 +25,7 @@ class BatchAllocation(NamedTuple):
 
 
 def read_allocation(environ: Mapping[str, str]) -> BatchAllocation | None:
-    """Return what the batch system has given; None outside of any.
+    """Returns what the batch system has given; None outside of any.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def _of_slurm(environ: Mapping[str, str]) -> BatchAllocation:
 
 
 def _of_pbs(path: str) -> BatchAllocation:
-    """Read the file that has a line, the name of the host, for each rank."""
+    """Reads the file that has a line, the name of the host, for each rank."""
     try:
         with open(path, encoding="utf-8") as file:
             lines = file.read().split()
@@ -80,7 +80,7 @@ def _of_pbs(path: str) -> BatchAllocation:
 
 
 def hosts_in_file(path: str | os.PathLike[str]) -> int:
-    """Return how many hosts a hostfile names, in the format of Open MPI or of MPICH.
+    """Returns how many hosts a hostfile names, in the format of Open MPI or of MPICH.
 
     Raises
     ------

@@ -36,7 +36,7 @@ class Request(NamedTuple):
 
 
 def command(launcher: str, version: tuple[int, ...], path: str, request: Request) -> list[str]:
-    """Return the command that starts a job.
+    """Returns the command that starts a job.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def _of_srun(version: tuple[int, ...], request: Request) -> list[str]:
 def shell_line(
     variables: Mapping[str, str], words: Sequence[str], timeout_seconds: float | None = None
 ) -> str:
-    """Return the line for a shell that does the same.
+    """Returns the line for a shell that does the same.
 
     Examples
     --------

@@ -24,7 +24,7 @@ _PML, _TOLERANT_PML = "OMPI_MCA_pml", "ob1"
 
 
 def check_elastic(library: Library) -> None:
-    """Raise unless this library can go on without a lost rank.
+    """Raises unless this library can go on without a lost rank.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def check_elastic(library: Library) -> None:
 
 
 def elastic_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to add.
+    """Returns the variables to add.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def elastic_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def elastic_program(program: Sequence[str], on_loss: str | None = None) -> list[str]:
-    """Return the command of a rank that says by its exit status how all ranks have ended.
+    """Returns the command of a rank that says by its exit status how all ranks have ended.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def elastic_program(program: Sequence[str], on_loss: str | None = None) -> list[
 
 
 def statuses_of_job(on_loss: str) -> dict[int, int]:
-    """Return the exit status of a job for those by which the launcher says that it ended well.
+    """Returns the exit status of a job for those by which the launcher says that it ended well.
 
     Examples
     --------

@@ -66,7 +66,7 @@ class Job(NamedTuple):
 
 
 def plan(options: Options, environ: Mapping[str, str]) -> Job:
-    """Return the job for these options. Nothing of it is started.
+    """Returns the job for these options. Nothing of it is started.
 
     Raises
     ------
@@ -149,7 +149,7 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
 
 
 def _check_options_of_elastic(options: Options) -> None:
-    """Raise where options don't fit together, of which some are for elastic jobs only."""
+    """Raises where options don't fit together, of which some are for elastic jobs only."""
     if not options.is_elastic:
         for name, value in (("--spares", options.spares), ("--on-loss", options.on_loss)):
             if value is not None:
@@ -191,7 +191,7 @@ def _ranks(options: Options, allocation: BatchAllocation) -> int:
 
 
 def _type_for_srun(options: Options, environ: Mapping[str, str]) -> str | None:
-    """Return the type of MPI with which srun starts the ranks; None where it does not."""
+    """Returns the type of MPI with which srun starts the ranks; None where it does not."""
     is_asked_for = options.launcher == "srun"
     is_elsewhere = options.mpi is not None or options.hostfile is not None
     is_elsewhere = is_elsewhere or options.is_elastic  # srun has no ULFM
@@ -214,7 +214,7 @@ def _type_for_srun(options: Options, environ: Mapping[str, str]) -> str | None:
 
 
 def _types(srun: str) -> list[str]:
-    """Return the types of MPI that srun knows."""
+    """Returns the types of MPI that srun knows."""
     try:
         done = ask([srun, "--mpi=list"])
     except (OSError, subprocess.TimeoutExpired):

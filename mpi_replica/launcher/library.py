@@ -75,7 +75,7 @@ class Launcher(NamedTuple):
 
 
 def kind_and_version(text: str) -> tuple[str, str] | None:
-    r"""Return both from the text of ``MPI_Get_library_version``, or of ``mpiexec --version``.
+    r"""Returns both from the text of ``MPI_Get_library_version``, or of ``mpiexec --version``.
 
     Examples
     --------
@@ -97,7 +97,7 @@ def kind_and_version(text: str) -> tuple[str, str] | None:
 
 
 def find_library(environ: Mapping[str, str]) -> Library:
-    """Return the library that mpi4py loads in a process with these environment variables.
+    """Returns the library that mpi4py loads in a process with these environment variables.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def find_library(environ: Mapping[str, str]) -> Library:
 
 
 def find_launcher(environ: Mapping[str, str], wanted: str | None = None) -> Launcher:
-    """Return the launcher of the library that mpi4py loads, never another one's.
+    """Returns the launcher of the library that mpi4py loads, never another one's.
 
     Parameters
     ----------
@@ -210,7 +210,7 @@ def _at_path(path: str, environ: Mapping[str, str]) -> Launcher:
 
 
 def _launchers(kind: str, library: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the paths of launchers: beside the library, beside Python, and on the path."""
+    """Yields the paths of launchers: beside the library, beside Python, and on the path."""
     names = ["mpiexec", f"mpiexec.{kind}", "mpirun"]
     folders = [parent / "bin" for parent in list(Path(library).parents)[:5]] if library else []
     folders.append(Path(sys.prefix) / "bin")
@@ -225,7 +225,7 @@ def _launchers(kind: str, library: str, environ: Mapping[str, str]) -> Iterator[
 
 
 def _libraries_beside(launcher: str) -> Iterator[str]:
-    """Yield the files of MPI libraries that are installed where a launcher is."""
+    """Yields the files of MPI libraries that are installed where a launcher is."""
     for start in dict.fromkeys([os.path.abspath(launcher), os.path.realpath(launcher)]):
         prefix = Path(start).parent.parent
         for pattern in ("lib/libmpi*.so.*", "lib64/libmpi*.so.*", "lib/*-linux-*/libmpi*.so.*"):
@@ -236,7 +236,7 @@ def _libraries_beside(launcher: str) -> Iterator[str]:
 
 
 def _version_of(launcher: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return kind and version of a launcher's library; None where it is of no known one."""
+    """Returns kind and version of a launcher's library; None where it is of no known one."""
     try:
         as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         done = ask([launcher, "--version"], {**environ, **as_root})

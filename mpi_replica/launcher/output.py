@@ -75,7 +75,7 @@ class OutputStream:
         return bool(self._text)
 
     def pass_on(self) -> None:
-        """Read or write, whichever it waits for and can be done now."""
+        """Reads or writes, whichever it waits for and can be done now."""
         if self._text:
             self._write()
         else:
@@ -127,7 +127,7 @@ class Tags:
         self._lines: dict[int | None, bytes] = {}
 
     def feed(self, data: bytes) -> bytes:
-        """Return what can be written of all that has come: whole lines."""
+        """Returns what can be written of all that has come: whole lines."""
         text = self._kept + data
         beginning = self._beginning.search(text)
         end = len(text) if beginning is None else beginning.start()
@@ -135,7 +135,7 @@ class Tags:
         return self._tagged(text[:end])
 
     def end(self) -> bytes:
-        """Return what is left: lines without an end, each of which gets one."""
+        """Returns what is left: lines without an end, each of which gets one."""
         written = self._tagged(self._kept)
         left = [_line(rank, text) + b"\n" for rank, text in self._lines.items() if text]
         return b"".join([written, *left])
@@ -194,12 +194,12 @@ class DeathNotice:
         self._signal = 0
 
     def feed(self, data: bytes) -> None:
-        """Look at what has come."""
+        """Looks at what has come."""
         text = self._last + data
         for line in self._PATTERN.finditer(text):
             self._signal = int(line[1])
         self._last = text[-self._KEPT_BYTES :]
 
     def status(self, status: int) -> int:
-        """Return the status of the job for that of the launcher."""
+        """Returns the status of the job for that of the launcher."""
         return 128 + status if self._signal and status == self._signal else status

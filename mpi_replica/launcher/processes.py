@@ -19,7 +19,7 @@ _SET_CHILD_SUBREAPER = 36
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the children of a process, theirs, and so on; parents before their children.
+    """Returns the children of a process, theirs, and so on; parents before their children.
 
     There are none where there is no /proc.
     """
@@ -39,7 +39,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def ranks_below(pid: int) -> list[int]:
-    """Return the ranks on this host that the launcher `pid` has started."""
+    """Returns the ranks on this host that the launcher `pid` has started."""
     ranks: list[int] = []
     for process in descendants(pid):
         # What a rank starts inherits its variables, and is the rank's business.
@@ -58,13 +58,13 @@ def _is_rank(pid: int) -> bool:
 
 
 def adopt_orphans() -> None:
-    """Make processes whose parent ends the children of this one, where the system can."""
+    """Makes processes whose parent ends the children of this one, where the system can."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def ends_with_parent() -> Callable[[], None] | None:
-    """Return what a child calls to get SIGTERM when its parent is killed; None if it can't."""
+    """Returns what a child calls to get SIGTERM when its parent is killed; None if it can't."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl
@@ -78,7 +78,7 @@ def ends_with_parent() -> Callable[[], None] | None:
 def ask(
     words: Sequence[str], environ: Mapping[str, str] | None = None, seconds: float = 60
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program that answers and ends; return its status and what it has written.
+    """Runs a program that answers and ends; returns its status and what it has written.
 
     Raises
     ------

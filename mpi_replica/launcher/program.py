@@ -13,7 +13,7 @@ from ..core.exceptions import LaunchError
 
 
 def program_command(words: Sequence[str]) -> list[str]:
-    """Return the command of one rank.
+    """Returns the command of one rank.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def program_command(words: Sequence[str]) -> list[str]:
 
 
 def _check_module(name: str) -> None:
-    """Raise unless Python would find the module. No module is imported: one might start MPI."""
+    """Raises unless Python would find the module. No module is imported: one might start MPI."""
     parts = name.split(".")
     spec: ModuleSpec | None = None
     try:

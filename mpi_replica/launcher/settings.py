@@ -35,7 +35,7 @@ def settings(
     replicas: int | None = None,
     spares: int | None = None,
 ) -> dict[str, str]:
-    """Return the variables to add. What the user has set is left alone.
+    """Returns the variables to add. What the user has set is left alone.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def settings(
 
 
 def for_other_hosts(added: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that Open MPI shall hand to ranks on other hosts.
+    """Returns the names of the variables that Open MPI shall hand to ranks on other hosts.
 
     Those whose names begin with OMPI_MCA_ it hands over by itself.
 

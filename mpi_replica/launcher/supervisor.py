@@ -37,7 +37,7 @@ _READ_BYTES = 1 << 16
 
 
 def start(job: Job, environ: Mapping[str, str]) -> int:
-    """Run a job to its end and return the exit status.
+    """Runs a job to its end and returns the exit status.
 
     Signals go on to the ranks, where the launcher hands them on; otherwise to the ranks of this
     host; before there are any, to the launcher. SIGINT (Ctrl-C) is for the launcher; a third one
@@ -96,7 +96,7 @@ class _Supervisor:
         ]
 
     def _listen(self, stack: contextlib.ExitStack) -> int:
-        """Let signals be written to a pipe; return the end to read from."""
+        """Lets signals be written to a pipe; returns the end to read from."""
         source, sink = os.pipe()
         for end in (source, sink):
             stack.callback(os.close, end)
@@ -128,7 +128,7 @@ class _Supervisor:
         return self._status()
 
     def _serve(self, seconds: float | None) -> None:
-        """Wait for signals and output, and pass them on."""
+        """Waits for signals and output, and pass them on."""
         for key, _ in self._selector.select(seconds):
             if key.fileobj == self._signals:
                 for number in os.read(self._signals, _READ_BYTES):
@@ -138,7 +138,7 @@ class _Supervisor:
                 key.data.pass_on()
 
     def _drain(self) -> None:
-        """Pass on what the launcher has written before its end."""
+        """Passes on what the launcher has written before its end."""
         left = _SECONDS_TO_END  # a process left behind may hold the pipes
         while left > 0 and not all(stream.is_closed for stream in self._streams):
             was_ended = self._is_late or self._ended_by
@@ -171,7 +171,7 @@ class _Supervisor:
             self._launcher.send_signal(signal.SIGINT)
 
     def _steps_when_late(self) -> list[tuple[float, Callable[[], None]]]:
-        """Return what is done with a job that runs too long, and after how many seconds."""
+        """Returns what is done with a job that runs too long, and after how many seconds."""
         seconds = self._job.timeout_seconds
         if seconds is None:
             return []
@@ -193,7 +193,7 @@ class _Supervisor:
         self._forward(signal.SIGTERM)
 
     def _kill(self) -> None:
-        """Kill all processes of the job on this host, also those that lost their parents."""
+        """Kills all processes of the job on this host, also those that lost their parents."""
         while processes := descendants(os.getpid()):
             for process in processes:
                 _send(process, signal.SIGKILL)
@@ -233,7 +233,7 @@ def _send(process: int, number: signal.Signals) -> None:
 
 
 def _tell(text: str) -> None:
-    """Write a line of the command's own, unless nobody reads."""
+    """Writes a line of the command's own, unless nobody reads."""
     if select.select([], [2], [], _SECONDS_TO_END)[1]:
         with contextlib.suppress(BrokenPipeError):
             os.write(2, f"mpi_replica run: {text}\n".encode())

@@ -13,7 +13,7 @@ _SECONDS_TO_END = 2.0
 
 
 def abort_job(mpi: ModuleType, status: int) -> None:
-    """End the processes of all ranks with this exit status.
+    """Ends the processes of all ranks with this exit status.
 
     Of the ranks of a host the first one asks for it: where several call MPI_Abort at about the same
     time behind a loss, Open MPI 5.0.11's mpirun may stay when all of them are gone, or report 0

@@ -36,14 +36,14 @@ class _Limit:
         self._before: dict[str, tuple[Any, int]] = {}
 
     def hold(self, threads: int) -> None:
-        """Limit all libraries until `release` was called as often as this."""
+        """Limits all libraries until `release` was called as often as this."""
         with self._lock:
             self._holders += 1
             self.threads = threads
             self.apply()
 
     def release(self) -> None:
-        """Restore what was before, if this is the last holder."""
+        """Restores what was before, if this is the last holder."""
         with self._lock:
             self._holders -= 1
             if self._holders:
@@ -54,7 +54,7 @@ class _Limit:
             self._before.clear()
 
     def apply(self) -> None:
-        """Limit what is loaded now, and keep the numbers of what was not limited yet."""
+        """Limits what is loaded now, and keep the numbers of what was not limited yet."""
         # Here: other programs pay nothing for it.
         from threadpoolctl import ThreadpoolController
 
@@ -73,7 +73,7 @@ _limit = _Limit()  # one, since the libraries are the process's
 
 
 def threads_asked_for(environ: Mapping[str, str]) -> int | None:
-    """Return how many threads of BLAS a variable gives to each replica; None where it is not set.
+    """Returns how many threads of BLAS a variable gives to each replica; None where it is not set.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def threads_asked_for(environ: Mapping[str, str]) -> int | None:
 
 
 def threads_per_replica() -> int:
-    """Return how many threads of BLAS each replica has in a reproducible strategy.
+    """Returns how many threads of BLAS each replica has in a reproducible strategy.
 
     The replicas of a rank run one at a time, so it is the number of the process as well.
 
@@ -122,7 +122,7 @@ def threads_per_replica() -> int:
 
 
 def hold(owner: object) -> Callable[[], Any]:
-    """Fix the threads of all BLAS libraries while `owner` lives, or until the result is called.
+    """Fixes the threads of all BLAS libraries while `owner` lives, or until the result is called.
 
     The last one of a process restores what was before.
 
@@ -143,7 +143,7 @@ def hold(owner: object) -> Callable[[], Any]:
 
 
 def refresh() -> None:
-    """Limit BLAS libraries that were loaded since this thread did so last (scipy has its own).
+    """Limits BLAS libraries that were loaded since this thread did so last (scipy has its own).
 
     A library comes with a module that is imported. Without a new one it costs 0.1 µs.
     """

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def checked_communicator(mpi: Any, communicator: Any) -> Any:
-    """Return the communicator, COMM_WORLD in place of None.
+    """Returns the communicator, COMM_WORLD in place of None.
 
     Parameters
     ----------

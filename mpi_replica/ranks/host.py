@@ -18,12 +18,12 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def cores() -> frozenset[int]:
-    """Return the cores that this process may run on."""
+    """Returns the cores that this process may run on."""
     return frozenset(_affinity(0))
 
 
 def machine(host: str) -> str:
-    """Return the id of the machine whose cores `host` has: hosts in containers may share one.
+    """Returns the id of the machine whose cores `host` has: hosts in containers may share one.
 
     It is the name of the host where the system does not tell.
     """
@@ -35,7 +35,7 @@ def machine(host: str) -> str:
 
 
 def is_crowded(machine: str, places: Sequence[tuple[str, frozenset[int]]]) -> bool:
-    """Return whether a machine has more ranks than cores.
+    """Returns whether a machine has more ranks than cores.
 
     `places` are machine and cores of each rank.
     """
@@ -44,7 +44,7 @@ def is_crowded(machine: str, places: Sequence[tuple[str, frozenset[int]]]) -> bo
 
 
 def free_shared_memory() -> int | None:
-    """Return how many bytes of shared memory are free; None where the system does not tell."""
+    """Returns how many bytes of shared memory are free; None where the system does not tell."""
     try:
         space = os.statvfs(_SHARED_MEMORY_FOLDER)
     except OSError:
@@ -53,7 +53,7 @@ def free_shared_memory() -> int | None:
 
 
 def lack_of_shared_memory(size_bytes: int) -> str:
-    """Return why there is not so much memory to share; an empty text where there is."""
+    """Returns why there is not so much memory to share; an empty text where there is."""
     free = free_shared_memory()
     if free is None:
         return ""  # this system has it elsewhere

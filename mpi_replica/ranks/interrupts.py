@@ -29,7 +29,7 @@ class InterruptGate:
         self.abort: Callable[[int], Any] | None = None
 
     def install(self, abort: Callable[[int], Any]) -> None:
-        """Put the gate before Python's own handler of SIGINT; a program's own handler stays."""
+        """Puts the gate before Python's own handler of SIGINT; a program's own handler stays."""
         self.abort = abort
         if self._installed or get_ident() != self.main_thread:
             return
@@ -46,17 +46,17 @@ class InterruptGate:
         self.is_pending = True
 
     def close(self) -> None:
-        """Hold interrupts back from now on, until `open` was called as often as this."""
+        """Holds interrupts back from now on, until `open` was called as often as this."""
         if get_ident() == self.main_thread:
             self.depth += 1
 
     def open(self) -> None:
-        """Let interrupts through; one that was held back waits for `take`."""
+        """Lets interrupts through; one that was held back waits for `take`."""
         if get_ident() == self.main_thread:
             self.depth -= 1
 
     def take(self) -> bool:
-        """Return whether an interrupt was held back, and forget it."""
+        """Returns whether an interrupt was held back, and forget it."""
         if self.is_pending and get_ident() == self.main_thread:
             self.is_pending = False
             return True
@@ -68,7 +68,7 @@ gate = InterruptGate()
 
 
 def is_of_signal_handler(error: BaseException, caller: str) -> bool:
-    """Return whether a signal's handler has raised `error` during a call of MPI.
+    """Returns whether a signal's handler has raised `error` during a call of MPI.
 
     Parameters
     ----------

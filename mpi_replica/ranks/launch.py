@@ -40,7 +40,7 @@ INSTALL_ADVICE = (
 
 
 def launcher_variable(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the variable by which an MPI launcher shows that it started this process as a rank.
+    """Returns the variable by which an MPI launcher shows that it started this process as a rank.
 
     None without one. None also where Slurm has started a single process, such as the shell of
     ``salloc`` or ``srun --pty``: it has the variables of a rank, but jobs are started from there.
@@ -62,7 +62,7 @@ def launcher_variable(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def started_in_step(environ: Mapping[str, str]) -> int:
-    """Return how many processes srun has started together with this one; 0 outside of a step.
+    """Returns how many processes srun has started together with this one; 0 outside of a step.
 
     Also 0 in the shell of ``salloc``, which is a step with a number of Slurm's own.
     """
@@ -74,7 +74,7 @@ def started_in_step(environ: Mapping[str, str]) -> int:
 
 
 def number_in(environ: Mapping[str, str], *names: str) -> int | None:
-    """Return the number that the first of these variables gives; None where none gives one."""
+    """Returns the number that the first of these variables gives; None where none gives one."""
     for name in names:
         if re.fullmatch(r"\d+", environ.get(name, "")):
             return int(environ[name])
@@ -82,7 +82,7 @@ def number_in(environ: Mapping[str, str], *names: str) -> int | None:
 
 
 def _is_alone_in_slurm(environ: Mapping[str, str]) -> bool:
-    """Return whether all that Slurm has started here is this process, and no launcher below it."""
+    """Returns whether all that Slurm has started here is this process, and no launcher below it."""
     if "SLURM_JOB_ID" not in environ or started_in_step(environ) > 1:
         return False
     # mpirun in a job of Slurm: what is started may be one process for each host, not the ranks.
@@ -92,7 +92,7 @@ def _is_alone_in_slurm(environ: Mapping[str, str]) -> bool:
 
 
 def _started_processes(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
-    """Return how many processes the launcher says it started, and the variable that says it."""
+    """Returns how many processes the launcher says it started, and the variable that says it."""
     names = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]
     if started_in_step(environ):  # SLURM_NTASKS alone also stands in scripts outside of srun
         names += ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]
@@ -112,14 +112,14 @@ def _wants_mpi() -> bool:
 
 
 def library() -> LibraryFacts | None:
-    """Return what the MPI library is and can do; None where MPI has not started."""
+    """Returns what the MPI library is and can do; None where MPI has not started."""
     if "mpi4py.MPI" not in sys.modules:
         return None
     return library_facts(sys.modules["mpi4py.MPI"])
 
 
 def open_transport(communicator: Any = None) -> Transport:
-    """Return a transport over a duplicate of `communicator`. Collective over it.
+    """Returns a transport over a duplicate of `communicator`. Collective over it.
 
     Without a communicator, and without a launcher, it is one rank that needs no MPI.
 
@@ -136,7 +136,7 @@ def open_transport(communicator: Any = None) -> Transport:
 
 
 def open_survivors(communicator: Any = None, num_spares: int = 0) -> Survivors | None:
-    """Return the ranks of `communicator`, which have not come together yet; None without MPI.
+    """Returns the ranks of `communicator`, which have not come together yet; None without MPI.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def open_survivors(communicator: Any = None, num_spares: int = 0) -> Survivors |
 
 
 def end_together(is_well: bool) -> JobOutcome:
-    """Return how the ranks of a job have ended. Collective over all that the launcher has started.
+    """Returns how the ranks of a job have ended. Collective over all that the launcher has started.
 
     MPI starts where it has not, since a launcher ends the job where a process that never started
     it has a status that is not 0.

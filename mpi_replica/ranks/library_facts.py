@@ -25,7 +25,7 @@ class LibraryFacts(NamedTuple):
 
 
 def library_facts(mpi: Any) -> LibraryFacts:
-    """Return the facts of the library behind the module `mpi4py.MPI`."""
+    """Returns the facts of the library behind the module `mpi4py.MPI`."""
     version = mpi.Get_library_version().strip("\0 \n").splitlines()[0].partition(",")[0]
     levels = {
         getattr(mpi, f"THREAD_{name.upper()}"): name
@@ -37,7 +37,7 @@ def library_facts(mpi: Any) -> LibraryFacts:
 
 
 def is_fault_tolerant(mpi: Any) -> bool:
-    """Return whether the library behind the module `mpi4py.MPI` goes on without a lost rank."""
+    """Returns whether the library behind the module `mpi4py.MPI` goes on without a lost rank."""
     if "Open MPI" in mpi.Get_library_version() and os.environ.get(FAULT_TOLERANCE) != "1":
         return False
     own = mpi.COMM_SELF.Dup()
@@ -68,7 +68,7 @@ def _gpus(mpi: Any) -> tuple[str, ...] | None:
 
 
 def _loaded_libraries() -> list[str]:
-    """Return the files of MPI libraries that this process has loaded, where the system tells."""
+    """Returns the files of MPI libraries that this process has loaded, where the system tells."""
     try:
         with open("/proc/self/maps", encoding="utf-8") as file:
             paths = {line.split(None, 5)[5].strip() for line in file if "/libmpi" in line}

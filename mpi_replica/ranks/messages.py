@@ -82,7 +82,7 @@ class MPIMailbox(Mailbox):
             raise error
 
     def Revoke(self) -> None:
-        """End it for all ranks: what they send is lost, and `receive` gives None."""
+        """Ends it for all ranks: what they send is lost, and `receive` gives None."""
         self._comm.Revoke()
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class PointToPoint:
         ]
 
     def Test(self) -> bool:
-        """Return whether all have arrived, as an MPI request does."""
+        """Returns whether all have arrived, as an MPI request does."""
         self._requests = [request for request in self._requests if not request.Test()]
         return not self._requests
 

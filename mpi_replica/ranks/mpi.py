@@ -63,12 +63,12 @@ _SECONDS_OF_DATA = 1.0
 
 
 def world_size() -> int:
-    """Return the number of processes that MPI was started with."""
+    """Returns the number of processes that MPI was started with."""
     return int(MPI.COMM_WORLD.Get_size())
 
 
 def survivors_of(communicator: Any, num_spares: int) -> Survivors:
-    """Return what is known of the ranks of a communicator, before they come together.
+    """Returns what is known of the ranks of a communicator, before they come together.
 
     Raises
     ------
@@ -315,7 +315,7 @@ class MPITransport(Transport):
         timeout_seconds: float | None,
         seconds_before_sleep: float = _SECONDS_OF_DATA,
     ) -> None:
-        """Do the call, and wait for it where it does not block."""
+        """Does the call, and wait for it where it does not block."""
         self.steps += 1
         try:
             request = self._begin(call, arguments)
@@ -333,7 +333,7 @@ class MPITransport(Transport):
             self.steps_ended = self.steps
 
     def _begin(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Do the call that begins an exchange; see to it that `is_in_flight` is right after it."""
+        """Does the call that begins an exchange; `is_in_flight` is right after it."""
         self.is_in_flight = True
         try:
             return call(*arguments)
@@ -341,12 +341,12 @@ class MPITransport(Transport):
             raise self._not_begun(error) from None
 
     def _not_begun(self, error: BaseException) -> BaseException:
-        """Return what is raised for an error in the call that would have begun an exchange."""
+        """Returns what is raised for an error in the call that would have begun an exchange."""
         self.is_in_flight = is_of_signal_handler(error, __file__)
         return self._as_loss(error)
 
     def _as_loss(self, error: BaseException) -> BaseException:
-        """Return `error`, or the `RankLostError` in its place: nothing can be sent then."""
+        """Returns `error`, or the `RankLostError` in its place: nothing can be sent then."""
         if not is_loss(MPI, error, self._comm if self.is_fault_tolerant else None):
             return error
         if self.loss is None:
@@ -361,7 +361,7 @@ class MPITransport(Transport):
         seconds_before_sleep: float = SECONDS_BEFORE_SLEEP,
         buffers: Any = None,
     ) -> None:
-        """Poll until the request is complete; give the core away while it is not."""
+        """Polls until the request is complete; gives the core away while it is not."""
         self.steps += 1
         test = request.Test
         if timeout_seconds is not None and self.mailbox is not None:

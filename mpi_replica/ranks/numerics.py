@@ -42,7 +42,7 @@ class Numerics(NamedTuple):
 
 
 def numerics_here() -> Numerics:
-    """Return the numerics of this process.
+    """Returns the numerics of this process.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def _cpu_features() -> tuple[str, ...]:
 
 
 def compare(facts: Sequence[Numerics], rank: int) -> None:
-    """Compare the numerics of the ranks; rank 0 logs a warning where they differ.
+    """Compares the numerics of the ranks; rank 0 logs a warning where they differ.
 
     No communication: `facts` holds those of all ranks, on each of them.
 
@@ -102,7 +102,7 @@ def compare(facts: Sequence[Numerics], rank: int) -> None:
 
 
 def differences(facts: Sequence[Numerics]) -> str | None:
-    """Return what differs between the ranks and what follows, as a text for the user.
+    """Returns what differs between the ranks and what follows, as a text for the user.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ rank 2: 2.4.1. numpy's CPU kernels: ranks 0-1: AVX512F; rank 2: without. Use ...
 
 
 def _fit(libraries: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether of any two ranks one has loaded all that the other has."""
+    """Returns whether of any two ranks one has loaded all that the other has."""
     by_size = sorted(map(frozenset, set(libraries)), key=len)
     is_unknown = len(by_size) > 1 and not by_size[0]
     return not is_unknown and all(less <= more for less, more in itertools.pairwise(by_size))

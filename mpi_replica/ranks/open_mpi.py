@@ -16,7 +16,7 @@ _DEVICES = "/sys/class/infiniband"
 
 
 def set_up_open_mpi() -> None:
-    """Set what Open MPI needs, unless MPI has started: with the import of mpi4py.MPI.
+    """Sets what Open MPI needs, unless MPI has started: with the import of mpi4py.MPI.
 
     Its windows over UCX print an error on each rank where there is no device for them, also when
     other windows are made. And MPI_Finalize of Open MPI 5.0.11 waits for a fence of all processes

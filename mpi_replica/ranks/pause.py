@@ -17,7 +17,7 @@ _give_core_away: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sl
 
 
 def pause(waited_seconds: float, seconds_before_sleep: float = SECONDS_BEFORE_SLEEP) -> None:
-    """Let others use the core, for longer the longer the wait has been."""
+    """Lets others use the core, for longer the longer the wait has been."""
     _give_core_away()
     if waited_seconds > seconds_before_sleep:
         time.sleep(min(waited_seconds * _SLEEP_PER_WAIT, _LONGEST_SLEEP_SECONDS))

@@ -79,16 +79,16 @@ class SingleTransport(Transport):
         return np.zeros(size_bytes, np.uint8)
 
     def barrier(self, timeout_seconds: float | None = None) -> None:
-        """Return at once: there is one rank."""
+        """Returns at once: there is one rank."""
 
     def revoke(self) -> None:
-        """Do nothing: no other rank waits."""
+        """Does nothing: no other rank waits."""
 
     def abort(self, status: int) -> None:
         os._exit(status)
 
     def close(self) -> None:
-        """Do nothing: it holds nothing."""
+        """Does nothing: it holds nothing."""
 
 
 class WaitingTransport(SingleTransport):

@@ -115,7 +115,7 @@ class Survivors:
         self.members: tuple[Member, ...] = ()
 
     def come_together(self, begin: Callable[[Transport | None], T]) -> T:
-        """Leave the dead behind, and return what `begin` gives on each rank. Collective.
+        """Leaves the dead behind, and return what `begin` gives on each rank. Collective.
 
         It is tried again where another rank is lost meanwhile.
 
@@ -171,7 +171,7 @@ class Survivors:
         return isinstance(error, Exception) and self._world.Is_revoked()
 
     def _renew(self, before: int) -> Exception | None:
-        """Make a world of the ranks that live; return what speaks against it, on all of them alike.
+        """Makes a world of the ranks that live; returns what speaks against it, alike on all.
 
         `before` is what the rank of this one was.
         """
@@ -197,7 +197,7 @@ class Survivors:
         return self._wrong_spares([one.num_spares for one in ranks]) or _farewell_error(ranks)
 
     def _make_transport(self) -> None:
-        """Make the transport of the ranks that host replicas."""
+        """Makes the transport of the ranks that host replicas."""
         active = self._world
         if self.is_fault_tolerant or self._num_spares:
             color = 0 if self.rank < self.num_active else self._mpi.UNDEFINED
@@ -206,7 +206,7 @@ class Survivors:
             self.transport = self._make(active, is_fault_tolerant=self.is_fault_tolerant)
 
     def waiting_transport(self) -> Transport:
-        """Return the transport of a rank that hosts no replicas."""
+        """Returns the transport of a rank that hosts no replicas."""
         _, hosts, pids = zip(*self.members, strict=True)
         return WaitingTransport(self.rank, hosts, pids, self.abort)
 
@@ -234,7 +234,7 @@ class Survivors:
         return None
 
     def call_together(self) -> None:
-        """Wake all living ranks for `come_together`, wherever they wait or have come to their end.
+        """Wakes all living ranks for `come_together`, wherever they wait or have come to their end.
 
         Collective: each of them does it when it has met the loss, or comes to `part`.
         """
@@ -245,7 +245,7 @@ class Survivors:
         self._agree(_GOES_ON)
 
     def part(self) -> Iterator[None]:
-        """Yield until nobody needs this rank any more, whose program has ended. Collective.
+        """Yields until nobody needs this rank any more, whose program has ended. Collective.
 
         Only when it has ended on all living ranks, none can meet a loss that makes them come
         together. Where they do, this rank is with them, and can't go on.
@@ -262,21 +262,21 @@ class Survivors:
                 self.come_together(lambda _: None)
 
     def _agree(self, word: int) -> int:
-        """Return the bits that the words of all living ranks have in common."""
+        """Returns the bits that the words of all living ranks have in common."""
         return agree(self._mpi, self._world, word)[0]
 
     def share(self, value: Any) -> Any:
-        """Return what the first rank gives, also to those that wait. Collective."""
+        """Returns what the first rank gives, also to those that wait. Collective."""
         return value if self.size <= self.num_active else self._world.bcast(value)
 
     def revoke(self) -> None:
-        """Wake all ranks, wherever they wait, for `come_together`. Not collective."""
+        """Wakes all ranks, wherever they wait, for `come_together`. Not collective."""
         if self.transport is not None:
             self.transport.revoke()
         self._world.Revoke()
 
     def wait(self) -> Dismissal | None:
-        """Wait, as a spare, without using the core.
+        """Waits, as a spare, without using the core.
 
         Returns
         -------
@@ -306,7 +306,7 @@ class Survivors:
             time.sleep(_LOOK_SECONDS)
 
     def _hear_the_others(self, first: int) -> None:
-        """Receive what the other ranks say at a good end: they wait until it is heard."""
+        """Receives what the other ranks say at a good end: they wait until it is heard."""
         for rank in range(self.num_active):
             ends = self._ends if rank == first else 0
             try:
@@ -317,7 +317,7 @@ class Survivors:
                     raise
 
     def dismiss(self, text: str = "", status: int | None = None) -> Iterator[int]:
-        """Tell the spares that the others have come to their end. Every rank does it: one may die.
+        """Tells the spares that the others have come to their end. Every rank does it: one may die.
 
         At a good end they are waited for: one that has not heard would take the next call of
         `run_elastic` for this one.
@@ -348,7 +348,7 @@ class Survivors:
                     raise
 
     def abort(self, status: int) -> None:
-        """End the processes of all ranks with this exit status."""
+        """Ends the processes of all ranks with this exit status."""
         abort_job(self._mpi, status)
 
     @property
@@ -357,7 +357,7 @@ class Survivors:
         return self.first_size > 1 and (self.is_fault_tolerant or self._num_spares > 0)
 
     def say_farewell(self, cause: str) -> None:
-        """Note why the program ends, and tell the spares, unless they know."""
+        """Notes why the program ends, and tell the spares, unless they know."""
         if self._farewell is None:
             self._farewell = cause
         if self.transport is not None and not self.has_dismissed:
@@ -366,7 +366,7 @@ class Survivors:
 
 
 def _farewell_error(everyone: Sequence[_Introduction]) -> RankLostError | None:
-    """Return the error of ranks that are needed, where the program has ended on others."""
+    """Returns the error of ranks that are needed, where the program has ended on others."""
     ended = [one for one in everyone if one.farewell is not None]
     if not ended:
         return None

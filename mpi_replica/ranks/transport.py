@@ -37,15 +37,15 @@ class Mailbox(abc.ABC):
 
     @abc.abstractmethod
     def send(self, rank: int, data: bytes) -> None:
-        """Send `data` to another rank, which may never read it."""
+        """Sends `data` to another rank, which may never read it."""
 
     @abc.abstractmethod
     def receive(self) -> tuple[int, bytes] | None:
-        """Return a message and the rank that sent it; None where none has come."""
+        """Returns a message and the rank that sent it; None where none has come."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give back what it holds. Collective."""
+        """Gives back what it holds. Collective."""
 
 
 class Transport(abc.ABC):
@@ -90,26 +90,26 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def exchange(self, header: bytes, timeout_seconds: float | None = None) -> None:
-        """Fill `headers` with those of all ranks, in rank order.
+        """Fills `headers` with those of all ranks, in rank order.
 
         `header` has `HEADER_BYTES` bytes at most; what stands behind a shorter one is undefined.
         """
 
     @abc.abstractmethod
     def maximum(self, words: Words, timeout_seconds: float | None = None) -> Words:
-        """Return the greatest of each of a few words over all ranks."""
+        """Returns the greatest of each of a few words over all ranks."""
 
     @abc.abstractmethod
     def begin_exchange(self, header: bytes) -> Callable[[], bool]:
-        """Start an `exchange`; what is returned tells whether it has ended."""
+        """Starts an `exchange`; what is returned tells whether it has ended."""
 
     @abc.abstractmethod
     def begin_maximum(self, words: Words) -> Callable[[], Words | None]:
-        """Start a `maximum`; what is returned gives its result, or None while it goes on."""
+        """Starts a `maximum`; what is returned gives its result, or None while it goes on."""
 
     @abc.abstractmethod
     def all_gather_bytes(self, data: bytes, timeout_seconds: float | None = None) -> list[bytes]:
-        """Return `data` of each rank, in rank order; lengths may differ."""
+        """Returns `data` of each rank, in rank order; lengths may differ."""
 
     @abc.abstractmethod
     def all_gather_blocks(
@@ -119,7 +119,7 @@ class Transport(abc.ABC):
         counts: Sequence[int],
         timeout_seconds: float | None = None,
     ) -> None:
-        """Fill `receive` with the blocks of all ranks, one behind the other.
+        """Fills `receive` with the blocks of all ranks, one behind the other.
 
         ``counts`` are the bytes of each rank's block. None for `send`: this rank's block is in
         its place already (that holds on all ranks or on none).
@@ -133,7 +133,7 @@ class Transport(abc.ABC):
         op: ReduceOp,
         timeout_seconds: float | None = None,
     ) -> None:
-        """Combine arrays of all ranks element by element into `receive`; MEAN is not divided.
+        """Combines arrays of all ranks element by element into `receive`; MEAN is not divided.
 
         None for `send`: in place (that holds on all ranks or on none).
         """
@@ -147,21 +147,21 @@ class Transport(abc.ABC):
         receive_counts: Sequence[int],
         timeout_seconds: float | None = None,
     ) -> None:
-        """Give each rank its block of `send`, and fill `receive` with those that it is given.
+        """Gives each rank its block of `send`, and fill `receive` with those that it is given.
 
         Counts are the bytes of the blocks, which lie one behind the other in rank order.
         """
 
     @abc.abstractmethod
     def pass_on(self, messages: Messages, sizes: Mapping[int, int]) -> Messages:
-        """Send messages to other ranks, and return what those send here, both by rank.
+        """Sends messages to other ranks, and return what those send here, both by rank.
 
         Each knows what comes: `sizes` are the bytes of each rank that sends something here.
         """
 
     @abc.abstractmethod
     def open_shared_memory(self, size_bytes: int) -> Bytes:
-        """Return memory that all ranks can read and write; it is held until `close`.
+        """Returns memory that all ranks can read and write; it is held until `close`.
 
         What a rank wrote before a `barrier` the others can read after it.
 
@@ -173,10 +173,10 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def barrier(self, timeout_seconds: float | None = None) -> None:
-        """Return when all ranks have come."""
+        """Returns when all ranks have come."""
 
     def agree(self, word: int) -> int:
-        """Return the bits that the words of all living ranks have in common: the same on all.
+        """Returns the bits that the words of all living ranks have in common: the same on all.
 
         It also works when ranks have died, and after `revoke`; `is_fault_tolerant` transports only.
         A rank that knows of a loss gives 0: after that no rank agrees again.
@@ -185,12 +185,12 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def revoke(self) -> None:
-        """End every exchange of all ranks with a `RankLostError`. One rank alone may do it."""
+        """Ends every exchange of all ranks with a `RankLostError`. One rank alone may do it."""
 
     @abc.abstractmethod
     def abort(self, status: int) -> None:
-        """End the processes of all ranks with this exit status."""
+        """Ends the processes of all ranks with this exit status."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give back what the transport holds; called when all ranks have agreed to."""
+        """Gives back what the transport holds; called when all ranks have agreed to."""

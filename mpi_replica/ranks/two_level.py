@@ -19,7 +19,7 @@ _MOST_HOSTS = 32
 
 
 def is_two_level(hosts: Sequence[str]) -> bool:
-    """Return whether headers should go so, where `hosts` are those of all ranks."""
+    """Returns whether headers should go so, where `hosts` are those of all ranks."""
     number = len(set(hosts))
     return 1 < number < len(hosts) and number <= _MOST_HOSTS
 
@@ -90,7 +90,7 @@ class TwoLevelExchange:
         self._index = 0
 
     def Start(self) -> None:
-        """Begin, with what stands in the header now."""
+        """Begins, with what stands in the header now."""
         if self._place is not None:
             self._place[:] = self._header
         self._index = 0
@@ -98,7 +98,7 @@ class TwoLevelExchange:
         self._start_all(self._steps[0].begins)
 
     def Test(self) -> bool:
-        """Return whether all headers have come, and this rank's buffers may be written again."""
+        """Returns whether all headers have come, and this rank's buffers may be written again."""
         while self._test_all(self._steps[self._index].awaits):
             if self._index == len(self._steps) - 1:
                 return True
@@ -107,11 +107,11 @@ class TwoLevelExchange:
         return False
 
     def Revoke(self) -> None:
-        """Make it fail on all ranks."""
+        """Makes it fail on all ranks."""
         self._comm.Revoke()
 
     def Free(self) -> None:
-        """Give back what it holds. Collective."""
+        """Gives back what it holds. Collective."""
         for step in self._steps:
             for request in step.begins:
                 request.Free()

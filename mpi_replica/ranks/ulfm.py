@@ -19,7 +19,7 @@ _SECONDS_TO_BE_SURE = 3.0
 
 
 def is_loss(mpi: Any, error: BaseException, communicator: Any = None) -> bool:
-    """Return whether `error` says that a rank has died, or that another rank has met this.
+    """Returns whether `error` says that a rank has died, or that another rank has met this.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def is_loss(mpi: Any, error: BaseException, communicator: Any = None) -> bool:
 
 
 def loss_error(mpi: Any, communicator: Any, hosts: Sequence[str], pids: Sequence[int]) -> Any:
-    """Return the `RankLostError` of a communicator's rank, with the names of those that died."""
+    """Returns the `RankLostError` of a communicator's rank, with the names of those that died."""
     limit = time.monotonic() + _SECONDS_TO_LEARN
     ranks: list[int] = []
     while not ranks and time.monotonic() < limit:
@@ -58,7 +58,7 @@ def loss_error(mpi: Any, communicator: Any, hosts: Sequence[str], pids: Sequence
 
 
 def _is_lost(mpi: Any, communicator: Any) -> bool:
-    """Return whether a rank of a communicator has died, as this one knows after a while."""
+    """Returns whether a rank of a communicator has died, as this one knows after a while."""
     limit = time.monotonic() + _SECONDS_TO_BE_SURE
     while not _failed_ranks(mpi, communicator) and not communicator.Is_revoked():
         if time.monotonic() > limit:
@@ -77,7 +77,7 @@ def _failed_ranks(mpi: Any, communicator: Any) -> list[int]:
 
 
 def agree(mpi: Any, communicator: Any, word: int) -> tuple[int, bool]:
-    """Return the bits that the words of all living ranks have in common. Collective.
+    """Returns the bits that the words of all living ranks have in common. Collective.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def agree(mpi: Any, communicator: Any, word: int) -> tuple[int, bool]:
 def agree_in_steps(
     mpi: Any, communicator: Any, word: int
 ) -> Generator[None, None, tuple[int, bool]]:
-    """Do as `agree`; yield while it goes on."""
+    """Does as `agree`; yields while it goes on."""
     words = np.array([word], np.int32)
     try:
         request = communicator.Iagree(words)
@@ -129,7 +129,7 @@ class JobOutcome(NamedTuple):
 
 
 def agree_on_outcome(mpi: Any, is_well: bool) -> JobOutcome:
-    """Return whether this and all other living ranks have ended well. Collective over COMM_WORLD.
+    """Returns whether this and all other living ranks have ended well. Collective over COMM_WORLD.
 
     It is the last thing that the ranks of a job agree on.
 

@@ -24,7 +24,7 @@ class SharedWindows:
         self._windows: list[tuple[Any, Any]] = []  # and the communicator of each
 
     def open(self, transport: Transport, size_bytes: int) -> Bytes:
-        """Do what `Transport.open_shared_memory` promises, for `transport`."""
+        """Does what `Transport.open_shared_memory` promises, for `transport`."""
         mpi, is_first = self._mpi, transport.rank == 0
         host = transport.communicator.Split_type(mpi.COMM_TYPE_SHARED)
         problem = ""
@@ -48,12 +48,12 @@ class SharedWindows:
         return memory
 
     def sync(self) -> None:
-        """Show this rank's writes to the others, and theirs to it: before and after a barrier."""
+        """Shows this rank's writes to the others, and theirs to it: before and after a barrier."""
         for window, _ in self._windows:
             window.Sync()
 
     def free(self) -> None:
-        """Give the memory back. Collective."""
+        """Gives the memory back. Collective."""
         for window, host in self._windows:
             window.Unlock_all()
             window.Free()
@@ -61,7 +61,7 @@ class SharedWindows:
 
 
 def _raise_on_all(problem: str, transport: Transport, host: Any) -> None:
-    """Raise the problem of any rank on all ranks. Collective."""
+    """Raises the problem of any rank on all ranks. Collective."""
     for text in filter(None, transport.all_gather_bytes(problem.encode())):
         host.Free()
         raise SharedMemoryError(text.decode())

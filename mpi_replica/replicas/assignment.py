@@ -211,7 +211,7 @@ class Assignable(AbstractVariable):
         return self
 
     def _reduced_rows(self, context: AbstractReplicaContext, how: str, value: Any) -> IndexedSlices:
-        """Return the rows of all replicas, one behind the other; of MEAN, divided by their number.
+        """Returns the rows of all replicas, one behind the other; of MEAN, divided by their number.
 
         Collective.
         """
@@ -235,7 +235,7 @@ class Assignable(AbstractVariable):
     def _compared_update(
         self, site: CallSite, options: CommunicationOptions, how: str, value: Array | IndexedSlices
     ) -> Call:
-        """Return the call by which `update` writes what must be the same on all ranks."""
+        """Returns the call by which `update` writes what must be the same on all ranks."""
         advice = (
             "What update writes must be the same on all ranks: reduce it first, or pass it through"
             " the args of merge_call."
@@ -244,7 +244,7 @@ class Assignable(AbstractVariable):
         return EqualEverywhere(site, options, "update", what, value, advice, *writing)
 
     def _writing_for_now(self, how: str) -> tuple[Callable[[Any], Callable[[], None]], int]:
-        """Return what writes a value that can be taken back, and the memory held for that."""
+        """Returns what writes a value that can be taken back, and the memory held for that."""
         write = functools.partial(self._storage.write_for_now, None, how)
         return write, self._storage.any_array.nbytes
 
@@ -257,7 +257,7 @@ class Assignable(AbstractVariable):
         value: Any,
         replica_id: int,
     ) -> Call:
-        """Return the call by which a replica assigns to a mirrored variable."""
+        """Returns the call by which a replica assigns to a mirrored variable."""
         storage, mode = self._storage, self.aggregation
         mine = storage.fitting(self.name, how, component_of(plain_value(value), replica_id))
         is_scatter = how in SCATTER
@@ -291,7 +291,7 @@ class Assignable(AbstractVariable):
     def _assignment_above(
         self, site: CallSite, options: CommunicationOptions, kind: str, how: str, value: Any
     ) -> Call:
-        """Return the call by which rank 0 assigns in cross-replica context."""
+        """Returns the call by which rank 0 assigns in cross-replica context."""
         if isinstance(value, PerReplica):
             raise ValueError(
                 f"{self.name}.{how} got a PerReplica in cross-replica context: ranks would"
@@ -344,7 +344,7 @@ class Assignable(AbstractVariable):
 
 
 def lose_components(strategy: StrategyBase) -> None:
-    """Have the variables of a strategy forget what replicas had: those have moved.
+    """Takes from the variables of a strategy what replicas had: those have moved.
 
     A state that holds some of them puts them back. The others are lost until they are assigned.
     """
@@ -355,13 +355,13 @@ def lose_components(strategy: StrategyBase) -> None:
 
 
 def lose_values(variables: Iterable[Assignable]) -> None:
-    """Have variables be an error until they are assigned: nobody knows what they should be."""
+    """Makes variables an error until they are assigned: nobody knows what they should be."""
     for variable in variables:
         variable._storage.lose(variable._storage.keys)
 
 
 def plain_value(value: Any) -> Any:
-    """Return the value in a variable or a Mirrored; anything else as it is."""
+    """Returns the value in a variable or a Mirrored; anything else as it is."""
     if isinstance(value, Assignable):
         return value.shared_value()
     return value.value if isinstance(value, Mirrored) else value

@@ -185,7 +185,7 @@ def _replica(name: str) -> ReplicaContext:
 
 
 def _divided(total: Any, count: float) -> Any:
-    """Return `total` over `count`, in its dtype where that holds fractions; it may be changed."""
+    """Returns `total` over `count`, in its dtype where that holds fractions; it may be changed."""
     if isinstance(total, IndexedSlices):
         mean = copy.copy(total)
         mean.values = _divided(total.values, count)

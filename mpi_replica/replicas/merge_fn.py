@@ -16,7 +16,7 @@ from ..core.values import PerReplica, component_of
 
 
 def perform_alone(strategy: StrategyBase, call: Call) -> Any:
-    """Perform the call of a `ReplicaContext` that was made by hand: there is one replica."""
+    """Performs the call of a `ReplicaContext` that was made by hand: there is one replica."""
     call.replica_ids = (0,)
     if call.error is not None:
         raise call.error
@@ -36,12 +36,12 @@ def perform_alone(strategy: StrategyBase, call: Call) -> Any:
 def invoke_merge_fn(
     merge_fn: Callable[..., Any], strategy: StrategyBase, args: Any, kwargs: Any
 ) -> Any:
-    """Call a ``merge_fn``; the chain of frames of a call site ends here."""
+    """Calls a ``merge_fn``; the chain of frames of a call site ends here."""
     return merge_fn(strategy, *args, **kwargs)
 
 
 def unpacked(value: Any, replica_ids: Sequence[int]) -> list[Any]:
-    """Return, for each local replica, the nest `value` with its component of each PerReplica.
+    """Returns, for each local replica, the nest `value` with its component of each PerReplica.
 
     Each replica may write into the arrays that it gets: they must not be those of another one.
     """

@@ -285,7 +285,7 @@ class ReplicaContext(Replica):
         return [component_of(leaf, mine, number) for leaf in leaves]
 
     def _check(self, call: str, instead: str) -> None:
-        """Raise unless this is the context of the code that runs."""
+        """Raises unless this is the context of the code that runs."""
         state = current_state()
         if state is not None and state is self._state:
             return

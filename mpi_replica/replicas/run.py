@@ -60,7 +60,7 @@ class Worker:
         self._seat: Seat | None = None
 
     def begin(self, seat: Seat) -> None:
-        """Run the replica of `seat` until it posts a call or ends."""
+        """Runs the replica of `seat` until it posts a call or ends."""
         self._seat = seat
         self.greenlet.gr_context = contextvars.copy_context()
         self.greenlet.switch()
@@ -101,7 +101,7 @@ class Seat:
         self.kwargs = kwargs
 
     def work(self) -> None:
-        """Run the step function to its end; called in the greenlet of the replica."""
+        """Runs the step function to its end; called in the greenlet of the replica."""
         strategy = self.run.strategy
         context = ReplicaContext.in_run(strategy, self.replica_id, self.meet)
         swap_state(context.state)  # in a context of the replica's own, which is thrown away
@@ -115,7 +115,7 @@ class Seat:
             self.status = "raised"
 
     def meet(self, call: Call) -> Any:
-        """Post `call` and wait until the hub has performed it; called by the replica."""
+        """Posts `call` and waits until the hub has performed it; called by the replica."""
         if self.worker is None or getcurrent() is not self.worker.greenlet:
             raise ContextError(
                 "a collective was called outside of the greenlet of its replica. Call it directly"
@@ -140,7 +140,7 @@ class Seat:
         return run.hub.switch()
 
     def refuse(self, doom: BaseException) -> None:
-        """Raise, since the run is over; give up on a replica that will not stop."""
+        """Raises, since the run is over; gives up on a replica that will not stop."""
         self._refusals += 1
         if self._refusals > _MOST_REFUSALS:
             self.status = "abandoned"
@@ -149,12 +149,12 @@ class Seat:
         raise self.run.stop_error(doom)
 
     def stop(self, error: BaseException) -> None:
-        """Raise `error` at the call at which the replica waits; called by the hub."""
+        """Raises `error` at the call at which the replica waits; called by the hub."""
         self._refusals += self.run.doom is not None
         self._resume(lambda g: g.throw(error))
 
     def go_on(self, answer: Any) -> None:
-        """Return `answer` from the call at which the replica waits; called by the hub."""
+        """Returns `answer` from the call at which the replica waits; called by the hub."""
         self._resume(lambda g: g.switch(answer))
 
     def _resume(self, switch: Callable[[greenlet.greenlet], Any]) -> None:
@@ -191,7 +191,7 @@ class Run(CurrentRun):
         self.is_alone = len(self.seats) == 1
 
     def execute(self, kept: KeptByRuns) -> Any:
-        """Run the function on all local replicas; return what they returned, merged."""
+        """Runs the function on all local replicas; returns what they returned, merged."""
         agreement = self.engine.agreement
         agreement.enter_run(self)
         try:
@@ -231,13 +231,13 @@ class Run(CurrentRun):
             self._give_back(kept.workers)
 
     def meeting(self) -> tuple[tuple[int, ...], str]:
-        """Return the replicas of this rank that have not come to a call, and that of the others."""
+        """Returns the replicas of this rank that have not come to a call, and that of others."""
         missing = tuple(seat.replica_id for seat in self.seats if seat.status != "waits")
         call = next((seat.call for seat in self.seats if seat.call is not None), None)
         return missing, "" if call is None else call.text or call.kind
 
     def stop_error(self, doom: BaseException) -> BaseException:
-        """Return what a replica gets at a call in a run that is over because of `doom`."""
+        """Returns what a replica gets at a call in a run that is over because of `doom`."""
         if not self.a_replica_failed:
             return doom.with_traceback(None)
         stopped = ReplicaStopped(
@@ -286,7 +286,7 @@ class Run(CurrentRun):
         return unpacked(result, [seat.replica_id for seat in self.seats])
 
     def _deal_with(self, error: BaseException, waiting: Sequence[Seat]) -> None:
-        """Pass an error on to the replicas, and to the other ranks where they don't know it."""
+        """Passes an error on to the replicas, and to the other ranks where they don't know it."""
         if self.doom is None and not self.engine.agreement.is_agreed(error):
             error = self._tell(error)
         if self.doom is None and not waiting:
@@ -297,7 +297,7 @@ class Run(CurrentRun):
                 seat.stop(at_call.with_traceback(None) if at_call is not error else error)
 
     def _tell(self, error: BaseException) -> BaseException:
-        """Tell the other ranks of an error that came up here, between collectives."""
+        """Tells the other ranks of an error that came up here, between collectives."""
         agreement = self.engine.agreement
         ids = self.engine.layout.local_replica_ids
         end = self._run_end(None)
@@ -311,7 +311,7 @@ class Run(CurrentRun):
             return agreed
 
     def _report(self) -> NoReturn:
-        """Tell the other ranks that some local replicas have returned or raised."""
+        """Tells the other ranks that some local replicas have returned or raised."""
         agreement = self.engine.agreement
         stands: list[Stand] = []
         originals: dict[int, BaseException] = {}
@@ -329,7 +329,7 @@ class Run(CurrentRun):
         self.engine.report(stands, originals, end)
 
     def _end(self, kept: KeptByRuns) -> Any:
-        """Agree on the end of the run; return what the local replicas returned, wrapped."""
+        """Agrees on the end of the run; returns what the local replicas returned, wrapped."""
         layout, seats = self.engine.layout, self.seats
         is_empty = True
         for seat in seats:
@@ -358,7 +358,7 @@ class Run(CurrentRun):
         return RunEnd(self.site, self.options, self.identity, self.strategy, value, replica_id)
 
     def _empty_end(self, kept: KeptByRuns) -> RunEnd:
-        """Return the end of a run in which no replica returned anything, as most steps do."""
+        """Returns the end of a run in which no replica returned anything, as most steps do."""
         key = self.site.digest, self.identity.digest
         end = kept.empty_ends.get(key)
         if end is None or end.options is not self.options:
@@ -370,7 +370,7 @@ class Run(CurrentRun):
         return end
 
     def _unwind(self) -> None:
-        """Stop the replicas that still wait, and say which ones would not stop."""
+        """Stops the replicas that still wait, and say which ones would not stop."""
         for seat in self.seats:
             if seat.status == "waits" and self.doom is not None:
                 seat.stop(self.stop_error(self.doom))
@@ -395,7 +395,7 @@ class Run(CurrentRun):
 
 
 def _comparable(result: Any) -> Any:
-    """Return what of a merge_fn's result must be the same on all ranks."""
+    """Returns what of a merge_fn's result must be the same on all ranks."""
 
     def comparable(leaf: Any) -> Any:
         if isinstance(leaf, Mirrored):

@@ -54,14 +54,14 @@ class RunEnd(Call):
         self.identify((self.identity.digest, nest.key(self.structure), self.kinds))
 
     def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
-        """Return the kinds of values that a replica returned."""
+        """Returns the kinds of values that a replica returned."""
         return tuple(LeafDescription(kind) for kind in self.kinds)
 
     def promote(self, change: Sequence[str]) -> None:
-        """Count leaves that some replicas returned nothing for as values."""
+        """Counts leaves that some replicas returned nothing for as values."""
         self.kinds = tuple(change)
         self._identify()
 
     def steps(self, group: Group, calls: Sequence[RunEnd], prepared: None) -> tuple[str, ...]:
-        """Return what kinds of values the replicas returned."""
+        """Returns what kinds of values the replicas returned."""
         return self.kinds

@@ -75,7 +75,7 @@ class Storage:
         return next(iter(self._values.values()))
 
     def read(self, key: int | None) -> Array:
-        """Return an array, read-only.
+        """Returns an array, read-only.
 
         Raises
         ------
@@ -96,17 +96,17 @@ class Storage:
         return bool(self._lost)
 
     def replace(self, values: Mapping[int | None, Array]) -> None:
-        """Hold these arrays, and no others; nobody else holds them."""
+        """Holds these arrays, and no others; nobody else holds them."""
         self._values, self._lost = {}, set()
         self.put(values)
 
     def lose(self, keys: Iterable[int | None]) -> None:
-        """Hold arrays of other replicas, whose values are lost until they are written."""
+        """Holds arrays of other replicas, whose values are lost until they are written."""
         self._values = dict.fromkeys(keys, self.any_array)
         self._lost = set(self._values)
 
     def write(self, key: int | None, how: str, value: Array | IndexedSlices) -> None:
-        """Write a `fitting` value: "assign" it, or what else `how` says."""
+        """Writes a `fitting` value: "assign" it, or what else `how` says."""
         self._put(key, self._quietly(_written, how, self._old(key, how), value))
 
     def _old(self, key: int | None, how: str) -> Array:
@@ -115,7 +115,7 @@ class Storage:
     def write_for_now(
         self, key: int | None, how: str, value: Array | IndexedSlices
     ) -> Callable[[], None]:
-        """Write as `write` does; return what takes it back, if not all ranks do the same."""
+        """Writes as `write` does; returns what takes it back, if not all ranks do the same."""
         before, was_lost = self._values[key], key in self._lost
         self.write(key, how, value)
 
@@ -127,7 +127,7 @@ class Storage:
         return take_back
 
     def refill(self, fill: Callable[[Array], None], num_parts: int | None = None) -> None:
-        """Give all replicas one value, which `fill` writes into an array.
+        """Gives all replicas one value, which `fill` writes into an array.
 
         It is written where the old one is, unless anybody else holds that. If `fill` raises, the
         value may be half written.
@@ -156,7 +156,7 @@ class Storage:
             array.flags.writeable = False
 
     def _divide(self, total: Array, count: int) -> None:
-        """Give each replica its part of the total, which the first one's takes the place of."""
+        """Gives each replica its part of the total, which the first one's takes the place of."""
         first, *others = self._values
         for key in (*others, first):
             part = total if key == first else np.empty_like(total)
@@ -172,12 +172,12 @@ class Storage:
         self._lost.discard(key)
 
     def put(self, arrays: Mapping[int | None, Array]) -> None:
-        """Hold these arrays in the place of those that are there."""
+        """Holds these arrays in the place of those that are there."""
         for key, array in arrays.items():
             self._put(key, array)
 
     def fitting(self, name: str, how: str, value: Any) -> Array | IndexedSlices:
-        """Return `value` as an array of the variable's dtype and shape, or as rows of one.
+        """Returns `value` as an array of the variable's dtype and shape, or as rows of one.
 
         Raises
         ------
@@ -260,14 +260,14 @@ class StorageWriting(Writing):
         self._new: dict[int | None, Array] = {}
 
     def prepare(self) -> None:
-        """Take the memory for new arrays."""
+        """Takes the memory for new arrays."""
         if not self.may_fail:
             self._new = {key: np.empty_like(self._storage.any_array) for key in self._keys}
         for key in self._keys:
             self._storage._old(key, self._how)  # an error where it is lost
 
     def compute(self, value: Array | IndexedSlices) -> None:
-        """Work out the new arrays."""
+        """Works out the new arrays."""
         if self._num_parts is not None:
             total, count = np.asarray(value), self._num_parts
             self._new = {key: part_of(total, count, key or 0) for key in self._keys}
@@ -279,12 +279,12 @@ class StorageWriting(Writing):
             self._new[key] = made
 
     def commit(self) -> None:
-        """Put the new arrays in the place of the old ones."""
+        """Puts the new arrays in the place of the old ones."""
         self._storage.put(self._new)
 
 
 def _written(how: str, old: Array, value: Array | IndexedSlices, new: Array | None = None) -> Array:
-    """Return what is there after an assignment, in the memory of `new` where that is given."""
+    """Returns what is there after an assignment, in the memory of `new` where that is given."""
     if isinstance(value, IndexedSlices):
         return _scattered(how, old, value)
     if new is None:
@@ -312,7 +312,7 @@ def _scattered(how: str, old: Array, rows: IndexedSlices) -> Array:
 
 
 def part_of(total: Array, count: int, index: int) -> Array:
-    """Return one of `count` arrays, about equal, whose sum is `total`.
+    """Returns one of `count` arrays, about equal, whose sum is `total`.
 
     In whatever order they are added up, it is `total` to the bit (but for those of NaN): each part
     is a multiple of the last digit of the total, and so is what some of them add up to.
@@ -337,7 +337,7 @@ def part_of(total: Array, count: int, index: int) -> Array:
 
 
 def member(kind: type[_Enum], value: Any) -> _Enum:
-    """Return `value`, which must be a member of the enum `kind`.
+    """Returns `value`, which must be a member of the enum `kind`.
 
     Raises
     ------
@@ -351,7 +351,7 @@ def member(kind: type[_Enum], value: Any) -> _Enum:
 
 
 def check_dtype(name: str, dtype: np.dtype[Any], mode: VariableAggregation) -> None:
-    """Raise unless a variable can have `dtype` under this aggregation.
+    """Raises unless a variable can have `dtype` under this aggregation.
 
     Raises
     ------

@@ -120,7 +120,7 @@ class Variable(Assignable, ActsAsValue):
         first_value: Callable[[], Array] | None,
         is_called: bool,
     ) -> Broadcast:
-        """Return the call that makes the variable; without a value on ranks whose own is no use."""
+        """Returns the call that makes the variable; without a value where the own is no use."""
         sync = member(VariableSynchronization, synchronization)
         mode = member(VariableAggregation, aggregation)
         if sync is VariableSynchronization.NONE:
@@ -200,7 +200,7 @@ class Variable(Assignable, ActsAsValue):
         return self.value()
 
     def _own_key(self) -> int | None:
-        """Return the replica whose component the running code sees; None above the replicas."""
+        """Returns the replica whose component the running code sees; None above the replicas."""
         state = current_state()
         if state is None or state.strategy is not self._strategy:
             return 0 if self._strategy.num_replicas_in_sync == 1 else None
@@ -232,7 +232,7 @@ class Variable(Assignable, ActsAsValue):
         return cross_replica.reduce(engine, f"read of {self.identity}", op, values, None, None)
 
     def _here(self, replica_ids: Sequence[int]) -> list[Any]:
-        """Return the components of these local replicas; where they are lost, raise on all ranks.
+        """Returns the components of these local replicas; where they are lost, raises on all ranks.
 
         Those of other ranks may have been written since.
         """

@@ -319,7 +319,7 @@ def _mirrored(value: Any) -> Any:
 
 
 def _fresh_arrays(value: Any) -> Any:
-    """Return the nest `value` with arrays that are nobody else's: the caller may write to his."""
+    """Returns the nest `value` with arrays that are nobody else's: the caller may write to his."""
 
     def fresh(leaf: Any) -> Any:
         return np.array(leaf, order="C") if isinstance(leaf, np.ndarray) else leaf
@@ -328,7 +328,7 @@ def _fresh_arrays(value: Any) -> Any:
 
 
 def _root(pair: Any, size: int) -> int | None:
-    """Return the rank that gets the result of a pair, or None for all."""
+    """Returns the rank that gets the result of a pair, or None for all."""
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise ValueError(f"batch_reduce_to needs (value, destinations) pairs, got {pair!r}.")
     destinations = pair[1]

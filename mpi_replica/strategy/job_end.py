@@ -47,14 +47,14 @@ _process = 0
 
 
 def add_engine(engine: Engine) -> None:
-    """Take care of the end of the job while `engine` is in use."""
+    """Takes care of the end of the job while `engine` is in use."""
     _set_up()
     if engine not in _engines:
         _engines.append(engine)
 
 
 def add_survivors(survivors: Survivors) -> None:
-    """Tell the ranks that may need this one when its program ends."""
+    """Tells the ranks that may need this one when its program ends."""
     _set_up()
     _survivors.append(survivors)
 
@@ -69,19 +69,19 @@ def _set_up() -> None:
 
 
 def remove_engine(engine: Engine) -> None:
-    """Take care of `engine` no more: all ranks have closed it."""
+    """Takes care of `engine` no more: all ranks have closed it."""
     watcher.remove(engine.channel)
     if engine in _engines:
         _engines.remove(engine)
 
 
 def engines() -> tuple[Engine, ...]:
-    """Return those of the strategies in use, in the order in which they were made."""
+    """Returns those of the strategies in use, in the order in which they were made."""
     return tuple(_engines)
 
 
 def _disown() -> None:
-    """Give up the strategies in a forked child: its messages would break into its parent's."""
+    """Gives up the strategies in a forked child: its messages would break into its parent's."""
     watcher.forget()
     for engine in _engines:
         engine.agreement.final = ContextError(
@@ -91,7 +91,7 @@ def _disown() -> None:
 
 
 def abort(status: int) -> None:
-    """End the processes of all ranks, after each has written what it called last."""
+    """Ends the processes of all ranks, after each has written what it called last."""
     watcher.write_flight_records("the job is aborted")
     time.sleep(_SECONDS_TO_WRITE)
     if not _engines:
@@ -110,7 +110,7 @@ def _leave() -> None:
 
 
 def leave_together(is_well: bool) -> JobOutcome:
-    """Do now what is done at the end of the program, and return how all living ranks have ended.
+    """Does now what is done at the end of the program, and return how all living ranks have ended.
 
     Collective over all that the launcher has started. No strategy can be used any more.
 
@@ -142,7 +142,7 @@ def _leave_undisturbed() -> None:
 
 
 def _tell_that_it_ends(cause: str = "", seconds: float = math.inf) -> bool:
-    """Tell the other ranks that this one ends; return whether all of them know in time."""
+    """Tells the other ranks that this one ends; returns whether all of them know in time."""
     limit = time.monotonic() + seconds
     for survivors in _survivors:
         survivors.say_farewell(cause)
@@ -157,7 +157,7 @@ def _tell_that_it_ends(cause: str = "", seconds: float = math.inf) -> bool:
 
 
 def _go_through(waits: list[Iterator[None]], limit: float = math.inf) -> bool:
-    """Come to the end of all waits; return whether that was before the time `limit`."""
+    """Comes to the end of all waits; returns whether that was before the time `limit`."""
     while waits:
         waits = [one for one in waits if next(one, _DONE) is not _DONE]
         if waits and time.monotonic() > limit:
@@ -204,7 +204,7 @@ def _install_hooks() -> None:
 
 
 def _end_agreed(error: BaseException, reporter: int) -> None:
-    """End with an error that all ranks end with: one of them prints it whole."""
+    """Ends with an error that all ranks end with: one of them prints it whole."""
     if _engines[-1].layout.rank == reporter:
         _print(error)
     else:
@@ -212,7 +212,7 @@ def _end_agreed(error: BaseException, reporter: int) -> None:
 
 
 def _end_alone(error: BaseException) -> None:
-    """End with an error that only this rank has; others may wait for it for ever."""
+    """Ends with an error that only this rank has; others may wait for it for ever."""
     _print(error)
     text = text_of(error)
     cause = f"{type(error).__name__}: {text}" if text else type(error).__name__

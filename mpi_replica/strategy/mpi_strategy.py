@@ -112,7 +112,7 @@ class MPIStrategy(Strategy):
             weakref.finalize(self, watcher.remove, self.engine.channel).atexit = False
 
     def _be_watched(self) -> None:
-        """Take care of the waits of this rank, and of the end of the job."""
+        """Takes care of the waits of this rank, and of the end of the job."""
         engine = self.engine
         transport = engine.transport
         if transport.size > 1 or engine.is_spare:

@@ -22,5 +22,5 @@ class MPIClusterResolver:
         return self._transport.rank
 
     def cluster_spec(self) -> dict[str, list[str]]:
-        """Return the host of each rank, in rank order, under "worker"."""
+        """Returns the host of each rank, in rank order, under "worker"."""
         return {"worker": list(self._transport.hosts)}

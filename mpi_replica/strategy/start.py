@@ -63,7 +63,7 @@ class Wishes(NamedTuple):
 def start(
     communicator: Any, spares: Any, wishes: Wishes
 ) -> tuple[Transport, Terms, Survivors | None]:
-    """Return transport, terms and world of a new strategy. Collective.
+    """Returns transport, terms and world of a new strategy. Collective.
 
     Ranks that die meanwhile are left behind where the library can, and the others host their
     replicas.
@@ -108,7 +108,7 @@ def start(
 
 
 def _spares(given: Any) -> int:
-    """Return the number of spares; -1 where it is none, which all ranks have to hear of."""
+    """Returns the number of spares; -1 where it is none, which all ranks have to hear of."""
     if given is None:
         text = os.environ.get(_SPARES, "0")
         return int(text) if text.isdecimal() else -1
@@ -117,7 +117,7 @@ def _spares(given: Any) -> int:
 
 
 def _wait_for_terms(survivors: Survivors) -> tuple[Transport, Terms]:
-    """Return transport and terms of a spare: in them it hosts no replicas, and sends to nobody."""
+    """Returns transport and terms of a spare: in them it hosts no replicas, and sends to nobody."""
     terms = survivors.share(None)
     if isinstance(terms, Exception):
         raise terms
@@ -126,7 +126,7 @@ def _wait_for_terms(survivors: Survivors) -> tuple[Transport, Terms]:
 
 
 def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
-    """Return layout, options and seed. Collective; raises on every rank or on none.
+    """Returns layout, options and seed. Collective; raises on every rank or on none.
 
     `num_lost` ranks have died before they could tell: the others host their replicas.
 
@@ -181,7 +181,7 @@ def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
 
 
 def _merged(options: CommunicationOptions | None) -> CommunicationOptions:
-    """Return the options of the strategy."""
+    """Returns the options of the strategy."""
     merged = CommunicationOptions().merge(options)
     if merged.name is not None:
         raise ValueError(
@@ -200,7 +200,7 @@ def _merged(options: CommunicationOptions | None) -> CommunicationOptions:
 def _checked(
     replicas_per_rank: int | None, num_replicas: int | None, size: int
 ) -> tuple[int, int | None]:
-    """Return the number of replicas of this rank, and that of all ranks, where it is given."""
+    """Returns the number of replicas of this rank, and that of all ranks, where it is given."""
     if replicas_per_rank is not None and num_replicas is not None:
         raise ValueError(
             f"replicas_per_rank={replicas_per_rank!r} and num_replicas={num_replicas!r} are both"
@@ -260,6 +260,6 @@ def _layout(proposals: list[_Proposal], rank: int, num_lost: int) -> Layout:
 
 
 def _require_one(name: str, values: Sequence[int | None]) -> None:
-    """Raise unless all ranks gave the same."""
+    """Raises unless all ranks gave the same."""
     if len(set(values)) > 1:
         raise ValueError(f"{name} differs between ranks: {sides(values)}. Give the same on all.")

@@ -66,7 +66,7 @@ _LIMIT_SECONDS = "30"
 
 @pytest.hookimpl(tryfirst=True)  # before other plugins open files that rank 0 alone shall write
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the fence, where there are several ranks."""
+    """Starts the fence, where there are several ranks."""
     limit_seconds = _limit_seconds(config)
     if config.getoption("dist", "no") != "no" and (launcher := launcher_variable()) is not None:
         raise pytest.UsageError(
@@ -113,7 +113,7 @@ def _limit_seconds(config: pytest.Config) -> float:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note whether the body passed; the fence, if there is one, does so after this."""
+    """Notes whether the body passed; the fence, if there is one, does so after this."""
     report = yield
     if call.when == "call":
         item.stash[BODY_PASSED] = report.passed

@@ -54,7 +54,7 @@ class RanksReport:
         self.reprcrash = _Crash(summary)
 
     def toterminal(self, writer: Any) -> None:
-        """Write it, with the colours of this rank's own traceback."""
+        """Writes it, with the colours of this rank's own traceback."""
         writer.line(self._head)
         for title, content in self._parts:
             writer.line()
@@ -70,7 +70,7 @@ class RanksReport:
 
 
 def kind_of(report: pytest.TestReport, error: BaseException | None = None) -> str:
-    """Return the kind of outcome of a report, about a phase that raised `error`."""
+    """Returns the kind of outcome of a report, about a phase that raised `error`."""
     if hasattr(report, "wasxfail"):
         return XFAILED if report.skipped else XPASSED
     if report.failed and isinstance(error, RankLostError) and waited_at(error):
@@ -81,12 +81,12 @@ def kind_of(report: pytest.TestReport, error: BaseException | None = None) -> st
 
 
 def waited_at(error: BaseException | None) -> str:
-    """Return where a rank waited, as the notes of its error tell."""
+    """Returns where a rank waited, as the notes of its error tell."""
     return "; ".join(getattr(error, "__notes__", ()))
 
 
 def judge(arrivals: Sequence[Arrival]) -> str | None:
-    """Return the kind of outcome for all ranks; None where each keeps its own.
+    """Returns the kind of outcome for all ranks; None where each keeps its own.
 
     A failure that is expected on one rank is one on all; other kinds can't stand side by side.
     """
@@ -99,7 +99,7 @@ def judge(arrivals: Sequence[Arrival]) -> str | None:
 
 
 def failure(arrivals: Sequence[Arrival], rank: int, own: Any) -> RanksReport:
-    """Return the report of a failure, on `rank`, whose own traceback is `own`."""
+    """Returns the report of a failure, on `rank`, whose own traceback is `own`."""
     kinds = _ranks_by_text(arrival.kind for arrival in arrivals)
     head = ", ".join(f"{numbers_text('rank', ranks)} {kind}" for kind, ranks in kinds.items())
     if left := [sender for sender, arrival in enumerate(arrivals) if arrival.has_left_all]:
@@ -124,12 +124,12 @@ def failure(arrivals: Sequence[Arrival], rank: int, own: Any) -> RanksReport:
 
 
 def _ranks_by_text(texts: Iterable[str]) -> dict[str, list[int]]:
-    """Return the ranks that say each text, given what each rank says; empty is nothing said."""
+    """Returns the ranks that say each text, given what each rank says; empty is nothing said."""
     return {text: ranks for text, ranks in grouped(texts).items() if text}
 
 
 def places_apart(arrivals: Sequence[Arrival]) -> str:
-    """Return where the ranks are, which is not all at one place; empty where it is."""
+    """Returns where the ranks are, which is not all at one place; empty where it is."""
     if len({arrival.place for arrival in arrivals}) == 1:
         return ""
     if not any(arrival.stage for arrival in arrivals):

@@ -25,23 +25,23 @@ class Departure:
         self._leaving: dict[Engine, tuple[Iterator[None], RankLostError]] = {}
 
     def begin_test(self) -> None:
-        """Begin a test: strategies that are there already are not its own."""
+        """Begins a test: strategies that are there already are not its own."""
         self._older = job_end.engines()
         self._wider.clear()
 
     def keep(self, known: Sequence[Engine]) -> None:
-        """Take those that are not `known` for strategies of more than this test."""
+        """Takes those that are not `known` for strategies of more than this test."""
         self._wider += [engine for engine in job_end.engines() if engine not in known]
 
     def leave_own(self, where: str) -> None:
-        """Begin to leave the strategies that the test or its fixtures have made."""
+        """Begins to leave the strategies that the test or its fixtures have made."""
         if self._older is None:
             return
         others = [*self._older, *self._wider]
         self._leave([engine for engine in job_end.engines() if engine not in others], where)
 
     def leave_all(self, where: str) -> None:
-        """Begin to leave all strategies."""
+        """Begins to leave all strategies."""
         self._leave(job_end.engines(), where)
 
     def _leave(self, engines: Sequence[Engine], where: str) -> None:
@@ -55,7 +55,7 @@ class Departure:
         self.advance()
 
     def advance(self) -> bool:
-        """Go on leaving; return whether all ranks have left what this one has begun to leave."""
+        """Goes on leaving; returns whether all ranks have left what this one has begun to leave."""
         for engine, (steps, given_up) in list(self._leaving.items()):
             try:
                 if next(steps, _DONE) is not _DONE:

@@ -84,7 +84,7 @@ class Fence:
         gate.install(transport.abort)
 
     def do(self, doing: str) -> None:
-        """Note what this rank does between the meetings from now on."""
+        """Notes what this rank does between the meetings from now on."""
         self._doing = doing
         self._note(doing)
 
@@ -94,7 +94,7 @@ class Fence:
             self._channel.recorder.begin(text, None)
 
     def meet(self, arrival: Arrival) -> list[Arrival]:
-        """Return what each rank tells, once all are here.
+        """Returns what each rank tells, once all are here.
 
         Where the others do not come this ends the job; rank 0 first reports.
 
@@ -149,7 +149,7 @@ class Fence:
     def _wait(
         self, poll: Callable[[], _T | None], arrival: Arrival, patience: float = math.inf
     ) -> _T:
-        """Return what `poll` gives, once it is not None."""
+        """Returns what `poll` gives, once it is not None."""
         start, pause = time.monotonic(), _SHORTEST_PAUSE_SECONDS
         limit = self.limit_seconds * (_END_FACTOR if arrival.stage == _END_STAGE else 1)
         while (result := poll()) is None:
@@ -172,14 +172,14 @@ class Fence:
         return [pickle.loads(data) for data in texts]
 
     def _place(self) -> Whereabouts:
-        """Return the answer for another rank that asks where this one is."""
+        """Returns the answer for another rank that asks where this one is."""
         waiting = self._waiting
         if waiting is None:
             return place_of_thread(self._channel.thread())
         return Whereabouts((waiting.text or waiting.kind)[:_MOST_CHARACTERS], False)
 
     def _give_up(self, arrival: Arrival) -> NoReturn:
-        """End the job, since some ranks did not come: the lowest that waits says where they are."""
+        """Ends the job: some ranks did not come. The lowest of the others says where they are."""
         answers = self._channel.ask(_ANSWER_SECONDS)
         doing = {rank: answer.recent[-1].text for rank, answer in sorted(answers.items())}
         waiting = [rank for rank, text in doing.items() if text == doing[self.rank]]
@@ -222,7 +222,7 @@ class Fence:
         return "\n\n".join(parts)
 
     def say(self, text: str) -> None:
-        """Write to the terminal, whatever pytest captures."""
+        """Writes to the terminal, whatever pytest captures."""
         os.write(self._stderr, f"\n[rank {self.rank} of {self.size}] {text}\n".encode())
 
     def _end(self, text: str) -> NoReturn:
@@ -238,7 +238,7 @@ class Fence:
         os._exit(1)  # a transport that returns
 
     def close(self) -> None:
-        """Meet no more. Where ranks are missing, end the job."""
+        """Meets no more. Where ranks are missing, ends the job."""
         if self._is_lost:
             self._abort()
         watcher.remove(self._channel)

@@ -33,7 +33,7 @@ _INTERRUPTED = int(pytest.ExitCode.INTERRUPTED)
 
 
 def quieten(config: pytest.Config, rank: int) -> None:
-    """Keep a rank beside rank 0 from writing reports, and files that rank 0 writes, too.
+    """Keeps a rank beside rank 0 from writing reports, and files that rank 0 writes, too.
 
     It must be called before plugins open these files.
     """
@@ -200,7 +200,7 @@ class RankFence:
         return Arrival(place, kind, text, summary, waited_at(error) if kind == STOPPED else "")
 
     def _apply(self, arrivals: Sequence[Arrival], report: pytest.TestReport) -> None:
-        """Make the outcome of all ranks the one of this rank."""
+        """Makes the outcome of all ranks the one of this rank."""
         kind = judge(arrivals)
         if kind == FAILED:
             texts = {(arrival.kind, arrival.text) for arrival in arrivals}
@@ -246,7 +246,7 @@ class RankFence:
         self._fence.close()
 
     def _meet_the_end(self, mine: Arrival) -> list[Arrival]:
-        """Meet until all ranks are as near to the end; the others learn that this one is."""
+        """Meets until all ranks are as near to the end; the others learn that this one is."""
         while True:
             arrivals = self._fence.meet(mine)
             if all(arrival.stage >= mine.stage for arrival in arrivals):
@@ -267,7 +267,7 @@ class RankFence:
             pytest.exit(str(error), returncode=1)
 
     def _meet(self, mine: Arrival) -> list[Arrival]:
-        """Meet the other ranks before the end; where they are elsewhere, end the session."""
+        """Meets the other ranks before the end; where they are elsewhere, ends the session."""
         arrivals = self._fence.meet(mine)
         if apart := places_apart(arrivals):
             status = max(arrival.status for arrival in arrivals)
@@ -282,13 +282,13 @@ def _set_failed(report: pytest.TestReport, longrepr: Any) -> None:
 
 
 def _text_of(report: pytest.TestReport) -> str:
-    """Return the traceback and what was captured."""
+    """Returns the traceback and what was captured."""
     sections = [f"\n--- {name}\n{content}" for name, content in report.sections]
     return report.longreprtext + "".join(sections)
 
 
 def _summary_of(report: pytest.TestReport) -> str:
-    """Return the error in one line."""
+    """Returns the error in one line."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
         return str(crash.message).partition("\n")[0]
@@ -296,7 +296,7 @@ def _summary_of(report: pytest.TestReport) -> str:
 
 
 def _reason_of(report: pytest.TestReport) -> tuple[str, str]:
-    """Return why a test was skipped, with the line and without."""
+    """Returns why a test was skipped, with the line and without."""
     if not isinstance(report.longrepr, tuple):
         return report.longreprtext, report.longreprtext
     path, line, reason = report.longrepr
@@ -318,7 +318,7 @@ def _different_tests(lists: Sequence[list[str]]) -> str:
 
 
 def _in_order(items: Sequence[pytest.Item], names: Sequence[str]) -> list[pytest.Item]:
-    """Return `items` in the order of `names`; a name may be there more than once."""
+    """Returns `items` in the order of `names`; a name may be there more than once."""
     left: defaultdict[str, deque[pytest.Item]] = defaultdict(deque)
     for item in items:
         left[item.nodeid].append(item)

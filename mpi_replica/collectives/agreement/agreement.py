@@ -71,7 +71,7 @@ class CurrentRun:
     hub: Any
 
     def meeting(self) -> tuple[tuple[int, ...], str]:
-        """Return the replicas of this rank that have not come to a call, and that of the others."""
+        """Returns the replicas of this rank that have not come to a call, and that of others."""
         raise NotImplementedError
 
 
@@ -116,17 +116,17 @@ class Agreement:
         return self.runs[-1].ordinal if self.runs else 0
 
     def enter_run(self, run: CurrentRun) -> None:
-        """Begin a run: it gets the next ordinal."""
+        """Begins a run: it gets the next ordinal."""
         self.last_run_ordinal += 1
         run.ordinal = self.last_run_ordinal
         self.runs.append(run)
 
     def leave_run(self) -> None:
-        """End the innermost run."""
+        """Ends the innermost run."""
         self.runs.pop()
 
     def local_meeting(self) -> tuple[tuple[int, ...], str]:
-        """Return the local replicas that have not come to a call, and the call of the others.
+        """Returns the local replicas that have not come to a call, and the call of the others.
 
         The text is empty where no replica waits at a call. Read by the watcher, too.
         """
@@ -134,7 +134,7 @@ class Agreement:
         return runs[0].meeting() if runs else (self._layout.local_replica_ids, "")
 
     def agree(self, calls: Sequence[Call], payload: bytes = b"") -> None:
-        """Return when all ranks are known to be at the call. Collective.
+        """Returns when all ranks are known to be at the call. Collective.
 
         `calls` are those of the local replicas, which agree among themselves. `payload` has
         `INLINE_BYTES` at most, and is there on all ranks or on none; those of all ranks are in the
@@ -158,13 +158,13 @@ class Agreement:
             self.notes.drop()
 
     def fail(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
-        """Tell the other ranks that `error` came up here, inside the call; raise what is agreed."""
+        """Tells the other ranks of an error inside of the call; raises what is agreed."""
         self.report(*self.failure(calls, error))
 
     def failure(
         self, calls: Sequence[Call], error: BaseException
     ) -> tuple[Sequence[Stand], Mapping[int, BaseException], Call]:
-        """Return what `report` tells of an error that came up here, inside the first call."""
+        """Returns what `report` tells of an error that came up here, inside the first call."""
         first, *others = calls
         stands = [self.failed_stand(first, error), *map(self.stand, others)]
         return stands, {first.replica_ids[0]: error}, first
@@ -172,7 +172,7 @@ class Agreement:
     def report(
         self, stands: Sequence[Stand], originals: Mapping[int, BaseException], first: Call
     ) -> NoReturn:
-        """Tell the other ranks where the local replicas stand, which is not at one same call.
+        """Tells the other ranks where the local replicas stand, which is not at one same call.
 
         `originals` are this rank's exceptions by replica id: here they are raised as they are.
         """
@@ -182,7 +182,7 @@ class Agreement:
         self._settle(stands, originals, first, seconds)
 
     def _refuse_if_over(self) -> None:
-        """Raise where the other ranks no longer answer: in a strategy or a run that is over."""
+        """Raises where the other ranks no longer answer: in a strategy or a run that is over."""
         if self.final is not None:
             raise self.final
         for run in self.runs:
@@ -192,7 +192,7 @@ class Agreement:
                 ) from run.doom
 
     def leaving(self, cause: str = "") -> Iterator[None]:
-        """Tell the others that this rank's program ends; yield while they don't know. Collective.
+        """Tells the others that this rank's program ends; yields while they don't know. Collective.
 
         `cause` says why, where it is no good end. What is yielded to goes on with other
         strategies: their ranks may come there first.
@@ -218,7 +218,7 @@ class Agreement:
         self.others_stay = any(s != LEAVES for s in states(self._transport.headers.tobytes()))
 
     def _others_left(self, headers: bytes, call: Call) -> NoReturn:
-        """Raise, since the program has ended on some ranks."""
+        """Raises, since the program has ended on some ranks."""
         causes = {
             rank: payload.decode(errors="ignore")
             for rank, (state, payload) in enumerate(
@@ -238,12 +238,12 @@ class Agreement:
         raise error
 
     def _doom_runs(self, error: BaseException) -> None:
-        """End all runs with an error that is none of a replica."""
+        """Ends all runs with an error that is none of a replica."""
         for run in self.runs:
             run.doom, run.a_replica_failed = error, False
 
     def close(self) -> None:
-        """Refuse every further call on this rank, without telling the others."""
+        """Refuses every further call on this rank, without telling the others."""
         if self.final is None:
             text = "the strategy is closed. Make a new one, or close it at the end of the program."
             self._end(Life.CLOSED, ContextError(text))
@@ -252,7 +252,7 @@ class Agreement:
         self.life, self.final = life, final
 
     def failed_stand(self, call: Call, error: BaseException, status: str = "failed") -> Stand:
-        """Return the stand of replicas in which `error` came up."""
+        """Returns the stand of replicas in which `error` came up."""
         who = self._layout.describe(call.replica_ids)
         serial = self._serial if error is self._last_error else -1
         place = travel.place_of(error) or call.site.line  # a mistake in the arguments has no frame
@@ -260,17 +260,17 @@ class Agreement:
         return Stand(call.replica_ids, status, call.describe(), packed, self.run_ordinal)
 
     def stand(self, call: Call) -> Stand:
-        """Return where the replicas of `call` stand."""
+        """Returns where the replicas of `call` stand."""
         if call.error is not None:
             return self.failed_stand(call, call.error)
         return Stand(call.replica_ids, call.status, call.describe(), None, self.run_ordinal)
 
     def is_agreed(self, error: BaseException) -> bool:
-        """Return whether all ranks raise `error`, or its counterparts, in this moment."""
+        """Returns whether all ranks raise `error`, or its counterparts, in this moment."""
         return error is self.raised or error is self.final
 
     def _compare(self, state: int, payload: bytes, first: Call, seconds: float | None) -> bool:
-        """Exchange headers; return whether all ranks agree."""
+        """Exchanges headers; returns whether all ranks agree."""
         mine = head(first.fingerprint, self.notes.chain, state, len(payload)) + payload
         transport = self._transport
         if self._wide:
@@ -290,7 +290,7 @@ class Agreement:
     def _compare_widely(
         self, state: int, mine: bytes, has_payload: bool, first: Call, seconds: float | None
     ) -> bool:
-        """Do as `_compare`, with a reduction; headers travel only where they carry something."""
+        """Does as `_compare`, with a reduction; headers travel only where they carry something."""
         transport = self._transport
         word = words(mine)
         greatest = transport.maximum(word, seconds)
@@ -304,7 +304,7 @@ class Agreement:
         return True
 
     def break_off(self, error: BaseException) -> None:
-        """Give up the strategy: this rank was in an exchange when `error` came up."""
+        """Gives up the strategy: this rank was in an exchange when `error` came up."""
         self._end(Life.BROKEN, error)
         if isinstance(error, RankLostError):
             self._doom_runs(error)
@@ -314,7 +314,7 @@ class Agreement:
             self.on_break(error)
 
     def give_up(self, error: exceptions.MPIReplicaError) -> None:
-        """Give up the strategy with an error that the watchers have told to all ranks.
+        """Gives up the strategy with an error that the watchers have told to all ranks.
 
         Called in any thread: a wait of this rank ends with the error, and so does the next call.
         """
@@ -323,7 +323,7 @@ class Agreement:
             self._transport.is_interrupted = True
 
     def time_out(self, call: Call) -> NoReturn:
-        """Give up the wait for the other ranks, and with it the strategy."""
+        """Gives up the wait for the other ranks, and with it the strategy."""
         if self.final is not None:  # the watchers have told why
             raise self.final from None
         description = call.describe()
@@ -344,7 +344,7 @@ class Agreement:
         first: Call,
         seconds: float | None,
     ) -> NoReturn:
-        """Exchange reports and raise what follows."""
+        """Exchanges reports and raises what follows."""
         report = Report(tuple(stands), self.notes.all, self.last_run_ordinal)
         texts = self._transport.all_gather_bytes(pickle.dumps(report, 5), seconds)
         reports: list[Report] = [pickle.loads(text) for text in texts]
@@ -359,7 +359,7 @@ class Agreement:
     def _agreed_error(
         self, verdict: Verdict, originals: Mapping[int, BaseException], seconds: float | None
     ) -> BaseException:
-        """Return what this rank raises: the original, what travelled, or what stands for it."""
+        """Returns what this rank raises: the original, what travelled, or what stands for it."""
         traveller = verdict.traveller
         if traveller is None:
             if verdict.error is None:
@@ -382,7 +382,7 @@ class Agreement:
         return error
 
     def raise_agreed(self, error: BaseException, verdict: Verdict) -> NoReturn:
-        """Raise what all ranks raise now, each of them by its own reckoning and all alike."""
+        """Raises what all ranks raise now, each of them by its own reckoning and all alike."""
         self.meeting.come()
         self._serial += 1
         if error is not self._last_error:  # where it comes again, all ranks have it

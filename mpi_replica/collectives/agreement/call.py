@@ -72,7 +72,7 @@ class Call:
         self.options = options
 
     def identify(self, key: Hashable) -> None:
-        """Set fingerprint, text and plan; `key` and the site tell this call from all others."""
+        """Sets fingerprint, text and plan; `key` and the site tell this call from all others."""
         options = self.options
         whole = (self.kind, self.site.digest, options.name, options.wire, key)
         known = _known.get(whole)
@@ -86,7 +86,7 @@ class Call:
         self.fingerprint, self.text, self.plan = known
 
     def make_plan(self) -> Any:
-        """Return what depends on nothing but the key of this call."""
+        """Returns what depends on nothing but the key of this call."""
         return None
 
     @property
@@ -95,11 +95,11 @@ class Call:
         return self.text or f"{self.kind} at {self.site.line}"
 
     def describe(self, position: int = 0) -> CallDescription:
-        """Return the call in words, as the replica at `position` of `replica_ids` makes it."""
+        """Returns the call in words, as the replica at `position` of `replica_ids` makes it."""
         return self.words(position)._replace(wire=self.options.wire, handled=self.handled)
 
     def words(self, position: int = 0) -> CallDescription:
-        """Return what `describe` gives, without what all kinds of call have in common."""
+        """Returns what `describe` gives, without what all kinds of call have in common."""
         code, text = (b"", "") if self.identity is None else self.identity
         return CallDescription(
             self.kind,
@@ -119,15 +119,15 @@ class Call:
         return nest.leaf_paths(self.structure) if paths is None else tuple(paths)
 
     def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
-        """Return what `words` tells of the leaves of the replica at `position`."""
+        """Returns what `words` tells of the leaves of the replica at `position`."""
         return ()
 
     def promote(self, change: Sequence[Any]) -> None:
-        """Change what the replicas do not have in common, as their reports say; then call again."""
+        """Changes what the replicas don't have in common, as reports say; it is made again then."""
         raise NotImplementedError
 
     def prepare(self, group: Group, calls: Sequence[Self]) -> tuple[bytes, Any] | None:
-        """Return what travels with the header, and what `steps` needs; None for no header.
+        """Returns what travels with the header, and what `steps` needs; None for no header.
 
         `calls` agree, one for each local replica; calls in cross-replica context come alone. An
         error here is raised on all ranks, and the strategy works on. Without a header the ranks
@@ -136,12 +136,12 @@ class Call:
         return b"", None
 
     def steps(self, group: Group, calls: Sequence[Self], prepared: Any) -> Steps[Any] | Any:
-        """Return the results, where all came with the header, or the steps that lead to them.
+        """Returns the results, where all came with the header, or the steps that lead to them.
 
         No function of the program may run here but in an `Agree`: an error ends the strategy.
         """
         return None
 
     def answer(self, calls: Sequence[Self], results: Any) -> list[Any]:
-        """Return the result of each of `calls`. An error here is the replica's own."""
+        """Returns the result of each of `calls`. An error here is the replica's own."""
         return [results] * len(calls)

@@ -70,7 +70,7 @@ class Driver:
         self._lock = threading.RLock()
 
     def perform(self, calls: Sequence[Call]) -> list[Any]:
-        """Perform calls of the local replicas, and return a result for each.
+        """Performs calls of the local replicas, and return a result for each.
 
         A signal's handler may raise on any line: that is why all of them stand in a ``try``.
         """
@@ -139,7 +139,7 @@ class Driver:
     def _raise_where_due(
         self, error: BaseException, calls: Sequence[Call], begun: int | None
     ) -> NoReturn:
-        """Raise `error`: on all ranks, where they can be told; else the strategy is over."""
+        """Raises `error`: on all ranks, where they can be told; else the strategy is over."""
         agreement, transport = self.agreement, self._transport
         if agreement.is_agreed(error):
             raise error
@@ -153,7 +153,7 @@ class Driver:
         raise error
 
     def report_failure(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
-        """Raise `error` on every rank: it came up here in the calls, before their header."""
+        """Raises `error` on every rank: it came up here in the calls, before their header."""
         begun = self._transport.steps
         try:
             self._tell(calls, error)
@@ -166,13 +166,13 @@ class Driver:
         self.report(*self.agreement.failure(calls, error))
 
     def _is_dealt_with(self, other: Exception, error: BaseException) -> bool:
-        """Return whether `other` is what came of `error`, and not of a signal's handler."""
+        """Returns whether `other` is what came of `error`, and not of a signal's handler."""
         return other is error or self.agreement.is_agreed(other)
 
     def report(
         self, stands: Sequence[Stand], originals: Mapping[int, BaseException], first: Call
     ) -> NoReturn:
-        """Tell the other ranks where the local replicas stand; see `Agreement.report`."""
+        """Tells the other ranks where the local replicas stand; see `Agreement.report`."""
         agreement, transport = self.agreement, self._transport
         begun = transport.steps
         is_main = self.thread == gate.main_thread
@@ -197,14 +197,14 @@ class Driver:
             gate.depth -= is_main
 
     def _require_one_call(self, calls: Sequence[Call]) -> None:
-        """Tell the other ranks where the local replicas are at different calls."""
+        """Tells the other ranks where the local replicas are at different calls."""
         first = calls[0]
         for call in calls:
             if not call.agrees or call.fingerprint != first.fingerprint:
                 self._report_apart(calls)
 
     def _report_apart(self, calls: Sequence[Call]) -> NoReturn:
-        """Tell the others, replica by replica, what a call's components on this rank are."""
+        """Tells the others, replica by replica, what a call's components on this rank are."""
         ordinal = self.agreement.run_ordinal
         stands = [
             Stand((replica,), call.status, call.describe(position), None, ordinal)

@@ -77,11 +77,11 @@ class Group:
         self.quietly: Callable[..., Any] = context.run
 
     def payloads(self) -> list[bytes]:
-        """Return what each rank gave to the last agreement, where there was a payload."""
+        """Returns what each rank gave to the last agreement, where there was a payload."""
         return payloads(self.headers.tobytes())
 
     def quiet(self, steps: Steps[T]) -> Steps[T]:
-        """Return the same steps, done without warnings of numpy's."""
+        """Returns the same steps, done without warnings of numpy's."""
         answer, send, quietly = None, steps.send, self.quietly
         while True:
             try:
@@ -91,18 +91,18 @@ class Group:
             answer = yield step
 
     def scratch(self, size_bytes: int) -> Bytes:
-        """Return kept memory; valid until the next call of this method."""
+        """Returns kept memory; valid until the next call of this method."""
         if self._scratch.size < size_bytes:
             self._scratch = np.empty(size_bytes, np.uint8)
         return self._scratch[:size_bytes]
 
     def lay_by_reserve(self, size_bytes: int) -> None:
-        """Hold so much memory for `with_reserve`; before the ranks agree."""
+        """Holds so much memory for `with_reserve`; before the ranks agree."""
         if self._reserve.size < size_bytes:
             self._reserve = np.empty(size_bytes, np.uint8)
 
     def with_reserve(self, allocate: Callable[[], T]) -> T:
-        """Return what `allocate` gives: memory that is needed after all ranks have agreed.
+        """Returns what `allocate` gives: memory that is needed after all ranks have agreed.
 
         It must not fail any more then: what was laid by is given up for it.
         """

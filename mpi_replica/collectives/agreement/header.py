@@ -36,7 +36,7 @@ head = _HEAD.pack
 
 
 def payloads(headers: bytes) -> list[bytes]:
-    """Return the payloads of all ranks."""
+    """Returns the payloads of all ranks."""
     found = []
     for start in range(PAYLOAD_START, len(headers), HEADER_BYTES):
         (length,) = _LENGTH.unpack_from(headers, start - PAYLOAD_START + _LENGTH_START)
@@ -45,17 +45,17 @@ def payloads(headers: bytes) -> list[bytes]:
 
 
 def states(headers: bytes) -> list[int]:
-    """Return the states of all ranks."""
+    """Returns the states of all ranks."""
     return list(headers[COMPARED_BYTES - 1 :: HEADER_BYTES])
 
 
 def words(mine: bytes) -> npt.NDArray[np.uint64]:
-    """Return words whose maximum over the ranks is theirs only where all ranks have the same."""
+    """Returns words whose maximum over the ranks is theirs only where all ranks have the same."""
     compared = mine[:COMPARED_BYTES]
     word = int.from_bytes(hashlib.blake2b(compared, digest_size=8).digest(), "little")
     return np.array([word, ~np.uint64(word), compared[-1]], np.uint64)
 
 
 def state_of_words(greatest: npt.NDArray[np.uint64]) -> int:
-    """Return the greatest state of all ranks."""
+    """Returns the greatest state of all ranks."""
     return int(greatest[2])

@@ -50,7 +50,7 @@ class Promotion(Exception):
 
 
 def judge(reports: Sequence[Report], layout: Layout) -> Verdict:
-    """Return what follows from the reports of all ranks, in rank order."""
+    """Returns what follows from the reports of all ranks, in rank order."""
     stands = [stand for report in reports for stand in report.stands]
     ordinals = {stand.run_ordinal for stand in stands}
     statuses = {stand.status for stand in stands}
@@ -97,7 +97,7 @@ def _who(stands: Iterable[Stand], layout: Layout) -> str:
 def _sides(
     calls: _Calls, side: Callable[[CallDescription], Any], layout: Layout
 ) -> list[tuple[str, CallDescription]]:
-    """Return who is on each side, and one call of it, where `side` tells calls apart."""
+    """Returns who is on each side, and one call of it, where `side` tells calls apart."""
     groups: dict[Any, list[tuple[Stand, CallDescription]]] = {}
     for stand, call in calls:
         groups.setdefault(side(call), []).append((stand, call))
@@ -105,7 +105,7 @@ def _sides(
 
 
 def rank_left(causes: Mapping[int, str], layout: Layout) -> RankLostError:
-    """Return the error of the ranks that stay, where the program has ended on others.
+    """Returns the error of the ranks that stay, where the program has ended on others.
 
     `causes` says for each of these why it ended; "" where nothing went wrong.
     """
@@ -208,7 +208,7 @@ def _note_difference(
 
 
 def _sides_of_batches(entries: Sequence[Note | None], layout: Layout) -> list[str]:
-    """Return who got which kind of batch, where all have steps of the same input."""
+    """Returns who got which kind of batch, where all have steps of the same input."""
     if len({None if note is None else note.what for note in entries}) > 1:
         return []
     sides: dict[str, list[int]] = {}
@@ -271,12 +271,12 @@ def _structure_difference(calls: _Calls, layout: Layout) -> StructureMismatchErr
 
 
 def _places(calls: _Calls) -> str:
-    """Return the place of a call; those of several lines that a name makes one call."""
+    """Returns the place of a call; those of several lines that a name makes one call."""
     return " and ".join(dict.fromkeys(call.where for _, call in calls))
 
 
 def _first_difference(one: str, other: str) -> tuple[str, str]:
-    """Return both texts, cut to where they begin to differ."""
+    """Returns both texts, cuts to where they begin to differ."""
     at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
     start = max(0, at - 20)
     return tuple(  # type: ignore[return-value]
@@ -288,7 +288,7 @@ def _first_difference(one: str, other: str) -> tuple[str, str]:
 def _leaf_difference(
     calls: _Calls, layout: Layout
 ) -> tuple[tuple[int, ...], StructureMismatchError | None]:
-    """Return the leaves that must become float64, or the error of the first that can't agree."""
+    """Returns the leaves that must become float64, or the error of the first that can't agree."""
     promoted = []
     for index, path in enumerate(calls[0][1].paths):
         leaves = [call.leaves[index] for _, call in calls]

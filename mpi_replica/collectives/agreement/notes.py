@@ -37,7 +37,7 @@ class Notes:
         return self._held_bytes > _MOST_HELD_BYTES or len(self._notes) >= _MOST_NOTES
 
     def add(self, note: Note, undo: Callable[[], None] | None = None, held_bytes: int = 0) -> None:
-        """Have `note` compared between the ranks, with the next header.
+        """Adds a note, which the ranks compare with the next header.
 
         Where that header ends in an error, and not all ranks have the note, `undo` is called: what
         was done before the others agreed would leave the ranks apart. Until then it holds
@@ -47,7 +47,7 @@ class Notes:
         self._held_bytes += held_bytes
 
     def count(self, note: Note, before: int, go_back: Callable[[int], None]) -> None:
-        """Have a count compared, the digest of `note`; `before` is what it was until now.
+        """Adds a note whose digest is a running count; `before` is what it was until now.
 
         It takes the place of the last count of this name, if that is still the newest note, and of
         a batch of the same kind. Where the next header ends in an error, and not all ranks have
@@ -72,14 +72,14 @@ class Notes:
         self.chain = note.chained(self.chain)
 
     def drop(self) -> None:
-        """Forget all: they were compared."""
+        """Forgets all: they were compared."""
         if self._notes:
             self._notes.clear()
             self._undos.clear()
             self.chain = self._held_bytes = 0
 
     def undo(self, of_ranks: _OfRanks) -> None:
-        """Take back what this rank noted beyond what all ranks have noted."""
+        """Takes back what this rank noted beyond what all ranks have noted."""
         columns = zip(*of_ranks, strict=False)
         agreed = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
         for undo in reversed(self._undos[agreed:]):

@@ -25,7 +25,7 @@ class Meeting:
         self._break_off = break_off
 
     def come(self) -> None:
-        """Return where all living ranks come. Collective; nothing where a lost rank ends the job.
+        """Returns where all living ranks come. Collective; nothing where a lost rank ends the job.
 
         Raises
         ------

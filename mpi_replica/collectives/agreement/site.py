@@ -73,13 +73,13 @@ _boundaries: set[int] = set()
 
 
 def boundary(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark the package function that calls a user's function: chains of frames end there."""
+    """Marks the package function that calls a user's function: chains of frames end there."""
     _boundaries.add(id(function.__code__))
     return function
 
 
 def call_site(known: int = 0) -> CallSite:
-    """Return the site of the call that the program is in.
+    """Returns the site of the call that the program is in.
 
     The innermost frames, so many as are `known` to be of the package, are not looked at.
 
@@ -160,7 +160,7 @@ _Position = tuple[int | None, int | None, int | None, int | None]
 
 
 def _role(code: CodeType, start: int, positions: Sequence[_Position]) -> str:
-    """Return what tells an instruction from others at the same position of the source.
+    """Returns what tells an instruction from others at the same position of the source.
 
     Its offset would, but for one thing: a ``finally`` block, and the end of a ``with``, stand in
     the code several times, for the ways on which Python comes there. They are one place: copies
@@ -196,7 +196,7 @@ def _role(code: CodeType, start: int, positions: Sequence[_Position]) -> str:
 
 
 def start_of_instruction(code: CodeType, offset: int) -> int:
-    """Return where the instruction starts that a frame is at.
+    """Returns where the instruction starts that a frame is at.
 
     Python rewrites code that runs often, and not on all replicas at the same time. ``f_lasti`` may
     then lie in the cache entries behind the instruction, or at the PRECALL that does a CALL's work.
@@ -225,7 +225,7 @@ class FunctionIdentity(NamedTuple):
 
 
 def function_identity(function: Callable[..., Any]) -> FunctionIdentity:
-    """Return the identity of `function`: file base name, qualified name, first line and code.
+    """Returns the identity of `function`: file base name, qualified name, first line and code.
 
     `functools.partial` and bound methods are unwrapped: objects differ even inside one rank.
     """

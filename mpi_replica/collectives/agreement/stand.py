@@ -75,7 +75,7 @@ class CallDescription(NamedTuple):
         return self.site.line + (f" (named {self.name!r})" if self.name is not None else "")
 
     def fingerprint(self) -> int:
-        """Return 64 bits that differ where the calls differ, the same in every process."""
+        """Returns 64 bits that differ where the calls differ, the same in every process."""
         place = self.site.digest if self.name is None else self.name.encode()
         digest = hashlib.blake2b(digest_size=8)
         parts = (self.kind, self.detail, self.wire, self.code, self.structure)
@@ -90,7 +90,7 @@ class CallDescription(NamedTuple):
 
 
 def in_units(size_bytes: float) -> str:
-    """Return a number of bytes in words, as "4.1 MB"."""
+    """Returns a number of bytes in words, as "4.1 MB"."""
     units = ["B", "kB", "MB", "GB"]
     while size_bytes >= 999.5 and len(units) > 1:
         size_bytes /= 1000
@@ -120,7 +120,7 @@ class Note(NamedTuple):
     batch: str = ""
 
     def chained(self, before: int) -> int:
-        """Return 64 bits that stand for all notes up to this one."""
+        """Returns 64 bits that stand for all notes up to this one."""
         return _chained(before, self.digest, self.site.digest, self.what, self.batch)
 
 

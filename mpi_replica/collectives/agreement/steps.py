@@ -43,7 +43,7 @@ class Gather(NamedTuple):
     rank_bytes: Sequence[int]
 
     def exchange(self, transport: Transport, timeout_seconds: float | None) -> None:
-        """Do it."""
+        """Does it."""
         transport.all_gather_blocks(self.send, self.receive, self.rank_bytes, timeout_seconds)
 
 
@@ -55,7 +55,7 @@ class Reduce(NamedTuple):
     op: ReduceOp
 
     def exchange(self, transport: Transport, timeout_seconds: float | None) -> None:
-        """Do it."""
+        """Does it."""
         transport.all_reduce(self.send, self.total, self.op, timeout_seconds)
 
 
@@ -68,7 +68,7 @@ class AllToAll(NamedTuple):
     receive_bytes: Sequence[int]
 
     def exchange(self, transport: Transport, timeout_seconds: float | None) -> None:
-        """Do it."""
+        """Does it."""
         transport.all_to_all(*self, timeout_seconds)
 
 
@@ -76,7 +76,7 @@ class Barrier(NamedTuple):
     """All ranks come here before any goes on."""
 
     def exchange(self, transport: Transport, timeout_seconds: float | None) -> None:
-        """Do it."""
+        """Does it."""
         transport.barrier(timeout_seconds)
 
 
@@ -86,7 +86,7 @@ class Texts(NamedTuple):
     data: bytes
 
     def exchange(self, transport: Transport, timeout_seconds: float | None) -> list[bytes]:
-        """Do it."""
+        """Does it."""
         return transport.all_gather_bytes(self.data, timeout_seconds)
 
 
@@ -97,7 +97,7 @@ class PassOn(NamedTuple):
     sizes: Mapping[int, int]
 
     def exchange(self, transport: Transport, timeout_seconds: float | None) -> Messages:
-        """Do it."""
+        """Does it."""
         return transport.pass_on(self.messages, self.sizes)
 
 
@@ -109,7 +109,7 @@ class OpenWindow(NamedTuple):
     def exchange(
         self, transport: Transport, timeout_seconds: float | None
     ) -> Bytes | SharedMemoryError:
-        """Do it."""
+        """Does it."""
         try:
             return transport.open_shared_memory(self.size_bytes)
         except SharedMemoryError as problem:

@@ -34,7 +34,7 @@ class TravellingError(NamedTuple):
 
 
 def pack(error: BaseException, origin: str, serial: int = -1) -> TravellingError:
-    """Return `error`, raised by `origin`, as plain data. Never raises."""
+    """Returns `error`, raised by `origin`, as plain data. Never raises."""
     text = text_of(error)
     try:
         lines = "".join(traceback.format_exception(error))
@@ -50,7 +50,7 @@ def pack(error: BaseException, origin: str, serial: int = -1) -> TravellingError
 
 
 def place_of(error: BaseException) -> str:
-    """Return "file:line" of the innermost frame of the program, or nothing.
+    """Returns "file:line" of the innermost frame of the program, or nothing.
 
     That is none of this package, and where there is another one none of a library.
     """
@@ -89,7 +89,7 @@ def _same(copy: BaseException, error: BaseException) -> bool:
 
 
 def load(packed: TravellingError) -> BaseException | None:
-    """Return the exception that travelled, with a note that tells its origin, or None."""
+    """Returns the exception that travelled, with a note that tells its origin, or None."""
     if not packed.data:
         return None
     try:
@@ -103,7 +103,7 @@ def load(packed: TravellingError) -> BaseException | None:
 
 
 def stand_in(packed: TravellingError) -> RemoteReplicaError:
-    """Return what is raised for an exception that can't travel, or that takes no note."""
+    """Returns what is raised for an exception that can't travel, or that takes no note."""
     return RemoteReplicaError(
         f"{packed.type_name}: {packed.text}. It was raised by {packed.origin} and can't be pickled,"
         f" so this error stands for it. Its traceback there:\n{packed.traceback}"

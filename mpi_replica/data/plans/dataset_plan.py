@@ -50,11 +50,11 @@ class DatasetPlan:
         self._no_rows: Any = None
 
     def spec(self) -> Any:
-        """Return the nest of `ArraySpec` of an element; here, that of the first one."""
+        """Returns the nest of `ArraySpec` of an element; here, that of the first one."""
         return self.first_spec()
 
     def first_spec(self) -> Any:
-        """Return the nest of `ArraySpec` of the first element, which is read for it once.
+        """Returns the nest of `ArraySpec` of the first element, which is read for it once.
 
         Raises
         ------
@@ -73,32 +73,32 @@ class DatasetPlan:
         return self._first_spec
 
     def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
-        """Iterate the elements of one epoch, from position `start` on."""
+        """Iterates the elements of one epoch, from position `start` on."""
         positions = itertools.count(start) if self.length < 0 else range(start, self.length)
         return (self.element(position, epoch, cut) for position in positions)
 
     def values(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """Iterate the elements of one epoch without their numbers of rows."""
+        """Iterates the elements of one epoch without their numbers of rows."""
         return (value for _, value in self.iterate(epoch, None, start))
 
     def element(self, position: int, epoch: int, cut: SliceRows | None) -> Element:
-        """Return the element at a position, where the plan is indexable."""
+        """Returns the element at a position, where the plan is indexable."""
         (element,) = self.elements(np.array([position], np.int64), epoch)
         return 1, element
 
     def elements(self, positions: Positions, epoch: int) -> list[Any]:
-        """Return the elements at these positions, where the plan is indexable."""
+        """Returns the elements at these positions, where the plan is indexable."""
         return [self.element(position, epoch, None)[1] for position in positions.tolist()]
 
     def read(self, positions: Positions, epoch: int) -> Any:
-        """Return the elements at these positions, stacked, where the plan is indexable."""
+        """Returns the elements at these positions, stacked, where the plan is indexable."""
         if not positions.size:
             self.first_spec()  # the first element shows the shape of none
             return map_structure(copy_of, self._no_rows)
         return stack(self.elements(positions, epoch), positions.tolist())
 
     def place(self, position: int, epoch: int) -> str:
-        """Return the words for an element in a message: the row that it comes from, if it can."""
+        """Returns the words for an element in a message: the row that it comes from, if it can."""
         return f"element {position} of {self.text}"
 
 
@@ -131,5 +131,5 @@ class Verb(DatasetPlan):
         self._source = source
 
     def spec(self) -> Any:
-        """Return the nest of `ArraySpec` of an element."""
+        """Returns the nest of `ArraySpec` of an element."""
         return self._source.spec()

@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return a name of a function, the same on all ranks."""
+    """Returns a name of a function, the same on all ranks."""
     return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def spread(function: Callable[..., Any], element: Any) -> Any:
-    """Call a function with an element; the items of a tuple are arguments, as in tf."""
+    """Calls a function with an element; the items of a tuple are arguments, as in tf."""
     # A named tuple is one argument, as a dict is.
     return function(*element) if type(element) is tuple else function(element)
 
@@ -41,7 +41,7 @@ class FunctionCalls:
         self._process = 0
 
     def results(self, calls: Iterator[Callable[[], T]]) -> Iterator[T]:
-        """Iterate the results of calls, which begin while earlier results are taken.
+        """Iterates the results of calls, which begin while earlier results are taken.
 
         What a call raises is raised in its turn, and so is what making the next call raises.
         """

@@ -49,11 +49,11 @@ class _Picking(Verb):
     """Elements that are a source's, where they are reached by position: only that differs."""
 
     def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
-        """Return where to get the elements at these positions; for none of them one route."""
+        """Returns where to get the elements at these positions; for none of them one route."""
         return [_Route(self._source, self.inner(positions, epoch), epoch)]
 
     def inner(self, positions: Positions, epoch: int) -> Positions:
-        """Return at which positions of the source they are, in the same epoch."""
+        """Returns at which positions of the source they are, in the same epoch."""
         return positions
 
     def element(self, position: int, epoch: int, cut: SliceRows | None) -> Element:
@@ -156,7 +156,7 @@ class Repeat(_Picking):
         return self._run(epoch, cut, *(divmod(start, length) if length > 0 else (0, start)))
 
     def _run(self, epoch: int, cut: SliceRows | None, number: int, start: int) -> Iterator[Element]:
-        """Iterate from pass `number` on, and in that one from element `start` on."""
+        """Iterates from pass `number` on, and in that one from element `start` on."""
         while self._count is None or number < self._count:
             yielded = start > 0
             for element in self._source.iterate(epoch * self._passes + number, cut, start):

@@ -61,7 +61,7 @@ class RandomOrder:
         self._keys = sequence.generate_state(rounds, np.uint64)
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers at these positions."""
+        """Returns the numbers at these positions."""
         if positions.size > _AT_ONCE:
             parts = np.array_split(positions, -(-positions.size // _AT_ONCE))
             return np.concatenate([self(part) for part in parts])
@@ -73,7 +73,7 @@ class RandomOrder:
         return numbers.astype(np.int64)
 
     def _turn(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Send numbers through the network once."""
+        """Sends numbers through the network once."""
         one, other = np.divmod(numbers, self._columns)
         size, other_size = self._rows, self._columns
         for key in self._keys:
@@ -94,7 +94,7 @@ def _hash(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _scaled(numbers: NDArray[np.uint64], size: np.uint64) -> NDArray[np.uint64]:
-    """Return the upper halves of the numbers, scaled to 0 to size - 1; size is at most 2**32."""
+    """Returns the upper halves of the numbers, scaled to 0 to size - 1; size is at most 2**32."""
     numbers >>= _32
     numbers *= size
     numbers >>= _32

@@ -24,11 +24,11 @@ class HasRows(Protocol):
     """An object whose rows are reached by number; it has a length, or a shape."""
 
     def __getitem__(self, row: int, /) -> Any:
-        """Return one of them."""
+        """Returns one of them."""
 
 
 def number_of_rows(source: Any) -> int | None:
-    """Return how many rows a source has; None where it does not tell."""
+    """Returns how many rows a source has; None where it does not tell."""
     if hasattr(type(source), "__len__"):
         return len(source)
     shape = getattr(source, "shape", None)  # all that an array of zarr has

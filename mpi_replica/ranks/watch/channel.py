@@ -52,7 +52,7 @@ _FINAL_ERRORS = {
 
 
 def stall_seconds() -> float:
-    """Return after how many seconds a wait is reported."""
+    """Returns after how many seconds a wait is reported."""
     text = os.environ.get(_STALL_SECONDS, "")
     try:
         seconds = float(text or _DEFAULT_STALL_SECONDS)
@@ -70,7 +70,7 @@ def stall_seconds() -> float:
 
 
 def head_start_seconds(rank: int) -> float:
-    """Return how much longer than rank 0 a rank waits before it asks or searches."""
+    """Returns how much longer than rank 0 a rank waits before it asks or searches."""
     return _HEAD_START_SECONDS * min(rank, _MOST_HEAD_STARTS)
 
 
@@ -167,20 +167,20 @@ class Channel:
         return self._inquiry is not None
 
     def waits_for(self, now: float) -> float:
-        """Return for how many seconds this rank has been seen to wait in one exchange."""
+        """Returns for how many seconds this rank has been seen to wait in one exchange."""
         return now - self._since if self.is_waiting and self._step == self.step else 0.0
 
     def call(self) -> str:
-        """Return the text of the latest call."""
+        """Returns the text of the latest call."""
         latest = self.recorder.last(1)
         return latest[0].text if latest else "a call"
 
     def who(self) -> str:
-        """Return the words for this rank's replicas."""
+        """Returns the words for this rank's replicas."""
         return self.layout.describe(self.layout.local_replica_ids)
 
     def here(self) -> Answer:
-        """Return where this rank is."""
+        """Returns where this rank is."""
         return Answer(
             self.step,
             self.is_waiting,
@@ -191,7 +191,7 @@ class Channel:
         )
 
     def tell(self, message: tuple[Any, ...]) -> None:
-        """Send a message to the watchers of all other ranks."""
+        """Sends a message to the watchers of all other ranks."""
         data = pickle.dumps(message, 5)
         with self._lock:
             mailbox = self._mailbox
@@ -202,7 +202,7 @@ class Channel:
                     mailbox.send(rank, data)
 
     def read(self) -> None:
-        """Deal with the messages that have come."""
+        """Deals with the messages that have come."""
         with self._lock:
             mailbox = self._mailbox
             while mailbox is not None and (letter := mailbox.receive()) is not None:
@@ -210,7 +210,7 @@ class Channel:
                 self._deal_with(sender, *pickle.loads(data))
 
     def ask(self, seconds: float) -> dict[int, Answer]:
-        """Return where the ranks are, by rank: this one, and those that answer in this time."""
+        """Returns where the ranks are, by rank: this one, and those that answer in this time."""
         with self._lock:
             inquiry = self._inquiry_of_thread = self._begin_inquiry(seconds)
         while len(inquiry.answers) < self.layout.size and time.monotonic() < inquiry.deadline:
@@ -223,7 +223,7 @@ class Channel:
         return inquiry.answers
 
     def tell_of_break(self, error: BaseException) -> None:
-        """End the waits of all other ranks: this one has left a call halfway."""
+        """Ends the waits of all other ranks: this one has left a call halfway."""
         text = (
             f"{self.who()} left {self.call()} halfway, by {type(error).__name__}:"
             f" {text_of(error)}. The strategy can't be used any more. End the program, or make a"
@@ -232,7 +232,7 @@ class Channel:
         self.tell(("final", "break", text))
 
     def close(self) -> None:
-        """Wait until no other thread uses the mailbox, and let none use it again.
+        """Waits until no other thread uses the mailbox, and let none use it again.
 
         A watcher that goes through channels may still hold this one.
         """
@@ -242,11 +242,11 @@ class Channel:
 
     @classmethod
     def renew_lock(cls) -> None:
-        """Make a new lock, in a forked child: a thread of the parent may have held the old one."""
+        """Makes a new lock, in a forked child: a thread of the parent may have held the old one."""
         cls._lock = threading.RLock()
 
     def tick(self, now: float) -> None:
-        """Look at the waits of this rank; called by the watcher, several times a second."""
+        """Looks at the waits of this rank; called by the watcher, several times a second."""
         with self._lock:
             if not self.is_watched:
                 return
@@ -268,7 +268,7 @@ class Channel:
                 self._ask_if_due(now)
 
     def give_up(self, kind: str, text: str) -> None:
-        """End the use of the strategy on this rank, with the error that `kind` stands for."""
+        """Ends the use of the strategy on this rank, with the error that `kind` stands for."""
         self.is_over = True
         self._give_up(_FINAL_ERRORS[kind](text))
 
@@ -293,7 +293,7 @@ class Channel:
         self._inquiry = self._begin_inquiry(_ANSWER_SECONDS, is_timeout)
 
     def _begin_inquiry(self, seconds: float, is_timeout: bool = False) -> _Inquiry:
-        """Ask all other ranks where they are."""
+        """Asks all other ranks where they are."""
         self._inquiries += 1
         self.tell(("ask", self._inquiries, self._step, self._reports))
         answers = {self.layout.rank: self.here()}
@@ -320,7 +320,7 @@ class Channel:
         self.give_up("timeout", text)
 
     def _end_if_stuck(self, now: float) -> None:
-        """End the job where this rank is in a blocking call that another one has given up."""
+        """Ends the job where this rank is in a blocking call that another one has given up."""
         goes_on = not self.is_waiting or self.step != self._step
         if goes_on or not self.is_over:
             self._stuck_since = None
@@ -335,7 +335,7 @@ class Channel:
             self.abort(1)
 
     def _look_at_replicas(self, now: float) -> None:
-        """Report replicas of this rank that wait for another one of it."""
+        """Reports replicas of this rank that wait for another one of it."""
         meeting = self._local_meeting()
         missing, call = meeting
         if self.is_waiting or not missing or not call or meeting != self._local:

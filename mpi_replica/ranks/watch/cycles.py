@@ -66,7 +66,7 @@ class CycleSearch:
         self._number = 0
 
     def tick(self, channels: Sequence[Channel], now: float) -> None:
-        """Send probes for waits that are long enough; `channels` are those of the process."""
+        """Sends probes for waits that are long enough; `channels` are those of the process."""
         if len(channels) < 2:  # a cycle goes through two strategies of each process
             return
         for channel in channels:
@@ -90,7 +90,7 @@ class CycleSearch:
         return search
 
     def _leave_to(self, sender: _Wait, channel: Channel) -> None:
-        """Keep still, once: another rank, which waits where this one does, has begun to search."""
+        """Keeps still, once: another rank, which waits where this one does, has begun to search."""
         search = self._search(channel)
         if search.number == 0:
             due = 2 * _SECONDS_BEFORE_SEARCH
@@ -99,7 +99,7 @@ class CycleSearch:
             self._searches[channel] = search._replace(is_left_to_another=True)
 
     def receive(self, channels: Sequence[Channel], channel: Channel, message: Any) -> None:
-        """Deal with a message that came over `channel`."""
+        """Deals with a message that came over `channel`."""
         kind, *contents = message
         if kind == "probe":
             self._follow(channels, channel, *contents)
@@ -165,6 +165,6 @@ class CycleSearch:
                 self._end_wait(other, text, addresses)
 
     def _end_wait(self, channel: Channel, text: str, addresses: list[_Address]) -> None:
-        """End the wait of this rank in `channel`, and tell its other ranks."""
+        """Ends the wait of this rank in `channel`, and tell its other ranks."""
         channel.tell(("cycle", text, addresses))
         channel.give_up("cycle", text)

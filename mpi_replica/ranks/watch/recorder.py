@@ -36,17 +36,17 @@ class FlightRecorder:
         self.timeout_seconds: float | None = None
 
     def begin(self, text: str, timeout_seconds: float | None) -> None:
-        """Note that a call begins."""
+        """Notes that a call begins."""
         self.timeout_seconds = timeout_seconds
         self._latest = [text, time.time(), None]
         self._calls.append(self._latest)
 
     def end(self) -> None:
-        """Note that the latest call has ended, in whatever way."""
+        """Notes that the latest call has ended, in whatever way."""
         self._latest[2] = time.time()
 
     def last(self, number: int = MOST_CALLS) -> list[RecordedCall]:
-        """Return the last calls, the oldest first."""
+        """Returns the last calls, the oldest first."""
         for _ in range(10):
             try:
                 calls = list(self._calls)

@@ -26,7 +26,7 @@ class StackSignal:
         self._read = self._write = -1
 
     def install(self) -> None:
-        """Take the signal, unless the program or the batch system uses it."""
+        """Takes the signal, unless the program or the batch system uses it."""
         if _SIGNAL is None or threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(_SIGNAL) is not signal.SIG_DFL or _is_caught(_SIGNAL):
@@ -41,7 +41,7 @@ class StackSignal:
             signal.set_wakeup_fd(before)
 
     def remove(self) -> None:
-        """Give the signal back."""
+        """Gives the signal back."""
         if not self._is_installed or threading.current_thread() is not threading.main_thread():
             return
         self._is_installed = False
@@ -55,7 +55,7 @@ class StackSignal:
         self._read = self._write = -1
 
     def take(self) -> bool:
-        """Return whether the signal has come since the last time."""
+        """Returns whether the signal has come since the last time."""
         handled, self._handled = self._handled, 0
         bytes_read = b""
         if self._read != -1:
@@ -73,7 +73,7 @@ class StackSignal:
 
 
 def _is_caught(number: int) -> bool:
-    """Return whether C code handles the signal, as far as the system tells."""
+    """Returns whether C code handles the signal, as far as the system tells."""
     try:
         with open("/proc/self/status", encoding="ascii") as file:
             masks = dict(line.split(":", 1) for line in file if line.startswith("Sig"))

@@ -29,12 +29,12 @@ class Whereabouts(NamedTuple):
 
 
 def is_of_package(file: str) -> bool:
-    """Return whether `file` is one of this package's, and not of the program that uses it."""
+    """Returns whether `file` is one of this package's, and not of the program that uses it."""
     return os.path.abspath(file).startswith(_PACKAGE_FOLDER)
 
 
 def place_of_thread(ident: int) -> Whereabouts:
-    """Return where the thread `ident` of this process is, as its stack shows: it need not help."""
+    """Returns where the thread `ident` of this process is, as its stack shows: it need not help."""
     frame = sys._current_frames().get(ident)
     if frame is None:
         return Whereabouts("  its thread has ended\n", False)
@@ -62,7 +62,7 @@ def _waits_for_lock(frame: FrameType) -> bool:
 
 
 def _enters_a_lock(code: CodeType, offset: int) -> bool:
-    """Return whether the instruction is ``with x:`` or a call of ``x.acquire``.
+    """Returns whether the instruction is ``with x:`` or a call of ``x.acquire``.
 
     A lock is C code: it has no frame of its own, so the frame that is about to get it is the
     innermost one. What else is entered by ``with``, and written in C, does not take long.

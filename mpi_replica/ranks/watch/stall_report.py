@@ -37,11 +37,11 @@ class Processes(NamedTuple):
     can_be_lost: bool = False
 
     def describe(self, rank: int) -> str:
-        """Return the words for the process of a rank."""
+        """Returns the words for the process of a rank."""
         return f"rank {rank}, host {self.hosts[rank]}, pid {self.pids[rank]}"
 
     def advice(self, rank: int) -> list[str]:
-        """Return the line that says how to go on without a rank; none where nobody can."""
+        """Returns the line that says how to go on without a rank; none where nobody can."""
         if not self.can_be_lost:
             return []
         return [f"    to go on without it: kill -9 {self.pids[rank]} on {self.hosts[rank]}"]
@@ -55,7 +55,7 @@ def stall_report(
     layout: Layout,
     processes: Processes,
 ) -> str:
-    """Return the report of a rank that has waited at `step` for `waited_seconds`.
+    """Returns the report of a rank that has waited at `step` for `waited_seconds`.
 
     `answers` are those of the ranks that gave one, by rank, its own among them.
     """
@@ -86,7 +86,7 @@ def stall_report(
 def local_stall_report(
     call: str, waited_seconds: float, answer: Answer, layout: Layout, processes: Processes
 ) -> str:
-    """Return the report of a rank some of whose replicas wait for another one of it."""
+    """Returns the report of a rank some of whose replicas wait for another one of it."""
     ids = layout.local_replica_ids
     waiting = [i for i in ids if i not in answer.missing_replicas]
     missing = _missing(answer.missing_replicas, ids, answer, processes.describe(layout.rank))
@@ -97,7 +97,7 @@ def local_stall_report(
 
 
 def rank_report(answer: Answer) -> str:
-    """Return where this rank is, and its last calls."""
+    """Returns where this rank is, and its last calls."""
     lines = ["it waits in the last of these calls" if answer.is_waiting else "it is at"]
     if not answer.is_waiting:
         lines.append(_indented(answer.place.stack))
@@ -105,7 +105,7 @@ def rank_report(answer: Answer) -> str:
 
 
 def missing_text(name: str, answer: Answer | None) -> str:
-    """Return where the rank or its replicas called `name` are; no answer says something, too."""
+    """Returns where the rank or its replicas called `name` are; no answer says something, too."""
     if answer is None:
         return (
             f"{name} does not answer: the process is stopped, its host can't be reached, or C code"

@@ -46,7 +46,7 @@ class Watcher:
         self._signal = StackSignal()
 
     def add(self, channel: Channel, host: str) -> None:
-        """Look at `channel` from now on."""
+        """Looks at `channel` from now on."""
         if self._cycles is None:
             self._cycles = CycleSearch(host, os.getpid())
         channel.on_cycle = self._deal_with_cycle
@@ -62,14 +62,14 @@ class Watcher:
             self._thread.start()
 
     def remove(self, channel: Channel) -> None:
-        """Look at `channel` no more; the last one ends the thread."""
+        """Looks at `channel` no more; the last one ends the thread."""
         channel.close()
         self._channels = [other for other in self._channels if other is not channel]
         if not self._channels:
             self.stop()
 
     def stop(self) -> None:
-        """End the thread: MPI must not be called after it was finalized."""
+        """Ends the thread: MPI must not be called after it was finalized."""
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             self._is_stopping = True
@@ -79,13 +79,13 @@ class Watcher:
             self._signal.remove()
 
     def forget(self) -> None:
-        """Forget all, in a forked child: thread and channels are the parent's."""
+        """Forgets all, in a forked child: thread and channels are the parent's."""
         Channel.renew_lock()
         self._channels, self._thread = [], None
         self._signal.remove()  # it would be told to the parent, whose pipe this is
 
     def write_flight_records(self, reason: str) -> None:
-        """Let all ranks write where they are and what they called last."""
+        """Lets all ranks write where they are and what they called last."""
         for channel in self._channels:
             try:
                 channel.tell(("print", reason))
@@ -108,7 +108,7 @@ class Watcher:
             self.write_flight_records("SIGUSR2")
 
     def _do(self, part: Callable[..., None], *arguments: Any) -> None:
-        """Do a part of the watch. It goes on where that fails: nobody else watches."""
+        """Does a part of the watch. It goes on where that fails: nobody else watches."""
         try:
             part(*arguments)
         except Exception:
@@ -125,7 +125,7 @@ class Watcher:
             self._cycles.receive(self._channels, channel, message)
 
     def _print(self, reason: str) -> None:
-        """Write where this rank is, and its last calls: one text for each thread that has calls."""
+        """Writes where this rank is, and its last calls: a text for each thread that has calls."""
         now = time.monotonic()
         every = self._channels
         if not every or now - self._printed < _SECONDS_BETWEEN_PRINTS:
@@ -155,7 +155,7 @@ class Watcher:
 
 
 def _place_and_calls(channels: Sequence[Channel]) -> Answer:
-    """Return where the thread of some strategies is, and the last calls of all of them."""
+    """Returns where the thread of some strategies is, and the last calls of all of them."""
     calls = [
         (call, channel) for channel in channels for call in channel.recorder.last(_SHOWN_CALLS)
     ]

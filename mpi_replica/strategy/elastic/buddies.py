@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 
 def buddy_of(rank: int, hosts: Sequence[str]) -> int:
-    """Return the rank that keeps a copy of what belongs to the replicas of `rank`.
+    """Returns the rank that keeps a copy of what belongs to the replicas of `rank`.
 
     One on another host where there is one, since hosts are lost as a whole; itself where it is
     alone.
@@ -38,7 +38,7 @@ def buddy_of(rank: int, hosts: Sequence[str]) -> int:
 def givers(
     needed: Iterable[int], own: Mapping[int, Iterable[int]], kept: Mapping[int, Iterable[int]]
 ) -> dict[int, int]:
-    """Return for each replica a rank that has what belongs to it; nothing for those that are lost.
+    """Returns for each replica a rank that has what belongs to it; nothing for those that are lost.
 
     Parameters
     ----------

@@ -58,11 +58,11 @@ class Committing(Call):
         self.identify(tuple(names))
 
     def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:
-        """Tell how much belongs to the replicas of this rank."""
+        """Tells how much belongs to the replicas of this rank."""
         return _SIZE.pack(len(self.data)) if self.snapshot is not None else b"", None
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[Guarded | None]:
-        """Return what this rank keeps for others."""
+        """Returns what this rank keeps for others."""
         if self.snapshot is None:
             return None
         layout = group.layout

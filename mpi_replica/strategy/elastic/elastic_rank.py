@@ -24,7 +24,7 @@ from typing import Any
 
 
 def main(statuses: str, words: Sequence[str]) -> int:
-    """Run the program; return the exit status of this rank.
+    """Runs the program; returns the exit status of this rank.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def main(statuses: str, words: Sequence[str]) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    """Run the program as Python would; return the status with which Python would end."""
+    """Runs the program as Python would; returns the status with which Python would end."""
     try:
         code, module = _program(words)
         sys.modules["__main__"] = module
@@ -72,7 +72,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _program(words: Sequence[str]) -> tuple[CodeType, types.ModuleType]:
-    """Return code and ``__main__`` of the program; sys.argv and sys.path are made its own."""
+    """Returns code and ``__main__`` of the program; sys.argv and sys.path are made its own."""
     first, *rest = words
     if first == "-c":
         _set_path("")
@@ -135,7 +135,7 @@ def _main_module(spec: ModuleSpec | None = None, path: str | None = None) -> typ
 
 @contextlib.contextmanager
 def _package() -> Iterator[None]:
-    """Return a context in which this package is found, also where the program has not used it."""
+    """Returns a context in which this package is found, also where the program has not used it."""
     folder = os.path.dirname(os.path.abspath(__file__))
     while os.path.exists(os.path.join(folder, "__init__.py")):
         folder = os.path.dirname(folder)

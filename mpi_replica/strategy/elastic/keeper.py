@@ -67,7 +67,7 @@ class Keeper:
             self._commit_beginning()
 
     def _commit_beginning(self) -> None:
-        """Commit the state as it is at first, by this rank alone."""
+        """Commits the state as it is at first, by this rank alone."""
         snapshot = take(self._strategy, objects_of(self._state))
         ids = self._strategy.engine.layout.all_replica_ids
         empty = frozenset(ids if are_empty(snapshot.own.values()) else ())
@@ -79,7 +79,7 @@ class Keeper:
         return int(step) if is_number else number  # type: ignore[arg-type]
 
     def _committing(self, site: CallSite, options: CommunicationOptions) -> Committing:
-        """Return the call that commits the objects as they are now."""
+        """Returns the call that commits the objects as they are now."""
         objects = objects_of(self._state)
         snapshot = None
         if self.is_guarded:
@@ -87,7 +87,7 @@ class Keeper:
         return Committing(site, options, list(objects), snapshot)
 
     def commit(self) -> None:
-        """Commit, on all ranks; see `ElasticState.commit`."""
+        """Commits, on all ranks; see `ElasticState.commit`."""
         require_cross_replica(self._strategy, Committing.kind)
         engine = self._strategy.engine
         call = engine.make(Committing.kind, None, self._committing)
@@ -103,14 +103,14 @@ class Keeper:
         )
 
     def must_recover(self, error: BaseException) -> bool:
-        """Return whether all ranks go back to the last commit because of what came up here."""
+        """Returns whether all ranks go back to the last commit because of what came up here."""
         survivors = self._survivors
         if survivors is None or survivors.is_over or not isinstance(error, Exception):
             return False
         return survivors.is_fault_tolerant and self._strategy.engine.transport.loss is not None
 
     def recover(self) -> None:
-        """Leave lost ranks behind, and go back to the last commit. All living ranks come here.
+        """Leaves lost ranks behind, and go back to the last commit. All living ranks come here.
 
         Raises
         ------
@@ -138,7 +138,7 @@ class Keeper:
             _log.warning("%s", loss)
 
     def _go_on(self, survivors: Survivors, transport: Transport | None) -> None:
-        """Move the strategy to the new transport, and put its state back to the last commit."""
+        """Moves the strategy to the new transport, and put its state back to the last commit."""
         strategy, engine = self._strategy, self._strategy.engine
         number = engine.layout.num_replicas
         if transport is None:  # a spare that waits on
@@ -171,7 +171,7 @@ class Keeper:
         self._newest = self._reusable = None
 
     def restore_checkpoint(self) -> None:
-        """Restore the newest checkpoint, where the state of replicas is gone. Collective.
+        """Restores the newest checkpoint, where the state of replicas is gone. Collective.
 
         Raises
         ------
@@ -195,7 +195,7 @@ class Keeper:
         self._commit_beginning()
 
     def say_end(self) -> None:
-        """Log what was lost until the end, once."""
+        """Logs what was lost until the end, once."""
         losses: Any = self._strategy.losses
         if losses and self._strategy.engine.layout.rank == 0:
             ranks = sorted(rank for loss in losses for rank in loss.ranks)
@@ -210,7 +210,7 @@ class Keeper:
 
 
 def _gone(replica_ids: Sequence[int], text: str) -> RankLostError:
-    """Return the error of a state that no rank has, which all ranks raise."""
+    """Returns the error of a state that no rank has, which all ranks raise."""
     error = RankLostError(
         f"what belonged to {numbers_text('replica', replica_ids)} is gone: the ranks that hosted"
         f" and that kept it {text}"

@@ -42,7 +42,7 @@ class Loss:
     def of_members(
         cls, lost: Sequence[Member], step: int | None, seconds: float, layout: Layout
     ) -> Loss:
-        """Return the loss of some members of the world."""
+        """Returns the loss of some members of the world."""
         ranks, hosts, pids = zip(*lost, strict=True) if lost else ((), (), ())
         return cls(ranks, hosts, pids, step, seconds, layout.hosting_counts)
 
@@ -59,7 +59,7 @@ class Loss:
 
 
 def new_layout_text(replicas_per_rank: Sequence[int]) -> str:
-    """Return which replicas are on which rank, in words.
+    """Returns which replicas are on which rank, in words.
 
     Examples
     --------

@@ -55,7 +55,7 @@ def gather_state(
     call: int,
     num_variables: int,
 ) -> tuple[HeldCommit | None, list[int], int]:
-    """Give each rank what belongs to the replicas that it hosts from now on. Collective.
+    """Gives each rank what belongs to the replicas that it hosts from now on. Collective.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def gather_state(
 
 
 def _require_one_call(calls: Sequence[int]) -> None:
-    """Raise where a rank has left a call of run_elastic that others are still in."""
+    """Raises where a rank has left a call of run_elastic that others are still in."""
     if len(set(calls)) > 1:
         ahead = [rank for rank, call in enumerate(calls) if call == max(calls)]
         error = CollectiveMismatchError(
@@ -147,7 +147,7 @@ def _require_one_call(calls: Sequence[int]) -> None:
 
 
 def _exchange(transport: Transport, messages: list[Any]) -> list[Any]:
-    """Send an object to each rank, or None; return what other ranks have sent here."""
+    """Sends an object to each rank, or None; returns what other ranks have sent here."""
     packed = {rank: pickle.dumps(one, 5) for rank, one in enumerate(messages) if one is not None}
     counts = np.array([len(packed.get(rank, b"")) for rank in range(len(messages))], np.int64)
     everyone = transport.all_gather_bytes(counts.tobytes())

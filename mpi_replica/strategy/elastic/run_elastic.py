@@ -144,7 +144,7 @@ def _train(
 
 
 def _await_spares(spares: Iterator[int], strategy: ElasticStrategy) -> None:
-    """Wait until all spares have heard of the end; rank 0 reports one that does not come."""
+    """Waits until all spares have heard of the end; rank 0 reports one that does not come."""
     start = time.monotonic()
     due = stall_seconds()
     for spare in spares:
@@ -161,7 +161,7 @@ def _await_spares(spares: Iterator[int], strategy: ElasticStrategy) -> None:
 
 
 def _leave_as_the_others(end: Dismissal) -> None:
-    """Return where the others have come to a good end; raise what a spare raises elsewhere."""
+    """Returns where the others have come to a good end; raises what a spare raises elsewhere."""
     if end.status is not None:
         raise SystemExit(end.status)
     if end.text:

@@ -72,7 +72,7 @@ class Snapshot:
 def take(
     strategy: StrategyBase, objects: Mapping[str, Any], reuse: Snapshot | None = None
 ) -> Snapshot:
-    """Return a snapshot of the objects and of the strategy's random numbers. Not collective.
+    """Returns a snapshot of the objects and of the strategy's random numbers. Not collective.
 
     Arrays of variables are held and not copied: an assignment puts a new array in their place.
 
@@ -155,7 +155,7 @@ def put_back(
     shared: SharedPart,
     own: Mapping[int, ReplicaPart],
 ) -> dict[str, Any]:
-    """Put objects, random numbers and datasets back to what they were. Not collective.
+    """Puts objects, random numbers and datasets back to what they were. Not collective.
 
     Parameters
     ----------
@@ -218,7 +218,7 @@ def put_back(
 
 
 def _has_all(saved: Any, layout: Layout, of_replicas: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return whether there is what a variable needs: some ranks may have thrown it away before."""
+    """Returns whether there is what a variable needs: some ranks may have thrown it away before."""
     name = replicas_name(saved)
     if name is None:
         return saved is not None
@@ -226,7 +226,7 @@ def _has_all(saved: Any, layout: Layout, of_replicas: Mapping[str, Mapping[str, 
 
 
 def variables_beside(strategy: StrategyBase, objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the strategy's variables that are not among the objects, by what tells them apart.
+    """Returns the strategy's variables that are not among the objects, by what tells them apart.
 
     Without those that are lost: a checkpoint that is gone back to has only the objects.
     """
@@ -240,17 +240,17 @@ def variables_beside(strategy: StrategyBase, objects: Mapping[str, Any]) -> dict
 
 
 def _known_variables(strategy: StrategyBase) -> dict[str, Any]:
-    """Return the strategy's variables that are in use, by what tells them apart on all ranks."""
+    """Returns the strategy's variables that are in use, by what tells them apart on all ranks."""
     return {variable.identity: variable for variable in strategy.engine.variables.values()}
 
 
 def _owner(array: Array) -> Array:
-    """Return the array in whose memory `array` looks."""
+    """Returns the array in whose memory `array` looks."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
 def are_empty(parts: Iterable[ReplicaPart]) -> bool:
-    """Return whether nothing belongs to any of the replicas."""
+    """Returns whether nothing belongs to any of the replicas."""
     return all(part.is_empty for part in parts)

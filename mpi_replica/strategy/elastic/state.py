@@ -95,18 +95,18 @@ class ElasticState(Checkpoint):
 
 
 def objects_of(state: ElasticState) -> dict[str, Any]:
-    """Return what a state holds, by name."""
+    """Returns what a state holds, by name."""
     return state._objects
 
 
 def replace_objects(state: ElasticState, objects: Mapping[str, Any]) -> None:
-    """Put these objects into a state."""
+    """Puts these objects into a state."""
     state.__dict__.update(objects)
 
 
 @contextlib.contextmanager
 def restored_exactly(state: ElasticState) -> Iterator[None]:
-    """Return a context in which a checkpoint of `state` makes it what it was, as a commit does."""
+    """Returns a context in which a checkpoint of `state` makes it what it was, as a commit does."""
     state._is_exact = True
     try:
         yield
@@ -115,19 +115,19 @@ def restored_exactly(state: ElasticState) -> Iterator[None]:
 
 
 def strategies_of(state: ElasticState) -> set[StrategyBase]:
-    """Return the strategies of which a state is known to be: none, where it has no variables."""
+    """Returns the strategies of which a state is known to be: none, where it has no variables."""
     strategies = {v.strategy for v in state._variables()}
     return strategies if state._given_strategy is None else {state._given_strategy, *strategies}
 
 
 def manager_of(state: ElasticState) -> CheckpointManager | None:
-    """Return the `CheckpointManager` that was made last for a state, if that is in use."""
+    """Returns the `CheckpointManager` that was made last for a state, if that is in use."""
     return None if state._manager is None else state._manager()
 
 
 @contextlib.contextmanager
 def committed_by(state: ElasticState, commit: Callable[[], None]) -> Iterator[None]:
-    """Return a context in which ``state.commit()`` calls `commit`.
+    """Returns a context in which ``state.commit()`` calls `commit`.
 
     Raises
     ------
