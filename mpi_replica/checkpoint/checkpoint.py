@@ -121,8 +121,8 @@ class Checkpoint:
 
         def plain(value: Any) -> Any:
             if isinstance(value, AbstractVariable):
-                found = combined[id(value)] if id(value) in combined else value.shared_value()
-                return np.asarray(found)
+                shared = combined[id(value)] if id(value) in combined else value.shared_value()
+                return np.asarray(shared)
             return value.value if isinstance(value, Mirrored) else value
 
         ids = engine.layout.local_replica_ids

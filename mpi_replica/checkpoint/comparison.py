@@ -91,7 +91,7 @@ class Comparison:
             ("not in the program", self.unexpected),
             ("different", self.unfit),
         ]
-        return "; ".join(f"{what}: {', '.join(found)}" for what, found in kinds if found)
+        return "; ".join(f"{what}: {', '.join(places)}" for what, places in kinds if places)
 
     def _match(self, live: Any, saved: Any, path: str) -> _PutBack | None:
         """Returns what puts `live` back; None where it does not fit."""
@@ -163,8 +163,8 @@ class Comparison:
 
         def put_back() -> Any:
             values = [
-                item if found is None else found()
-                for item, found in zip(live, matched, strict=not can_grow)
+                item if put is None else put()
+                for item, put in zip(live, matched, strict=not can_grow)
             ]
             values += [self._anew(item) for item in items[len(values) :]]
             if isinstance(live, list):

@@ -140,12 +140,12 @@ def _index(body: Any) -> Index:
     for shape in {record.shape for record in arrays.values()}:
         np.broadcast_to(np.empty((), np.uint8), shape)  # raises where numpy has no such shape
     state, of_ranks, number = dict(body["state"]), list(body["of_ranks"]), int(body["num_replicas"])
-    of_replicas = {name: dict(found) for name, found in body["of_replicas"].items()}
+    of_replicas = {name: dict(parts) for name, parts in body["of_replicas"].items()}
     for value in (state, of_replicas):
         decoded(value, lambda name: np.empty((), arrays[name].dtype))
-    for name, found in of_replicas.items():
-        if set(found) != set(map(str, range(number))):
-            raise ValueError(f"components of replicas {list(found)} for value {name} of {number}")
+    for name, parts in of_replicas.items():
+        if set(parts) != set(map(str, range(number))):
+            raise ValueError(f"components of replicas {list(parts)} for value {name} of {number}")
     Generators(0).restore(all_generators(of_ranks))
     return Index(state, arrays, number, of_ranks, of_replicas)
 

@@ -99,8 +99,8 @@ class Saving(Call):
 
         def write_index() -> tuple[bytes, None]:
             if rank == 0:
-                found = [json.loads(one) for one in told]
-                index = self._index(group.layout.num_replicas, names, shares, found)
+                records = [json.loads(text) for text in texts]
+                index = self._index(group.layout.num_replicas, names, shares, records)
                 files.write_beside(index_path(self.path), packed(index, self.path.parent))
             return b"", None
 
@@ -115,7 +115,7 @@ class Saving(Call):
                 files.remove_beside(index_path(self.path))
 
         mine = yield Agree(write, undo)
-        told = yield Texts(mine)
+        texts = yield Texts(mine)
         yield Agree(write_index, undo)  # all is on disk
         yield Agree(take_place)
 
@@ -135,18 +135,18 @@ class Saving(Call):
         num_replicas: int,
         names: Sequence[str],
         shares: Sequence[Sequence[str]],
-        told: Sequence[Any],
+        of_ranks: Sequence[Any],
     ) -> Index:
         records: dict[str, ArrayRecord] = {}
         of_replicas: dict[str, dict[str, Any]] = {}
-        for file, share, (extents, own, components, _) in zip(names, shares, told, strict=True):
+        for file, share, (extents, own, components, _) in zip(names, shares, of_ranks, strict=True):
             for name, extent in zip(share, extents, strict=True):
                 array = self.arrays[name]
                 records[name] = ArrayRecord(array.dtype, array.shape, file, files.Extent(*extent))
             records |= {name: unpacked_record(*entry) for name, entry in own.items()}
-            for name, found in components.items():
-                of_replicas.setdefault(name, {}).update(found)
-        generators = [own for *_, own in told]
+            for name, of_replica in components.items():
+                of_replicas.setdefault(name, {}).update(of_replica)
+        generators = [own for *_, own in of_ranks]
         return Index(self.state, records, num_replicas, generators, of_replicas)
 
     def _take_place(self, names: Sequence[str]) -> None:

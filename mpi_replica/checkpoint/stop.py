@@ -42,8 +42,8 @@ class Stopping(Call):
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[tuple[int, int]]:
         """Returns the first rank that got a signal, and which: 0 where there is none."""
-        told = [self._STATE.unpack(data) for data in group.payloads()]
-        steps, signals = zip(*told, strict=True)
+        states = [self._STATE.unpack(data) for data in group.payloads()]
+        steps, signals = zip(*states, strict=True)
         if len(set(steps)) > 1:
             yield Raise(
                 CollectiveMismatchError(
@@ -51,5 +51,5 @@ class Stopping(Call):
                     " ranks must be at the same step."
                 )
             )
-        found = [(rank, signal) for rank, signal in enumerate(signals) if signal]
-        return found[0] if found else (0, 0)
+        received = [(rank, signal) for rank, signal in enumerate(signals) if signal]
+        return received[0] if received else (0, 0)

@@ -66,7 +66,7 @@ class Elsewhere:
     def size_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def given(self, array: Array) -> Any:
+    def as_passed(self, array: Array) -> Any:
         """Returns its values, which have come, as an array of its library."""
         return array if self.origin is None else from_numpy(array, self.origin, self.beside)
 

@@ -187,14 +187,14 @@ class GatheringPlan:
             for head, count in zip(heads, counts, strict=True)
         ]
         alike: dict[bytes, Extents] = {}
-        found = []
+        extents = []
         for of_leaf in zip(*tables, strict=True):
             key = b"".join([of_rank.tobytes() for of_rank in of_leaf])
             if key not in alike:
                 of_ranks = [of_rank.tolist() for of_rank in of_leaf]
                 alike[key] = tuple(tuple(map(tuple, of_rank)) for of_rank in of_ranks)
-            found.append(alike[key])
-        return found
+            extents.append(alike[key])
+        return extents
 
     def head(self, contributions: Sequence[Sequence[Array]]) -> bytes:
         """Returns what a rank tells of its replicas' leaves: extent and item size of each."""

@@ -57,8 +57,8 @@ def reduce(
         call = engine.make(
             kind, options, _reduction, kind, reduce_op, rows, axis, paths, structure, detail
         )
-        found: list[Any] = perform(call)
-        return found
+        results: list[Any] = perform(call)
+        return results
 
     def of_shared(shared: Any, path: str) -> Any:
         op = ReduceOp.of(reduce_op)
@@ -94,8 +94,8 @@ def gather(
         call = engine.make(
             "gather", options, AllGather, "gather", axis, rows, structure, None, paths
         )
-        found: list[Any] = perform(call)
-        return found
+        results: list[Any] = perform(call)
+        return results
 
     def of_shared(shared: Any, path: str) -> Any:
         raise ValueError(
@@ -168,8 +168,8 @@ class _Leaves:
             (elsewhere, rows, engine.cross_replica),
         ):
             if wanted:
-                found = combine(perform, those, [self.paths[index] for index in wanted])
-                for index, result in zip(wanted, found, strict=True):
+                own_results = combine(perform, those, [self.paths[index] for index in wanted])
+                for index, result in zip(wanted, own_results, strict=True):
                     results[index] = result
         return nest.unflatten(self.structure, results)
 
@@ -209,13 +209,13 @@ def _reduction(
     ways = ways_back(rows[0])
 
     def finish(results: list[Any]) -> list[Any]:
-        found = [
+        leaves = [
             finished(op, total, abs(int(count)), dtype, path)
             for total, count, dtype, path in zip(
                 results[:number], results[number:], dtypes[0][:number], paths, strict=True
             )
         ]
-        return give_back(found, ways)
+        return give_back(leaves, ways)
 
     inner = ReduceOp.SUM if op is ReduceOp.MEAN else op
     all_paths = [*paths, *(f"{path} (its number of elements)" for path in paths)]

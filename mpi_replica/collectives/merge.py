@@ -255,7 +255,9 @@ class _Look(Call):
                 np.copyto(array, block)
         return [
             [
-                Held(entry.given(results[replica][1])) if isinstance(entry, Elsewhere) else entry
+                Held(entry.as_passed(results[replica][1]))
+                if isinstance(entry, Elsewhere)
+                else entry
                 for replica, entry in enumerate(self.column)
             ]
         ]

@@ -39,8 +39,8 @@ class ObjectGather(Call):
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[tuple[Any, ...]]:
         blobs = yield from all_blobs(group, self._data)
-        found: tuple[Any, ...] = yield Agree(lambda: (b"", tuple(_loaded(blobs, group.layout))))
-        return found
+        objects: tuple[Any, ...] = yield Agree(lambda: (b"", tuple(_loaded(blobs, group.layout))))
+        return objects
 
 
 def _pickled(value: Any, layout: Layout) -> list[bytes]:

@@ -155,14 +155,14 @@ class Scattered(OrderedWay):
             length = mine.stop - mine.start
             pairs = list(itertools.pairwise(starts))
             send = self._sent(work, part, sent, pairs)
-            given = scratch.take(sent, length * self.number)
+            receive = scratch.take(sent, length * self.number)
             number = len(self.local)
             counts = [(stop - start) * number * sent.itemsize for start, stop in pairs]
-            given_counts = [length * sent.itemsize * count for count in self.counts]
-            yield AllToAll(send.view(np.uint8), counts, given.view(np.uint8), given_counts)
+            receive_counts = [length * sent.itemsize * count for count in self.counts]
+            yield AllToAll(send.view(np.uint8), counts, receive.view(np.uint8), receive_counts)
             result = part.result
             target = scratch.take(part.result_dtype, part.length) if result is None else result
-            self.total(work, part, list(given.reshape(self.number, length)), target[mine])
+            self.total(work, part, list(receive.reshape(self.number, length)), target[mine])
             counts = [(stop - start) * target.itemsize for start, stop in pairs]
             yield Gather(None, target.view(np.uint8), counts)
             part.deliver(target if result is None else None)

@@ -39,12 +39,12 @@ class Outputs:
 
     def __init__(self, out: Any, structure: nest.Structure, values: Sequence[Array]) -> None:
         self.nest = out
-        self.leaves, found, is_plain = nest.flatten_plain(out)
+        self.leaves, of_out, is_plain = nest.flatten_plain(out)
         if not is_plain:
             self.leaves = [_as_plain(leaf) for leaf in self.leaves]
-        if found is not structure and found != structure:
+        if of_out is not structure and of_out != structure:
             raise StructureMismatchError(
-                f"out must be the same nest as the value: it is {nest.structure_text(found)}, and"
+                f"out must be the same nest as the value: it is {nest.structure_text(of_out)}, and"
                 f" the value is {nest.structure_text(structure)}."
             )
         self._values = values

@@ -147,10 +147,10 @@ class Stream:
 
     def cut(self, most: int) -> Iterable[Piece]:
         """Returns the pieces of the leaf where they are of `most` items."""
-        found = self._cut.get(most)
-        if found is None:
-            found = self._cut[most] = _Pieces.of(self.shape, most)
-        return found
+        pieces = self._cut.get(most)
+        if pieces is None:
+            pieces = self._cut[most] = _Pieces.of(self.shape, most)
+        return pieces
 
     @property
     def piece_bytes(self) -> int:
@@ -304,8 +304,8 @@ class _OpenPack:
             self._close_chunk()
         start, stop = self._used, self._used + length
         where = slice(start, stop) if shape else start
-        given = None if len(shape) <= 1 else shape
-        self._slots.append(Slot(leaf, where, given, None if result == self.dtype else result))
+        slot_shape = None if len(shape) <= 1 else shape
+        self._slots.append(Slot(leaf, where, slot_shape, None if result == self.dtype else result))
         self.length += length
         self._used = stop
 

@@ -102,7 +102,7 @@ class AllReduce(Call):
         self.kind = kind
         self.op = op = ReduceOp.of(op)
         self.asked = asked or op
-        self.given = contributions
+        self.leaves = contributions
         self.structure = structure
         self.detail = detail
         self.flat_paths = paths
@@ -143,7 +143,9 @@ class AllReduce(Call):
 
     def make_plan(self) -> Plan:
         """Returns how the leaves travel; raises where one can't be reduced."""
-        for path, leaf, array in zip(self.paths, self.given[0], self.contributions[0], strict=True):
+        for path, leaf, array in zip(
+            self.paths, self.leaves[0], self.contributions[0], strict=True
+        ):
             dtype = array.dtype
             if dtype.kind not in "biufc" and (dtype.kind != "V" or dtype.names is not None):
                 raise TypeError(
@@ -177,7 +179,7 @@ class AllReduce(Call):
         alike: dict[LeafDescription, LeafDescription] = {}  # of thousands of leaves, a few
         leaves = []
         for index, (leaf, dtype, array) in enumerate(
-            zip(self.given[position], dtypes, arrays, strict=True)
+            zip(self.leaves[position], dtypes, arrays, strict=True)
         ):
             number = self._python_number(index, leaf)
             description = LeafDescription(wire_name(dtype), array.shape, number)

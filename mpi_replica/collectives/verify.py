@@ -124,14 +124,14 @@ class Verification(Call):
         rows = yield from self._exchange(layout, digests)
         differing = differing_units(rows, DIGEST_BYTES)
         contents = yield Agree(lambda: (b"", self.leaves[differing[0]].contents()))
-        found = None
+        difference = None
         mine = [f"{content.kind}\0{content.text}".encode() for content in contents]
-        told = yield from self._exchange(layout, mine)
-        kinds, _, texts = zip(*(head.decode().partition("\0") for head in told), strict=True)
+        heads = yield from self._exchange(layout, mine)
+        kinds, _, texts = zip(*(head.decode().partition("\0") for head in heads), strict=True)
         if len(set(kinds)) == 1:
-            found = yield from self._search(layout, contents)
-        if found is not None:
-            where, sides = _told(found, contents[0])
+            difference = yield from self._search(layout, contents)
+        if difference is not None:
+            where, sides = _place_and_sides(difference, contents[0])
         elif len(set(kinds)) == 1:
             where, sides = "it was changed while the ranks compared it", {}
         else:
@@ -188,8 +188,8 @@ class Verification(Call):
         """Returns what each replica gives: `mine` of the local ones, or one for them all."""
         if len(set(mine)) == 1:
             mine = mine[:1]
-        told = yield Texts(marshal.dumps(list(mine)))
-        each = zip(map(marshal.loads, told), layout.counts, strict=True)
+        texts = yield Texts(marshal.dumps(list(mine)))
+        each = zip(map(marshal.loads, texts), layout.counts, strict=True)
         return [part for parts, count in each for part in parts * (count // len(parts))]
 
 
@@ -204,15 +204,15 @@ def _unit_bytes(content: Content) -> int:
     return itemsize if itemsize <= SMALL_BYTES else 1
 
 
-def _told(found: Difference, content: Content) -> tuple[str, dict[str, list[int]]]:
+def _place_and_sides(difference: Difference, content: Content) -> tuple[str, dict[str, list[int]]]:
     """Returns the words for where the first difference is, and the replicas by what they hold."""
     unit_bytes = _unit_bytes(content)
-    groups = grouped(found.units)
+    groups = grouped(difference.units)
     texts = element_texts(content, list(groups))
     sides = dict(zip(texts, groups.values(), strict=True))
     total = content.data.size // unit_bytes
     if total == 1:
         return "", sides
     units = "elements" if unit_bytes == content.dtype.itemsize else "bytes"
-    number = f"{'' if found.is_exact else 'at least '}{found.number} of {total} {units}"
-    return f"{number}, first {element_name(content, unit_bytes, found.position)}: ", sides
+    number = f"{'' if difference.is_exact else 'at least '}{difference.number} of {total} {units}"
+    return f"{number}, first {element_name(content, unit_bytes, difference.position)}: ", sides

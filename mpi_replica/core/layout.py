@@ -159,8 +159,8 @@ def sides(values: Sequence[_Value], words: Callable[[_Value], str] = str) -> str
     >>> sides([10, 10, 12])
     'ranks 0-1: 10; rank 2: 12'
     """
-    found = grouped(values).items()
-    return "; ".join(f"{numbers_text('rank', ranks)}: {words(value)}" for value, ranks in found)
+    groups = grouped(values).items()
+    return "; ".join(f"{numbers_text('rank', ranks)}: {words(value)}" for value, ranks in groups)
 
 
 def grouped(values: Iterable[_Value]) -> dict[_Value, list[int]]:

@@ -171,10 +171,10 @@ class DistributedIterator:
         IndexError
             The input has ended.
         """
-        found = self.get_next_as_optional()
-        if not found.has_value():
+        optional = self.get_next_as_optional()
+        if not optional.has_value():
             raise IndexError("the distributed dataset has ended.")
-        return found.get_value()
+        return optional.get_value()
 
     def get_next_as_optional(self) -> OptionalStep:
         """Return the next step's values, or nothing at the end, without an exception."""
@@ -185,18 +185,18 @@ class DistributedIterator:
         is_shared = self._engine.layout.size > 1 and self._engine.is_in_its_thread()
         steps = self._place.steps
         try:
-            found = self._reader.read(self._place.epoch, steps)
+            step = self._reader.read(self._place.epoch, steps)
         except Exception as error:
             if is_shared:  # the others sent no message for this step: they hear at their next call
                 self._note_steps(steps)
                 self._engine.fail("next", error)
             raise
-        if found is None:
+        if step is None:
             return None
         if is_shared:
-            self._look_at(found[0][0])
+            self._look_at(step[0][0])
             self._note_steps(steps + 1)
-        return found[0]
+        return step[0]
 
     def _look_at(self, batch: Any) -> None:
         """Keeps the kind of the newest batch."""
@@ -228,15 +228,15 @@ class DistributedIterator:
     def _next_step(self, site: CallSite, options: CommunicationOptions) -> NextStep:
         """Returns the call that agrees on a step; reads it."""
         place = self._place
-        found = self._reader.read(place.epoch, place.steps)
-        if found is not None:
-            self._spec = empty_like(found[0][0])
-            self._look_at(found[0][0])
+        step = self._reader.read(place.epoch, place.steps)
+        if step is not None:
+            self._spec = empty_like(step[0][0])
+            self._look_at(step[0][0])
         named = dataclasses.replace(options, name=self._name_of_epoch)
         return NextStep(
             site,
             named,
-            found,
+            step,
             self._spec,
             place.steps,
             self._kind_text,
@@ -248,12 +248,12 @@ class DistributedIterator:
 class OptionalStep:
     """A step that may not be there (`tf.experimental.Optional`)."""
 
-    def __init__(self, found: Sequence[Any]) -> None:
-        self._found = found
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
 
     def has_value(self) -> bool:
         """Returns whether there was a step."""
-        return bool(self._found)
+        return bool(self._values)
 
     def get_value(self) -> Any:
         """Returns the step's values.
@@ -263,9 +263,9 @@ class OptionalStep:
         ValueError
             There was none.
         """
-        if not self._found:
+        if not self._values:
             raise ValueError("there is no value: the distributed dataset has ended.")
-        return self._found[0]
+        return self._values[0]
 
 
 def placeless_site() -> CallSite:

@@ -31,18 +31,18 @@ class NextStep(Call):
         self,
         site: CallSite,
         options: CommunicationOptions,
-        found: Step | None,
+        step: Step | None,
         spec: Any,
-        taken: int,
+        num_steps: int,
         kind_text: str,
         *,
         is_global: bool,
         needs_all: bool,
     ) -> None:
         super().__init__(site, options)
-        self.found = found
+        self.step = step
         self.spec = spec
-        self.taken = taken
+        self.num_steps = num_steps
         self.is_global = is_global
         self.needs_all = needs_all
         self.kind_text = kind_text
@@ -50,16 +50,16 @@ class NextStep(Call):
 
     def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:
         """Tells where this rank is."""
-        state, number = self._ended() if self.found is None else (self._HAS, self.found[1])
+        state, number = self._ended() if self.step is None else (self._HAS, self.step[1])
         digest = digest_of(self.kind_text) if self.kind_text else 0
-        return self._STATE.pack(state, number, self.taken, digest), None
+        return self._STATE.pack(state, number, self.num_steps, digest), None
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[tuple[Any, Any]]:
         """Returns this rank's values and their spec, None for values at the end."""
         of_ranks = [self._STATE.unpack(data) for data in group.payloads()]
-        states, rows, taken, digests = zip(*of_ranks, strict=True)
-        if len(set(taken)) > 1:
-            yield Raise(self._at_other_places(taken))
+        states, rows, num_steps, digests = zip(*of_ranks, strict=True)
+        if len(set(num_steps)) > 1:
+            yield Raise(self._at_other_places(num_steps))
         if self._HAS not in states or self._ENDS_ALL in states:
             return None, self.spec
         if len({*digests} - {0}) > 1:
@@ -74,7 +74,7 @@ class NextStep(Call):
             spec = yield Agree(lambda: (b"", pickle.loads(specs[first])))
         if self.is_global and len(set(rows)) > 1:
             yield Raise(self._of_other_lengths(rows))
-        values = self.found[0] if self.found else [spec] * len(self.replica_ids)
+        values = self.step[0] if self.step else [spec] * len(self.replica_ids)
         return values, spec
 
     def _ended(self) -> tuple[int, int]:
@@ -89,18 +89,18 @@ class NextStep(Call):
             f" {sides(texts, lambda text: text or 'none')}. {SAME_KIND}"
         )
 
-    def _at_other_places(self, taken: Sequence[int]) -> CollectiveMismatchError:
+    def _at_other_places(self, num_steps: Sequence[int]) -> CollectiveMismatchError:
         return CollectiveMismatchError(
             f"the ranks have taken different numbers of steps of {self.options.name} at"
-            f" {self.site.line}: {sides(taken)}. Call next() equally often on each rank,"
+            f" {self.site.line}: {sides(num_steps)}. Call next() equally often on each rank,"
             " and load_state_dict with the same state."
         )
 
     def _of_other_lengths(self, rows: Sequence[int]) -> StructureMismatchError:
-        found = sides(rows, lambda n: "no batch" if n < 0 else f"a batch of {n} rows")
+        lengths = sides(rows, lambda n: "no batch" if n < 0 else f"a batch of {n} rows")
         return StructureMismatchError(
             f"the global batches of a distributed dataset differ between ranks at"
-            f" {self.site.line}: {found}. All ranks must distribute the same dataset; use"
+            f" {self.site.line}: {lengths}. All ranks must distribute the same dataset; use"
             " distribute_datasets_from_function for a dataset of each rank's own."
         )
 

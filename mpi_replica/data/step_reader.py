@@ -42,7 +42,7 @@ class StepReader:
         self._at: tuple[int, int] | None = None
         self._steps: Iterator[Step] = iter(())
         # That step, if it was read; None at the end.
-        self._found: list[Step | None] = []
+        self._next: list[Step | None] = []
         self._failure: BaseException | None = None
         self._process = 0
 
@@ -59,22 +59,22 @@ class StepReader:
         is_forked = self._ahead > 0 and self._is_repeatable and self._process != os.getpid()
         if self._at != (epoch, number) or is_forked:
             self._begin(epoch, number)
-        if not self._found:
+        if not self._next:
             try:
-                self._found.append(next(self._steps, None))
+                self._next.append(next(self._steps, None))
             except BaseException as error:
                 self._stop(error)
                 raise
             if self._once is not None:
                 self._once.was_read = True
-                self._once.holder = self if self._found[0] is not None else None
-        return self._found[0]
+                self._once.holder = self if self._next[0] is not None else None
+        return self._next[0]
 
     def take(self) -> None:
         """Goes on to the next step."""
         if self._at is not None:
             self._at = self._at[0], self._at[1] + 1
-        self._found.clear()
+        self._next.clear()
         if self._once is not None:
             self._once.holder = None
 
@@ -85,7 +85,7 @@ class StepReader:
                 " was read from before. Load the state before the first step, or distribute what"
                 " can be iterated anew."
             )
-        self._found.clear()
+        self._next.clear()
         make = functools.partial(self._make, epoch, number)
         self._steps = read_ahead(make, self._ahead) if self._ahead else make()
         self._at = epoch, number

@@ -136,7 +136,7 @@ rank 2: 2.4.1. numpy's CPU kernels: ranks 0-1: AVX512F; rank 2: without. Use ...
             ", ".join(name for name in fact.cpu_features if name in apart) or "without"
             for fact in facts
         ],
-        "BLAS": [] if _fit(libraries) else [", ".join(found) or "unknown" for found in libraries],
+        "BLAS": [] if _fit(libraries) else [", ".join(names) or "unknown" for names in libraries],
     }
     topics = {name: values for name, values in topics.items() if len(set(values)) > 1}
     if not topics:
@@ -144,7 +144,7 @@ rank 2: 2.4.1. numpy's CPU kernels: ranks 0-1: AVX512F; rank 2: without. Use ...
     findings = " ".join(f"{name}: {sides(values)}." for name, values in topics.items())
     settings = []
     if "machine" not in topics and (apart or "BLAS" in topics):
-        known = {text.partition(" ")[0] for found in libraries for text in found}
+        known = {text.partition(" ")[0] for names in libraries for text in names}
         settings = [setting for name, setting in _KERNEL_SETTINGS.items() if name in known]
     if "machine" not in topics and apart:
         settings.append(f"NPY_DISABLE_CPU_FEATURES='{' '.join(sorted(apart))}'")

@@ -93,8 +93,8 @@ class Variable(Assignable, ActsAsValue):
         is_called = callable(initial_value)
 
         def first_value() -> Array:
-            given = plain_value(initial_value() if is_called else initial_value)
-            return np.array(to_numpy(component_of(given, replica_id)), dtype=dtype, order="C")
+            initial = plain_value(initial_value() if is_called else initial_value)
+            return np.array(to_numpy(component_of(initial, replica_id)), dtype=dtype, order="C")
 
         self._on_read = synchronization is VariableSynchronization.ON_READ
         if strategy.engine.is_spare:  # should it be needed, a state comes with other values

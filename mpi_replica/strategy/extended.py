@@ -204,13 +204,13 @@ class StrategyExtended:
             "" if all(root is None for root in roots) else f"destinations={roots}",
             plain_is_component=self._strategy.is_default,
         )
-        given: list[Any] = []
+        of_roots: list[Any] = []
         for result, root in zip(results, roots, strict=True):
             if root is None:
-                given.append(nest.map_structure(_mirrored, result))
+                of_roots.append(nest.map_structure(_mirrored, result))
             else:
-                given.append(result if root == rank else None)
-        return given
+                of_roots.append(result if root == rank else None)
+        return of_roots
 
     def broadcast_to(self, value: Any, destinations: Any = None) -> Any:
         """Give rank 0's `value` to every rank.

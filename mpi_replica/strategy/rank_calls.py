@@ -111,7 +111,7 @@ class MessagePassing(StrategyBase):
         """
         require_cross_replica(self, "gather_objects")
         engine = self.engine
-        found: tuple[Any, ...] = engine.cross_replica(
+        objects: tuple[Any, ...] = engine.cross_replica(
             engine.make("gather_objects", options, ObjectGather, value, engine.layout)
         )
-        return found
+        return objects

@@ -77,14 +77,14 @@ def start(
     survivors = open_survivors(communicator, wanted)
     if survivors is None:
         if wanted:
-            given = f"spares={spares!r}"
+            argument = f"spares={spares!r}"
             if spares is None:
-                given = f"{_SPARES}={os.environ[_SPARES]!r}"
+                argument = f"{_SPARES}={os.environ[_SPARES]!r}"
             if wanted < 0:
-                raise ValueError(f"{given}, but it must be an int, 0 or more.")
+                raise ValueError(f"{argument}, but it must be an int, 0 or more.")
             raise ValueError(
-                f"{given}, but there is one rank, which has to host the replicas. Start more ranks"
-                " with mpirun."
+                f"{argument}, but there is one rank, which has to host the replicas. Start more"
+                " ranks with mpirun."
             )
         alone = SingleTransport()
         return alone, _agreed_terms(alone, wishes, num_lost=0), None
@@ -107,13 +107,13 @@ def start(
     return *survivors.come_together(begin), survivors
 
 
-def _spares(given: Any) -> int:
+def _spares(spares: Any) -> int:
     """Returns the number of spares; -1 where it is none, which all ranks have to hear of."""
-    if given is None:
+    if spares is None:
         text = os.environ.get(_SPARES, "0")
         return int(text) if text.isdecimal() else -1
-    is_number = isinstance(given, int) and not isinstance(given, bool)
-    return given if is_number else -1
+    is_number = isinstance(spares, int) and not isinstance(spares, bool)
+    return spares if is_number else -1
 
 
 def _wait_for_terms(survivors: Survivors) -> tuple[Transport, Terms]:
@@ -151,14 +151,14 @@ def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
     try:
         merged, seed = _merged(wishes.options), wishes.seed
         here, total = _checked(wishes.replicas_per_rank, wishes.num_replicas, transport.size)
-        given = mine._replace(
+        proposal = mine._replace(
             replicas_per_rank=here,
             num_replicas=total,
             options=merged,
             seed=None if seed is None else integer("seed", seed, 0),
             numerics=numerics_here() if merged.reproducible else None,
         )
-        data = pickle.dumps(given, 5)
+        data = pickle.dumps(proposal, 5)
     except Exception as error:  # also what arguments raise that are asked for a number or a text
         kind = ValueError if isinstance(error, ValueError) else TypeError
         # A new exception with its text: the original may hold what can't be pickled.

@@ -104,10 +104,10 @@ class RankFence:
 
     @pytest.hookimpl(trylast=True)  # after plugins that deselect or reorder
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        found = [item.nodeid for item in session.items]
+        names = [item.nodeid for item in session.items]
         errors = dict(self._collection_errors)
         kind = FAILED if errors else PASSED
-        arrivals = self._meet_or_exit(Arrival("collection", kind, detail=(found, errors)))
+        arrivals = self._meet_or_exit(Arrival("collection", kind, detail=(names, errors)))
         for rank, arrival in enumerate(arrivals):
             for nodeid, text in arrival.detail[1].items():
                 if nodeid not in self._collection_errors:
@@ -117,7 +117,7 @@ class RankFence:
             if not any(arrival.detail[1] for arrival in arrivals):
                 self._fail_collection(session, "", _different_tests(lists))
             session.items.clear()
-        elif found != lists[0]:  # a plugin has shuffled them: the order of rank 0 holds
+        elif names != lists[0]:  # a plugin has shuffled them: the order of rank 0 holds
             session.items[:] = _in_order(session.items, lists[0])
 
     def _fail_collection(self, session: pytest.Session, nodeid: str, text: str) -> None:

@@ -37,11 +37,11 @@ head = _HEAD.pack
 
 def payloads(headers: bytes) -> list[bytes]:
     """Returns the payloads of all ranks."""
-    found = []
+    parts = []
     for start in range(PAYLOAD_START, len(headers), HEADER_BYTES):
         (length,) = _LENGTH.unpack_from(headers, start - PAYLOAD_START + _LENGTH_START)
-        found.append(headers[start : start + length])
-    return found
+        parts.append(headers[start : start + length])
+    return parts
 
 
 def states(headers: bytes) -> list[int]:

@@ -108,9 +108,9 @@ def call_site(known: int = 0) -> CallSite:
             if code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
                 break
         frame = frame.f_back
-    found = tuple(key)
-    site = memory.sites.get(found)
-    return _learn_site(memory, found) if site is None else site
+    chain = tuple(key)
+    site = memory.sites.get(chain)
+    return _learn_site(memory, chain) if site is None else site
 
 
 def _learn_code(memory: _Memory, code: CodeType) -> CodeType | None:

@@ -22,7 +22,7 @@ class StackSignal:
         self._is_installed = False
         # How often the handler has run, and how many of these times the pipe has told before.
         self._handled = 0
-        self._told = 0
+        self._heard_of = 0
         self._read = self._write = -1
 
     def install(self) -> None:
@@ -64,8 +64,8 @@ class StackSignal:
         come = bytes_read.count(_SIGNAL or 0)
         if not self._is_installed or signal.getsignal(_SIGNAL) != self._handle:  # type: ignore[arg-type]
             return False  # the program has taken it since
-        is_news = come > 0 or handled > self._told
-        self._told = max(0, self._told + come - handled)
+        is_news = come > 0 or handled > self._heard_of
+        self._heard_of = max(0, self._heard_of + come - handled)
         return is_news
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

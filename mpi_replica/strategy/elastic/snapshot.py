@@ -111,8 +111,8 @@ def take(
             value.require(engine.layout.num_replicas)
             return dict(zip(ids, value.components(ids), strict=True))
         if isinstance(value, Assignable) and not value.is_mirrored:
-            found = value.components(ids) or ()
-            return {i: held(part) for i, part in zip(ids, found, strict=True)}
+            parts = value.components(ids) or ()
+            return {i: held(part) for i, part in zip(ids, parts, strict=True)}
         return None
 
     encoder = Encoder(plain, components)
@@ -134,9 +134,9 @@ def take(
     arrays = {name: lasting_copy(name, array) for name, array in encoder.arrays.items()}
     generators = strategy.generators.state(ids)
     own = {i: ReplicaPart({}, {}, generators["replicas"].get(str(i))) for i in ids}
-    for name, found in encoder.of_replicas.items():
+    for name, of_ids in encoder.of_replicas.items():
         for i in ids:
-            own[i].components[name] = found[str(i)]
+            own[i].components[name] = of_ids[str(i)]
     for name, array in encoder.own_arrays.items():
         replica_id = int(name.rsplit(".", 2)[1])  # as the encoder names them
         own[replica_id].arrays[name] = lasting_copy(name, array)
