@@ -25,7 +25,7 @@ def test_a_signal_handler_that_raises_where_a_call_begins_leaves_nothing_closed(
         import threading
 
         strategy = mr.MPIStrategy()
-        recorder = strategy.engine.channel.recorder
+        recorder = strategy.engine.watch.recorder
         begin = recorder.begin
 
         def end(*arguments):

@@ -8,8 +8,8 @@ import weakref
 
 import pytest
 
-from channels import Clock, Post, World
 from mpi_replica.ranks.watch.cycles import CycleSearch
+from watches import Clock, Post, World
 
 
 class Ranks:
@@ -18,15 +18,15 @@ class Ranks:
     def __init__(self, monkeypatch):
         self.clock = Clock(monkeypatch)
         self.searches = [CycleSearch("n", 100 + rank) for rank in range(3)]
-        self.channels = [[], [], []]
+        self.watches = [[], [], []]
 
     def strategy(self, *ranks):
         """Return a strategy over some of the ranks."""
         world = World(len(ranks), self.clock)
-        for rank, channel in zip(ranks, world.channels, strict=True):
-            self.channels[rank].append(channel)
-            channel.on_cycle = lambda channel, message, rank=rank: self.searches[rank].receive(
-                self.channels[rank], channel, message
+        for rank, watch in zip(ranks, world.watches, strict=True):
+            self.watches[rank].append(watch)
+            watch.on_cycle = lambda watch, message, rank=rank: self.searches[rank].receive(
+                self.watches[rank], watch, message
             )
         return world
 
@@ -35,9 +35,9 @@ class Ranks:
         for _ in range(round(10 * seconds)):
             self.clock.now += 0.1
             for rank in ranks or range(3):
-                for channel in self.channels[rank]:
-                    channel.tick(self.clock.now)
-                self.searches[rank].tick(self.channels[rank], self.clock.now)
+                for watch in self.watches[rank]:
+                    watch.tick(self.clock.now)
+                self.searches[rank].tick(self.watches[rank], self.clock.now)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def one_text(*worlds):
     """Return the text of the errors of all ranks of some strategies, which is one."""
     errors = [error for world in worlds for error in world.errors.values()]
     assert [sorted(world.errors) for world in worlds] == [
-        list(range(len(world.channels))) for world in worlds
+        list(range(len(world.watches))) for world in worlds
     ]
     assert {type(error).__name__ for error in errors} == {"CollectiveMismatchError"}
     (text,) = {str(error) for error in errors}
@@ -151,13 +151,13 @@ def test_what_is_kept_of_waits_does_not_grow_with_them(ranks):
     assert kept[0] == kept[-1] != [0, 0, 0]
 
 
-def test_channels_that_are_gone_are_not_kept(ranks):
+def test_watches_that_are_gone_are_not_kept(ranks):
     one, two = ranks.strategy(0, 1, 2), ranks.strategy(0, 1, 2)
     one.begin(0, 1)
     ranks.pass_time(3)
-    channels = [weakref.ref(channel) for world in (one, two) for channel in world.channels]
+    watches = [weakref.ref(watch) for world in (one, two) for watch in world.watches]
     del one, two
-    ranks.channels = [[], [], []]
+    ranks.watches = [[], [], []]
     gc.collect()
-    assert [channel() for channel in channels] == [None] * 6
+    assert [watch() for watch in watches] == [None] * 6
     assert [len(search._searches) for search in ranks.searches] == [0, 0, 0]

@@ -5,7 +5,6 @@ import threading
 import pytest
 
 from mpi_replica.core.layout import Layout
-from mpi_replica.ranks.watch.channel import stall_seconds
 from mpi_replica.ranks.watch.recorder import MOST_CALLS, FlightRecorder, RecordedCall
 from mpi_replica.ranks.watch.stacks import Whereabouts
 from mpi_replica.ranks.watch.stall_report import (
@@ -15,6 +14,7 @@ from mpi_replica.ranks.watch.stall_report import (
     rank_report,
     stall_report,
 )
+from mpi_replica.ranks.watch.strategy_watch import stall_seconds
 
 CALL = "all_reduce(SUM, 12 leaves, 4.1 MB) at train.py:88"
 BEFORE = RecordedCall("all_gather(axis=0) at train.py:80", 1000.0, 1000.5)

@@ -260,7 +260,7 @@ def test_a_lock_of_another_replica_is_recognised_where_there_is_no_other_rank(mo
         assert f"pid {os.getpid()}), no call so far; it is now at" in missing
         assert lines[-2] == "      with lock:"
         assert lines[-1].startswith("    It waits for a lock, while replica 0 of the same rank")
-    assert not strategy.engine.channel.is_watched
+    assert not strategy.engine.watch.is_watched
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_a_signal_to_one_rank_has_every_rank_write_where_it_is(launch):
                 sys.__stderr__.flush()
 
         def tell_when_it_waits():
-            while not strategy.engine.channel.is_waiting:
+            while not strategy.engine.watch.is_waiting:
                 time.sleep(0.001)
             world.send(None, 0, 6)
 
@@ -441,9 +441,9 @@ def test_a_strategy_that_is_dropped_without_being_closed_is_watched_no_more():
     before = set(threading.enumerate())
     strategy = mr.MPIStrategy(num_replicas=2)
     strategy.run(lambda: None)
-    channel = strategy.engine.channel
-    assert channel.is_watched
+    watch = strategy.engine.watch
+    assert watch.is_watched
     del strategy
     gc.collect()
-    assert not channel.is_watched
+    assert not watch.is_watched
     assert not set(threading.enumerate()) - before

@@ -11,8 +11,8 @@ from collections import deque
 
 import pytest
 
-from channels import Post, World
 from mpi_replica.ranks.watch.watcher import Watcher
+from watches import Post, World
 
 REASON = "a test ends"
 
@@ -55,7 +55,7 @@ def test_the_watch_goes_on_where_a_message_of_a_strategy_can_not_be_sent(watcher
     try:
         for world in (broken, other, later):
             world.begin(0)
-            watcher.add(world.channels[0], "n")
+            watcher.add(world.watches[0], "n")
         assert handler.has_come.wait(30)
     finally:
         logger.removeHandler(handler)
@@ -66,7 +66,7 @@ def test_the_watch_goes_on_where_a_message_of_a_strategy_can_not_be_sent(watcher
 
 def test_a_job_is_aborted_where_nothing_can_be_written(watcher, monkeypatch):
     world = World(2)
-    watcher.add(world.channels[0], "n")
+    watcher.add(world.watches[0], "n")
     with open(os.devnull, "w") as closed:
         pass
     monkeypatch.setattr(sys, "stderr", closed)
@@ -80,10 +80,10 @@ def test_a_rank_writes_one_text_about_all_of_its_strategies(watcher, capsys):
         world.begin(1)
         if number % 4:  # of the others something is in flight for ever
             world.end(1)
-        world.channels[1].recorder.end()
-        watcher.add(world.channels[1], "n")
-    world.channels[1].recorder.begin("the last call", None)
-    world.channels[1].recorder.end()
+        world.watches[1].recorder.end()
+        watcher.add(world.watches[1], "n")
+    world.watches[1].recorder.begin("the last call", None)
+    world.watches[1].recorder.end()
     watcher.write_flight_records(REASON)
     text = capsys.readouterr().err
     assert text.count(REASON) == text.count("its last calls") == 1
@@ -101,8 +101,8 @@ def test_threads_with_strategies_of_their_own_write_each_where_it_is(watcher, ca
     try:
         ended = 0
         for world, ident in zip(worlds, (threading.get_ident(), waiting.ident, ended), strict=True):
-            world.channels[0].thread = lambda ident=ident: ident
-            watcher.add(world.channels[0], "n")
+            world.watches[0].thread = lambda ident=ident: ident
+            watcher.add(world.watches[0], "n")
         worlds[1].begin(0)
         watcher.write_flight_records(REASON)
     finally:

@@ -49,7 +49,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_new(path: Path, arrays: Sequence[Array]) -> list[Extent]:
-    """Writes arrays one behind the other into a new file, and force it to disk.
+    """Writes arrays one behind the other into a new file, and forces it to disk.
 
     Their bytes are in C order. Memory: a few MiB, whatever their layout.
 

@@ -54,7 +54,7 @@ class Restoring(Call):
         self.identify(self.detail)
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[None]:
-        """Reads on all ranks, and put back where none of them failed."""
+        """Reads on all ranks, and puts back where none of them failed."""
         data, *_ = yield Texts(self.data)
 
         def check() -> tuple[bytes, tuple[Index, Comparison]]:

@@ -150,7 +150,7 @@ class Saving(Call):
         return Index(self.state, records, num_replicas, generators, of_replicas)
 
     def _take_place(self, names: Sequence[str]) -> None:
-        """Makes these files the checkpoint, and remove those of the older one."""
+        """Makes these files the checkpoint, and removes those of the older one."""
         index = index_path(self.path)
         try:
             files.put_in_place(index)

@@ -62,7 +62,7 @@ class AtHand:
         return (yield from results) if isinstance(results, GeneratorType) else results
 
     def _do(self, steps: Steps[Any]) -> Any:
-        """Does steps, and return the results to which they lead."""
+        """Does steps, and returns the results to which they lead."""
         transport, answer = self._transport, None
         while True:
             try:

@@ -52,7 +52,7 @@ class Ways:
         return self._ordered.get(implementation)
 
     def opened(self, implementation: CommunicationImplementation) -> Steps[OrderedWay]:
-        """Makes the way for `implementation`, and return it; an error where it can't be had."""
+        """Makes the way for `implementation`, and returns it; an error where it can't be had."""
         shared = yield from self._shared_window()
         if implementation is _SHARED_MEMORY and shared is None:
             yield Raise(

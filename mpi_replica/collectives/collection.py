@@ -48,7 +48,7 @@ class Collection:
         self._scratch = group.scratch(gathering.scratch_bytes)
 
     def steps(self) -> Steps[list[Array]]:
-        """Moves everything, and return the results."""
+        """Moves everything, and returns the results."""
         leaves, layout = self._gathering.leaves, self._layout
         for message in self._gathering.shared:
             yield from self._gather_shared(message)

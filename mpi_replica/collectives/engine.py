@@ -15,7 +15,7 @@ from ..core.exceptions import ContextError, text_of
 from ..core.layout import Layout
 from ..core.options import CommunicationOptions
 from ..ranks.transport import Transport
-from ..ranks.watch.channel import Channel
+from ..ranks.watch.strategy_watch import StrategyWatch
 from .agreement.agreement import Agreement
 from .agreement.call import Call
 from .agreement.driver import Driver
@@ -60,15 +60,15 @@ class Engine:
         self._datasets = (0, 0)
         #: How often each place has called `verify`: ranks make the same calls, and count alike.
         self.verifications: collections.Counter[str | bytes] = collections.Counter()
-        self.channel = Channel(
+        self.watch = StrategyWatch(
             transport,
             layout,
             lambda: self._thread,
             self.agreement.local_meeting,
             self.agreement.give_up,
         )
-        self.agreement.on_break = self.channel.tell_of_break
-        self.driver = Driver(transport, layout, self.agreement, self.channel.recorder)
+        self.agreement.on_break = self.watch.tell_of_break
+        self.driver = Driver(transport, layout, self.agreement, self.watch.recorder)
         self.driver.thread = self._thread
         self.group = self.driver.group
         self.perform = self.driver.perform

@@ -105,7 +105,7 @@ class OrderedWay(Way):
 
 
 def round_into(target: Array, wide: Array, work: Work) -> None:
-    """Does what is left to do to a total, and round it into `target` if that is another array."""
+    """Does what is left to do to a total, and rounds it into `target` if that is another array."""
     settle(wide, work.scale, work.scratch)
     if wide is not target:
         np.copyto(target, wide, casting="unsafe")

@@ -264,7 +264,7 @@ class AllReduce(Call):
         return self._reduced(calls, reduction, totals)
 
     def _open_way(self, group: Group, calls: Sequence[AllReduce]) -> Steps[_Results]:
-        """Makes the way by which the parts go, and begin anew."""
+        """Makes the way by which the parts go, and begins anew."""
         yield from group.kept[Ways].opened(self.options.implementation)
         prepared = yield Agree(lambda: self.prepare(group, calls))
         results = self.steps(group, calls, prepared)

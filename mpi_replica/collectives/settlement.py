@@ -15,7 +15,7 @@ _FEW = 4096
 
 
 def settle(total: Array, scale: int, scratch: Scratch) -> None:
-    """Divides `total` by `scale`, and make every NaN in it numpy's own.
+    """Divides `total` by `scale`, and makes every NaN in it numpy's own.
 
     Which NaN a sum gives, of several or of inf - inf, depends on the order of its operands, and
     on the processor.

@@ -120,7 +120,7 @@ class Verification(Call):
         return self._tell_difference(group.layout, rows)
 
     def _tell_difference(self, layout: Layout, digests: Sequence[bytes]) -> Steps[None]:
-        """Finds the first difference, and raise it; all ranks come here, and to the same text."""
+        """Finds the first difference, and raises it; all ranks come here, and to the same text."""
         rows = yield from self._exchange(layout, digests)
         differing = differing_units(rows, DIGEST_BYTES)
         contents = yield Agree(lambda: (b"", self.leaves[differing[0]].contents()))

@@ -65,5 +65,5 @@ class AbstractReplicaContext:
         raise NotImplementedError
 
     def meet(self, call: Any) -> Any:
-        """Waits until all replicas are at a call, and return its result."""
+        """Waits until all replicas are at a call, and returns its result."""
         raise NotImplementedError

@@ -153,7 +153,7 @@ def _learn(value: Any, leaves: Sequence[Any], structure: Structure) -> None:
 
 
 def _keep(known: dict[Any, Any], name: Any, entry: Any, structure: Structure) -> None:
-    """Remembers `structure`, and give it a number, as long as it is in `known`."""
+    """Remembers `structure`, and gives it a number, as long as it is in `known`."""
     with _lock:
         if name in known:  # by another thread
             return

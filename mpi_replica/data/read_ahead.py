@@ -60,7 +60,7 @@ class _Reader:
         self._thread.start()
 
     def take(self) -> tuple[Any, BaseException | None] | None:
-        """Returns the next element, and ask the thread for one more."""
+        """Returns the next element, and asks the thread for one more."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 "this iterator reads ahead and was begun before a fork: its thread stayed in the "
@@ -71,7 +71,7 @@ class _Reader:
         return answer
 
     def end(self) -> None:
-        """Ends the thread, and wait for its end."""
+        """Ends the thread, and waits for its end."""
         self._has_ended = True
         self._wishes.put(None)
         _readers.discard(self)

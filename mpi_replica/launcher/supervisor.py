@@ -128,7 +128,7 @@ class _Supervisor:
         return self._status()
 
     def _serve(self, seconds: float | None) -> None:
-        """Waits for signals and output, and pass them on."""
+        """Waits for signals and output, and passes them on."""
         for key, _ in self._selector.select(seconds):
             if key.fileobj == self._signals:
                 for number in os.read(self._signals, _READ_BYTES):

@@ -54,7 +54,7 @@ class _Limit:
             self._before.clear()
 
     def apply(self) -> None:
-        """Limits what is loaded now, and keep the numbers of what was not limited yet."""
+        """Limits what is loaded now, and keeps the numbers of what was not limited yet."""
         # Here: other programs pay nothing for it.
         from threadpoolctl import ThreadpoolController
 

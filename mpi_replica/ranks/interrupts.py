@@ -56,7 +56,7 @@ class InterruptGate:
             self.depth -= 1
 
     def take(self) -> bool:
-        """Returns whether an interrupt was held back, and forget it."""
+        """Returns whether an interrupt was held back, and forgets it."""
         if self.is_pending and get_ident() == self.main_thread:
             self.is_pending = False
             return True

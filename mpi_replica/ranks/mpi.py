@@ -315,7 +315,7 @@ class MPITransport(Transport):
         timeout_seconds: float | None,
         seconds_before_sleep: float = _SECONDS_OF_DATA,
     ) -> None:
-        """Does the call, and wait for it where it does not block."""
+        """Does the call, and waits for it where it does not block."""
         self.steps += 1
         try:
             request = self._begin(call, arguments)

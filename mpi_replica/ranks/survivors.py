@@ -115,7 +115,7 @@ class Survivors:
         self.members: tuple[Member, ...] = ()
 
     def come_together(self, begin: Callable[[Transport | None], T]) -> T:
-        """Leaves the dead behind, and return what `begin` gives on each rank. Collective.
+        """Leaves the dead behind, and returns what `begin` gives on each rank. Collective.
 
         It is tried again where another rank is lost meanwhile.
 
@@ -357,7 +357,7 @@ class Survivors:
         return self.first_size > 1 and (self.is_fault_tolerant or self._num_spares > 0)
 
     def say_farewell(self, cause: str) -> None:
-        """Notes why the program ends, and tell the spares, unless they know."""
+        """Notes why the program ends, and tells the spares, unless they know."""
         if self._farewell is None:
             self._farewell = cause
         if self.transport is not None and not self.has_dismissed:

@@ -147,14 +147,14 @@ class Transport(abc.ABC):
         receive_counts: Sequence[int],
         timeout_seconds: float | None = None,
     ) -> None:
-        """Gives each rank its block of `send`, and fill `receive` with those that it is given.
+        """Gives each rank its block of `send`, and fills `receive` with those that it is given.
 
         Counts are the bytes of the blocks, which lie one behind the other in rank order.
         """
 
     @abc.abstractmethod
     def pass_on(self, messages: Messages, sizes: Mapping[int, int]) -> Messages:
-        """Sends messages to other ranks, and return what those send here, both by rank.
+        """Sends messages to other ranks, and returns what those send here, both by rank.
 
         Each knows what comes: `sizes` are the bytes of each rank that sends something here.
         """

@@ -370,7 +370,7 @@ class Run(CurrentRun):
         return end
 
     def _unwind(self) -> None:
-        """Stops the replicas that still wait, and say which ones would not stop."""
+        """Stops the replicas that still wait, and says which ones would not stop."""
         for seat in self.seats:
             if seat.status == "waits" and self.doom is not None:
                 seat.stop(self.stop_error(self.doom))

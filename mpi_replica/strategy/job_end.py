@@ -70,7 +70,7 @@ def _set_up() -> None:
 
 def remove_engine(engine: Engine) -> None:
     """Takes care of `engine` no more: all ranks have closed it."""
-    watcher.remove(engine.channel)
+    watcher.remove(engine.watch)
     if engine in _engines:
         _engines.remove(engine)
 
@@ -110,7 +110,7 @@ def _leave() -> None:
 
 
 def leave_together(is_well: bool) -> JobOutcome:
-    """Does now what is done at the end of the program, and return how all living ranks have ended.
+    """Does now what is done at the end of the program, and returns how all living ranks have ended.
 
     Collective over all that the launcher has started. No strategy can be used any more.
 

@@ -109,21 +109,21 @@ class MPIStrategy(Strategy):
             job_end.add_survivors(survivors)
         self._be_watched()
         if transport.size == 1:  # one that is not closed, and that nobody else may wait for
-            weakref.finalize(self, watcher.remove, self.engine.channel).atexit = False
+            weakref.finalize(self, watcher.remove, self.engine.watch).atexit = False
 
     def _be_watched(self) -> None:
         """Takes care of the waits of this rank, and of the end of the job."""
         engine = self.engine
         transport = engine.transport
         if transport.size > 1 or engine.is_spare:
-            engine.channel.abort = job_end.abort
+            engine.watch.abort = job_end.abort
             job_end.add_engine(engine)
         if transport.size > 1 or len(engine.layout.local_replica_ids) > 1:
-            watcher.add(engine.channel, transport.hosts[transport.rank])
+            watcher.add(engine.watch, transport.hosts[transport.rank])
 
     def move(self, transport: Transport, layout: Layout) -> None:
         """Work over `transport` from now on, with the same replicas; see `Engine.move`."""
-        watcher.remove(self.engine.channel)
+        watcher.remove(self.engine.watch)
         self.engine.layout.era.is_over = True
         self.engine.move(transport, layout)
         self._kept = KeptByRuns()
@@ -182,7 +182,7 @@ class MPIStrategy(Strategy):
         open_strategies.discard(self)
         if self._release_blas is not None:
             self._release_blas()
-        watcher.remove(self.engine.channel)
+        watcher.remove(self.engine.watch)
         self.engine.agreement.close()
 
     def __enter__(self) -> MPIStrategy:

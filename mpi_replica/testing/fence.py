@@ -16,9 +16,9 @@ from typing import NoReturn, TypeVar
 from ..core.layout import Layout, numbers_text
 from ..ranks.interrupts import gate
 from ..ranks.transport import HEADER_BYTES, Transport, WaitGivenUpError
-from ..ranks.watch.channel import Channel
 from ..ranks.watch.stacks import Whereabouts, place_of_thread
 from ..ranks.watch.stall_report import Answer, Processes, missing_text
+from ..ranks.watch.strategy_watch import StrategyWatch
 from ..ranks.watch.watcher import watcher
 from .arrivals import FAILED, PASSED, Arrival
 from .departure import Departure
@@ -76,11 +76,11 @@ class Fence:
         self._met_at = time.monotonic()
         layout = Layout((1,) * self.size, self.rank)
         thread = threading.get_ident()
-        self._channel = Channel(
+        self._watch = StrategyWatch(
             transport, layout, lambda: thread, lambda: ((), ""), lambda _: None, self._place
         )
         self.do("the start")
-        watcher.add(self._channel, transport.hosts[self.rank])
+        watcher.add(self._watch, transport.hosts[self.rank])
         gate.install(transport.abort)
 
     def do(self, doing: str) -> None:
@@ -90,8 +90,8 @@ class Fence:
 
     def _note(self, text: str) -> None:
         if not self._is_lost:  # it waits for ever
-            self._channel.recorder.end()
-            self._channel.recorder.begin(text, None)
+            self._watch.recorder.end()
+            self._watch.recorder.begin(text, None)
 
     def meet(self, arrival: Arrival) -> list[Arrival]:
         """Returns what each rank tells, once all are here.
@@ -175,12 +175,12 @@ class Fence:
         """Returns the answer for another rank that asks where this one is."""
         waiting = self._waiting
         if waiting is None:
-            return place_of_thread(self._channel.thread())
+            return place_of_thread(self._watch.thread())
         return Whereabouts((waiting.text or waiting.kind)[:_MOST_CHARACTERS], False)
 
     def _give_up(self, arrival: Arrival) -> NoReturn:
         """Ends the job: some ranks did not come. The lowest of the others says where they are."""
-        answers = self._channel.ask(_ANSWER_SECONDS)
+        answers = self._watch.ask(_ANSWER_SECONDS)
         doing = {rank: answer.recent[-1].text for rank, answer in sorted(answers.items())}
         waiting = [rank for rank, text in doing.items() if text == doing[self.rank]]
         text = self._missing_text(arrival.place, waiting, answers)
@@ -241,6 +241,6 @@ class Fence:
         """Meets no more. Where ranks are missing, ends the job."""
         if self._is_lost:
             self._abort()
-        watcher.remove(self._channel)
+        watcher.remove(self._watch)
         os.close(self._stderr)
         self._transport.close()

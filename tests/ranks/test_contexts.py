@@ -400,7 +400,7 @@ def test_a_thread_that_calls_while_the_main_thread_is_in_a_collective_comes_afte
     world = MPI.COMM_WORLD
 
     def call_from_above(culprit):
-        while not strategy.engine.channel.is_waiting:
+        while not strategy.engine.watch.is_waiting:
             time.sleep(0.001)  # each turn takes the interpreter from the thread that waits
         for rank in range(strategy.size):
             if rank != culprit:

@@ -166,7 +166,7 @@ def fork(strategy, begin):
     is_held, is_forked = threading.Event(), threading.Event()
 
     def hold():  # as the watcher may at this moment
-        with strategy.engine.channel._lock:
+        with strategy.engine.watch._lock:
             is_held.set()
             is_forked.wait()
 

@@ -70,7 +70,7 @@ class Driver:
         self._lock = threading.RLock()
 
     def perform(self, calls: Sequence[Call]) -> list[Any]:
-        """Performs calls of the local replicas, and return a result for each.
+        """Performs calls of the local replicas, and returns a result for each.
 
         A signal's handler may raise on any line: that is why all of them stand in a ``try``.
         """

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
-from .channel import Channel, head_start_seconds
+from .strategy_watch import StrategyWatch, head_start_seconds
 
 _SECONDS_BEFORE_SEARCH = 1.0
 
@@ -59,76 +59,76 @@ class CycleSearch:
     def __init__(self, host: str, pid: int) -> None:
         self._host = host
         self._pid = pid
-        # The number of the last probe that came over a channel, by who sent it first: neither it
+        # The number of the last probe that came to a watch, by who sent it first: neither it
         # nor an older one need be followed again.
-        self._seen: WeakKeyDictionary[Channel, dict[_Address, int]] = WeakKeyDictionary()
-        self._searches: WeakKeyDictionary[Channel, _Search] = WeakKeyDictionary()
+        self._seen: WeakKeyDictionary[StrategyWatch, dict[_Address, int]] = WeakKeyDictionary()
+        self._searches: WeakKeyDictionary[StrategyWatch, _Search] = WeakKeyDictionary()
         self._number = 0
 
-    def tick(self, channels: Sequence[Channel], now: float) -> None:
-        """Sends probes for waits that are long enough; `channels` are those of the process."""
-        if len(channels) < 2:  # a cycle goes through two strategies of each process
+    def tick(self, watches: Sequence[StrategyWatch], now: float) -> None:
+        """Sends probes for waits that are long enough; `watches` are those of the process."""
+        if len(watches) < 2:  # a cycle goes through two strategies of each process
             return
-        for channel in channels:
-            waited = 0.0 if channel.is_over else channel.waits_for(now)
-            search = self._search(channel)
+        for watch in watches:
+            waited = 0.0 if watch.is_over else watch.waits_for(now)
+            search = self._search(watch)
             if waited >= search.due_seconds:
-                step, number = channel.step, search.number + 1
-                self._searches[channel] = _Search(step, 2 * waited, number, False)
+                step, number = watch.step, search.number + 1
+                self._searches[watch] = _Search(step, 2 * waited, number, False)
                 self._number += 1
-                wait = self._wait(channel)
+                wait = self._wait(watch)
                 origin = _Origin(wait.address, self._number, step)
-                channel.tell(("probe", origin, step, (wait,)))
+                watch.tell(("probe", origin, step, (wait,)))
 
-    def _search(self, channel: Channel) -> _Search:
-        search = self._searches.get(channel)
-        if search is None or search.step != channel.step:
+    def _search(self, watch: StrategyWatch) -> _Search:
+        search = self._searches.get(watch)
+        if search is None or search.step != watch.step:
             # Of the ranks that wait at one call, each leaves the first search to those below it:
             # two that find cycles at once would tell the others of different ones.
-            due = _SECONDS_BEFORE_SEARCH + head_start_seconds(channel.layout.rank)
-            return _Search(channel.step, due, 0, False)
+            due = _SECONDS_BEFORE_SEARCH + head_start_seconds(watch.layout.rank)
+            return _Search(watch.step, due, 0, False)
         return search
 
-    def _leave_to(self, sender: _Wait, channel: Channel) -> None:
+    def _leave_to(self, sender: _Wait, watch: StrategyWatch) -> None:
         """Keeps still, once: another rank, which waits where this one does, has begun to search."""
-        search = self._search(channel)
+        search = self._search(watch)
         if search.number == 0:
             due = 2 * _SECONDS_BEFORE_SEARCH
-            self._searches[channel] = _Search(channel.step, due, 1, True)
-        elif search.number == 1 and sender.address < self._wait(channel).address:
-            self._searches[channel] = search._replace(is_left_to_another=True)
+            self._searches[watch] = _Search(watch.step, due, 1, True)
+        elif search.number == 1 and sender.address < self._wait(watch).address:
+            self._searches[watch] = search._replace(is_left_to_another=True)
 
-    def receive(self, channels: Sequence[Channel], channel: Channel, message: Any) -> None:
-        """Deals with a message that came over `channel`."""
+    def receive(self, watches: Sequence[StrategyWatch], watch: StrategyWatch, message: Any) -> None:
+        """Deals with a message that came to `watch`."""
         kind, *contents = message
         if kind == "probe":
-            self._follow(channels, channel, *contents)
+            self._follow(watches, watch, *contents)
         else:
-            self._end(channels, channel, *contents)
+            self._end(watches, watch, *contents)
 
-    def _wait(self, channel: Channel) -> _Wait:
-        strategy = f"a strategy of {channel.layout.num_replicas} replicas"
-        text = f"{channel.who()} of {strategy}: {channel.call()}"
-        return _Wait(self._host, self._pid, channel.thread(), text)
+    def _wait(self, watch: StrategyWatch) -> _Wait:
+        strategy = f"a strategy of {watch.layout.num_replicas} replicas"
+        text = f"{watch.who()} of {strategy}: {watch.call()}"
+        return _Wait(self._host, self._pid, watch.thread(), text)
 
     def _follow(
         self,
-        channels: Sequence[Channel],
-        channel: Channel,
+        watches: Sequence[StrategyWatch],
+        watch: StrategyWatch,
         origin: _Origin,
         step: int,
         path: tuple[_Wait, ...],
     ) -> None:
-        if channel.step >= step:  # this rank came there itself
-            if len(path) == 1 and channel.step == step:
-                self._leave_to(path[0], channel)
+        if watch.step >= step:  # this rank came there itself
+            if len(path) == 1 and watch.step == step:
+                self._leave_to(path[0], watch)
             return
-        seen = self._seen.setdefault(channel, {})
+        seen = self._seen.setdefault(watch, {})
         if origin.number <= seen.get(origin.address, 0):
             return
         seen[origin.address] = origin.number
-        for other in channels:
-            if other is channel or not other.is_waiting or other.thread() != channel.thread():
+        for other in watches:
+            if other is watch or not other.is_waiting or other.thread() != watch.thread():
                 continue
             wait = self._wait(other)
             if wait.address == origin.address:
@@ -138,11 +138,13 @@ class CycleSearch:
                 if is_same and wait.address == min(known.address for known in path):
                     other.read()  # others that wait there may have begun to search, or be done
                     if not self._search(other).is_left_to_another:
-                        self._end_cycle(channel, other, path)
+                        self._end_cycle(watch, other, path)
             elif wait.address not in [known.address for known in path]:
                 other.tell(("probe", origin, other.step, (*path, wait)))
 
-    def _end_cycle(self, missed: Channel, waited: Channel, path: tuple[_Wait, ...]) -> None:
+    def _end_cycle(
+        self, missed: StrategyWatch, waited: StrategyWatch, path: tuple[_Wait, ...]
+    ) -> None:
         texts = sorted({wait.text for wait in path})  # the same, wherever the cycle is found
         text = (
             f"strategies wait for each other, for ever. {'; '.join(texts)}. Call the collectives"
@@ -154,17 +156,21 @@ class CycleSearch:
             self._end_wait(waited, text, [wait.address for wait in path])
 
     def _end(
-        self, channels: Sequence[Channel], channel: Channel, text: str, addresses: list[_Address]
+        self,
+        watches: Sequence[StrategyWatch],
+        watch: StrategyWatch,
+        text: str,
+        addresses: list[_Address],
     ) -> None:
-        channel.give_up("cycle", text)
+        watch.give_up("cycle", text)
         mine = (self._host, self._pid)
-        for other in channels:
-            if other.is_over or not other.is_waiting or other is channel:
+        for other in watches:
+            if other.is_over or not other.is_waiting or other is watch:
                 continue
             if (*mine, other.thread()) in addresses:
                 self._end_wait(other, text, addresses)
 
-    def _end_wait(self, channel: Channel, text: str, addresses: list[_Address]) -> None:
-        """Ends the wait of this rank in `channel`, and tell its other ranks."""
-        channel.tell(("cycle", text, addresses))
-        channel.give_up("cycle", text)
+    def _end_wait(self, watch: StrategyWatch, text: str, addresses: list[_Address]) -> None:
+        """Ends the wait of this rank in `watch`, and tells its other ranks."""
+        watch.tell(("cycle", text, addresses))
+        watch.give_up("cycle", text)

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .channel import Channel
 from .cycles import CycleSearch
 from .stack_signal import StackSignal
 from .stall_report import Answer, rank_report
+from .strategy_watch import StrategyWatch
 
 _log = logging.getLogger("mpi_replica")
 
@@ -33,10 +33,10 @@ _SECONDS_BETWEEN_PRINTS = 1.0
 
 
 class Watcher:
-    """Looks at channels while there are any."""
+    """Looks at watches while there are any."""
 
     def __init__(self) -> None:
-        self._channels: list[Channel] = []
+        self._watches: list[StrategyWatch] = []
         self._cycles: CycleSearch | None = None
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
@@ -45,14 +45,14 @@ class Watcher:
         self._printed = -_SECONDS_BETWEEN_PRINTS
         self._signal = StackSignal()
 
-    def add(self, channel: Channel, host: str) -> None:
-        """Looks at `channel` from now on."""
+    def add(self, watch: StrategyWatch, host: str) -> None:
+        """Looks at `watch` from now on."""
         if self._cycles is None:
             self._cycles = CycleSearch(host, os.getpid())
-        channel.on_cycle = self._deal_with_cycle
-        channel.on_print = self._print
-        channel.is_watched = True
-        self._channels = [*self._channels, channel]
+        watch.on_cycle = self._deal_with_cycle
+        watch.on_print = self._print
+        watch.is_watched = True
+        self._watches = [*self._watches, watch]
         if self._thread is None:
             self._signal.install()
             self._is_stopping = False
@@ -61,11 +61,11 @@ class Watcher:
             )
             self._thread.start()
 
-    def remove(self, channel: Channel) -> None:
-        """Looks at `channel` no more; the last one ends the thread."""
-        channel.close()
-        self._channels = [other for other in self._channels if other is not channel]
-        if not self._channels:
+    def remove(self, watch: StrategyWatch) -> None:
+        """Looks at `watch` no more; the last one ends the thread."""
+        watch.close()
+        self._watches = [other for other in self._watches if other is not watch]
+        if not self._watches:
             self.stop()
 
     def stop(self) -> None:
@@ -79,31 +79,31 @@ class Watcher:
             self._signal.remove()
 
     def forget(self) -> None:
-        """Forgets all, in a forked child: thread and channels are the parent's."""
-        Channel.renew_lock()
-        self._channels, self._thread = [], None
+        """Forgets all, in a forked child: thread and watches are the parent's."""
+        StrategyWatch.renew_lock()
+        self._watches, self._thread = [], None
         self._signal.remove()  # it would be told to the parent, whose pipe this is
 
     def write_flight_records(self, reason: str) -> None:
         """Lets all ranks write where they are and what they called last."""
-        for channel in self._channels:
+        for watch in self._watches:
             try:
-                channel.tell(("print", reason))
+                watch.tell(("print", reason))
             except Exception:  # MPI may be why the job is aborted
                 _log.debug("the other ranks can't be told", exc_info=True)
         self._do(self._print, reason)
 
     def _work(self) -> None:
         while not self._is_stopping:
-            asking = any(channel.is_asking for channel in self._channels)
+            asking = any(watch.is_asking for watch in self._watches)
             self._wake.wait(_TICK_SECONDS_WHILE_ASKING if asking else _TICK_SECONDS)
             self._do(self._tick, time.monotonic())
 
     def _tick(self, now: float) -> None:
-        for channel in self._channels:
-            self._do(channel.tick, now)
+        for watch in self._watches:
+            self._do(watch.tick, now)
         if self._cycles is not None:
-            self._do(self._cycles.tick, self._channels, now)
+            self._do(self._cycles.tick, self._watches, now)
         if self._signal.take():
             self.write_flight_records("SIGUSR2")
 
@@ -120,48 +120,46 @@ class Watcher:
                     " of waits and cycles of strategies that wait for each other may be missing."
                 )
 
-    def _deal_with_cycle(self, channel: Channel, message: tuple[Any, ...]) -> None:
+    def _deal_with_cycle(self, watch: StrategyWatch, message: tuple[Any, ...]) -> None:
         if self._cycles is not None:
-            self._cycles.receive(self._channels, channel, message)
+            self._cycles.receive(self._watches, watch, message)
 
     def _print(self, reason: str) -> None:
         """Writes where this rank is, and its last calls: a text for each thread that has calls."""
         now = time.monotonic()
-        every = self._channels
+        every = self._watches
         if not every or now - self._printed < _SECONDS_BETWEEN_PRINTS:
             return
         self._printed = now
         folder = os.environ.get(_FLIGHT_FOLDER)
         if folder:
-            for channel in every:
-                self._write_file(channel, folder)
-        by_thread: dict[int, list[Channel]] = {}
-        for channel in every:
-            by_thread.setdefault(channel.thread(), []).append(channel)
-        widest = max((channel.layout for channel in every), key=lambda layout: layout.size)
+            for watch in every:
+                self._write_file(watch, folder)
+        by_thread: dict[int, list[StrategyWatch]] = {}
+        for watch in every:
+            by_thread.setdefault(watch.thread(), []).append(watch)
+        widest = max((watch.layout for watch in every), key=lambda layout: layout.size)
         for thread in by_thread.keys() & sys._current_frames().keys():
             text = rank_report(_place_and_calls(by_thread[thread]))
             sys.stderr.write(f"[rank {widest.rank} of {widest.size}] {reason}: {text}\n")
         sys.stderr.flush()
 
-    def _write_file(self, channel: Channel, folder: str) -> None:
-        path = os.path.join(folder, f"flight-rank-{channel.layout.rank}.txt")
+    def _write_file(self, watch: StrategyWatch, folder: str) -> None:
+        path = os.path.join(folder, f"flight-rank-{watch.layout.rank}.txt")
         try:
             os.makedirs(folder, exist_ok=True)
             with open(path, "a", encoding="utf-8") as file:
-                file.writelines(f"{call}\n" for call in channel.recorder.last())
+                file.writelines(f"{call}\n" for call in watch.recorder.last())
         except OSError as error:
             sys.stderr.write(f"the flight record can't be written to {path}: {error}\n")
 
 
-def _place_and_calls(channels: Sequence[Channel]) -> Answer:
+def _place_and_calls(watches: Sequence[StrategyWatch]) -> Answer:
     """Returns where the thread of some strategies is, and the last calls of all of them."""
-    calls = [
-        (call, channel) for channel in channels for call in channel.recorder.last(_SHOWN_CALLS)
-    ]
+    calls = [(call, watch) for watch in watches for call in watch.recorder.last(_SHOWN_CALLS)]
     calls.sort(key=lambda pair: pair[0].begun)
     recent = tuple(call for call, _ in calls[-_SHOWN_CALLS:])
-    here = (calls[-1][1] if calls else channels[-1]).here()
+    here = (calls[-1][1] if calls else watches[-1]).here()
     # One that was left halfway is over, though what it waited for has not come.
     is_waiting = here.is_waiting and bool(recent) and recent[-1].ended is None
     return here._replace(recent=recent, is_waiting=is_waiting)

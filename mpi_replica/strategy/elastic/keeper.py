@@ -110,7 +110,7 @@ class Keeper:
         return survivors.is_fault_tolerant and self._strategy.engine.transport.loss is not None
 
     def recover(self) -> None:
-        """Leaves lost ranks behind, and go back to the last commit. All living ranks come here.
+        """Leaves lost ranks behind, and goes back to the last commit. All living ranks come here.
 
         Raises
         ------
@@ -138,7 +138,7 @@ class Keeper:
             _log.warning("%s", loss)
 
     def _go_on(self, survivors: Survivors, transport: Transport | None) -> None:
-        """Moves the strategy to the new transport, and put its state back to the last commit."""
+        """Moves the strategy to the new transport, and puts its state back to the last commit."""
         strategy, engine = self._strategy, self._strategy.engine
         number = engine.layout.num_replicas
         if transport is None:  # a spare that waits on

@@ -13,7 +13,7 @@ from ...core.context import require_cross_replica
 from ...core.exceptions import ContextError, RankLostError, mark_reporter, text_of
 from ...ranks import Dismissal
 from ...ranks.pause import pause
-from ...ranks.watch.channel import stall_seconds
+from ...ranks.watch.strategy_watch import stall_seconds
 from .keeper import ElasticStrategy, Keeper
 from .state import ElasticState, committed_by, strategies_of
 

@@ -83,7 +83,7 @@ class _Inquiry(NamedTuple):
     answers: dict[int, Answer]
 
 
-class Channel:
+class StrategyWatch:
     """What the watcher of this process knows of one strategy, and its mailbox.
 
     Parameters
@@ -121,8 +121,8 @@ class Channel:
         self._is_closed = False
         #: Whether the strategy can't be used any more.
         self.is_over = False
-        #: Called with (channel, message) for messages about cycles.
-        self.on_cycle: Callable[[Channel, tuple[Any, ...]], None] = lambda *_: None
+        #: Called with (watch, message) for messages about cycles.
+        self.on_cycle: Callable[[StrategyWatch, tuple[Any, ...]], None] = lambda *_: None
         #: Called where a rank asks all others to print where they are.
         self.on_print: Callable[[str], None] = lambda _: None
         #: Called where the job can't go on, with its exit status.
@@ -232,9 +232,9 @@ class Channel:
         self.tell(("final", "break", text))
 
     def close(self) -> None:
-        """Waits until no other thread uses the mailbox, and let none use it again.
+        """Waits until no other thread uses the mailbox, and lets none use it again.
 
-        A watcher that goes through channels may still hold this one.
+        A watcher that goes through watches may still hold this one.
         """
         with self._lock:
             self.is_watched = False

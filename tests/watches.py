@@ -6,8 +6,8 @@ from collections import deque
 from mpi_replica.core.layout import Layout
 from mpi_replica.ranks.single import SingleTransport
 from mpi_replica.ranks.transport import Mailbox
-from mpi_replica.ranks.watch import channel as channel_module
-from mpi_replica.ranks.watch.channel import Channel
+from mpi_replica.ranks.watch import strategy_watch as watch_module
+from mpi_replica.ranks.watch.strategy_watch import StrategyWatch
 
 
 class Clock:
@@ -15,7 +15,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 1000.0
-        monkeypatch.setattr(channel_module.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(watch_module.time, "monotonic", lambda: self.now)
 
 
 class Post(Mailbox):
@@ -39,7 +39,7 @@ class Post(Mailbox):
 
 
 class World:
-    """The channels of a strategy over some ranks, all of them in this process.
+    """The watches of a strategy over some ranks, all of them in this process.
 
     Without a clock it is for watchers in threads.
     """
@@ -51,25 +51,25 @@ class World:
         self.local = {rank: ((rank,), "") for rank in range(size)}
         boxes = [deque() for _ in range(size)]
         self.transports = [SingleTransport() for _ in range(size)]
-        self.channels = []
+        self.watches = []
         for rank, transport in enumerate(self.transports):
             transport.hosts, transport.pids = ("n",) * size, tuple(range(size))
             transport.size, transport.mailbox = size, Post(rank, boxes)
-            channel = Channel(
+            watch = StrategyWatch(
                 transport,
                 Layout((1,) * size, rank),
                 threading.get_ident,
                 lambda rank=rank: self.local[rank],
                 lambda error, rank=rank: self.errors.setdefault(rank, error),
             )
-            channel.is_watched = True
-            channel.abort = lambda status, rank=rank: self.aborts.append(rank)
-            self.channels.append(channel)
+            watch.is_watched = True
+            watch.abort = lambda status, rank=rank: self.aborts.append(rank)
+            self.watches.append(watch)
 
     def begin(self, *ranks, timeout_seconds=None):
         """Let ranks come to an exchange."""
         for rank in ranks:
-            self.channels[rank].recorder.begin(f"call of rank {rank}", timeout_seconds)
+            self.watches[rank].recorder.begin(f"call of rank {rank}", timeout_seconds)
             self.transports[rank].steps += 1
 
     def end(self, *ranks):
@@ -80,8 +80,8 @@ class World:
     def look(self, *ranks, after=0.0):
         """Let the watchers of some ranks look, or of all."""
         self.clock.now += after
-        for rank in ranks or range(len(self.channels)):
-            self.channels[rank].tick(self.clock.now)
+        for rank in ranks or range(len(self.watches)):
+            self.watches[rank].tick(self.clock.now)
 
     def pass_time(self, seconds, *ranks):
         """Let the watchers look ten times a second."""

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from channels import Clock, Post, World
+from watches import Clock, Post, World
 
 
 class Reports(logging.Handler):
@@ -150,7 +150,7 @@ def test_a_rank_that_can_not_come_out_of_a_call_that_was_given_up_ends_the_job(w
 def test_a_rank_that_makes_steps_is_not_taken_for_one_that_can_not_come_out(world, what):
     """It moves large data, piece by piece."""
     told = {"failure": ("failure", 1, b""), "final": ("final", "break", "it is broken")}
-    world.channels[2].tell(told[what])
+    world.watches[2].tell(told[what])
     for _ in range(60):
         world.begin(0, 1)
         world.look(after=0.1)
@@ -159,9 +159,9 @@ def test_a_rank_that_makes_steps_is_not_taken_for_one_that_can_not_come_out(worl
     assert len(world.errors) == 2 * (what == "final")
 
 
-def test_a_channel_that_is_closed_uses_its_mailbox_no_more(world):
-    """The strategy has given it back; a watcher that goes through all channels may still come."""
-    closed, other = world.channels[:2]
+def test_a_watch_that_is_closed_uses_its_mailbox_no_more(world):
+    """The strategy has given it back; a watcher that goes through all watches may still come."""
+    closed, other = world.watches[:2]
     closed.tell(("final", "break", "it is broken"))
     other.close()
     other.tell(("final", "break", "it is broken, too"))
