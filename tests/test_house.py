@@ -35,3 +35,19 @@ def test_the_files_that_the_page_names_are_there():
     names = set(re.findall(r"`([\w/]+\.py)`", PAGE)) - {"collectives/replica_broadcast.py"}
     files = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py")]
     assert [name for name in names if not any(f"/{f}".endswith(f"/{name}") for f in files)] == []
+
+
+def test_the_methods_that_the_page_names_are_there():
+    methods = set(re.findall(r"`([A-Z]\w+)\.(\w+)`", PAGE))
+    texts = [path.read_text("utf-8") for path in (ROOT / "mpi_replica").rglob("*.py")]
+    missing = {
+        (kind, name)
+        for kind, name in methods
+        if not any(
+            re.search(rf"^class {kind}\b", text, re.MULTILINE)
+            and re.search(rf"\bdef {name}\b|\bself\.{name}\b", text)
+            for text in texts
+        )
+    }
+    assert len(methods) > 5
+    assert missing == set()

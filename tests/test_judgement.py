@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 
 import mpi_replica as mr
-from mpi_replica.collectives.agreement import travel
+from mpi_replica.collectives.agreement import travelling_error
 from mpi_replica.collectives.agreement.judgement import judge, rank_left
 from mpi_replica.collectives.agreement.site import CallSite
 from mpi_replica.collectives.agreement.stand import (
@@ -51,7 +51,7 @@ def returned(replica_id, call=None):
 
 
 def raised(replica_id, error, rank, status="raised"):
-    packed = travel.pack(error, f"replica {replica_id} (rank {rank})")
+    packed = travelling_error.pack(error, f"replica {replica_id} (rank {rank})")
     return Stand((replica_id,), status, run_end("none"), packed, 1)
 
 

@@ -23,8 +23,8 @@ from mpi_replica.collectives.agreement.steps import (
     Reduce,
     Texts,
 )
-from mpi_replica.collectives.inline import UFUNCS
 from mpi_replica.core.layout import Layout
+from mpi_replica.core.ufuncs import UFUNCS
 from mpi_replica.ranks import HEADER_BYTES, SharedMemoryError
 
 

@@ -114,7 +114,7 @@ def unpacked(data: bytes, path: Path) -> Index:
         if body["format"] != _FORMAT:
             raise ValueError(f"format {body['format']!r}")
         version = body["version"]
-        index = _index(body) if version == _VERSION else None
+        index = _checked_index(body) if version == _VERSION else None
     except _WRONG as error:
         raise CheckpointError(f"{path} is no index of a checkpoint: {error}.") from error
     if index is None:
@@ -132,7 +132,7 @@ _WRONG = (
 )
 
 
-def _index(body: Any) -> Index:
+def _checked_index(body: Any) -> Index:
     """Returns the index; whatever it says makes sense, so that restoring does not fail midway."""
     arrays = {name: unpacked_record(*entry) for name, entry in body["arrays"].items()}
     for file in {record.file for record in arrays.values()}:

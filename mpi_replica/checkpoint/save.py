@@ -100,7 +100,7 @@ class Saving(Call):
         def write_index() -> tuple[bytes, None]:
             if rank == 0:
                 records = [json.loads(text) for text in texts]
-                index = self._index(group.layout.num_replicas, names, shares, records)
+                index = self._index_of_shares(group.layout.num_replicas, names, shares, records)
                 files.write_beside(index_path(self.path), packed(index, self.path.parent))
             return b"", None
 
@@ -130,7 +130,7 @@ class Saving(Call):
         }
         return [extents[: len(share)], records, self.own.of_replicas, self.own.generators]
 
-    def _index(
+    def _index_of_shares(
         self,
         num_replicas: int,
         names: Sequence[str],

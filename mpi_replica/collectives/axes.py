@@ -16,6 +16,7 @@ from ..core.array_libraries import Array
 from ..core.dtypes import accumulation, as_plain_array
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import ReduceOp
+from ..core.ufuncs import EXTREMES, UFUNCS
 
 Axes = tuple[int, ...] | None
 
@@ -65,15 +66,11 @@ def partial(op: ReduceOp, component: Any, axes: tuple[int, ...], path: str) -> t
         raise TypeError(f"reduce of value{path}: {error}") from None
     count = math.prod(array.shape[place] for place in places)
     with np.errstate(all="ignore"):
-        if op in (ReduceOp.SUM, ReduceOp.MEAN):
-            result = np.add.reduce(array, axis=places, dtype=wide)
-        elif op is ReduceOp.PROD:
-            result = np.multiply.reduce(array, axis=places, dtype=wide)
+        if op in EXTREMES:
+            whole = array.astype(wide, copy=False)
+            result = UFUNCS[op].reduce(whole, axis=places, initial=_neutral(op, wide))
         else:
-            ufunc = np.minimum if op is ReduceOp.MIN else np.maximum
-            result = ufunc.reduce(
-                array.astype(wide, copy=False), axis=places, initial=_neutral(op, wide)
-            )
+            result = UFUNCS[op].reduce(array, axis=places, dtype=wide)
     return np.asarray(result, dtype=wide), count
 
 
@@ -97,7 +94,7 @@ def finished(op: ReduceOp, total: Any, count: int, dtype: np.dtype[Any], path: s
     """
     _, result = accumulation(dtype, op)
     if count == 0:
-        if op in (ReduceOp.MIN, ReduceOp.MAX):
+        if op in EXTREMES:
             raise ValueError(
                 f"{op.name} of value{path}: no replica has any element along the axis."
             )

@@ -25,7 +25,7 @@ _NARROW_PART_BYTES = 1 << 21
 _log = logging.getLogger("mpi_replica")
 
 
-class Ways:
+class ChoiceOfWay:
     """The ways of a group; the window is opened when it is first needed."""
 
     def __init__(self, group: Group) -> None:

@@ -13,13 +13,12 @@ import numpy as np
 from ..core.array_libraries import Array
 from ..core.dtypes import is_narrow_float
 from ..core.options import ReduceOp
-
-_UFUNCS = {ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum}
+from ..core.ufuncs import EXTREMES, UFUNCS
 
 
 def are_keyed(dtype: np.dtype[Any], op: ReduceOp) -> bool:
     """Returns whether integers travel in the place of these numbers."""
-    return op in _UFUNCS and (dtype.kind == "f" or is_narrow_float(dtype))
+    return op in EXTREMES and (dtype.kind == "f" or is_narrow_float(dtype))
 
 
 def extreme(op: ReduceOp, total: Array, array: Array, values: Array, signs: Array) -> None:
@@ -32,7 +31,7 @@ def extreme(op: ReduceOp, total: Array, array: Array, values: Array, signs: Arra
     join = np.bitwise_or if op is ReduceOp.MIN else np.bitwise_and
     join(bits, values.view(key), out=sign_bits)
     np.bitwise_and(sign_bits, sign, out=sign_bits)
-    _UFUNCS[op](total, values, out=total)
+    UFUNCS[op](total, values, out=total)
     np.bitwise_and(bits, ~sign, out=bits)
     np.bitwise_or(bits, sign_bits, out=bits)
 

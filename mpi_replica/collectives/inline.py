@@ -15,6 +15,7 @@ from ..core.array_libraries import Array
 from ..core.layout import Layout
 from ..core.options import ReduceOp
 from ..core.tree import tree_of
+from ..core.ufuncs import UFUNCS
 from ..ranks.transport import HEADER_BYTES, Bytes
 from .agreement.group import Group
 from .agreement.header import PAYLOAD_START
@@ -28,15 +29,6 @@ _CACHE_SIZE = 1024
 
 # What a rank is given of all others in a message of its own, at most: adding it up costs more then.
 _MOST_MESSAGE_BYTES = 1 << 16
-
-#: What combines two contributions.
-UFUNCS: dict[ReduceOp, np.ufunc] = {
-    ReduceOp.SUM: np.add,
-    ReduceOp.MEAN: np.add,
-    ReduceOp.MIN: np.minimum,
-    ReduceOp.MAX: np.maximum,
-    ReduceOp.PROD: np.multiply,
-}
 
 
 class InlineReduction:

@@ -8,7 +8,7 @@ from ..core.array_libraries import Array
 from ..core.options import ReduceOp
 from .agreement.group import Group
 from .agreement.steps import Steps
-from .choice_of_way import Ways
+from .choice_of_way import ChoiceOfWay
 from .delivery import PackDelivery
 from .ordered_ways import OrderedWay
 from .parts import ALL_CHUNKS, PackPart, Part, StreamPart, groups_of_chunks
@@ -48,7 +48,7 @@ class Movement:
     ) -> None:
         self._group = group
         self._plan = plan
-        self._ways: Ways = group.kept[Ways]
+        self._ways: ChoiceOfWay = group.kept[ChoiceOfWay]
         self._ordered = ordered or self._ways.narrow
         self._contributions = contributions
         self._results = results

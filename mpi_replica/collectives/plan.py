@@ -18,6 +18,7 @@ import numpy as np
 
 from ..core.dtypes import accumulation, is_narrow_float
 from ..core.options import ReduceOp
+from ..core.ufuncs import EXTREMES
 from .extremes import are_keyed
 from .memory import Allocation
 from .scratch import ALIGNMENT
@@ -275,7 +276,7 @@ def _way_of(
 ) -> tuple[np.dtype[Any], np.dtype[Any], bool]:
     """Returns what a leaf accumulates in, what its result is, and whether the order counts."""
     wide, result = accumulation(dtype, op)
-    if op in (ReduceOp.MIN, ReduceOp.MAX):
+    if op in EXTREMES:
         return result, result, False
     return wide, result, is_ordered or is_narrow_float(result)
 

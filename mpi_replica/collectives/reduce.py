@@ -17,6 +17,7 @@ from ..core import nest
 from ..core.array_libraries import Array, give_back
 from ..core.dtypes import accumulation, as_arrays, wire_name
 from ..core.options import CommunicationImplementation, CommunicationOptions, ReduceOp
+from ..core.ufuncs import EXTREMES
 from ..ranks.transport import Bytes
 from .agreement.call import Call
 from .agreement.group import Group
@@ -24,15 +25,13 @@ from .agreement.site import CallSite
 from .agreement.stand import CallDescription, LeafDescription
 from .agreement.steps import Agree, Gather, Steps
 from .broadcast import Writing
-from .choice_of_way import Ways
+from .choice_of_way import ChoiceOfWay
 from .inline import InlineReduction, InlineReductions
 from .movement import Movement
 from .ordered_ways import OrderedWay
 from .outputs import Outputs
 from .plan import Plan, Signature, plan, signature_of
 
-# Of the others the order makes no difference.
-_ORDERED_OPS = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD})
 _SHARED_MEMORY = CommunicationImplementation.SHARED_MEMORY
 _ORDERED_IMPLEMENTATIONS = frozenset({_SHARED_MEMORY, CommunicationImplementation.ALLTOALL})
 
@@ -193,7 +192,7 @@ class AllReduce(Call):
     def _is_order_asked(self) -> bool:
         """Whether contributions are combined in the order of the replicas, whatever they are."""
         options = self.options
-        return self.op in _ORDERED_OPS and (
+        return self.op not in EXTREMES and (
             bool(options.reproducible) or options.implementation in _ORDERED_IMPLEMENTATIONS
         )
 
@@ -210,7 +209,7 @@ class AllReduce(Call):
             # Also where nothing goes by it: an error where it can't be had.
             is_needed = not is_inline or implementation is _SHARED_MEMORY
             if is_needed and self._is_order_asked:
-                ordered = group.kept[Ways].ordered(implementation)
+                ordered = group.kept[ChoiceOfWay].ordered(implementation)
                 if ordered is None:
                     return b"", None
         contributions = self.contributions
@@ -265,7 +264,7 @@ class AllReduce(Call):
 
     def _open_way(self, group: Group, calls: Sequence[AllReduce]) -> Steps[_Results]:
         """Makes the way by which the parts go, and begins anew."""
-        yield from group.kept[Ways].opened(self.options.implementation)
+        yield from group.kept[ChoiceOfWay].opened(self.options.implementation)
         prepared = yield Agree(lambda: self.prepare(group, calls))
         results = self.steps(group, calls, prepared)
         if isinstance(results, list):

@@ -24,7 +24,7 @@ from .agreement.site import CallSite
 from .agreement.stand import LeafDescription
 from .agreement.steps import Agree, Raise, Steps, Texts
 from .contents import Content, content_of, element_name, element_texts
-from .differences import SMALL_BYTES, Difference, differing_units, search
+from .difference_search import SMALL_BYTES, Difference, differing_units, search
 
 # More groups of replicas, or leaves, are counted only.
 _MOST_SHOWN = 8

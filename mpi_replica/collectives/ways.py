@@ -11,10 +11,10 @@ import numpy as np
 from ..core.array_libraries import Array
 from ..core.options import ReduceOp
 from ..core.tree import in_a_row
+from ..core.ufuncs import UFUNCS
 from .agreement.group import Group
 from .agreement.steps import Reduce, Steps
 from .extremes import extreme, from_keys, to_keys
-from .inline import UFUNCS
 from .parts import Part
 from .scratch import Scratch
 from .settlement import settle

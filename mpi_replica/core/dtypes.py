@@ -27,6 +27,7 @@ import numpy as np
 from .array_libraries import COMMON_TYPES, GiveBack, to_numpy, ways_back
 from .nest import ARRAYS, OTHERS
 from .options import ReduceOp
+from .ufuncs import EXTREMES
 
 _NARROW_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -52,7 +53,7 @@ def accumulation(dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.
     if dtype.kind == "b":
         if op is ReduceOp.MEAN:
             return np.dtype(np.float64), np.dtype(np.float64)
-        if op in (ReduceOp.MIN, ReduceOp.MAX):
+        if op in EXTREMES:
             return dtype, dtype
         raise TypeError(
             f"{op.name} of bool has no meaning. Convert the leaf to an integer to count, or use"
@@ -63,14 +64,14 @@ def accumulation(dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.
             return np.dtype(np.float64), np.dtype(np.float64)
         return dtype, dtype
     if dtype.kind == "f":
-        if dtype.itemsize > 8 and op in (ReduceOp.MIN, ReduceOp.MAX):
+        if dtype.itemsize > 8 and op in EXTREMES:
             raise TypeError(
                 f"{op.name} of {dtype.name} is not supported, since MPI does not say what becomes"
                 " of NaN there. Convert the leaf to float64."
             )
         return dtype, dtype
     if dtype.kind == "c":
-        if op in (ReduceOp.MIN, ReduceOp.MAX):
+        if op in EXTREMES:
             raise TypeError(
                 f"{op.name} of {dtype.name} has no meaning: complex numbers have no order. Reduce"
                 " the absolute values, or real and imaginary parts apart."

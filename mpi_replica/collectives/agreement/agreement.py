@@ -26,7 +26,7 @@ from ...core.exceptions import CollectiveTimeoutError, ContextError, RankLostErr
 from ...core.layout import Layout
 from ...ranks.interrupts import gate
 from ...ranks.transport import HEADER_BYTES, Transport
-from . import travel
+from . import travelling_error
 from .call import Call
 from .header import (
     AGREES,
@@ -152,7 +152,7 @@ class Agreement:
             self.fail(calls, KeyboardInterrupt())
         seconds = first.options.timeout_seconds
         if not self._compare(AGREES, payload, first, seconds):
-            self._settle([self.stand(call) for call in calls], {}, first, seconds)
+            self._exchange_reports([self.stand(call) for call in calls], {}, first, seconds)
         self._last_error = self.raised = None
         if self.notes.chain:
             self.notes.drop()
@@ -179,7 +179,7 @@ class Agreement:
         self._refuse_if_over()
         seconds = first.options.timeout_seconds
         self._compare(REPORTS, b"", first, seconds)
-        self._settle(stands, originals, first, seconds)
+        self._exchange_reports(stands, originals, first, seconds)
 
     def _refuse_if_over(self) -> None:
         """Raises where the other ranks no longer answer: in a strategy or a run that is over."""
@@ -255,8 +255,10 @@ class Agreement:
         """Returns the stand of replicas in which `error` came up."""
         who = self._layout.describe(call.replica_ids)
         serial = self._serial if error is self._last_error else -1
-        place = travel.place_of(error) or call.site.line  # a mistake in the arguments has no frame
-        packed = travel.pack(error, f"{who} at {place}", serial)
+        place = (
+            travelling_error.place_of(error) or call.site.line
+        )  # a mistake in the arguments has no frame
+        packed = travelling_error.pack(error, f"{who} at {place}", serial)
         return Stand(call.replica_ids, status, call.describe(), packed, self.run_ordinal)
 
     def stand(self, call: Call) -> Stand:
@@ -337,7 +339,7 @@ class Agreement:
         self._end(Life.BROKEN, final)
         raise final from None
 
-    def _settle(
+    def _exchange_reports(
         self,
         stands: Sequence[Stand],
         originals: Mapping[int, BaseException],
@@ -368,13 +370,13 @@ class Agreement:
         if traveller.serial == self._serial and self._last_error is not None:
             return self._last_error
         mine = self._layout.rank == verdict.origin_rank
-        error = originals[verdict.origin_replica] if mine else travel.load(traveller)
+        error = originals[verdict.origin_replica] if mine else travelling_error.load(traveller)
         flag = b"" if error is None else b"loaded"
         flags = self._transport.all_gather_bytes(flag, seconds)
         if not mine and not all(flags):
             error = None
         if error is None:
-            error = travel.stand_in(traveller)
+            error = travelling_error.stand_in(traveller)
         elif mine:
             exceptions.add_note(error, f"raised by {traveller.origin}")
         for remark in verdict.remarks:

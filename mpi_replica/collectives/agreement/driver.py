@@ -122,11 +122,11 @@ class Driver:
                     return self.perform(calls)
                 except BaseException as error:
                     try:
-                        self._raise_where_due(error, calls, begun)
+                        self._tell_or_break_off(error, calls, begun)
                     except Exception as other:  # a signal's handler, where `error` was to be told
                         if self._is_dealt_with(other, error):
                             raise
-                        self._raise_where_due(other, calls, begun)
+                        self._tell_or_break_off(other, calls, begun)
                     finally:
                         if undo is not None and agreement.final is None:
                             undo()
@@ -136,7 +136,7 @@ class Driver:
         finally:
             gate.depth -= is_main
 
-    def _raise_where_due(
+    def _tell_or_break_off(
         self, error: BaseException, calls: Sequence[Call], begun: int | None
     ) -> NoReturn:
         """Raises `error`: on all ranks, where they can be told; else the strategy is over."""

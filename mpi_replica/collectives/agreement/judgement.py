@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...core.exceptions import CollectiveMismatchError, RankLostError, StructureMismatchError
 from ...core.layout import Layout
 from .stand import SAME_KIND, CallDescription, Note, Report, Stand
-from .travel import TravellingError
+from .travelling_error import TravellingError
 
 _SAME_CALLS = (
     "All replicas must make the same collective calls in the same order. Where two lines mean one"

@@ -8,7 +8,7 @@ import struct
 from typing import NamedTuple
 
 from .site import CallSite
-from .travel import TravellingError
+from .travelling_error import TravellingError
 
 
 class LeafDescription(NamedTuple):

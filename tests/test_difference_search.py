@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpi_replica.collectives.contents import content_of, element_name, element_texts
-from mpi_replica.collectives.differences import SMALL_BYTES, differing_units, search
+from mpi_replica.collectives.difference_search import SMALL_BYTES, differing_units, search
 
 
 def searched(rows, unit_bytes):
