@@ -59,28 +59,28 @@ class Twin(SingleTransport):
         self.is_in_flight = False
         self.steps_ended = self.steps
 
-    def exchange(self, header, timeout_seconds=None):
+    def exchange(self, header):
         for rank in range(2):
             self.headers[rank * HEADER_BYTES :][: len(header)] = np.frombuffer(header, np.uint8)
         self.begin(header)
 
-    def maximum(self, words, timeout_seconds=None):
+    def maximum(self, words):
         self.begin(int(words[2]))
         return words
 
-    def all_gather_bytes(self, data, timeout_seconds=None):
+    def all_gather_bytes(self, data):
         self.begin("texts")
         return [data, other_report(data)]
 
-    def all_gather_blocks(self, send, receive, counts, timeout_seconds=None):
+    def all_gather_blocks(self, send, receive, counts):
         receive[:] = np.tile(receive[: counts[0]] if send is None else send, 2)
         self.begin("blocks")
 
-    def all_reduce(self, send, receive, op, timeout_seconds=None):
+    def all_reduce(self, send, receive, op):
         np.add(*[receive if send is None else send] * 2, out=receive)
         self.begin("reduction")
 
-    def barrier(self, timeout_seconds=None):
+    def barrier(self):
         self.begin("barrier")
 
     @property
@@ -343,11 +343,29 @@ def test_a_wait_that_is_given_up_is_the_timeout_error(driver, transport):
     check_is_over(driver, error)
 
 
+def test_the_limit_of_a_wait_is_that_of_the_call_and_ends_with_it(driver, transport, monkeypatch):
+    limits = []
+    monkeypatch.setattr(transport, "barrier", lambda: limits.append(transport.timeout_seconds))
+    monkeypatch.setattr(
+        transport,
+        "exchange",
+        lambda header: (limits.append(transport.timeout_seconds), Twin.exchange(transport, header)),
+    )
+    call = Steps(Barrier())
+    call.options = mr.CommunicationOptions(timeout_seconds=7)
+    driver.perform([call])
+    assert transport.timeout_seconds is None
+    assert type(error_of(lambda: driver.report_failure([call], OSError()))) is OSError
+    assert transport.timeout_seconds is None
+    driver.perform([Steps(Barrier())])
+    assert limits == [7, 7, 7, None, None]
+
+
 def test_an_interrupt_that_is_held_comes_at_the_next_call(driver, transport, monkeypatch):
     """On all ranks; and that one works on."""
     gate.install(lambda status: None)
     interrupting = Steps(Barrier())
-    monkeypatch.setattr(transport, "barrier", lambda _: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(transport, "barrier", lambda: signal.raise_signal(signal.SIGINT))
     driver.perform([interrupting])
     assert type(error_of(lambda: driver.perform([reduction(3)]))) is KeyboardInterrupt
     assert transport.has_told

@@ -52,7 +52,8 @@ class TransportContract:
             )
 
     def test_exchange_with_a_limit_is_the_same_when_all_come(self, transport):
-        transport.exchange(self.header(transport.rank), timeout_seconds=60)
+        transport.timeout_seconds = 60
+        transport.exchange(self.header(transport.rank))
         assert transport.headers.tobytes() == b"".join(
             self.header(r) for r in range(transport.size)
         )
@@ -70,16 +71,17 @@ class TransportContract:
 
     @pytest.mark.parametrize("timeout_seconds", [None, 60])
     def test_uneven_blocks_are_gathered_out_of_place_and_in_place(self, transport, timeout_seconds):
+        transport.timeout_seconds = timeout_seconds
         counts = [3 * r + 1 for r in range(transport.size)]
         start = sum(counts[: transport.rank])
         mine = np.full(counts[transport.rank], transport.rank, np.uint8)
         expected = np.repeat(np.arange(transport.size, dtype=np.uint8), counts)
         received = np.full(sum(counts), 255, np.uint8)
-        transport.all_gather_blocks(mine, received, counts, timeout_seconds)
+        transport.all_gather_blocks(mine, received, counts)
         assert received.tolist() == expected.tolist()
         received = np.full(sum(counts), 255, np.uint8)
         received[start : start + mine.size] = mine
-        transport.all_gather_blocks(None, received, counts, timeout_seconds)
+        transport.all_gather_blocks(None, received, counts)
         assert received.tolist() == expected.tolist()
 
     @pytest.mark.parametrize("timeout_seconds", [None, 60])
@@ -87,14 +89,15 @@ class TransportContract:
     def test_sums_are_over_all_ranks_out_of_place_and_in_place(
         self, transport, dtype, timeout_seconds
     ):
+        transport.timeout_seconds = timeout_seconds
         mine = (np.arange(5) + transport.rank).astype(dtype)
         ranks = range(transport.size)
         expected = sum((np.arange(5) + r).astype(dtype) for r in ranks)
         result = np.zeros(5, dtype)
-        transport.all_reduce(mine, result, ReduceOp.SUM, timeout_seconds)
+        transport.all_reduce(mine, result, ReduceOp.SUM)
         assert result.tolist() == expected.tolist()
         assert mine.tolist() == (np.arange(5) + transport.rank).tolist()
-        transport.all_reduce(None, mine, ReduceOp.MEAN, timeout_seconds)  # not divided here
+        transport.all_reduce(None, mine, ReduceOp.MEAN)  # not divided here
         assert mine.tolist() == expected.tolist()
 
     @pytest.mark.parametrize(
@@ -113,6 +116,7 @@ class TransportContract:
         self, transport, gives, timeout_seconds
     ):
         """Blocks may be uneven and empty."""
+        transport.timeout_seconds = timeout_seconds
         ranks = range(transport.size)
 
         def block(sender, receiver):
@@ -125,7 +129,7 @@ class TransportContract:
         before = send.tolist()
         received = np.full(sum(map(len, given)), 255, np.uint8)
         lengths = [[len(one) for one in blocks] for blocks in (sent, given)]
-        transport.all_to_all(send, lengths[0], received, lengths[1], timeout_seconds)
+        transport.all_to_all(send, lengths[0], received, lengths[1])
         assert received.tolist() == np.concatenate(given).tolist()
         assert send.tolist() == before
 
@@ -145,16 +149,17 @@ class TransportContract:
     def test_what_is_written_into_shared_memory_before_a_barrier_is_read_after_it(
         self, transport, timeout_seconds
     ):
+        transport.timeout_seconds = timeout_seconds
         size, rank = transport.size, transport.rank
         memory = transport.open_shared_memory(size * 8)
-        transport.barrier(timeout_seconds)
+        transport.barrier()
         numbers = memory.view(np.int64)
         seen = []
         for turn in range(9):
             numbers[rank] = 100 * turn + rank
-            transport.barrier(timeout_seconds)
+            transport.barrier()
             seen.append(numbers.tolist())
-            transport.barrier(timeout_seconds)
+            transport.barrier()
         assert seen == [[100 * turn + r for r in range(size)] for turn in range(9)]
 
     def test_no_rank_leaves_a_barrier_before_the_last_one_has_come(self, transport):
@@ -191,23 +196,20 @@ class TransportContract:
         mine = b"%d" % transport.steps
         assert set(transport.all_gather_bytes(mine)) == {mine}
 
-    def exchanges(self, transport, timeout_seconds):
+    def exchanges(self, transport):
         """Every exchange there is, by name."""
         size, rank = transport.size, transport.rank
         words, numbers = np.full(3, rank, np.uint64), np.full(9, rank, np.float64)
         block, blocks = np.full(4, rank, np.uint8), np.empty(4 * size, np.uint8)
         counts = [4] * size
-        limit = timeout_seconds
         return {
-            "exchange": lambda: transport.exchange(self.header(rank), limit),
-            "maximum": lambda: transport.maximum(words, limit),
-            "all_gather_bytes": lambda: transport.all_gather_bytes(b"four", limit),
-            "all_gather_blocks": lambda: transport.all_gather_blocks(block, blocks, counts, limit),
-            "all_reduce": lambda: transport.all_reduce(None, numbers, ReduceOp.MAX, limit),
-            "all_to_all": lambda: transport.all_to_all(
-                blocks.copy(), counts, blocks, counts, limit
-            ),
-            "barrier": lambda: transport.barrier(limit),
+            "exchange": lambda: transport.exchange(self.header(rank)),
+            "maximum": lambda: transport.maximum(words),
+            "all_gather_bytes": lambda: transport.all_gather_bytes(b"four"),
+            "all_gather_blocks": lambda: transport.all_gather_blocks(block, blocks, counts),
+            "all_reduce": lambda: transport.all_reduce(None, numbers, ReduceOp.MAX),
+            "all_to_all": lambda: transport.all_to_all(blocks.copy(), counts, blocks, counts),
+            "barrier": lambda: transport.barrier(),
         }
 
     @pytest.mark.parametrize("timeout_seconds", [None, 60])
@@ -215,7 +217,8 @@ class TransportContract:
         self, transport, timeout_seconds
     ):
         """By the steps of an exchange the others know which one has failed."""
-        for name, exchange in self.exchanges(transport, timeout_seconds).items():
+        transport.timeout_seconds = timeout_seconds
+        for name, exchange in self.exchanges(transport).items():
             costs = []
             for _ in range(3):
                 before = transport.steps, transport.sent_bytes

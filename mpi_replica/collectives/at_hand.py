@@ -75,4 +75,4 @@ class AtHand:
             elif isinstance(step, Raise):
                 raise step.error
             else:
-                answer = step.exchange(transport, None)
+                answer = step.exchange(transport)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 import time
 import warnings
@@ -128,7 +127,7 @@ class MPITransport(Transport):
             else:
                 self._exchange = self._comm.Allgather_init(*buffers)
 
-    def exchange(self, header: bytes, timeout_seconds: float | None = None) -> None:
+    def exchange(self, header: bytes) -> None:
         request = self._start_exchange(header)
         # Every collective waits here: the first spins are those of `_wait`, without a call of it.
         test = request.Test
@@ -140,7 +139,12 @@ class MPITransport(Transport):
                     return
         except MPI.Exception as error:
             raise self._as_loss(error) from None
-        self._wait(request, timeout_seconds)
+        self._wait(request)
+
+    @property
+    def _blocks_now(self) -> bool:
+        """Whether a call of MPI may block: nobody has to give up the wait for it."""
+        return self._blocks and self.timeout_seconds is None
 
     def begin_exchange(self, header: bytes) -> Callable[[], bool]:
         return self._asking(self._start_exchange(header).Test)
@@ -167,11 +171,11 @@ class MPITransport(Transport):
             raise self._not_begun(error) from None
         return self._exchange
 
-    def maximum(self, words: Words, timeout_seconds: float | None = None) -> Words:
+    def maximum(self, words: Words) -> Words:
         greatest = np.empty_like(words)
         self.sent_bytes += words.nbytes
         arguments = (words, greatest, MPI.MAX)
-        self._run(self._comm.Iallreduce, arguments, timeout_seconds, SECONDS_BEFORE_SLEEP)
+        self._run(self._comm.Iallreduce, arguments, SECONDS_BEFORE_SLEEP)
         return greatest
 
     def begin_maximum(self, words: Words) -> Callable[[], Words | None]:
@@ -180,43 +184,31 @@ class MPITransport(Transport):
         # what is returned holds both buffers
         return lambda: greatest if words is not None and has_ended() else None
 
-    def all_gather_bytes(self, data: bytes, timeout_seconds: float | None = None) -> list[bytes]:
+    def all_gather_bytes(self, data: bytes) -> list[bytes]:
         lengths = np.empty(self.size, np.int64)
         mine = np.array([len(data)], np.int64)
         self.sent_bytes += mine.nbytes
-        self._run(self._comm.Iallgather, (mine, lengths), timeout_seconds)
+        self._run(self._comm.Iallgather, (mine, lengths))
         receive = np.empty(int(lengths.sum()), np.uint8)
         counts = lengths.tolist()
         # The ranks may be here because they disagree, even about timeouts: no blocking call.
-        limit = math.inf if timeout_seconds is None else timeout_seconds
-        self._gather_blocks(np.frombuffer(data, np.uint8), receive, counts, limit)
+        self._gather_blocks(np.frombuffer(data, np.uint8), receive, counts, blocks=False)
         starts = [0, *itertools.accumulate(counts)]
         return [receive[start:end].tobytes() for start, end in itertools.pairwise(starts)]
 
-    def all_gather_blocks(
-        self,
-        send: Bytes | None,
-        receive: Bytes,
-        counts: Sequence[int],
-        timeout_seconds: float | None = None,
-    ) -> None:
-        self._gather_blocks(send, receive, counts, timeout_seconds)
+    def all_gather_blocks(self, send: Bytes | None, receive: Bytes, counts: Sequence[int]) -> None:
+        self._gather_blocks(send, receive, counts, blocks=self._blocks_now)
 
     def _gather_blocks(
-        self,
-        send: Bytes | None,
-        receive: Bytes,
-        counts: Sequence[int],
-        timeout_seconds: float | None,
+        self, send: Bytes | None, receive: Bytes, counts: Sequence[int], *, blocks: bool
     ) -> None:
-        blocks = self._blocks and timeout_seconds is None
         starts = [0, *itertools.accumulate(counts)]
         self.sent_bytes += counts[self.rank]
         if starts[-1] <= _LARGEST_MESSAGE_BYTES:
             spec = [receive, (list(counts), starts[:-1]), MPI.BYTE]
             source = MPI.IN_PLACE if send is None else [send, MPI.BYTE]
             call = self._comm.Allgatherv if blocks else self._comm.Iallgatherv
-            self._run(call, (source, spec), timeout_seconds)
+            self._run(call, (source, spec))
             return
         # One broadcast for each piece: only so has each its own base address.
         if send is not None:
@@ -225,35 +217,24 @@ class MPITransport(Transport):
         for root, (begin, end) in enumerate(itertools.pairwise(starts)):
             for start in range(begin, end, _LARGEST_MESSAGE_BYTES):
                 piece = receive[start : min(start + _LARGEST_MESSAGE_BYTES, end)]
-                self._run(broadcast, ([piece, MPI.BYTE], root), timeout_seconds)
+                self._run(broadcast, ([piece, MPI.BYTE], root))
 
     def all_reduce(
-        self,
-        send: npt.NDArray[Any] | None,
-        receive: npt.NDArray[Any],
-        op: ReduceOp,
-        timeout_seconds: float | None = None,
+        self, send: npt.NDArray[Any] | None, receive: npt.NDArray[Any], op: ReduceOp
     ) -> None:
         source = MPI.IN_PLACE if send is None else send
         arguments = (source, receive, _OPS[op])
         self.sent_bytes += receive.nbytes
-        blocks = self._blocks and timeout_seconds is None
-        call = self._comm.Allreduce if blocks else self._comm.Iallreduce
-        self._run(call, arguments, timeout_seconds)
+        call = self._comm.Allreduce if self._blocks_now else self._comm.Iallreduce
+        self._run(call, arguments)
 
     def all_to_all(
-        self,
-        send: Bytes,
-        send_counts: Sequence[int],
-        receive: Bytes,
-        receive_counts: Sequence[int],
-        timeout_seconds: float | None = None,
+        self, send: Bytes, send_counts: Sequence[int], receive: Bytes, receive_counts: Sequence[int]
     ) -> None:
-        blocks = self._blocks and timeout_seconds is None
-        call = self._comm.Alltoallv if blocks else self._comm.Ialltoallv
+        call = self._comm.Alltoallv if self._blocks_now else self._comm.Ialltoallv
         self.sent_bytes += send.nbytes
         specs = ([send, send_counts, MPI.BYTE], [receive, receive_counts, MPI.BYTE])
-        self._run(call, specs, timeout_seconds)
+        self._run(call, specs)
 
     def open_shared_memory(self, size_bytes: int) -> Bytes:
         try:
@@ -261,10 +242,9 @@ class MPITransport(Transport):
         except MPI.Exception as error:
             raise self._as_loss(error) from None
 
-    def barrier(self, timeout_seconds: float | None = None) -> None:
-        blocks = self._blocks and timeout_seconds is None
+    def barrier(self) -> None:
         self._windows.sync()
-        self._run(self._comm.Barrier if blocks else self._comm.Ibarrier, (), timeout_seconds)
+        self._run(self._comm.Barrier if self._blocks_now else self._comm.Ibarrier, ())
         self._windows.sync()
 
     def pass_on(self, messages: Messages, sizes: Mapping[int, int]) -> Messages:
@@ -274,13 +254,13 @@ class MPITransport(Transport):
         except MPI.Exception as error:
             raise self._as_loss(error) from None
         self.is_in_flight = True
-        self._wait(request, None)
+        self._wait(request)
         return request.received
 
     def agree(self, word: int) -> int:
         words, loss = np.array([word], np.int32), self.loss
         try:
-            self._wait(self._comm.Iagree(words), None, buffers=words)
+            self._wait(self._comm.Iagree(words), buffers=words)
         except RankLostError:
             # The word is agreed on all the same. A loss that is new comes up at the next exchange.
             self.loss = loss
@@ -312,7 +292,6 @@ class MPITransport(Transport):
         self,
         call: Callable[..., MPI.Request | None],
         arguments: tuple[Any, ...],
-        timeout_seconds: float | None,
         seconds_before_sleep: float = _SECONDS_OF_DATA,
     ) -> None:
         """Does the call, and waits for it where it does not block."""
@@ -324,7 +303,7 @@ class MPITransport(Transport):
             raise
         if request is not None:
             self.steps -= 1  # counted when it is waited for
-            self._wait(request, timeout_seconds, seconds_before_sleep, arguments)
+            self._wait(request, seconds_before_sleep, arguments)
         else:
             if self.is_fault_tolerant and self._comm.Is_revoked():
                 # A small Allgatherv that is ended so may report success and have received nothing.
@@ -357,13 +336,12 @@ class MPITransport(Transport):
     def _wait(
         self,
         request: MPI.Request | TwoLevelExchange | PointToPoint,
-        timeout_seconds: float | None,
         seconds_before_sleep: float = SECONDS_BEFORE_SLEEP,
         buffers: Any = None,
     ) -> None:
         """Polls until the request is complete; gives the core away while it is not."""
         self.steps += 1
-        test = request.Test
+        test, timeout_seconds = request.Test, self.timeout_seconds
         if timeout_seconds is not None and self.mailbox is not None:
             timeout_seconds += _SECONDS_FOR_THE_WATCHER
         start = time.monotonic()

@@ -26,10 +26,10 @@ class SingleTransport(Transport):
         self.headers = np.zeros(HEADER_BYTES, np.uint8)
         self._headers_view = self.headers.data
 
-    def exchange(self, header: bytes, timeout_seconds: float | None = None) -> None:
+    def exchange(self, header: bytes) -> None:
         self._headers_view[: len(header)] = header
 
-    def maximum(self, words: Words, timeout_seconds: float | None = None) -> Words:
+    def maximum(self, words: Words) -> Words:
         return words
 
     def begin_exchange(self, header: bytes) -> Callable[[], bool]:
@@ -39,36 +39,21 @@ class SingleTransport(Transport):
     def begin_maximum(self, words: Words) -> Callable[[], Words | None]:
         return lambda: words
 
-    def all_gather_bytes(self, data: bytes, timeout_seconds: float | None = None) -> list[bytes]:
+    def all_gather_bytes(self, data: bytes) -> list[bytes]:
         return [data]
 
-    def all_gather_blocks(
-        self,
-        send: Bytes | None,
-        receive: Bytes,
-        counts: Sequence[int],
-        timeout_seconds: float | None = None,
-    ) -> None:
+    def all_gather_blocks(self, send: Bytes | None, receive: Bytes, counts: Sequence[int]) -> None:
         if send is not None:
             np.copyto(receive, send)
 
     def all_reduce(
-        self,
-        send: npt.NDArray[Any] | None,
-        receive: npt.NDArray[Any],
-        op: ReduceOp,
-        timeout_seconds: float | None = None,
+        self, send: npt.NDArray[Any] | None, receive: npt.NDArray[Any], op: ReduceOp
     ) -> None:
         if send is not None:
             np.copyto(receive, send)
 
     def all_to_all(
-        self,
-        send: Bytes,
-        send_counts: Sequence[int],
-        receive: Bytes,
-        receive_counts: Sequence[int],
-        timeout_seconds: float | None = None,
+        self, send: Bytes, send_counts: Sequence[int], receive: Bytes, receive_counts: Sequence[int]
     ) -> None:
         np.copyto(receive, send)
 
@@ -78,7 +63,7 @@ class SingleTransport(Transport):
     def open_shared_memory(self, size_bytes: int) -> Bytes:
         return np.zeros(size_bytes, np.uint8)
 
-    def barrier(self, timeout_seconds: float | None = None) -> None:
+    def barrier(self) -> None:
         """Returns at once: there is one rank."""
 
     def revoke(self) -> None:

@@ -52,8 +52,7 @@ class Transport(abc.ABC):
     """Collective communication of the ranks of one communicator.
 
     Every method is collective: the agreement of the floor above sees to it that all ranks call
-    the same ones in the same order. Buffers are C-contiguous. ``timeout_seconds`` bounds the wait
-    where it is given; `WaitGivenUpError` is final.
+    the same ones in the same order. Buffers are C-contiguous.
     """
 
     rank: int
@@ -83,20 +82,23 @@ class Transport(abc.ABC):
     loss: RankLostError | None = None
     #: Whether it came out by `agree` that a rank has died, so that all living ranks know of it.
     has_told_loss: bool = False
+    #: How long an exchange may wait for the other ranks; then it ends with `WaitGivenUpError`,
+    #: which is final. Set for the time of a call.
+    timeout_seconds: float | None = None
     #: Set from another thread: waits end with `WaitGivenUpError`. A blocking call is not woken.
     is_interrupted: bool = False
     #: What the user may see as ``strategy.communicator``: an MPI communicator, or None.
     communicator: Any
 
     @abc.abstractmethod
-    def exchange(self, header: bytes, timeout_seconds: float | None = None) -> None:
+    def exchange(self, header: bytes) -> None:
         """Fills `headers` with those of all ranks, in rank order.
 
         `header` has `HEADER_BYTES` bytes at most; what stands behind a shorter one is undefined.
         """
 
     @abc.abstractmethod
-    def maximum(self, words: Words, timeout_seconds: float | None = None) -> Words:
+    def maximum(self, words: Words) -> Words:
         """Returns the greatest of each of a few words over all ranks."""
 
     @abc.abstractmethod
@@ -108,17 +110,11 @@ class Transport(abc.ABC):
         """Starts a `maximum`; what is returned gives its result, or None while it goes on."""
 
     @abc.abstractmethod
-    def all_gather_bytes(self, data: bytes, timeout_seconds: float | None = None) -> list[bytes]:
+    def all_gather_bytes(self, data: bytes) -> list[bytes]:
         """Returns `data` of each rank, in rank order; lengths may differ."""
 
     @abc.abstractmethod
-    def all_gather_blocks(
-        self,
-        send: Bytes | None,
-        receive: Bytes,
-        counts: Sequence[int],
-        timeout_seconds: float | None = None,
-    ) -> None:
+    def all_gather_blocks(self, send: Bytes | None, receive: Bytes, counts: Sequence[int]) -> None:
         """Fills `receive` with the blocks of all ranks, one behind the other.
 
         ``counts`` are the bytes of each rank's block. None for `send`: this rank's block is in
@@ -127,11 +123,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def all_reduce(
-        self,
-        send: npt.NDArray[Any] | None,
-        receive: npt.NDArray[Any],
-        op: ReduceOp,
-        timeout_seconds: float | None = None,
+        self, send: npt.NDArray[Any] | None, receive: npt.NDArray[Any], op: ReduceOp
     ) -> None:
         """Combines arrays of all ranks element by element into `receive`; MEAN is not divided.
 
@@ -140,12 +132,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def all_to_all(
-        self,
-        send: Bytes,
-        send_counts: Sequence[int],
-        receive: Bytes,
-        receive_counts: Sequence[int],
-        timeout_seconds: float | None = None,
+        self, send: Bytes, send_counts: Sequence[int], receive: Bytes, receive_counts: Sequence[int]
     ) -> None:
         """Gives each rank its block of `send`, and fills `receive` with those that it is given.
 
@@ -172,7 +159,7 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
-    def barrier(self, timeout_seconds: float | None = None) -> None:
+    def barrier(self) -> None:
         """Returns when all ranks have come."""
 
     def agree(self, word: int) -> int:

@@ -65,7 +65,7 @@ class Fence:
         self._transport = transport
         self.rank = transport.rank
         self.size = transport.size
-        self.limit_seconds = limit_seconds
+        self.limit_seconds = transport.timeout_seconds = limit_seconds
         self.departure = Departure()
         #: What failed so far: printed where the job ends before rank 0 reports.
         self.failures: list[str] = []
@@ -166,7 +166,7 @@ class Fence:
 
     def _tell(self, arrival: Arrival) -> list[Arrival]:
         try:
-            texts = self._transport.all_gather_bytes(pickle.dumps(arrival), self.limit_seconds)
+            texts = self._transport.all_gather_bytes(pickle.dumps(arrival))
         except WaitGivenUpError:
             self._give_up(arrival)
         return [pickle.loads(data) for data in texts]

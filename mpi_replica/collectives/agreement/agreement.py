@@ -150,9 +150,8 @@ class Agreement:
             self._refuse_if_over()
         if gate.is_pending and gate.take():
             self.fail(calls, KeyboardInterrupt())
-        seconds = first.options.timeout_seconds
-        if not self._compare(AGREES, payload, first, seconds):
-            self._exchange_reports([self.stand(call) for call in calls], {}, first, seconds)
+        if not self._compare(AGREES, payload, first):
+            self._exchange_reports([self.stand(call) for call in calls], {})
         self._last_error = self.raised = None
         if self.notes.chain:
             self.notes.drop()
@@ -177,9 +176,8 @@ class Agreement:
         `originals` are this rank's exceptions by replica id: here they are raised as they are.
         """
         self._refuse_if_over()
-        seconds = first.options.timeout_seconds
-        self._compare(REPORTS, b"", first, seconds)
-        self._exchange_reports(stands, originals, first, seconds)
+        self._compare(REPORTS, b"", first)
+        self._exchange_reports(stands, originals)
 
     def _refuse_if_over(self) -> None:
         """Raises where the other ranks no longer answer: in a strategy or a run that is over."""
@@ -271,13 +269,13 @@ class Agreement:
         """Returns whether all ranks raise `error`, or its counterparts, in this moment."""
         return error is self.raised or error is self.final
 
-    def _compare(self, state: int, payload: bytes, first: Call, seconds: float | None) -> bool:
+    def _compare(self, state: int, payload: bytes, first: Call) -> bool:
         """Exchanges headers; returns whether all ranks agree."""
         mine = head(first.fingerprint, self.notes.chain, state, len(payload)) + payload
         transport = self._transport
         if self._wide:
-            return self._compare_widely(state, mine, bool(payload), first, seconds)
-        transport.exchange(mine, seconds)
+            return self._compare_widely(state, mine, bool(payload), first)
+        transport.exchange(mine)
         headers = transport.headers.tobytes()
         compared = mine[:COMPARED_BYTES]
         for start in self._starts:
@@ -289,20 +287,18 @@ class Agreement:
             self._others_left(headers, first)
         return False
 
-    def _compare_widely(
-        self, state: int, mine: bytes, has_payload: bool, first: Call, seconds: float | None
-    ) -> bool:
+    def _compare_widely(self, state: int, mine: bytes, has_payload: bool, first: Call) -> bool:
         """Does as `_compare`, with a reduction; headers travel only where they carry something."""
         transport = self._transport
         word = words(mine)
-        greatest = transport.maximum(word, seconds)
+        greatest = transport.maximum(word)
         if state_of_words(greatest) == LEAVES:
-            transport.exchange(mine, seconds)
+            transport.exchange(mine)
             self._others_left(transport.headers.tobytes(), first)
         if (greatest != word).any() or state != AGREES:
             return False
         if has_payload:
-            transport.exchange(mine, seconds)
+            transport.exchange(mine)
         return True
 
     def break_off(self, error: BaseException) -> None:
@@ -340,15 +336,11 @@ class Agreement:
         raise final from None
 
     def _exchange_reports(
-        self,
-        stands: Sequence[Stand],
-        originals: Mapping[int, BaseException],
-        first: Call,
-        seconds: float | None,
+        self, stands: Sequence[Stand], originals: Mapping[int, BaseException]
     ) -> NoReturn:
         """Exchanges reports and raises what follows."""
         report = Report(tuple(stands), self.notes.all, self.last_run_ordinal)
-        texts = self._transport.all_gather_bytes(pickle.dumps(report, 5), seconds)
+        texts = self._transport.all_gather_bytes(pickle.dumps(report, 5))
         reports: list[Report] = [pickle.loads(text) for text in texts]
         verdict = judge(reports, self._layout)
         self.last_run_ordinal = max(report.run_ordinal for report in reports) + 1
@@ -356,10 +348,10 @@ class Agreement:
             raise Promotion(verdict.change)
         self.notes.undo([report.notes for report in reports])
         self.notes.drop()
-        self.raise_agreed(self._agreed_error(verdict, originals, seconds), verdict)
+        self.raise_agreed(self._agreed_error(verdict, originals), verdict)
 
     def _agreed_error(
-        self, verdict: Verdict, originals: Mapping[int, BaseException], seconds: float | None
+        self, verdict: Verdict, originals: Mapping[int, BaseException]
     ) -> BaseException:
         """Returns what this rank raises: the original, what travelled, or what stands for it."""
         traveller = verdict.traveller
@@ -372,7 +364,7 @@ class Agreement:
         mine = self._layout.rank == verdict.origin_rank
         error = originals[verdict.origin_replica] if mine else travelling_error.load(traveller)
         flag = b"" if error is None else b"loaded"
-        flags = self._transport.all_gather_bytes(flag, seconds)
+        flags = self._transport.all_gather_bytes(flag)
         if not mine and not all(flags):
             error = None
         if error is None:

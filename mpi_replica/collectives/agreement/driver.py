@@ -85,7 +85,8 @@ class Driver:
         try:
             with self._lock:
                 try:
-                    recorder.begin(first.text or first.title, first.options.timeout_seconds)
+                    transport.timeout_seconds = first.options.timeout_seconds
+                    recorder.begin(first.text or first.title, transport.timeout_seconds)
                     if len(calls) > 1 or not first.agrees:
                         self._require_one_call(calls)
                     prepared = first.prepare(self.group, calls)
@@ -115,7 +116,7 @@ class Driver:
                             elif type(step) is Raise:
                                 agreement.raise_agreed(step.error, Verdict("raise", step.error))
                             else:
-                                answer = step.exchange(transport, first.options.timeout_seconds)
+                                answer = step.exchange(transport)
                 except Promotion as promotion:
                     for call in calls:
                         call.promote(promotion.change)
@@ -132,6 +133,7 @@ class Driver:
                             undo()
                 finally:
                     recorder.end()
+                    transport.timeout_seconds = None
                 return first.answer(calls, results)
         finally:
             gate.depth -= is_main
@@ -180,7 +182,8 @@ class Driver:
         try:
             with self._lock:
                 try:
-                    self._recorder.begin(first.title, first.options.timeout_seconds)
+                    transport.timeout_seconds = first.options.timeout_seconds
+                    self._recorder.begin(first.title, transport.timeout_seconds)
                     agreement.report(stands, originals, first)
                 except Promotion:
                     raise
@@ -193,6 +196,7 @@ class Driver:
                     raise
                 finally:
                     self._recorder.end()
+                    transport.timeout_seconds = None
         finally:
             gate.depth -= is_main
 

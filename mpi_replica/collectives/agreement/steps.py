@@ -42,9 +42,9 @@ class Gather(NamedTuple):
     receive: Bytes
     rank_bytes: Sequence[int]
 
-    def exchange(self, transport: Transport, timeout_seconds: float | None) -> None:
+    def exchange(self, transport: Transport) -> None:
         """Does it."""
-        transport.all_gather_blocks(self.send, self.receive, self.rank_bytes, timeout_seconds)
+        transport.all_gather_blocks(self.send, self.receive, self.rank_bytes)
 
 
 class Reduce(NamedTuple):
@@ -54,9 +54,9 @@ class Reduce(NamedTuple):
     total: np.ndarray[Any, Any]
     op: ReduceOp
 
-    def exchange(self, transport: Transport, timeout_seconds: float | None) -> None:
+    def exchange(self, transport: Transport) -> None:
         """Does it."""
-        transport.all_reduce(self.send, self.total, self.op, timeout_seconds)
+        transport.all_reduce(self.send, self.total, self.op)
 
 
 class AllToAll(NamedTuple):
@@ -67,17 +67,17 @@ class AllToAll(NamedTuple):
     receive: Bytes
     receive_bytes: Sequence[int]
 
-    def exchange(self, transport: Transport, timeout_seconds: float | None) -> None:
+    def exchange(self, transport: Transport) -> None:
         """Does it."""
-        transport.all_to_all(*self, timeout_seconds)
+        transport.all_to_all(*self)
 
 
 class Barrier(NamedTuple):
     """All ranks come here before any goes on."""
 
-    def exchange(self, transport: Transport, timeout_seconds: float | None) -> None:
+    def exchange(self, transport: Transport) -> None:
         """Does it."""
-        transport.barrier(timeout_seconds)
+        transport.barrier()
 
 
 class Texts(NamedTuple):
@@ -85,9 +85,9 @@ class Texts(NamedTuple):
 
     data: bytes
 
-    def exchange(self, transport: Transport, timeout_seconds: float | None) -> list[bytes]:
+    def exchange(self, transport: Transport) -> list[bytes]:
         """Does it."""
-        return transport.all_gather_bytes(self.data, timeout_seconds)
+        return transport.all_gather_bytes(self.data)
 
 
 class PassOn(NamedTuple):
@@ -96,7 +96,7 @@ class PassOn(NamedTuple):
     messages: Messages
     sizes: Mapping[int, int]
 
-    def exchange(self, transport: Transport, timeout_seconds: float | None) -> Messages:
+    def exchange(self, transport: Transport) -> Messages:
         """Does it."""
         return transport.pass_on(self.messages, self.sizes)
 
@@ -106,9 +106,7 @@ class OpenWindow(NamedTuple):
 
     size_bytes: int
 
-    def exchange(
-        self, transport: Transport, timeout_seconds: float | None
-    ) -> Bytes | SharedMemoryError:
+    def exchange(self, transport: Transport) -> Bytes | SharedMemoryError:
         """Does it."""
         try:
             return transport.open_shared_memory(self.size_bytes)
