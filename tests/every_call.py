@@ -13,14 +13,15 @@ import numpy as np
 
 import mpi_replica as mr
 from contributions import Leaf, arrays_in, check, gathered, reduced
+from mpi_replica.checkpoint.any_signal import AnySignal
 from mpi_replica.checkpoint.comparison import Comparison
 from mpi_replica.checkpoint.encoder import Encoder
 from mpi_replica.checkpoint.restore import Restoring
 from mpi_replica.checkpoint.save import Own, Saving
-from mpi_replica.checkpoint.stop import Stopping
 from mpi_replica.collectives.agreement.site import CallSite, function_identity
 from mpi_replica.collectives.barrier import BarrierCall
-from mpi_replica.collectives.broadcast import Broadcast, EqualEverywhere
+from mpi_replica.collectives.broadcast import Broadcast
+from mpi_replica.collectives.equal_everywhere import EqualEverywhere
 from mpi_replica.collectives.gather import AllGather
 from mpi_replica.collectives.merge import MergeCall
 from mpi_replica.collectives.objects import ObjectGather
@@ -402,7 +403,7 @@ def saved_and_restored(world, make=Thing):
 def stop(world):
     """A signal has come to the last rank."""
     last = world.ranks[-1]
-    answers = world.perform(lambda layout: Stopping(SITE, OPTIONS, 7, 15 * (layout.rank == last)))
+    answers = world.perform(lambda layout: AnySignal(SITE, OPTIONS, 7, 15 * (layout.rank == last)))
     assert answers == [[(last, 15)] for _ in world.ranks]
 
 

@@ -30,7 +30,7 @@ from every_call import (
 from everywhere import error_of
 from hard_numbers import numbers
 from in_order import reduced_in_order
-from mpi_replica.checkpoint.stop import Stopping
+from mpi_replica.checkpoint.any_signal import AnySignal
 from mpi_replica.collectives.agreement.steps import AllToAll, Barrier
 from mpi_replica.collectives.barrier import BarrierCall
 from mpi_replica.collectives.blobs import LARGE_BYTES
@@ -84,7 +84,7 @@ def test_a_window_that_was_asked_for_and_can_not_be_had_is_an_error_on_all_ranks
         (next_step(lambda rank: True, taken=int), mr.errors.CollectiveMismatchError),
         (next_step(lambda rank: True, text=str), mr.errors.StructureMismatchError),
         (
-            lambda world: world.perform(lambda layout: Stopping(SITE, OPTIONS, layout.rank, 0)),
+            lambda world: world.perform(lambda layout: AnySignal(SITE, OPTIONS, layout.rank, 0)),
             mr.errors.CollectiveMismatchError,
         ),
     ],

@@ -15,10 +15,10 @@ from ..core.argument_checks import flag, integer
 from ..core.context import require_cross_replica
 from ..core.exceptions import CheckpointError, CorruptCheckpointError
 from . import files, preemption
+from .any_signal import AnySignal
 from .checkpoint import Checkpoint
 from .index import MOST_BYTES, index_path, order_of, unpacked
 from .save import data_files
-from .stop import Stopping
 
 _NAME = "ckpt"
 _INDEX = re.compile(rf"{_NAME}-(\d+)\.index")
@@ -186,10 +186,10 @@ class CheckpointManager:
         if not self._save_on_signal:
             return
         strategy = self._checkpoint.strategy
-        require_cross_replica(strategy, Stopping.kind)
+        require_cross_replica(strategy, AnySignal.kind)
         engine = strategy.engine
         rank, number = engine.cross_replica(
-            engine.make(Stopping.kind, None, Stopping, step, preemption.arrived())
+            engine.make(AnySignal.kind, None, AnySignal, step, preemption.arrived())
         )
         if not number:
             return

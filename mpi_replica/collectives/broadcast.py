@@ -1,4 +1,4 @@
-"""One replica's value for all, and values that must be equal everywhere without travelling."""
+"""One replica's value for all."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..core import nest
-from ..core.digests import digest_of
 from ..core.dtypes import wire_name
 from ..core.options import CommunicationOptions
 from .agreement.call import Call
 from .agreement.group import Group
 from .agreement.site import CallSite
-from .agreement.stand import LeafDescription, Note
+from .agreement.stand import LeafDescription
 from .agreement.steps import Agree, Steps
 from .blobs import LARGE_BYTES, all_blobs, marks, payload_of
 
@@ -122,55 +121,6 @@ class Writing:
     def commit(self) -> None:
         """Puts it there."""
         raise NotImplementedError
-
-
-class EqualEverywhere(Call):
-    """A value that all replicas must pass alike: it does not travel, its hash does.
-
-    The local replicas meet; the ranks compare the hash with their next header. They send one here
-    where what would take back this and earlier values holds much memory.
-
-    Parameters
-    ----------
-    write : callable
-        What is done with the value, once on each rank, before the others are known to agree; it
-        returns what takes it back if they don't.
-    held_bytes : int
-        Memory that is held by what takes it back.
-    """
-
-    def __init__(
-        self,
-        site: CallSite,
-        options: CommunicationOptions,
-        kind: str,
-        detail: str,
-        value: Any,
-        advice: str,
-        write: Callable[[Any], Callable[[], None]],
-        held_bytes: int,
-    ) -> None:
-        super().__init__(site, options)
-        self.kind = kind
-        self.detail = detail
-        self.value = value
-        self.write = write
-        self.held_bytes = held_bytes
-        self.note = Note(f"{kind}({detail})", site, digest_of(value), advice, "ValueError")
-        self.identify(detail)
-
-    def prepare(self, group: Group, calls: Sequence[EqualEverywhere]) -> tuple[bytes, None] | None:
-        for call in calls[1:]:
-            if call.note.digest != self.note.digest:
-                here = group.layout.describe([*self.replica_ids, *call.replica_ids])
-                raise ValueError(
-                    f"{self.note.what} at {self.site.line}: the values differ between {here}."
-                    f" {self.note.advice}"
-                )
-        undo = self.write(self.value)
-        if group.layout.size > 1:
-            group.notes.add(self.note, undo, self.held_bytes)
-        return (b"", None) if group.notes.are_due else None
 
 
 def _is_plain(value: Any) -> bool:

@@ -44,7 +44,7 @@ class ReduceOp(enum.Enum):
         if isinstance(op, ReduceOp):
             return op
         if isinstance(op, str):
-            known = _OPS.get(op) or _OPS.get(op.upper())
+            known = _OPS_BY_NAME.get(op) or _OPS_BY_NAME.get(op.upper())
             if known is not None:
                 return known
         names = ", ".join(cls.__members__)
@@ -72,7 +72,7 @@ class ReduceOp(enum.Enum):
         raise ValueError(f"{aggregation!r} is not a reduction. Only SUM and MEAN are.")
 
 
-_OPS = ReduceOp.__members__  # asking the class for it makes a new one each time
+_OPS_BY_NAME = ReduceOp.__members__  # asking the class for it makes a new one each time
 
 
 class VariableSynchronization(enum.Enum):

@@ -66,7 +66,7 @@ class _Supervisor:
     def __init__(self, stack: contextlib.ExitStack, job: Job, environ: Mapping[str, str]) -> None:
         self._job = job
         self._kind = job.launcher
-        self._is_late = False
+        self._is_timed_out = False
         self._interrupts = 0
         # A signal that the launcher itself got, and does not hand on.
         self._ended_by = 0
@@ -114,7 +114,7 @@ class _Supervisor:
 
     def run(self) -> int:
         start = time.monotonic()
-        steps = self._steps_when_late()
+        steps = self._steps_after_timeout()
         try:
             while self._launcher.poll() is None:
                 limit = start + steps[0][0] if steps else None
@@ -141,7 +141,7 @@ class _Supervisor:
         """Passes on what the launcher has written before its end."""
         left = _SECONDS_TO_END  # a process left behind may hold the pipes
         while left > 0 and not all(stream.is_closed for stream in self._streams):
-            was_ended = self._is_late or self._ended_by
+            was_ended = self._is_timed_out or self._ended_by
             if any(stream.has_text for stream in self._streams) and not was_ended:
                 self._serve(None)  # it takes as long as whoever reads it
             else:
@@ -170,21 +170,21 @@ class _Supervisor:
         elif not self._is_in_terminal:  # which has told it already
             self._launcher.send_signal(signal.SIGINT)
 
-    def _steps_when_late(self) -> list[tuple[float, Callable[[], None]]]:
+    def _steps_after_timeout(self) -> list[tuple[float, Callable[[], None]]]:
         """Returns what is done with a job that runs too long, and after how many seconds."""
         seconds = self._job.timeout_seconds
         if seconds is None:
             return []
         later = seconds + SECONDS_TO_SAVE
         return [
-            (seconds, self._tell_that_it_is_late),
+            (seconds, self._tell_of_timeout),
             # The launcher ends ranks on other hosts, too, if it still can.
             (later, lambda: self._launcher.send_signal(signal.SIGINT)),
             (later + _SECONDS_TO_END, self._kill),
         ]
 
-    def _tell_that_it_is_late(self) -> None:
-        self._is_late = True
+    def _tell_of_timeout(self) -> None:
+        self._is_timed_out = True
         seconds = f"{self._job.timeout_seconds:g}"
         _tell(
             f"the job did not end within {seconds} s (--timeout {seconds}): its ranks get SIGTERM,"
@@ -208,7 +208,7 @@ class _Supervisor:
 
     def _status(self) -> int:
         status = self._launcher.returncode
-        if self._is_late:
+        if self._is_timed_out:
             return _TIMED_OUT
         if self._ended_by and (status < 0 or status == _STATUS_WHEN_ENDED.get(self._kind)):
             return 128 + self._ended_by

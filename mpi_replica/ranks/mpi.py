@@ -24,15 +24,15 @@ from .abort import abort_job
 from .communicators import checked_communicator
 from .host import cores, is_crowded, machine
 from .interrupts import is_of_signal_handler
-from .messages import MPIMailbox, PointToPoint
 from .pause import SECONDS_BEFORE_SLEEP, pause
+from .point_to_point import MPIMailbox, PointToPoint
 from .survivors import Survivors
 from .transport import HEADER_BYTES, Bytes, Messages, Transport, WaitGivenUpError, Words
 from .two_level import TwoLevelExchange, is_two_level
 from .ulfm import is_loss, loss_error
 from .windows import SharedWindows
 
-_OPS = {
+_MPI_OPS = {
     ReduceOp.SUM: MPI.SUM,
     ReduceOp.MEAN: MPI.SUM,
     ReduceOp.MIN: MPI.MIN,
@@ -223,7 +223,7 @@ class MPITransport(Transport):
         self, send: npt.NDArray[Any] | None, receive: npt.NDArray[Any], op: ReduceOp
     ) -> None:
         source = MPI.IN_PLACE if send is None else send
-        arguments = (source, receive, _OPS[op])
+        arguments = (source, receive, _MPI_OPS[op])
         self.sent_bytes += receive.nbytes
         call = self._comm.Allreduce if self._blocks_now else self._comm.Iallreduce
         self._run(call, arguments)

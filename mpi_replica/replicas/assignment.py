@@ -10,7 +10,8 @@ import numpy as np
 
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.site import CallSite
-from ..collectives.broadcast import Broadcast, EqualEverywhere
+from ..collectives.broadcast import Broadcast
+from ..collectives.equal_everywhere import EqualEverywhere
 from ..collectives.reduce import AllReduce
 from ..collectives.sparse import reduce_values
 from ..collectives.strategy_base import StrategyBase
@@ -197,7 +198,9 @@ class Assignable(AbstractVariable):
         if context is None or context.strategy is not self._strategy:
             require_cross_replica(self._strategy, f"{self.name}.{how}")
             kind = f"Variable.{how}"
-            engine.cross_replica(engine.make(kind, None, self._assignment_above, kind, how, value))
+            engine.cross_replica(
+                engine.make(kind, None, self._assignment_of_rank_0, kind, how, value)
+            )
         elif self._on_read:
             key = context.replica_id_in_sync_group
             mine = self._storage.fitting(self.name, how, component_of(plain_value(value), key))
@@ -207,7 +210,9 @@ class Assignable(AbstractVariable):
                 value = self._reduced_rows(context, how, value)
             replica_id = context.replica_id_in_sync_group
             kind = f"Variable.{how}"
-            context.meet(engine.make(kind, None, self._assignment, kind, how, value, replica_id))
+            context.meet(
+                engine.make(kind, None, self._assignment_in_replica, kind, how, value, replica_id)
+            )
         return self
 
     def _reduced_rows(self, context: AbstractReplicaContext, how: str, value: Any) -> IndexedSlices:
@@ -248,7 +253,7 @@ class Assignable(AbstractVariable):
         write = functools.partial(self._storage.write_for_now, None, how)
         return write, self._storage.any_array.nbytes
 
-    def _assignment(
+    def _assignment_in_replica(
         self,
         site: CallSite,
         options: CommunicationOptions,
@@ -288,7 +293,7 @@ class Assignable(AbstractVariable):
             site, options, kind, op, [[mine]], structure, detail=self.identity, writing=writing
         )
 
-    def _assignment_above(
+    def _assignment_of_rank_0(
         self, site: CallSite, options: CommunicationOptions, kind: str, how: str, value: Any
     ) -> Call:
         """Returns the call by which rank 0 assigns in cross-replica context."""

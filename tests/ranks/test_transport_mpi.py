@@ -7,7 +7,7 @@ from everywhere import raises_everywhere
 from mpi_replica.core.options import ReduceOp
 from mpi_replica.ranks import windows
 from mpi_replica.ranks.launch import open_transport
-from mpi_replica.ranks.messages import PointToPoint
+from mpi_replica.ranks.point_to_point import PointToPoint
 from mpi_replica.ranks.transport import SharedMemoryError
 from transport_contract import TransportContract
 

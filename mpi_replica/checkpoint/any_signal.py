@@ -15,7 +15,7 @@ from ..core.layout import sides
 from ..core.options import CommunicationOptions
 
 
-class Stopping(Call):
+class AnySignal(Call):
     """The call that tells whether any rank got a signal.
 
     Parameters
