@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 
-from launching import ONE_HOST, ROOT, find_interpreter, rank_environment
+from launching import ROOT, find_interpreter, rank_environment
 
 LIMIT_SECONDS = 60
 
@@ -21,7 +21,7 @@ SET_BY_RUN = (
 def variables(additions=None):
     """Return the environment of a user who has set nothing."""
     found = rank_environment(LIMIT_SECONDS, dict.fromkeys(SET_BY_RUN))
-    return found | ONE_HOST | {"PYTHONPATH": str(ROOT)} | (additions or {})
+    return found | {"PYTHONPATH": str(ROOT)} | (additions or {})
 
 
 @contextlib.contextmanager

@@ -10,6 +10,9 @@ pytest_plugins = ["mpi_replica.testing"]
 
 RANKS_FOLDER = Path(__file__).parent / "ranks"
 
+# What a file of tests has that launches ranks.
+LAUNCH = {"run_ranks", "room_for", "run_job", "run_to_its_end", "Place", "joined_hosts", "HOSTS"}
+
 # All ranks must draw the same examples: no random seed, no memory of earlier runs, and no limit
 # that a slow rank meets and a fast one does not. One strategy serves all examples of a test.
 hypothesis.settings.register_profile(
@@ -54,5 +57,6 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(items):
-    # The longest tests first: with pytest-xdist the others run beside them, and none at the end.
-    items.sort(key=lambda item: item.path.name != "test_launch.py")
+    # pytest-xdist begins by giving one worker the first half of the tests, and the other the rest.
+    # Launches wait for each other (`launching.room_for`): so they do not hold up both workers.
+    items.sort(key=lambda item: LAUNCH.isdisjoint(vars(item.module)))

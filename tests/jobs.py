@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from launching import ONE_HOST, ROOT, run_ranks
+from launching import ROOT, run_ranks
 
 LIMIT_SECONDS = 60
 
@@ -63,7 +63,7 @@ def run_job(library, folder, program, ranks=2, *, succeeds=False, **settings):
 def run_to_its_end(library, ranks, arguments, *, succeeds, env=None, **settings):
     """Call `run_ranks`; fail the test where the job did not end by itself, or not as expected."""
     settings = {"timeout_seconds": LIMIT_SECONDS} | settings
-    environment = ONE_HOST | {"PYTHONPATH": str(ROOT)} | (env or {})
+    environment = {"PYTHONPATH": str(ROOT)} | (env or {})
     done = run_ranks(library, ranks, arguments, env=environment, **settings)
     if re.search("MPIEXEC_TIMEOUT|timeout after|time ?limit", done.stderr, re.IGNORECASE):
         pytest.fail(f"the job did not end by itself\n{done.stdout}\n{done.stderr}")

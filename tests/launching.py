@@ -41,7 +41,8 @@ FOREIGN += ("SLURM_", "PALS_", "FLUX_", "JSM_", "PBS_", "MPI_REPLICA_NUM_", "MPI
 FOREIGN += ("MPI_REPLICA_BLAS_", "MPI_REPLICA_REPRODUCIBLE", "MPI_REPLICA_SPARES", "PYTEST_XDIST_")
 
 # Open MPI: the transport for one host, with which a job starts in a tenth of the time, and makes
-# communicators in a quarter of it, and no spinning while the ranks share cores.
+# communicators in a quarter of it, and no spinning while the ranks share cores. All launches have
+# it but those that say otherwise: several hosts, and what users start who set nothing.
 ONE_HOST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 # Open MPI with a hostfile: what lets it have more ranks than cores has it put all of them on the
@@ -63,6 +64,7 @@ def run_ranks(
     meanwhile=None,
     prefix=(),
     options=(),
+    mostly_waiting=False,
 ):
     """Run ``python ARGUMENTS...`` on some ranks and wait for the end of all.
 
@@ -87,6 +89,8 @@ def run_ranks(
         A command that becomes the launcher, whose own command follows it.
     options : sequence of str or path
         Of the launcher, such as ``['--host', 'node1:2,node2:2']``.
+    mostly_waiting : bool
+        Whether the ranks wait for a limit to pass, most of the time: they need no cores for it.
 
     Returns
     -------
@@ -102,7 +106,7 @@ def run_ranks(
     start = [*prefix, find_launcher(python), *map(str, options), "-n", str(ranks)]
     command = [*start, python, *map(str, arguments)]
     with (
-        room_for(ranks),
+        room_for(0 if mostly_waiting else ranks),
         subprocess.Popen(
             command,
             cwd=cwd,
@@ -132,15 +136,15 @@ def run_ranks(
 
 @contextlib.contextmanager
 def room_for(ranks):
-    """Have no other launch beside this one whose ranks, too, are more than the cores.
+    """Have no other launch beside this one whose ranks, too, take all cores.
 
     Tests run side by side, with pytest-xdist. Ranks that wait ask again and again: those of two
-    such launches would keep each other from coming.
+    such launches would keep each other from coming, and both would take twice as long.
     """
     # pytest's own limit would end this process, and leave the ranks behind.
     faulthandler.cancel_dump_traceback_later()
     with open(__file__, "r+") as lock:  # for writing: a network file system locks no other file
-        if ranks > len(cores()):
+        if ranks >= len(cores()):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -197,7 +201,7 @@ def rank_environment(timeout_seconds, additions=None):
         Variables to add; a value of None removes the variable.
     """
     variables = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    variables |= {
+    variables |= ONE_HOST | {
         "MPIEXEC_TIMEOUT": str(math.ceil(timeout_seconds)),
         # The ranks share the cores: one BLAS thread each.
         "OMP_NUM_THREADS": "1",

@@ -13,7 +13,6 @@ from kills import trials
 from kills.moments import Kill
 from kills.trials import Trial
 from launching import (
-    ONE_HOST,
     find_interpreter,
     find_launcher,
     not_installed,
@@ -48,7 +47,7 @@ def python():
     command = [find_launcher(python), "--with-ft", "ulfm", "-n", "1", python, "-c"]
     done = subprocess.run(
         [*command, ask + "print(is_fault_tolerant(MPI))"],
-        env=rank_environment(30, ONE_HOST),
+        env=rank_environment(30),
         capture_output=True,
         text=True,
         timeout=60,
@@ -76,7 +75,7 @@ def test_whoever_is_killed_the_job_ends_with_the_bits_of_an_undisturbed_one(
 ):
     *layout, kills = TRIALS[name]
     trial = Trial(*layout, kills=tuple(map(Kill.of, kills.split())))
-    environment = rank_environment(2 * trials.LIMIT_SECONDS, ONE_HOST)
+    environment = rank_environment(2 * trials.LIMIT_SECONDS)
     with room_for(trial.ranks):
         outcome = trials.run(python, tmp_path, trial, environment)
     problems = trials.problems(outcome, undisturbed(trial.replicas))

@@ -12,7 +12,6 @@ import yaml
 
 from launching import (
     LIBRARIES,
-    ONE_HOST,
     RANKS,
     ROOT,
     find_interpreter,
@@ -61,7 +60,7 @@ class Cluster:
         with subprocess.Popen(
             ["bash", SCRIPTS / script, *map(str, arguments)],
             cwd=self.submitted,
-            env=rank_environment(60, ONE_HOST | variables),
+            env=rank_environment(60, variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -270,7 +269,7 @@ def test_srun_of_a_type_that_the_library_does_not_speak_is_a_launch_error(variab
     python = find_interpreter("openmpi")
     done = subprocess.run(
         [python, "-c", "import mpi_replica as mr; mr.MPIStrategy()"],
-        env=rank_environment(60, ONE_HOST | {"PYTHONPATH": str(ROOT)} | variables),
+        env=rank_environment(60, {"PYTHONPATH": str(ROOT)} | variables),
         capture_output=True,
         text=True,
         timeout=60,

@@ -28,7 +28,8 @@ def test_the_collective_that_the_page_adds_works_on_three_ranks(library, tmp_pat
     line = "from ..collectives.replica_broadcast import ReplicaBroadcast\n"
     context.write_text(text.replace(first, line + first), encoding="utf-8")
     (tmp_path / "train.py").write_text(program, encoding="utf-8")
-    run_ranks(library, 3, [tmp_path / "train.py"], env={"PYTHONPATH": str(tmp_path)})
+    done = run_ranks(library, 3, [tmp_path / "train.py"], env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_files_that_the_page_names_are_there():

@@ -4,27 +4,25 @@ import re
 
 import pytest
 
-from launching import LIBRARIES, ONE_HOST, RANKS, run_ranks
+from launching import LIBRARIES, RANKS, run_ranks
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
 
 # Of the other numbers of ranks only what depends on the library and its processes: what calls do
 # with their data is the same for any number, and tests/test_steps.py shows it in one process.
-WHOLE = {("openmpi", 1), ("openmpi", 2), ("openmpi", 4), ("mpich", 3)}
+WHOLE = {("openmpi", 1), ("openmpi", 2), ("mpich", 3)}
 OF_THE_LIBRARY = (
     "agreement",
     "all_gather",
     "all_reduce",
     "barrier",
     "communicators",
-    "contexts",
     "failures",
     "reproducible",
     "shared_memory",
     "transport_errors",
     "transport_mpi",
-    "variables",
 )
 
 
@@ -40,7 +38,6 @@ def test_ranks(library, ranks):
         # The cache is one folder, which all ranks would write.
         ["-m", "pytest", "--only-mpi", "--color=no", "-p", "no:cacheprovider", *files],
         timeout_seconds=600,
-        env=ONE_HOST,
     )
     wrong = []
     if done.returncode != 0:

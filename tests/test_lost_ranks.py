@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from jobs import run_to_its_end
-from launching import ONE_HOST, ROOT, find_interpreter, rank_environment
+from launching import ROOT, find_interpreter, rank_environment
 from mpi_replica.core.layout import Layout
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
@@ -147,7 +147,7 @@ def undisturbed(tmp_path_factory):
     """Return what an undisturbed run on one rank tells, by whether it is reproducible."""
     found = {}
     for reproducible in (False, True):
-        env = ONE_HOST | {"PYTHONPATH": str(ROOT), "REPRODUCIBLE": str(int(reproducible))}
+        env = {"PYTHONPATH": str(ROOT), "REPRODUCIBLE": str(int(reproducible))}
         env["FOLDER"] = str(tmp_path_factory.mktemp("undisturbed"))
         done = subprocess.run(
             [sys.executable, LOSING / "every_call.py"],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from launching import LIBRARIES, ONE_HOST, RANKS, ROOT, rank_environment, run_ranks
+from launching import LIBRARIES, RANKS, ROOT, rank_environment, run_ranks
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -56,7 +56,7 @@ def alone():
 @pytest.mark.parametrize(("library", "ranks"), LAYOUTS)
 def test_programs_print_the_same_numbers_on_any_ranks(library, ranks, alone):
     arguments = ["-W", "error", "-c", ONE_AFTER_ANOTHER, len(PROGRAMS), *PROGRAMS, *REPLICAS]
-    done = run_ranks(library, ranks, arguments, env=ONE_HOST)
+    done = run_ranks(library, ranks, arguments)
     assert done.returncode == 0, done.stderr
     assert done.stdout == alone  # all of it: other ranks than 0 print nothing
 
@@ -70,7 +70,7 @@ def test_a_program_that_finds_a_wrong_answer_says_so_and_fails(name, option):
 
 
 def test_a_wrong_answer_is_told_once_by_all_ranks():
-    done = run_ranks(LIBRARIES[0], min(2, max(RANKS)), [PROGRAMS[0], "--rounds", 1], env=ONE_HOST)
+    done = run_ranks(LIBRARIES[0], min(2, max(RANKS)), [PROGRAMS[0], "--rounds", 1])
     assert done.returncode == 1
     assert done.stderr.count("wrong: ") == 1
     assert "Traceback" not in done.stderr

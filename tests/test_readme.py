@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from launching import LIBRARIES, ROOT, run_ranks
+from launching import LIBRARIES, ONE_HOST, ROOT, run_ranks
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -45,8 +45,9 @@ def written(code, folder):
 
 
 def run_on_two_ranks(code, folder, library):
-    """Run a program, in the file that its first line names."""
-    return run_ranks(library, 2, [written(code, folder)], cwd=folder)
+    """Run a program, in the file that its first line names, with the library's own settings."""
+    env = dict.fromkeys(ONE_HOST)
+    return run_ranks(library, 2, [written(code, folder)], cwd=folder, env=env)
 
 
 def words(text):

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from launching import LIBRARIES, ONE_HOST, RANKS, ROOT, rank_environment, run_ranks
+from launching import LIBRARIES, RANKS, ROOT, rank_environment, run_ranks
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -78,12 +78,8 @@ PROGRAM = """
             sys.stdout.flush()
 """
 
-ENVIRONMENT = (
-    ONE_HOST
-    | {"PYTHONPATH": str(ROOT)}
-    | dict.fromkeys(
-        ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"]  # unset
-    )
+ENVIRONMENT = {"PYTHONPATH": str(ROOT)} | dict.fromkeys(
+    ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"]  # unset
 )
 
 

@@ -8,13 +8,13 @@ import textwrap
 import pytest
 
 import mpi_replica as mr
-from launching import LIBRARIES, ONE_HOST, RANKS, ROOT, rank_environment, run_ranks
+from launching import LIBRARIES, RANKS, ROOT, rank_environment, run_ranks
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
 DIGITS = ROOT / "scripts" / "train_digits.py"
 OPTIONS = ["--replicas", "4", "--epochs", "3", "--batch-size", "256"]
-ENVIRONMENT = ONE_HOST | {"PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
 SAVED_ON_SIGNAL = 75
 
 # A rank gets a signal at one of its agreements, of which a whole run has 124.

@@ -61,7 +61,12 @@ def runs(request, tmp_path_factory):
             }
             arguments = [WATCHED / name, file]
             done = run_to_its_end(
-                request.param, ranks, arguments, succeeds=succeeds, env=environment
+                request.param,
+                ranks,
+                arguments,
+                succeeds=succeeds,
+                env=environment,
+                mostly_waiting=True,
             )
             assert file.exists(), done.stderr
             done.found, done.pids = json.loads(file.read_text())

@@ -68,6 +68,7 @@ def test_with_a_timeout_every_rank_ends_with_the_error_on_both_sides_of_a_cut(
             ranks_per_host,
             [FOLDER / "lost_link.py", tmp_path / "socket", where, "2"],
             meanwhile=cut,
+            mostly_waiting=True,
         )
     finally:
         lines.close()
