@@ -313,3 +313,31 @@ def test_a_launch_tells_how_it_went_wrong(monkeypatch):
     assert outcome.status != 0
     assert outcome.records == []
     assert "no_such_part" in outcome.output
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_two_checkouts_are_measured_in_turn(library):
+    python = find_interpreter(library)
+    command = [sys.executable, ROOT / "scripts" / "compare.py", ROOT, ROOT, "--mpi", library]
+    with room_for(ranks=4):
+        done = subprocess.run(
+            [*command, "--rounds", "3", "--only", "of 1 kB"],
+            env=rank_environment(60, {"MPI_REPLICA_TEST_MPICH": python}),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()[1:]
+    assert len(lines) >= 4
+    for line in lines:
+        assert re.search(r"of 1 kB.* +[\d.]+ +[\d.]+ µs +[\d.]+ +[\d.]+-[\d.]+$", line), line
+
+
+def test_a_folder_that_is_no_checkout_is_not_measured(tmp_path):
+    command = [sys.executable, ROOT / "scripts" / "compare.py", tmp_path, ROOT, "--ranks", "1"]
+    done = subprocess.run(
+        command, env=rank_environment(60), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0
+    assert f"{tmp_path} was to be measured" in done.stderr
