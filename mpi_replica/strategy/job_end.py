@@ -13,13 +13,13 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ..collectives.agreement.agreement import Life
 from ..core.exceptions import ContextError, reporter_of, text_of
+from ..core.tracebacks import printed
 from ..ranks.interrupts import gate
 from ..ranks.launch import end_together
 from ..ranks.survivors import Survivors
@@ -44,6 +44,12 @@ _SECONDS_TO_WRITE = 0.3
 _engines: list[Engine] = []
 _survivors: list[Survivors] = []
 _process = 0
+
+
+def shorten_tracebacks() -> None:
+    """Has what ends a program of one process printed by the program's frames, too."""
+    if sys.excepthook is sys.__excepthook__:  # whoever has put another one there wants that one
+        sys.excepthook = lambda kind, error, trace: print(printed(error), end="", file=sys.stderr)
 
 
 def add_engine(engine: Engine) -> None:
@@ -225,6 +231,5 @@ def _end_alone(error: BaseException) -> None:
 
 def _print(error: BaseException) -> None:
     layout = _engines[-1].layout
-    text = "".join(traceback.format_exception(error))
-    sys.stderr.write(f"[rank {layout.rank} of {layout.size}] {text}")
+    sys.stderr.write(f"[rank {layout.rank} of {layout.size}] {printed(error)}")
     sys.stderr.flush()

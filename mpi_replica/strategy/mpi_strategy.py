@@ -105,6 +105,7 @@ class MPIStrategy(Strategy):
         enter_open_strategy(self)
         self._release_blas = blas.hold(self) if options.reproducible else None
         gate.install(job_end.abort)
+        job_end.shorten_tracebacks()
         if survivors is not None and survivors.may_be_needed:
             job_end.add_survivors(survivors)
         self._be_watched()

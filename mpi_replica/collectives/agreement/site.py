@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple, cast
 
-from ...ranks.watch.stacks import is_of_package
+from ...core.tracebacks import is_of_package
 
 _CACHE = dis.opmap["CACHE"]
 _CALL = dis.opmap["CALL"]

@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import pickle
 import sysconfig
-import traceback
 from typing import NamedTuple
 
 from ...core.exceptions import RemoteReplicaError, add_note, text_of
-from ...ranks.watch.stacks import is_of_package
+from ...core.tracebacks import is_of_package, printed
 
 # numpy's own frames say nothing of where the program is wrong.
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
@@ -37,7 +36,7 @@ def pack(error: BaseException, origin: str, serial: int = -1) -> TravellingError
     """Returns `error`, raised by `origin`, as plain data. Never raises."""
     text = text_of(error)
     try:
-        lines = "".join(traceback.format_exception(error))
+        lines = printed(error)
     except BaseException:  # code of the program
         lines = "<no traceback: the exception can't be formatted>"
     kind = type(error)

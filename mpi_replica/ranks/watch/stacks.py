@@ -9,11 +9,12 @@ import traceback
 from types import CodeType, FrameType
 from typing import NamedTuple
 
+from ...core.tracebacks import is_of_package
+
 # A place travels in one message, and a report shows one for each missing rank.
 _MOST_FRAMES = 12
 _MOST_CHARACTERS = 2400
 
-_PACKAGE_FOLDER = os.path.abspath(sys.modules[__name__.partition(".")[0]].__path__[0]) + os.sep
 # What calls the code of a test, and tells its author nothing.
 _RUNNERS = ("_pytest", "pluggy")
 _LOCKING_MODULES = ("threading.py", "queue.py")
@@ -26,11 +27,6 @@ class Whereabouts(NamedTuple):
     stack: str
     #: Whether it is about to get a lock.
     waits_for_lock: bool
-
-
-def is_of_package(file: str) -> bool:
-    """Returns whether `file` is one of this package's, and not of the program that uses it."""
-    return os.path.abspath(file).startswith(_PACKAGE_FOLDER)
 
 
 def place_of_thread(ident: int) -> Whereabouts:

@@ -1,0 +1,60 @@
+"""Tracebacks as they are printed: they end where the program's code does."""
+
+from __future__ import annotations
+
+import dis
+import os
+import traceback
+
+_PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+
+_SHOW_ALL = "MPI_REPLICA_FULL_TRACEBACK"
+
+# Where an error is thrown into a replica that waits: it was raised elsewhere.
+_WAITS = ("run.py", "meet")
+
+
+def is_of_package(file: str) -> bool:
+    """Returns whether `file` is one of this package's, and not of the program that uses it."""
+    return os.path.abspath(file).startswith(_PACKAGE_FOLDER)
+
+
+def printed(error: BaseException) -> str:
+    """Returns what is printed of an error that nobody has caught.
+
+    What the program did wrong is shown by the program's frames, and one line for this package; an
+    error that came up in this package, where no statement raises it, by all frames.
+    """
+    parts = traceback.TracebackException.from_exception(error)
+    if os.environ.get(_SHOW_ALL, "0") in ("", "0") and not _is_of_our_making(error):
+        left_out = _leave_out(parts)
+        if left_out:
+            return (
+                f"{''.join(parts.format())}({left_out} frames inside mpi_replica are left out:"
+                f" {_SHOW_ALL}=1 shows them)\n"
+            )
+    return "".join(parts.format())
+
+
+def _leave_out(parts: traceback.TracebackException) -> int:
+    """Takes the package's frames out, also of the errors behind this one; returns how many."""
+    kept = [frame for frame in parts.stack if not is_of_package(frame.filename)]
+    left_out = len(parts.stack) - len(kept)
+    parts.stack = traceback.StackSummary.from_list(kept)
+    behind = [parts.__cause__, parts.__context__, *(parts.exceptions or ())]
+    return left_out + sum(_leave_out(one) for one in behind if one is not None)
+
+
+def _is_of_our_making(error: BaseException) -> bool:
+    step = error.__traceback__
+    if step is None:
+        return False
+    while step.tb_next is not None:
+        step = step.tb_next
+    code = step.tb_frame.f_code
+    if not is_of_package(code.co_filename):
+        return False
+    if (os.path.basename(code.co_filename), code.co_name) == _WAITS:
+        return False
+    # A statement that raises says what is wrong with a call; other operations should not fail.
+    return dis.opname[code.co_code[step.tb_lasti]] not in ("RAISE_VARARGS", "RERAISE")
