@@ -1,4 +1,4 @@
-"""The commands in README.md run as they stand there, or what they call is there and fits.
+"""The commands on the pages for users run as they stand there, or what they call is there and fits.
 
 A command is a line of a block of sh, or words in backquotes of which the first is a program. Each
 of them has a way to try it in `TRIED`, is a part of one that has, or is tried where `ELSEWHERE`
@@ -32,10 +32,11 @@ from launching import (
     rank_environment,
     room_for,
 )
+from pages import TEXTS
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = "\n".join(TEXTS.values())
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 PROGRAMS = {
     *("python", "python3", "pip", "mpirun", "mpiexec", "docker", "kubectl", "apt-get"),
@@ -46,13 +47,13 @@ TRAINED = "[ 1.  -2.   0.5]\n"
 
 
 def commands():
-    """Return what stands in README.md to be typed, each once."""
+    """Return what stands on the pages to be typed, each once."""
     found = []
-    for language, text in BLOCK.findall(README):
+    for language, text in BLOCK.findall(PAGES):
         if language not in ("python", "text"):
             lines = text.replace("\\\n", " ").splitlines()
             found += [re.sub(r"(^| )#( .*)?$", "", line).strip() for line in lines]
-    for words in re.findall(r"`([^`\n]+)`", BLOCK.sub("", README)):
+    for words in re.findall(r"`([^`\n]+)`", BLOCK.sub("", PAGES)):
         first, space, _ = words.partition(" ")
         if space and (first in PROGRAMS or first.startswith("scripts/")):
             found.append(words)
@@ -66,11 +67,11 @@ def is_part(words, whole):
 
 
 def first_program():
-    return re.search(r"^```python\n(# train\.py\n.*?)^```", README, re.MULTILINE | re.DOTALL)[1]
+    return re.search(r"^```python\n(# train\.py\n.*?)^```", PAGES, re.MULTILINE | re.DOTALL)[1]
 
 
 class Place:
-    """A folder with what a checkout has, and the file train.py of README.md."""
+    """A folder with what a checkout has, and the file train.py of the first page."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -79,7 +80,7 @@ class Place:
         for name in ("mpi_replica", "scripts", "tests", "docker"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-        for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
+        for name in ("pyproject.toml", "setup.cfg", "README.md", "CHANGELOG.md", "LICENSE"):
             shutil.copy2(ROOT / name, folder / name)
         (folder / "train.py").write_text(first_program())
 
@@ -140,12 +141,20 @@ def trains(line, place):
     assert place.run(line) == TRAINED
 
 
+def trains_with_tagged_lines(line, place):
+    assert place.run(line) == f"[0] {TRAINED}"
+
+
+def trains_under_a_debugger(line, place):
+    assert TRAINED in place.run(f"printf 'continue\\nquit\\n' | {line}")
+
+
 def trains_on_hosts_of_a_file(line, place):
     library = "mpich" if line.startswith("mpiexec -f") else "openmpi"
     if library not in LIBRARIES:
         pytest.skip(f"MPI_REPLICA_TEST_LIBRARIES leaves {library} out")
     name = {"openmpi": "Open MPI", "mpich": "MPICH"}[library]
-    shown = re.search(rf"`node1([^`]*)2` for {name}", README)[1]
+    shown = re.search(rf"`node1([^`]*)2` for {name}", PAGES)[1]
     (place.folder / "hosts").write_text(f"localhost{shown}4\n")
     assert place.run(line, library, SLOTS_ARE_READ) == TRAINED
 
@@ -244,7 +253,7 @@ def passes_tests(line, place):
     shown = re.compile(r"^```python\n(# ((?:conftest|test_mean)\.py)\n.*?)^```", re.M | re.S)
     project = place.folder / "project"
     project.mkdir()
-    for code, name in shown.findall(README):
+    for code, name in shown.findall(PAGES):
         (project / name).write_text(code)
     assert "1 passed" in place.run(f"cd {project} && {line}")
 
@@ -305,7 +314,9 @@ TRIED = {
     "pip install .": names_extras,
     "python -m mpi_replica run -n 4 train.py": trains,
     "python -m mpi_replica run -n 4 train.py --epochs 3": trains,
+    "python -m mpi_replica run --tag -n 4 train.py": trains_with_tagged_lines,
     "python train.py": trains,
+    "python -m pdb train.py": trains_under_a_debugger,
     "mpirun -n 4 python train.py": trains,
     "mpirun -n 1 python -m cProfile -o rank0 train.py : -n 3 python train.py": trains,
     "python -m mpi_replica run --elastic -n 4 train.py": trains,
@@ -317,6 +328,7 @@ TRIED = {
     "mpirun -n 2 python -m mpi_replica doctor": reports,
     "scripts/demo": trains_digits,
     "scripts/test": runs_tests,
+    "scripts/test --quick": runs_tests,
     "scripts/bench.py all misuse": measures,
     "scripts/train_digits.py --replicas 4": trains_digits_alone,
     "sbatch scripts/slurm.sbatch scripts/train_digits.py --checkpoint-dir kept": (
@@ -329,6 +341,7 @@ TRIED = {
     "docker build --tag mpi_replica --file docker/Dockerfile .": builds_an_image,
     "docker run --rm --shm-size 1g mpi_replica": runs_an_image,
     "docker compose --file docker/compose.yaml run --rm head": runs_a_cluster_of_containers,
+    "mpiexec -n 3 python -m pytest": passes_tests,
     "mpiexec -n 4 python -m pytest": passes_tests,
     "python -m pytest": passes_tests,
 }
@@ -355,8 +368,9 @@ def test_measured_times_are_those_of_the_benchmarks():
     """A time that was measured anew must be written here, too."""
     measured = (ROOT / "scripts" / "BENCHMARKS.md").read_text(encoding="utf-8")
     open_mpi = measured.partition("\n## MPICH")[0]
-    table = re.search(r"^\| \| here \| by hand \| usual \|\n\|.*\n((?:\|.*\n)+)", README, re.M)[1]
-    for row in table.splitlines():
+    tables = re.findall(r"^\| \| here \| by hand \| usual \|\n\|.*\n((?:\|.*\n)+)", PAGES, re.M)
+    assert len(tables) == 2  # the first page has some rows of that in docs/speed.md
+    for row in "".join(tables).splitlines():
         here, *others = re.findall(r"[\d.]+ [mµ]s", row)
         assert others, row
         assert re.search(rf"(?<![\d.-]){here} ", open_mpi), row

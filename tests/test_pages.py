@@ -1,53 +1,43 @@
-"""The programs in README.md run, and print what stands beside them.
-
-A program is a block of python after a mark: ``<!-- run -->`` ends well, and goes on where the one
-above it ended; so does ``<!-- run on 2 ranks -->``, alone. ``<!-- fails on 2 ranks -->`` does not.
-The comment after a print is what it prints. The block of text behind a program that fails is the
-beginning of its error. After ``<!-- pytest on 2 ranks -->`` stand files of a project with tests.
-"""
+"""The programs on the pages for users run, and print what stands beside them: see pages.py."""
 
 import re
 
 import pytest
 
-from launching import LIBRARIES, ONE_HOST, ROOT, run_ranks
+from launching import LIBRARIES, ONE_HOST, RANKS, ROOT, run_ranks
+from pages import TEXTS, name_of, programs, promised
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-PROGRAM = re.compile(r"^<!-- run -->\n```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
-ON_RANKS = re.compile(r"^<!-- run on 2 ranks -->\n```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
-MISTAKE = re.compile(
+ON_TWO_RANKS = [
+    *((page, code) for page, code in programs("run") if name_of(code)),
+    *programs("run on 2 ranks"),
+]
+RECIPES = programs("recipe")
+MISTAKES = re.findall(
     r"^<!-- fails on 2 ranks -->\n```python\n(.*?)^```\n\n```text\n(.*?)^```\n",
+    "\n".join(TEXTS.values()),
     re.MULTILINE | re.DOTALL,
 )
-TEST_FILE = re.compile(
-    r"^<!-- pytest on 2 ranks -->\n```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL
-)
-PROGRAMS = PROGRAM.findall(README)
-PROGRAMS_ON_RANKS = [PROGRAMS[0], *ON_RANKS.findall(README)]
-MISTAKES = MISTAKE.findall(README)
-TEST_FILES = TEST_FILE.findall(README)
+TEST_FILES = programs("pytest on 2 ranks")
+MARKS = ("run", "run on 2 ranks", "recipe", "fails on 2 ranks", "pytest on 2 ranks")
 
 
-def promised(code):
-    """Return what a program prints, by the comments after its prints."""
-    texts = re.findall(r"^ *print\(.*\)  # (.*)\n", code, re.MULTILINE)
-    assert len(texts) == code.count("print("), code
-    return "".join(f"{text}\n" for text in texts)
+def by_name(programs):
+    return [pytest.param(page, code, id=f"{page}: {name_of(code)}") for page, code in programs]
 
 
 def written(code, folder):
     """Return the file that the first line names, with the code in it."""
-    file = folder / re.match(r"# (\w+\.py)\n", code)[1]
+    file = folder / name_of(code)
     file.write_text(code, encoding="utf-8")
     return file
 
 
-def run_on_two_ranks(code, folder, library):
-    """Run a program, in the file that its first line names, with the library's own settings."""
+def run_on_ranks(library, ranks, code, folder):
+    """Run a program in its file, with the library's own settings."""
     env = dict.fromkeys(ONE_HOST)
-    return run_ranks(library, 2, [written(code, folder)], cwd=folder, env=env)
+    return run_ranks(library, ranks, [written(code, folder)], cwd=folder, env=env)
 
 
 def words(text):
@@ -55,45 +45,87 @@ def words(text):
 
 
 def test_every_block_of_python_is_tried():
-    found = len(PROGRAMS + PROGRAMS_ON_RANKS[1:]) + len(MISTAKES) + len(TEST_FILES)
-    assert found == README.count("```python") == README.count("<!--")
-    assert PROGRAMS
-    assert MISTAKES
-    assert len(TEST_FILES) == 2
+    for page, text in TEXTS.items():
+        found = programs(*MARKS, texts={page: text})
+        assert len(found) == text.count("```python") == text.count("<!--"), page
+    assert len(MISTAKES) == len(programs("fails on 2 ranks")) > 0
+    assert len(TEST_FILES) > 0
 
 
-def test_programs_print_what_is_shown_in_one_process(capsys):
+@pytest.mark.parametrize("page", dict.fromkeys(page for page, _ in programs("run")))
+def test_programs_print_what_is_shown_in_one_process(page, capsys):
     names = {}  # each program goes on where the one above it ended
-    for code in PROGRAMS:
-        exec(compile(code, "README.md", "exec"), names)
+    for code in [code for of_page, code in programs("run") if of_page == page]:
+        exec(compile(code, page, "exec"), names)
         assert capsys.readouterr().out == promised(code) != ""
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("code", PROGRAMS_ON_RANKS, ids=lambda code: code.partition("\n")[0])
-def test_programs_that_are_files_print_the_same_on_two_ranks(code, library, tmp_path):
-    done = run_on_two_ranks(code, tmp_path, library)
+@pytest.mark.parametrize(("page", "code"), by_name(ON_TWO_RANKS))
+def test_programs_that_are_files_print_the_same_on_two_ranks(page, code, library, tmp_path):
+    done = run_on_ranks(library, 2, code, tmp_path)
     assert (done.returncode, done.stdout) == (0, promised(code)), done.stderr
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("code", PROGRAMS_ON_RANKS, ids=lambda code: code.partition("\n")[0])
-def test_programs_that_are_files_print_the_same_in_one_process(code, capsys):
-    exec(compile(code, "README.md", "exec"), {})
+@pytest.mark.parametrize(("page", "code"), by_name(ON_TWO_RANKS))
+def test_programs_that_are_files_print_the_same_in_one_process(page, code, capsys):
+    exec(compile(code, page, "exec"), {})
     assert capsys.readouterr().out == promised(code)
+
+
+@pytest.mark.parametrize("ranks", [ranks for ranks in (1, 2, 3) if ranks in RANKS])
+@pytest.mark.parametrize(("page", "code"), by_name(RECIPES))
+def test_a_recipe_prints_what_it_says_on_any_ranks(page, code, ranks, tmp_path):
+    library = LIBRARIES[ranks % len(LIBRARIES)]
+    done = run_on_ranks(library, ranks, code, tmp_path)
+    assert (done.returncode, done.stdout) == (0, promised(code)), done.stderr
+
+
+def test_a_recipe_has_at_most_forty_lines():
+    assert [name_of(code) for _, code in RECIPES if code.count("\n") > 40] == []
 
 
 @pytest.mark.parametrize(("code", "error"), MISTAKES)
 def test_a_mistake_gives_the_error_that_is_shown(code, error, tmp_path):
-    done = run_on_two_ranks(code, tmp_path, LIBRARIES[0])
+    done = run_on_ranks(LIBRARIES[0], 2, code, tmp_path)
     assert done.returncode != 0
     # One rank reports what all of them raised.
     assert words(done.stderr).count(words(error)) == 1, done.stderr
 
 
-def test_the_tests_pass_that_are_shown(tmp_path):
-    for code in TEST_FILES:
+@pytest.mark.parametrize("page", dict.fromkeys(page for page, _ in TEST_FILES))
+def test_the_tests_pass_that_are_shown(page, tmp_path):
+    for code in [code for of_page, code in TEST_FILES if of_page == page]:
         written(code, tmp_path)
     done = run_ranks(LIBRARIES[0], 2, ["-m", "pytest"], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    assert re.search(r"\d+ passed", done.stdout)
+
+
+def test_the_first_page_is_short():
+    assert (ROOT / "README.md").stat().st_size <= 10_000
+
+
+def slug(heading):
+    """Return how a link names a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_lead_somewhere(page):
+    broken = []
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", TEXTS[page]):
+        name, _, place = link.partition("#")
+        file = (ROOT / page).parent / name if name else ROOT / page
+        headings = []
+        if place and file.is_file():
+            headings = re.findall(r"^#+ (.*)$", file.read_text("utf-8"), re.MULTILINE)
+        if not file.is_file() or (place and place not in map(slug, headings)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_page_is_linked_from_the_first_one():
+    linked = re.findall(r"\]\((docs/\w+(?:-\w+)*\.md)", TEXTS["README.md"])
+    assert {page for page in TEXTS if page.startswith("docs/")} <= set(linked)

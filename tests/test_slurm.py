@@ -1,4 +1,4 @@
-"""Jobs of a real Slurm with one host: the batch script of README.md, and the shell of salloc.
+"""Jobs of a real Slurm with one host: the batch script of docs/running.md, and the shell of salloc.
 
 Slurm is installed in a copy of a fresh Debian, where there is one: see fresh_debian.py. It takes a
 network and a minute.
@@ -105,8 +105,8 @@ ONE_HOST_OPTIONS = "--nodes=1 --ntasks-per-node=4 --output=out"
 
 
 def test_the_batch_script_trains_digits_with_a_rank_for_each_task(slurm):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    line = re.search(r"`(sbatch [^`]*)`", readme)[1].replace("sbatch", "", 1)
+    page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    line = re.search(r"`(sbatch [^`]*)`", page)[1].replace("sbatch", "", 1)
     out = slurm.run(f"sbatch --wait {ONE_HOST_OPTIONS} {line}\ncat out; ls kept\n")
     assert re.search(r"^test accuracy 0\.9[5-9]", out, re.MULTILINE), out
     assert "-of-00004" in out  # each of four ranks has saved its part
