@@ -110,8 +110,8 @@ class Place:
         env = {"PATH": os.pathsep.join(paths), **(env or {})}
         # `python -m mpi_replica run` sets by itself what a user of mpirun must set.
         given = variables(env) if re.match(r"python|\. ", line) else by_hand(env)
-        ranks = re.search(r"-n 4|--replicas|scripts/(?!test)", line)
-        with room_for(4 if ranks else 1):
+        launches = re.search(r"-n [2-4]|--replicas|doctor|scripts/(?!test)", line)
+        with room_for(4 if launches else 1):
             done = subprocess.run(
                 ["bash", "-c", line],
                 cwd=self.folder,

@@ -49,7 +49,13 @@ _process = 0
 def shorten_tracebacks() -> None:
     """Has what ends a program of one process printed by the program's frames, too."""
     if sys.excepthook is sys.__excepthook__:  # whoever has put another one there wants that one
-        sys.excepthook = lambda kind, error, trace: print(printed(error), end="", file=sys.stderr)
+        sys.excepthook = _print_alone
+
+
+def _print_alone(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    sys.stderr.write(printed(error))
 
 
 def add_engine(engine: Engine) -> None:

