@@ -2,6 +2,81 @@
 
 Each MPI rank hosts one or more replicas of a step function; collectives combine their values; a
 mistake is an error on every rank. ``import mpi_replica as mr`` starts no MPI.
+
+The public names, of which ``help(mr.Variable)`` and the like tell all:
+
+The strategy
+    MPIStrategy                     replicas on the ranks of a communicator
+    Strategy                        its base: run, reduce, gather, verify, datasets and more
+    StrategyExtended                strategy.extended, for library code: update, reduce_to
+
+Inside a step (the function that is given to strategy.run)
+    get_replica_context             the context of the replica that runs
+    ReplicaContext                  its type: id, rng, all_reduce, all_gather, merge_call
+    compute_average_loss            this replica's part of the mean loss, as tf has it
+    mean_over_global_batch          sums of all replicas, divided by the rows of all
+
+Values of replicas
+    PerReplica                      a value for each replica: what run and distributed datasets give
+    Mirrored                        one value that is the same on all replicas
+    DistributedValues               the base of both, and of variables
+    IndexedSlices                   some rows of a larger array, for sparse gradients
+
+Variables
+    Variable                        an array that replicas share and assign to
+
+Input
+    data                            a module: mr.data.Dataset and what belongs to it
+    data.Dataset                    the source of batches: tf.data's verbs over arrays
+    data.ArraySpec                  shape and dtype of an element
+    data.AUTOTUNE                   leaves a number of map or prefetch to the dataset
+    data.INFINITE_CARDINALITY       the length of a dataset without end
+    data.UNKNOWN_CARDINALITY        the length of a dataset that can't be told
+    DistributedDataset              what strategy.experimental_distribute_dataset gives
+    DistributedIterator             one pass over it, which can be saved and gone on with
+    InputContext                    for which pipeline a dataset_fn makes its dataset
+    ValueContext                    for which replica a value_fn makes its value
+
+State in files, and lost ranks
+    Checkpoint                      objects that are saved and restored together, on any ranks
+    CheckpointManager               a folder of checkpoints: the newest are kept; saves on a signal
+    latest_checkpoint               the path of the newest one in a folder
+    ElasticState                    what strategy.run_elastic goes on with when a rank is lost
+
+Options and enumerations
+    CommunicationOptions            of collectives: timeout_seconds, reproducible, name and more
+    CommunicationImplementation     who moves the data of sums
+    InputOptions                    of distributed datasets: how many steps are made ahead
+    InputReplicationMode            a dataset_fn is called for each rank, or for each replica
+    ReduceOp                        SUM, MEAN, MIN, MAX, PROD
+    VariableAggregation             how what replicas assign is combined
+    VariableSynchronization         when a variable's copies are brought together
+
+Contexts, as in tf
+    get_strategy                    the current strategy
+    has_strategy                    whether it is another one than the default strategy
+    in_cross_replica_context        whether the code stands above all replicas
+    experimental_set_strategy       makes a strategy the current one, without a ``with``
+
+Errors
+    errors                          a module: ``except mr.errors.RankLostError``
+    errors.MPIReplicaError          the base of all of them
+    errors.ContextError             a call in a context, or from a thread, where it is not legal
+    errors.CollectiveMismatchError  replicas are at different calls
+    errors.StructureMismatchError   their values differ in structure, shape or dtype
+    errors.DivergenceError          what should be the same on all ranks is not
+    errors.RemoteReplicaError       stands for an exception that can't be pickled
+    errors.ReplicaStopped           ends a replica whose partners failed; let it pass
+    errors.RankLostError            a rank died, or its program ended
+    errors.CollectiveTimeoutError   timeout_seconds have passed
+    errors.CheckpointError          a checkpoint can't be written, or does not fit
+    errors.CorruptCheckpointError   a file of a checkpoint is missing or torn
+    errors.LaunchError              launcher and MPI library do not fit
+
+Beside these
+    experimental                    a module: the names that are under tf.distribute.experimental
+    mpi_replica.testing             a pytest plugin for tests on several ranks; import it by itself
+    python -m mpi_replica           ``run`` starts a program on ranks; ``doctor`` tells of troubles
 """
 
 from . import data, errors, experimental

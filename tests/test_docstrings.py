@@ -199,3 +199,14 @@ def test_every_exception_has_the_common_base_and_the_builtin_that_fits(name):
     assert issubclass(kind, builtin)
     if name == "ReplicaStopped":
         assert not issubclass(kind, Exception)
+
+
+def test_the_map_of_the_public_names_is_whole():
+    entries = [line.split()[0] for line in mr.__doc__.splitlines() if line.startswith("    ")]
+    names = [
+        *mr.__all__,
+        *(f"data.{name}" for name in mr.data.__all__ if name not in mr.__all__),
+        *(f"errors.{name}" for name in mr.errors.__all__),
+        *("mpi_replica.testing", "python"),  # the plugin, and the command
+    ]
+    assert sorted(entries) == sorted(names)
