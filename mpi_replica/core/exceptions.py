@@ -11,53 +11,71 @@ class MPIReplicaError(BaseException):
     """Common base of all exceptions of the package.
 
     Each subclass also derives from the builtin that fits, so that ``except ValueError`` works
-    too. The base itself is a `BaseException` because of `ReplicaStopped`.
+    too. The base itself is a `BaseException` because of `ReplicaStopped`, which ``except
+    MPIReplicaError`` in a step function would stop: catch narrower ones there.
     """
 
 
 class ContextError(MPIReplicaError, RuntimeError):
     """A call was made in a context, or from a thread, where it is not legal.
 
-    For example, ``strategy.run`` inside a replica, or ``ctx.all_reduce`` inside a ``merge_fn``.
+    For example, ``strategy.run`` inside a replica, ``ctx.all_reduce`` inside a ``merge_fn``, any
+    call on a spare, or of a strategy that is closed. The program must make it elsewhere: the text
+    says where, or what to call instead. Where it is caught, a strategy that is open works on.
     """
 
 
 class StructureMismatchError(MPIReplicaError, ValueError):
     """Replicas passed values that differ in structure, key names, shape or dtype.
 
-    They were at the same call: where they were not, `CollectiveMismatchError` is raised.
+    They were at the same call: where they were not, `CollectiveMismatchError` is raised. All ranks
+    raise it, and none has a result. The text names the leaf and who passed what. Where it is
+    caught, the strategy works on.
     """
 
 
 class CollectiveMismatchError(MPIReplicaError, RuntimeError):
-    """Replicas are at different calls, in another order, or one of them has none left."""
+    """Replicas are at different calls, in another order, or one of them has none left.
+
+    All ranks raise it, with the calls and their places. Where it is caught, the strategy works on.
+    Only where two strategies wait for each other, neither of them can be used any more.
+    """
 
 
 class DivergenceError(MPIReplicaError, RuntimeError):
     """What should be the same on all ranks is not: ``strategy.verify`` found the difference.
 
-    The text names the first leaf and element that differ, and which replicas hold what.
+    The text names the first leaf and element that differ, and which replicas hold what. All ranks
+    raise it, and nothing has changed. The text says how to go on with what rank 0 has; or restore a
+    checkpoint.
     """
 
 
 class RemoteReplicaError(MPIReplicaError, RuntimeError):
     """A replica elsewhere raised an exception that could not travel between processes.
 
-    The text holds the type, the message and the traceback of the original.
+    The text holds the type, the message and the traceback of the original, which can't be pickled:
+    the rank where it was raised has it itself. Deal with it as with that one. Exceptions whose
+    arguments pickle knows, and that can be made of them, travel.
     """
 
 
 class CollectiveTimeoutError(MPIReplicaError, TimeoutError):
     """The ``timeout_seconds`` of a collective passed; the strategy can't be used any more.
 
-    The text is the stall report: who waited, who was missing, and where those were.
+    The text is the stall report: who waited, who was missing, and where those were; without the
+    thread that watches, which call has waited how long. End the program, or make a new strategy on
+    all ranks.
     """
 
 
 class RankLostError(MPIReplicaError, RuntimeError):
     """A rank died, or its program ended, while others still call collectives.
 
-    Where the program has failed there, the text says how.
+    Where the program has failed there, the text says how. The strategy can't be used any more: end
+    the program, and go on with a `CheckpointManager` when it is started again. Inside of
+    ``strategy.run_elastic`` let it pass: that goes on. Values of replicas that have moved since
+    raise it, too, when they are used.
     """
 
 
@@ -65,20 +83,35 @@ class ReplicaStopped(MPIReplicaError):
     """Raised at the collective call of a replica whose partners failed.
 
     A `BaseException`, so that ``except Exception`` in a step function lets it pass. The failure
-    is in ``__cause__``, and ``strategy.run`` raises it.
+    is in ``__cause__``, and ``strategy.run`` raises it. Clean up in ``finally``, and let it pass:
+    every further call of that run raises it again.
     """
 
 
 class LaunchError(MPIReplicaError, RuntimeError):
-    """The program was started by a launcher that does not fit the MPI library, or there is none."""
+    """The program was started by a launcher that does not fit the MPI library, or there is none.
+
+    Raised where a strategy is made, also where the ranks run different versions of Python, and by
+    ``python -m mpi_replica run``. The text says what to install, set or start instead.
+    """
 
 
 class CheckpointError(MPIReplicaError, OSError, ValueError):
-    """A checkpoint is torn, corrupt, or of another program."""
+    """A checkpoint is torn, corrupt, or of another program; or a file can't be written or read.
+
+    Raised on all ranks. When it is saved, the older checkpoint is as it was; when it is restored,
+    nothing has changed, unless a file changes meanwhile. ``restore(path, strict=False)`` takes what
+    fits of one of another program. Also raised by ``run_elastic``, where other objects are in the
+    state than at the last commit.
+    """
 
 
 class CorruptCheckpointError(CheckpointError):
-    """A file of a checkpoint is missing, torn or corrupt: an older checkpoint may be whole."""
+    """A file of a checkpoint is missing, torn or corrupt: an older checkpoint may be whole.
+
+    Raised on all ranks when it is restored, as `CheckpointError` is. ``restore_or_initialize`` of
+    a `CheckpointManager` takes the newest one that is whole.
+    """
 
 
 def text_of(error: BaseException) -> str:
