@@ -128,12 +128,29 @@ class CheckpointManager:
         step : int
             Its number, 0 or more, the same on all ranks.
 
+        Returns
+        -------
+        str
+            The path, as `latest_checkpoint` gives it.
+
         Raises
         ------
         TypeError, ValueError
             `step` is no such number.
         CheckpointError
             As for ``Checkpoint.save``. Nothing was removed then.
+
+        Notes
+        -----
+        Costs what ``Checkpoint.save`` does; rank 0 removes. Counterpart of
+        ``tf.train.CheckpointManager.save``.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> checkpoint = mr.Checkpoint(mr.MPIStrategy(), step=0)
+        >>> mr.CheckpointManager(checkpoint, tempfile.mkdtemp()).save(10).endswith("ckpt-10")
+        True
         """
         engine = self._checkpoint.strategy.engine
         try:
@@ -210,10 +227,31 @@ class CheckpointManager:
         init_fn : callable, optional
             Called without arguments where there is none.
 
+        Returns
+        -------
+        str or None
+            The path of what was restored. None also on a spare, where nothing is done.
+
         Raises
         ------
         CheckpointError
             The newest one that is whole does not fit the program.
+        Exception
+            As for ``Checkpoint.restore``; what `init_fn` raised.
+
+        Notes
+        -----
+        The folder is what rank 0 sees of it: the steps travel as by ``broadcast_to``. Beside that
+        it costs what ``Checkpoint.restore`` does. Counterpart of
+        ``tf.train.CheckpointManager.restore_or_initialize``.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> checkpoint = mr.Checkpoint(mr.MPIStrategy(), step=0)
+        >>> manager = mr.CheckpointManager(checkpoint, tempfile.mkdtemp())
+        >>> manager.restore_or_initialize(lambda: print("from the beginning"))
+        from the beginning
         """
         strategy = self._checkpoint.strategy
         if strategy.engine.is_spare:  # it gets its state with its replicas
@@ -262,6 +300,19 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     -------
     str or None
         None where there is none, or no such folder.
+
+    Raises
+    ------
+    TypeError
+        `directory` is no path.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> manager = mr.CheckpointManager(mr.Checkpoint(mr.MPIStrategy(), step=0), folder)
+    >>> manager.save(10) == mr.latest_checkpoint(folder)
+    True
     """
     folder = Path(os.path.abspath(directory))
     for step in reversed(_steps_in(folder)):

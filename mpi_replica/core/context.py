@@ -127,7 +127,22 @@ def current_strategy() -> AbstractStrategy:
 def has_strategy() -> bool:
     """Return whether the current strategy is another one than the default strategy.
 
-    Counterpart of ``tf.distribute.has_strategy``.
+    Returns
+    -------
+    bool
+        False outside of any strategy, and in the scope of the default strategy.
+
+    Notes
+    -----
+    No communication. Counterpart of ``tf.distribute.has_strategy``.
+
+    Examples
+    --------
+    >>> mr.has_strategy()
+    False
+    >>> with mr.MPIStrategy().scope():
+    ...     mr.has_strategy()
+    True
     """
     state = _state.get()
     return state is not None and not state.strategy.is_default
@@ -136,7 +151,23 @@ def has_strategy() -> bool:
 def in_cross_replica_context() -> bool:
     """Return whether the code stands above all replicas: in ``scope()`` or a ``merge_fn``.
 
-    Counterpart of ``tf.distribute.in_cross_replica_context``.
+    Returns
+    -------
+    bool
+        False in a replica, and outside of any strategy: there the default strategy's only replica
+        is.
+
+    Notes
+    -----
+    No communication. Counterpart of ``tf.distribute.in_cross_replica_context``.
+
+    Examples
+    --------
+    >>> mr.in_cross_replica_context()
+    False
+    >>> with mr.MPIStrategy().scope():
+    ...     mr.in_cross_replica_context()
+    True
     """
     state = _state.get()
     return state is not None and state.replica_context is None
@@ -145,12 +176,30 @@ def in_cross_replica_context() -> bool:
 def experimental_set_strategy(strategy: AbstractStrategy | None) -> None:
     """Make `strategy` the current one, without a ``with``; None goes back to the default.
 
-    Counterpart of ``tf.distribute.experimental_set_strategy``.
+    It holds in this thread, until it is called again.
+
+    Parameters
+    ----------
+    strategy : Strategy or None
+        Which one.
 
     Raises
     ------
     ContextError
         The call stands inside a ``scope()`` or a replica.
+
+    Notes
+    -----
+    No communication. Counterpart of ``tf.distribute.experimental_set_strategy``.
+
+    Examples
+    --------
+    >>> mr.experimental_set_strategy(mr.MPIStrategy(num_replicas=2))
+    >>> mr.get_strategy().num_replicas_in_sync
+    2
+    >>> mr.experimental_set_strategy(None)
+    >>> mr.has_strategy()
+    False
     """
     state = _state.get()
     if state is not None and state.kind != "permanent":

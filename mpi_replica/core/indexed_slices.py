@@ -67,12 +67,26 @@ class IndexedSlices:
     def to_dense(self) -> np.ndarray[Any, Any]:
         """Return the dense array; rows with the same index are added.
 
+        Returns
+        -------
+        numpy.ndarray, shape `dense_shape`
+            A fresh array of the dtype of the rows; zeros where there is no row.
+
         Raises
         ------
         ValueError
             There is no `dense_shape`.
         IndexError
             An index lies outside of it.
+
+        Notes
+        -----
+        Counterpart of ``tf.convert_to_tensor`` of ``tf.IndexedSlices``.
+
+        Examples
+        --------
+        >>> mr.IndexedSlices([1.0, 2.0], [2, 2], dense_shape=(4,)).to_dense()
+        array([0., 0., 3., 0.])
         """
         if self.dense_shape is None:
             raise ValueError("to_dense() needs a dense_shape. Give it to IndexedSlices.")

@@ -12,8 +12,19 @@ from .argument_checks import integer
 class ReduceOp(enum.Enum):
     """How the values of replicas are combined.
 
-    ``SUM`` and ``MEAN`` as in `tf.distribute.ReduceOp`; ``MIN``, ``MAX`` and ``PROD`` are
-    additions. Where an op is asked for, its name in any case is accepted as well.
+    Where an op is asked for, its name in any case is accepted as well. Counterpart of
+    ``tf.distribute.ReduceOp``, which has no ``MIN``, ``MAX`` and ``PROD``.
+
+    Attributes
+    ----------
+    SUM
+        The sum; not of bools.
+    MEAN
+        The sum, divided by the number of replicas; of integers and bools it is float64.
+    MIN, MAX
+        The smallest and the greatest one; not of complex numbers, and not of longdouble.
+    PROD
+        The product; not of bools.
 
     Examples
     --------
@@ -32,7 +43,17 @@ class ReduceOp(enum.Enum):
 
     @classmethod
     def of(cls, op: ReduceOp | str) -> ReduceOp:
-        """Returns the op that `op` names.
+        """Return the op that `op` names.
+
+        Parameters
+        ----------
+        op : ReduceOp or str
+            An op, or its name in any case.
+
+        Returns
+        -------
+        ReduceOp
+            The op.
 
         Raises
         ------
@@ -40,6 +61,11 @@ class ReduceOp(enum.Enum):
             `op` is a string that names none.
         TypeError
             `op` is neither a string nor a `ReduceOp`.
+
+        Examples
+        --------
+        >>> mr.ReduceOp.of("max") is mr.ReduceOp.of(mr.ReduceOp.MAX)
+        True
         """
         if isinstance(op, ReduceOp):
             return op
@@ -58,12 +84,31 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
-        """Returns the op that does what `aggregation` says.
+        """Return the op that does what `aggregation` says.
+
+        Parameters
+        ----------
+        aggregation : VariableAggregation
+            ``SUM`` or ``MEAN``.
+
+        Returns
+        -------
+        ReduceOp
+            The op of that name.
 
         Raises
         ------
         ValueError
             `aggregation` is no reduction (``NONE`` and ``ONLY_FIRST_REPLICA`` are none).
+
+        Notes
+        -----
+        Counterpart of ``tf.distribute.ReduceOp.from_variable_aggregation``.
+
+        Examples
+        --------
+        >>> mr.ReduceOp.from_variable_aggregation(mr.VariableAggregation.SUM)
+        <ReduceOp.SUM: 'SUM'>
         """
         if aggregation is VariableAggregation.SUM:
             return ReduceOp.SUM
@@ -76,7 +121,23 @@ _OPS_BY_NAME = ReduceOp.__members__  # asking the class for it makes a new one e
 
 
 class VariableSynchronization(enum.Enum):
-    """When the copies of a variable are brought together (`tf.VariableSynchronization`)."""
+    """When the copies of a variable are brought together (`tf.VariableSynchronization`).
+
+    Attributes
+    ----------
+    AUTO, ON_WRITE
+        When it is assigned to: the variable is mirrored, and the same on all ranks.
+    ON_READ
+        When it is read above the replicas: each replica has a component of its own until then.
+    NONE
+        Never. No variable can be made with it, as in tf: a `ValueError`.
+
+    Examples
+    --------
+    >>> on_read = mr.VariableSynchronization.ON_READ
+    >>> mr.Variable(0.0, synchronization=on_read, aggregation=mr.VariableAggregation.SUM).trainable
+    False
+    """
 
     AUTO = 0
     NONE = 1
@@ -85,7 +146,33 @@ class VariableSynchronization(enum.Enum):
 
 
 class VariableAggregation(enum.Enum):
-    """How what replicas assign to a variable is combined (`tf.VariableAggregation`)."""
+    """How what replicas assign to a variable is combined (`tf.VariableAggregation`).
+
+    For a variable that is synchronized on read: how the components are, where it is read.
+
+    Attributes
+    ----------
+    NONE
+        Not at all: all replicas must assign the same value. Synchronized on read it has no one
+        value above the replicas.
+    SUM
+        Added up.
+    MEAN
+        Added up, and divided by the number of replicas; the dtype must be a float or complex.
+    ONLY_FIRST_REPLICA
+        What replica 0 assigns counts, or its component.
+
+    Examples
+    --------
+    >>> strategy = mr.MPIStrategy(num_replicas=2)
+    >>> with strategy.scope():
+    ...     v = mr.Variable(0.0, aggregation=mr.VariableAggregation.SUM)
+    >>> def step():
+    ...     v.assign_add(1.0)
+    >>> strategy.run(step)
+    >>> float(v)
+    2.0
+    """
 
     NONE = 0
     SUM = 1
@@ -97,15 +184,27 @@ class CommunicationImplementation(enum.Enum):
     """Which engine moves the data of sums and products.
 
     Counterpart of ``tf.distribute.experimental.CommunicationImplementation``.
+
+    Attributes
+    ----------
+    AUTO
+        The package chooses.
+    ALLREDUCE
+        ``MPI_Allreduce``, in the order that the MPI library chooses.
+    SHARED_MEMORY
+        A window of shared memory, where all ranks are on one host; always in one order.
+    ALLTOALL
+        ``MPI_Alltoallv`` and ``MPI_Allgatherv``; always in one order.
+
+    Examples
+    --------
+    >>> mr.CommunicationOptions(implementation="alltoall").implementation
+    <CommunicationImplementation.ALLTOALL: 'ALLTOALL'>
     """
 
-    #: The package chooses.
     AUTO = "AUTO"
-    #: ``MPI_Allreduce``, in the order that the MPI library chooses.
     ALLREDUCE = "ALLREDUCE"
-    #: A window of shared memory, where all ranks are on one host; always in one order.
     SHARED_MEMORY = "SHARED_MEMORY"
-    #: ``MPI_Alltoallv`` and ``MPI_Allgatherv``; always in one order.
     ALLTOALL = "ALLTOALL"
 
 
@@ -113,7 +212,8 @@ class CommunicationImplementation(enum.Enum):
 class CommunicationOptions:
     """Options of collective calls: per strategy, or per call.
 
-    Fields that are set in the call win over those of the strategy.
+    Fields that are set in the call win over those of the strategy. Counterpart of
+    ``tf.distribute.experimental.CommunicationOptions``, which has the first three.
 
     Parameters
     ----------
@@ -196,10 +296,30 @@ implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, na
     def merge(self, call: CommunicationOptions | None) -> CommunicationOptions:
         """Return these options with the fields that are set in `call` put over them.
 
+        A field of `call` that has its default counts as not set.
+
+        Parameters
+        ----------
+        call : CommunicationOptions or None
+            Those of a call.
+
+        Returns
+        -------
+        CommunicationOptions
+            New ones; these themselves where `call` is None.
+
         Raises
         ------
         TypeError
             `call` is neither None nor `CommunicationOptions`.
+        ValueError
+            The fields don't fit together: reproducible sums by ``ALLREDUCE``.
+
+        Examples
+        --------
+        >>> base = mr.CommunicationOptions(timeout_seconds=60)
+        >>> base.merge(mr.CommunicationOptions(name="loss")).timeout_seconds
+        60
         """
         if call is None:
             return self
@@ -222,7 +342,22 @@ def _merged(base: CommunicationOptions, call: CommunicationOptions) -> Communica
 
 
 class InputReplicationMode(enum.Enum):
-    """For what a ``dataset_fn`` is called: once a rank, or once a replica."""
+    """For what a ``dataset_fn`` is called: once a rank, or once a replica.
+
+    Counterpart of ``tf.distribute.InputReplicationMode``.
+
+    Attributes
+    ----------
+    PER_WORKER
+        Once for each rank, whose replicas take batches of its dataset in turns.
+    PER_REPLICA
+        Once for each replica.
+
+    Examples
+    --------
+    >>> per_replica = mr.InputReplicationMode.PER_REPLICA
+    >>> options = mr.InputOptions(experimental_replication_mode=per_replica)
+    """
 
     PER_WORKER = "PER_WORKER"
     PER_REPLICA = "PER_REPLICA"

@@ -24,6 +24,12 @@ class DistributedValues:
     """Base of everything that holds a value per replica (`tf.distribute.DistributedValues`).
 
     Never made directly: `PerReplica` and `Mirrored` are its kinds, and so are variables.
+
+    Examples
+    --------
+    >>> result = mr.MPIStrategy(num_replicas=2).run(lambda: 1)
+    >>> isinstance(result, mr.DistributedValues), isinstance(Mirrored(1), mr.DistributedValues)
+    (True, True)
     """
 
     __slots__ = ()
@@ -62,6 +68,11 @@ class PerReplica(DistributedValues):
         Global ids of the replicas whose components these are. Default: 0, 1, ...
     num_replicas : int, optional
         How many replicas the strategy has. Default: the number of components.
+
+    Raises
+    ------
+    ValueError
+        There are not as many ids as components.
 
     Notes
     -----
@@ -144,12 +155,28 @@ class PerReplica(DistributedValues):
     def component(self, replica_id: int) -> Any:
         """Return the component of one replica, by its global id.
 
+        Parameters
+        ----------
+        replica_id : int
+            The id.
+
+        Returns
+        -------
+        object
+            The component itself, no copy. No communication, but for large arguments in a
+            ``merge_fn``: see `ReplicaContext.merge_call`.
+
         Raises
         ------
         ValueError
             There is no component for it here.
         RankLostError
             It was made before replicas have moved.
+
+        Examples
+        --------
+        >>> mr.PerReplica(["a", "b"]).component(1)
+        'b'
         """
         values = self.values
         if replica_id not in self._replica_ids:
@@ -211,7 +238,27 @@ class PerReplica(DistributedValues):
         return np.array(self._only("np.asarray()"), dtype=dtype, copy=copy)
 
     def item(self) -> Any:
-        """Return the only component as a Python scalar; the strategy must have one replica."""
+        """Return the only component as a Python scalar; the strategy must have one replica.
+
+        Returns
+        -------
+        int, float, complex, bool or other scalar
+            As ``numpy.ndarray.item`` gives it.
+
+        Raises
+        ------
+        TypeError
+            The strategy has several replicas.
+        ValueError
+            The component has more than one item, or none.
+        RankLostError
+            It was made before replicas have moved.
+
+        Examples
+        --------
+        >>> mr.MPIStrategy().run(lambda: np.float32(2.5)).item()
+        2.5
+        """
         return np.asarray(self._only("item()")).item()
 
 

@@ -52,6 +52,11 @@ class Dataset(Factories, OrderVerbs, ElementVerbs):
 
         Source: `tf.data.Dataset.cardinality`.
 
+        Returns
+        -------
+        int
+            Counted by the verbs: nothing is read for it.
+
         Examples
         --------
         >>> Dataset.range(5).batch(2).cardinality()
@@ -112,6 +117,11 @@ class Dataset(Factories, OrderVerbs, ElementVerbs):
 
         Source: `tf.data.Dataset.as_numpy_iterator`.
 
+        Returns
+        -------
+        iterator
+            Of nests of numpy arrays and scalars, one for each element.
+
         Examples
         --------
         >>> next(Dataset.range(4).batch(2).as_numpy_iterator()).tolist()
@@ -136,6 +146,11 @@ class Dataset(Factories, OrderVerbs, ElementVerbs):
         start : int
             How many batches to leave out, as if they had been taken. What is reached by position is
             not read for it.
+
+        Returns
+        -------
+        iterator of (int, nest of array)
+            For each global batch how many rows all of it has, and those of them that are wanted.
 
         Raises
         ------

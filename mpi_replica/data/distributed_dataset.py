@@ -19,6 +19,15 @@ class DistributedDataset:
     ``strategy.distribute_datasets_from_function``. It can be iterated again; each iteration is the
     next epoch of a shuffled source. All ranks must iterate it alike. Counterpart of
     ``tf.distribute.DistributedDataset``.
+
+    Examples
+    --------
+    >>> strategy = mr.MPIStrategy(num_replicas=2)
+    >>> dataset = mr.data.Dataset.range(5).batch(3)
+    >>> for batch in strategy.experimental_distribute_dataset(dataset):
+    ...     print(strategy.experimental_local_results(batch))
+    (array([0, 1]), array([2]))
+    (array([3]), array([4]))
     """
 
     def __init__(self, engine: Engine, made_of: Input) -> None:
@@ -78,7 +87,26 @@ class DistributedDataset:
         self._next, self._newest = Progress(0, 0), None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the newest iteration stands, for a checkpoint."""
+        """Return where the newest iteration stands, for a checkpoint.
+
+        Returns
+        -------
+        dict
+            Plain data: "epoch", "steps" that were taken, and "pipelines", how many ranks or
+            replicas have input of their own. Steps that were read ahead do not count.
+
+        Notes
+        -----
+        No communication. A `Checkpoint` that holds the dataset calls it.
+
+        Examples
+        --------
+        >>> dataset = mr.data.Dataset.range(4).batch(2)
+        >>> distributed = mr.MPIStrategy().experimental_distribute_dataset(dataset)
+        >>> batch = next(iter(distributed))
+        >>> distributed.state_dict()
+        {'epoch': 0, 'steps': 1, 'pipelines': None}
+        """
         place = self._next
         if self._newest is not None and not self._newest.has_ended:
             place = self._newest
@@ -87,10 +115,30 @@ class DistributedDataset:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration go on where that of `state_dict` stood: with the step after it.
 
+        Parameters
+        ----------
+        state : mapping
+            What `state_dict` gave, the same on all ranks.
+
         Raises
         ------
         ValueError
             It stood in the middle of input of each rank's own, and there are other ranks now.
+        KeyError
+            It is no such mapping.
+
+        Notes
+        -----
+        No communication: the ranks compare where they stand when they iterate. A `Checkpoint` that
+        holds the dataset calls it.
+
+        Examples
+        --------
+        >>> dataset = mr.data.Dataset.range(4).batch(2)
+        >>> distributed = mr.MPIStrategy().experimental_distribute_dataset(dataset)
+        >>> distributed.load_state_dict({"epoch": 0, "steps": 1, "pipelines": None})
+        >>> next(iter(distributed)).values
+        (array([2, 3]),)
         """
         self._next = Progress.of_state(state, self._input.pipelines)
         self._newest = None

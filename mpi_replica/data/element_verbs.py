@@ -29,6 +29,12 @@ class ElementVerbs(Chain):
         drop_remainder : bool
             Leave out a last batch that is smaller.
 
+        Returns
+        -------
+        Dataset
+            Of batches: n elements make ``ceil(n / batch_size)``, or ``n // batch_size`` without the
+            remainder.
+
         Raises
         ------
         TypeError, ValueError
@@ -50,6 +56,11 @@ class ElementVerbs(Chain):
 
         Source: `tf.data.Dataset.unbatch`. The result has an unknown length and is read as a stream:
         every rank reads all of it.
+
+        Returns
+        -------
+        Dataset
+            Of the rows, in their order.
 
         Raises
         ------
@@ -78,6 +89,11 @@ class ElementVerbs(Chain):
         num_parallel_calls : int, optional
             How many calls run at once, in threads; the order is kept. `mr.data.AUTOTUNE` is one for
             each core that this process may use. None or 1 calls in the thread that reads.
+
+        Returns
+        -------
+        Dataset
+            Of as many elements.
 
         Raises
         ------
@@ -118,6 +134,11 @@ class ElementVerbs(Chain):
         predicate : callable
             Gets an element as the function of `map` does, a batch as a whole; returns a bool.
 
+        Returns
+        -------
+        Dataset
+            Of the elements that are left.
+
         Raises
         ------
         TypeError
@@ -140,6 +161,11 @@ class ElementVerbs(Chain):
         ----------
         start : int
             The number of the first one.
+
+        Returns
+        -------
+        Dataset
+            Of tuples of a numpy.int64 and an element.
 
         Raises
         ------
@@ -167,6 +193,11 @@ class ElementVerbs(Chain):
         ----------
         buffer_size : int
             How many elements may be read ahead, at least 1. `mr.data.AUTOTUNE` is 2.
+
+        Returns
+        -------
+        Dataset
+            Of the same elements.
 
         Raises
         ------

@@ -43,7 +43,9 @@ class ArraySpec:
     Parameters
     ----------
     shape : tuple of int or None
+        The length of each axis.
     dtype : numpy.dtype
+        That of the items.
 
     Examples
     --------

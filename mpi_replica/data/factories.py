@@ -33,6 +33,11 @@ class Factories(Chain):
             the dataset holds the rows in the memory of the host, where it shares them if they are
             there.
 
+        Returns
+        -------
+        Dataset
+            Of n elements.
+
         Raises
         ------
         ValueError
@@ -57,6 +62,11 @@ class Factories(Chain):
         ----------
         *args : int
             (stop), (start, stop) or (start, stop, step).
+
+        Returns
+        -------
+        Dataset
+            Of as many numpy.int64 as Python's `range` has numbers.
 
         Raises
         ------
@@ -95,6 +105,11 @@ class Factories(Chain):
             ``source[i]``, for an int i from 0 on, is a nest of array_like; a list is one array.
             The length is asked for once, here. Only the rows that are wanted are read, one at a
             time, by this thread or by that of `prefetch`. What it gives is copied.
+
+        Returns
+        -------
+        Dataset
+            Of as many elements as the source has rows.
 
         Raises
         ------
@@ -143,6 +158,11 @@ class Factories(Chain):
             Called for each pass; returns a new iterator over nests of array_like, all of one
             structure. A list is one array. What it yields is copied: it may reuse its buffers.
 
+        Returns
+        -------
+        Dataset
+            Of unknown length, read as a stream.
+
         Raises
         ------
         TypeError
@@ -168,6 +188,11 @@ class Factories(Chain):
         ----------
         *datasets : Dataset, or one nest of Dataset
             ``zip(a, b)`` yields tuples, as ``zip((a, b))`` does; ``zip({"x": a, "y": b})`` dicts.
+
+        Returns
+        -------
+        Dataset
+            Of unknown length where that of one of them is not known.
 
         Raises
         ------

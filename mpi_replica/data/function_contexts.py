@@ -15,6 +15,11 @@ class ValueContext:
         The id of the replica.
     num_replicas_in_sync : int, default 1
         How many replicas there are.
+
+    Examples
+    --------
+    >>> print(mr.ValueContext(1, 4))
+    mr.ValueContext(replica id 1, total replicas in sync: 4)
     """
 
     replica_id_in_sync_group: int = 0
@@ -39,6 +44,14 @@ class InputContext:
         Which of them this is.
     num_replicas_in_sync : int, default 1
         How many replicas there are.
+
+    Examples
+    --------
+    >>> context = mr.InputContext(num_input_pipelines=2, input_pipeline_id=1)
+    >>> dataset = mr.data.Dataset.range(5)
+    >>> mine = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
+    >>> [int(number) for number in mine]
+    [1, 3]
     """
 
     num_input_pipelines: int = 1
@@ -48,10 +61,24 @@ class InputContext:
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
         """Return the part of a global batch that each replica gets.
 
+        Parameters
+        ----------
+        global_batch_size : int
+            Rows of all replicas together.
+
+        Returns
+        -------
+        int
+            Rows of each replica.
+
         Raises
         ------
         ValueError
             It can't be divided evenly.
+
+        Notes
+        -----
+        Counterpart of ``tf.distribute.InputContext.get_per_replica_batch_size``.
 
         Examples
         --------

@@ -35,6 +35,11 @@ class OrderVerbs(Chain):
         reshuffle_each_iteration : bool
             Whether each epoch has an order of its own.
 
+        Returns
+        -------
+        Dataset
+            Of the same elements.
+
         Raises
         ------
         TypeError, ValueError
@@ -82,6 +87,11 @@ class OrderVerbs(Chain):
         count : int, optional
             The number of passes, at least 0. None, and -1 as in tf, is without end.
 
+        Returns
+        -------
+        Dataset
+            Of `count` times as many elements, or without end.
+
         Raises
         ------
         TypeError, ValueError
@@ -108,6 +118,11 @@ class OrderVerbs(Chain):
         count : int
             At least 0; -1 takes all.
 
+        Returns
+        -------
+        Dataset
+            Of `count` elements, or fewer where there are no more.
+
         Raises
         ------
         TypeError, ValueError
@@ -131,6 +146,11 @@ class OrderVerbs(Chain):
         ----------
         count : int
             At least 0; -1 skips all.
+
+        Returns
+        -------
+        Dataset
+            Of the others.
 
         Raises
         ------
@@ -161,6 +181,11 @@ class OrderVerbs(Chain):
         index : int
             From 0 to num_shards - 1.
 
+        Returns
+        -------
+        Dataset
+            Of elements `index`, ``index + num_shards`` and so on.
+
         Raises
         ------
         TypeError, ValueError
@@ -185,6 +210,11 @@ class OrderVerbs(Chain):
         dataset : Dataset
             Its elements have the structure, dtypes and numbers of axes of these; lengths of axes
             may differ.
+
+        Returns
+        -------
+        Dataset
+            Of the elements of both.
 
         Raises
         ------

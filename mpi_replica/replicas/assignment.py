@@ -48,8 +48,7 @@ class Assignable(AbstractVariable):
         """Give the variable a new value.
 
         In a replica: collective, by the aggregation; `value` is this replica's. NONE: all replicas
-        must assign the same value, of which a hash travels with the next call, and after 64 of
-        them, or where their old values have 16 MiB, in a message of 256 bytes. Synchronized on
+        must assign the same value, of which a hash travels with the next call. Synchronized on
         read: the replica's own component, no communication. In cross-replica context: collective;
         rank 0's value counts.
 
@@ -66,15 +65,37 @@ class Assignable(AbstractVariable):
         Returns
         -------
         Variable or None
-            Itself.
+            Itself; None without `read_value`.
 
         Raises
         ------
         ValueError
-            Another shape; under NONE the replicas assigned different values; a `PerReplica` in
-            cross-replica context.
+            Another shape; under NONE the replicas assigned different values, which may be told at a
+            later call; a `PerReplica` in cross-replica context.
         TypeError
             A dtype that does not fit.
+        CollectiveMismatchError, StructureMismatchError
+            Replicas are at different calls, or assign other shapes or dtypes; on every rank.
+        ContextError
+            Called in a replica of another strategy.
+
+        Notes
+        -----
+        Takes a new array, and leaves the old one to who has read it. Messages: under SUM and MEAN
+        those of ``all_reduce``; under ONLY_FIRST_REPLICA, and in cross-replica context, those of
+        making the variable. Under NONE one of 256 bytes after 64 assignments, or where their old
+        values have 16 MiB, and no call came between. Counterpart of ``tf.Variable.assign``.
+
+        Examples
+        --------
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> with strategy.scope():
+        ...     v = mr.Variable([0.0, 0.0], aggregation=mr.VariableAggregation.MEAN)
+        >>> def step():
+        ...     v.assign(np.full(2, mr.get_replica_context().replica_id_in_sync_group))
+        >>> strategy.run(step)
+        >>> v.numpy()
+        array([0.5, 0.5])
         """
         self._assign("assign", value)
         return self if read_value else None
@@ -82,12 +103,33 @@ class Assignable(AbstractVariable):
     def assign_add(
         self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
     ) -> Any:
-        """Add `delta`, as `assign` does.
+        """Add `delta`, as `assign` does, which says more.
+
+        Parameters
+        ----------
+        delta : array_like
+            Under SUM and MEAN those of all replicas are combined, and then added once.
+        use_locking, name, read_value : optional
+            As for `assign`.
+
+        Returns
+        -------
+        Variable or None
+            As for `assign`.
 
         Raises
         ------
         ValueError
             As for `assign`; also in cross-replica context for one that is summed on read, as in tf.
+        TypeError, CollectiveMismatchError, StructureMismatchError, ContextError
+            As for `assign`; a TypeError also for a dtype that can't be added.
+        RankLostError
+            What it is added to went with a lost rank, and was not assigned since.
+
+        Examples
+        --------
+        >>> mr.Variable(1.0).assign_add(2.0).numpy()
+        np.float64(3.0)
         """
         self._assign("assign_add", delta)
         return self if read_value else None
@@ -95,7 +137,30 @@ class Assignable(AbstractVariable):
     def assign_sub(
         self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
     ) -> Any:
-        """Subtract `delta`, as `assign_add` adds."""
+        """Subtract `delta`, as `assign_add` adds.
+
+        Parameters
+        ----------
+        delta : array_like
+            As for `assign_add`.
+        use_locking, name, read_value : optional
+            As for `assign`.
+
+        Returns
+        -------
+        Variable or None
+            As for `assign`.
+
+        Raises
+        ------
+        Exception
+            As for `assign_add`.
+
+        Examples
+        --------
+        >>> mr.Variable(1.0).assign_sub(2.0).numpy()
+        np.float64(-1.0)
+        """
         self._assign("assign_sub", delta)
         return self if read_value else None
 
@@ -147,7 +212,30 @@ class Assignable(AbstractVariable):
     def scatter_sub(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: Any = None
     ) -> Self:
-        """Subtract rows, as `scatter_add` adds them."""
+        """Subtract rows, as `scatter_add` adds them.
+
+        Parameters
+        ----------
+        sparse_delta : IndexedSlices
+            As for `scatter_add`.
+        use_locking, name : optional
+            As for `assign`.
+
+        Returns
+        -------
+        Variable
+            Itself.
+
+        Raises
+        ------
+        Exception
+            As for `scatter_add`.
+
+        Examples
+        --------
+        >>> mr.Variable([1.0, 1.0]).scatter_sub(mr.IndexedSlices([2.0], [1])).numpy()
+        array([ 1., -1.])
+        """
         return self._assign("scatter_sub", sparse_delta)
 
     def scatter_min(
@@ -155,17 +243,59 @@ class Assignable(AbstractVariable):
     ) -> Self:
         """Keep the smaller one of each row's items and those given, as `scatter_add` adds them.
 
+        Parameters
+        ----------
+        sparse_delta : IndexedSlices
+            Rows, as for `scatter_add`: of those that have the same index the smallest items count.
+        use_locking, name : optional
+            As for `assign`.
+
+        Returns
+        -------
+        Variable
+            Itself.
+
         Raises
         ------
         NotImplementedError
             In a replica, under SUM and MEAN, as in tf; on every rank.
+        IndexError, ValueError, TypeError
+            As for `scatter_add`.
+
+        Examples
+        --------
+        >>> mr.Variable([1.0, 1.0]).scatter_min(mr.IndexedSlices([0.5, 2.0], [0, 1])).numpy()
+        array([0.5, 1. ])
         """
         return self._assign("scatter_min", sparse_delta)
 
     def scatter_max(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: Any = None
     ) -> Self:
-        """Keep the greater one of each row's items and those given, as `scatter_min` does."""
+        """Keep the greater one of each row's items and those given, as `scatter_min` does.
+
+        Parameters
+        ----------
+        sparse_delta : IndexedSlices
+            Rows, as for `scatter_add`: of those that have the same index the greatest items count.
+        use_locking, name : optional
+            As for `assign`.
+
+        Returns
+        -------
+        Variable
+            Itself.
+
+        Raises
+        ------
+        Exception
+            As for `scatter_min`.
+
+        Examples
+        --------
+        >>> mr.Variable([1.0, 1.0]).scatter_max(mr.IndexedSlices([0.5, 2.0], [0, 1])).numpy()
+        array([1., 2.])
+        """
         return self._assign("scatter_max", sparse_delta)
 
     def scatter_update(
@@ -173,7 +303,27 @@ class Assignable(AbstractVariable):
     ) -> Self:
         """Put rows in the place of those that are there, as `scatter_min` does.
 
-        Of rows that have the same index the last one counts.
+        Parameters
+        ----------
+        sparse_delta : IndexedSlices
+            Rows, as for `scatter_add`: of those that have the same index the last one counts.
+        use_locking, name : optional
+            As for `assign`.
+
+        Returns
+        -------
+        Variable
+            Itself.
+
+        Raises
+        ------
+        Exception
+            As for `scatter_min`.
+
+        Examples
+        --------
+        >>> mr.Variable([1.0, 1.0]).scatter_update(mr.IndexedSlices([2.0, 3.0], [1, 1])).numpy()
+        array([1., 3.])
         """
         return self._assign("scatter_update", sparse_delta)
 

@@ -32,6 +32,11 @@ class ReplicaContext(Replica):
     replica_id_in_sync_group : int or None
         The id of the replica, from 0 to ``num_replicas_in_sync - 1``.
 
+    Raises
+    ------
+    ValueError
+        It is no such id.
+
     Notes
     -----
     Made by hand it is a context manager; its collectives then need a strategy with one replica.
@@ -320,8 +325,26 @@ def _default_context() -> ReplicaContext:
 def get_replica_context() -> ReplicaContext | None:
     """Return the context of the current replica; None in cross-replica context.
 
-    Outside of any strategy it is the context of the default strategy's only replica. Counterpart
-    of ``tf.distribute.get_replica_context``.
+    Returns
+    -------
+    ReplicaContext or None
+        Outside of any strategy that of the default strategy's only replica.
+
+    Notes
+    -----
+    No communication. Counterpart of ``tf.distribute.get_replica_context``.
+
+    Examples
+    --------
+    >>> strategy = mr.MPIStrategy(num_replicas=2)
+    >>> strategy.run(lambda: mr.get_replica_context().num_replicas_in_sync)
+    PerReplica:{
+      0: 2,
+      1: 2
+    }
+    >>> with strategy.scope():
+    ...     mr.get_replica_context() is None
+    True
     """
     state = current_state()
     if state is None:

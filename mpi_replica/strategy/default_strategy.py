@@ -40,6 +40,21 @@ register_default_strategy(_default_strategy)
 def get_strategy() -> Strategy:
     """Return the current strategy; the default strategy outside of any (never None).
 
-    Counterpart of ``tf.distribute.get_strategy``.
+    Returns
+    -------
+    Strategy
+        The default one has one replica, and communicates with nobody.
+
+    Notes
+    -----
+    No communication. Counterpart of ``tf.distribute.get_strategy``.
+
+    Examples
+    --------
+    >>> mr.get_strategy().num_replicas_in_sync
+    1
+    >>> with mr.MPIStrategy(num_replicas=2).scope():
+    ...     mr.get_strategy().num_replicas_in_sync
+    2
     """
     return cast("Strategy", current_strategy())

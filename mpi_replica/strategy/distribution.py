@@ -30,6 +30,11 @@ class Distribution(StrategyBase):
             Called with a `ValueContext` for each replica of this rank; for replica 0 on a spare,
             whose `PerReplica` have no components.
 
+        Returns
+        -------
+        nest of PerReplica
+            The values themselves, no copies.
+
         Raises
         ------
         StructureMismatchError
@@ -87,6 +92,18 @@ class Distribution(StrategyBase):
         ------
         ValueError
             The dataset is not batched; or it is an iterator, and steps are to be made ahead.
+        TypeError
+            It can't be iterated; `options` are none.
+        NotImplementedError
+            The replication mode is ``PER_REPLICA``.
+        ContextError
+            Called in a replica.
+
+        Notes
+        -----
+        No communication; an error is raised here, and on the other ranks at their next collective
+        call. A rank reads the rows of its own replicas only, where rows are reached by
+        position.
 
         Examples
         --------
@@ -133,6 +150,27 @@ class Distribution(StrategyBase):
         ------
         Exception
             What `dataset_fn` raised: here, and on the other ranks at their next collective call.
+        TypeError, ValueError
+            `dataset_fn` is not callable, or gives what can't be iterated; `options` are none; it
+            gives an iterator, and steps are to be made ahead. In the same way.
+        ContextError
+            Called in a replica.
+
+        Notes
+        -----
+        No communication. ``dataset.shard(context.num_input_pipelines, context.input_pipeline_id)``
+        gives each pipeline rows of its own.
+
+        Examples
+        --------
+        >>> def dataset_fn(context):
+        ...     return mr.data.Dataset.range(4).batch(context.get_per_replica_batch_size(4))
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> next(iter(strategy.distribute_datasets_from_function(dataset_fn)))
+        PerReplica:{
+          0: array([0, 1]),
+          1: array([2, 3])
+        }
         """
         kind = "distribute_datasets_from_function"
         require_cross_replica(self, kind)

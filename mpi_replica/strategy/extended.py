@@ -23,6 +23,11 @@ class StrategyExtended:
     """Further methods of a strategy, as ``strategy.extended``: for library code.
 
     Never made directly. Counterpart of ``tf.distribute.StrategyExtended``.
+
+    Examples
+    --------
+    >>> mr.MPIStrategy(num_replicas=2).extended.worker_devices
+    ('rank:0/replica:0', 'rank:0/replica:1')
     """
 
     def __init__(self, strategy: StrategyBase) -> None:
@@ -52,10 +57,33 @@ class StrategyExtended:
     def variable_created_in_scope(self, v: Any) -> bool:
         """Return whether `v` is a variable of this strategy.
 
+        Parameters
+        ----------
+        v : Variable
+            Any variable.
+
+        Returns
+        -------
+        bool
+            Whether it was made in the scope of this strategy, or in one of its replicas.
+
         Raises
         ------
         ValueError
             `v` is no variable.
+
+        Notes
+        -----
+        No communication. Counterpart of
+        ``tf.distribute.StrategyExtended.variable_created_in_scope``.
+
+        Examples
+        --------
+        >>> strategy = mr.MPIStrategy()
+        >>> with strategy.scope():
+        ...     v = mr.Variable(1.0)
+        >>> strategy.extended.variable_created_in_scope(v)
+        True
         """
         if not isinstance(v, Variable):
             raise ValueError(f"{v!r} is no mr.Variable.")
@@ -72,12 +100,24 @@ class StrategyExtended:
         colocate_with_variable : Variable
             A variable of this strategy.
 
+        Returns
+        -------
+        context manager
+            It changes nothing.
+
         Raises
         ------
         ValueError
             It is no such variable.
         ContextError
             Called outside of ``strategy.scope()``.
+
+        Examples
+        --------
+        >>> with mr.MPIStrategy().scope() as strategy:
+        ...     v = mr.Variable(1.0)
+        ...     with strategy.extended.colocate_vars_with(v):
+        ...         w = mr.Variable(2.0)
         """
         if current_strategy() is not self._strategy:
             raise ContextError(
@@ -88,7 +128,24 @@ class StrategyExtended:
         return contextlib.nullcontext()
 
     def value_container(self, value: Any) -> Any:
-        """Return the variable that `value` belongs to: here it is `value` itself."""
+        """Return the variable that `value` belongs to: here it is `value` itself.
+
+        Parameters
+        ----------
+        value : object
+            Anything.
+
+        Returns
+        -------
+        object
+            `value`. Counterpart of ``tf.distribute.StrategyExtended.value_container``.
+
+        Examples
+        --------
+        >>> v = mr.Variable(1.0)
+        >>> mr.get_strategy().extended.value_container(v) is v
+        True
+        """
         return value
 
     def reduce_to(
@@ -165,11 +222,19 @@ class StrategyExtended:
         Raises
         ------
         ValueError
-            An entry is no pair.
+            An entry is no pair. All else as for `reduce_to`.
 
         Notes
         -----
+        Messages as for one ``Strategy.reduce`` of a nest of all values; none for an empty sequence.
         Counterpart of ``tf.distribute.StrategyExtended.batch_reduce_to``.
+
+        Examples
+        --------
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> loss, rows = strategy.run(lambda: (0.5, 3))
+        >>> strategy.extended.batch_reduce_to("SUM", [(loss, None), (rows, None)])
+        [Mirrored:np.float64(1.0), Mirrored:np.int64(6)]
         """
         require_cross_replica(self._strategy, "batch_reduce_to")
         pairs = list(value_destination_pairs)
@@ -227,13 +292,29 @@ class StrategyExtended:
         Returns
         -------
         nest of Mirrored
-            Rank 0's value.
+            Rank 0's value; fresh arrays.
+
+        Raises
+        ------
+        Exception
+            What pickle raises where rank 0's value can't be pickled, or not be loaded on some rank;
+            on every rank.
+        CollectiveMismatchError
+            Ranks are at different calls; on every rank.
+        ContextError
+            Called in a replica, or from another thread.
 
         Notes
         -----
         One message of 256 bytes a rank where the value fits into it, else one Allgatherv more. For
         objects that are no arrays, numbers or texts another message of 256 bytes: every rank loads
-        them, rank 0 too, and an error there is one on all ranks.
+        them, rank 0 too, and an error there is one on all ranks. With more than 1 MiB there are two
+        such. Counterpart of ``tf.compat.v1.distribute.StrategyExtended.broadcast_to``.
+
+        Examples
+        --------
+        >>> mr.MPIStrategy().extended.broadcast_to({"seed": 7})
+        {'seed': Mirrored:7}
         """
         require_cross_replica(self._strategy, "broadcast_to")
 
@@ -255,9 +336,8 @@ class StrategyExtended:
     ) -> Any:
         """Run ``fn(var, *args, **kwargs)`` on each rank, where it may assign to `var`.
 
-        All ranks call it, and assign the same, as they do where the arguments are those of a
-        ``merge_fn`` or came from `reduce_to`: a hash of all bytes is compared as for
-        ``Variable.assign`` under NONE.
+        Collective: all ranks call it, and assign the same, as they do where the arguments are those
+        of a ``merge_fn`` or came from `reduce_to`. A hash of all bytes is compared.
 
         Parameters
         ----------
@@ -288,6 +368,15 @@ class StrategyExtended:
         -----
         The hash of 100 MB takes about 20 ms; on one rank there is none. Counterpart of
         ``tf.distribute.StrategyExtended.update``.
+
+        Examples
+        --------
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> with strategy.scope():
+        ...     v = mr.Variable(1.0)
+        >>> total = strategy.extended.reduce_to("SUM", strategy.run(lambda: 2.0), v)
+        >>> float(strategy.extended.update(v, lambda v, total: v.assign_add(total), args=(total,)))
+        5.0
         """
         require_cross_replica(self._strategy, "update")
         self._require_variable("update", var)

@@ -153,10 +153,28 @@ class MPIStrategy(Strategy):
     def close(self) -> None:
         """Give back the communicator. Collective; a second call does nothing.
 
+        After it every collective call is a `ContextError`; mirrored variables can be read.
+
         Raises
         ------
         CollectiveMismatchError
             Other ranks are at another call; the strategy stays open.
+        RankLostError
+            The program has ended on another rank, or a rank has died where MPI has no fault
+            tolerance.
+        ContextError
+            Called in a replica, or from another thread.
+
+        Notes
+        -----
+        One message of 256 bytes a rank. Then the communicator is freed (``MPI_Comm_free``,
+        collective, too), unless the MPI library has fault tolerance.
+
+        Examples
+        --------
+        >>> strategy = mr.MPIStrategy()
+        >>> strategy.close()
+        >>> strategy.close()
         """
         if self._is_closed:
             return

@@ -36,6 +36,11 @@ class Strategy(Distribution, MessagePassing, Verifying, Elastic):
     Counterpart of ``tf.distribute.Strategy``. It is never made directly: make an `MPIStrategy`,
     or get the current one with `get_strategy`. A strategy belongs to the thread that made it, or
     that first ran it; two threads use two strategies.
+
+    Examples
+    --------
+    >>> isinstance(mr.MPIStrategy(), mr.Strategy), isinstance(mr.get_strategy(), mr.Strategy)
+    (True, True)
     """
 
     #: Whether this is the default strategy, which holds outside of all others.
@@ -99,13 +104,29 @@ class Strategy(Distribution, MessagePassing, Verifying, Elastic):
     def scope(self) -> Scope[Self]:
         """Return a context manager in which this is the current strategy, above all replicas.
 
-        Variables made inside belong to the strategy. It may be nested and entered again. No
-        communication. Counterpart of ``tf.distribute.Strategy.scope``.
+        Variables made inside belong to the strategy. It may be nested and entered again.
+
+        Returns
+        -------
+        context manager
+            What ``with`` gives is the strategy itself.
 
         Raises
         ------
         ContextError
             When entered inside a replica, or while another strategy is the current one.
+
+        Notes
+        -----
+        No communication. Counterpart of ``tf.distribute.Strategy.scope``.
+
+        Examples
+        --------
+        >>> strategy = mr.MPIStrategy(num_replicas=2)
+        >>> with strategy.scope():
+        ...     v = mr.Variable(1.0)
+        >>> v.strategy is strategy
+        True
         """
         return Scope(self)
 
@@ -311,6 +332,13 @@ class Strategy(Distribution, MessagePassing, Verifying, Elastic):
             One entry for each replica whose components are here: those of this rank, or all of
             them in a ``merge_fn``. For a nest: one nest each. Counterpart of
             ``tf.distribute.Strategy.experimental_local_results``.
+
+        Raises
+        ------
+        ContextError
+            An argument of a ``merge_fn`` that was not looked at before it returned.
+        RankLostError
+            It was made before a rank was lost, and replicas have moved since.
 
         Examples
         --------

@@ -74,9 +74,22 @@ class Elastic(ElasticStrategy):
         A loss makes every call of this strategy a `RankLostError` until `train` has been left, and
         what was made before raises it, too: values of `run` and of datasets. Let it pass.
 
+        Costs one message of 256 bytes a rank at the begin and at the end, and what a commit costs
+        at the begin. ``tf.distribute`` has no counterpart; Horovod has ``hvd.elastic.run``.
+
         Examples
         --------
-        See `ElasticState`.
+        One with variables stands at `ElasticState`.
+
+        >>> strategy = mr.MPIStrategy()
+        >>> state = mr.ElasticState(strategy, step=0)
+        >>> def train():
+        ...     while state.step < 3:
+        ...         state.step += 1
+        ...         state.commit()
+        ...     return state.step
+        >>> strategy.run_elastic(train, state)
+        3
         """
         engine = self.engine
         require_cross_replica(self, "run_elastic")

@@ -81,6 +81,15 @@ class ElasticState(Checkpoint):
         read, random numbers that were drawn in replicas) is sent to one other rank, on another host
         where there is one: one message each. Beside that one message of 256 bytes a rank, and one
         agreement (``MPIX_Comm_iagree``). Where a lost rank ends the job, only the first one.
+
+        Examples
+        --------
+        >>> strategy = mr.MPIStrategy()
+        >>> state = mr.ElasticState(strategy, step=0)
+        >>> def train():
+        ...     state.step += 1
+        ...     state.commit()  # what comes after it is done again, should a rank be lost
+        >>> strategy.run_elastic(train, state)
         """
         if self._commit is None:
             raise ContextError(
