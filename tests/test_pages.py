@@ -82,6 +82,19 @@ def test_a_recipe_prints_what_it_says_on_any_ranks(page, code, ranks, tmp_path):
     assert (done.returncode, done.stdout) == (0, promised(code)), done.stderr
 
 
+def test_the_sweep_goes_on_where_it_was_ended_on_another_number_of_ranks(tmp_path):
+    (code,) = [code for _, code in RECIPES if name_of(code) == "sweep.py"]
+    save = "        manager.save(kept.done)\n"
+    assert code.count(save) == 1
+    ended = run_on_ranks(
+        LIBRARIES[0], 2, code.replace(save, f"{save}        raise OSError\n"), tmp_path
+    )
+    assert (ended.returncode != 0, ended.stdout) == (True, "")
+    done = run_on_ranks(LIBRARIES[0], 3, code.replace("np.sin(x)", "np.sin(x) / 2"), tmp_path)
+    # Of the first eight points, which the first job has computed.
+    assert (done.returncode, done.stdout) == (0, "21 0.8910065241883678\n"), done.stderr
+
+
 def test_a_recipe_has_at_most_forty_lines():
     assert [name_of(code) for _, code in RECIPES if code.count("\n") > 40] == []
 

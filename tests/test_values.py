@@ -42,12 +42,17 @@ def test_decision_3_one_of_one_replica_converts():
     assert float(value) == 2.5
     assert int(value) == 2
     assert bool(value) is True
+    assert f"{value:.2f}" == "2.50"
+    assert f"{value}" == str(value)
     assert value.item() == 2.5
     assert type(value.item()) is float
     np.testing.assert_array_equal(np.asarray(mr.PerReplica([[1, 2]]), dtype=float), [1.0, 2.0])
 
 
-@pytest.mark.parametrize("convert", [float, int, bool, np.asarray, lambda value: value.item()])
+@pytest.mark.parametrize(
+    "convert",
+    [float, int, bool, np.asarray, lambda value: value.item(), lambda value: f"{value:.2f}"],
+)
 @pytest.mark.parametrize(
     "value", [mr.PerReplica([1.0, 2.0]), mr.PerReplica([1.0], replica_ids=[1], num_replicas=2)]
 )

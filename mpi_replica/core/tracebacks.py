@@ -26,7 +26,7 @@ def printed(error: BaseException) -> str:
     error that came up in this package, where no statement raises it, by all frames.
     """
     parts = traceback.TracebackException.from_exception(error)
-    if os.environ.get(_SHOW_ALL, "0") in ("", "0") and not _is_of_our_making(error):
+    if os.environ.get(_SHOW_ALL, "0") in ("", "0") and not came_up_in_package(error):
         left_out = _leave_out(parts)
         if left_out:
             return (
@@ -45,7 +45,8 @@ def _leave_out(parts: traceback.TracebackException) -> int:
     return left_out + sum(_leave_out(one) for one in behind if one is not None)
 
 
-def _is_of_our_making(error: BaseException) -> bool:
+def came_up_in_package(error: BaseException) -> bool:
+    """Returns whether an operation of this package failed that should not."""
     step = error.__traceback__
     if step is None:
         return False

@@ -234,6 +234,9 @@ class PerReplica(DistributedValues):
     def __bool__(self) -> bool:
         return bool(self._only("The truth value"))
 
+    def __format__(self, spec: str) -> str:
+        return format(self._only("A format"), spec) if spec else str(self)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self._only("np.asarray()"), dtype=dtype, copy=copy)
 

@@ -28,6 +28,7 @@ from ..core.context import State, entered, swap_state
 from ..core.digests import digest_of
 from ..core.exceptions import ContextError, ReplicaStopped, add_note, text_of
 from ..core.options import CommunicationOptions
+from ..core.tracebacks import came_up_in_package
 from ..core.values import DistributedValues, Mirrored, per_replica
 from .merge_fn import invoke_merge_fn, unpacked
 from .replica_context import ReplicaContext
@@ -151,7 +152,8 @@ class Seat:
     def stop(self, error: BaseException) -> None:
         """Raises `error` at the call at which the replica waits; called by the hub."""
         self._refusals += self.run.doom is not None
-        self._resume(lambda g: g.throw(error))
+        trace = error.__traceback__ if came_up_in_package(error) else None
+        self._resume(lambda g: g.throw(type(error), error, trace))
 
     def go_on(self, answer: Any) -> None:
         """Returns `answer` from the call at which the replica waits; called by the hub."""
