@@ -4,7 +4,7 @@ A program is a block of python after a mark. ``<!-- run -->`` ends well, and goe
 above it on the page ended; where its first line names a file, it also runs alone on two ranks.
 ``<!-- run on 2 ranks -->`` stands alone, ``<!-- recipe -->`` too, on one to three ranks.
 ``<!-- fails on 2 ranks -->`` does not end well: the block of text behind it is the beginning of its
-error. The comment after a print is what it prints. After ``<!-- pytest on 2 ranks -->`` stand files
+error. The comment after a print is what it prints. After ``<!-- pytest -->`` stand files
 of a project with tests.
 """
 

@@ -18,10 +18,7 @@ from pages import programs, promised
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
 SECONDS = 300
-BUILD = """
-from setuptools import build_meta
-print(build_meta.build_sdist(sys.argv[1]), build_meta.build_wheel(sys.argv[1]))
-"""
+BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.argv[1])"
 
 
 def run(*command, cwd, **env):
@@ -64,8 +61,10 @@ def packages(tmp_path_factory):
         if (ROOT / name).exists():
             shutil.copy2(ROOT / name, checkout / name)
     python = environment(folder / "builder", "setuptools>=77") / "python"
-    *_, sdist, wheel = run(python, "-c", BUILD, folder, cwd=checkout).split()
-    return folder / sdist, folder / wheel
+    for kind in ("sdist", "wheel"):
+        run(python, "-c", BUILD.format(kind), folder, cwd=checkout)
+    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    return sdist, wheel
 
 
 def modules():
