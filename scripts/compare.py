@@ -11,7 +11,7 @@ difference is. `scripts/bench.py` measures one checkout beside other ways to wri
 
 import argparse
 import os
-import statistics
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.launching import find_interpreter
+from benchmarks.launching import START, find_interpreter
 
 BATCH_SECONDS = 0.02
-
-START = 'source "$0"; open_mpi_environment "$((2 * $1))"; shift; exec "$@"'
+# In which the ranks of a job must have made their strategy.
+START_SECONDS = 60
 
 
 def main():
@@ -56,65 +56,60 @@ def compare(name, sides, rounds):
     seconds = max(side.turn(name, 3) for side in sides)
     times = max(1, int(BATCH_SECONDS / seconds))
     taken = np.array([[side.turn(name, times) for side in sides] for _ in range(rounds)])
-    ratios = taken[:, 1] / taken[:, 0]
     old, new = np.median(taken, axis=0) * 1e6
-    low, high = np.percentile(ratios, [10, 90])
-    middle = statistics.median(ratios)
+    low, middle, high = np.percentile(taken[:, 1] / taken[:, 0], [10, 50, 90])
     print(f"{name:50} {old:9.2f} {new:9.2f} µs   {middle:.3f}   {low:.3f}-{high:.3f}", flush=True)
 
 
 class Side:
-    """A job of one checkout: its ranks wait for their turn at pipes."""
+    """A job of one checkout: its ranks wait for their turn at a socket."""
 
     def __init__(self, checkout, settings, folder):
-        folder = folder / f"side-{len(list(folder.iterdir()))}"
-        folder.mkdir()
-        for rank in range(settings.ranks):
-            os.mkfifo(folder / f"turn-{rank}")
-            os.mkfifo(folder / f"done-{rank}")
+        path = folder / f"side-{len(list(folder.iterdir()))}"
         python = find_interpreter(settings.mpi)
-        launcher = Path(python).with_name("mpiexec")
-        command = ["bash", "-c", START, Path(__file__).with_name("environment.sh"), settings.ranks]
-        command += [launcher, "-n", settings.ranks, python, __file__, "--rank", folder]
+        command = ["bash", "-c", START, Path(__file__).with_name("environment.sh")]
+        command += [2 * settings.ranks, Path(python).with_name("mpiexec"), "-n", settings.ranks]
+        command += [python, __file__, "--rank", path]
         env = os.environ | {"PYTHONPATH": str(checkout.resolve())}
-        self.job = subprocess.Popen([*map(str, command)], env=env)
-        self.turns = [open(folder / f"turn-{rank}", "w") for rank in range(settings.ranks)]
-        self.done = [open(folder / f"done-{rank}") for rank in range(settings.ranks)]
-        told = {line.readline().strip() for line in self.done}
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen()
+            listener.settimeout(START_SECONDS)  # a job that fails at its start comes to no socket
+            self.job = subprocess.Popen([*map(str, command)], env=env)
+            self.ranks = [listener.accept()[0].makefile("rw") for _ in range(settings.ranks)]
+        told = {rank.readline().strip() for rank in self.ranks}
         if told != {str(checkout.resolve())}:
             raise SystemExit(f"{checkout} was to be measured, and the ranks have {told}")
 
     def turn(self, name, times):
         """Have all ranks call it so often; return the seconds of one call."""
-        for line in self.turns:
-            print(name, times, sep="\t", file=line, flush=True)
-        return max(float(line.readline()) for line in self.done)
+        for rank in self.ranks:
+            print(name, times, sep="\t", file=rank, flush=True)
+        return max(float(rank.readline()) for rank in self.ranks)
 
     def end(self):
         """End the job."""
-        for line in self.turns:
-            line.close()
+        for rank in self.ranks:
+            rank.close()
         self.job.wait()
 
 
-def wait_for_turns(folder):
-    """Do what the pipe of this rank says, until it is closed."""
+def wait_for_turns(path):
+    """Do what comes by the socket of this job, until it is closed."""
     import mpi_replica as mr
 
     strategy = mr.MPIStrategy()
     reproducible = mr.CommunicationOptions(reproducible=True)
-    turns, done = (
-        open(folder / f"turn-{strategy.rank}"),
-        open(folder / f"done-{strategy.rank}", "w"),
-    )
-    print(Path(mr.__file__).parents[1], file=done, flush=True)
-    for turn in turns:
-        name, times = turn.strip().split("\t")
-        call, made = KINDS[name]
-        value = made(np.random.default_rng(strategy.rank))
-        seconds = call(mr, strategy, value, int(times), reproducible)
-        print(seconds / int(times), file=done, flush=True)
-        del value
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        turns = connection.makefile("rw")
+        print(Path(mr.__file__).parents[1], file=turns, flush=True)
+        while turn := turns.readline():
+            name, times = turn.strip().split("\t")
+            measure, made = KINDS[name]
+            value = made(np.random.default_rng(strategy.rank))
+            seconds = measure(mr, strategy, value, int(times), reproducible)
+            print(seconds / int(times), file=turns, flush=True)
     strategy.close()
 
 
@@ -140,10 +135,10 @@ def above(called):
     """Return what measures a call above the replicas."""
 
     def measure(mr, strategy, value, times, reproducible):
-        called(mr, strategy, value)
+        called(strategy, value)
         start = time.perf_counter()
         for _ in range(times):
-            called(mr, strategy, value)
+            called(strategy, value)
         return time.perf_counter() - start
 
     return measure
@@ -168,14 +163,13 @@ GATHER_1 = in_step(lambda ctx, x, out, options: ctx.all_gather(x, axis=1))
 MERGE = in_step(lambda ctx, x, out, options: ctx.merge_call(lambda strategy, x: None, (x,)))
 
 
-def uneven(bytes_):
-    """Return what makes a block of another length on each rank."""
+def column(bytes_):
+    """Return what makes one column, as long on all ranks."""
+    return lambda random: floats(bytes_)(random).reshape(-1, 1)
 
-    def make(random):
-        length = bytes_ // 4 + 1
-        return random.normal(size=(length, 1)).astype(np.float32)
 
-    return make
+def nothing(random):
+    """Stands for what makes a value, where a call takes none."""
 
 
 def commits(mr, strategy, state, times, reproducible):
@@ -214,22 +208,22 @@ KINDS = {
         lambda random: {key: np.ones(3, np.float32) for key in "abcd"},
     ),
     "run of an empty function": (
-        above(lambda mr, strategy, x: strategy.run(lambda: None)),
-        lambda random: None,
+        above(lambda strategy, x: strategy.run(lambda: None)),
+        nothing,
     ),
     "merge_call of a float": (MERGE, lambda random: 1.5),
     "merge_call of 1 MB, not looked at": (MERGE, floats(1 << 20)),
     "strategy.reduce of what run returned": (
-        above(lambda mr, strategy, x: strategy.reduce("SUM", strategy.run(lambda: 1.5), axis=None)),
-        lambda random: None,
+        above(lambda strategy, x: strategy.reduce("SUM", strategy.run(lambda: 1.5), axis=None)),
+        nothing,
     ),
-    "strategy.barrier": (above(lambda mr, strategy, x: strategy.barrier()), lambda random: None),
+    "strategy.barrier": (above(lambda strategy, x: strategy.barrier()), nothing),
     "strategy.verify of 1 kB": (
-        above(lambda mr, strategy, x: strategy.verify(np.ones(256, np.float32))),
-        lambda random: None,
+        above(lambda strategy, x: strategy.verify(np.ones(256, np.float32))),
+        nothing,
     ),
     "broadcast_to of 1 kB": (
-        above(lambda mr, strategy, x: strategy.extended.broadcast_to(x)),
+        above(lambda strategy, x: strategy.extended.broadcast_to(x)),
         floats(1000),
     ),
     "all_reduce of 1 kB": (SUM, floats(1000)),
@@ -252,11 +246,11 @@ KINDS = {
     "reproducible, 64 kB": (SUM_REPRODUCIBLE, floats(64_000)),
     "reproducible, 1 MB": (SUM_REPRODUCIBLE, floats(1_000_000)),
     "reproducible, 16 MB": (SUM_REPRODUCIBLE, floats(16_000_000)),
-    "all_gather of 1 kB": (GATHER, uneven(1000)),
-    "all_gather of 64 kB": (GATHER, uneven(64_000)),
-    "all_gather of 1 MB": (GATHER, uneven(1_000_000)),
-    "all_gather of 16 MB": (GATHER, uneven(16_000_000)),
-    "all_gather of 64 kB, axis 1": (GATHER_1, uneven(64_000)),
+    "all_gather of 1 kB": (GATHER, column(1000)),
+    "all_gather of 64 kB": (GATHER, column(64_000)),
+    "all_gather of 1 MB": (GATHER, column(1_000_000)),
+    "all_gather of 16 MB": (GATHER, column(16_000_000)),
+    "all_gather of 64 kB, axis 1": (GATHER_1, column(64_000)),
     "commit of 161 arrays, 16 MB": (commits, arrays(161, 100_000)),
     "checkpoint of 161 arrays, 16 MB, and back": (saves, arrays(161, 100_000)),
 }
@@ -264,6 +258,6 @@ KINDS = {
 
 if __name__ == "__main__":
     if sys.argv[1] == "--rank":
-        wait_for_turns(Path(sys.argv[2]))
+        wait_for_turns(sys.argv[2])
     else:
         main()

@@ -21,6 +21,7 @@ import fcntl
 import importlib.metadata
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -188,6 +189,13 @@ def not_installed(reason):
     if os.environ.get("MPI_REPLICA_TEST_REQUIRE") == "1":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
+
+
+def skip_without_package_index(output):
+    """Skip the test where pip has written that it reaches no package index."""
+    away = r"No matching distribution|Temporary failure|NewConnectionError|Max retries"
+    if re.search(away, output):
+        pytest.skip(f"pip reaches no package index: {output}")
 
 
 def rank_environment(timeout_seconds, additions=None):

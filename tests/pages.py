@@ -37,6 +37,13 @@ def name_of(code):
     return found and found[1]
 
 
+def written(code, folder):
+    """Return the file that the first line names, with the code in it."""
+    file = folder / name_of(code)
+    file.write_text(code, encoding="utf-8")
+    return file
+
+
 def promised(code):
     """Return what a program prints, by the comments after its prints."""
     texts = re.findall(r"^ *print\(.*\)  # (.*)\n", code, re.MULTILINE)

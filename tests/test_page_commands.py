@@ -31,12 +31,14 @@ from launching import (
     find_launcher,
     rank_environment,
     room_for,
+    skip_without_package_index,
 )
-from pages import TEXTS
+from pages import TEXTS, programs, written
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
 PAGES = "\n".join(TEXTS.values())
+FIRST_PROGRAM = programs("run")[0][1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 PROGRAMS = {
     *("python", "python3", "pip", "mpirun", "mpiexec", "docker", "kubectl", "apt-get"),
@@ -66,10 +68,6 @@ def is_part(words, whole):
     return all(word in rest for word in shlex.split(words))
 
 
-def first_program():
-    return re.search(r"^```python\n(# train\.py\n.*?)^```", PAGES, re.MULTILINE | re.DOTALL)[1]
-
-
 class Place:
     """A folder with what a checkout has, and the file train.py of the first page."""
 
@@ -82,7 +80,7 @@ class Place:
             shutil.copytree(ROOT / name, folder / name, ignore=ignored)
         for name in ("pyproject.toml", "setup.cfg", "README.md", "CHANGELOG.md", "LICENSE"):
             shutil.copy2(ROOT / name, folder / name)
-        (folder / "train.py").write_text(first_program())
+        written(FIRST_PROGRAM, folder)
 
     def write_command(self, path, text):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,12 +169,10 @@ def extras_of(line):
 
 def installs(line, place):
     """In an environment of its own, with nothing of the one that runs the tests."""
-    index_is_away = r"No matching distribution|Temporary failure|NewConnectionError|Max retries"
     try:
         place.run(line, env={"PYTHONPATH": None})
     except pytest.fail.Exception as error:
-        if re.search(index_is_away, str(error)):
-            pytest.skip(f"pip reaches no package index: {error}")
+        skip_without_package_index(str(error))
         raise
     activate = ". .venv/bin/activate"
     command = f"{activate} && cd / && python -m mpi_replica run -n 2 {place.folder}/train.py"
@@ -250,11 +246,11 @@ def trains_digits_in_a_batch_job(line, place):
 
 
 def passes_tests(line, place):
-    shown = re.compile(r"^```python\n(# ((?:conftest|test_mean)\.py)\n.*?)^```", re.M | re.S)
     project = place.folder / "project"
     project.mkdir()
-    for code, name in shown.findall(PAGES):
-        (project / name).write_text(code)
+    for page, code in programs("pytest"):
+        if page == "docs/testing.md":
+            written(code, project)
     assert "1 passed" in place.run(f"cd {project} && {line}")
 
 

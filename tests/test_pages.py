@@ -5,7 +5,7 @@ import re
 import pytest
 
 from launching import LIBRARIES, ONE_HOST, RANKS, ROOT, run_ranks
-from pages import TEXTS, name_of, programs, promised
+from pages import TEXTS, name_of, programs, promised, written
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -25,13 +25,6 @@ MARKS = ("run", "run on 2 ranks", "recipe", "fails on 2 ranks", "pytest")
 
 def by_name(programs):
     return [pytest.param(page, code, id=f"{page}: {name_of(code)}") for page, code in programs]
-
-
-def written(code, folder):
-    """Return the file that the first line names, with the code in it."""
-    file = folder / name_of(code)
-    file.write_text(code, encoding="utf-8")
-    return file
 
 
 def run_on_ranks(library, ranks, code, folder):

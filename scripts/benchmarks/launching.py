@@ -30,7 +30,7 @@ LIBRARIES = ("openmpi", "mpich")
 
 # scripts/environment.sh knows what it takes; both are called with its path as the first argument.
 _MAKE = 'set -e; source "$0"; make_environment "$1" "$2" >&2'
-_START = 'set -e; source "$0"; open_mpi_environment "$1"; shift; exec "$@"'
+START = 'set -e; source "$0"; open_mpi_environment "$1"; shift; exec "$@"'
 
 # They would make other strategies than those that are to be measured.
 _UNWANTED = ("MPI_REPLICA_NUM_REPLICAS", "MPI_REPLICA_REPRODUCIBLE", "MPI_REPLICA_TRANSPORT")
@@ -122,7 +122,7 @@ def start(library, python, table, launch):
         tempfile.NamedTemporaryFile("r") as file,  # what is written to stdout may be cut up
     ):
         variables |= additions
-        command = ["bash", "-c", _START, ROOT / "scripts" / "environment.sh", str(launch.ranks)]
+        command = ["bash", "-c", START, ROOT / "scripts" / "environment.sh", str(launch.ranks)]
         command += [*mpiexec, "-n", str(launch.ranks), python, PROGRAM, "--worker"]
         command.append(json.dumps([table, launch.part, launch.arguments, file.name]))
         status, output = _run(command, variables, launch.limit_seconds + 30)
