@@ -7,7 +7,14 @@ import textwrap
 
 import pytest
 
-from launching import FOREIGN, find_interpreter, find_launcher, rank_environment, run_ranks
+from launching import (
+    FOREIGN,
+    LIBRARIES,
+    find_interpreter,
+    find_launcher,
+    rank_environment,
+    run_ranks,
+)
 
 pytestmark = pytest.mark.mpi_skip  # it starts programs that must not be ranks themselves
 
@@ -203,6 +210,7 @@ def test_processes_that_each_see_a_world_of_one_are_a_launch_error():
         assert word in done.stderr
 
 
+@pytest.mark.skipif(len(LIBRARIES) < 2, reason="needs both MPI libraries")
 def test_a_launcher_of_another_library_is_a_launch_error():
     """Section 8, with the real launcher of MPICH and a Python that has Open MPI."""
     python = find_interpreter("openmpi")
