@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import numpy as np
-from greenlet import getcurrent
 
 from ..collectives import cross_replica
 from ..collectives.agreement.site import call_site
@@ -82,7 +81,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Elastic):
     def is_between_replicas(self) -> bool:
         """Whether a step is under way, and the code that runs now is in none of its replicas."""
         runs = self.engine.agreement.runs
-        return bool(runs) and runs[-1].hub is getcurrent()
+        return bool(runs) and runs[-1].is_here()
 
     @property
     def cluster_resolver(self) -> MPIClusterResolver:
