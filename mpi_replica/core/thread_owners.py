@@ -35,14 +35,14 @@ class StandIn:
         self._owner = owner
 
     def begin(self, ident: int) -> int | None:
-        """The thread `ident` works for the owner from now on; returns which one did until now."""
+        """Has the thread `ident` work for the owner; returns which one did until now."""
         before = _at_work.get(self._owner)
         _owners[ident] = self._owner
         _at_work[self._owner] = ident
         return before
 
     def end(self, before: int | None) -> None:
-        """The thread that did before works again."""
+        """Has the thread work again that did before."""
         if before is None:
             _at_work.pop(self._owner, None)
         else:
@@ -50,5 +50,5 @@ class StandIn:
 
 
 def forget_thread(ident: int) -> None:
-    """The thread `ident` has ended: another one may get its ident."""
+    """Forgets the thread `ident`, which ends: another one may get its ident."""
     _owners.pop(ident, None)

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
+import functools
 import signal
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ..core.thread_owners import StandIn, forget_thread, owner_of_this_thread
 from ..ranks.interrupts import gate
 from .worker import Worker
-
-if TYPE_CHECKING:
-    from .run import Seat
 
 
 class ReplicaThread(Worker):
@@ -42,9 +40,8 @@ class ReplicaThread(Worker):
         """Whether it can be used again: not so in a forked child, which has no such thread."""
         return self._thread.is_alive()
 
-    def begin(self, seat: Seat) -> None:
-        context = contextvars.copy_context()
-        self._job = lambda: context.run(seat.work)
+    def begin(self, work: Callable[[], None]) -> None:
+        self._job = functools.partial(contextvars.copy_context().run, work)
         if self._thread.ident is None:
             self._thread.start()
         self._let_run()

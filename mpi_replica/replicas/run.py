@@ -31,14 +31,13 @@ from ..core.digests import digest_of
 from ..core.exceptions import ContextError, ReplicaStopped, add_note, text_of
 from ..core.library_state import LibraryState, needs_threads
 from ..core.options import CommunicationOptions
-from ..core.thread_owners import is_stand_in
 from ..core.tracebacks import came_up_in_package
 from ..core.values import DistributedValues, Mirrored, per_replica
+from .kept_by_runs import KeptByRuns
 from .merge_fn import invoke_merge_fn, unpacked
 from .replica_context import ReplicaContext
-from .replica_thread import ReplicaThread
 from .run_end import RunEnd
-from .worker import GreenletWorker, Worker
+from .worker import Worker
 
 #: A replica that swallows `ReplicaStopped` this often is abandoned.
 _MOST_REFUSALS = 100
@@ -52,9 +51,6 @@ _NOTHING = digest_of(None)
 # The kinds of the leaves of a None.
 _NO_VALUE = ("none",)
 
-# A program that makes new functions all the time must not grow.
-_MOST_ENDS = 256
-
 _IMPORTED_LATE = (
     "torch or JAX was imported inside of a step, on a rank with several replicas: they share a"
     " thread, and what such a library keeps for a thread would pass from one to the other. Import"
@@ -62,35 +58,6 @@ _IMPORTED_LATE = (
 )
 
 _abandoned: list[Seat] = []  # never resumed and never collected: that would run their code
-
-
-class KeptByRuns:
-    """What the runs of a strategy leave for the next one."""
-
-    def __init__(self) -> None:
-        self.greenlets: list[Worker] = []
-        #: By replica: what a library or the program keeps for a thread, a replica finds again.
-        self.threads: dict[int, list[ReplicaThread]] = {}
-        #: Ends of runs in which all local replicas returned None, by call site and function.
-        self.empty_ends: dict[tuple[bytes, bytes], RunEnd] = {}
-
-    def worker(self, replica_id: int, *, is_thread: bool) -> Worker:
-        """Returns what a replica may run in, which is kept here no longer."""
-        if not is_thread:
-            return GreenletWorker() if is_stand_in() or not self.greenlets else self.greenlets.pop()
-        threads = self.threads.get(replica_id, [])
-        while threads:
-            if (thread := threads.pop()).is_alive:
-                return thread
-        return ReplicaThread(replica_id)
-
-    def keep(self, replica_id: int, worker: Worker) -> None:
-        """Keeps what the replica has run in to its end."""
-        worker.rest()
-        if isinstance(worker, ReplicaThread):
-            self.threads.setdefault(replica_id, []).append(worker)
-        elif not is_stand_in():  # the next run may be in another thread, where no greenlet goes on
-            self.greenlets.append(worker)
 
 
 class Seat:
@@ -212,7 +179,7 @@ class Run(CurrentRun):
         self.library_state = LibraryState.of_this_thread()
         #: What performs the calls. No greenlet where there are threads: objects that outlive a
         #: thread and know a greenlet of it crash the garbage collector (greenlet 3.5).
-        self.hub = threading.current_thread() if self.has_threads else getcurrent()
+        self._hub = threading.current_thread() if self.has_threads else getcurrent()
 
     def execute(self, kept: KeptByRuns) -> Any:
         """Runs the function on all local replicas; returns what they returned, merged."""
@@ -255,7 +222,7 @@ class Run(CurrentRun):
             self._give_back(kept)
 
     def is_here(self) -> bool:
-        return self.hub is (threading.current_thread() if self.has_threads else getcurrent())
+        return self._hub is (threading.current_thread() if self.has_threads else getcurrent())
 
     def meeting(self) -> tuple[tuple[int, ...], str]:
         """Returns the replicas of this rank that have not come to a call, and that of others."""
@@ -278,7 +245,7 @@ class Run(CurrentRun):
         for seat in self.seats:
             seat.worker = kept.worker(seat.replica_id, is_thread=self.has_threads)
             seat.status = "runs"
-            seat.worker.begin(seat)
+            seat.worker.begin(seat.work)
             if seat.status == "raised":
                 return  # a replica that has not started is not started
 
@@ -391,9 +358,7 @@ class Run(CurrentRun):
         if end is None or end.options is not self.options:
             end = self._run_end(None)
             end.replica_ids = self.engine.layout.local_replica_ids
-            if len(kept.empty_ends) >= _MOST_ENDS:
-                kept.empty_ends.clear()
-            kept.empty_ends[key] = end
+            kept.keep_end(key, end)
         return end
 
     def _unwind(self) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextvars
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import greenlet
 from greenlet import getcurrent
-
-if TYPE_CHECKING:
-    from .run import Seat
 
 
 class Worker(ABC):
@@ -20,8 +18,8 @@ class Worker(ABC):
     """
 
     @abstractmethod
-    def begin(self, seat: Seat) -> None:
-        """Runs the replica of `seat` until it waits or ends; called by the hub, as `resume`."""
+    def begin(self, work: Callable[[], None]) -> None:
+        """Calls `work`, and returns when that waits or ends; called by the hub, as `resume`."""
 
     @abstractmethod
     def resume(self, answer: Any) -> None:
@@ -50,10 +48,12 @@ class GreenletWorker(Worker):
     def __init__(self) -> None:
         self._greenlet = greenlet.greenlet(self._work)
         # Not an argument of the greenlet: that would be kept for as long as the greenlet is.
-        self._seat: Seat | None = None
+        self._job: Callable[[], None] | None = None
+        self._hub = getcurrent()
 
-    def begin(self, seat: Seat) -> None:
-        self._seat = seat
+    def begin(self, work: Callable[[], None]) -> None:
+        self._job = work
+        self._hub = getcurrent()
         self._greenlet.gr_context = contextvars.copy_context()
         self._greenlet.switch()
 
@@ -64,10 +64,7 @@ class GreenletWorker(Worker):
         self._greenlet.throw(type(error), error, trace)
 
     def wait(self) -> Any:
-        seat = self._seat
-        if seat is None:
-            raise RuntimeError("a replica that never started can't wait")
-        return seat.run.hub.switch()
+        return self._hub.switch()
 
     def is_here(self) -> bool:
         return getcurrent() is self._greenlet
@@ -76,9 +73,8 @@ class GreenletWorker(Worker):
         self._greenlet.gr_context = None
 
     def _work(self) -> None:
-        while (seat := self._seat) is not None:
-            seat.work()
-            hub = seat.run.hub
-            del seat  # an idle worker must not keep what the last step used
-            self._seat = None
-            hub.switch()
+        while (job := self._job) is not None:
+            job()
+            del job  # an idle worker must not keep what the last step used
+            self._job = None
+            self._hub.switch()

@@ -16,7 +16,7 @@ from ..ranks import blas
 from ..ranks.interrupts import gate
 from ..ranks.transport import Transport
 from ..ranks.watch.watcher import watcher
-from ..replicas.run import KeptByRuns
+from ..replicas.kept_by_runs import KeptByRuns
 from . import job_end
 from .start import Wishes, start
 from .strategy import Strategy

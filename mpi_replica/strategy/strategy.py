@@ -17,7 +17,8 @@ from ..core.options import CommunicationOptions, ReduceOp
 from ..core.randomness import Generators
 from ..core.values import PerReplica, component_of, local_results
 from ..ranks import blas
-from ..replicas.run import KeptByRuns, Run
+from ..replicas.kept_by_runs import KeptByRuns
+from ..replicas.run import Run
 from ..replicas.variables import Variable
 from .distribution import Distribution
 from .elastic.run_elastic import Elastic

@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ...core import exceptions
 from ...core.exceptions import CollectiveTimeoutError, ContextError, RankLostError, ReplicaStopped
