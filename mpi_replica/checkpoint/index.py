@@ -142,7 +142,7 @@ def _checked_index(body: Any) -> Index:
     state, of_ranks, number = dict(body["state"]), list(body["of_ranks"]), int(body["num_replicas"])
     of_replicas = {name: dict(parts) for name, parts in body["of_replicas"].items()}
     for value in (state, of_replicas):
-        decoded(value, lambda name: np.empty((), arrays[name].dtype))
+        decoded(value, lambda name, library="": np.empty((), arrays[name].dtype))
     for name, parts in of_replicas.items():
         if set(parts) != set(map(str, range(number))):
             raise ValueError(f"components of replicas {list(parts)} for value {name} of {number}")
