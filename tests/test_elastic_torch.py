@@ -127,3 +127,14 @@ def test_a_rank_that_had_no_replicas_makes_all_from_those_of_one(strategy):
     assert len({model.weight.data_ptr() for model in models}) == 2
     for part in found.values:
         assert part["optimizer"].param_groups[0]["params"][0] is part["model"].weight
+
+
+def test_what_can_not_be_sent_to_a_rank_without_replicas_is_told():
+    model = torch.nn.Linear(1, 1)
+    model.scale = lambda x: 2 * x
+    held = held_in({"models": [mr.PerReplica([model])]})
+    with pytest.raises(AttributeError, match="lambda") as caught:
+        for_another_rank(held)
+    (note,) = caught.value.__notes__
+    assert "models[0]" in note
+    assert "must be importable" in note

@@ -12,6 +12,7 @@ import numpy as np
 from ..core import object_state
 from ..core.abstract_variable import AbstractVariable
 from ..core.array_libraries import Array, library_of, of_library, require_library, written
+from ..core.exceptions import CheckpointError
 from ..core.layout import Layout
 from ..core.values import Mirrored, PerReplica, per_replica
 from .array_kinds import ArrayKind, difference_of_shapes, kind_of
@@ -132,7 +133,7 @@ class Comparison:
         is_plain = is_scalar and mapping_items(saved) is None and tuple_items(saved) is None
         if not is_plain or state_of(saved) is not None or replicas_name(saved) is not None:
             return self._other(live, saved, path, f"a {type(live).__name__}")
-        return self._decoding(saved)
+        return self._decoding(saved, path)
 
     def _mapping(
         self, live: MutableMapping[Any, Any], saved: Mapping[Any, Any], path: str
@@ -148,7 +149,7 @@ class Comparison:
                 self.missing.append(where(key))
         added = [key for key in saved if key not in live]
         if self._is_exact:
-            matched |= {key: self._decoding(saved[key]) for key in added}
+            matched |= {key: self._decoding(saved[key], where(key)) for key in added}
         else:
             self.unexpected += map(where, added)
 
@@ -174,7 +175,7 @@ class Comparison:
             self._match(item, other, f"{path}[{i}]")
             for i, (item, other) in enumerate(zip(live, items, strict=not can_grow))
         ]
-        more = list(map(self._decoding, items[len(live) :]))
+        more = [self._decoding(item, path) for item in items[len(live) :]]
 
         def put_back() -> Any:
             values = [
@@ -199,7 +200,7 @@ class Comparison:
             if difference:
                 self.unfit.append(f"{path} {difference}")
                 return None
-        load = self._decoding(state.state)
+        load = self._decoding(state.state, path)
 
         def put_back() -> Any:
             object_state.put_state(live, load())
@@ -210,7 +211,7 @@ class Comparison:
     def _module(self, live: Any, saved: SavedState, path: str) -> _PutBack | None:
         """Returns what gives a module of torch its tensors, those that fit."""
         here, there = object_state.state_in(live), mapping_items(saved.state)
-        if there is None:
+        if there is None or mapping_items(saved.versions or {}) is None:
             return self._differs(path, f"a {type(live).__name__}", saved.state)
         unfit = set()
         for name in [name for name in here if name in there]:
@@ -225,11 +226,11 @@ class Comparison:
         self.missing += [f"{path}[{name!r}]" for name in missing]
         self.unexpected += [f"{path}[{name!r}]" for name in unexpected]
 
-        loads = {n: self._decoding(item) for n, item in there.items() if n not in unfit}
+        loads = {n: self._decoding(item, path) for n, item in there.items() if n not in unfit}
 
         def put_back() -> Any:
             state = collections.OrderedDict((name, load()) for name, load in loads.items())
-            if saved.versions is not None:
+            if saved.versions:
                 state._metadata = decoded(saved.versions, self._load)  # type: ignore[attr-defined]
             if unfit or missing or unexpected:
                 object_state.put_part_of_state(live, state)
@@ -253,7 +254,7 @@ class Comparison:
             return self._differs(path, f"a PerReplica of {number} replicas", saved)
         mine = [parts[str(i)] for i in ids]
         if all(map(_is_data, mine)):
-            loads = list(map(self._decoding, mine))
+            loads = [self._decoding(part, path) for part in mine]
             return lambda: per_replica([load() for load in loads], self._layout)
         matched = [
             self._match(component, part, path)
@@ -288,18 +289,21 @@ class Comparison:
         `here` says what it is, for the error.
         """
         if self._is_exact and _is_data(saved) and not _has_objects(live):
-            return self._decoding(saved)
+            return self._decoding(saved, path)
         return self._differs(path, here, saved)
 
-    def _decoding(self, saved: Any) -> _PutBack:
+    def _decoding(self, saved: Any, path: str) -> _PutBack:
         """Returns what makes a value anew: an array, a number, a nest of them."""
-        decoded(saved, self._require_library)  # before anything has changed
-        return lambda: decoded(saved, self._load)
 
-    def _require_library(self, name: str, library: str = "") -> Any:
-        if library:
-            require_library(library)
-        return np.empty((), self._index.arrays[name].dtype)
+        def check(name: str, library: str = "") -> Any:
+            try:
+                require_library(library)
+            except TypeError as error:
+                raise CheckpointError(f"{path} can't be restored: {error}") from error
+            return np.empty((), self._index.arrays[name].dtype)
+
+        decoded(saved, check)  # before anything has changed
+        return lambda: decoded(saved, self._load)
 
     def _arrays(self, live: Any, saved: Any, path: str) -> _PutBack | None:
         like = live.value if isinstance(live, Mirrored) else live
@@ -343,7 +347,7 @@ class Comparison:
         record = self._index.arrays[name]
         array = np.empty(record.shape, record.dtype)
         self._read(name, array)
-        return of_library(array, library) if library else array
+        return of_library(array, library)
 
     def _differs(self, path: str, here: str, saved: Any) -> _PutBack | None:
         kind = self._record_kind(saved)

@@ -289,9 +289,14 @@ def decoded(value: Any, array: ArrayOf) -> Any:
             return array(inner)
         if key == _SCALAR:
             return array(inner)[()]
-        if key in (_TENSOR, _MODULE, _OPTIMIZER):
-            first, second = list(inner)
-            return array(second, first) if key == _TENSOR else decoded(first, array)
+        if key == _TENSOR:
+            library, name = inner
+            if not isinstance(library, str):
+                raise TypeError(f"{library!r} is no library of arrays")
+            return array(name, library)
+        if key in (_MODULE, _OPTIMIZER):
+            state, about = inner
+            return [decoded(state, array), decoded(about, array)]
         if key == _MIRRORED:
             return Mirrored(decoded(inner, array))
         if key == _TUPLE:

@@ -22,7 +22,9 @@ from .files import Extent, head_of
 MOST_BYTES = 1 << 30
 
 _FORMAT = "mpi_replica checkpoint"
-_VERSION = 1
+# With 2 came tensors, and the state of objects of replicas.
+_VERSION = 2
+_READABLE = (1, _VERSION)
 _SUFFIX = ".index"
 
 # Under this name the index says when it was written: stands so near to its beginning.
@@ -114,12 +116,13 @@ def unpacked(data: bytes, path: Path) -> Index:
         if body["format"] != _FORMAT:
             raise ValueError(f"format {body['format']!r}")
         version = body["version"]
-        index = _checked_index(body) if version == _VERSION else None
+        index = _checked_index(body) if version in _READABLE else None
     except _WRONG as error:
         raise CheckpointError(f"{path} is no index of a checkpoint: {error}.") from error
     if index is None:
         raise CheckpointError(
-            f"{path} has version {version!r} of the format, and this package reads {_VERSION}."
+            f"{path} has version {version!r} of the format, and this package reads those up to"
+            f" {_VERSION}."
             " Use the version of mpi_replica that wrote it."
         )
     return index

@@ -165,7 +165,7 @@ def library_of(value: Any) -> str | None:
 
 
 def require_library(library: str) -> None:
-    """Raises where no array of this library can be made.
+    """Raises where no array of this library can be made; numpy's has no name.
 
     Raises
     ------
@@ -173,18 +173,20 @@ def require_library(library: str) -> None:
         It is not installed; or it is another one than torch and JAX, and the program has not
         imported it.
     """
+    if not library:
+        return
     try:
         if library in ("torch", "jax"):
             importlib.import_module(library)
     except ImportError as error:
-        raise TypeError(f"an array of {library}, which is not installed here.") from error
+        raise TypeError(f"it has an array of {library}, which is not installed here.") from error
     if library != "jax" and not hasattr(sys.modules.get(library), "asarray"):
-        raise TypeError(f"an array of {library}, which this program has not imported.")
+        raise TypeError(f"it has an array of {library}, which this program has not imported.")
 
 
 def of_library(array: Array, library: str) -> Any:
     """Returns an array in the memory of the host as one of a library that is there."""
-    return from_numpy(array, Origin(library, False), None)
+    return from_numpy(array, Origin(library, False), None) if library else array
 
 
 def written(live: Any, array: Array) -> Any:

@@ -7,11 +7,12 @@ another one a copy is made of those that are here, and then gets its state.
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from ...checkpoint.object_places import places_of
-from ...core import object_state
+from ...core import exceptions, object_state
 from ...core.layout import Layout
 from ...core.values import PerReplica, per_replica
 
@@ -30,8 +31,25 @@ def held_in(objects: Mapping[str, Any]) -> Held:
 
 
 def for_another_rank(held: Held) -> Held:
-    """Returns what a rank needs that has none: the objects of one replica."""
-    return {path: dict([next(iter(parts.items()))]) for path, parts in held.items()}
+    """Returns what a rank needs that has none: the objects of one replica.
+
+    Raises
+    ------
+    Exception
+        They can't be pickled.
+    """
+    sent = {path: dict([next(iter(parts.items()))]) for path, parts in held.items()}
+    try:
+        pickle.dumps(sent, 5)
+    except Exception as error:
+        exceptions.add_note(
+            error,
+            f"What an ElasticState holds for each replica ({', '.join(sent)}) is sent to a spare"
+            " that takes a lost rank's place: its classes and functions must be importable, as"
+            " lambdas and local functions are not.",
+        )
+        raise
+    return sent
 
 
 def moved(objects: Mapping[str, Any], held: Held, layout: Layout) -> dict[str, Any]:
