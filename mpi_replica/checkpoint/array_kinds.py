@@ -36,8 +36,8 @@ def kind_of(array: Any, path: str) -> ArrayKind:
         raise TypeError(f"a checkpoint can't restore {path}: {error}") from error
 
 
-#: Of each group of parameters, the shape of each.
-Shapes = Sequence[Sequence[Sequence[int]]]
+#: Of each group of parameters, the shape of each; None where it is not known yet.
+Shapes = Sequence[Sequence[Sequence[int] | None]]
 
 
 def difference_of_shapes(here: Shapes, there: Shapes) -> str:
@@ -53,7 +53,7 @@ def difference_of_shapes(here: Shapes, there: Shapes) -> str:
         return f"has groups of {sizes[0]} parameters here, and of {sizes[1]} in the checkpoint"
     shapes = [[shape for group in groups for shape in group] for groups in (here, there)]
     for number, (one, other) in enumerate(zip(*shapes, strict=True)):
-        if one != other:
+        if None not in (one, other) and one != other:
             return (
                 f"has parameter {number} of shape {one} here, and of shape {other} in the"
                 " checkpoint"

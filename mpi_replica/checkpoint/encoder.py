@@ -64,6 +64,8 @@ class Encoder:
         self.arrays: dict[str, Array] = {}
         self.of_replicas: dict[str, dict[str, Any]] = {}
         self.own_arrays: dict[str, Array] = {}
+        # By where they are in memory: tied parameters of a module are one array.
+        self._names: dict[tuple[Any, ...], str] = {}
 
     def encode(self, value: Any, path: str) -> Any:
         """Returns what stands for `value`; `path` is where it is, for errors.
@@ -128,7 +130,10 @@ class Encoder:
             raise TypeError(
                 f"a checkpoint can't hold {type(value).__qualname__} ({path}): {error}"
             ) from error
-        return self._kept(array)
+        place = (array.ctypes.data, array.dtype, array.shape, array.strides)
+        if place not in self._names:
+            self._names[place] = self._kept(array)
+        return self._names[place]
 
     def _object(self, value: Any, path: str) -> Any:
         """Returns what stands for the state of an object."""

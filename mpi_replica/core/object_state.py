@@ -96,9 +96,10 @@ def put_part_of_state(module: Any, state: Any) -> None:
     module.load_state_dict(state, strict=False)
 
 
-def parameter_shapes(optimizer: Any) -> list[list[list[int]]]:
-    """Returns the shapes of an optimizer's parameters, group by group.
+def parameter_shapes(optimizer: Any) -> list[list[list[int] | None]]:
+    """Returns the shapes of an optimizer's parameters, group by group; None where not known yet.
 
     Its state knows them by their position alone.
     """
-    return [[list(one.shape) for one in group["params"]] for group in optimizer.param_groups]
+    groups = [group["params"] for group in optimizer.param_groups]
+    return [[None if is_lazy(one) else list(one.shape) for one in group] for group in groups]
