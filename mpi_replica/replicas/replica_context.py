@@ -75,12 +75,15 @@ class ReplicaContext(Replica):
             Leaves of equal shape and dtype on every replica. A list is a nest: write
             ``np.array([1, 2])`` for an array. A `PerReplica` stands for this replica's component.
             Arrays of torch, JAX and others that know DLPack are taken as numpy's, and the results
-            are of the same library.
+            are of the same library. Where torch records a leaf, the result is part of its graph:
+            what is differentiated is the sum of the losses of all replicas, and a way back is a
+            collective call, which every replica makes.
         options : CommunicationOptions, optional
             Fields that are set win over those of the strategy.
-        out : nest of numpy.ndarray, optional
+        out : nest of numpy.ndarray or torch.Tensor, optional
             Where the results go, so that nothing is allocated: a nest like `value`, of writable
-            C-contiguous arrays with the dtypes and shapes of the results. `value` itself for a
+            C-contiguous arrays, or tensors in the memory of the host, with the dtypes and shapes of
+            the results. `value` itself for a
             reduction in place. Otherwise it shares no memory with it. On all replicas alike. Each
             replica needs one of its own: a global that serves where a rank hosts one replica is
             the same array for all replicas of a rank, which fill it one after the other.
