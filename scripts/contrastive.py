@@ -6,9 +6,9 @@
 
 It needs scikit-learn beside torch: pip install torch '.[examples]' in the checkout.
 
-Two views of an image, which noise has changed, are to be nearer to each other than to any other image
-of the global batch (InfoNCE). So each replica gathers the embeddings of all replicas, and gradients
-go back through `all_gather`: to each replica what the losses of all replicas make of its rows.
+Two views of an image, which noise has changed, are to be nearer to each other than to any other
+image of the global batch (InfoNCE). So each replica gathers the embeddings of all replicas, and
+gradients go back through `all_gather`: each replica gets what the losses of all say of its rows.
 """
 
 import argparse
@@ -27,9 +27,7 @@ TRAIN_ROWS, TEMPERATURE, NOISE = 1500, 0.1, 0.3
 def make(context):
     """Return a module and an optimizer for one replica: all replicas start alike."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8)
-    )
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8))
     return model, torch.optim.Adam(model.parameters(), lr=3e-3)
 
 

@@ -6,10 +6,11 @@
 
 It needs scikit-learn beside torch: pip install torch '.[examples]' in the checkout.
 
-Each replica has a module and an optimizer of its own, and goes torch's ordinary way: loss, backward,
-step. In between, `mr.mean_over_global_batch` makes one gradient of those of all replicas, so that
-all take the same step. The same number of replicas gives the same bits on any number of ranks, as
-the hash that is printed shows; also where it is killed and started again with --checkpoint-dir, and
+Each replica has a module and an optimizer of its own, and goes torch's ordinary way: loss,
+backward, step. In between, `mr.mean_over_global_batch` makes one gradient of those of all replicas,
+so that all take the same step. The same number of replicas gives the same bits on any number of
+ranks, as the hash that is printed shows; also where the job is killed and started again with
+--checkpoint-dir, and
 
     mpirun --with-ft ulfm -n 4 python scripts/train_torch.py --elastic    # with Open MPI 5
     python -m mpi_replica run -n 4 --elastic scripts/train_torch.py --elastic    # the same
