@@ -14,6 +14,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec
 from ..core.exceptions import ContextError, text_of
 from ..core.layout import Layout
 from ..core.options import CommunicationOptions
+from ..core.thread_owners import owner_of_this_thread, thread_at_work
 from ..ranks.transport import Transport
 from ..ranks.watch.strategy_watch import StrategyWatch
 from .agreement.agreement import Agreement
@@ -41,7 +42,7 @@ class Engine:
         #: The distributed datasets that are in use, by the order in which they were made.
         self.datasets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._dataset_numbers = itertools.count()
-        self._thread = get_ident()
+        self._thread = owner_of_this_thread()
         self._was_used = False
         self.move(transport, layout)
 
@@ -63,7 +64,7 @@ class Engine:
         self.watch = StrategyWatch(
             transport,
             layout,
-            lambda: self._thread,
+            lambda: thread_at_work(self._thread),
             self.agreement.local_meeting,
             self.agreement.give_up,
         )
@@ -123,7 +124,7 @@ class Engine:
         """
         self.require_replicas(kind)
         self.claim_thread()
-        if get_ident() != self._thread:
+        if owner_of_this_thread() != self._thread:
             error = ContextError(
                 f"{kind} in thread {threading.current_thread().name!r}, but this"
                 " strategy belongs to another thread, which made it or ran it first. Make one"
@@ -136,12 +137,12 @@ class Engine:
     def claim_thread(self) -> None:
         """Makes this thread the one that the strategy belongs to, if it was not used yet."""
         if not self._was_used:
-            self._thread = self.driver.thread = get_ident()
+            self._thread = self.driver.thread = owner_of_this_thread()
             self._was_used = True
 
     def is_in_its_thread(self) -> bool:
         """Returns whether `check_thread` would pass."""
-        return not self._was_used or get_ident() == self._thread
+        return not self._was_used or owner_of_this_thread() == self._thread
 
     def make(
         self,

@@ -10,3 +10,5 @@ class StrategyBase(AbstractStrategy):
     """A strategy, and what it communicates with."""
 
     engine: Engine
+    #: Whether each of several replicas of a rank has a thread, whatever is imported.
+    replica_threads = False

@@ -1,15 +1,17 @@
 """Running a function on the replicas of this rank.
 
-Each replica runs in a greenlet. They run one at a time, in the order of their ids, and switch
-only at collectives: a replica posts its call and switches to the hub (the code that called
-``strategy.run``); when all local replicas have posted, the hub performs the call with the other
-ranks and resumes them. A rank's only replica performs its calls itself, but for those that run
-functions of the program.
+Each replica runs in a greenlet; or in a thread, where a rank has several and a library is in use
+that keeps for a thread what belongs to a replica. They run one at a time, in the order of their
+ids, and switch only at collectives: a replica posts its call and switches to the hub (the code that
+called ``strategy.run``); when all local replicas have posted, the hub performs the call with the
+other ranks and resumes them. A rank's only replica performs its calls itself, but for those that
+run functions of the program.
 """
 
 from __future__ import annotations
 
-import contextvars
+import functools
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -19,7 +21,7 @@ from greenlet import getcurrent
 
 from ..collectives.agreement.agreement import CurrentRun
 from ..collectives.agreement.call import Call
-from ..collectives.agreement.site import CallSite, function_identity
+from ..collectives.agreement.site import CallSite, boundary, function_identity
 from ..collectives.agreement.stand import Note, Stand
 from ..collectives.merge import MergeCall
 from ..collectives.strategy_base import StrategyBase
@@ -27,12 +29,15 @@ from ..core import nest
 from ..core.context import State, entered, swap_state
 from ..core.digests import digest_of
 from ..core.exceptions import ContextError, ReplicaStopped, add_note, text_of
+from ..core.library_state import LibraryState, needs_threads
 from ..core.options import CommunicationOptions
 from ..core.tracebacks import came_up_in_package
 from ..core.values import DistributedValues, Mirrored, per_replica
+from .kept_by_runs import KeptByRuns
 from .merge_fn import invoke_merge_fn, unpacked
 from .replica_context import ReplicaContext
 from .run_end import RunEnd
+from .worker import Worker
 
 #: A replica that swallows `ReplicaStopped` this often is abandoned.
 _MOST_REFUSALS = 100
@@ -46,42 +51,13 @@ _NOTHING = digest_of(None)
 # The kinds of the leaves of a None.
 _NO_VALUE = ("none",)
 
-# A program that makes new functions all the time must not grow.
-_MOST_ENDS = 256
+_IMPORTED_LATE = (
+    "torch or JAX was imported inside of a step, on a rank with several replicas: they share a"
+    " thread, and what such a library keeps for a thread would pass from one to the other. Import"
+    " it at the top of the program, before strategy.run."
+)
 
 _abandoned: list[Seat] = []  # never resumed and never collected: that would run their code
-
-
-class Worker:
-    """A kept greenlet: making one costs more than all its switches in a step."""
-
-    def __init__(self) -> None:
-        self.greenlet = greenlet.greenlet(self._work)
-        # Not an argument of the greenlet: that would be kept for as long as the greenlet is.
-        self._seat: Seat | None = None
-
-    def begin(self, seat: Seat) -> None:
-        """Runs the replica of `seat` until it posts a call or ends."""
-        self._seat = seat
-        self.greenlet.gr_context = contextvars.copy_context()
-        self.greenlet.switch()
-
-    def _work(self) -> None:
-        while (seat := self._seat) is not None:
-            seat.work()
-            hub = seat.run.hub
-            del seat  # an idle worker must not keep what the last step used
-            self._seat = None
-            hub.switch()
-
-
-class KeptByRuns:
-    """What the runs of a strategy leave for the next one."""
-
-    def __init__(self) -> None:
-        self.workers: list[Worker] = []
-        #: Ends of runs in which all local replicas returned None, by call site and function.
-        self.empty_ends: dict[tuple[bytes, bytes], RunEnd] = {}
 
 
 class Seat:
@@ -101,13 +77,18 @@ class Seat:
         self.args = args
         self.kwargs = kwargs
 
+    @boundary
     def work(self) -> None:
-        """Runs the step function to its end; called in the greenlet of the replica."""
-        strategy = self.run.strategy
+        """Runs the step function to its end; called where the replica runs."""
+        strategy, library_state = self.run.strategy, self.run.library_state
         context = ReplicaContext.in_run(strategy, self.replica_id, self.meet)
         swap_state(context.state)  # in a context of the replica's own, which is thrown away
         try:
-            self.value = self.run.fn(*self.args, **self.kwargs)
+            if library_state is None:
+                self.value = self.run.fn(*self.args, **self.kwargs)
+            else:
+                step = functools.partial(self.run.fn, *self.args, **self.kwargs)
+                self.value = library_state.hold_in(step)
             self.status = "returned"
         except greenlet.GreenletExit:
             raise
@@ -117,12 +98,14 @@ class Seat:
 
     def meet(self, call: Call) -> Any:
         """Posts `call` and waits until the hub has performed it; called by the replica."""
-        if self.worker is None or getcurrent() is not self.worker.greenlet:
+        if self.worker is None or not self.worker.is_here():
             raise ContextError(
-                "a collective was called outside of the greenlet of its replica. Call it directly"
-                " from the function given to strategy.run."
+                "a collective was called outside of the greenlet or thread of its replica. Call it"
+                " directly from the function given to strategy.run."
             )
         run = self.run
+        if not run.is_alone and not run.has_threads and needs_threads():
+            raise ContextError(_IMPORTED_LATE)
         if run.doom is not None:
             self.refuse(run.doom)
         call.replica_ids = (self.replica_id,)
@@ -138,7 +121,7 @@ class Seat:
                 self.call = None
                 self.status = "runs"
                 return result
-        return run.hub.switch()
+        return self.worker.wait()
 
     def refuse(self, doom: BaseException) -> None:
         """Raises, since the run is over; gives up on a replica that will not stop."""
@@ -146,25 +129,26 @@ class Seat:
         if self._refusals > _MOST_REFUSALS:
             self.status = "abandoned"
             _abandoned.append(self)
-            self.run.hub.switch()
+            if self.worker is not None:
+                self.worker.wait()
         raise self.run.stop_error(doom)
 
     def stop(self, error: BaseException) -> None:
         """Raises `error` at the call at which the replica waits; called by the hub."""
         self._refusals += self.run.doom is not None
         trace = error.__traceback__ if came_up_in_package(error) else None
-        self._resume(lambda g: g.throw(type(error), error, trace))
+        self._begin_to_resume().throw(error, trace)
 
     def go_on(self, answer: Any) -> None:
         """Returns `answer` from the call at which the replica waits; called by the hub."""
-        self._resume(lambda g: g.switch(answer))
+        self._begin_to_resume().resume(answer)
 
-    def _resume(self, switch: Callable[[greenlet.greenlet], Any]) -> None:
+    def _begin_to_resume(self) -> Worker:
         if self.worker is None:
             raise RuntimeError("a replica that never started can't go on")
         self.call = None
         self.status = "runs"
-        switch(self.worker.greenlet)
+        return self.worker
 
 
 class Run(CurrentRun):
@@ -188,9 +172,14 @@ class Run(CurrentRun):
         self.options = options
         self.engine = strategy.engine
         self.seats = [Seat(self, *seat) for seat in seats]
-        self.hub = getcurrent()
         #: Whether this rank has one replica, which performs its calls itself.
         self.is_alone = len(self.seats) == 1
+        #: Whether each replica has a thread of its own.
+        self.has_threads = not self.is_alone and (needs_threads() or strategy.replica_threads)
+        self.library_state = LibraryState.of_this_thread()
+        #: What performs the calls. No greenlet where there are threads: objects that outlive a
+        #: thread and know a greenlet of it crash the garbage collector (greenlet 3.5).
+        self._hub = threading.current_thread() if self.has_threads else getcurrent()
 
     def execute(self, kept: KeptByRuns) -> Any:
         """Runs the function on all local replicas; returns what they returned, merged."""
@@ -198,7 +187,7 @@ class Run(CurrentRun):
         agreement.enter_run(self)
         try:
             try:
-                self._start(kept.workers)
+                self._start(kept)
             except BaseException as error:  # Ctrl-C between two replicas
                 self._deal_with(error, [])
             while self.doom is None:
@@ -230,7 +219,10 @@ class Run(CurrentRun):
             raise self.doom
         finally:
             agreement.leave_run()
-            self._give_back(kept.workers)
+            self._give_back(kept)
+
+    def is_here(self) -> bool:
+        return self._hub is (threading.current_thread() if self.has_threads else getcurrent())
 
     def meeting(self) -> tuple[tuple[int, ...], str]:
         """Returns the replicas of this rank that have not come to a call, and that of others."""
@@ -249,11 +241,11 @@ class Run(CurrentRun):
         stopped.__cause__ = doom
         return stopped
 
-    def _start(self, workers: list[Worker]) -> None:
+    def _start(self, kept: KeptByRuns) -> None:
         for seat in self.seats:
-            seat.worker = workers.pop() if workers else Worker()
+            seat.worker = kept.worker(seat.replica_id, is_thread=self.has_threads)
             seat.status = "runs"
-            seat.worker.begin(seat)
+            seat.worker.begin(seat.work)
             if seat.status == "raised":
                 return  # a replica that has not started is not started
 
@@ -366,9 +358,7 @@ class Run(CurrentRun):
         if end is None or end.options is not self.options:
             end = self._run_end(None)
             end.replica_ids = self.engine.layout.local_replica_ids
-            if len(kept.empty_ends) >= _MOST_ENDS:
-                kept.empty_ends.clear()
-            kept.empty_ends[key] = end
+            kept.keep_end(key, end)
         return end
 
     def _unwind(self) -> None:
@@ -389,11 +379,10 @@ class Run(CurrentRun):
             except RuntimeWarning:
                 pass  # where warnings are errors, the note tells it
 
-    def _give_back(self, workers: list[Worker]) -> None:
+    def _give_back(self, kept: KeptByRuns) -> None:
         for seat in self.seats:
             if seat.worker is not None and seat.status in ("returned", "raised"):
-                seat.worker.greenlet.gr_context = None
-                workers.append(seat.worker)
+                kept.keep(seat.replica_id, seat.worker)
 
 
 def _comparable(result: Any) -> Any:

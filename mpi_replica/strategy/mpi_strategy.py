@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import Any
 
@@ -15,10 +16,12 @@ from ..ranks import blas
 from ..ranks.interrupts import gate
 from ..ranks.transport import Transport
 from ..ranks.watch.watcher import watcher
-from ..replicas.run import KeptByRuns
+from ..replicas.kept_by_runs import KeptByRuns
 from . import job_end
 from .start import Wishes, start
 from .strategy import Strategy
+
+_THREADS = "MPI_REPLICA_THREADS"
 
 
 class MPIStrategy(Strategy):
@@ -42,6 +45,14 @@ class MPIStrategy(Strategy):
         rank is lost, and take its place. They may do nothing else: other calls are a
         `ContextError` there, `local_replica_ids` is empty, variables can be made. The environment
         variable ``MPI_REPLICA_SPARES``, 0 where it is not set, gives its default.
+    replica_threads : bool, optional
+        Whether each replica has a thread of its own where this rank hosts several. They take turns,
+        also so: one runs at a time, until it waits at a collective. Without it they share the
+        thread that calls `run`, unless torch or JAX is imported when `run` begins, which keep for
+        a thread what belongs to a replica. Such a thread starts with what the caller's has of
+        contextvars and of torch's modes; it can't do what Python keeps for the main thread, as
+        ``signal.signal``. The environment variable ``MPI_REPLICA_THREADS``, 0 or 1, gives its
+        default.
     seed : int, optional
         For ``ctx.rng`` and ``strategy.rng``; 0 or more, the same on all ranks. Default: 0 where the
         strategy is reproducible, otherwise another one each time.
@@ -91,6 +102,7 @@ class MPIStrategy(Strategy):
         num_replicas: int | None = None,
         communication_options: CommunicationOptions | None = None,
         spares: int | None = None,
+        replica_threads: bool | None = None,
         seed: int | None = None,
     ) -> None:
         transport, terms, survivors = start(
@@ -100,6 +112,9 @@ class MPIStrategy(Strategy):
         )
         layout, options, seed = terms
         super().__init__(Engine(transport, layout, options), seed)
+        if replica_threads is None:
+            replica_threads = os.environ.get(_THREADS, "0") == "1"
+        self.replica_threads = bool(replica_threads)
         self.survivors = survivors
         self._is_closed = False
         enter_open_strategy(self)

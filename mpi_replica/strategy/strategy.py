@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import numpy as np
-from greenlet import getcurrent
 
 from ..collectives import cross_replica
 from ..collectives.agreement.site import call_site
@@ -18,7 +17,8 @@ from ..core.options import CommunicationOptions, ReduceOp
 from ..core.randomness import Generators
 from ..core.values import PerReplica, component_of, local_results
 from ..ranks import blas
-from ..replicas.run import KeptByRuns, Run
+from ..replicas.kept_by_runs import KeptByRuns
+from ..replicas.run import Run
 from ..replicas.variables import Variable
 from .distribution import Distribution
 from .elastic.run_elastic import Elastic
@@ -82,7 +82,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Elastic):
     def is_between_replicas(self) -> bool:
         """Whether a step is under way, and the code that runs now is in none of its replicas."""
         runs = self.engine.agreement.runs
-        return bool(runs) and runs[-1].hub is getcurrent()
+        return bool(runs) and runs[-1].is_here()
 
     @property
     def cluster_resolver(self) -> MPIClusterResolver:

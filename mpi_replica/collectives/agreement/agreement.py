@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ...core import exceptions
 from ...core.exceptions import CollectiveTimeoutError, ContextError, RankLostError, ReplicaStopped
@@ -67,8 +67,10 @@ class CurrentRun:
     doom: BaseException | None = None
     #: Whether that is an exception of a replica, and not a disagreement.
     a_replica_failed = True
-    #: The greenlet that performs its calls.
-    hub: Any
+
+    def is_here(self) -> bool:
+        """Returns whether the code that calls is the one that performs its calls."""
+        raise NotImplementedError
 
     def meeting(self) -> tuple[tuple[int, ...], str]:
         """Returns the replicas of this rank that have not come to a call, and that of others."""

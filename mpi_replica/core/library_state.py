@@ -1,0 +1,98 @@
+"""What torch keeps for a thread, so that a replica finds what its caller had, and leaves nothing.
+
+``torch.no_grad``, ``inference_mode``, ``autocast`` and the default device hold in one thread, and
+contextvars know nothing of them. torch is looked up where the program has imported it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self, TypeVar
+
+T = TypeVar("T")
+
+
+def needs_threads() -> bool:
+    """Returns whether a library is in use that keeps for a thread what belongs to a replica."""
+    return "torch" in sys.modules or "jax" in sys.modules
+
+
+class _Autocast(NamedTuple):
+    """``torch.autocast`` for one type of device."""
+
+    device: str
+    is_enabled: bool
+    dtype: Any
+
+
+class LibraryState(NamedTuple):
+    """What torch keeps for a thread."""
+
+    records: bool
+    is_inference: bool
+    autocasts: tuple[_Autocast, ...]
+    caches_casts: bool
+    #: None where none was set.
+    default_device: Any
+    #: The current device of CUDA, and its stream.
+    cuda: tuple[Any, Any] | None
+
+    @classmethod
+    def of_this_thread(cls) -> Self | None:
+        """Returns the state of the thread that calls; None where torch is not imported."""
+        torch = sys.modules.get("torch")
+        if torch is None or not hasattr(torch, "autograd"):  # or is being imported
+            return None
+        cuda = None
+        if torch.cuda.is_initialized():
+            cuda = torch.cuda.current_device(), torch.cuda.current_stream()
+        devices = ("cpu",) if cuda is None else ("cpu", "cuda")
+        return cls(
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            tuple(
+                [
+                    _Autocast(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d))
+                    for d in devices
+                ]
+            ),
+            torch.is_autocast_cache_enabled(),
+            # Asking for the device takes longer than all else; it is a mode, as others may be.
+            torch.get_default_device() if torch._C._len_torch_function_stack() else None,
+            cuda,
+        )
+
+    def hold_in(self, function: Callable[[], T]) -> T:
+        """Calls `function` in this state, in the thread that calls, and leaves nothing of it."""
+        torch = sys.modules["torch"]
+        with contextlib.ExitStack() as stack:
+            # What goes back through a collective must run in the thread of its replica, and two
+            # replicas on one device would wait for each other in the thread of that device.
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            if self.is_inference and not torch.is_inference_mode_enabled():
+                stack.enter_context(torch.inference_mode())
+            self._restore()
+            try:
+                return function()
+            finally:
+                self._restore()
+
+    def _restore(self) -> None:
+        """Puts the thread that calls into this state, where it is in another one."""
+        now = LibraryState.of_this_thread()
+        if now is None or now == self:
+            return
+        torch = sys.modules["torch"]
+        torch.set_grad_enabled(self.records)
+        for device, is_enabled, dtype in self.autocasts:
+            torch.set_autocast_enabled(device, is_enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(self.caches_casts)
+        if now.default_device != self.default_device:
+            torch.set_default_device(self.default_device)
+        if self.cuda is not None and now.cuda != self.cuda:
+            device, stream = self.cuda
+            torch.cuda.set_device(device)
+            torch.cuda.set_stream(stream)

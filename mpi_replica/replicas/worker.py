@@ -1,0 +1,80 @@
+"""What a replica runs in: a greenlet, or a thread of its own."""
+
+from __future__ import annotations
+
+import contextvars
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import greenlet
+from greenlet import getcurrent
+
+
+class Worker(ABC):
+    """What a replica runs in, kept from run to run; the hub is the code that called ``run``.
+
+    One of them runs at a time: the hub, or a replica.
+    """
+
+    @abstractmethod
+    def begin(self, work: Callable[[], None]) -> None:
+        """Calls `work`, and returns when that waits or ends; called by the hub, as `resume`."""
+
+    @abstractmethod
+    def resume(self, answer: Any) -> None:
+        """Returns `answer` from `wait`, and runs the replica until it waits again or ends."""
+
+    @abstractmethod
+    def throw(self, error: BaseException, trace: Any) -> None:
+        """Raises `error` from `wait`, with this traceback, and runs the replica as `resume`."""
+
+    @abstractmethod
+    def wait(self) -> Any:
+        """Has the hub go on, and waits to be resumed; called by the replica."""
+
+    @abstractmethod
+    def is_here(self) -> bool:
+        """Returns whether the code that calls runs in it, and so is part of its replica."""
+
+    @abstractmethod
+    def rest(self) -> None:
+        """Holds nothing any more of the run that is over."""
+
+
+class GreenletWorker(Worker):
+    """A kept greenlet: making one costs more than all its switches in a step."""
+
+    def __init__(self) -> None:
+        self._greenlet = greenlet.greenlet(self._work)
+        # Not an argument of the greenlet: that would be kept for as long as the greenlet is.
+        self._job: Callable[[], None] | None = None
+        self._hub = getcurrent()
+
+    def begin(self, work: Callable[[], None]) -> None:
+        self._job = work
+        self._hub = getcurrent()
+        self._greenlet.gr_context = contextvars.copy_context()
+        self._greenlet.switch()
+
+    def resume(self, answer: Any) -> None:
+        self._greenlet.switch(answer)
+
+    def throw(self, error: BaseException, trace: Any) -> None:
+        self._greenlet.throw(type(error), error, trace)
+
+    def wait(self) -> Any:
+        return self._hub.switch()
+
+    def is_here(self) -> bool:
+        return getcurrent() is self._greenlet
+
+    def rest(self) -> None:
+        self._greenlet.gr_context = None
+
+    def _work(self) -> None:
+        while (job := self._job) is not None:
+            job()
+            del job  # an idle worker must not keep what the last step used
+            self._job = None
+            self._hub.switch()
