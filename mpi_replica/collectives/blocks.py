@@ -46,6 +46,8 @@ class Blocks:
     def __init__(self, form: LeafForm, extents: Extents) -> None:
         every = [entry for of_rank in extents for entry in of_rank]
         sizes = [size for _, size in every]
+        #: Where each replica's block begins along the axis.
+        self.offsets = [0, *itertools.accumulate(extent for extent, _ in every)]
         self.dtype = form.dtype
         self._items = [form.dtype] * len(every)
         if is_text(form.dtype):

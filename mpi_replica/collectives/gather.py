@@ -42,6 +42,8 @@ class AllGather(Call):
     """
 
     plan: GatheringPlan
+    #: Where everything lies in the results.
+    gathering: Gathering
 
     def __init__(
         self,
@@ -153,6 +155,7 @@ class AllGather(Call):
             gathering, data = self.plan.gathering(blobs, counts)
             have_data = set(marks(payloads))
             if have_data == {True}:
+                self.gathering = gathering
                 results: list[Array] = group.with_reserve(gathering.allocation.make)
                 place_all(gathering.leaves, results, data, counts, is_raw=True)
                 return results
@@ -170,6 +173,8 @@ class AllGather(Call):
     def _move(
         self, group: Group, gathering: Gathering, contributions: Sequence[Sequence[Array]]
     ) -> Steps[list[Array]]:
+        self.gathering = gathering
+
         def collection() -> Collection:
             return Collection(group, gathering, contributions)
 
@@ -181,6 +186,8 @@ class AllGather(Call):
         return results
 
     def answer(self, calls: Sequence[AllGather], results: list[Array]) -> list[Any]:
+        for call in calls[1:]:
+            call.gathering = self.gathering
         # Each replica may write into its result: it must not be the array of another one.
         each = [results, *([np.copy(result) for result in results] for _ in calls[1:])]
         each = [give_back(mine, call.ways_back) for mine, call in zip(each, calls, strict=True)]

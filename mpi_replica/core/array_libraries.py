@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -82,6 +83,34 @@ def dtype_of(value: Any) -> np.dtype[Any] | None:
     """
     way = _way_of(type(value))
     return None if way is None else way.dtype(value)
+
+
+def is_of_torch(file: str) -> bool:
+    """Returns whether a file is one of torch's own."""
+    torch = sys.modules.get("torch")
+    path = None if torch is None else getattr(torch, "__path__", None)
+    return path is not None and file.startswith(f"{path[0]}{os.sep}")
+
+
+def recorded_by_torch(leaves: Sequence[Any]) -> list[int]:
+    """Returns which leaves are tensors that torch would record here, by their places.
+
+    Those that need gradients; and under a transform of ``torch.func`` all that can have any.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    if not tensors:
+        return []
+    if torch._C._are_functorch_transforms_active():
+        return [i for i in tensors if leaves[i].is_floating_point() or leaves[i].is_complex()]
+    found = [i for i in tensors if leaves[i].requires_grad] if torch.is_grad_enabled() else []
+    forward = torch.autograd.forward_ad
+    if forward._current_level >= 0:
+        has_tangent = [i for i in tensors if forward.unpack_dual(leaves[i]).tangent is not None]
+        return sorted({*found, *has_tangent})
+    return found
 
 
 def values_of(value: Any) -> Any:

@@ -22,6 +22,9 @@ from .merge_fn import perform_alone
 class Replica(AbstractReplicaContext):
     """A replica, without what it calls: the base of `ReplicaContext`, which says more."""
 
+    #: How many of its calls can be differentiated.
+    num_recorded = 0
+
     def __init__(self, strategy: StrategyBase, replica_id_in_sync_group: int | None) -> None:
         replica_id = None
         if replica_id_in_sync_group is not None:

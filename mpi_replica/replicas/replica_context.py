@@ -6,13 +6,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from ..collectives.agreement.site import CallSite
+from ..collectives.engine import failing
 from ..collectives.gather import AllGather
 from ..collectives.merge import MergeCall, check_merge_call
 from ..collectives.reduce import AllReduce
 from ..collectives.sparse import reduce_values
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
+from ..core.array_libraries import recorded_by_torch
 from ..core.context import State, current_state, current_strategy, entered
 from ..core.exceptions import ContextError
 from ..core.options import CommunicationOptions, ReduceOp
@@ -135,10 +136,7 @@ class ReplicaContext(Replica):
             self._check("all_reduce", "strategy.reduce")
         leaves, structure, is_plain = nest.flatten_plain(value)
         if not is_plain:
-            components = functools.partial(self._components, leaves)
-            return reduce_values(
-                self._engine, self.meet, reduce_op, components, structure, options, out
-            )
+            return self._reduce_components(reduce_op, leaves, structure, options, out)
         call = self._strategy.engine.make(
             "all_reduce",
             options,
@@ -200,15 +198,18 @@ class ReplicaContext(Replica):
         self._check("all_gather", "strategy.gather")
 
         engine, kind = self._engine, "all_gather"
-        return self.meet(engine.make(kind, options, self._gathering, kind, value, axis))
+        try:
+            leaves, structure, is_plain = nest.flatten_plain(value)
+            if not is_plain:
+                leaves = self._components(leaves)
+        except Exception as error:
+            return self.meet(engine.make(kind, options, failing, error))
+        if not is_plain and recorded_by_torch(leaves):
+            from . import torch_gradients
 
-    def _gathering(
-        self, site: CallSite, options: CommunicationOptions, kind: str, value: Any, axis: int
-    ) -> AllGather:
-        mine, structure, is_plain = nest.flatten_plain(value)
-        if not is_plain:
-            mine = self._components(mine)
-        return AllGather(site, options, kind, axis, [mine], structure)
+            return torch_gradients.all_gather(self, axis, leaves, structure, options)
+        call = engine.make(kind, options, AllGather, kind, axis, [leaves], structure)
+        return self.meet(call)
 
     def merge_call(
         self,
@@ -284,6 +285,25 @@ class ReplicaContext(Replica):
             self._engine,
         )
         return self.meet(call)
+
+    def _reduce_components(
+        self,
+        reduce_op: ReduceOp | str,
+        leaves: Sequence[Any],
+        structure: nest.Structure,
+        options: CommunicationOptions | None,
+        out: Any,
+    ) -> Any:
+        engine = self._engine
+        try:
+            mine = self._components(leaves)
+        except Exception as error:
+            return self.meet(engine.make("all_reduce", options, failing, error))
+        if recorded_by_torch(mine):
+            from . import torch_gradients
+
+            return torch_gradients.all_reduce(self, reduce_op, mine, structure, options, out)
+        return reduce_values(engine, self.meet, reduce_op, lambda: mine, structure, options, out)
 
     def _components(self, leaves: Sequence[Any]) -> list[Any]:
         mine, number = self.replica_id_in_sync_group, self.num_replicas_in_sync

@@ -143,7 +143,7 @@ def test_other_shapes_are_the_same_error_as_of_numpy(strategy, library):
     check_works(strategy)
 
 
-def test_torch_tensors_that_record_gradients_are_taken_by_value(strategy):
+def test_torch_tensors_that_need_gradients_are_reduced_like_others(strategy):
     torch = pytest.importorskip("torch", reason="torch is not installed")
 
     def step():
@@ -154,8 +154,8 @@ def test_torch_tensors_that_record_gradients_are_taken_by_value(strategy):
 
     count = strategy.num_replicas_in_sync
     for value, gradient in results(strategy, step):
-        assert not value.requires_grad
-        np.testing.assert_array_equal(value.numpy(), np.full(3, count))
+        assert value.requires_grad
+        np.testing.assert_array_equal(value.detach().numpy(), np.full(3, count))
         np.testing.assert_array_equal(gradient.numpy(), np.full(3, count * (count + 1)))
 
 

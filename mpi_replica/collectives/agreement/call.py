@@ -57,6 +57,8 @@ class Call:
     error: BaseException | None = None
     #: The exception that the replica handled when it came to the call, in words.
     handled: str = ""
+    #: What to do where other replicas do not make it.
+    advice: str = ""
     #: Whether it runs functions of the program: with the context of the caller of ``run``.
     runs_user_code: bool = False
     #: Whether the components agree that a cross-replica call has for each replica of this rank.
@@ -96,7 +98,10 @@ class Call:
 
     def describe(self, position: int = 0) -> CallDescription:
         """Returns the call in words, as the replica at `position` of `replica_ids` makes it."""
-        return self.words(position)._replace(wire=self.options.wire, handled=self.handled)
+        description = self.words(position)
+        return description._replace(
+            wire=self.options.wire, handled=self.handled, advice=self.advice
+        )
 
     def words(self, position: int = 0) -> CallDescription:
         """Returns what `describe` gives, without what all kinds of call have in common."""

@@ -160,7 +160,7 @@ def _one_has_returned(stands: Sequence[Stand], layout: Layout) -> CollectiveMism
     return CollectiveMismatchError(
         f"replicas made different numbers of calls. {_who(returned, layout)} {have} returned{run};"
         f" {waiting}. Make the same number of collective calls on every replica: a loop or an if"
-        " round a collective must have the same outcome everywhere."
+        f" round a collective must have the same outcome everywhere.{_advice(calls)}"
     )
 
 
@@ -245,7 +245,13 @@ def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError |
     listed = "; ".join(f"{who}: {text}" for (who, _), text in zip(sides, texts, strict=True))
     return CollectiveMismatchError(
         f"replicas are at different calls. {listed}. {_SAME_CALLS} (here: {_places(calls)})."
+        f"{_advice(calls)}"
     )
+
+
+def _advice(calls: _Calls) -> str:
+    """Returns what else to do about it, as a sentence behind others."""
+    return next((f" {call.advice}." for _, call in calls if call.advice), "")
 
 
 def _structure_difference(calls: _Calls, layout: Layout) -> StructureMismatchError | None:

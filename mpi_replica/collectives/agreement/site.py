@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple, cast
 
+from ...core.array_libraries import is_of_torch
 from ...core.tracebacks import is_of_package
 
 _CACHE = dis.opmap["CACHE"]
@@ -86,8 +87,8 @@ def call_site(known: int = 0) -> CallSite:
     The chain has every frame from here to the function that was given to ``run`` or
     ``merge_call``; outside of them, to the program itself: the first module from here that is
     ``__main__``. Below it stands what runs the program, which may be a debugger or a profiler on
-    one rank alone. Frames of the package are left out, and so is a code object that was seen
-    already (recursion).
+    one rank alone. Frames of the package are left out, those of torch, which calls back what goes
+    through modules and gradients, and a code object that was seen already (recursion).
     """
     frame: FrameType | None = sys._getframe(1 + known)
     memory = _memory
@@ -115,7 +116,8 @@ def call_site(known: int = 0) -> CallSite:
 
 def _learn_code(memory: _Memory, code: CodeType) -> CodeType | None:
     memory.kept.append(code)
-    known = memory.codes[id(code)] = None if is_of_package(code.co_filename) else code
+    is_passed = is_of_package(code.co_filename) or is_of_torch(code.co_filename)
+    known = memory.codes[id(code)] = None if is_passed else code
     return known
 
 

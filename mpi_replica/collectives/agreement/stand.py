@@ -49,6 +49,8 @@ class CallDescription(NamedTuple):
     #: The exception under way where the call stands in a ``finally``, an ``except`` or at the end
     #: of a ``with``, as "ValueError: no rows".
     handled: str = ""
+    #: What to do where other replicas do not make this call.
+    advice: str = ""
 
     @property
     def what(self) -> str:
