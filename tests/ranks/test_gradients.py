@@ -601,6 +601,42 @@ def test_reproducible_gradients_have_the_same_bits_on_all_layouts(reproducible, 
     holds_everywhere(check)
 
 
+def test_options_of_a_call_hold_on_its_way_back(strategy):
+    count = strategy.num_replicas_in_sync
+    reproducible = mr.CommunicationOptions(reproducible=True, name="mine")
+
+    def upstream(i):
+        return np.random.default_rng([3, i]).standard_normal(9000).astype("f4") * 10.0**i
+
+    def step():
+        x = needs(np.ones(9000), torch.float32)
+        y = mr.get_replica_context().all_reduce("MEAN", [x, 2 * x], reproducible)[0]
+        (y * torch.from_numpy(upstream(replica_id()).astype("f4"))).sum().backward()
+        return x.grad.numpy()
+
+    total = tree_sum([upstream(i).astype("f4") for i in range(count)])
+    found = results(strategy, step)
+
+    def check():
+        for gradient in found.values():
+            np.testing.assert_array_equal(gradient, total / np.float32(count))
+
+    holds_everywhere(check)
+
+
+def test_where_torch_looks_for_anomalies_gradients_are_the_same(strategy):
+    def step():
+        x = needs(2.0 + replica_id())
+        (weight(replica_id()) * mr.get_replica_context().all_reduce("MAX", x)).backward()
+        return x.grad
+
+    count = strategy.num_replicas_in_sync
+    with torch.autograd.set_detect_anomaly(True):  # of the process: not inside of a replica
+        found = results(strategy, step)
+    for i, gradient in found.items():
+        assert gradient.item() == (weights(count) if i == count - 1 else 0)
+
+
 @pytest.mark.parametrize("dtype", NARROW)
 def test_gradients_of_narrow_floats_are_added_up_as_wide_ones(strategy, dtype):
     count = strategy.num_replicas_in_sync

@@ -23,7 +23,7 @@ from everywhere import (
     ranks_of,
 )
 from gradient_programs import replica_id, results
-from mpi_replica.errors import CollectiveMismatchError, MPIReplicaError
+from mpi_replica.errors import CollectiveMismatchError, ContextError, MPIReplicaError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -267,18 +267,28 @@ def test_leaves_that_need_gradients_on_some_replicas_only(strategy, kind):
     check_mistake(strategy, step, words=["['b'][0]", "gradient"], kind=MPIReplicaError)
 
 
+def test_the_one_of_many_leaves_that_does_not_need_gradients_is_named(strategy):
+    def step(is_culprit):
+        nest = {f"k{k:02}": needs(1.0 + replica_id()) for k in range(40)}
+        if is_culprit:
+            nest["k17"].requires_grad_(False)
+        mr.get_replica_context().all_reduce("MEAN", nest)
+
+    check_mistake(strategy, step, words=["['k17']", "gradient"], kind=MPIReplicaError)
+
+
 def test_grad_mode_that_is_off_on_one_replica_only(strategy):
     def step(is_culprit):
         with torch.set_grad_enabled(not is_culprit):
             mr.get_replica_context().all_reduce("SUM", [needs(1.0), needs(2.0 + replica_id())])
 
-    check_mistake(strategy, step, words=["[0]", "gradient"], kind=MPIReplicaError)
+    check_mistake(strategy, step, words=["gradient"], kind=MPIReplicaError)
 
 
 def test_a_numpy_array_where_the_others_need_gradients(strategy):
     def step(is_culprit):
         x = np.ones(1) if is_culprit else needs(1.0)
-        mr.get_replica_context().all_reduce("SUM", {"x": x})
+        mr.get_replica_context().all_reduce("SUM", {"x": x, "y": needs(2.0)})
 
     check_mistake(strategy, step, words=["['x']", "gradient"], kind=MPIReplicaError)
 
@@ -304,9 +314,9 @@ def test_an_error_in_a_backward_hook_of_one_replica_is_raised_everywhere(strateg
 
         error = raises_everywhere(Lost, lambda step=step: strategy.run(step))
         assert str(error) == f"replica {culprit} is lost"
-        notes = "\n".join(error.__notes__)
-        assert named(culprit, ranks_of(strategy)[culprit]) in notes
-        assert "in hook" in notes or strategy.rank == ranks_of(strategy)[culprit]
+        origin = ranks_of(strategy)[culprit]
+        words = [named(culprit, origin), *["in hook"] * (strategy.rank != origin)]
+        holds_everywhere(lambda error=error, words=words: check_text(error, words, []))
         check_gradients_work(strategy)
 
 
@@ -362,6 +372,38 @@ def test_finally_blocks_run_where_a_backward_was_stopped(strategy):
     raises_everywhere(Lost, lambda: strategy.run(step))
     # One that had not gone on from its first call when replica 0 raised ends all the same.
     assert sorted(ended) == sorted(strategy.local_replica_ids)
+    check_gradients_work(strategy)
+
+
+def test_a_backward_outside_of_replicas_says_where_it_belongs(strategy):
+    def step():
+        return summed(needs(1.0 + replica_id())).sum()
+
+    losses = strategy.experimental_local_results(strategy.run(step))
+    if strategy.num_replicas_in_sync == 1:
+        losses[0].backward()
+        return
+    for loss in losses:
+        with pytest.raises(ContextError, match=r"strategy\.run"):
+            loss.backward()
+    check_gradients_work(strategy)
+
+
+def test_a_backward_for_another_replica_says_whose_it_is(strategy):
+    """Where both are of one rank: a list that all replicas of it fill."""
+    kept = {}
+
+    def step():
+        kept[replica_id()] = summed(needs(1.0 + replica_id()))
+        summed(1.0)
+        other = (replica_id() + 1) % strategy.num_replicas_in_sync
+        if other in kept:
+            kept[other].sum().backward()
+
+    if max(map(len, gathered(strategy.local_replica_ids))) == 1:
+        pytest.skip("no rank has two")
+    error = raises_everywhere(ContextError, lambda: strategy.run(step))
+    assert "by replica" in str(error)
     check_gradients_work(strategy)
 
 
