@@ -291,7 +291,7 @@ def test_all_reduce_of_each_dtype_however_it_lies_in_memory(strategy, op, dtype)
             x = data(dtype, i)
             return [view(x.detach())] if view is torch.nn.Parameter else [x]
 
-        rtol = 1e-2 if dtype in NARROW else 1e-5
+        rtol = 3e-2 if dtype in NARROW else 1e-5
         check_gradients(strategy, program, leaves_of, about=name, rtol=rtol)
 
 
@@ -336,7 +336,7 @@ def test_an_extremum_gives_its_gradient_to_who_has_it_and_ties_share_it(strategy
             (values[i] == who(values)) * weights(count) / values.count(who(values))
             for values in columns
         ]
-        np.testing.assert_allclose(found, expected)
+        np.testing.assert_allclose(found, expected, rtol=1e-15)
 
 
 @pytest.mark.parametrize("zeros", [0, 1, 2])
