@@ -95,18 +95,20 @@ def is_of_torch(file: str) -> bool:
 def recorded_by_torch(leaves: Sequence[Any]) -> list[int]:
     """Returns which leaves are tensors that torch would record here, by their places.
 
-    Those that need gradients; and under a transform of ``torch.func`` all that can have any.
+    Those that need gradients; and under a transform of ``torch.func`` all of them.
     """
     torch = sys.modules.get("torch")
     if torch is None:
         return []
-    tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    if not tensors:
+    forward, records = torch.autograd.forward_ad, torch.is_grad_enabled()
+    is_transformed = torch._C._are_functorch_transforms_active()
+    if not (records or is_transformed or forward._current_level >= 0):
         return []
-    if torch._C._are_functorch_transforms_active():
-        return [i for i in tensors if leaves[i].is_floating_point() or leaves[i].is_complex()]
-    found = [i for i in tensors if leaves[i].requires_grad] if torch.is_grad_enabled() else []
-    forward = torch.autograd.forward_ad
+    kind = torch.Tensor
+    tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, kind)]
+    if is_transformed:
+        return tensors
+    found = [i for i in tensors if leaves[i].requires_grad] if records else []
     if forward._current_level >= 0:
         has_tangent = [i for i in tensors if forward.unpack_dual(leaves[i]).tangent is not None]
         return sorted({*found, *has_tangent})
@@ -192,6 +194,13 @@ class _Torch:
 
     @staticmethod
     def take(tensor: Any) -> Array:
+        try:
+            return tensor.detach().numpy()  # type: ignore[no-any-return]
+        except (TypeError, RuntimeError):  # nearly all are dense, on the host, and of such a dtype
+            return _Torch._take_other(tensor)
+
+    @staticmethod
+    def _take_other(tensor: Any) -> Array:
         torch = sys.modules["torch"]
         _Torch._require_dense(tensor)
         plain = tensor.detach().cpu().resolve_conj().resolve_neg()
@@ -209,12 +218,13 @@ class _Torch:
 
     @staticmethod
     def give(like: Any, result: Array) -> Any:
-        return _Torch.of(result).to(like.device)
+        tensor = _Torch.of(result)
+        return tensor if like.is_cpu else tensor.to(like.device)
 
     @staticmethod
     def of(array: Array) -> Any:
         torch = sys.modules["torch"]
-        if array.dtype.name == "bfloat16":
+        if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
 
@@ -328,7 +338,7 @@ _HOST = (1, 0)
 _Way = type[_Torch] | type[_Jax] | type[_Standard]
 
 
-def _way_of(kind: type) -> _Way | None:
+def _found_way(kind: type) -> _Way | None:
     """Returns how arrays of a type are taken; None where numpy takes it as it is."""
     if kind in COMMON_TYPES or issubclass(kind, (np.ndarray, np.generic, int, float, complex, str)):
         return None
@@ -340,6 +350,10 @@ def _way_of(kind: type) -> _Way | None:
     if hasattr(kind, "__dlpack__") and hasattr(kind, "__array_namespace__"):
         return _Standard
     return None
+
+
+# An array of a library has a type only where that is imported.
+_way_of: Callable[[type], _Way | None] = functools.lru_cache(maxsize=1024)(_found_way)
 
 
 def _bfloat16() -> np.dtype[Any]:

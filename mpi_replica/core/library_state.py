@@ -19,6 +19,19 @@ def needs_threads() -> bool:
     return "torch" in sys.modules or "jax" in sys.modules
 
 
+#: Whether torch.compile was told not to look into this package.
+_is_untraced = False
+
+
+def _leave_untraced() -> None:
+    """Tells torch.compile, where it is in use, that calls of this package are to be made as is."""
+    global _is_untraced
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    if rules is not None and not _is_untraced:
+        rules.add(__name__.partition(".")[0])
+        _is_untraced = True
+
+
 class _Autocast(NamedTuple):
     """``torch.autocast`` for one type of device."""
 
@@ -45,6 +58,7 @@ class LibraryState(NamedTuple):
         torch = sys.modules.get("torch")
         if torch is None or not hasattr(torch, "autograd"):  # or is being imported
             return None
+        _leave_untraced()
         cuda = None
         if torch.cuda.is_initialized():
             cuda = torch.cuda.current_device(), torch.cuda.current_stream()

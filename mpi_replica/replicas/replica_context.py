@@ -204,10 +204,8 @@ class ReplicaContext(Replica):
                 leaves = self._components(leaves)
         except Exception as error:
             return self.meet(engine.make(kind, options, failing, error))
-        if not is_plain and recorded_by_torch(leaves):
-            from . import torch_gradients
-
-            return torch_gradients.all_gather(self, axis, leaves, structure, options)
+        if not is_plain and (recorded := recorded_by_torch(leaves)):
+            return _torch_gradients().all_gather(self, axis, leaves, recorded, structure, options)
         call = engine.make(kind, options, AllGather, kind, axis, [leaves], structure)
         return self.meet(call)
 
@@ -299,10 +297,10 @@ class ReplicaContext(Replica):
             mine = self._components(leaves)
         except Exception as error:
             return self.meet(engine.make("all_reduce", options, failing, error))
-        if recorded_by_torch(mine):
-            from . import torch_gradients
-
-            return torch_gradients.all_reduce(self, reduce_op, mine, structure, options, out)
+        if recorded := recorded_by_torch(mine):
+            return _torch_gradients().all_reduce(
+                self, reduce_op, mine, recorded, structure, options, out
+            )
         return reduce_values(engine, self.meet, reduce_op, lambda: mine, structure, options, out)
 
     def _components(self, leaves: Sequence[Any]) -> list[Any]:
@@ -338,6 +336,14 @@ class ReplicaContext(Replica):
 
 
 @functools.cache
+def _torch_gradients() -> Any:
+    """Returns the module, which imports torch: where torch records something, it is imported."""
+    from . import torch_gradients
+
+    return torch_gradients
+
+
+@functools.cache
 def _default_context() -> ReplicaContext:
     return ReplicaContext(cast("StrategyBase", current_strategy()), 0)
 
@@ -370,3 +376,18 @@ def get_replica_context() -> ReplicaContext | None:
     if state is None:
         return _default_context()
     return cast("ReplicaContext | None", state.replica_context)
+
+
+# What torch.compile looks for in what it is not to compile, and says in its error, where a function
+# is to be one graph.
+for _call in (
+    get_replica_context,
+    ReplicaContext.all_reduce,
+    ReplicaContext.all_gather,
+    ReplicaContext.merge_call,
+):
+    vars(_call)["_torchdynamo_disable"] = True
+    vars(_call)["_torchdynamo_disable_msg"] = (
+        "a collective of mpi_replica can't be part of a compiled graph: leave fullgraph=True away,"
+        " or compile the functions between the collectives"
+    )

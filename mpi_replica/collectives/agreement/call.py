@@ -57,6 +57,8 @@ class Call:
     error: BaseException | None = None
     #: The exception that the replica handled when it came to the call, in words.
     handled: str = ""
+    #: The call that it goes back through, where it is on the way of gradients.
+    through: str = ""
     #: What to do where other replicas do not make it.
     advice: str = ""
     #: Whether it runs functions of the program: with the context of the caller of ``run``.
@@ -100,7 +102,10 @@ class Call:
         """Returns the call in words, as the replica at `position` of `replica_ids` makes it."""
         description = self.words(position)
         return description._replace(
-            wire=self.options.wire, handled=self.handled, advice=self.advice
+            wire=self.options.wire,
+            handled=self.handled,
+            through=self.through,
+            advice=self.advice,
         )
 
     def words(self, position: int = 0) -> CallDescription:

@@ -229,7 +229,9 @@ def _place_of_call(call: CallDescription | None) -> tuple[str, bytes]:
 
 
 def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError | None:
-    sides = _sides(calls, lambda call: (call.kind, call.detail, call.wire, call.code), layout)
+    sides = _sides(
+        calls, lambda call: (call.kind, call.detail, call.wire, call.code, call.through), layout
+    )
     if len(sides) == 1:
         sides = _sides(
             calls, lambda call: (call.name, call.site.digest if call.name is None else b""), layout

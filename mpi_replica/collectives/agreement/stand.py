@@ -49,6 +49,8 @@ class CallDescription(NamedTuple):
     #: The exception under way where the call stands in a ``finally``, an ``except`` or at the end
     #: of a ``with``, as "ValueError: no rows".
     handled: str = ""
+    #: The call that it goes back through, where it is on the way of gradients.
+    through: str = ""
     #: What to do where other replicas do not make this call.
     advice: str = ""
 
@@ -64,6 +66,8 @@ class CallDescription(NamedTuple):
                 words.append(in_units(self.size_bytes))
         if self.wire:
             words.append(self.wire)
+        if self.through:
+            words.append(f"of {self.through}")
         return f"{self.kind}({', '.join(words)})"
 
     @property
