@@ -37,6 +37,11 @@ Input
     InputContext                    for which pipeline a dataset_fn makes its dataset
     ValueContext                    for which replica a value_fn makes its value
 
+torch (imported when it is looked at)
+    torch                           a module: what is for torch alone
+    torch.SyncBatchNorm             batch norm over the rows of all replicas
+    torch.convert_sync_batchnorm    puts it in the place of each batch norm of a module
+
 State in files, and lost ranks
     Checkpoint                      objects that are saved and restored together, on any ranks
     CheckpointManager               a folder of checkpoints: the newest are kept; saves on a signal
@@ -78,6 +83,9 @@ Beside these
     mpi_replica.testing             a pytest plugin for tests on several ranks; import it by itself
     python -m mpi_replica           ``run`` starts a program on ranks; ``doctor`` tells of troubles
 """
+
+import importlib
+from typing import Any
 
 from . import data, errors, experimental
 from .checkpoint import Checkpoint, CheckpointManager, latest_checkpoint
@@ -143,3 +151,10 @@ __all__ = [
 
 for _door in (data.__name__, errors.__name__, __name__):
     publish(_door)
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs torch when it is looked at, and not before."""
+    if name == "torch":
+        return importlib.import_module(f"{__name__}.torch")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

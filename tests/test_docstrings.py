@@ -5,6 +5,7 @@ import doctest
 import enum
 import functools
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 # The MPI transport is tested on real ranks; importing it starts MPI.
 MODULES = sorted(
@@ -32,6 +35,9 @@ def public_objects():
         yield f"errors.{name}", getattr(mr.errors, name)
     for name in ("ArraySpec", "Dataset"):
         yield f"data.{name}", getattr(mr.data, name)
+    if HAS_TORCH:
+        for name in mr.torch.__all__:
+            yield f"torch.{name}", getattr(mr.torch, name)
 
 
 def methods_of(kind):
@@ -64,8 +70,8 @@ def examples_of(name):
 
 @pytest.mark.parametrize("module_name", MODULES)
 def test_the_examples_in_docstrings_run(module_name):
-    if module_name.rpartition(".")[2].startswith("torch"):
-        pytest.importorskip("torch", reason="torch is not installed")
+    if module_name.rpartition(".")[2].startswith("torch") and not HAS_TORCH:
+        pytest.skip("torch is not installed")
     module = importlib.import_module(module_name)
     with np.printoptions(legacy=False):
         result = doctest.testmod(module, extraglobs={"mr": mr, "np": np})
@@ -106,6 +112,7 @@ def test_every_public_name_is_documented_in_one_line_first(name, thing):
 def functions_users_call():
     """Where each function begins that a public name leads to: its file and line."""
     doors = [mr, mr.data, mr.errors, mr.experimental, mr.testing]
+    doors += [mr.torch] if HAS_TORCH else []
     things = [getattr(door, name) for door in doors for name in door.__all__]
     for thing in things:
         methods = [
@@ -122,6 +129,8 @@ def functions_users_call():
 def first_words():
     """Of the docstring of each function but properties: where it begins, and the first word."""
     for path in sorted(Path(mr.__file__).parent.rglob("*.py")):
+        if path.name == "torch_batch_norm.py" and not HAS_TORCH:
+            continue  # which of it users call, only torch tells
         for node in ast.walk(ast.parse(path.read_text())):
             text = isinstance(node, ast.FunctionDef) and ast.get_docstring(node)
             decorators = [ast.unparse(each) for each in getattr(node, "decorator_list", [])]
@@ -340,6 +349,7 @@ def test_the_map_of_the_public_names_is_whole():
         *(f"data.{name}" for name in mr.data.__all__ if name not in mr.__all__),
         *(f"errors.{name}" for name in mr.errors.__all__),
         *("mpi_replica.testing", "python"),  # the plugin, and the command
+        *("torch", "torch.SyncBatchNorm", "torch.convert_sync_batchnorm"),
     ]
     assert set(entries) ^ set(names) == set()
     assert len(entries) == len(set(entries))

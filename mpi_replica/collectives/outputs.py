@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from ..core import nest
-from ..core.array_libraries import Array
+from ..core.array_libraries import Array, memory_of, note_written
 from ..core.exceptions import StructureMismatchError
 
 
@@ -24,7 +24,7 @@ class Outputs:
 
     Parameters
     ----------
-    out : nest of numpy.ndarray
+    out : nest of numpy.ndarray or torch.Tensor
         As the caller gave it.
     structure : nest.Structure
         Of the value that is reduced.
@@ -40,8 +40,13 @@ class Outputs:
     def __init__(self, out: Any, structure: nest.Structure, values: Sequence[Array]) -> None:
         self.nest = out
         self.leaves, of_out, is_plain = nest.flatten_plain(out)
+        self._given: Sequence[Any] = ()
         if not is_plain:
-            self.leaves = [_as_plain(leaf) for leaf in self.leaves]
+            self._given = self.leaves
+            self.leaves = [
+                _as_plain(leaf, path)
+                for leaf, path in zip(self.leaves, nest.leaf_paths(of_out), strict=True)
+            ]
         if of_out is not structure and of_out != structure:
             raise StructureMismatchError(
                 f"out must be the same nest as the value: it is {nest.structure_text(of_out)}, and"
@@ -142,14 +147,24 @@ class Outputs:
                 if spans[at][1] > start:
                     yield spans[at][2], other
 
+    def filled(self) -> Any:
+        """Returns the nest that the caller gave, which has the results now."""
+        if self._given:
+            note_written(self._given)
+        return self.nest
+
     def take(self, results: Sequence[Any]) -> None:
         """Writes the results into the leaves."""
         for leaf, result in zip(self.leaves, results, strict=True):
             leaf[...] = result
 
 
-def _as_plain(leaf: Any) -> Any:
-    """Returns the memory of an array of some class of its own, as np.matrix, as a plain array."""
+def _as_plain(leaf: Any, path: str) -> Any:
+    """Returns the memory of an array of another class, as np.matrix, or of torch, as an array."""
+    try:
+        leaf = memory_of(leaf)
+    except TypeError as error:
+        raise TypeError(f"out{path} {error}") from None
     is_array = isinstance(leaf, np.ndarray) and not isinstance(leaf, np.ma.MaskedArray)
     return leaf.view(np.ndarray) if is_array else leaf
 

@@ -322,7 +322,7 @@ class AllReduce(Call):
     def given_back(self, results: list[Any]) -> Any:
         """Returns the results as this call gives them."""
         if self.outputs is not None:
-            return self.outputs.nest
+            return self.outputs.filled()
         if self.ways_back is not None:
             results = give_back(results, self.ways_back)
         return results if self.flat_paths is not None else nest.unflatten(self.structure, results)

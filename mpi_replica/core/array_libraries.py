@@ -120,6 +120,53 @@ def values_of(value: Any) -> Any:
     return value.detach() if _way_of(type(value)) is _Torch else value
 
 
+def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
+    """Returns leaves of which torch records nothing; and those that it does, by the new ids."""
+    originals: dict[int, Any] = {}
+    for index in recorded_by_torch(leaves):
+        if not originals:
+            leaves = list(leaves)
+        constant = leaves[index].detach()
+        originals[id(constant)] = leaves[index]
+        leaves[index] = constant
+    return leaves, originals
+
+
+def memory_of(value: Any) -> Any:
+    """Returns a torch tensor as an array in its own memory; anything else as it is.
+
+    Raises
+    ------
+    TypeError
+        It has no such memory, or torch would have to record what is written there; the text goes on
+        after its name.
+    """
+    if _way_of(type(value)) is not _Torch:
+        return value
+    torch = sys.modules["torch"]
+    if value.requires_grad and torch.is_grad_enabled():
+        raise TypeError(
+            "is a tensor that needs gradients: what is written into it is no part of torch's graph."
+            " Call it under torch.no_grad(), or give tensor.detach(), which has the same memory."
+        )
+    if not value.is_cpu or value.layout is not torch.strided or value.is_conj() or value.is_neg():
+        raise TypeError(
+            f"is a tensor on {value.device} with layout {value.layout}: results can be written into"
+            " plain memory of the host only. Leave out= away: the results are tensors on that"
+            " device then."
+        )
+    return _Torch.take(value)
+
+
+def note_written(values: Sequence[Any]) -> None:
+    """Tells torch of its tensors among these that their memory was written."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        for value in values:
+            if isinstance(value, torch.Tensor) and not value.is_inference():
+                torch.autograd.graph.increment_version(value)
+
+
 def copy_of(value: Any) -> Any:
     """Returns an array in memory of its own, and itself where nobody can write into it."""
     way = _way_of(type(value))

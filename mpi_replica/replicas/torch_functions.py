@@ -42,7 +42,8 @@ def _forms(function: type[_Collective]) -> tuple[type[_Collective], type[_Collec
     name = function.__name__.strip("_")
 
     def forward(through: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return through.forward(tensors)
+        results: tuple[torch.Tensor, ...] = through.forward(tensors)
+        return results
 
     transformed = {"forward": staticmethod(forward), "setup_context": staticmethod(function.keep)}
     plain = {"forward": staticmethod(function.performed)}

@@ -1,0 +1,223 @@
+"""Batch norm over the rows of all replicas, for torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..core.exceptions import ContextError
+from .replica_context import ReplicaContext, get_replica_context
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Normalize with mean and variance of the rows of all replicas.
+
+    What ``torch.nn.SyncBatchNorm`` is to a process group. In training a call of it is collective:
+    every replica makes it, also one without rows. In evaluation it sends nothing.
+
+    Parameters
+    ----------
+    num_features : int
+        The channels: the extent of the second axis of the input.
+    eps : float
+        Added to the variance.
+    momentum : float or None
+        How much of the running statistics a step replaces; None for their mean over all steps.
+    affine : bool
+        Whether it has a weight and a bias, which are learnt.
+    track_running_stats : bool
+        Whether it keeps mean and variance for evaluation. Without, it always takes those of the
+        input.
+    device, dtype : optional
+        Of its parameters and buffers.
+    bias : bool
+        Whether it has a bias beside the weight; where torch has this argument.
+
+    Raises
+    ------
+    ValueError
+        In a call: the input has less than two axes, or all replicas together have one value a
+        channel; on every rank.
+    ContextError
+        In a call: in training, in cross-replica context.
+    StructureMismatchError
+        In a call: replicas have other channels or dtypes; on every rank.
+
+    Notes
+    -----
+    Input of shape (rows, channels, ...); replicas may have different numbers of rows. One
+    ``all_gather`` of two numbers a channel and the number of values; another message on the way
+    back. What is gathered is combined in the order of the replicas: the same bits on every layout.
+    float16 and bfloat16 are added up in float32. The running statistics are those of all rows, the
+    same on all replicas; where replicas of a rank share a module, the first of them in a step
+    writes them.
+
+    Examples
+    --------
+    >>> import torch
+    >>> strategy = mr.MPIStrategy(num_replicas=2)
+    >>> def step():
+    ...     norm = mr.torch.SyncBatchNorm(1, affine=False)
+    ...     norm(torch.tensor([[float(mr.get_replica_context().replica_id_in_sync_group)]]))
+    ...     return norm.running_mean
+    >>> strategy.run(step)  # a tenth of the mean of 0 and 1
+    PerReplica:{
+      0: tensor([0.0500]),
+      1: tensor([0.0500])
+    }
+    """
+
+    #: The run in which the running statistics were last written, and by which replica.
+    _written: tuple[int, int, int] | None = None
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the input, normalized.
+
+        Parameters
+        ----------
+        input : torch.Tensor, shape (rows, channels, ...)
+
+        Returns
+        -------
+        torch.Tensor
+            Of the same shape and dtype.
+
+        Raises
+        ------
+        ValueError, ContextError, StructureMismatchError
+            As the class says.
+
+        Examples
+        --------
+        >>> import torch
+        >>> norm = mr.torch.SyncBatchNorm(2).eval()
+        >>> norm(torch.zeros(3, 2)).shape
+        torch.Size([3, 2])
+        """
+        self._check_input_dim(input)
+        if not (self.training or self.running_mean is None):
+            return torch.nn.functional.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        context = get_replica_context()
+        if context is None:
+            raise ContextError(
+                "SyncBatchNorm was called in training mode in cross-replica context: it needs the"
+                " rows of each replica. Call it in the function that is given to strategy.run, or"
+                " call eval() of the module first."
+            )
+        mean, variance, count = _moments(context, input)
+        if self.training and self.track_running_stats:
+            self._keep(context, mean.detach(), variance.detach(), count)
+        scale = torch.rsqrt(variance + self.eps)
+        if self.weight is not None:
+            scale = scale * self.weight
+        shift = -mean * scale if self.bias is None else self.bias - mean * scale
+        shape = (1, -1) + (1,) * (input.dim() - 2)
+        wide = input.to(mean.dtype)
+        return torch.addcmul(shift.view(shape), wide, scale.view(shape)).to(input.dtype)
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(
+                f"SyncBatchNorm got an input of shape {tuple(input.shape)}: it must be (rows,"
+                " channels, ...)."
+            )
+
+    def _keep(
+        self, context: ReplicaContext, mean: torch.Tensor, variance: torch.Tensor, count: int
+    ) -> None:
+        """Moves the running statistics; once in a run, where replicas share this module."""
+        strategy, replica = context.strategy, context.replica_id_in_sync_group
+        run = id(strategy), strategy.engine.agreement.run_ordinal
+        if self._written is not None and self._written[:2] == run and self._written[2] != replica:
+            return
+        self._written = (*run, replica)
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+            part = self.momentum
+            if part is None:
+                part = 1 / int(self.num_batches_tracked)
+            for running, now in (
+                (self.running_mean, mean),
+                (self.running_var, variance * (count / (count - 1))),
+            ):
+                running.lerp_(now.to(running.dtype), part)
+
+
+def _moments(
+    context: ReplicaContext, input: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Returns mean and variance of each channel over all replicas, and of how many values."""
+    wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+    axes = [axis for axis in range(input.dim()) if axis != 1]
+    count = input.numel() // max(input.shape[1], 1)
+    if count:
+        variance, mean = torch.var_mean(wide, axes, correction=0)
+    else:  # zeros that are part of the graph: the way back is collective
+        variance = mean = wide.sum(axes)
+    own = {"moments": torch.stack([mean, variance])[None], "count": torch.tensor([count])}
+    found = context.all_gather(own, axis=0)
+    means, variances = found["moments"].unbind(1)
+    total = int(found["count"].sum())
+    if total < 2:
+        raise ValueError(
+            f"SyncBatchNorm got {total} values a channel of all replicas together, in training: it"
+            " needs two or more to have a variance."
+        )
+    weights = (found["count"] / total).to(means.dtype).to(means.device)[:, None]
+    mean = (weights * means).sum(0)
+    # Of two groups of values, and so of any number (Chan, Golub and LeVeque, 1979).
+    variance = (weights * (variances + (means - mean) ** 2)).sum(0)
+    return mean, variance, total
+
+
+def convert_sync_batchnorm(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module with each batch norm in it replaced by a `SyncBatchNorm`.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        It is changed; a batch norm itself is not, and its successor is returned.
+
+    Returns
+    -------
+    torch.nn.Module
+        With the same parameters and buffers, not copies of them.
+
+    Raises
+    ------
+    TypeError
+        It is no module.
+
+    Notes
+    -----
+    Counterpart of ``torch.nn.SyncBatchNorm.convert_sync_batchnorm``. No communication. Make
+    optimizers before or after it: parameters stay the same objects.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3))
+    >>> type(mr.torch.convert_sync_batchnorm(model)[1]).__name__
+    'SyncBatchNorm'
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"convert_sync_batchnorm needs a torch.nn.Module, got {module!r}.")
+    if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
+        return _converted(module)
+    for name, child in module.named_children():
+        module.add_module(name, convert_sync_batchnorm(child))
+    return module
+
+
+def _converted(norm: Any) -> SyncBatchNorm:
+    new = SyncBatchNorm(
+        norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats
+    )
+    for name in (*norm._parameters, *norm._buffers):
+        setattr(new, name, getattr(norm, name))
+    new.train(norm.training)
+    return new
