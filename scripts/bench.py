@@ -129,7 +129,7 @@ def measured(name, library, settings):
     from hosts.namespaces import NoHostsError
 
     module = importlib.import_module(f"benchmarks.{name}")
-    python = launching.find_interpreter(library)
+    python = launching.find_interpreter(library, torch=getattr(module, "NEEDS_TORCH", False))
     outcomes = []
     for launch in module.launches(settings):
         if sys.stderr.isatty():

@@ -22,7 +22,14 @@ from benchmarks.memory import peak_bytes, resident_bytes
 from benchmarks.plotting import series
 from benchmarks.tables import Beside, Row, quantity, table
 from hosts.network import joined_hosts
-from launching import LIBRARIES, ROOT, find_interpreter, rank_environment, room_for
+from launching import (
+    LIBRARIES,
+    ROOT,
+    find_interpreter,
+    not_installed,
+    rank_environment,
+    room_for,
+)
 from mistakes import MISTAKES
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
@@ -30,10 +37,10 @@ pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 QUANTITY = r"[\d.]+ (?:s|ms|µs|%)"
 
 
-def quick_run(library, *arguments):
+def quick_run(library, *arguments, additions=None):
     """Return what scripts/bench.py prints in a trial with one library."""
     python = find_interpreter(library)
-    env = {"MPI_REPLICA_TEST_MPICH": python if library == "mpich" else None}
+    env = {"MPI_REPLICA_TEST_MPICH": python if library == "mpich" else None} | (additions or {})
     command = [sys.executable, ROOT / "scripts" / "bench.py", "--quick", "--mpi", library]
     with room_for(ranks=2):  # a trial has no more
         done = subprocess.run(
@@ -124,6 +131,33 @@ def test_reproducible_sums_stand_beside_default_ones_in_each_layout(library, tmp
     taken = [row for row in found["rows"] if row["unit"] == "B"]
     ways = [(row["what"].rpartition(", ")[2], row["goal"]) for row in taken]
     assert ways == [("default", None), ("AUTO", 32e6), ("ALLTOALL", 32e6)] * 2
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_training_stands_beside_that_of_torch_alone_and_where_a_core_is_busy(library, tmp_path):
+    """And both come to the same weights, or there would be no row."""
+    suffix = "" if library == "openmpi" else "-mpich"
+    variable = f"MPI_REPLICA_TEST_TORCH{suffix.replace('-', '_').upper()}"
+    python = os.environ.get(variable) or ROOT / f".venv-torch{suffix}" / "bin" / "python"
+    if not Path(python).exists():
+        not_installed(f"{python} with torch does not exist; {variable} may name another one")
+    kept = tmp_path / "rows.json"
+    quick_run(library, "gradients", "--json", kept, additions={variable: str(python)})
+    (found,) = json.loads(kept.read_text())["tables"]
+    sides = {row["what"]: row["besides"] for row in found["rows"]}
+    goals = {
+        (re.split(", [0-9.]+ .?B", what)[0], "busy" in what): (side["name"], side["goal"])
+        for what, (side,) in sides.items()
+        if what.startswith("a step")
+    }
+    torch = "DistributedDataParallel"
+    assert goals == {
+        ("a step of a perceptron", False): (torch, 0.6),
+        ("a step of a perceptron", True): (torch, 1.0),
+        ("a step of ResNet-18", False): (torch, 0.9),
+        ("a step of ResNet-18", True): (torch, 1.0),
+    }
+    assert all(side["compared"] > 0 for (side,) in sides.values())
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core import nest
 from ..core.argument_checks import check_call
-from ..core.array_libraries import Array
+from ..core.array_libraries import Array, as_constants
 from ..core.exceptions import ContextError
 from ..core.options import CommunicationOptions
 from ..core.values import PerReplica, component_of
@@ -73,8 +73,12 @@ class MergeCall(Call):
         identity = self.identity = function_identity(function)
         self.leaves, self.structure, is_plain = nest.flatten_arguments(args, kwargs)
         self.shared: list[str | None] = [None] * len(self.leaves)
+        #: What torch records, by the ids of the constants that `function` gets: no gradient passes
+        #: what it computes, since components from other ranks have no graph here.
+        self.originals: dict[int, Any] = {}
         if not is_plain:
-            self.leaves = [component_of(leaf, replica_id) for leaf in self.leaves]
+            components = [component_of(leaf, replica_id) for leaf in self.leaves]
+            self.leaves, self.originals = as_constants(components)
             self.shared = [is_shared(leaf) for leaf in self.leaves]
         self.packed = pack(self.leaves) if engine.layout.size > 1 else ([], b"")
         self.identify((identity.digest, nest.key(self.structure), tuple(self.shared)))

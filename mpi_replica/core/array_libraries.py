@@ -120,6 +120,18 @@ def values_of(value: Any) -> Any:
     return value.detach() if _way_of(type(value)) is _Torch else value
 
 
+def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
+    """Returns leaves of which torch records nothing; and those that it does, by the new ids."""
+    originals: dict[int, Any] = {}
+    for index in recorded_by_torch(leaves):
+        if not originals:
+            leaves = list(leaves)
+        constant = leaves[index].detach()
+        originals[id(constant)] = leaves[index]
+        leaves[index] = constant
+    return leaves, originals
+
+
 def memory_of(value: Any) -> Any:
     """Returns a torch tensor as an array in its own memory; anything else as it is.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..collectives.agreement.call import Call
@@ -10,7 +10,7 @@ from ..collectives.agreement.site import boundary
 from ..collectives.merge import MergeCall
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
-from ..core.array_libraries import copy_of
+from ..core.array_libraries import as_constants, copy_of
 from ..core.context import State, entered
 from ..core.values import PerReplica, component_of
 
@@ -27,9 +27,26 @@ def perform_alone(strategy: StrategyBase, call: Call) -> Any:
     try:
         with entered(State(strategy, None, "merge_fn")):
             result = invoke_merge_fn(call.function, strategy, args, kwargs)
-            return unpacked(result, [0])[0]
+            return unpacked(result, [0], call.originals)[0]
     finally:
         scope.is_open = False
+
+
+def call_directly(
+    strategy: StrategyBase, merge_fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+) -> Any:
+    """Calls a ``merge_fn`` for the only replica of a strategy that communicates with nobody."""
+    leaves, structure, is_plain = nest.flatten_arguments(args, kwargs)
+    originals: dict[int, Any] = {}
+    if not is_plain:
+        leaves, originals = as_constants(leaves)
+        if originals:
+            args, kwargs = nest.unflatten(structure, leaves)
+    with entered(State(strategy, None, "merge_fn")):
+        result = merge_fn(strategy, *args, **kwargs)
+    if not originals:
+        return result
+    return nest.map_structure(lambda leaf: originals.get(id(leaf), leaf), result)
 
 
 @boundary
@@ -40,16 +57,18 @@ def invoke_merge_fn(
     return merge_fn(strategy, *args, **kwargs)
 
 
-def unpacked(value: Any, replica_ids: Sequence[int]) -> list[Any]:
+def unpacked(value: Any, replica_ids: Sequence[int], originals: Mapping[int, Any]) -> list[Any]:
     """Returns, for each local replica, the nest `value` with its component of each PerReplica.
 
-    Each replica may write into the arrays that it gets: they must not be those of another one.
+    Each replica may write into the arrays that it gets: they must not be those of another one. What
+    a ``merge_fn`` gives back as it got it is the replica's own argument, by `originals`.
     """
     if value is None:
         return [None] * len(replica_ids)
 
     def component(leaf: Any, replica_id: int) -> Any:
         own = component_of(leaf, replica_id)
+        own = originals.get(id(own), own)
         is_shared = replica_id != replica_ids[0] and not isinstance(leaf, PerReplica)
         return copy_of(own) if is_shared else own
 

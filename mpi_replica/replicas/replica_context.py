@@ -14,10 +14,11 @@ from ..collectives.sparse import reduce_values
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.array_libraries import recorded_by_torch
-from ..core.context import State, current_state, current_strategy, entered
+from ..core.context import current_state, current_strategy
 from ..core.exceptions import ContextError
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.values import component_of
+from .merge_fn import call_directly
 from .replica import Replica
 
 
@@ -83,10 +84,10 @@ class ReplicaContext(Replica):
         out : nest of numpy.ndarray or torch.Tensor, optional
             Where the results go, so that nothing is allocated: a nest like `value`, of writable
             C-contiguous arrays, or tensors in the memory of the host, with the dtypes and shapes of
-            the results. `value` itself for a
-            reduction in place. Otherwise it shares no memory with it. On all replicas alike. Each
-            replica needs one of its own: a global that serves where a rank hosts one replica is
-            the same array for all replicas of a rank, which fill it one after the other.
+            the results. `value` itself for a reduction in place. Otherwise it shares no memory with
+            it. On all replicas alike. Each replica needs one of its own: a global that serves where
+            a rank hosts one replica is the same array for all replicas of a rank, which fill it one
+            after the other.
 
         Returns
         -------
@@ -231,12 +232,14 @@ class ReplicaContext(Replica):
         args, kwargs : tuple or list, and mapping
             Nests of arrays and of any objects that can be pickled. Arrays of torch, JAX and others
             that know DLPack are of the same library in `merge_fn`, on the device of this rank's
-            own argument.
+            own argument. Where torch records a leaf, `merge_fn` gets constants: no gradient passes
+            what it computes.
 
         Returns
         -------
         object
-            What `merge_fn` returned; of each PerReplica in it, this replica's component.
+            What `merge_fn` returned; of each PerReplica in it, this replica's component. An
+            argument that it returns unchanged is the replica's own, with its graph.
 
         Raises
         ------
@@ -271,8 +274,7 @@ class ReplicaContext(Replica):
         if strategy.is_default and self._meet is None:
             self._engine.check_thread("merge_call")
             check_merge_call(merge_fn, args, named)
-            with entered(State(strategy, None, "merge_fn")):
-                return merge_fn(strategy, *args, **named)
+            return call_directly(strategy, merge_fn, args, named)
 
         call = self._engine.make(
             "merge_call",

@@ -258,10 +258,16 @@ class Run(CurrentRun):
             self.engine.report(stands, originals, calls[0])
         results = self.engine.perform(calls)
         if isinstance(calls[0], MergeCall):
-            return self._merge(calls[0], *results[0])
+            originals = {}
+            for call in calls:
+                if isinstance(call, MergeCall):
+                    originals.update(call.originals)
+            return self._merge(calls[0], originals, *results[0])
         return results
 
-    def _merge(self, call: MergeCall, scope: Any, args: Any, kwargs: Any) -> list[Any]:
+    def _merge(
+        self, call: MergeCall, originals: dict[int, Any], scope: Any, args: Any, kwargs: Any
+    ) -> list[Any]:
         try:
             with entered(State(self.strategy, None, "merge_fn")):
                 result = invoke_merge_fn(call.function, self.strategy, args, kwargs)
@@ -277,7 +283,7 @@ class Run(CurrentRun):
             self.engine.agreement.notes.add(
                 Note(what, call.site, digest, advice, "CollectiveMismatchError")
             )
-        return unpacked(result, [seat.replica_id for seat in self.seats])
+        return unpacked(result, [seat.replica_id for seat in self.seats], originals)
 
     def _deal_with(self, error: BaseException, waiting: Sequence[Seat]) -> None:
         """Passes an error on to the replicas, and to the other ranks where they don't know it."""

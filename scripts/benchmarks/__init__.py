@@ -5,6 +5,7 @@ measuring.py   what runs on the ranks: batches of all sides in turn
 nests.py       what is reduced: ResNet-50's gradients and others
 by_hand.py     reductions as an expert writes them with mpi4py
 peers.py       reductions of other packages, where they are installed
+networks.py    what is trained with torch
 tables.py      rows, and how they are printed
 plotting.py    times against sizes, as a picture
 
@@ -20,6 +21,8 @@ A table is a module with a docstring, whose first line is its title, and
     they are printed. Without it they are those that the parts yielded.
 ``footer(rows)``, optional
     A last line.
+``NEEDS_TORCH``, optional
+    True where the ranks need torch: they are started with an interpreter that has it.
 """
 
 #: The modules, in the order in which they are measured.
@@ -31,6 +34,7 @@ NAMES = (
     "all_gather",
     "merge_call",
     "narrow",
+    "gradients",
     "reproducible",
     "memory",
     "checkpoint",

@@ -9,6 +9,9 @@ MPI_REPLICA_TEST_MPICH
     Python interpreter beside which MPICH is installed. Default ``.venv-mpich/bin/python``, which
     is made where it is missing. Open MPI is taken from the interpreter that runs this, if it has
     it, and else from ``.venv``.
+MPI_REPLICA_TEST_TORCH, MPI_REPLICA_TEST_TORCH_MPICH
+    Python interpreters beside which torch is installed, with Open MPI and with MPICH. Default
+    ``.venv-torch/bin/python`` and ``.venv-torch-mpich/bin/python``, made where they are missing.
 """
 
 import contextlib
@@ -29,7 +32,7 @@ PROGRAM = ROOT / "scripts" / "bench.py"
 LIBRARIES = ("openmpi", "mpich")
 
 # scripts/environment.sh knows what it takes; both are called with its path as the first argument.
-_MAKE = 'set -e; source "$0"; make_environment "$1" "$2" >&2'
+_MAKE = 'set -e; source "$0"; "$1" "$2" "$3" >&2'
 START = 'set -e; source "$0"; open_mpi_environment "$1"; shift; exec "$@"'
 
 # They would make other strategies than those that are to be measured.
@@ -76,8 +79,13 @@ def has_what_tables_need():
     )
 
 
-def find_interpreter(library):
-    """Return the path of the interpreter beside which an MPI library is installed."""
+def find_interpreter(library, *, torch=False):
+    """Return the path of the interpreter beside which an MPI library is installed, and torch."""
+    if torch:
+        suffix = "" if library == "openmpi" else f"-{library}"
+        given = os.environ.get(f"MPI_REPLICA_TEST_TORCH{suffix.replace('-', '_').upper()}")
+        made = f".venv-torch{suffix}", f"{library},test"
+        return given or _made(*made, make="make_torch_environment")
     if library == "mpich":
         return os.environ.get("MPI_REPLICA_TEST_MPICH") or _made(".venv-mpich", "mpich,test")
     names = {distribution.name for distribution in importlib.metadata.distributions()}
@@ -86,9 +94,9 @@ def find_interpreter(library):
     return _made(".venv", "openmpi,test")
 
 
-def _made(folder, extras):
+def _made(folder, extras, make="make_environment"):
     """Return the interpreter of an environment of this checkout; make it where it is missing."""
-    command = ["bash", "-c", _MAKE, ROOT / "scripts" / "environment.sh", folder, extras]
+    command = ["bash", "-c", _MAKE, ROOT / "scripts" / "environment.sh", make, folder, extras]
     subprocess.run(command, check=True)
     return str(ROOT / folder / "bin" / "python")
 

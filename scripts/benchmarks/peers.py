@@ -19,7 +19,7 @@ def gloo_way(world, contract, leaves, results):
 
     Its sums are always in place: other contracts copy first. All arrays are in flight together.
     """
-    distributed = _gloo(world)
+    distributed = torch_over_gloo(world)
     if distributed is None:
         return None
     from torch import from_numpy
@@ -50,8 +50,8 @@ def _finish(works):
 
 
 @functools.cache
-def _gloo(world):
-    """Return torch.distributed with the ranks of `world`, or None."""
+def torch_over_gloo(world):
+    """Return torch.distributed with the ranks of `world`; None where torch is not installed."""
     if importlib.util.find_spec("torch") is None:
         return None
     # All ranks are on this host, whatever its name resolves to.

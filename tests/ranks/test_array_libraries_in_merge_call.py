@@ -148,19 +148,23 @@ def test_replicas_may_mix_libraries(strategy, library):
 
 
 @pytest.mark.parametrize("size", [2, LARGE])
-def test_torch_records_gradients_of_the_same_components_on_all_ranks(strategy, size):
+@pytest.mark.parametrize("records", [True, False])
+def test_what_torch_records_is_constant_in_merge_fn_on_all_ranks(strategy, size, records):
     torch = pytest.importorskip("torch", reason="torch is not installed")
 
-    def recorded(strategy, x, weight):
-        assert all(part.is_leaf and part.requires_grad for part in weight.values)
-        return [part.requires_grad for part in x.values]
+    def need_gradients(strategy, x, weight):
+        return [[part.requires_grad for part in each.values] for each in (x, weight)]
 
-    def make(i):
+    def step():
+        x = torch.ones(size, requires_grad=replica_id() % 2 == 1)
         weight = torch.nn.Parameter(torch.ones(size))
-        return torch.ones(size, requires_grad=i % 2 == 1), weight
+        with torch.set_grad_enabled(records):
+            return mr.get_replica_context().merge_call(need_gradients, (x, weight))
 
-    for found in merged(strategy, recorded, make):
-        assert found == [i % 2 == 1 for i in range(strategy.num_replicas_in_sync)]
+    count = strategy.num_replicas_in_sync
+    for found in strategy.experimental_local_results(strategy.run(step)):
+        some = [i % 2 == 1 and not records for i in range(count)]
+        assert found == [some, [not records] * count]
 
 
 def test_torch_tensors_that_hold_more_than_numbers_arrive_pickled(strategy):

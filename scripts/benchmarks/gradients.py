@@ -1,0 +1,193 @@
+"""gradients: what those of torch cost, through a collective and in training, beside others.
+
+The first rows are `ctx.all_reduce` of a tensor that needs a gradient, and the way back, which is a
+second one, beside two calls with numpy's arrays of the same size.
+
+The others are steps of training, as they are written first: backward, one `ctx.all_reduce` of all
+gradients, a step of the optimizer. Beside them stands torch's DistributedDataParallel over gloo, in
+the same processes, some steps in turn, with the same first weights and the same rows; before that
+both train a little, and must come to the same weights. They are measured once alone, and once
+beside a process that keeps a core busy.
+"""
+
+import contextlib
+import copy
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+import mpi_replica as mr
+
+from .launching import Launch
+from .measuring import beside, row
+from .peers import torch_over_gloo
+from .tables import quantity
+
+#: bench.py starts the ranks with an interpreter that has it.
+NEEDS_TORCH = True
+
+# By the name of the function in networks.py: what it is, its width in a trial, and the most of
+# DistributedDataParallel's time.
+_NETWORKS = {"perceptron": ("a perceptron", 64, 0.6), "resnet18": ("ResNet-18", 8, 0.9)}
+_MOST_BESIDE_A_NEIGHBOUR = 1.0
+
+# Steps of one side before the other has its turn.
+_STEPS = 3
+_STEPS_OF_CHECK = 3
+# What the rounds of a row may take.
+_LIMIT_SECONDS = 150
+
+# How far the weights of both sides may be from each other, of the way that they have gone.
+_MOST_DIFFERENCE = 1e-3
+
+# Bytes, and goals: the most against two calls of numpy's, in seconds more and as a ratio.
+_SIZES = {4: ("difference", 30e-6), 1_000_000: ("ratio", 1.25), 100_000_000: ("ratio", 1.25)}
+
+# Keeps a core busy for as long as the process that started it is there.
+_NEIGHBOUR = "import os\nwhile os.getppid() == {}:\n    for _ in range(100_000): pass"
+
+
+def launches(settings):
+    """Return what to start for one library."""
+    for ranks in settings.ranks or [2]:
+        batches = settings.repeat or (3 if settings.quick else 100)
+        arguments = {"is_quick": settings.quick, "batches": batches}
+        yield Launch("there_and_back", ranks, arguments)
+        arguments["batches"] = settings.repeat or (3 if settings.quick else 20)
+        for name in _NETWORKS:
+            for has_neighbour in (False, True):
+                about = {"name": name, "has_neighbour": has_neighbour}
+                yield Launch("training", ranks, arguments | about, limit_seconds=600)
+
+
+def there_and_back(world, is_quick, batches):
+    """Measure a collective that is differentiated, for each size."""
+    import torch
+
+    with mr.MPIStrategy() as strategy:
+        for size, (comparison, goal) in _SIZES.items():
+            length = size // 4 // (100 if is_quick and size > 4 else 1)
+            shape = () if length == 1 else (length,)
+            value = torch.full(shape, world.rank + 1.0, requires_grad=True)
+            upstream = torch.full(shape, world.rank + 3.0)
+            arrays = [np.array(tensor.detach()) for tensor in (value, upstream)]
+
+            def differentiated(context, value=value, upstream=upstream):
+                total = context.all_reduce("SUM", value)
+                return total, torch.autograd.grad(total, value, upstream)[0]
+
+            def twice(context, arrays=arrays):
+                return [context.all_reduce("SUM", array) for array in arrays]
+
+            for found, expected in zip(
+                world.once(strategy, differentiated), world.once(strategy, twice), strict=True
+            ):
+                world.require(np.array_equal(found.detach(), expected), "the way there and back")
+            loops = [world.in_replica(strategy, call) for call in (differentiated, twice)]
+            ours, others = world.in_turn(loops, batches)
+            against = beside("two of numpy's arrays", ours, others, comparison, goal)
+            what = f"there and back, {quantity(4 * length, 'B')}"
+            yield row(what, world.size, ours, against)
+
+
+def training(world, name, has_neighbour, is_quick, batches):
+    """Measure steps of training of one network."""
+    import torch
+
+    from . import networks
+
+    torch_over_gloo(world)
+    described, small, goal = _NETWORKS[name]
+    make = getattr(networks, name)
+    torch.manual_seed(0)
+    network, _, _ = make(small) if is_quick else make()
+    torch.manual_seed(1 + world.rank)  # each rank has rows of its own
+    _, *batch = make(small) if is_quick else make()
+    with mr.MPIStrategy() as strategy:
+        ours, others = _Ours(copy.deepcopy(network), batch), _Distributed(network, batch)
+        _check(world, strategy, ours, others)
+        loops = [_some(world.in_replica(strategy, ours.step)), _some(world.repeated(others.step))]
+        with _neighbour() if has_neighbour and world.rank == 0 else contextlib.nullcontext():
+            taken = world.in_turn(loops, batches, _LIMIT_SECONDS)
+    size = quantity(sum(weight.nbytes for weight in ours.weights), "B")
+    what = f"a step of {described}, {size}{', a core is busy' * has_neighbour}"
+    goal = _MOST_BESIDE_A_NEIGHBOUR if has_neighbour else goal
+    yield row(what, world.size, taken[0], beside("DistributedDataParallel", *taken, goal=goal))
+
+
+class _Trained:
+    """A network, its optimizer, and rows of this rank."""
+
+    def __init__(self, network, batch):
+        import torch
+
+        self.weights = list(network.parameters())
+        self._network, (self._inputs, self._targets) = network, batch
+        self._optimizer = torch.optim.SGD(self.weights, lr=0.01, momentum=0.9)
+        self._loss_of = torch.nn.functional.cross_entropy
+
+    def _backward(self):
+        self._optimizer.zero_grad()
+        self._loss_of(self._network(self._inputs), self._targets).backward()
+
+
+class _Ours(_Trained):
+    def step(self, context):
+        """Go a step with the mean of all replicas' gradients."""
+        self._backward()
+        means = context.all_reduce("MEAN", [weight.grad for weight in self.weights])
+        for weight, mean in zip(self.weights, means, strict=True):
+            weight.grad = mean
+        self._optimizer.step()
+
+
+class _Distributed(_Trained):
+    def __init__(self, network, batch):
+        from torch.nn.parallel import DistributedDataParallel
+
+        super().__init__(network, batch)
+        # Statistics of batch norm stay with their rank, as on our side.
+        self._network = DistributedDataParallel(network, broadcast_buffers=False)
+
+    def step(self):
+        """Go a step; the means are made in the way back."""
+        self._backward()
+        self._optimizer.step()
+
+
+def _check(world, strategy, ours, others):
+    """Raise unless both sides come to the same weights, and not to those that they began with."""
+    import torch
+
+    first = [weight.detach().clone() for weight in ours.weights]
+    world.in_replica(strategy, ours.step)(_STEPS_OF_CHECK)
+    world.repeated(others.step)(_STEPS_OF_CHECK)
+    with torch.no_grad():
+        gone = sum(((a - b) ** 2).sum() for a, b in zip(ours.weights, first, strict=True))
+        apart = sum(((a - b) ** 2).sum() for a, b in zip(ours.weights, others.weights, strict=True))
+    is_near = bool(gone > 0 and apart <= _MOST_DIFFERENCE**2 * gone)
+    ways = f"squares of ways: {float(gone):.2g} gone, {float(apart):.2g} apart"
+    world.require(is_near, f"training beside DistributedDataParallel ({ways})")
+    strategy.verify([weight.detach() for weight in ours.weights])
+
+
+def _some(loop):
+    """Return the loop that makes several steps for each that it is asked for, and tells of one."""
+    return lambda count: loop(_STEPS * count) / _STEPS
+
+
+@contextlib.contextmanager
+def _neighbour():
+    """Have another process keep a core busy."""
+    # None of the ranks' cores in particular, where the launcher has bound them.
+    command = f"import os\nos.sched_setaffinity(0, range({os.cpu_count()}))\n"
+    command += _NEIGHBOUR.format(os.getpid())
+    with subprocess.Popen([sys.executable, "-S", "-c", command]) as process:
+        try:
+            time.sleep(0.3)  # it takes so long to begin
+            yield
+        finally:
+            process.kill()
