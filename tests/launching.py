@@ -52,6 +52,17 @@ FOREIGN += ("MPI_REPLICA_BLAS_", "MPI_REPLICA_REPRODUCIBLE", "MPI_REPLICA_SPARES
 # it but those that say otherwise: several hosts, and what users start who set nothing.
 ONE_HOST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_mpi_yield_when_idle": "1"}
 
+# Some programs after one another, as if each was started by itself: a launch takes a second, and
+# importing torch two. ``-c``, this, how many they are, the programs, and the options of all.
+ONE_AFTER_ANOTHER = """
+import runpy, sys
+_, count, *rest = sys.argv
+programs, options = rest[: int(count)], rest[int(count) :]
+for program in programs:
+    sys.argv = [program, *options]
+    runpy.run_path(program, run_name="__main__")
+"""
+
 # Open MPI with a hostfile: what lets it have more ranks than cores has it put all of them on the
 # first host, whatever slots that one has; and more slots than cores are no cores to bind to.
 SLOTS_ARE_READ = {

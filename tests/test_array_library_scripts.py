@@ -1,34 +1,108 @@
-"""The jobs whose gradients come from another library, as their users start them."""
+"""The jobs that compute with another library, as their users start them."""
 
 import importlib.util
 import re
+import signal
 import subprocess
 
 import pytest
 
-from launching import ROOT, find_interpreter, rank_environment, run_ranks
+import mpi_replica as mr
+from launching import (
+    LIBRARIES,
+    ONE_AFTER_ANOTHER,
+    RANKS,
+    ROOT,
+    find_interpreter,
+    rank_environment,
+    run_ranks,
+)
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
-EPOCHS = ["--epochs", "6"]
+SCRIPTS = ROOT / "scripts"
+STOPPED = ROOT / "tests" / "stopped.py"
+OF_TORCH = [SCRIPTS / "train_torch.py", SCRIPTS / "contrastive.py"]
+BOTH = ["-c", ONE_AFTER_ANOTHER, len(OF_TORCH), *OF_TORCH]
+OPTIONS = ["--replicas", "4", "--epochs", "2"]
+ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
+HASH = r"^weights sha256 [0-9a-f]{64}$"
+
+# Few launches: each rank takes two seconds to import torch.
+LAYOUTS = [("openmpi", 2), ("mpich", 3)]
+
+# On how many ranks of which library the job runs, which of them gets a signal at which of its
+# agreements, nearly 400, and what signal. Without one it comes to the end.
+STOPS = [
+    ("openmpi", 2, 1, 250, signal.SIGKILL),  # in the second epoch, which begins anew
+    ("mpich", 2, 0, 0, 0),
+]
 
 
-@pytest.mark.parametrize("name", ["torch", "jax"])
-def test_four_replicas_learn_with_the_same_bits_on_one_rank_and_on_two(name):
-    torch = name == "torch"
-    python = find_interpreter("openmpi", torch=torch)
-    if not torch and importlib.util.find_spec(name) is None:
-        pytest.skip(f"{name} is not installed")
-    command = [ROOT / "scripts" / f"train_{name}.py", "--replicas", "4", *EPOCHS]
-    alone = subprocess.run(
-        [python, *command],
-        env=rank_environment(120),
+def on_ranks(library, ranks, arguments, **settings):
+    if library not in LIBRARIES or ranks not in RANKS:
+        pytest.skip("MPI_REPLICA_TEST_LIBRARIES or MPI_REPLICA_RANKS leaves it out")
+    return run_ranks(library, ranks, arguments, env=ENVIRONMENT, torch=True, **settings)
+
+
+def alone(python, *arguments):
+    """Return what a program prints in one process, without MPI."""
+    done = subprocess.run(
+        [python, *map(str, arguments)],
+        env=rank_environment(120, ENVIRONMENT),
         capture_output=True,
         text=True,
         timeout=120,
     )
-    together = run_ranks("openmpi", 2, command, torch=torch)
-    for done in (alone, together):
-        assert done.returncode == 0, done.stderr
-        assert re.search(r"\nweights sha256 [0-9a-f]{64}\n$", done.stdout), done.stdout
-    assert together.stdout == alone.stdout
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def hashes(stdout):
+    return re.findall(HASH, stdout, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def of_torch():
+    """What the programs print that need torch, one after the other."""
+    printed = alone(find_interpreter("openmpi", torch=True), *BOTH, *OPTIONS)
+    assert len(hashes(printed)) == len(OF_TORCH), printed
+    return printed
+
+
+@pytest.mark.parametrize(("library", "ranks"), LAYOUTS)
+def test_four_replicas_learn_with_the_same_bits_of_torch_on_any_ranks(library, ranks, of_torch):
+    done = on_ranks(library, ranks, [*BOTH, *OPTIONS])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == of_torch  # all of it: other ranks than 0 print nothing
+
+
+def test_a_module_a_replica_goes_on_from_a_checkpoint_on_other_ranks(tmp_path, of_torch):
+    program = [OF_TORCH[0], *OPTIONS, "--checkpoint-dir", tmp_path]
+    for library, ranks, *stop in STOPS:
+        done = on_ranks(library, ranks, [STOPPED, *map(int, stop), *program])
+        assert (done.returncode == 0) == (stop[-1] == 0), done.stderr
+        assert mr.latest_checkpoint(tmp_path) is not None
+    assert "epoch 1:" not in done.stdout
+    assert hashes(done.stdout) == hashes(of_torch)[:1]
+
+
+def test_a_module_a_replica_goes_on_without_a_rank_that_is_killed(of_torch):
+    stop = [0, 250, int(signal.SIGKILL)]
+    ulfm = ["--with-ft", "ulfm"]
+    arguments = [STOPPED, *stop, OF_TORCH[0], *OPTIONS, "--elastic"]
+    done = on_ranks("openmpi", 3, arguments, options=ulfm)
+    assert done.returncode == 0, done.stderr
+    assert "lost rank 0 " in done.stderr
+    assert hashes(done.stdout) == hashes(of_torch)[:1]
+
+
+def test_four_replicas_learn_with_the_same_bits_of_jax_on_one_rank_and_on_two():
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip("jax is not installed")
+    command = [SCRIPTS / "train_jax.py", "--replicas", "4", "--epochs", "6"]
+    printed = alone(find_interpreter("openmpi"), *command)
+    assert len(hashes(printed)) == 1, printed
+    together = run_ranks("openmpi", 2, command)
+    assert together.returncode == 0, together.stderr
+    assert together.stdout == printed

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from launching import LIBRARIES, RANKS, ROOT, rank_environment, run_ranks
+from launching import (
+    LIBRARIES,
+    ONE_AFTER_ANOTHER,
+    RANKS,
+    ROOT,
+    rank_environment,
+    run_ranks,
+)
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -18,16 +25,6 @@ REPLICAS = ["--replicas", "5"]
 LAYOUTS = [
     (library, min(ranks, max(RANKS))) for library, ranks in zip(LIBRARIES, (3, 2), strict=False)
 ]
-
-# Some programs after one another, as if each was started by itself: a launch takes a second.
-ONE_AFTER_ANOTHER = """
-import runpy, sys
-_, count, *rest = sys.argv
-programs, options = rest[: int(count)], rest[int(count) :]
-for program in programs:
-    sys.argv = [program, *options]
-    runpy.run_path(program, run_name="__main__")
-"""
 
 # With so little work the answer is wrong.
 TOO_LITTLE = [("kmeans", "--rounds"), ("evolution", "--generations"), ("ensemble", "--members")]

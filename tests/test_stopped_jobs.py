@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
@@ -12,32 +11,14 @@ from launching import LIBRARIES, RANKS, ROOT, rank_environment, run_ranks
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
+STOPPED = ROOT / "tests" / "stopped.py"
 DIGITS = ROOT / "scripts" / "train_digits.py"
 OPTIONS = ["--replicas", "4", "--epochs", "3", "--batch-size", "256"]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
 SAVED_ON_SIGNAL = 75
 
-# A rank gets a signal at one of its agreements, of which a whole run has 124.
-PROGRAM = """
-    import os, runpy, sys
-    from mpi_replica.collectives.agreement.agreement import Agreement
-
-    rank, at, number = map(int, sys.argv[1:4])
-    calls = 0
-
-    def agree(self, *arguments, true=Agreement.agree):
-        global calls
-        calls += 1
-        if calls == at and self._transport.rank == rank:
-            os.kill(os.getpid(), number)
-        return true(self, *arguments)
-
-    Agreement.agree = agree
-    sys.argv = sys.argv[4:]
-    runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-# How many ranks there are, which of them is stopped at which of its agreements, and how.
+# How many ranks there are, which of them is stopped at which of its agreements, and how. A whole
+# run has 124 of them.
 STOPS = [
     (4, 3, 25, signal.SIGTERM),
     (3, 0, 43, signal.SIGKILL),
@@ -72,15 +53,13 @@ def test_a_job_stopped_again_and_again_ends_with_the_bits_of_an_undisturbed_run(
     first, tmp_path, undisturbed
 ):
     """Each part runs on other ranks, and of another library than the one before."""
-    program = tmp_path / "stopped.py"
-    program.write_text(textwrap.dedent(PROGRAM))
     kept = tmp_path / "kept"
     end = ["--checkpoint-dir", kept, "--out", tmp_path / "digits.png"]
 
     def run(part, ranks, culprit, at, number):
         library = LIBRARIES[(first + part) % len(LIBRARIES)]
         stop = [culprit, at, int(number)]
-        return run_ranks(library, ranks, [program, *stop, DIGITS, *OPTIONS, *end], env=ENVIRONMENT)
+        return run_ranks(library, ranks, [STOPPED, *stop, DIGITS, *OPTIONS, *end], env=ENVIRONMENT)
 
     newest = None
     for part, (ranks, *stop) in enumerate(STOPS):
@@ -105,14 +84,12 @@ def test_a_job_stopped_again_and_again_ends_with_the_bits_of_an_undisturbed_run(
 def test_an_elastic_job_goes_on_without_a_rank_and_has_the_bits_of_an_undisturbed_run(
     killed, at, spares, tmp_path, undisturbed
 ):
-    program = tmp_path / "stopped.py"
-    program.write_text(textwrap.dedent(PROGRAM))
     stop = [killed, at, int(signal.SIGKILL)]
     end = ["--elastic", "--spares", spares, "--out", tmp_path / "digits.png"]
     done = run_ranks(
         "openmpi",
         3,
-        [program, *stop, DIGITS, *OPTIONS, *end],
+        [STOPPED, *stop, DIGITS, *OPTIONS, *end],
         env=ENVIRONMENT,
         options=["--with-ft", "ulfm"],
     )
