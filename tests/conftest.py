@@ -11,7 +11,16 @@ pytest_plugins = ["mpi_replica.testing"]
 RANKS_FOLDER = Path(__file__).parent / "ranks"
 
 # What a file of tests has that launches ranks.
-LAUNCH = {"run_ranks", "room_for", "run_job", "run_to_its_end", "Place", "joined_hosts", "HOSTS"}
+LAUNCH = {
+    "run_ranks",
+    "pass_on_ranks",
+    "room_for",
+    "run_job",
+    "run_to_its_end",
+    "Place",
+    "joined_hosts",
+    "HOSTS",
+}
 
 # All ranks must draw the same examples: no random seed, no memory of earlier runs, and no limit
 # that a slow rank meets and a fast one does not. One strategy serves all examples of a test.

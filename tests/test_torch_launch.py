@@ -1,0 +1,45 @@
+"""The tests that need torch, with interpreters that have it.
+
+The one that runs all other tests has no torch: what imports none must work without, and there
+these tests are skipped.
+"""
+
+import subprocess
+
+import pytest
+
+from launching import LIBRARIES, RANKS, ROOT, find_interpreter, pass_on_ranks, rank_environment
+
+pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
+
+FOLDER = ROOT / "tests" / "ranks"
+# What does the same with any array library, and with torch only.
+NAMES = ("array_librar*", "*torch*", "gradients*")
+FILES = sorted({file for name in NAMES for file in FOLDER.glob(f"test_{name}.py")})
+
+# Few launches with many tests: a rank takes two seconds to import torch. The layouts of each, in
+# tests/ranks/conftest.py, have ranks of one replica, in a greenlet, and of several, in threads.
+LAUNCHES = [("openmpi", 1), ("openmpi", 2), ("openmpi", 3), ("mpich", 2)]
+
+
+@pytest.mark.parametrize(("library", "ranks"), LAUNCHES)
+def test_ranks_with_torch(library, ranks):
+    if library not in LIBRARIES or ranks not in RANKS:
+        pytest.skip("MPI_REPLICA_TEST_LIBRARIES or MPI_REPLICA_RANKS leaves it out")
+    pass_on_ranks(library, ranks, FILES, torch=True)
+
+
+def test_one_process_with_torch():
+    """What needs no ranks."""
+    command = [find_interpreter("openmpi", torch=True), "-m", "pytest", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "tests/test_dataset_array_libraries.py"],
+        cwd=ROOT,
+        env=rank_environment(120),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "torch is not installed" not in done.stdout, done.stdout
+    assert " passed" in done.stdout, done.stdout
