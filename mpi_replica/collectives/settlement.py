@@ -35,7 +35,7 @@ def settle(total: Array, scale: int, scratch: Scratch) -> None:
 
 
 def divide(total: Array, number: int) -> None:
-    """Divides in place; floats by a power of two with a product: the same bits, in half the time."""
+    """Divides in place; floats by powers of two with a product: the same bits, in half the time."""
     if number & (number - 1) == 0 and total.dtype.kind == "f":
         np.multiply(total, 1 / number, out=total)
     else:
