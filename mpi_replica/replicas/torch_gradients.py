@@ -321,7 +321,8 @@ class _Pass:
         if len(recorded) == count:
             return ", with gradients"
         others = [index for index in range(count) if index not in set(recorded)]
-        few, words = (others, "all but ") if len(others) < len(recorded) else (recorded, "")
+        is_short = len(recorded) <= max(_SHOWN, len(others))
+        few, words = (recorded, "") if is_short else (others, "all but ")
         shown = ", ".join([f"value{self._paths[index]}" for index in few[:_SHOWN]])
         more = "" if len(few) <= _SHOWN else f" and {[*few[_SHOWN:]]}"
         return f", gradients of {words}{shown}{more}"
