@@ -37,7 +37,13 @@ def is_optimizer(value: Any) -> bool:
 
 def is_compared(value: Any) -> bool:
     """Returns whether the state of `value` is known to be bits that can be compared."""
-    return is_module(value) or is_optimizer(value) or is_generator(value)
+    return (
+        is_module(value)
+        or is_optimizer(value)
+        or is_generator(value)
+        or _is_of_torch(value, "optim", "lr_scheduler", "LRScheduler")
+        or _is_of_torch(value, "amp", "GradScaler")
+    )
 
 
 def is_lazy(value: Any) -> bool:

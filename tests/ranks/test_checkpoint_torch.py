@@ -310,6 +310,16 @@ def test_a_module_that_lacks_a_parameter_is_told_by_name_before_anything_changes
     check_works(strategy)
 
 
+def test_of_many_parameters_that_have_other_names_some_are_told(strategy, path):
+    model = torch.nn.Sequential(*(torch.nn.PReLU() for _ in range(30)))
+    save(strategy, path, model=model)
+    error = raises_everywhere(
+        CheckpointError,
+        lambda: restored(strategy, path, model=torch.nn.ModuleDict({"inner": model})),
+    )
+    assert "model['inner.19.weight'] and 10 more; not in the program: " in str(error)
+
+
 class Versioned(torch.nn.Module):
     """A module that has learned, at version 2, to keep its scale as a logarithm."""
 
@@ -606,6 +616,11 @@ def test_a_module_of_each_rank_that_differs_is_an_error(strategy, path):
     generator = torch.Generator().manual_seed(strategy.rank)
     error = raises_everywhere(DivergenceError, lambda: save(strategy, path, generator=generator))
     assert "give all the same seed" in str(error)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1 + strategy.rank)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for name, one in (("optimizer", optimizer), ("scheduler", scheduler)):
+        with pytest.raises(DivergenceError, match=rf"checkpoint\.{name}\['"):
+            save(strategy, path, **{name: one})
     check_works(strategy)
 
 
