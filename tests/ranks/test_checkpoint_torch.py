@@ -240,6 +240,18 @@ def test_the_state_of_an_object_has_tensors_where_it_had_some(strategy, path):
     assert isinstance(holder.state["array"], np.ndarray)
 
 
+def test_an_object_in_the_state_of_another_one_is_an_error_that_says_what_to_put_there(
+    strategy, path
+):
+    for inner in (network(1), torch.Generator()):
+        error = raises_everywhere(
+            TypeError, lambda x=inner: save(strategy, path, trainer=Holder(parts=[x]))
+        )
+        assert "(checkpoint.trainer.state_dict()['parts'][0])" in str(error)
+        assert "Put its own state there" in str(error)
+    check_works(strategy)
+
+
 def test_a_tensor_of_each_replica_goes_where_its_replica_is(strategy, path):
     own = strategy.run(lambda: {"x": torch.full((replica_id() + 1,), float(replica_id()))})
     save(strategy, path, own=own)
