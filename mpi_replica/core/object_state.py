@@ -12,9 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from .array_libraries import COMMON_TYPES
+
 
 def has_state(value: Any) -> bool:
     """Returns whether `value` is an object that gives a state, and takes it back."""
+    if type(value) in COMMON_TYPES:
+        return False
     return (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")) or is_generator(
         value
     )
