@@ -24,6 +24,8 @@ _STATE, _MODULE, _OPTIMIZER = "$state", "$module", "$optimizer"
 _ARRAY, _SCALAR, _TENSOR, _BYTES, _COMPLEX = "$array", "$scalar", "$tensor", "$bytes", "$complex"
 _TUPLE, _DICT, _COUNTER = "$tuple", "$dict", "$counter"
 
+_AS_IT_IS = frozenset({bool, float, str, type(None)})
+
 #: Returns an array by its name, and that of the library whose it is; numpy's without one.
 ArrayOf = Callable[..., Any]
 
@@ -78,6 +80,10 @@ class Encoder:
         ValueError
             An int has more digits than Python writes.
         """
+        if type(value) in _AS_IT_IS:  # of a long list each
+            return value
+        if type(value) is int:
+            return self._number(value, path)
         if object_state.has_state(value):
             return self._object(value, path)
         components = None if self._own is None else self._own(value)

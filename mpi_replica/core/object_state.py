@@ -57,6 +57,8 @@ def is_lazy(value: Any) -> bool:
 
 def _is_of_torch(value: Any, *names: str) -> bool:
     kind: Any = sys.modules.get("torch")
+    if kind is None:
+        return False
     for name in names:
         kind = getattr(kind, name, None)  # None also while it is being imported
     return kind is not None and isinstance(value, kind)
