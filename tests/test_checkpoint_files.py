@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import sys
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -380,6 +381,13 @@ HOSTILE = {
     "a dict without values": state({"$dict": [["a"]]}),
     "a key that is a list": state({"$dict": [[[1], 2]]}),
     "a key that is an array": state({"$dict": [[{"$array": "0"}, 2]]}),
+    "a tensor without a library": state({"$tensor": "0"}),
+    "a tensor of a library without a name": state({"$tensor": [["torch"], "0"]}),
+    "a tensor that is not there": state({"$tensor": ["torch", "9"]}),
+    "a module of a number": state({"$module": 3}),
+    "an optimizer without shapes": state({"$optimizer": [{}]}),
+    "objects of an array that is not there": state({"$alike": {"$array": "9"}}),
+    "a counter of a number": state({"$counter": 3}),
     "bytes that are none": state({"$bytes": "%%%"}),
     "bytes of a number": state({"$bytes": 3}),
     "complex of three": state({"$complex": [1, 2, 3]}),
@@ -415,6 +423,16 @@ def test_a_hostile_index_is_an_error_that_names_a_file(path, how):
     assert content(checkpoint) == saved
 
 
+def test_an_array_of_an_unknown_library_imports_nothing(path):
+    """Importing some module runs code."""
+    make_checkpoint(path)
+    change_index(path, state({"$state": {"$tensor": ["antigravity", "0"]}}))
+    checkpoint = mr.Checkpoint(mr.get_strategy(), step=Stateful())
+    with pytest.raises(CheckpointError, match="step can't be restored: it has an array of antig"):
+        checkpoint.restore(path, strict=False)
+    assert "antigravity" not in sys.modules
+
+
 @pytest.mark.parametrize("line", [b"[" * 100_000, b'{"a":' * 50_000, b"\xff\xfe", b"", b"1" * 9000])
 def test_an_index_of_garbage_is_an_error_that_names_it(path, line):
     make_checkpoint(path)
@@ -438,7 +456,15 @@ def test_a_link_where_the_index_is_written_first_is_not_followed(tmp_path):
         assert content(checkpoint) == before
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, [1]])
+def test_a_checkpoint_of_the_version_before_is_read(path):
+    before = make_checkpoint(path)
+    change_index(path, lambda told: {**told, "version": 1})
+    checkpoint = mr.Checkpoint(mr.get_strategy(), **objects())
+    checkpoint.restore(path)
+    assert content(checkpoint) == before
+
+
+@pytest.mark.parametrize("version", [0, 3, "1", None, [1]])
 def test_another_version_says_what_to_use(path, version):
     make_checkpoint(path)
     change_index(path, lambda told: {"format": told["format"], "version": version})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from ..collectives.agreement.site import CallSite
 from ..collectives.strategy_base import StrategyBase
+from ..collectives.verify import Verification
 from ..core.abstract_variable import AbstractVariable
 from ..core.context import current_strategy, open_strategies, require_cross_replica
 from ..core.exceptions import CheckpointError, ContextError
@@ -19,6 +20,7 @@ from ..core.values import Mirrored, PerReplica
 from .comparison import Comparison, Reader, variables_in
 from .encoder import Encoder
 from .index import Index, all_generators
+from .object_places import saved_once
 from .restore import Restoring
 from .save import Own, Saving
 
@@ -35,10 +37,11 @@ class Checkpoint:
         that is the default strategy, although another one is open, it must be given.
     **objects
         Each is an attribute of the checkpoint, too. Variables; nests (dicts, lists, tuples) of
-        arrays, numbers, texts, bytes and None; a `PerReplica` of such nests; objects with
-        ``state_dict()`` and ``load_state_dict()``, as distributed datasets and their iterators
-        are: they go on with the batch after the last one that was taken. All but variables and
-        `PerReplica` must be the same on all ranks.
+        arrays of numpy, torch, JAX and others, numbers, texts, bytes and None; generators of torch
+        and numpy; objects with ``state_dict()`` and ``load_state_dict()``, as those of torch and
+        as distributed datasets and their iterators, which go on with the batch after the last one
+        that was taken. All these must be the same on all ranks, but for variables. A `PerReplica`
+        of such nests: a value for each replica, or where it holds objects, the same for all.
 
     Raises
     ------
@@ -48,8 +51,9 @@ class Checkpoint:
 
     Notes
     -----
-    A checkpoint is restored on any number of ranks and, if it has no `PerReplica`, any number of
-    replicas. Its files are ``path.index`` and
+    A checkpoint is restored on any number of ranks and, if it has no `PerReplica` but of objects,
+    any number of replicas; also one object where it had one for each replica, and the other way
+    round. Its files are ``path.index`` and
     ``path.*.data-*``, in a folder that all hosts share. They hold no pickles: reading them runs no
     code. Counterpart of ``tf.train.Checkpoint``.
 
@@ -108,6 +112,9 @@ class Checkpoint:
             A file can't be written; on every rank. The older checkpoint is as it was.
         TypeError, ValueError
             An object can't be saved; on every rank, and before anything is written.
+        DivergenceError
+            What is saved once is not the same on all replicas, or ranks: modules, optimizers,
+            generators, and what a `PerReplica` of objects holds. Names the parameter.
         StructureMismatchError, CollectiveMismatchError
             The ranks have other objects, or made different calls.
 
@@ -120,7 +127,8 @@ class Checkpoint:
         a few MiB beyond the state, and the values that were combined for that.
 
         Messages: five of 256 bytes a rank, and twice an Allgather of 8 bytes and an Allgatherv: a
-        name for the files, and what the index says of the share of each rank. Counterpart of
+        name for the files, and what the index says of the share of each rank. One more of 256 bytes
+        where objects are compared, as `verify` does it. Counterpart of
         ``tf.train.Checkpoint.write``.
 
         Examples
@@ -152,6 +160,9 @@ class Checkpoint:
 
         encoder = Encoder(plain, components)
         call = engine.make("Checkpoint.save", None, self._saving, path, encoder)
+        if call.error is None:
+            of_replicas, of_ranks = saved_once(self._objects, "checkpoint")
+            require_same(strategy, "Checkpoint.save", {**of_replicas, **of_ranks})
         engine.cross_replica(call)
         return os.fspath(path)
 
@@ -197,8 +208,9 @@ class Checkpoint:
 
         Notes
         -----
-        Variables, writable arrays, dicts and lists are changed; what can't be changed (numbers,
-        texts, tuples) is a new attribute. All bytes are checked before, each by one rank.
+        Variables, writable arrays, tensors, dicts, lists and objects are changed; what can't be
+        changed (numbers, texts, tuples, arrays of JAX) is a new attribute. All bytes are checked
+        before, each by one rank.
 
         Memory: a few MiB beyond the state. What is not changed but made anew is there twice: values
         of variables that the program still holds, read-only arrays, `Mirrored` values, and what an
@@ -277,6 +289,44 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         return f"<mr.Checkpoint of {', '.join(self._objects)}>"
+
+
+def require_same(strategy: StrategyBase, kind: str, objects: Mapping[str, Any]) -> None:
+    """Raises where objects of which one state is saved are not the same everywhere. Collective.
+
+    Parameters
+    ----------
+    strategy : Strategy
+    kind : str
+        The name of the call.
+    objects : mapping
+        By place; without any, nothing is sent.
+
+    Raises
+    ------
+    DivergenceError
+        On every rank; names the parameter and the replicas.
+    """
+    if objects:
+        engine = strategy.engine
+        call = engine.make(
+            kind,
+            None,
+            Verification,
+            objects,
+            "",
+            lambda value: None,
+            engine.layout,
+            caller=kind,
+            remedy=_TO_DIFFER,
+        )
+        engine.cross_replica(call)
+
+
+_TO_DIFFER = (
+    " What is to differ between replicas, as plain batch norm's buffers, is saved where the object"
+    " is given as a PerReplica of its state: strategy.run(lambda one: one.state_dict(), ...)."
+)
 
 
 def _restore_generators(strategy: StrategyBase, index: Index) -> None:

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 
-from ..collectives.agreement.stand import LeafDescription
+from ..core import object_state
 from ..core.abstract_variable import AbstractVariable
-from ..core.array_libraries import Array
-from ..core.dtypes import wire_name
+from ..core.array_libraries import Array, library_of, of_library, require_library, written
+from ..core.exceptions import CheckpointError
 from ..core.layout import Layout
 from ..core.values import Mirrored, PerReplica, per_replica
-from .encoder import array_name, decoded, mapping_items, replicas_name, state_of, tuple_items
+from .array_kinds import ArrayKind, difference_of_shapes, kind_of
+from .encoder import (
+    SavedState,
+    alike_of,
+    array_name,
+    decoded,
+    mapping_items,
+    replicas_name,
+    state_of,
+    tuple_items,
+)
 from .index import ArrayRecord, Index
+
+# More are counted only: a large module may have other names than another one.
+_MOST_PLACES = 20
 
 #: Fills an array (given a name, and the array).
 Reader = Callable[[str, Array], None]
@@ -91,20 +105,22 @@ class Comparison:
             ("not in the program", self.unexpected),
             ("different", self.unfit),
         ]
-        return "; ".join(f"{what}: {', '.join(places)}" for what, places in kinds if places)
+        return "; ".join(f"{what}: {_listed(places)}" for what, places in kinds if places)
 
     def _match(self, live: Any, saved: Any, path: str) -> _PutBack | None:
         """Returns what puts `live` back; None where it does not fit."""
-        if hasattr(live, "state_dict") and hasattr(live, "load_state_dict"):
-            return self._stateful(live, saved, path)
         if isinstance(live, PerReplica):
-            return self._replicas(saved, path)
+            return self._replicas(live, saved, path)
+        if alike_of(saved) is not None:  # one object has the state of those that are the same
+            saved = alike_of(saved)
+        if object_state.has_state(live):
+            return self._stateful(live, saved, path)
         if isinstance(live, AbstractVariable) and replicas_name(saved) is not None:
             return self._components(live, saved, path)
         if isinstance(live, Mirrored) and not isinstance(live.value, (np.ndarray, np.generic)):
             put_back = self._match(live.value, saved, path)
             return None if put_back is None else lambda: Mirrored(put_back())
-        if isinstance(live, (AbstractVariable, Mirrored, np.ndarray)):
+        if isinstance(live, (AbstractVariable, Mirrored, np.ndarray)) or library_of(live):
             return self._arrays(live, saved, path)
         if isinstance(live, Mapping):
             items = mapping_items(saved)
@@ -118,7 +134,7 @@ class Comparison:
         is_plain = is_scalar and mapping_items(saved) is None and tuple_items(saved) is None
         if not is_plain or state_of(saved) is not None or replicas_name(saved) is not None:
             return self._other(live, saved, path, f"a {type(live).__name__}")
-        return lambda: decoded(saved, self._load)
+        return self._decoding(saved, path)
 
     def _mapping(
         self, live: MutableMapping[Any, Any], saved: Mapping[Any, Any], path: str
@@ -134,7 +150,7 @@ class Comparison:
                 self.missing.append(where(key))
         added = [key for key in saved if key not in live]
         if self._is_exact:
-            matched |= {key: functools.partial(self._anew, saved[key]) for key in added}
+            matched |= {key: self._decoding(saved[key], where(key)) for key in added}
         else:
             self.unexpected += map(where, added)
 
@@ -160,13 +176,14 @@ class Comparison:
             self._match(item, other, f"{path}[{i}]")
             for i, (item, other) in enumerate(zip(live, items, strict=not can_grow))
         ]
+        more = [self._decoding(item, path) for item in items[len(live) :]]
 
         def put_back() -> Any:
             values = [
                 item if put is None else put()
                 for item, put in zip(live, matched, strict=not can_grow)
             ]
-            values += [self._anew(item) for item in items[len(values) :]]
+            values += [load() for load in more]
             if isinstance(live, list):
                 return _refilled(live, values)
             return type(live)(*values) if hasattr(live, "_fields") else type(live)(values)
@@ -177,20 +194,82 @@ class Comparison:
         state = state_of(saved)
         if state is None:
             return self._differs(path, f"a {type(live).__name__}", saved)
+        if object_state.is_module(live):
+            return self._module(live, state, path)
+        if object_state.is_optimizer(live) and state.shapes is not None:
+            difference = difference_of_shapes(object_state.parameter_shapes(live), state.shapes)
+            if difference:
+                self.unfit.append(f"{path} {difference}")
+                return None
+        load = self._decoding(state.state, path)
 
         def put_back() -> Any:
-            live.load_state_dict(decoded(state, self._load))
+            object_state.put_state(live, load())
             return live
 
         return put_back
 
-    def _replicas(self, saved: Any, path: str) -> _PutBack | None:
-        """Returns what makes a `PerReplica` anew; what its parts were before says nothing."""
+    def _module(self, live: Any, saved: SavedState, path: str) -> _PutBack | None:
+        """Returns what gives a module of torch its tensors, those that fit."""
+        here, there = object_state.state_in(live), mapping_items(saved.state)
+        if there is None or mapping_items(saved.versions or {}) is None:
+            return self._differs(path, f"a {type(live).__name__}", saved.state)
+        unfit = set()
+        for name in [name for name in here if name in there]:
+            if library_of(here[name]) is None or object_state.is_lazy(here[name]):
+                continue
+            kind = kind_of(here[name], f"{path}[{name!r}]")
+            if self._record_kind(there[name]) != kind:
+                self._differs(f"{path}[{name!r}]", str(kind), there[name])
+                unfit.add(name)
+        missing = [name for name in here if name not in there]
+        unexpected = [name for name in there if name not in here]
+        self.missing += [f"{path}[{name!r}]" for name in missing]
+        self.unexpected += [f"{path}[{name!r}]" for name in unexpected]
+
+        loads = {n: self._decoding(item, path) for n, item in there.items() if n not in unfit}
+
+        def put_back() -> Any:
+            state = collections.OrderedDict((name, load()) for name, load in loads.items())
+            if saved.versions:
+                state._metadata = decoded(saved.versions, self._load)  # type: ignore[attr-defined]
+            if unfit or missing or unexpected:
+                object_state.put_part_of_state(live, state)
+            else:
+                object_state.put_state(live, state)
+            return live
+
+        return put_back
+
+    def _replicas(self, live: PerReplica, saved: Any, path: str) -> _PutBack | None:
+        """Returns what makes a `PerReplica` anew; what its parts were before says nothing.
+
+        Objects in it are kept, and get their state.
+        """
         number, ids = self._layout.num_replicas, self._layout.local_replica_ids
+        is_state = alike_of(saved) is not None or state_of(saved) is not None
         parts = self._index.of_replicas.get(replicas_name(saved) or "")
-        if parts is None or self._index.num_replicas != number:
+        if is_state:
+            parts = dict.fromkeys(map(str, ids), saved)
+        elif parts is None or self._index.num_replicas != number:
             return self._differs(path, f"a PerReplica of {number} replicas", saved)
-        return lambda: per_replica([decoded(parts[str(i)], self._load) for i in ids], self._layout)
+        mine = [parts[str(i)] for i in ids]
+        if all(map(_is_data, mine)):
+            loads = [self._decoding(part, path) for part in mine]
+            return lambda: per_replica([load() for load in loads], self._layout)
+        matched = [
+            self._match(component, part, path)
+            for component, part in zip(live.components(ids), mine, strict=True)
+        ]
+
+        def put_back() -> Any:
+            values = [
+                component if put is None else put()
+                for component, put in zip(live.components(ids), matched, strict=True)
+            ]
+            return per_replica(values, self._layout)
+
+        return put_back
 
     def _components(self, live: Any, saved: Any, path: str) -> _PutBack | None:
         """Returns what gives a variable the components of this rank's replicas."""
@@ -211,19 +290,30 @@ class Comparison:
         `here` says what it is, for the error.
         """
         if self._is_exact and _is_data(saved) and not _has_objects(live):
-            return functools.partial(self._anew, saved)
+            return self._decoding(saved, path)
         return self._differs(path, here, saved)
 
-    def _anew(self, saved: Any) -> Any:
-        """Returns a value that the program has no longer: an array, a number, a nest of them."""
-        return decoded(saved, self._load)
+    def _decoding(self, saved: Any, path: str) -> _PutBack:
+        """Returns what makes a value anew: an array, a number, a nest of them."""
+
+        def check(name: str, library: str = "") -> Any:
+            try:
+                require_library(library)
+            except TypeError as error:
+                raise CheckpointError(f"{path} can't be restored: {error}") from error
+            return np.empty((), self._index.arrays[name].dtype)
+
+        decoded(saved, check)  # before anything has changed
+        return lambda: decoded(saved, self._load)
 
     def _arrays(self, live: Any, saved: Any, path: str) -> _PutBack | None:
         like = live.value if isinstance(live, Mirrored) else live
-        record = self._record(saved)
-        if record is None or (record.dtype, record.shape) != (like.dtype, like.shape):
-            return self._other(live, saved, path, _text(like.dtype, like.shape))
+        kind = kind_of(like, path)
+        if self._record_kind(saved) != kind:
+            return self._other(live, saved, path, str(kind))
         name = array_name(saved) or ""
+        if library_of(live) is not None:
+            return lambda: written(live, self._load(name))
         if isinstance(live, np.ndarray) and live.flags.writeable:
 
             def fill() -> Any:
@@ -246,20 +336,24 @@ class Comparison:
 
         return replace
 
+    def _record_kind(self, saved: Any) -> ArrayKind | None:
+        record = self._record(saved)
+        return None if record is None else ArrayKind(record.dtype, record.shape)
+
     def _record(self, saved: Any) -> ArrayRecord | None:
         name = array_name(saved)
         return None if name is None else self._index.arrays.get(name)
 
-    def _load(self, name: str) -> Array:
+    def _load(self, name: str, library: str = "") -> Any:
         record = self._index.arrays[name]
         array = np.empty(record.shape, record.dtype)
         self._read(name, array)
-        return array
+        return of_library(array, library)
 
     def _differs(self, path: str, here: str, saved: Any) -> _PutBack | None:
-        record = self._record(saved)
-        if record is not None:
-            there = _text(record.dtype, record.shape)
+        kind = self._record_kind(saved)
+        if kind is not None:
+            there = str(kind)
         else:
             items, values = mapping_items(saved), tuple_items(saved)
             there = "a mapping" if items is not None else f"{saved!r:.60}"
@@ -269,6 +363,8 @@ class Comparison:
                 there = f"a PerReplica of {self._index.num_replicas} replicas"
             if state_of(saved) is not None:
                 there = "the state of an object"
+            if alike_of(saved) is not None:
+                there = "the state of an object of each replica"
         self.unfit.append(f"{path} is {here} here, and {there} in the checkpoint")
         return None
 
@@ -299,7 +395,13 @@ def _has_objects(live: Any) -> bool:
         return any(map(_has_objects, live.values()))
     if isinstance(live, (list, tuple)):
         return any(map(_has_objects, live))
-    return isinstance(live, (AbstractVariable, PerReplica)) or hasattr(live, "load_state_dict")
+    return isinstance(live, (AbstractVariable, PerReplica)) or object_state.has_state(live)
+
+
+def _listed(places: list[str]) -> str:
+    different = list(dict.fromkeys(places))  # objects of several replicas have the same ones
+    more = len(different) - _MOST_PLACES
+    return ", ".join(different[:_MOST_PLACES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _refilled(live: list[Any], items: list[Any]) -> list[Any]:
@@ -310,7 +412,3 @@ def _refilled(live: list[Any], items: list[Any]) -> list[Any]:
 
 def _are_plain(items: list[Any]) -> bool:
     return all(item is None or type(item) in (bool, int, float, str) for item in items)
-
-
-def _text(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
-    return str(LeafDescription(wire_name(dtype), shape))

@@ -6,20 +6,28 @@ No pickle: reading can't run code of whoever wrote the file.
 from __future__ import annotations
 
 import base64
+import collections
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.array_libraries import Array
+from ..core import object_state
+from ..core.array_libraries import Array, library_of
 from ..core.dtypes import as_array
 from ..core.values import Mirrored
 
 # A JSON object with one of these keys stands for something that JSON does not have.
-_STATE, _REPLICAS, _MIRRORED = "$state", "$replicas", "$mirrored"
-_ARRAY, _SCALAR, _BYTES, _COMPLEX = "$array", "$scalar", "$bytes", "$complex"
-_TUPLE, _DICT = "$tuple", "$dict"
+_REPLICAS, _ALIKE, _MIRRORED = "$replicas", "$alike", "$mirrored"
+_STATE, _MODULE, _OPTIMIZER = "$state", "$module", "$optimizer"
+_ARRAY, _SCALAR, _TENSOR, _BYTES, _COMPLEX = "$array", "$scalar", "$tensor", "$bytes", "$complex"
+_TUPLE, _DICT, _COUNTER = "$tuple", "$dict", "$counter"
+
+_AS_IT_IS = frozenset({bool, float, str, type(None)})
+
+#: Returns an array by its name, and that of the library whose it is; numpy's without one.
+ArrayOf = Callable[..., Any]
 
 
 class Encoder:
@@ -58,6 +66,9 @@ class Encoder:
         self.arrays: dict[str, Array] = {}
         self.of_replicas: dict[str, dict[str, Any]] = {}
         self.own_arrays: dict[str, Array] = {}
+        self._is_in_state = False
+        # By where they are in memory: tied parameters of a module are one array.
+        self._names: dict[tuple[Any, ...], str] = {}
 
     def encode(self, value: Any, path: str) -> Any:
         """Returns what stands for `value`; `path` is where it is, for errors.
@@ -69,10 +80,16 @@ class Encoder:
         ValueError
             An int has more digits than Python writes.
         """
-        if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-            return {_STATE: self._state(value.state_dict(), f"{path}.state_dict()")}
+        if type(value) in _AS_IT_IS:  # of a long list each
+            return value
+        if type(value) is int:
+            return self._number(value, path)
+        if object_state.has_state(value):
+            return self._object(value, path)
         components = None if self._own is None else self._own(value)
         if components is not None:
+            if object_state.are_alike(components.values()):
+                return {_ALIKE: self._without_replicas(next(iter(components.values())), path)}
             return {_REPLICAS: self._replicas(components, path)}
         if self._own is None and isinstance(value, Mirrored):
             # Nothing in the program will stand beside it and say what it was.
@@ -80,15 +97,16 @@ class Encoder:
         value = self._plain(value)
         if value is None or isinstance(value, (bool, str)):
             return value if value is None or isinstance(value, bool) else str(value)
+        library = library_of(value)
+        if library is not None:
+            return {_TENSOR: [library, self._array_of_library(value, path)]}
         if isinstance(value, (np.ndarray, np.generic)):
             array = as_array(value)
             try:
                 dtype_text(array.dtype)
             except TypeError as error:
                 raise self._refused(value, path) from error
-            name = f"{self._prefix}{len(self.arrays)}"
-            self.arrays[name] = array
-            return {_SCALAR if isinstance(value, np.generic) else _ARRAY: name}
+            return {_SCALAR if isinstance(value, np.generic) else _ARRAY: self._kept(array)}
         if isinstance(value, int):
             return self._number(int(value), path)
         if isinstance(value, float):
@@ -104,11 +122,53 @@ class Encoder:
             return items if isinstance(value, list) else {_TUPLE: items}
         raise self._refused(value, path)
 
-    def _state(self, state: Any, path: str) -> Any:
-        """Returns what stands for the state of an object, in which there are no replicas."""
+    def _kept(self, array: Array) -> str:
+        """Keeps an array; returns its name."""
+        name = f"{self._prefix}{len(self.arrays)}"
+        self.arrays[name] = array
+        return name
+
+    def _array_of_library(self, value: Any, path: str) -> str:
+        """Keeps what is in an array of another library; returns its name."""
+        try:
+            array = as_array(value)
+            dtype_text(array.dtype)
+        except Exception as error:  # each library has its own for what has no values
+            raise TypeError(
+                f"a checkpoint can't hold {type(value).__qualname__} ({path}): {error}"
+            ) from error
+        place = (array.ctypes.data, array.dtype, array.shape, array.strides)
+        if place not in self._names:
+            self._names[place] = self._kept(array)
+        return self._names[place]
+
+    def _object(self, value: Any, path: str) -> Any:
+        """Returns what stands for the state of an object."""
+        if self._is_in_state:  # who loads it would get what stands for a state
+            raise TypeError(
+                f"a checkpoint can't hold {type(value).__qualname__} ({path}) in the state of"
+                " another object. Put its own state there, by state_dict() say, and give it back in"
+                " load_state_dict()."
+            )
+        state = object_state.state_in(value)
+        inside = path if object_state.is_generator(value) else f"{path}.state_dict()"
+        self._is_in_state = True
+        try:
+            encoded = self._without_replicas(state, inside)
+        finally:
+            self._is_in_state = False
+        if object_state.is_module(value):  # it tells what was written by older classes by these
+            versions = dict(getattr(state, "_metadata", {}))
+            return {_MODULE: [encoded, self._without_replicas(versions, f"{inside}._metadata")]}
+        if object_state.is_optimizer(value):
+            return {_OPTIMIZER: [encoded, object_state.parameter_shapes(value)]}
+        return {_STATE: encoded}
+
+    def _without_replicas(self, value: Any, path: str) -> Any:
+        """Returns what stands for a value in which there are no replicas."""
         own, self._own = self._own, None
         try:
-            return self.encode(state, path)
+            return self.encode(value, path)
         finally:
             self._own = own
 
@@ -122,11 +182,13 @@ class Encoder:
         return path
 
     def _mapping(self, value: Mapping[Any, Any], path: str) -> Any:
-        if all(type(key) is str and not key.startswith("$") for key in value):
+        is_plain = all(type(key) is str and not key.startswith("$") for key in value)
+        if is_plain and not isinstance(value, collections.Counter):
             return {key: self.encode(item, f"{path}[{key!r}]") for key, item in value.items()}
         keys = [self._key(key, f"the keys of {path}") for key in value]
         items = [self.encode(item, f"{path}[{key!r}]") for key, item in value.items()]
-        return {_DICT: [list(pair) for pair in zip(keys, items, strict=True)]}
+        kind = _COUNTER if isinstance(value, collections.Counter) else _DICT
+        return {kind: [list(pair) for pair in zip(keys, items, strict=True)]}
 
     @staticmethod
     def _number(value: int, path: str) -> int:
@@ -145,7 +207,8 @@ class Encoder:
         if isinstance(key, tuple):
             return {_TUPLE: [self._key(item, path) for item in key]}
         plain = key.item() if isinstance(key, (np.bool_, np.number, np.character)) else key
-        if isinstance(plain, np.generic):  # Python has nothing like it
+        is_object = object_state.has_state(key) or library_of(key) is not None
+        if is_object or isinstance(plain, np.generic):  # Python has nothing like it
             raise self._refused(key, path)
         return self.encode(plain, path)
 
@@ -171,12 +234,37 @@ def array_name(value: Any) -> str | None:
     A numpy scalar is an array without dimensions.
     """
     name = _inside(value, _ARRAY, _SCALAR)
+    if name is None and (pair := _inside(value, _TENSOR)) is not None:
+        _, name = pair
     return name if isinstance(name, str) else None
 
 
-def state_of(value: Any) -> Any:
-    """Returns what stands for the ``state_dict()`` of an object; None where it is no object's."""
-    return _inside(value, _STATE)
+class SavedState(NamedTuple):
+    """What stands for the state of an object, and for what else is known of it."""
+
+    state: Any
+    #: By submodules of a module of torch: the versions of their classes.
+    versions: Any = None
+    #: Of an optimizer of torch: the shapes of its parameters.
+    shapes: Any = None
+
+
+def state_of(value: Any) -> SavedState | None:
+    """Returns what stands for the state of an object; None where it is no object's."""
+    if (pair := _inside(value, _MODULE)) is not None:
+        return SavedState(pair[0], versions=pair[1])
+    if (pair := _inside(value, _OPTIMIZER)) is not None:
+        return SavedState(pair[0], shapes=pair[1])
+    state = _inside(value, _STATE)
+    return None if state is None else SavedState(state)
+
+
+def alike_of(value: Any) -> Any:
+    """Returns what stands for each component of a `PerReplica` of objects; None for other things.
+
+    All of them are the same.
+    """
+    return _inside(value, _ALIKE)
 
 
 def replicas_name(value: Any) -> str | None:
@@ -190,12 +278,12 @@ def mapping_items(value: Any) -> dict[Any, Any] | None:
     if not isinstance(value, dict):
         return None
     if len(value) == 1 and next(iter(value)).startswith("$"):
-        pairs = _inside(value, _DICT)
+        pairs = _inside(value, _DICT, _COUNTER)
         return None if pairs is None else {decoded(key, _no_array): item for key, item in pairs}
     return value
 
 
-def _no_array(name: str) -> Array:
+def _no_array(name: str, library: str = "") -> Array:
     raise ValueError(f"array {name} is the key of a mapping")
 
 
@@ -205,8 +293,8 @@ def tuple_items(value: Any) -> list[Any] | None:
     return items if isinstance(items, list) else None
 
 
-def decoded(value: Any, array: Callable[[str], Array]) -> Any:
-    """Undoes `Encoder.encode`; `array` returns an array by its name.
+def decoded(value: Any, array: ArrayOf) -> Any:
+    """Undoes `Encoder.encode`; `array` returns an array by its name and its library's.
 
     Raises
     ------
@@ -223,12 +311,23 @@ def decoded(value: Any, array: Callable[[str], Array]) -> Any:
             return array(inner)
         if key == _SCALAR:
             return array(inner)[()]
+        if key == _TENSOR:
+            library, name = inner
+            if not isinstance(library, str):
+                raise TypeError(f"{library!r} is no library of arrays")
+            return array(name, library)
+        if key in (_MODULE, _OPTIMIZER):
+            state, about = inner
+            return [decoded(state, array), decoded(about, array)]
         if key == _MIRRORED:
             return Mirrored(decoded(inner, array))
         if key == _TUPLE:
             return tuple(decoded(item, array) for item in inner)
         if key == _DICT:
             return {decoded(name, _no_array): decoded(item, array) for name, item in inner}
+        if key == _COUNTER:
+            pairs = [(decoded(name, _no_array), decoded(item, array)) for name, item in inner]
+            return collections.Counter(dict(pairs))
         if key == _BYTES:
             return base64.b64decode(inner, validate=True)
         if key == _COMPLEX:

@@ -22,7 +22,9 @@ from .files import Extent, head_of
 MOST_BYTES = 1 << 30
 
 _FORMAT = "mpi_replica checkpoint"
-_VERSION = 1
+# With 2 came tensors, and the state of objects of replicas.
+_VERSION = 2
+_READABLE = (1, _VERSION)
 _SUFFIX = ".index"
 
 # Under this name the index says when it was written: stands so near to its beginning.
@@ -114,12 +116,13 @@ def unpacked(data: bytes, path: Path) -> Index:
         if body["format"] != _FORMAT:
             raise ValueError(f"format {body['format']!r}")
         version = body["version"]
-        index = _checked_index(body) if version == _VERSION else None
+        index = _checked_index(body) if version in _READABLE else None
     except _WRONG as error:
         raise CheckpointError(f"{path} is no index of a checkpoint: {error}.") from error
     if index is None:
         raise CheckpointError(
-            f"{path} has version {version!r} of the format, and this package reads {_VERSION}."
+            f"{path} has version {version!r} of the format, and this package reads those up to"
+            f" {_VERSION}."
             " Use the version of mpi_replica that wrote it."
         )
     return index
@@ -142,7 +145,7 @@ def _checked_index(body: Any) -> Index:
     state, of_ranks, number = dict(body["state"]), list(body["of_ranks"]), int(body["num_replicas"])
     of_replicas = {name: dict(parts) for name, parts in body["of_replicas"].items()}
     for value in (state, of_replicas):
-        decoded(value, lambda name: np.empty((), arrays[name].dtype))
+        decoded(value, lambda name, library="": np.empty((), arrays[name].dtype))
     for name, parts in of_replicas.items():
         if set(parts) != set(map(str, range(number))):
             raise ValueError(f"components of replicas {list(parts)} for value {name} of {number}")

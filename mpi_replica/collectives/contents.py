@@ -63,11 +63,14 @@ def content_of(leaf: Any, path: str) -> Content:
     is_number = isinstance(leaf, (np.ndarray, np.generic, int, float, complex))
     array = None
     if not is_masked and (is_number or hasattr(leaf, "__array__")):
-        array = as_plain_array(leaf)
+        try:
+            array = as_plain_array(leaf)
+        except Exception as error:  # each library has its own for what has no values
+            raise TypeError(f"verify got {type(leaf).__qualname__} for {path}: {error}") from error
     if array is None or array.dtype.hasobject:
         what = type(leaf).__qualname__ if array is None else f"an array of dtype {array.dtype}"
         raise TypeError(
-            f"verify got {what} for value{path}: it has no bits that could be compared between"
+            f"verify got {what} for {path}: it has no bits that could be compared between"
             " ranks. Pass arrays of numbers, numbers, strings, bytes or None: of an object, those"
             " that it is made of; of a masked array, value.filled(...) and the mask."
         )

@@ -10,14 +10,15 @@ from __future__ import annotations
 import hashlib
 import marshal
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
-from ..core import nest
+from ..core import nest, object_state
 from ..core.digests import DIGEST_BYTES
-from ..core.exceptions import DivergenceError
+from ..core.exceptions import DivergenceError, StructureMismatchError
 from ..core.layout import Layout, grouped
 from ..core.options import CommunicationOptions
-from ..core.values import DistributedValues, PerReplica
+from ..core.values import DistributedValues, PerReplica, per_replica
 from .agreement.call import Call
 from .agreement.group import Group
 from .agreement.site import CallSite
@@ -44,20 +45,28 @@ class _Compared(NamedTuple):
     #: That of each local replica, or one of them all.
     values: Sequence[Any]
     is_per_replica: bool
+    #: The object whose state it is in, and where that is; None where it is in none.
+    owner: tuple[Any, str] | None = None
 
     def contents(self) -> list[Content]:
         return [content_of(value, self.path) for value in self.values]
 
 
 class Verification(Call):
-    """The comparison of a nest between the replicas.
+    """The comparison of nests between the replicas.
 
     Parameters
     ----------
+    parts : mapping
+        The nests, by what they are called. Of an object in them its state is compared.
     name_of : callable
         Gives a name for a variable, the same on all ranks; None for any other leaf.
     layout : Layout
         That of the strategy.
+    caller : str
+        The name of the call.
+    remedy : str
+        What else can be done about a difference.
     """
 
     kind = "verify"
@@ -66,32 +75,61 @@ class Verification(Call):
         self,
         site: CallSite,
         options: CommunicationOptions,
-        value: Any,
+        parts: Mapping[str, Any],
         detail: str,
         name_of: Callable[[Any], str | None],
         layout: Layout,
+        *,
+        caller: str = kind,
+        remedy: str = "",
     ) -> None:
         super().__init__(site, options)
-        self.detail = detail
-        leaves, self.structure = nest.flatten(value)
-        self.names = tuple(
-            "PerReplica" if isinstance(leaf, PerReplica) else name_of(leaf) for leaf in leaves
-        )
+        self.kind, self.detail, self._remedy = caller, detail, remedy
         self.leaves: list[_Compared] = []
-        paths = nest.leaf_paths(self.structure)
-        for leaf, path, name in zip(leaves, paths, self.names, strict=True):
-            if isinstance(leaf, PerReplica):
-                leaf.require(layout.num_replicas)
-                components = leaf.components(layout.local_replica_ids)
-                self.leaves.append(_Compared(path, None, components, True))
-            elif not isinstance(leaf, DistributedValues):
-                self.leaves.append(_Compared(path, name, [leaf], False))
-            elif leaf.components(()) is None:  # others have a component for each replica
-                self.leaves.append(_Compared(path, name, [leaf.shared_value()], False))
-        self.identify((detail, nest.key(self.structure), self.names))
+        self.names: list[str] = []
+        whole = {}
+        for part in sorted(parts):  # as dicts are flattened
+            whole[part] = value = parts[part]
+            outer, structure = nest.flatten(value)
+            places = [f"{part}{path}" for path in nest.leaf_paths(structure)]
+            opened = list(map(_opened, outer, places, repeat(caller), repeat(layout)))
+            for leaf, state, where in zip(outer, opened, places, strict=True):
+                if state is leaf:
+                    self._add(leaf, where, name_of(leaf), None, layout)
+                    continue
+                leaves, inside = nest.flatten(state)
+                for inner, inner_path in zip(leaves, nest.leaf_paths(inside), strict=True):
+                    self._add(inner, f"{where}{inner_path}", None, (leaf, where), layout)
+            if any(state is not leaf for leaf, state in zip(outer, opened, strict=True)):
+                whole[part] = nest.unflatten(structure, opened)
+        # of `verify`, as the program has passed it
+        self.structure = nest.flatten(whole.get("value", whole))[1]
+        self.identify((detail, tuple(whole), nest.key(self.structure), tuple(self.names)))
+
+    def _add(
+        self,
+        leaf: Any,
+        path: str,
+        name: str | None,
+        owner: tuple[Any, str] | None,
+        layout: Layout,
+    ) -> None:
+        """Notes what is to be compared of a leaf."""
+        if not isinstance(leaf, DistributedValues):
+            self.names.append("value")
+            self.leaves.append(_Compared(path, None, [leaf], False, owner))
+        elif isinstance(leaf, PerReplica):
+            leaf.require(layout.num_replicas)
+            components = leaf.components(layout.local_replica_ids)
+            self.names.append("PerReplica")
+            self.leaves.append(_Compared(path, None, components, True, owner))
+        else:
+            self.names.append(name or "value")
+            if leaf.components(()) is None:  # others have a component for each replica
+                self.leaves.append(_Compared(path, name, [leaf.shared_value()], False, owner))
 
     def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
-        return tuple(LeafDescription(name or "value") for name in self.names)
+        return tuple(map(LeafDescription, self.names))
 
     def prepare(
         self, group: Group, calls: Sequence[Verification]
@@ -153,26 +191,19 @@ class Verification(Call):
         `differing` are the leaves that differ; `groups` the replicas that hold the same in the
         first of them; `sides` those that hold the same at its first difference, by what they hold.
         """
-        path, name, _, is_per_replica = self.leaves[differing[0]]
-        what = f"value{path}" if name is None else f"{name} (value{path})"
+        path, name, _, is_per_replica, owner = self.leaves[differing[0]]
+        what = path if name is None else f"{name} ({path})"
         held = _listed([f"{text} on {layout.describe(ids)}" for text, ids in sides.items()], "; ")
-        text = f"verify at {self.site.line}: {what} differs: {where}{held}."
+        text = f"{self.kind} at {self.site.line}: {what} differs: {where}{held}."
         if list(sides.values()) != groups:
             those = _listed([layout.describe(ids) for ids in groups], " and ")
             text += f" As a whole it differs between {those}."
         if len(differing) > 1:
-            further = _listed([f"value{self.leaves[index].path}" for index in differing[1:]], ", ")
+            further = _listed([self.leaves[index].path for index in differing[1:]], ", ")
             text += f" Further leaves that differ: {further}."
-        remedy = "rank 0 has: value = strategy.extended.broadcast_to(value)"
-        if name is not None:
-            remedy = "rank 0 has: variable.assign(variable) in cross-replica context"
-        elif is_per_replica:
-            remedy = (
-                "replica 0 has: value = strategy.extended.broadcast_to("
-                "strategy.experimental_local_results(value)[0])"
-            )
         advice = _ADVICE.format("replicas" if is_per_replica else "ranks")
-        return f"{text} {advice} To go on with what {remedy}."
+        way_on = _way_on(name, owner, is_per_replica)
+        return f"{text} {advice} To go on with what {way_on}.{self._remedy}"
 
     def _search(self, layout: Layout, contents: Sequence[Content]) -> Steps[Difference | None]:
         searches = [search(content.data, _unit_bytes(content)) for content in contents]
@@ -191,6 +222,67 @@ class Verification(Call):
         texts = yield Texts(marshal.dumps(list(mine)))
         each = zip(map(marshal.loads, texts), layout.counts, strict=True)
         return [part for parts, count in each for part in parts * (count // len(parts))]
+
+
+def _opened(leaf: Any, where: str, caller: str, layout: Layout) -> Any:
+    """Returns the state of an object, as a nest, in its place; anything else as it is."""
+    if not isinstance(leaf, PerReplica):
+        if isinstance(leaf, DistributedValues) or not object_state.has_state(leaf):
+            return leaf
+        return object_state.state_in(leaf)
+    leaf.require(layout.num_replicas)
+    ids = layout.local_replica_ids
+    components = leaf.components(ids)
+    if not any(map(object_state.holds_objects, components)):
+        return leaf
+    rows, structures = [], []
+    for part in components:
+        state = nest.map_structure(lambda one: _opened(one, where, caller, layout), part)
+        leaves, structure = nest.flatten(state)
+        rows.append(leaves)
+        structures.append(structure)
+        if structure != structures[0]:
+            raise _unlike(f"{caller} got {where}", structures, ids)
+    columns = [per_replica(list(column), layout) for column in zip(*rows, strict=True)]
+    return nest.unflatten(structures[0], columns)
+
+
+def _unlike(
+    what: str, structures: Sequence[nest.Structure], ids: Sequence[int]
+) -> StructureMismatchError:
+    """Returns the error of replicas of which the last one holds other leaves than the first."""
+    first, last = (nest.leaf_paths(structures[i]) for i in (0, -1))
+    more = [(path, ids[0]) for path in first if path not in set(last)]
+    more += [(path, ids[len(structures) - 1]) for path in last if path not in set(first)]
+    path, holder = (more or [("", ids[0])])[0]
+    return StructureMismatchError(
+        f"{what}, whose state has other parts on replica {ids[0]} than on replica"
+        f" {ids[len(structures) - 1]}: {path} is on replica {holder} alone. An optimizer's state"
+        " grows at its first step: all replicas must make it."
+    )
+
+
+def _way_on(name: str | None, owner: tuple[Any, str] | None, is_per_replica: bool) -> str:
+    """Returns who has what a program can go on with, and how."""
+    if owner is not None:
+        one, where = owner
+        broadcast = "strategy.extended.broadcast_to({})".format
+        if is_per_replica:
+            state = broadcast(f"strategy.experimental_local_results({where})[0].state_dict()")
+            load = "lambda one, state: one.load_state_dict(state)"
+            return f"replica 0 has: strategy.run({load}, args=({where}, {state}))"
+        if object_state.is_generator(one):
+            return "one of them draws, give all the same seed"
+        state = broadcast(f"{where}.state_dict()")
+        return f"rank 0 has: strategy.run({where}.load_state_dict, args=({state},))"
+    if name is not None:
+        return "rank 0 has: variable.assign(variable) in cross-replica context"
+    if is_per_replica:
+        return (
+            "replica 0 has: value = strategy.extended.broadcast_to("
+            "strategy.experimental_local_results(value)[0])"
+        )
+    return "rank 0 has: value = strategy.extended.broadcast_to(value)"
 
 
 def _listed(words: Sequence[str], separator: str) -> str:

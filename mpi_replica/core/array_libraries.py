@@ -229,6 +229,69 @@ def from_numpy(array: Array, origin: Origin, beside: Any) -> Any:
     return result.requires_grad_() if origin.is_recorded else result
 
 
+def library_of(value: Any) -> str | None:
+    """Returns the name of the library whose array `value` is; None where numpy takes it as it is.
+
+    Unlike `origin_of` also for objects that hold more, as quantized tensors.
+    """
+    way = _way_of(type(value))
+    if way is None:
+        return None
+    if way is _Torch:
+        return "torch"
+    return "jax" if way is _Jax else str(value.__array_namespace__().__name__)
+
+
+def require_library(library: str) -> None:
+    """Raises where no array of this library can be made; numpy's has no name.
+
+    Raises
+    ------
+    TypeError
+        It is not installed; or it is another one than torch and JAX, and the program has not
+        imported it.
+    """
+    if not library:
+        return
+    try:
+        if library in ("torch", "jax"):
+            importlib.import_module(library)
+    except ImportError as error:
+        raise TypeError(f"it has an array of {library}, which is not installed here.") from error
+    if library != "jax" and not hasattr(sys.modules.get(library), "asarray"):
+        raise TypeError(f"it has an array of {library}, which this program has not imported.")
+
+
+def of_library(array: Array, library: str) -> Any:
+    """Returns an array in the memory of the host as one of a library that is there."""
+    return from_numpy(array, Origin(library, False), None) if library else array
+
+
+def written(live: Any, array: Array) -> Any:
+    """Returns an array of another library with the values of `array`, on the device where it is.
+
+    `array` has its dtype and shape, and nobody else holds it. A tensor of torch is written into:
+    whoever looks into its memory sees them. What can't be written is replaced.
+    """
+    way = _way_of(type(live))
+    if way is _Torch and not _shares_elements(live):
+        torch = sys.modules["torch"]
+        # torch refuses to write into a tensor that was made in this mode from outside of it.
+        with torch.inference_mode(live.is_inference()), torch.no_grad():
+            return live.copy_(_Torch.of(array))
+    if way is _Torch:
+        return _Torch.give(live, array).requires_grad_(live.requires_grad)
+    if way is _Jax:
+        jax = sys.modules["jax"]
+        return jax.device_put(jax.numpy.asarray(array), live.sharding)
+    return array if way is None else way.give(live, array)
+
+
+def _shares_elements(tensor: Any) -> bool:
+    """Returns whether elements share memory, as in an expanded tensor."""
+    return any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
+
+
 class _Torch:
     """torch.Tensor. Nothing is recorded for gradients: a collective is not differentiated."""
 

@@ -25,9 +25,11 @@ class Verifying(StrategyBase):
         Parameters
         ----------
         value : nest
-            Mirrored variables, `Mirrored` values, arrays, numbers, strings, bytes and None. Of a
-            `PerReplica`, as ``run`` returns it, the components of all replicas are compared.
-            Variables that are synchronized on read are left out: they differ by design.
+            Mirrored variables, `Mirrored` values, arrays of any library, numbers, strings, bytes
+            and None. Of modules, optimizers and other objects with ``state_dict()``, and of
+            generators, the state is compared. Of a `PerReplica`, as ``run`` returns it, the
+            components of all replicas are compared. Variables that are synchronized on read are
+            left out: they differ by design.
         every : int, default 1
             With k: does it on the first call from a place of the program, and then on each k-th;
             the calls between cost nothing.
@@ -37,8 +39,9 @@ class Verifying(StrategyBase):
         Raises
         ------
         DivergenceError
-            A leaf differs: on every rank, with the same text, which names it, the replicas, and
-            the first element with its values. The strategy works on.
+            A leaf differs: on every rank, with the same text, which names it, as
+            ``value['0.weight']`` of a module, the replicas, and the first element with its values.
+            The strategy works on.
         StructureMismatchError, CollectiveMismatchError
             The ranks passed different nests or variables, or made different calls.
         ValueError
@@ -81,5 +84,5 @@ class Verifying(StrategyBase):
 
         name_of, layout = self.name_of_variable, self.engine.layout
         engine.cross_replica(
-            engine.make("verify", options, Verification, value, detail, name_of, layout)
+            engine.make("verify", options, Verification, {"value": value}, detail, name_of, layout)
         )

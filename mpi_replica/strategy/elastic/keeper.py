@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ...checkpoint.checkpoint import require_same
+from ...checkpoint.object_places import saved_once
 from ...collectives.agreement.site import CallSite
 from ...collectives.strategy_base import StrategyBase
 from ...core.context import require_cross_replica
@@ -19,6 +21,7 @@ from ...replicas.assignment import lose_components, lose_values
 from .commit import Committing, Guarded
 from .losses import Loss
 from .recovery import HeldCommit, gather_state
+from .replica_objects import moved
 from .snapshot import Snapshot, are_empty, put_back, take, variables_beside
 from .state import ElasticState, manager_of, objects_of, replace_objects, restored_exactly
 
@@ -91,6 +94,9 @@ class Keeper:
         require_cross_replica(self._strategy, Committing.kind)
         engine = self._strategy.engine
         call = engine.make(Committing.kind, None, self._committing)
+        if self.is_guarded and call.error is None:
+            of_replicas, _ = saved_once(objects_of(self._state), "state")
+            require_same(self._strategy, Committing.kind, of_replicas)
         guarded: Guarded | None = engine.cross_replica(call)
         snapshot = call.snapshot if isinstance(call, Committing) else None
         if snapshot is None or guarded is None:
@@ -164,6 +170,9 @@ class Keeper:
                     "were lost together. Give the state a mr.CheckpointManager and save from time"
                     " to time: its newest checkpoint is restored then.",
                 )
+            if self._commit is not None:
+                held = self._commit.shared.held
+                replace_objects(self._state, moved(objects_of(self._state), held, layout))
             return
         objects = put_back(strategy, objects_of(self._state), commit.shared, commit.own)
         replace_objects(self._state, objects)

@@ -122,7 +122,8 @@ def gather_state(
             if i not in one.own + one.kept and found_at.get(i) == transport.rank
         }
         is_new = one.number is None and transport.rank == first
-        messages.append((shared if is_new else None, parts) if is_new or parts else None)
+        first_shared = (shared[0].for_another_rank(), shared[1]) if is_new else None
+        messages.append((first_shared, parts) if is_new or parts else None)
     for first_shared, parts in _exchange(transport, messages):
         shared = first_shared or shared
         have |= parts

@@ -23,6 +23,7 @@ from ...core.exceptions import CheckpointError
 from ...core.layout import Layout
 from ...core.values import Mirrored, PerReplica
 from ...replicas.assignment import Assignable
+from .replica_objects import Held, for_another_rank, held_in, moved
 
 # What stands for the variables that the program has not named: no object can have this name.
 _VARIABLES = "the strategy's other variables"
@@ -40,6 +41,12 @@ class SharedPart(NamedTuple):
     generators: Mapping[str, Any]
     #: Where each distributed dataset stood, by the order in which they were made.
     datasets: Mapping[int, Mapping[str, Any]]
+    #: The objects of this rank's replicas, themselves: their state may have changed since.
+    held: Held
+
+    def for_another_rank(self) -> SharedPart:
+        """Returns what a rank needs that has none."""
+        return self._replace(held=for_another_rank(self.held))
 
 
 class ReplicaPart(NamedTuple):
@@ -145,6 +152,7 @@ def take(
         arrays,
         {**generators, "replicas": {}},
         {number: dataset.state_dict() for number, dataset in engine.datasets.items()},
+        held_in(objects),
     )
     return Snapshot(shared, own, copies)
 
@@ -199,7 +207,7 @@ def put_back(
         for identity, variable in _known_variables(strategy).items()
         if _has_all(shared.state[_VARIABLES].get(identity), engine.layout, of_replicas)
     }
-    everything = {**objects, _VARIABLES: variables}
+    everything = {**moved(objects, shared.held, engine.layout), _VARIABLES: variables}
     comparison = Comparison(index, everything, read, engine.layout, is_exact=True)
     problems = comparison.problems()
     if problems:

@@ -25,7 +25,8 @@ class ElasticState(Checkpoint):
         What a `Checkpoint` can hold, each an attribute, too. Make variables, datasets and iterators
         before `run_elastic`. The strategy's variables and random numbers, and where each of its
         distributed datasets stands, are part of a commit by themselves; of a checkpoint on disk
-        only the random numbers are.
+        only the random numbers are. Of a `PerReplica` of objects a replica that moves to another
+        rank gets a copy of those there, with the committed state: use ``state.models`` then.
 
     Raises
     ------
@@ -69,6 +70,8 @@ class ElasticState(Checkpoint):
             Called outside of `run_elastic`, or in a replica.
         TypeError, ValueError
             An object can't be kept: as for ``Checkpoint.save``.
+        DivergenceError
+            A `PerReplica` of objects, of which one state is kept, does not hold the same for all.
         CollectiveMismatchError
             The ranks are at different calls.
         RankLostError
@@ -76,11 +79,12 @@ class ElasticState(Checkpoint):
 
         Notes
         -----
-        What is mirrored is kept on each rank: arrays of variables by reference, other arrays as
-        copies. What belongs to replicas (`PerReplica` values, variables that are synchronized on
-        read, random numbers that were drawn in replicas) is sent to one other rank, on another host
-        where there is one: one message each. Beside that one message of 256 bytes a rank, and one
-        agreement (``MPIX_Comm_iagree``). Where a lost rank ends the job, only the first one.
+        What is mirrored is kept on each rank: arrays of variables by reference, other arrays, and
+        the state of objects, as copies. What belongs to replicas (`PerReplica` values, variables
+        that are synchronized on read, random numbers that were drawn in replicas) is sent to one
+        other rank, on another host where there is one: one message each. Beside that one message of
+        256 bytes a rank, one more where objects of replicas are compared, and one agreement
+        (``MPIX_Comm_iagree``). Where a lost rank ends the job, only the first one.
 
         Examples
         --------

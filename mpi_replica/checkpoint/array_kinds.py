@@ -1,0 +1,61 @@
+"""What an array is, beside another one: shapes and dtypes, compared and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..collectives.agreement.stand import LeafDescription
+from ..core.array_libraries import dtype_of
+from ..core.dtypes import wire_name
+
+
+class ArrayKind(NamedTuple):
+    """What must be the same where one array takes the values of another one."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return str(LeafDescription(wire_name(self.dtype), self.shape))
+
+
+def kind_of(array: Any, path: str) -> ArrayKind:
+    """Returns what an array of any library is; `path` is where, for errors.
+
+    Raises
+    ------
+    TypeError
+        It has no values that numpy could hold, as a sparse tensor.
+    """
+    try:
+        return ArrayKind(dtype_of(array) or array.dtype, tuple(array.shape))
+    except Exception as error:  # each library has its own
+        raise TypeError(f"a checkpoint can't restore {path}: {error}") from error
+
+
+#: Of each group of parameters, the shape of each; None where it is not known yet.
+Shapes = Sequence[Sequence[Sequence[int] | None]]
+
+
+def difference_of_shapes(here: Shapes, there: Shapes) -> str:
+    """Returns how parameters differ from those that a checkpoint has; empty where they don't.
+
+    Examples
+    --------
+    >>> difference_of_shapes([[[2]], [[3], [4]]], [[[2]], [[3], [5]]])
+    'has parameter 2 of shape [4] here, and of shape [5] in the checkpoint'
+    """
+    sizes = [list(map(len, groups)) for groups in (here, there)]
+    if sizes[0] != sizes[1]:
+        return f"has groups of {sizes[0]} parameters here, and of {sizes[1]} in the checkpoint"
+    shapes = [[shape for group in groups for shape in group] for groups in (here, there)]
+    for number, (one, other) in enumerate(zip(*shapes, strict=True)):
+        if None not in (one, other) and one != other:
+            return (
+                f"has parameter {number} of shape {one} here, and of shape {other} in the"
+                " checkpoint"
+            )
+    return ""

@@ -1,0 +1,117 @@
+"""Objects that hold a state: who they are, and how it is got and put back.
+
+Those with ``state_dict()`` and ``load_state_dict()``, as torch has them, and generators of random
+numbers. torch is looked up where the program has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from .array_libraries import COMMON_TYPES
+
+
+def has_state(value: Any) -> bool:
+    """Returns whether `value` is an object that gives a state, and takes it back."""
+    if type(value) in COMMON_TYPES:
+        return False
+    return (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")) or is_generator(
+        value
+    )
+
+
+def is_generator(value: Any) -> bool:
+    """Returns whether `value` is a generator of random numbers, of torch or numpy."""
+    return isinstance(value, np.random.Generator) or _is_of_torch(value, "Generator")
+
+
+def is_module(value: Any) -> bool:
+    """Returns whether `value` is a module of torch: its state has a tensor by each name."""
+    return _is_of_torch(value, "nn", "Module")
+
+
+def is_optimizer(value: Any) -> bool:
+    """Returns whether `value` is an optimizer of torch: its state grows at the first step."""
+    return _is_of_torch(value, "optim", "Optimizer")
+
+
+def is_compared(value: Any) -> bool:
+    """Returns whether the state of `value` is known to be bits that can be compared."""
+    return (
+        is_module(value)
+        or is_optimizer(value)
+        or is_generator(value)
+        or _is_of_torch(value, "optim", "lr_scheduler", "LRScheduler")
+        or _is_of_torch(value, "amp", "GradScaler")
+    )
+
+
+def is_lazy(value: Any) -> bool:
+    """Returns whether `value` is a parameter of torch whose shape is not known yet."""
+    return _is_of_torch(value, "nn", "parameter", "UninitializedTensorMixin")
+
+
+def _is_of_torch(value: Any, *names: str) -> bool:
+    kind: Any = sys.modules.get("torch")
+    if kind is None:
+        return False
+    for name in names:
+        kind = getattr(kind, name, None)  # None also while it is being imported
+    return kind is not None and isinstance(value, kind)
+
+
+def objects_in(value: Any) -> Iterator[Any]:
+    """Returns the objects with a state in a nest."""
+    if has_state(value):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from objects_in(item)
+
+
+def holds_objects(value: Any) -> bool:
+    """Returns whether there are objects with a state in a nest."""
+    return any(True for _ in objects_in(value))
+
+
+def are_alike(components: Any) -> bool:
+    """Returns whether the components of a `PerReplica` are to be the same: they hold objects.
+
+    Generators alone are there to differ.
+    """
+    return any(not is_generator(found) for part in components for found in objects_in(part))
+
+
+def state_in(value: Any) -> Any:
+    """Returns the state of an object, as plain data and arrays."""
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    return value.get_state() if is_generator(value) else value.state_dict()
+
+
+def put_state(value: Any, state: Any) -> None:
+    """Gives an object a state that `state_in` gave."""
+    if isinstance(value, np.random.Generator):
+        value.bit_generator.state = state
+    elif is_generator(value):
+        value.set_state(state)
+    else:
+        value.load_state_dict(state)
+
+
+def put_part_of_state(module: Any, state: Any) -> None:
+    """Gives a module of torch what it takes of a state that lacks something, or has too much."""
+    module.load_state_dict(state, strict=False)
+
+
+def parameter_shapes(optimizer: Any) -> list[list[list[int] | None]]:
+    """Returns the shapes of an optimizer's parameters, group by group; None where not known yet.
+
+    Its state knows them by their position alone.
+    """
+    groups = [group["params"] for group in optimizer.param_groups]
+    return [[None if is_lazy(one) else list(one.shape) for one in group] for group in groups]

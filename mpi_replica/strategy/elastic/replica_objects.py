@@ -1,0 +1,91 @@
+"""Objects of replicas, such as modules: which a state holds, and those of replicas that move here.
+
+A commit has their state. The objects themselves stay on their rank: for a replica that comes from
+another one a copy is made of those that are here, and then gets its state.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from ...checkpoint.object_places import places_of
+from ...core import exceptions, object_state
+from ...core.layout import Layout
+from ...core.values import PerReplica, per_replica
+
+#: By the place of each `PerReplica` that holds objects: its components, by the replicas' ids.
+Held = Mapping[str, Mapping[int, Any]]
+
+
+def held_in(objects: Mapping[str, Any]) -> Held:
+    """Returns the objects of replicas that the objects of a program hold."""
+    return {
+        path: dict(zip(leaf.replica_ids, leaf.values, strict=True))
+        for name, value in objects.items()
+        for path, leaf in places_of(value, name)
+        if isinstance(leaf, PerReplica) and any(map(object_state.holds_objects, leaf.values))
+    }
+
+
+def for_another_rank(held: Held) -> Held:
+    """Returns what a rank needs that has none: the objects of one replica.
+
+    Raises
+    ------
+    Exception
+        They can't be pickled.
+    """
+    sent = {path: dict([next(iter(parts.items()))]) for path, parts in held.items()}
+    try:
+        pickle.dumps(sent, 5)
+    except Exception as error:
+        exceptions.add_note(
+            error,
+            f"What an ElasticState holds for each replica ({', '.join(sent)}) is sent to a spare"
+            " that takes a lost rank's place: its classes and functions must be importable, as"
+            " lambdas and local functions are not.",
+        )
+        raise
+    return sent
+
+
+def moved(objects: Mapping[str, Any], held: Held, layout: Layout) -> dict[str, Any]:
+    """Returns the objects of a program with those of the replicas that this rank hosts now.
+
+    Parameters
+    ----------
+    objects : mapping
+    held : mapping
+        As `held_in` gave it before the replicas moved.
+    layout : Layout
+        The new one.
+    """
+    made: dict[str, dict[int, Any]] = {path: {} for path in held}
+    for i in layout.local_replica_ids:
+        memo: dict[int, Any] = {}  # an optimizer's copy is that of the module's copy
+        for path, parts in held.items():
+            one = parts[i] if i in parts else copy.deepcopy(next(iter(parts.values())), memo)
+            made[path][i] = one
+    values = {path: per_replica(list(parts.values()), layout) for path, parts in made.items()}
+    return {name: _with(value, name, values) for name, value in objects.items()}
+
+
+def _with(live: Any, path: str, values: Mapping[str, PerReplica]) -> Any:
+    """Returns a nest with these values in their places; dicts and lists in it are changed."""
+    if isinstance(live, PerReplica):
+        return values.get(path, live)
+    if isinstance(live, MutableMapping) and not object_state.has_state(live):
+        for key, item in list(live.items()):
+            replaced = _with(item, f"{path}[{key!r}]", values)
+            if replaced is not item:
+                live[key] = replaced
+    elif isinstance(live, (list, tuple)):
+        items = [_with(item, f"{path}[{i}]", values) for i, item in enumerate(live)]
+        if isinstance(live, list):
+            live[:] = items
+        elif any(new is not old for new, old in zip(items, live, strict=True)):
+            return type(live)(*items) if hasattr(live, "_fields") else type(live)(items)
+    return live
