@@ -28,6 +28,9 @@ from .encoder import (
 )
 from .index import ArrayRecord, Index
 
+# More are counted only: a large module may have other names than another one.
+_MOST_PLACES = 20
+
 #: Fills an array (given a name, and the array).
 Reader = Callable[[str, Array], None]
 
@@ -102,9 +105,7 @@ class Comparison:
             ("not in the program", self.unexpected),
             ("different", self.unfit),
         ]
-        return "; ".join(  # objects of several replicas have the same ones
-            f"{what}: {', '.join(dict.fromkeys(places))}" for what, places in kinds if places
-        )
+        return "; ".join(f"{what}: {_listed(places)}" for what, places in kinds if places)
 
     def _match(self, live: Any, saved: Any, path: str) -> _PutBack | None:
         """Returns what puts `live` back; None where it does not fit."""
@@ -395,6 +396,12 @@ def _has_objects(live: Any) -> bool:
     if isinstance(live, (list, tuple)):
         return any(map(_has_objects, live))
     return isinstance(live, (AbstractVariable, PerReplica)) or object_state.has_state(live)
+
+
+def _listed(places: list[str]) -> str:
+    different = list(dict.fromkeys(places))  # objects of several replicas have the same ones
+    more = len(different) - _MOST_PLACES
+    return ", ".join(different[:_MOST_PLACES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _refilled(live: list[Any], items: list[Any]) -> list[Any]:

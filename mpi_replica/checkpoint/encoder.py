@@ -24,6 +24,8 @@ _STATE, _MODULE, _OPTIMIZER = "$state", "$module", "$optimizer"
 _ARRAY, _SCALAR, _TENSOR, _BYTES, _COMPLEX = "$array", "$scalar", "$tensor", "$bytes", "$complex"
 _TUPLE, _DICT, _COUNTER = "$tuple", "$dict", "$counter"
 
+_AS_IT_IS = frozenset({bool, float, str, type(None)})
+
 #: Returns an array by its name, and that of the library whose it is; numpy's without one.
 ArrayOf = Callable[..., Any]
 
@@ -64,6 +66,7 @@ class Encoder:
         self.arrays: dict[str, Array] = {}
         self.of_replicas: dict[str, dict[str, Any]] = {}
         self.own_arrays: dict[str, Array] = {}
+        self._is_in_state = False
         # By where they are in memory: tied parameters of a module are one array.
         self._names: dict[tuple[Any, ...], str] = {}
 
@@ -77,6 +80,10 @@ class Encoder:
         ValueError
             An int has more digits than Python writes.
         """
+        if type(value) in _AS_IT_IS:  # of a long list each
+            return value
+        if type(value) is int:
+            return self._number(value, path)
         if object_state.has_state(value):
             return self._object(value, path)
         components = None if self._own is None else self._own(value)
@@ -137,9 +144,19 @@ class Encoder:
 
     def _object(self, value: Any, path: str) -> Any:
         """Returns what stands for the state of an object."""
+        if self._is_in_state:  # who loads it would get what stands for a state
+            raise TypeError(
+                f"a checkpoint can't hold {type(value).__qualname__} ({path}) in the state of"
+                " another object. Put its own state there, by state_dict() say, and give it back in"
+                " load_state_dict()."
+            )
         state = object_state.state_in(value)
         inside = path if object_state.is_generator(value) else f"{path}.state_dict()"
-        encoded = self._without_replicas(state, inside)
+        self._is_in_state = True
+        try:
+            encoded = self._without_replicas(state, inside)
+        finally:
+            self._is_in_state = False
         if object_state.is_module(value):  # it tells what was written by older classes by these
             versions = dict(getattr(state, "_metadata", {}))
             return {_MODULE: [encoded, self._without_replicas(versions, f"{inside}._metadata")]}

@@ -6,17 +6,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..core import object_state
+from ..core.array_libraries import COMMON_TYPES
 from ..core.values import PerReplica
+
+# What most leaves are.
+_NO_OBJECTS = COMMON_TYPES | {str, bytes, type(None)}
 
 
 def places_of(live: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Returns the leaves of a nest, each with its place as errors name it."""
-    if isinstance(live, Mapping) and not object_state.has_state(live):
-        for key, item in live.items():
-            yield from places_of(item, f"{path}[{key!r}]")
-    elif isinstance(live, (list, tuple)):
-        for i, item in enumerate(live):
-            yield from places_of(item, f"{path}[{i}]")
+    """Returns the leaves of a nest that may be objects, each with its place as errors name it."""
+    if isinstance(live, (Mapping, list, tuple)) and not object_state.has_state(live):
+        items = live.items() if isinstance(live, Mapping) else enumerate(live)
+        for key, item in items:
+            if type(item) not in _NO_OBJECTS:
+                yield from places_of(item, f"{path}[{key!r}]")
     else:
         yield path, live
 

@@ -22,7 +22,7 @@ from .agreement.header import PAYLOAD_START
 from .extremes import are_keyed, extreme
 from .plan import Plan, Slot, cut
 from .scratch import Scratch
-from .settlement import settle
+from .settlement import divide, settle
 
 # A program that makes new shapes all the time must not grow.
 _CACHE_SIZE = 1024
@@ -136,7 +136,7 @@ class InlineReduction:
             if are_keyed(total.dtype, self._op):
                 total[np.isnan(total)] = np.nan
         if self._scale != 1:
-            np.divide(total, self._scale, out=total)
+            divide(total, self._scale)
 
     def _add(self, total: Array, array: Array) -> None:
         """Combines `array` into `total`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import marshal
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from ..core import nest, object_state
@@ -85,26 +86,25 @@ class Verification(Call):
         super().__init__(site, options)
         self.kind, self.detail, self._remedy = caller, detail, remedy
         self.leaves: list[_Compared] = []
-        names: list[str | None] = []
+        self.names: list[str] = []
         whole = {}
         for part in sorted(parts):  # as dicts are flattened
-            outer, structure = nest.flatten(parts[part])
-            opened = []
-            for leaf, path in zip(outer, nest.leaf_paths(structure), strict=True):
-                where = f"{part}{path}"
-                state = _opened(leaf, where, caller, layout)
-                opened.append(state)
-                owner = None if state is leaf else (leaf, where)
+            whole[part] = value = parts[part]
+            outer, structure = nest.flatten(value)
+            places = [f"{part}{path}" for path in nest.leaf_paths(structure)]
+            opened = list(map(_opened, outer, places, repeat(caller), repeat(layout)))
+            for leaf, state, where in zip(outer, opened, places, strict=True):
+                if state is leaf:
+                    self._add(leaf, where, name_of(leaf), None, layout)
+                    continue
                 leaves, inside = nest.flatten(state)
                 for inner, inner_path in zip(leaves, nest.leaf_paths(inside), strict=True):
-                    name = "PerReplica" if isinstance(inner, PerReplica) else name_of(inner)
-                    names.append(name)
-                    self._add(inner, f"{where}{inner_path}", name, owner, layout)
-            whole[part] = nest.unflatten(structure, opened)
-        self.names = tuple(names)
-        (only,) = whole.values() if len(whole) == 1 else [whole]
-        self.structure = nest.flatten(only)[1]
-        self.identify((detail, tuple(whole), nest.key(self.structure), self.names))
+                    self._add(inner, f"{where}{inner_path}", None, (leaf, where), layout)
+            if any(state is not leaf for leaf, state in zip(outer, opened, strict=True)):
+                whole[part] = nest.unflatten(structure, opened)
+        # of `verify`, as the program has passed it
+        self.structure = nest.flatten(whole.get("value", whole))[1]
+        self.identify((detail, tuple(whole), nest.key(self.structure), tuple(self.names)))
 
     def _add(
         self,
@@ -115,17 +115,21 @@ class Verification(Call):
         layout: Layout,
     ) -> None:
         """Notes what is to be compared of a leaf."""
-        if isinstance(leaf, PerReplica):
+        if not isinstance(leaf, DistributedValues):
+            self.names.append("value")
+            self.leaves.append(_Compared(path, None, [leaf], False, owner))
+        elif isinstance(leaf, PerReplica):
             leaf.require(layout.num_replicas)
             components = leaf.components(layout.local_replica_ids)
+            self.names.append("PerReplica")
             self.leaves.append(_Compared(path, None, components, True, owner))
-        elif not isinstance(leaf, DistributedValues):
-            self.leaves.append(_Compared(path, name, [leaf], False, owner))
-        elif leaf.components(()) is None:  # others have a component for each replica
-            self.leaves.append(_Compared(path, name, [leaf.shared_value()], False, owner))
+        else:
+            self.names.append(name or "value")
+            if leaf.components(()) is None:  # others have a component for each replica
+                self.leaves.append(_Compared(path, name, [leaf.shared_value()], False, owner))
 
     def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
-        return tuple(LeafDescription(name or "value") for name in self.names)
+        return tuple(map(LeafDescription, self.names))
 
     def prepare(
         self, group: Group, calls: Sequence[Verification]
@@ -222,10 +226,10 @@ class Verification(Call):
 
 def _opened(leaf: Any, where: str, caller: str, layout: Layout) -> Any:
     """Returns the state of an object, as a nest, in its place; anything else as it is."""
-    if object_state.has_state(leaf):
-        return object_state.state_in(leaf)
     if not isinstance(leaf, PerReplica):
-        return leaf
+        if isinstance(leaf, DistributedValues) or not object_state.has_state(leaf):
+            return leaf
+        return object_state.state_in(leaf)
     leaf.require(layout.num_replicas)
     ids = layout.local_replica_ids
     components = leaf.components(ids)

@@ -17,7 +17,7 @@ from .agreement.steps import Reduce, Steps
 from .extremes import extreme, from_keys, to_keys
 from .parts import Part
 from .scratch import Scratch
-from .settlement import settle
+from .settlement import divide, settle
 
 
 class Work:
@@ -91,7 +91,7 @@ class Straight(Way):
             else:
                 yield Reduce(send, total, op)
             if scale != 1:
-                np.divide(total, scale, out=total)
+                divide(total, scale)
             part.deliver(total if result is None else None)
 
 

@@ -12,9 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from .array_libraries import COMMON_TYPES
+
 
 def has_state(value: Any) -> bool:
     """Returns whether `value` is an object that gives a state, and takes it back."""
+    if type(value) in COMMON_TYPES:
+        return False
     return (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")) or is_generator(
         value
     )
@@ -37,7 +41,13 @@ def is_optimizer(value: Any) -> bool:
 
 def is_compared(value: Any) -> bool:
     """Returns whether the state of `value` is known to be bits that can be compared."""
-    return is_module(value) or is_optimizer(value) or is_generator(value)
+    return (
+        is_module(value)
+        or is_optimizer(value)
+        or is_generator(value)
+        or _is_of_torch(value, "optim", "lr_scheduler", "LRScheduler")
+        or _is_of_torch(value, "amp", "GradScaler")
+    )
 
 
 def is_lazy(value: Any) -> bool:
@@ -47,6 +57,8 @@ def is_lazy(value: Any) -> bool:
 
 def _is_of_torch(value: Any, *names: str) -> bool:
     kind: Any = sys.modules.get("torch")
+    if kind is None:
+        return False
     for name in names:
         kind = getattr(kind, name, None)  # None also while it is being imported
     return kind is not None and isinstance(value, kind)

@@ -12,7 +12,10 @@ from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.array_libraries import as_constants, copy_of
 from ..core.context import State, entered
-from ..core.values import PerReplica, component_of
+from ..core.values import DistributedValues, Mirrored, PerReplica, component_of
+
+# Leaves of a result above this size are not compared between ranks.
+_HASHED_BYTES = 1 << 16
 
 
 def perform_alone(strategy: StrategyBase, call: Call) -> Any:
@@ -76,3 +79,16 @@ def unpacked(value: Any, replica_ids: Sequence[int], originals: Mapping[int, Any
         nest.map_structure(lambda leaf, i=i: component(leaf, i), value)  # type: ignore[misc]
         for i in replica_ids
     ]
+
+
+def comparable(result: Any) -> Any:
+    """Returns what of a merge_fn's result must be the same on all ranks."""
+
+    def of_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, Mirrored):
+            leaf = leaf.value
+        if isinstance(leaf, DistributedValues) or getattr(leaf, "nbytes", 0) > _HASHED_BYTES:
+            return None
+        return leaf
+
+    return nest.map_structure(of_leaf, result)

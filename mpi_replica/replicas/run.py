@@ -24,6 +24,7 @@ from ..collectives.agreement.call import Call
 from ..collectives.agreement.site import CallSite, boundary, function_identity
 from ..collectives.agreement.stand import Note, Stand
 from ..collectives.merge import MergeCall
+from ..collectives.reduce import AllReduce
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.context import State, entered, swap_state
@@ -32,9 +33,9 @@ from ..core.exceptions import ContextError, ReplicaStopped, add_note, text_of
 from ..core.library_state import LibraryState, needs_threads
 from ..core.options import CommunicationOptions
 from ..core.tracebacks import came_up_in_package
-from ..core.values import DistributedValues, Mirrored, per_replica
+from ..core.values import per_replica
 from .kept_by_runs import KeptByRuns
-from .merge_fn import invoke_merge_fn, unpacked
+from .merge_fn import comparable, invoke_merge_fn, unpacked
 from .replica_context import ReplicaContext
 from .run_end import RunEnd
 from .worker import Worker
@@ -69,6 +70,8 @@ class Seat:
     value: Any = None
     error: BaseException | None = None
     worker: Worker | None = None
+    #: Of torch's tensors that it contributes, where replicas of its rank may share them.
+    versions: Any = None
     _refusals = 0
 
     def __init__(self, run: Run, replica_id: int, args: Sequence[Any], kwargs: Mapping[str, Any]):
@@ -109,6 +112,8 @@ class Seat:
         if run.doom is not None:
             self.refuse(run.doom)
         call.replica_ids = (self.replica_id,)
+        if run.sharing is not None and type(call) is AllReduce:
+            self.versions = run.sharing.Versions(call)
         self.call = call
         self.status = "waits"
         if run.is_alone and call.error is None and not call.runs_user_code:
@@ -177,6 +182,13 @@ class Run(CurrentRun):
         #: Whether each replica has a thread of its own.
         self.has_threads = not self.is_alone and (needs_threads() or strategy.replica_threads)
         self.library_state = LibraryState.of_this_thread()
+        #: What finds torch's state that replicas of this rank share; None where none can be.
+        self.sharing: Any = None
+        if self.has_threads and self.library_state is not None:
+            from . import torch_shared_state  # torch is imported
+
+            self.sharing = torch_shared_state
+            self.sharing.watch_optimizers()
         #: What performs the calls. No greenlet where there are threads: objects that outlive a
         #: thread and know a greenlet of it crash the garbage collector (greenlet 3.5).
         self._hub = threading.current_thread() if self.has_threads else getcurrent()
@@ -250,6 +262,11 @@ class Run(CurrentRun):
                 return  # a replica that has not started is not started
 
     def _perform(self, calls: list[Call]) -> list[Any]:
+        if self.sharing is not None:
+            for seat in self.seats:
+                if seat.versions is not None:
+                    seat.versions.check()
+                    seat.versions = None
         failed = [call for call in calls if call.error is not None]
         if failed:
             agreement = self.engine.agreement
@@ -279,7 +296,7 @@ class Run(CurrentRun):
                 " through args instead of using it from outside."
             )
             what = f"the result of merge_fn {call.identity.text}"
-            digest = _NOTHING if result is None else digest_of(_comparable(result))
+            digest = _NOTHING if result is None else digest_of(comparable(result))
             self.engine.agreement.notes.add(
                 Note(what, call.site, digest, advice, "CollectiveMismatchError")
             )
@@ -389,16 +406,3 @@ class Run(CurrentRun):
         for seat in self.seats:
             if seat.worker is not None and seat.status in ("returned", "raised"):
                 kept.keep(seat.replica_id, seat.worker)
-
-
-def _comparable(result: Any) -> Any:
-    """Returns what of a merge_fn's result must be the same on all ranks."""
-
-    def comparable(leaf: Any) -> Any:
-        if isinstance(leaf, Mirrored):
-            leaf = leaf.value
-        if isinstance(leaf, DistributedValues) or getattr(leaf, "nbytes", 0) > _HASHED_BYTES:
-            return None
-        return leaf
-
-    return nest.map_structure(comparable, result)

@@ -58,10 +58,11 @@ def all_reduce(
     try:
         op = ReduceOp.of(reduce_op)
         if out is not None:
+            path = nest.leaf_paths(structure)[recorded[0]]
             raise TypeError(
-                "all_reduce with out= got a value that needs gradients: what is written into memory"
-                " that is there is no part of torch's graph. Leave out= away, call it under"
-                " torch.no_grad(), or detach() the value."
+                f"all_reduce with out= got value{path}, which needs"
+                " gradients: what is written into memory that is there is no part of torch's graph."
+                " Leave out= away, call it under torch.no_grad(), or detach() the value."
             )
     except Exception as error:
         engine = context.strategy.engine
@@ -314,11 +315,14 @@ class _Pass:
 
     def _recorded_in_words(self) -> str:
         """Returns of which leaves torch records what becomes: replicas must have the same."""
-        recorded = self._recorded
+        recorded, count = self._recorded, len(self._leaves)
         if not recorded:
             return ""
-        if len(recorded) == len(self._leaves):
+        if len(recorded) == count:
             return ", with gradients"
-        shown = [f"value{self._paths[index]}" for index in recorded[:_SHOWN]]
-        more = "" if len(recorded) <= _SHOWN else f" and {recorded[_SHOWN:]}"
-        return f", gradients of {', '.join(shown)}{more}"
+        others = [index for index in range(count) if index not in set(recorded)]
+        is_short = len(recorded) <= max(_SHOWN, len(others))
+        few, words = (recorded, "") if is_short else (others, "all but ")
+        shown = ", ".join([f"value{self._paths[index]}" for index in few[:_SHOWN]])
+        more = "" if len(few) <= _SHOWN else f" and {[*few[_SHOWN:]]}"
+        return f", gradients of {words}{shown}{more}"

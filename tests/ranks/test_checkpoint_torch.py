@@ -240,6 +240,18 @@ def test_the_state_of_an_object_has_tensors_where_it_had_some(strategy, path):
     assert isinstance(holder.state["array"], np.ndarray)
 
 
+def test_an_object_in_the_state_of_another_one_is_an_error_that_says_what_to_put_there(
+    strategy, path
+):
+    for inner in (network(1), torch.Generator()):
+        error = raises_everywhere(
+            TypeError, lambda x=inner: save(strategy, path, trainer=Holder(parts=[x]))
+        )
+        assert "(checkpoint.trainer.state_dict()['parts'][0])" in str(error)
+        assert "Put its own state there" in str(error)
+    check_works(strategy)
+
+
 def test_a_tensor_of_each_replica_goes_where_its_replica_is(strategy, path):
     own = strategy.run(lambda: {"x": torch.full((replica_id() + 1,), float(replica_id()))})
     save(strategy, path, own=own)
@@ -308,6 +320,16 @@ def test_a_module_that_lacks_a_parameter_is_told_by_name_before_anything_changes
     assert same(model[0].weight, before["0.weight"])
     assert x.tolist() == [1, 1]
     check_works(strategy)
+
+
+def test_of_many_parameters_that_have_other_names_some_are_told(strategy, path):
+    model = torch.nn.Sequential(*(torch.nn.PReLU() for _ in range(30)))
+    save(strategy, path, model=model)
+    error = raises_everywhere(
+        CheckpointError,
+        lambda: restored(strategy, path, model=torch.nn.ModuleDict({"inner": model})),
+    )
+    assert "model['inner.19.weight'] and 10 more; not in the program: " in str(error)
 
 
 class Versioned(torch.nn.Module):
@@ -606,6 +628,11 @@ def test_a_module_of_each_rank_that_differs_is_an_error(strategy, path):
     generator = torch.Generator().manual_seed(strategy.rank)
     error = raises_everywhere(DivergenceError, lambda: save(strategy, path, generator=generator))
     assert "give all the same seed" in str(error)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1 + strategy.rank)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for name, one in (("optimizer", optimizer), ("scheduler", scheduler)):
+        with pytest.raises(DivergenceError, match=rf"checkpoint\.{name}\['"):
+            save(strategy, path, **{name: one})
     check_works(strategy)
 
 
