@@ -12,7 +12,14 @@ import numpy as np
 
 from ..core import nest
 from ..core.argument_checks import integer
-from ..core.array_libraries import dtype_of, give_back, mean_of, to_numpy, ways_back
+from ..core.array_libraries import (
+    dtype_of,
+    give_back,
+    mean_of,
+    recorded_by_torch,
+    to_numpy,
+    ways_back,
+)
 from ..core.dtypes import accumulation
 from ..core.exceptions import ContextError
 from ..core.indexed_slices import IndexedSlices
@@ -41,8 +48,8 @@ def mean_over_global_batch(
     -------
     nest of numpy.ndarray
         The sums over all replicas, divided by the rows of all. Means of integers are float64. The
-        sums must not overflow: sum up float16 in float32. Arrays of torch, JAX and others as for
-        ``all_reduce``.
+        sums must not overflow: sum up float16 in float32. Arrays of torch, JAX and others, and
+        gradients of torch, as for ``all_reduce``.
 
     Raises
     ------
@@ -190,6 +197,9 @@ def _divided(total: Any, count: float) -> Any:
         mean = copy.copy(total)
         mean.values = _divided(total.values, count)
         return mean
+    if recorded_by_torch([total]):  # numpy would end what is recorded
+        wide = total.float() if total.dtype.itemsize == 2 else total
+        return (wide / count).to(total.dtype)
     ways = ways_back([total])
     if ways is not None:
         array = to_numpy(total)

@@ -172,6 +172,11 @@ TABLE = {
         ),
         lambda i, count: [count * (i + 1) / sum(range(1, count + 1))],
     ),
+    "mean over the rows of all": (
+        start,
+        lambda context, i, x: weight(i) * mr.mean_over_global_batch(x * x, rows=i + 1),
+        lambda i, count: [weights(count) * 2 * (i + 2) / sum(range(1, count + 1))],
+    ),
     "the same leaf twice in a nest": (
         start,
         lambda context, i, x: sum(context.all_reduce("SUM", [x, x])),
@@ -653,6 +658,18 @@ def test_gradients_of_narrow_floats_are_added_up_as_wide_ones(strategy, dtype):
     for found in results(strategy, step).values():
         same(found, expected)
         assert as_numpy(found) == as_numpy(expected)
+
+
+@pytest.mark.parametrize("dtype", [*NARROW, "float32", "float64"])
+def test_means_over_the_global_batch_have_the_same_bits_with_gradients(strategy, dtype):
+    def step():
+        sums = torch.arange(1, 400, dtype=getattr(torch, dtype)) / 7 + replica_id()
+        plain = mr.mean_over_global_batch(sums, rows=70_001)  # more than float16 can hold
+        found = mr.mean_over_global_batch(sums.requires_grad_(), rows=70_001)
+        return found.requires_grad, torch.equal(found.detach(), plain), found.dtype == sums.dtype
+
+    for found in results(strategy, step).values():
+        assert found == (True, True, True)
 
 
 def test_a_program_with_all_ops_on_one_process_and_on_replicas(strategy):
