@@ -122,7 +122,7 @@ class _AllReduceExtreme(_WeighedReduce):
         found = ctx.through.back(ReduceOp.SUM, [*wanted.values(), *numbers])
         totals, owners = found[: len(wanted)], found[len(wanted) :]
         parts = {
-            i: total * (mine / number).to(total.dtype)
+            i: total * (mine.to(total.dtype) / number)
             for i, total, mine, number in zip(wanted, totals, numbers, owners, strict=True)
         }
         return _as_arguments(parts, count)

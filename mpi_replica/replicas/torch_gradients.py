@@ -318,8 +318,8 @@ class _Pass:
         recorded, count = self._recorded, len(self._leaves)
         if not recorded:
             return ""
-        if len(recorded) == count:
-            return ", with gradients"
+        if len(recorded) == count > _SHOWN:
+            return ", gradients of all"
         others = [index for index in range(count) if index not in set(recorded)]
         is_short = len(recorded) <= max(_SHOWN, len(others))
         few, words = (recorded, "") if is_short else (others, "all but ")
