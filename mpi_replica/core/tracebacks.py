@@ -11,7 +11,7 @@ _PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(_
 _SHOW_ALL = "MPI_REPLICA_FULL_TRACEBACK"
 
 # Where an error is thrown into a replica that waits: it was raised elsewhere.
-_WAITS = ("run.py", "meet")
+_WAITS = ("worker.py", "wait")
 
 
 def is_of_package(file: str) -> bool:
