@@ -293,7 +293,7 @@ def _shares_elements(tensor: Any) -> bool:
 
 
 class _Torch:
-    """torch.Tensor. Nothing is recorded for gradients: a collective is not differentiated."""
+    """torch.Tensor, by its values: what is differentiated goes by `replicas.torch_gradients`."""
 
     @staticmethod
     def dtype(tensor: Any) -> np.dtype[Any]:

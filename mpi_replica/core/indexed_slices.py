@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .array_libraries import Array
+from .array_libraries import Array, recorded_by_torch
 from .dtypes import accumulation, as_array
 from .options import ReduceOp
 from .tree import middle
@@ -31,7 +31,8 @@ class IndexedSlices:
     ValueError
         There are not as many indices as rows, or `dense_shape` does not fit.
     TypeError
-        `indices` are not integers; an array has a mask, which would be lost.
+        `indices` are not integers; an array has a mask, which would be lost; torch would record
+        what is computed with `values`.
 
     Examples
     --------
@@ -44,6 +45,11 @@ class IndexedSlices:
     __slots__ = ("_rows_of_replicas", "dense_shape", "indices", "values")
 
     def __init__(self, values: Any, indices: Any, dense_shape: Iterable[int] | None = None) -> None:
+        if recorded_by_torch([values]):
+            raise TypeError(
+                "IndexedSlices got values that need gradients: it holds numpy arrays, and no"
+                " gradient passes it. Give it values.detach(), or reduce a dense tensor."
+            )
         self.values = as_array(values)
         self.indices = as_array(indices)
         self.dense_shape = None if dense_shape is None else tuple(int(n) for n in dense_shape)

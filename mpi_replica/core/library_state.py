@@ -26,8 +26,8 @@ _is_untraced = False
 def _leave_untraced() -> None:
     """Tells torch.compile, where it is in use, that calls of this package are to be made as is."""
     global _is_untraced
-    rules = sys.modules.get("torch._dynamo.trace_rules")
-    if rules is not None and not _is_untraced:
+    rules: Any = sys.modules.get("torch._dynamo.trace_rules")
+    if hasattr(rules, "add") and not _is_untraced:
         rules.add(__name__.partition(".")[0])
         _is_untraced = True
 
@@ -54,9 +54,12 @@ class LibraryState(NamedTuple):
 
     @classmethod
     def of_this_thread(cls) -> Self | None:
-        """Returns the state of the thread that calls; None where torch is not imported."""
-        torch = sys.modules.get("torch")
-        if torch is None or not hasattr(torch, "autograd"):  # or is being imported
+        """Returns the state of the thread that calls; None where torch is not imported.
+
+        Also where that is being imported, or is older than 2.4, which has other names for it.
+        """
+        torch: Any = sys.modules.get("torch")
+        if not hasattr(torch, "get_autocast_dtype"):
             return None
         _leave_untraced()
         cuda = None

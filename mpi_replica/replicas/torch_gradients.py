@@ -95,8 +95,8 @@ class _Owner(NamedTuple):
 
     def back(self, line: str, number: int, run: int) -> Self:
         """Returns what goes back through this call."""
-        through = line, number, run
-        return self._replace(kind=f"gradient of {self.kind}", through=through)
+        kind, through = f"gradient of {self.kind}", (line, number, run)
+        return type(self)(self.strategy, self.replica_id, kind, self.options, through)
 
     def mark(self, call: Call) -> None:
         """Tells `call` from others that go back through a call on the same line."""

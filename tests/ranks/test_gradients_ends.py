@@ -230,3 +230,11 @@ def test_a_recorded_result_can_be_returned_from_a_run_and_read(strategy):
     for found in results(strategy, step).values():
         assert found.requires_grad
         assert found.detach().item() == count * (count + 1) / 2
+
+
+def test_rows_that_need_gradients_are_refused_where_they_are_made_indexed_slices():
+    rows = torch.ones(2, 2, requires_grad=True)
+    with pytest.raises(TypeError, match=r"no gradient passes it\. Give it values\.detach"):
+        mr.IndexedSlices(rows, [0, 1])
+    with torch.no_grad():
+        assert mr.IndexedSlices(rows, [0, 1]).values.tolist() == [[1, 1], [1, 1]]
