@@ -37,6 +37,11 @@ def name_of(code):
     return found and found[1]
 
 
+def needs_torch(code):
+    """Return whether a program needs torch."""
+    return "import torch" in code
+
+
 def written(code, folder):
     """Return the file that the first line names, with the code in it."""
     file = folder / name_of(code)
