@@ -155,12 +155,12 @@ def run_ranks(
     return subprocess.CompletedProcess(command, launcher.returncode, stdout, stderr)
 
 
-def pass_on_ranks(library, ranks, files, *, torch=False):
+def pass_on_ranks(library, ranks, files, *, torch=False, env=None):
     """Run files of tests/ranks on some ranks, and fail where they do not pass; return the output.
 
     Parameters
     ----------
-    library, ranks, torch
+    library, ranks, torch, env
         As for `run_ranks`.
     files : sequence of str or path
         The tests.
@@ -172,6 +172,7 @@ def pass_on_ranks(library, ranks, files, *, torch=False):
         ["-m", "pytest", "--only-mpi", "--color=no", "-p", "no:cacheprovider", *files],
         timeout_seconds=600,
         torch=torch,
+        env=env,
     )
     wrong = []
     if done.returncode != 0:

@@ -24,10 +24,27 @@ OF_THE_LIBRARY = (
 )
 
 
+# Where each of several replicas has a thread of its own, whatever is imported: that the tests hold
+# for both kinds is seen where it costs least.
+WITH_THREADS = ("openmpi", 1)
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_ranks(library, ranks):
+    check_ranks(library, ranks)
+
+
+@pytest.mark.skipif(
+    WITH_THREADS[0] not in LIBRARIES or WITH_THREADS[1] not in RANKS, reason="not asked for"
+)
+def test_ranks_whose_replicas_have_threads():
+    check_ranks(*WITH_THREADS, env={"MPI_REPLICA_THREADS": "1"})
+
+
+def check_ranks(library, ranks, **settings):
+    """Run the tests, and fail where they do not pass on all ranks."""
     files = ["tests/ranks"]
     if (library, ranks) not in WHOLE:
         files = [f"tests/ranks/test_{name}.py" for name in OF_THE_LIBRARY]
-    pass_on_ranks(library, ranks, files)
+    pass_on_ranks(library, ranks, files, **settings)

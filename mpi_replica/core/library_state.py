@@ -85,11 +85,11 @@ class LibraryState(NamedTuple):
         """Calls `function` in this state, in the thread that calls, and leaves nothing of it."""
         torch = sys.modules["torch"]
         with contextlib.ExitStack() as stack:
+            # Its end also ends what the function has left, with all that belongs to it.
+            stack.enter_context(torch.inference_mode(self.is_inference))
             # What goes back through a collective must run in the thread of its replica, and two
             # replicas on one device would wait for each other in the thread of that device.
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-            if self.is_inference and not torch.is_inference_mode_enabled():
-                stack.enter_context(torch.inference_mode())
             self._restore()
             try:
                 return function()

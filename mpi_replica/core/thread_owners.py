@@ -9,7 +9,9 @@ from __future__ import annotations
 from _thread import get_ident
 
 _owners: dict[int, int] = {}
-_at_work: dict[int, int] = {}
+
+#: By the ident of the thread that is stood for: that of the thread that works for it now.
+at_work: dict[int, int] = {}
 
 
 def owner_of_this_thread() -> int:
@@ -25,28 +27,12 @@ def is_stand_in() -> bool:
 
 def thread_at_work(owner: int) -> int:
     """Returns the ident of the thread that works for `owner` now, or itself."""
-    return _at_work.get(owner, owner)
+    return at_work.get(owner, owner)
 
 
-class StandIn:
-    """Has a thread stand for `owner`, while it works."""
-
-    def __init__(self, owner: int) -> None:
-        self._owner = owner
-
-    def begin(self, ident: int) -> int | None:
-        """Has the thread `ident` work for the owner; returns which one did until now."""
-        before = _at_work.get(self._owner)
-        _owners[ident] = self._owner
-        _at_work[self._owner] = ident
-        return before
-
-    def end(self, before: int | None) -> None:
-        """Has the thread work again that did before."""
-        if before is None:
-            _at_work.pop(self._owner, None)
-        else:
-            _at_work[self._owner] = before
+def stand_in_for(owner: int) -> None:
+    """Has the thread that calls stand for `owner`, which says in `at_work` when it does."""
+    _owners[get_ident()] = owner
 
 
 def forget_thread(ident: int) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from ..core.thread_owners import owner_of_this_thread
+
 
 class InterruptGate:
     """Holds SIGINT back while it is closed; nests. Only the main thread gets signals."""
@@ -57,7 +59,7 @@ class InterruptGate:
 
     def take(self) -> bool:
         """Returns whether an interrupt was held back, and forgets it."""
-        if self.is_pending and get_ident() == self.main_thread:
+        if self.is_pending and owner_of_this_thread() == self.main_thread:
             self.is_pending = False
             return True
         return False

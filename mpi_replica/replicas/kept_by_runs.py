@@ -17,19 +17,20 @@ class KeptByRuns:
     def __init__(self) -> None:
         self.greenlets: list[Worker] = []
         #: By replica: what a library or the program keeps for a thread, a replica finds again.
-        self.threads: dict[int, list[ReplicaThread]] = {}
+        self.threads: dict[int, list[Worker]] = {}
         #: Ends of runs in which all local replicas returned None, by call site and function.
         self.empty_ends: dict[tuple[bytes, bytes], RunEnd] = {}
 
     def worker(self, replica_id: int, *, is_thread: bool) -> Worker:
         """Returns what a replica may run in, which is kept here no longer."""
-        if not is_thread:
-            return GreenletWorker() if is_stand_in() or not self.greenlets else self.greenlets.pop()
-        threads = self.threads.get(replica_id, [])
-        while threads:
-            if (thread := threads.pop()).is_alive:
-                return thread
-        return ReplicaThread(replica_id)
+        if is_thread:
+            kept = self.threads.get(replica_id, [])
+        else:
+            kept = [] if is_stand_in() else self.greenlets
+        while kept:
+            if (worker := kept.pop()).is_alive:
+                return worker
+        return ReplicaThread(replica_id) if is_thread else GreenletWorker()
 
     def keep(self, replica_id: int, worker: Worker) -> None:
         """Keeps what the replica has run in to its end."""

@@ -14,7 +14,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import greenlet
 from greenlet import getcurrent
@@ -126,7 +126,11 @@ class Seat:
                 self.call = None
                 self.status = "runs"
                 return result
-        return self.worker.wait()
+        try:
+            return self.worker.wait()
+        finally:  # not by the hub: where a signal's handler raises there, this replica still waits
+            self.call = None
+            self.status = "runs"
 
     def refuse(self, doom: BaseException) -> None:
         """Raises, since the run is over; gives up on a replica that will not stop."""
@@ -142,18 +146,11 @@ class Seat:
         """Raises `error` at the call at which the replica waits; called by the hub."""
         self._refusals += self.run.doom is not None
         trace = error.__traceback__ if came_up_in_package(error) else None
-        self._begin_to_resume().throw(error, trace)
+        cast("Worker", self.worker).throw(error, trace)
 
     def go_on(self, answer: Any) -> None:
         """Returns `answer` from the call at which the replica waits; called by the hub."""
-        self._begin_to_resume().resume(answer)
-
-    def _begin_to_resume(self) -> Worker:
-        if self.worker is None:
-            raise RuntimeError("a replica that never started can't go on")
-        self.call = None
-        self.status = "runs"
-        return self.worker
+        cast("Worker", self.worker).resume(answer)
 
 
 class Run(CurrentRun):
@@ -196,42 +193,49 @@ class Run(CurrentRun):
     def execute(self, kept: KeptByRuns) -> Any:
         """Runs the function on all local replicas; returns what they returned, merged."""
         agreement = self.engine.agreement
-        agreement.enter_run(self)
         try:
-            try:
-                self._start(kept)
-            except BaseException as error:  # Ctrl-C between two replicas
-                self._deal_with(error, [])
-            while self.doom is None:
-                has_ended = False
-                waiting: list[Seat] = []
-                for seat in self.seats:  # no comprehension: most runs end here at once
-                    if seat.status != "returned":
-                        waiting = [seat for seat in self.seats if seat.status == "waits"]
-                        break
-                else:
-                    has_ended = True
-                try:
-                    if self.failure is not None:
-                        failure, self.failure = self.failure, None
-                        raise failure
-                    if has_ended:
-                        return self._end(kept)
-                    if len(waiting) == len(self.seats):
-                        answers = self._perform([seat.call for seat in waiting if seat.call])
-                    else:
-                        self._report()
-                    answers.reverse()
-                    for seat in waiting:
-                        # Popped: what is kept here would live until the next call is done.
-                        seat.go_on(answers.pop())
-                except BaseException as error:
-                    self._deal_with(error, waiting)
-            self._unwind()
-            raise self.doom
+            agreement.enter_run(self)
+            return self._go_through(kept)
         finally:
-            agreement.leave_run()
-            self._give_back(kept)
+            try:
+                agreement.leave_run(self)
+            finally:
+                agreement.leave_run(self)
+                self._give_back(kept)
+
+    def _go_through(self, kept: KeptByRuns) -> Any:
+        """Runs the function on all local replicas, to the end of the run."""
+        try:
+            self._start(kept)
+        except BaseException as error:  # Ctrl-C between two replicas
+            self._deal_with(error, [])
+        while self.doom is None:
+            has_ended = False
+            waiting: list[Seat] = []
+            for seat in self.seats:  # no comprehension: most runs end here at once
+                if seat.status != "returned":
+                    waiting = [seat for seat in self.seats if seat.status == "waits"]
+                    break
+            else:
+                has_ended = True
+            try:
+                if self.failure is not None:
+                    failure, self.failure = self.failure, None
+                    raise failure
+                if has_ended:
+                    return self._end(kept)
+                if len(waiting) == len(self.seats):
+                    answers = self._perform([seat.call for seat in waiting if seat.call])
+                else:
+                    self._report()
+                answers.reverse()
+                for seat in waiting:
+                    # Popped: what is kept here would live until the next call is done.
+                    seat.go_on(answers.pop())
+            except BaseException as error:
+                self._deal_with(error, waiting)
+        self._unwind()
+        raise self.doom
 
     def is_here(self) -> bool:
         return self._hub is (threading.current_thread() if self.has_threads else getcurrent())
@@ -404,5 +408,9 @@ class Run(CurrentRun):
 
     def _give_back(self, kept: KeptByRuns) -> None:
         for seat in self.seats:
-            if seat.worker is not None and seat.status in ("returned", "raised"):
+            if seat.worker is None:
+                continue
+            if seat.status in ("returned", "raised"):
                 kept.keep(seat.replica_id, seat.worker)
+            elif seat.status == "waits":  # a signal's handler has raised while it was to stop
+                seat.worker.give_up()

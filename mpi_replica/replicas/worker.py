@@ -17,6 +17,11 @@ class Worker(ABC):
     One of them runs at a time: the hub, or a replica.
     """
 
+    @property
+    @abstractmethod
+    def is_alive(self) -> bool:
+        """Whether it can be used: not so where a signal's handler has raised in its own code."""
+
     @abstractmethod
     def begin(self, work: Callable[[], None]) -> None:
         """Calls `work`, and returns when that waits or ends; called by the hub, as `resume`."""
@@ -41,6 +46,10 @@ class Worker(ABC):
     def rest(self) -> None:
         """Holds nothing any more of the run that is over."""
 
+    @abstractmethod
+    def give_up(self) -> None:
+        """Ends the replica where it waits; called by the hub, which then drops the worker."""
+
 
 class GreenletWorker(Worker):
     """A kept greenlet: making one costs more than all its switches in a step."""
@@ -50,6 +59,10 @@ class GreenletWorker(Worker):
         # Not an argument of the greenlet: that would be kept for as long as the greenlet is.
         self._job: Callable[[], None] | None = None
         self._hub = getcurrent()
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._greenlet.dead
 
     def begin(self, work: Callable[[], None]) -> None:
         self._job = work
@@ -65,6 +78,9 @@ class GreenletWorker(Worker):
 
     def wait(self) -> Any:
         return self._hub.switch()
+
+    def give_up(self) -> None:
+        """Does nothing: Python raises `GreenletExit` in a greenlet that is no longer used."""
 
     def is_here(self) -> bool:
         return getcurrent() is self._greenlet

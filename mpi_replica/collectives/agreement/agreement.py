@@ -123,9 +123,10 @@ class Agreement:
         run.ordinal = self.last_run_ordinal
         self.runs.append(run)
 
-    def leave_run(self) -> None:
-        """Ends the innermost run."""
-        self.runs.pop()
+    def leave_run(self, run: CurrentRun) -> None:
+        """Ends a run, if it has not ended: a signal's handler may raise here, too."""
+        if run in self.runs:
+            self.runs.remove(run)
 
     def local_meeting(self) -> tuple[tuple[int, ...], str]:
         """Returns the local replicas that have not come to a call, and the call of the others.
