@@ -10,7 +10,6 @@ run functions of the program.
 
 from __future__ import annotations
 
-import functools
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -24,13 +23,11 @@ from ..collectives.agreement.call import Call
 from ..collectives.agreement.site import CallSite, boundary, function_identity
 from ..collectives.agreement.stand import Note, Stand
 from ..collectives.merge import MergeCall
-from ..collectives.reduce import AllReduce
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.context import State, entered, swap_state
 from ..core.digests import digest_of
 from ..core.exceptions import ContextError, ReplicaStopped, add_note, text_of
-from ..core.library_state import LibraryState, needs_threads
 from ..core.options import CommunicationOptions
 from ..core.tracebacks import came_up_in_package
 from ..core.values import per_replica
@@ -38,6 +35,7 @@ from .kept_by_runs import KeptByRuns
 from .merge_fn import comparable, invoke_merge_fn, unpacked
 from .replica_context import ReplicaContext
 from .run_end import RunEnd
+from .run_libraries import RunLibraries
 from .worker import Worker
 
 #: A replica that swallows `ReplicaStopped` this often is abandoned.
@@ -51,12 +49,6 @@ _NOTHING = digest_of(None)
 
 # The kinds of the leaves of a None.
 _NO_VALUE = ("none",)
-
-_IMPORTED_LATE = (
-    "torch or JAX was imported inside of a step, on a rank with several replicas: they share a"
-    " thread, and what such a library keeps for a thread would pass from one to the other. Import"
-    " it at the top of the program, before strategy.run."
-)
 
 _abandoned: list[Seat] = []  # never resumed and never collected: that would run their code
 
@@ -83,15 +75,11 @@ class Seat:
     @boundary
     def work(self) -> None:
         """Runs the step function to its end; called where the replica runs."""
-        strategy, library_state = self.run.strategy, self.run.library_state
+        strategy = self.run.strategy
         context = ReplicaContext.in_run(strategy, self.replica_id, self.meet)
         swap_state(context.state)  # in a context of the replica's own, which is thrown away
         try:
-            if library_state is None:
-                self.value = self.run.fn(*self.args, **self.kwargs)
-            else:
-                step = functools.partial(self.run.fn, *self.args, **self.kwargs)
-                self.value = library_state.hold_in(step)
+            self.value = self.run.libraries.call(self.run.fn, self.args, self.kwargs)
             self.status = "returned"
         except greenlet.GreenletExit:
             raise
@@ -107,13 +95,12 @@ class Seat:
                 " directly from the function given to strategy.run."
             )
         run = self.run
-        if not run.is_alone and not run.has_threads and needs_threads():
-            raise ContextError(_IMPORTED_LATE)
+        if not run.is_alone:
+            run.libraries.check()
+            self.versions = run.libraries.versions_of(call)
         if run.doom is not None:
             self.refuse(run.doom)
         call.replica_ids = (self.replica_id,)
-        if run.sharing is not None and type(call) is AllReduce:
-            self.versions = run.sharing.Versions(call)
         self.call = call
         self.status = "waits"
         if run.is_alone and call.error is None and not call.runs_user_code:
@@ -176,19 +163,12 @@ class Run(CurrentRun):
         self.seats = [Seat(self, *seat) for seat in seats]
         #: Whether this rank has one replica, which performs its calls itself.
         self.is_alone = len(self.seats) == 1
-        #: Whether each replica has a thread of its own.
-        self.has_threads = not self.is_alone and (needs_threads() or strategy.replica_threads)
-        self.library_state = LibraryState.of_this_thread()
-        #: What finds torch's state that replicas of this rank share; None where none can be.
-        self.sharing: Any = None
-        if self.has_threads and self.library_state is not None:
-            from . import torch_shared_state  # torch is imported
-
-            self.sharing = torch_shared_state
-            self.sharing.watch_optimizers()
+        self.libraries = RunLibraries(
+            asks_for_threads=strategy.replica_threads, is_alone=self.is_alone
+        )
         #: What performs the calls. No greenlet where there are threads: objects that outlive a
         #: thread and know a greenlet of it crash the garbage collector (greenlet 3.5).
-        self._hub = threading.current_thread() if self.has_threads else getcurrent()
+        self._hub = threading.current_thread() if self.libraries.has_threads else getcurrent()
 
     def execute(self, kept: KeptByRuns) -> Any:
         """Runs the function on all local replicas; returns what they returned, merged."""
@@ -238,7 +218,9 @@ class Run(CurrentRun):
         raise self.doom
 
     def is_here(self) -> bool:
-        return self._hub is (threading.current_thread() if self.has_threads else getcurrent())
+        return self._hub is (
+            threading.current_thread() if self.libraries.has_threads else getcurrent()
+        )
 
     def meeting(self) -> tuple[tuple[int, ...], str]:
         """Returns the replicas of this rank that have not come to a call, and that of others."""
@@ -259,18 +241,17 @@ class Run(CurrentRun):
 
     def _start(self, kept: KeptByRuns) -> None:
         for seat in self.seats:
-            seat.worker = kept.worker(seat.replica_id, is_thread=self.has_threads)
+            seat.worker = kept.worker(seat.replica_id, is_thread=self.libraries.has_threads)
             seat.status = "runs"
             seat.worker.begin(seat.work)
             if seat.status == "raised":
                 return  # a replica that has not started is not started
 
     def _perform(self, calls: list[Call]) -> list[Any]:
-        if self.sharing is not None:
-            for seat in self.seats:
-                if seat.versions is not None:
-                    seat.versions.check()
-                    seat.versions = None
+        for seat in self.seats:
+            if seat.versions is not None:
+                seat.versions.check()
+                seat.versions = None
         failed = [call for call in calls if call.error is not None]
         if failed:
             agreement = self.engine.agreement
