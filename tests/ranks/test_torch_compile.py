@@ -68,14 +68,13 @@ def test_a_compiled_loss_gives_the_same_gradients_call_after_call(strategy, back
     check_works(strategy)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_compiled_step_with_its_backward_pass_gives_the_same(strategy, backend):
+def test_a_compiled_step_with_its_backward_pass_gives_the_same(strategy):
     def step(x, w):
         loss(x, w).backward()
         gradient = mr.get_replica_context().all_reduce("MEAN", w.grad)
         return 2 * gradient
 
-    compiled = torch.compile(step, backend=backend)
+    compiled = torch.compile(step, backend="aot_eager")
 
     def both():
         return compiled(*inputs(0)), compiled(*inputs(1))
