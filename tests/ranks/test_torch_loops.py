@@ -261,6 +261,21 @@ def an_optimizer_each():
     return step
 
 
+def a_head_each_on_one_body():
+    """The parameters that are shared are not the first of the optimizer."""
+    body = network()
+
+    def step():
+        head = torch.nn.Linear(1, 1).double()
+        both = torch.nn.Sequential(head, body)
+        optimizer = torch.optim.SGD(both.parameters(), lr=0.1)
+        written(body, reduced(body))
+        written(head, [torch.zeros_like(one) for one in head.parameters()])
+        optimizer.step()
+
+    return step
+
+
 def one_scaler():
     model = network()
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
@@ -318,6 +333,7 @@ MISTAKES = {
     "one Adam": (one_optimizer("Adam"), ["makes a step of Adam"]),
     "one AdamW of groups": (one_optimizer("AdamW"), ["makes a step of AdamW"]),
     "two optimizers of the same parameters": (an_optimizer_each, ["step of SGD", OF_OTHERS]),
+    "a head each on one body": (a_head_each_on_one_body, ["step of SGD", OF_OTHERS]),
     "one scaler": (one_scaler, ["makes a step of SGD"]),
     "with a scheduler": (with_a_scheduler, ["makes a step of SGD"]),
     "without zero_grad": (a_gradient_without_zero_grad, ["value[0] of", "was written while"]),
