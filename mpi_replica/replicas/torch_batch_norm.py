@@ -38,12 +38,12 @@ class SyncBatchNorm(_BatchNorm):
     Raises
     ------
     ValueError
-        In a call: the input has less than two axes, or all replicas together have one value a
-        channel; on every rank.
+        In a call: the input has less than two axes or other channels, or all replicas together
+        have one value a channel; on every rank.
     ContextError
         In a call: in training, in cross-replica context.
     StructureMismatchError
-        In a call: replicas have other channels or dtypes; on every rank.
+        In a call: replicas have other dtypes; on every rank.
 
     Notes
     -----
@@ -114,16 +114,23 @@ class SyncBatchNorm(_BatchNorm):
         scale = torch.rsqrt(variance + self.eps)
         if self.weight is not None:
             scale = scale * self.weight
-        shift = -mean * scale if self.bias is None else self.bias - mean * scale
         shape = (1, -1) + (1,) * (input.dim() - 2)
-        wide = input.to(mean.dtype)
-        return torch.addcmul(shift.view(shape), wide, scale.view(shape)).to(input.dtype)
+        # Less the mean first: where it is large, gradients are those of small numbers so.
+        centred = input.to(mean.dtype) - mean.view(shape)
+        if self.bias is None:
+            return (centred * scale.view(shape)).to(input.dtype)
+        return torch.addcmul(self.bias.view(shape), centred, scale.view(shape)).to(input.dtype)
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(
                 f"SyncBatchNorm got an input of shape {tuple(input.shape)}: it must be (rows,"
                 " channels, ...)."
+            )
+        if input.shape[1] != self.num_features:  # its weight might be stretched to them
+            raise ValueError(
+                f"SyncBatchNorm got an input of shape {tuple(input.shape)}, with"
+                f" {input.shape[1]} channels: it was made for {self.num_features}."
             )
 
     def _keep(
@@ -167,7 +174,7 @@ def _moments(
             f"SyncBatchNorm got {total} values a channel of all replicas together, in training: it"
             " needs two or more to have a variance."
         )
-    weights = (found["count"] / total).to(means.dtype).to(means.device)[:, None]
+    weights = (found["count"].to(means) / total)[:, None]
     mean = (weights * means).sum(0)
     # Of two groups of values, and so of any number (Chan, Golub and LeVeque, 1979).
     variance = (weights * (variances + (means - mean) ** 2)).sum(0)
@@ -206,14 +213,23 @@ def convert_sync_batchnorm(module: torch.nn.Module) -> torch.nn.Module:
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"convert_sync_batchnorm needs a torch.nn.Module, got {module!r}.")
+    return _converted(module, {})
+
+
+def _converted(module: Any, done: dict[Any, Any]) -> Any:
+    """Returns what becomes of a module, which may be in several places."""
+    if module in done:
+        return done[module]
+    done[module] = module
     if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
-        return _converted(module)
-    for name, child in module.named_children():
-        module.add_module(name, convert_sync_batchnorm(child))
-    return module
+        done[module] = _successor(module)
+    for name, child in list(module._modules.items()):
+        if child is not None:
+            module.add_module(name, _converted(child, done))
+    return done[module]
 
 
-def _converted(norm: Any) -> SyncBatchNorm:
+def _successor(norm: Any) -> SyncBatchNorm:
     new = SyncBatchNorm(
         norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats
     )

@@ -41,8 +41,8 @@ def _check_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         return  # in a merge_fn, or outside of steps
     strategy, mine = replica.strategy, replica.replica_id_in_sync_group
     run = id(strategy), strategy.engine.agreement.run_ordinal
-    firsts = [group["params"][0] for group in optimizer.param_groups if group["params"]]
-    for thing in (optimizer, *firsts):
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    for thing in (optimizer, *parameters):
         before = _steps.get(thing)
         if before is not None and before[0] == run and before[1] != mine:
             what = "" if thing is optimizer else "of another optimizer, with the same parameters, "

@@ -1,0 +1,440 @@
+"""The ordinary loop of torch: as one process with the global batch, with the same bits everywhere.
+
+Where modules and optimizers are shared by replicas of a rank, results would depend on the layout:
+that is an error on all ranks.
+"""
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from everywhere import check_works, gathered, holds_everywhere, raises_everywhere
+from gradient_programs import as_numpy, replica_id, results
+from mpi_replica.errors import ContextError
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+ROWS = (3, 0, 2, 4, 1, 5, 2)
+STEPS = 4
+F64 = torch.float64
+
+
+def network():
+    """The same on all replicas and ranks."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.double().parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=F64))
+    return model
+
+
+def batch(i, number):
+    """The rows of replica i in a step, and what is to be learnt of them."""
+    random = np.random.default_rng([i, number])
+    x, y = random.standard_normal((ROWS[i], 3)), random.standard_normal((ROWS[i], 1))
+    return torch.from_numpy(x), torch.from_numpy(y + i)
+
+
+def global_batch(count, number):
+    return tuple(map(torch.cat, zip(*(batch(i, number) for i in range(count)), strict=True)))
+
+
+def in_groups(model):
+    return [
+        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.3},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "lr": 0.05},
+    ]
+
+
+OPTIMIZERS = {
+    "SGD": lambda model: torch.optim.SGD(
+        model.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01
+    ),
+    "Adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.02),
+    "AdamW": lambda model: torch.optim.AdamW(in_groups(model), lr=0.02, weight_decay=0),
+}
+FORMS = ["plain", "clipped", "divided by a norm", "with a norm", "accumulated", "scheduled"]
+LOOPS = [("Adam", form) for form in FORMS]
+LOOPS += [(optimizer, form) for optimizer in ("SGD", "AdamW") for form in ("clipped", "scheduled")]
+
+
+class Loop:
+    """What a replica keeps from step to step; or one process, which has the rows of all.
+
+    Parameters
+    ----------
+    share : float
+        Of what the losses of all replicas have in common, so that it counts once.
+    summed : callable
+        Sums a nest over all replicas.
+    """
+
+    def __init__(self, optimizer, form, share=1.0, summed=lambda nest: nest):
+        self.model = network()
+        self.optimizer = OPTIMIZERS[optimizer](self.model)
+        self.form, self.share, self.summed = form, share, summed
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.25)
+        enabled = form == "scaled"
+        self.scaler = torch.amp.GradScaler(
+            "cpu", init_scale=8.0, growth_interval=2, enabled=enabled
+        )
+
+    def loss(self, x, y, count):
+        z = self.model(x)
+        loss = ((z - y) ** 2).sum() / count
+        if self.form in ("divided by a norm", "with a norm"):
+            norm = self.summed((z**2).sum()).sqrt()
+            if self.form == "with a norm":
+                return loss + self.share * norm
+            return loss / norm.detach()
+        return loss
+
+    def step(self, x, y, count):
+        self.optimizer.zero_grad()
+        parts = [slice(1), slice(1, None)] if self.form == "accumulated" else [slice(None)]
+        for part in parts:
+            self.scaler.scale(self.loss(x[part], y[part], count)).backward()
+        parameters = list(self.model.parameters())
+        sums = self.summed([parameter.grad for parameter in parameters])
+        for parameter, gradient in zip(parameters, sums, strict=True):
+            parameter.grad = gradient
+        self.scaler.unscale_(self.optimizer)
+        if self.form == "clipped":
+            torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.form == "scheduled":
+            self.scheduler.step()
+
+    def state(self):
+        kept = self.optimizer.state_dict()["state"]
+        tensors = [one for state in kept.values() for one in state.values() if one is not None]
+        numbers = [self.scaler.get_scale(), *self.scheduler.get_last_lr()]
+        return [as_numpy(p).copy() for p in (*self.model.parameters(), *tensors)], numbers
+
+
+def trained(strategy, optimizer, form, overflows=None):
+    """What each local replica has learnt, by its id: a run for each step."""
+    count = strategy.num_replicas_in_sync
+
+    def summed(nest):
+        return mr.get_replica_context().all_reduce("SUM", nest)
+
+    loops = strategy.experimental_distribute_values_from_function(
+        lambda context: Loop(optimizer, form, 1 / count, summed)
+    )
+
+    def step(loop, number):
+        x, y = batch(replica_id(), number)
+        if (replica_id(), number) == overflows:
+            y *= np.inf
+        loop.step(x, y, sum(ROWS[:count]))
+
+    for number in range(STEPS):
+        strategy.run(step, (loops, number))
+    states = [loop.state() for loop in strategy.experimental_local_results(loops)]
+    return dict(zip(strategy.local_replica_ids, states, strict=True))
+
+
+def trained_alone(count, optimizer, form, overflows=None):
+    """What one process learns of the global batches."""
+    loop = Loop(optimizer, form)
+    for number in range(STEPS):
+        x, y = global_batch(count, number)
+        if overflows is not None and number == overflows[1]:
+            y[0] *= np.inf
+        loop.step(x, y, sum(ROWS[:count]))
+    return loop.state()
+
+
+def on_one_rank(count):
+    """A strategy of this rank alone, which hosts all replicas."""
+    from mpi4py import MPI
+
+    options = mr.CommunicationOptions(reproducible=True)
+    return mr.MPIStrategy(MPI.COMM_SELF, num_replicas=count, communication_options=options)
+
+
+def bits(state):
+    tensors, numbers = state
+    return [tensor.tobytes() for tensor in tensors], numbers
+
+
+def check_learnt(strategy, *arguments):
+    """Check that replicas learn what one process does; with the same bits as on one rank."""
+    count = strategy.num_replicas_in_sync
+    found = trained(strategy, *arguments)
+    with on_one_rank(count) as alone:
+        same = trained(alone, *arguments)
+    tensors, numbers = trained_alone(count, *arguments)
+
+    def check():
+        for mine in found.values():
+            assert bits(mine) == bits(same[0])
+            assert mine[1] == numbers
+            for one, other in zip(mine[0], tensors, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-9)
+
+    holds_everywhere(check)
+    return numbers
+
+
+@pytest.mark.parametrize(("optimizer", "form"), LOOPS)
+def test_a_module_and_an_optimizer_a_replica_learn_as_one_process(reproducible, optimizer, form):
+    check_learnt(reproducible, optimizer, form)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_overflow_on_one_replica_is_one_of_all(reproducible, optimizer):
+    """The step is left out on all replicas, and the scale halved."""
+    last = max(i for i in range(reproducible.num_replicas_in_sync) if ROWS[i])
+    scale, *_ = check_learnt(reproducible, optimizer, "scaled", (last, 1))
+    assert scale == 8.0  # halved once, and doubled after two steps without overflow
+
+
+def test_all_steps_in_one_run_are_as_a_run_for_each(reproducible):
+    """A replica may make many steps of its own optimizer in a run."""
+    count, states = reproducible.num_replicas_in_sync, {}
+
+    def step():
+        context = mr.get_replica_context()
+        loop = Loop("Adam", "clipped", 1 / count, lambda nest: context.all_reduce("SUM", nest))
+        for number in range(STEPS):
+            loop.step(*batch(replica_id(), number), sum(ROWS[:count]))
+        states[replica_id()] = bits(loop.state())
+
+    reproducible.run(step)
+    expected = trained(reproducible, "Adam", "clipped")
+
+    def check():
+        assert states == {i: bits(state) for i, state in expected.items()}
+
+    holds_everywhere(check)
+
+
+# What replicas of a rank share
+
+
+def shares(strategy):
+    """Whether some rank hosts several replicas."""
+    return max(map(len, gathered(strategy.local_replica_ids))) > 1
+
+
+def own_gradients(model):
+    """Those of this replica's rows; not written into the module."""
+    x, y = batch(replica_id(), 0)
+    return list(torch.autograd.grad(((model(x) - y) ** 2).sum(), list(model.parameters())))
+
+
+def reduced(model):
+    return mr.get_replica_context().all_reduce("SUM", own_gradients(model))
+
+
+def written(model, gradients):
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+
+
+def one_optimizer(kind):
+    def make():
+        model = network()
+        optimizer = OPTIMIZERS[kind](model)
+
+        def step():
+            written(model, reduced(model))
+            optimizer.step()
+
+        return step
+
+    return make
+
+
+def an_optimizer_each():
+    model = network()
+
+    def step():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        written(model, reduced(model))
+        optimizer.step()
+
+    return step
+
+
+def a_head_each_on_one_body():
+    """The parameters that are shared are not the first of the optimizer."""
+    body = network()
+
+    def step():
+        head = torch.nn.Linear(1, 1).double()
+        both = torch.nn.Sequential(head, body)
+        optimizer = torch.optim.SGD(both.parameters(), lr=0.1)
+        written(body, reduced(body))
+        written(head, [torch.zeros_like(one) for one in head.parameters()])
+        optimizer.step()
+
+    return step
+
+
+def one_scaler():
+    model = network()
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+
+    def step():
+        factor = scaler.scale(torch.ones((), dtype=F64))
+        written(model, [factor * gradient for gradient in reduced(model)])
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+def with_a_scheduler():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    def step():
+        written(model, reduced(model))
+        optimizer.step()
+        scheduler.step()
+
+    return step
+
+
+def a_gradient_without_zero_grad():
+    model = network()
+
+    def step():
+        x, y = batch(replica_id(), 0)
+        ((model(x) - y) ** 2).sum().backward()
+        mr.get_replica_context().all_reduce("SUM", [p.grad for p in model.parameters()])
+
+    return step
+
+
+def a_gradient_set_to_zero_in_place():
+    model = network()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+    def step():
+        model.zero_grad(set_to_none=False)
+        x, y = batch(replica_id(), 0)
+        ((model(x) - y) ** 2).sum().backward()
+        mr.get_replica_context().all_reduce("SUM", {"g": [p.grad for p in model.parameters()]})
+
+    return step
+
+
+OF_OTHERS = "of another optimizer, with the same parameters"
+MISTAKES = {
+    "one SGD": (one_optimizer("SGD"), ["makes a step of SGD", "of the same rank"]),
+    "one Adam": (one_optimizer("Adam"), ["makes a step of Adam"]),
+    "one AdamW of groups": (one_optimizer("AdamW"), ["makes a step of AdamW"]),
+    "two optimizers of the same parameters": (an_optimizer_each, ["step of SGD", OF_OTHERS]),
+    "a head each on one body": (a_head_each_on_one_body, ["step of SGD", OF_OTHERS]),
+    "one scaler": (one_scaler, ["makes a step of SGD"]),
+    "with a scheduler": (with_a_scheduler, ["makes a step of SGD"]),
+    "without zero_grad": (a_gradient_without_zero_grad, ["value[0] of", "was written while"]),
+    "zeros in place": (a_gradient_set_to_zero_in_place, ["value['g'][0] of", "was written while"]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_replicas_of_a_rank_share_is_an_error_on_all_ranks_where_some_do(strategy, mistake):
+    make, words = MISTAKES[mistake]
+    step = make()
+    if not shares(strategy):
+        strategy.run(step)  # each rank has its own
+        strategy.run(step)
+    else:
+        error = raises_everywhere(ContextError, lambda: strategy.run(step))
+        text = str(error)
+        assert [word for word in words if word not in text] == [], text
+        assert "strategy.experimental_distribute_values_from_function" in text
+        assert "or make the step in a merge_fn" in text
+        raises_everywhere(ContextError, lambda: strategy.run(step))  # also the next time
+    check_works(strategy)
+
+
+def test_after_an_error_a_run_with_its_own_modules_learns_as_if_there_had_been_none(reproducible):
+    if shares(reproducible):
+        raises_everywhere(ContextError, lambda: reproducible.run(one_optimizer("Adam")()))
+    check_learnt(reproducible, "Adam", "plain")
+
+
+def learnt_in_merge_fn(strategy):
+    model = network()
+    optimizer = OPTIMIZERS["Adam"](model)
+
+    def merge_fn(strategy, gradients):
+        written(model, strategy.reduce("SUM", gradients, axis=None))
+        optimizer.step()
+        optimizer.step()
+
+    def step():
+        mr.get_replica_context().merge_call(merge_fn, (own_gradients(model),))
+
+    for _ in range(2):
+        strategy.run(step)
+    return [as_numpy(p).tobytes() for p in model.parameters()]
+
+
+def test_a_shared_module_may_be_stepped_in_a_merge_fn(reproducible):
+    found = learnt_in_merge_fn(reproducible)
+    with on_one_rank(reproducible.num_replicas_in_sync) as alone:
+        expected = learnt_in_merge_fn(alone)
+    assert gathered(found) == [expected] * reproducible.size
+
+
+def test_one_replica_may_step_twice_and_another_one_in_the_next_run(strategy):
+    model = network()
+    optimizer = OPTIMIZERS["SGD"](model)
+    ids = strategy.local_replica_ids
+    weight = model[0].weight.detach()
+
+    def step(number):
+        gradients = reduced(model)
+        before = weight.clone()
+        if replica_id() == ids[number % len(ids)]:
+            written(model, gradients)
+            optimizer.step()
+            optimizer.step()
+            assert not torch.equal(weight, before)
+
+    for number in range(3):
+        strategy.run(step, (number,))
+
+
+def test_steps_outside_of_runs_are_nobodys(strategy):
+    model = network()
+    optimizer = OPTIMIZERS["Adam"](model)
+    for _ in range(2):
+        found = strategy.experimental_local_results(strategy.run(lambda: reduced(model)))
+        written(model, found[0])
+        optimizer.step()
+    states = gathered([as_numpy(p).tobytes() for p in model.parameters()])
+    assert len({tuple(state) for state in states}) == 1
+
+
+def test_a_shared_module_whose_gradients_are_set_to_none_gives_each_replicas_own(strategy):
+    model = network()
+
+    def step():
+        model.zero_grad()
+        x, y = batch(replica_id(), 0)
+        ((model(x) - y) ** 2).sum().backward()
+        return mr.get_replica_context().all_reduce("SUM", [p.grad for p in model.parameters()])
+
+    found = results(strategy, step)
+    x, y = global_batch(strategy.num_replicas_in_sync, 0)
+    plain = network()
+    expected = torch.autograd.grad(((plain(x) - y) ** 2).sum(), list(plain.parameters()))
+
+    def check():
+        for mine in found.values():
+            for one, other in zip(mine, expected, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+    holds_everywhere(check)
