@@ -129,7 +129,7 @@ class Turns:
                 relay.errors += (error,)
         at_work[relay.owner] = hub
         if relay.errors:
-            raise relay.take()
+            raise relay.take_all()
 
     def hand_back(self) -> None:
         """Ends the turn of this thread, and waits for its next one."""
@@ -188,7 +188,11 @@ class Relay:
 
         # Python takes a class, of which it makes the error that it raises in another thread.
         class Carrier(BaseException):
-            def __new__(cls) -> BaseException:  # type: ignore[misc]
+            def __new__(  # type: ignore[misc]
+                cls, made: BaseException | None = None
+            ) -> BaseException:
+                if made is not None:  # CPython 3.11 asks again where code of C hands it on
+                    return made
                 turns = relay.turns.get(get_ident())
                 if turns is None or turns.waits:
                     return _NotNowError()
@@ -205,6 +209,16 @@ class Relay:
         """Returns the oldest error, to be raised by who calls."""
         error = self.errors.pop(0)
         return BaseException.with_traceback(error, _above_this_file(error.__traceback__))
+
+    def take_all(self) -> BaseException:
+        """Returns one error for all that are left, to be raised by the hub: Ctrl-C, if there is.
+
+        Where there is no thread, each would have come up while the last one was dealt with.
+        """
+        self.errors.sort(key=lambda error: not isinstance(error, KeyboardInterrupt))
+        error = self.take()
+        self.errors.clear()
+        return error
 
     def abort_if_repeated(self) -> None:
         """Ends the job where Ctrl-C comes again: the first does not arrive in code of C."""
