@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -9,6 +10,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..core.exceptions import ContextError
 from .replica_context import ReplicaContext, get_replica_context
+
+# In which run of which strategy the running statistics were last written, and by which replica. Not
+# in the module: a copy of it, or a pickle, is another one.
+_written: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -68,9 +73,6 @@ class SyncBatchNorm(_BatchNorm):
       1: tensor([0.0500])
     }
     """
-
-    #: The run in which the running statistics were last written, and by which replica.
-    _written: tuple[int, int, int] | None = None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the input, normalized.
@@ -138,10 +140,11 @@ class SyncBatchNorm(_BatchNorm):
     ) -> None:
         """Moves the running statistics; once in a run, where replicas share this module."""
         strategy, replica = context.strategy, context.replica_id_in_sync_group
-        run = id(strategy), strategy.engine.agreement.run_ordinal
-        if self._written is not None and self._written[:2] == run and self._written[2] != replica:
+        run = weakref.ref(strategy), strategy.engine.agreement.run_ordinal
+        before = _written.get(self)
+        if before is not None and before[0] == run and before[1] != replica:
             return
-        self._written = (*run, replica)
+        _written[self] = run, replica
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
             part = self.momentum

@@ -7,6 +7,7 @@ and a rank hosts several replicas.
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import Any, NamedTuple
 
 import torch
@@ -40,7 +41,7 @@ def _check_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     if not isinstance(replica, Replica):
         return  # in a merge_fn, or outside of steps
     strategy, mine = replica.strategy, replica.replica_id_in_sync_group
-    run = id(strategy), strategy.engine.agreement.run_ordinal
+    run = weakref.ref(strategy), strategy.engine.agreement.run_ordinal
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     for thing in (optimizer, *parameters):
         before = _steps.get(thing)
