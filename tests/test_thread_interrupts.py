@@ -142,9 +142,11 @@ def test_alarms_at_every_moment_leave_no_two_replicas_at_once_and_nothing_waitin
         is_armed = False
         count = 0
 
-        def handler(*_):
+        def handler(_, frame):  # in a run alone: what is around it can't catch all of them
             global count
-            if is_armed and numbers.random() < 0.5:
+            while frame is not None and "mpi_replica/" not in frame.f_code.co_filename:
+                frame = frame.f_back
+            if frame is not None and is_armed and numbers.random() < 0.5:
                 count += 1
                 raise Alarm
 
