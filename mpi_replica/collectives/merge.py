@@ -17,6 +17,7 @@ from ..core import nest
 from ..core.argument_checks import check_call
 from ..core.array_libraries import Array, as_constants
 from ..core.exceptions import ContextError
+from ..core.library_state import LibraryState
 from ..core.options import CommunicationOptions
 from ..core.values import PerReplica, component_of
 from .agreement.call import Call
@@ -73,6 +74,8 @@ class MergeCall(Call):
         identity = self.identity = function_identity(function)
         self.leaves, self.structure, is_plain = nest.flatten_arguments(args, kwargs)
         self.shared: list[str | None] = [None] * len(self.leaves)
+        #: What torch keeps for the thread of the replica: `function` finds it in whatever thread.
+        self.library_state = LibraryState.of_this_thread()
         #: What torch records, by the ids of the constants that `function` gets: no gradient passes
         #: what it computes, since components from other ranks have no graph here.
         self.originals: dict[int, Any] = {}

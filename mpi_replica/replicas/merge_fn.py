@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ def perform_alone(strategy: StrategyBase, call: Call) -> Any:
     scope, args, kwargs = result
     try:
         with entered(State(strategy, None, "merge_fn")):
-            result = invoke_merge_fn(call.function, strategy, args, kwargs)
+            result = invoke_merge_fn(call, strategy, args, kwargs)
             return unpacked(result, [0], call.originals)[0]
     finally:
         scope.is_open = False
@@ -53,11 +54,11 @@ def call_directly(
 
 
 @boundary
-def invoke_merge_fn(
-    merge_fn: Callable[..., Any], strategy: StrategyBase, args: Any, kwargs: Any
-) -> Any:
-    """Calls a ``merge_fn``; the chain of frames of a call site ends here."""
-    return merge_fn(strategy, *args, **kwargs)
+def invoke_merge_fn(call: MergeCall, strategy: StrategyBase, args: Any, kwargs: Any) -> Any:
+    """Calls the ``merge_fn`` of a call; the chain of frames of a call site ends here."""
+    if call.library_state is None:
+        return call.function(strategy, *args, **kwargs)
+    return call.library_state.hold_in(functools.partial(call.function, strategy, *args, **kwargs))
 
 
 def unpacked(value: Any, replica_ids: Sequence[int], originals: Mapping[int, Any]) -> list[Any]:

@@ -427,3 +427,20 @@ def test_a_collective_in_torchs_way_back_is_right_with_three_replicas_on_a_rank(
     for replica, gradient in found:
         np.testing.assert_array_equal(gradient, [2.0 * count**2 * (1 + replica)] * 2)
     assert len(gathered(len(found))) == strategy.size
+
+
+def test_a_merge_fn_finds_torch_as_the_replicas_have_it_that_call_it(with_torch):
+    strategy, torch = with_torch
+
+    def merge_fn(strategy):
+        return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+
+    def step():
+        context = mr.get_replica_context()
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            inside = context.merge_call(merge_fn)
+        return [inside, context.merge_call(merge_fn)]
+
+    for found in strategy.experimental_local_results(strategy.run(lambda: str(step()))):
+        assert found == "[(False, True), (True, False)]"
+    assert torch.is_grad_enabled()
