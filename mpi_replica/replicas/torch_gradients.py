@@ -26,6 +26,7 @@ from ..collectives.reduce import AllReduce
 from ..collectives.sparse import has_slices
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
+from ..core.argument_checks import integer
 from ..core.array_libraries import Array, recorded_by_torch
 from ..core.context import current_state
 from ..core.exceptions import ContextError
@@ -80,6 +81,11 @@ def all_gather(
 ) -> Any:
     """Returns ``all_gather`` of a nest of which torch records the leaves at these places."""
     owner = _Owner(context.strategy, context.replica_id_in_sync_group, "all_gather", options)
+    try:
+        axis = integer("axis", axis)
+    except Exception as error:
+        engine = context.strategy.engine
+        return context.meet(engine.make("all_gather", options, failing, error))
     return nest.unflatten(structure, _Pass(owner, axis, leaves, recorded, structure).results())
 
 
@@ -320,7 +326,7 @@ class _Pass:
             return ""
         if len(recorded) == count > _SHOWN:
             return ", gradients of all"
-        others = [index for index in range(count) if index not in set(recorded)]
+        others = sorted({*range(count)}.difference(recorded))
         is_short = len(recorded) <= max(_SHOWN, len(others))
         few, words = (recorded, "") if is_short else (others, "all but ")
         shown = ", ".join([f"value{self._paths[index]}" for index in few[:_SHOWN]])

@@ -238,3 +238,19 @@ def test_rows_that_need_gradients_are_refused_where_they_are_made_indexed_slices
         mr.IndexedSlices(rows, [0, 1])
     with torch.no_grad():
         assert mr.IndexedSlices(rows, [0, 1]).values.tolist() == [[1, 1], [1, 1]]
+
+
+def test_an_axis_is_checked_before_anything_is_gathered(strategy):
+    def gather(axis):
+        x = needs(replica_id() + 1.0)
+        found = mr.get_replica_context().all_gather(x, axis)
+        found.sum().backward()
+        return x.grad
+
+    count = strategy.num_replicas_in_sync
+    for found in results(strategy, lambda: gather(np.int64(0))).values():
+        assert found.tolist() == [count]
+    for wrong, kind, words in (("first", TypeError, "axis must be"), (1, ValueError, "axis 1 is")):
+        error = raises_everywhere(kind, lambda wrong=wrong: strategy.run(gather, (wrong,)))
+        assert words in str(error)
+    check_works(strategy)
