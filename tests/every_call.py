@@ -411,7 +411,7 @@ def commit(own_of):
     """`own_of`: what belongs to a replica; on all of them something, or nothing."""
 
     def call(world):
-        shared, has_state = SharedPart({}, {}, {}, {}), not own_of(0).is_empty
+        shared, has_state = SharedPart({}, {}, {}, {}, {}), not own_of(0).is_empty
 
         def one(layout):
             own = {i: own_of(i) for i in layout.local_replica_ids}

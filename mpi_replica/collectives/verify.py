@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import marshal
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
 from typing import Any, NamedTuple
 
 from ..core import nest, object_state
@@ -92,7 +91,10 @@ class Verification(Call):
             whole[part] = value = parts[part]
             outer, structure = nest.flatten(value)
             places = [f"{part}{path}" for path in nest.leaf_paths(structure)]
-            opened = list(map(_opened, outer, places, repeat(caller), repeat(layout)))
+            opened = [  # `map` ends at a StopIteration
+                _opened(leaf, where, caller, layout)
+                for leaf, where in zip(outer, places, strict=True)
+            ]
             for leaf, state, where in zip(outer, opened, places, strict=True):
                 if state is leaf:
                     self._add(leaf, where, name_of(leaf), None, layout)
@@ -233,7 +235,7 @@ def _opened(leaf: Any, where: str, caller: str, layout: Layout) -> Any:
     leaf.require(layout.num_replicas)
     ids = layout.local_replica_ids
     components = leaf.components(ids)
-    if not any(map(object_state.holds_objects, components)):
+    if not any([object_state.holds_objects(one) for one in components]):
         return leaf
     rows, structures = [], []
     for part in components:

@@ -13,6 +13,7 @@ from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.array_libraries import as_constants, copy_of
 from ..core.context import State, entered
+from ..core.library_state import LibraryState
 from ..core.values import DistributedValues, Mirrored, PerReplica, component_of
 
 # Leaves of a result above this size are not compared between ranks.
@@ -30,7 +31,7 @@ def perform_alone(strategy: StrategyBase, call: Call) -> Any:
     scope, args, kwargs = result
     try:
         with entered(State(strategy, None, "merge_fn")):
-            result = invoke_merge_fn(call, strategy, args, kwargs)
+            result = invoke_merge_fn(call.function, strategy, args, kwargs, call.library_state)
             return unpacked(result, [0], call.originals)[0]
     finally:
         scope.is_open = False
@@ -54,11 +55,17 @@ def call_directly(
 
 
 @boundary
-def invoke_merge_fn(call: MergeCall, strategy: StrategyBase, args: Any, kwargs: Any) -> Any:
-    """Calls the ``merge_fn`` of a call; the chain of frames of a call site ends here."""
-    if call.library_state is None:
-        return call.function(strategy, *args, **kwargs)
-    return call.library_state.hold_in(functools.partial(call.function, strategy, *args, **kwargs))
+def invoke_merge_fn(
+    merge_fn: Callable[..., Any],
+    strategy: StrategyBase,
+    args: Any,
+    kwargs: Any,
+    library_state: LibraryState | None = None,
+) -> Any:
+    """Calls a ``merge_fn``, in the state of its replica; the frames of a call site end here."""
+    if library_state is None:
+        return merge_fn(strategy, *args, **kwargs)
+    return library_state.hold_in(functools.partial(merge_fn, strategy, *args, **kwargs))
 
 
 def unpacked(value: Any, replica_ids: Sequence[int], originals: Mapping[int, Any]) -> list[Any]:

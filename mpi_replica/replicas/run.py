@@ -272,7 +272,9 @@ class Run(CurrentRun):
     ) -> list[Any]:
         try:
             with entered(State(self.strategy, None, "merge_fn")):
-                result = invoke_merge_fn(call, self.strategy, args, kwargs)
+                result = invoke_merge_fn(
+                    call.function, self.strategy, args, kwargs, call.library_state
+                )
         finally:
             scope.is_open = False
         if self.engine.layout.size > 1:
