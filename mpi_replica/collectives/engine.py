@@ -25,11 +25,6 @@ from .agreement.site import CallSite, call_site
 P = ParamSpec("P")
 
 
-def failing(site: CallSite, options: CommunicationOptions, error: Exception) -> Call:
-    """Raises an error that came up before the call was made, for `Engine.make`."""
-    raise error
-
-
 class Engine:
     """Performs collective calls for the replicas of this rank."""
 
@@ -170,6 +165,14 @@ class Engine:
         if (handled := sys.exception()) is not None:
             call.handled = f"{type(handled).__name__}: {text_of(handled)}"
         return call
+
+    def failed(self, kind: str, options: CommunicationOptions | None, error: Exception) -> Call:
+        """Returns the call that tells of an error which came up before a call was made."""
+
+        def make(site: CallSite, merged: CommunicationOptions) -> Call:
+            raise error
+
+        return self.make(kind, options, make)
 
     def cross_replica(self, call: Call) -> Any:
         """Performs a call made in cross-replica context, for all replicas of this rank."""

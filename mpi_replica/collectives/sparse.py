@@ -15,7 +15,7 @@ from ..core.options import CommunicationOptions, ReduceOp
 from .agreement.call import Call
 from .agreement.site import CallSite
 from .agreement.stand import CallDescription
-from .engine import Engine, failing
+from .engine import Engine
 from .gather import AllGather
 from .reduce import AllReduce
 
@@ -36,7 +36,7 @@ def reduce_values(
     try:
         leaves = components()
     except Exception as error:
-        return meet(engine.make("all_reduce", options, failing, error))
+        return meet(engine.failed("all_reduce", options, error))
     if has_slices([leaves]):
         paths = nest.leaf_paths(structure)
         results = reduce_with_slices(

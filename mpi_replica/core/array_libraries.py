@@ -192,6 +192,11 @@ def mean_of(losses: Any, weights: Any, count: float) -> Any:
     return way.divide(losses.sum(), count)
 
 
+def divided_by_torch(total: Any, count: float) -> Any:
+    """Returns a tensor over `count`, in its dtype, by torch itself: it can be differentiated."""
+    return _Torch.divide(total, count)
+
+
 class Origin(NamedTuple):
     """Which library's an array is, as plain data that can travel to another rank."""
 

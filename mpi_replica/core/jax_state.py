@@ -25,7 +25,7 @@ class JaxState(NamedTuple):
         config = getattr(sys.modules.get("jax"), "config", None)
         holders = getattr(config, "_value_holders", {}).values()
         options = [option for option in holders if hasattr(option, "_update_thread_local_hook")]
-        return cls(tuple([(option, option.get_local()) for option in options])) or None
+        return cls(tuple([(option, option.get_local()) for option in options])) if options else None
 
     def hold_in(self, function: Callable[[], T]) -> T:
         """Calls `function` with these options, and leaves nothing of others that it sets."""

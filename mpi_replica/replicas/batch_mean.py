@@ -13,6 +13,7 @@ import numpy as np
 from ..core import nest
 from ..core.argument_checks import integer
 from ..core.array_libraries import (
+    divided_by_torch,
     dtype_of,
     give_back,
     mean_of,
@@ -198,8 +199,7 @@ def _divided(total: Any, count: float) -> Any:
         mean.values = _divided(total.values, count)
         return mean
     if recorded_by_torch([total]):  # numpy would end what is recorded
-        wide = total.float() if total.dtype.itemsize == 2 else total
-        return (wide / count).to(total.dtype)
+        return divided_by_torch(total, count)
     ways = ways_back([total])
     if ways is not None:
         array = to_numpy(total)

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from ..collectives.engine import failing
 from ..collectives.gather import AllGather
 from ..collectives.merge import MergeCall, check_merge_call
 from ..collectives.reduce import AllReduce
@@ -207,7 +206,7 @@ class ReplicaContext(Replica):
             if not is_plain:
                 leaves = self._components(leaves)
         except Exception as error:
-            return self.meet(engine.make(kind, options, failing, error))
+            return self.meet(engine.failed(kind, options, error))
         if not is_plain and (recorded := recorded_by_torch(leaves)):
             return _torch_gradients().all_gather(self, axis, leaves, recorded, structure, options)
         call = engine.make(kind, options, AllGather, kind, axis, [leaves], structure)
@@ -297,16 +296,17 @@ class ReplicaContext(Replica):
         options: CommunicationOptions | None,
         out: Any,
     ) -> Any:
-        engine = self._engine
         try:
             mine = self._components(leaves)
         except Exception as error:
-            return self.meet(engine.make("all_reduce", options, failing, error))
+            return self.meet(self._engine.failed("all_reduce", options, error))
         if recorded := recorded_by_torch(mine):
             return _torch_gradients().all_reduce(
                 self, reduce_op, mine, recorded, structure, options, out
             )
-        return reduce_values(engine, self.meet, reduce_op, lambda: mine, structure, options, out)
+        return reduce_values(
+            self._engine, self.meet, reduce_op, lambda: mine, structure, options, out
+        )
 
     def _components(self, leaves: Sequence[Any]) -> list[Any]:
         mine, number = self.replica_id_in_sync_group, self.num_replicas_in_sync

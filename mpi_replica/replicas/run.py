@@ -35,7 +35,7 @@ from .kept_by_runs import KeptByRuns
 from .merge_fn import comparable, invoke_merge_fn, unpacked
 from .replica_context import ReplicaContext
 from .run_end import RunEnd
-from .run_libraries import RunLibraries
+from .run_libraries import libraries_of_run
 from .worker import Worker
 
 #: A replica that swallows `ReplicaStopped` this often is abandoned.
@@ -163,7 +163,7 @@ class Run(CurrentRun):
         self.seats = [Seat(self, *seat) for seat in seats]
         #: Whether this rank has one replica, which performs its calls itself.
         self.is_alone = len(self.seats) == 1
-        self.libraries = RunLibraries(
+        self.libraries = libraries_of_run(
             asks_for_threads=strategy.replica_threads, is_alone=self.is_alone
         )
         #: What performs the calls. No greenlet where there are threads: objects that outlive a

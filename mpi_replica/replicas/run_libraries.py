@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,18 @@ from ..collectives.reduce import AllReduce
 from ..core.exceptions import ContextError
 from ..core.jax_state import JaxState
 from ..core.library_state import LibraryState, needs_threads
+
+
+def libraries_of_run(*, asks_for_threads: bool, is_alone: bool) -> RunLibraries:
+    """Returns the libraries of a run that begins; most runs, without any, have the same ones."""
+    if is_alone and "torch" not in sys.modules:
+        return _none()
+    return RunLibraries(asks_for_threads=asks_for_threads, is_alone=is_alone)
+
+
+@functools.cache
+def _none() -> RunLibraries:
+    return RunLibraries(asks_for_threads=False, is_alone=True)
 
 
 class RunLibraries:

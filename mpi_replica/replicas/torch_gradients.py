@@ -20,7 +20,6 @@ from torch.autograd import forward_ad
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.site import CallSite
 from ..collectives.blocks import Blocks
-from ..collectives.engine import failing
 from ..collectives.gather import AllGather
 from ..collectives.reduce import AllReduce
 from ..collectives.sparse import has_slices
@@ -66,8 +65,7 @@ def all_reduce(
                 " Leave out= away, call it under torch.no_grad(), or detach() the value."
             )
     except Exception as error:
-        engine = context.strategy.engine
-        return context.meet(engine.make("all_reduce", options, failing, error))
+        return context.meet(context.strategy.engine.failed("all_reduce", options, error))
     return nest.unflatten(structure, _Pass(owner, op, leaves, recorded, structure).results())
 
 
@@ -84,8 +82,7 @@ def all_gather(
     try:
         axis = integer("axis", axis)
     except Exception as error:
-        engine = context.strategy.engine
-        return context.meet(engine.make("all_gather", options, failing, error))
+        return context.meet(context.strategy.engine.failed("all_gather", options, error))
     return nest.unflatten(structure, _Pass(owner, axis, leaves, recorded, structure).results())
 
 
