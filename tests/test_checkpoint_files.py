@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
+from checkpoints import Stateful
 from mpi_replica.checkpoint import files
 from mpi_replica.checkpoint.index import index_path, unpacked
 from mpi_replica.errors import CheckpointError, CorruptCheckpointError
@@ -91,19 +92,6 @@ def test_memory_stays_small_whatever_the_layout(path):
     assert array.nbytes == 40_000_000
     assert saving < 16 << 20
     assert restoring < 16 << 20
-
-
-class Stateful:
-    """An object with state, of an optimizer say."""
-
-    def __init__(self, **state):
-        self.state = state
-
-    def state_dict(self):
-        return self.state
-
-    def load_state_dict(self, state):
-        self.state = state
 
 
 def objects(step=0):

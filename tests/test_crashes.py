@@ -324,11 +324,12 @@ def test_the_end_of_a_forked_child_is_local(launch):
         assert done.stderr.count(f"in the child of rank {rank}") == 1
 
 
-def test_an_abandoned_replica_does_not_keep_the_program_from_ending(launch):
+@pytest.mark.parametrize("threads", [False, True], ids=["greenlets", "threads"])
+def test_an_abandoned_replica_does_not_keep_the_program_from_ending(launch, threads):
     """Decision 17: it is never resumed, and its code does not run again."""
     done = launch(
-        """
-        strategy = mr.MPIStrategy(replicas_per_rank=2)
+        f"""
+        strategy = mr.MPIStrategy(replicas_per_rank=2, replica_threads={threads})
 
         def step():
             context = mr.get_replica_context()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
+from checkpoints import Stateful
 from mpi_replica.core.layout import Layout
 from mpi_replica.ranks.survivors import Member
 from mpi_replica.strategy.elastic.buddies import buddy_of, givers
@@ -150,17 +151,6 @@ def bits(value):
     if isinstance(value, Stateful):
         return bits(value.state)
     return type(value), value
-
-
-class Stateful:
-    def __init__(self, **state):
-        self.state = state
-
-    def state_dict(self):
-        return self.state
-
-    def load_state_dict(self, state):
-        self.state = state
 
 
 def go_back(strategy, objects, snapshot):

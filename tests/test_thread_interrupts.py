@@ -165,34 +165,6 @@ def test_a_stall_shows_where_the_replica_is(launch_openmpi, threads):
     assert "turns.py" not in text
 
 
-def test_a_replica_that_swallows_all_errors_does_not_keep_the_program_from_ending(launch_openmpi):
-    """As test_crashes.py shows it of greenlets; here its thread waits for ever."""
-    done = launch_openmpi(
-        """
-        strategy = mr.MPIStrategy(replicas_per_rank=2, replica_threads=True)
-
-        def step():
-            context = mr.get_replica_context()
-            context.all_reduce("SUM", 1.0)
-            if context.replica_id_in_sync_group == 3:
-                raise ValueError("the cause")
-            while True:
-                try:
-                    context.all_reduce("SUM", 1.0)
-                except BaseException:
-                    pass
-
-        try:
-            strategy.run(step)
-        except ValueError as error:
-            tell(any("abandoned" in note for note in error.__notes__))
-        check(strategy)
-        """,
-        succeeds=True,
-    )
-    assert told(done) == ["[0] True", "[1] True"]
-
-
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_torch_that_is_imported_inside_of_a_step_is_an_error_on_all_ranks(launch_openmpi):
     done = launch_openmpi(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from checkpoints import listing, on_other_layouts, replica_id
+from checkpoints import Stateful, listing, on_other_layouts, replica_id
 from everywhere import (
     check_works,
     error_of,
@@ -199,7 +199,7 @@ def test_another_shape_or_dtype_is_told_and_nothing_changed(strategy, path):
 def test_a_tensor_without_plain_values_is_an_error_that_says_where(strategy, path, make, words):
     for value, where in (
         ({"a": make()}, "(checkpoint.x['a'])"),
-        (Holder(w=make()), "(checkpoint.x.state_dict()['w'])"),
+        (Stateful(w=make()), "(checkpoint.x.state_dict()['w'])"),
     ):
         error = raises_everywhere(TypeError, lambda x=value: save(strategy, path, x=x))
         assert where in str(error), str(error)
@@ -213,27 +213,14 @@ def test_a_tensor_without_plain_values_is_an_error_that_says_where(strategy, pat
     check_works(strategy)
 
 
-class Holder:
-    """An object of a program with a state of its own."""
-
-    def __init__(self, **state):
-        self.state = state
-
-    def state_dict(self):
-        return self.state
-
-    def load_state_dict(self, state):
-        self.state = state
-
-
 def test_the_state_of_an_object_has_tensors_where_it_had_some(strategy, path):
     state = {
         "tensor": made(1, 3, dtype=torch.bfloat16),
         "array": np.arange(3),
         "nest": [(torch.tensor(2), None), {7: torch.empty(0)}],
     }
-    save(strategy, path, holder=Holder(**state))
-    holder = Holder()
+    save(strategy, path, holder=Stateful(**state))
+    holder = Stateful()
     restored(strategy, path, holder=holder)
     assert same_state(holder.state["nest"], state["nest"])
     assert same(holder.state["tensor"], state["tensor"])
@@ -245,7 +232,7 @@ def test_an_object_in_the_state_of_another_one_is_an_error_that_says_what_to_put
 ):
     for inner in (network(1), torch.Generator()):
         error = raises_everywhere(
-            TypeError, lambda x=inner: save(strategy, path, trainer=Holder(parts=[x]))
+            TypeError, lambda x=inner: save(strategy, path, trainer=Stateful(parts=[x]))
         )
         assert "(checkpoint.trainer.state_dict()['parts'][0])" in str(error)
         assert "Put its own state there" in str(error)
