@@ -138,9 +138,8 @@ class _Ours(_Trained):
     def step(self, context):
         """Go a step with the mean of all replicas' gradients."""
         self._backward()
-        means = context.all_reduce("MEAN", [weight.grad for weight in self.weights])
-        for weight, mean in zip(self.weights, means, strict=True):
-            weight.grad = mean
+        gradients = [weight.grad for weight in self.weights]
+        context.all_reduce("MEAN", gradients, out=gradients)
         self._optimizer.step()
 
 
