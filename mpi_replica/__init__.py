@@ -103,6 +103,7 @@ from .core.options import (
 )
 from .core.values import DistributedValues, Mirrored, PerReplica
 from .data import DistributedDataset, DistributedIterator, InputContext, ValueContext
+from .ranks.launcher_connection import tell as _tell
 from .replicas.batch_mean import compute_average_loss, mean_over_global_batch
 from .replicas.replica_context import ReplicaContext, get_replica_context
 from .replicas.variables import Variable
@@ -151,6 +152,9 @@ __all__ = [
 
 for _door in (data.__name__, errors.__name__, __name__):
     publish(_door)
+
+# A launcher does not start a program again by itself that does without it.
+_tell(package=True)
 
 
 def __getattr__(name: str) -> Any:

@@ -143,6 +143,24 @@ def _add_run(commands: _Parsers) -> None:
         help="exit status when the program has ended well although ranks were lost: 0 (ok, the"
         f" default), or {RANKS_LOST}",
     )
+    add(
+        "--restarts",
+        type=_natural,
+        metavar="N",
+        help="start the job again where a rank was lost, up to N times; default: 3 where that"
+        " repeats little, see below",
+    )
+    add(
+        "--restart-on",
+        choices=["loss", "any"],
+        help="loss (the default), or any: also where the program ends by an error of its own",
+    )
+    add(
+        "--min-ranks",
+        type=_positive_int,
+        metavar="RANKS",
+        help="how many ranks it must have, on the hosts that still answer; default: 1",
+    )
     add("--dry-run", action="store_true", help="print the line for a shell, and start nothing")
     add("-m", dest="module", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     add("-c", dest="text", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

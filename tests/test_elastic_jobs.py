@@ -102,7 +102,7 @@ def test_an_error_after_a_loss_ends_the_job(tmp_path):
     done = elastic("-n", 3, written(tmp_path, program))
     assert done.returncode == 1, done.stderr
     assert "KeyError: 'no such row'" in done.stderr
-    assert "elastic_rank.py" not in done.stderr
+    assert "rank_program.py" not in done.stderr
 
 
 @pytest.mark.parametrize("on_loss", ["ok", "warn-status"])
@@ -110,7 +110,7 @@ def test_a_job_that_loses_all_its_ranks_has_failed(on_loss, tmp_path):
     program = written(tmp_path, TRAIN)
     done = elastic("--on-loss", on_loss, "-n", 3, program, 0, 1, 2)
     assert done.returncode == 1, done.stderr
-    assert "no rank has come to the end of the program" in done.stderr
+    assert "all ranks were lost" in done.stderr
     assert "has 150.0" not in done.stdout
 
 
@@ -201,7 +201,7 @@ def test_a_program_ends_as_python_would_end_it(end, tmp_path):
     assert found.stdout == plain.stdout
     for text in ("Traceback", "line 10", "KeyError: 3", "a reason", "SyntaxError"):
         assert (text in found.stderr) == (text in plain.stderr)
-    assert "elastic_rank.py" not in found.stderr
+    assert "rank_program.py" not in found.stderr
 
 
 @pytest.mark.parametrize("kind", ["script", "module", "package", "text", "folder", "archive"])
@@ -263,7 +263,7 @@ def test_the_line_of_a_dry_run_has_the_statuses_of_a_job(tmp_path):
     assert "OMPI_MCA_async_mpi_finalize=1 " in line
     assert "MPI_REPLICA_SPARES=1 " in line
     line = elastic("--dry-run", "--on-loss", "warn-status", "-n", 3, file).stdout
-    assert re.search(r"/elastic_rank.py 0,76 \S+/train.py$", line)
+    assert re.search(r"/rank_program.py 0,76 \S+/train.py$", line)
 
 
 MISTAKES = {

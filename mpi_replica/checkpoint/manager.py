@@ -14,6 +14,7 @@ from typing import Any
 from ..core.argument_checks import flag, integer
 from ..core.context import require_cross_replica
 from ..core.exceptions import CheckpointError, CorruptCheckpointError
+from ..ranks.launcher_connection import tell
 from . import files, preemption
 from .any_signal import AnySignal
 from .checkpoint import Checkpoint
@@ -253,6 +254,7 @@ class CheckpointManager:
         >>> manager.restore_or_initialize(lambda: print("from the beginning"))
         from the beginning
         """
+        tell(goes_on=True)  # a start of this job after another one repeats little
         strategy = self._checkpoint.strategy
         if strategy.engine.is_spare:  # it gets its state with its replicas
             return None

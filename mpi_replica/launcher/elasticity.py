@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from ..core.exceptions import LaunchError
 from ..ranks.open_mpi import NO_FENCE
 from .library import Library
+from .program import rank_program
 
 #: The exit status of a job that has ended well although ranks were lost, where that is asked for.
 RANKS_LOST = 76
@@ -16,8 +15,6 @@ RANKS_LOST = 76
 # What ranks say when all that are left have ended well: no rank was lost, or some were. No program
 # has a use for these numbers.
 _ENDED_WELL, _ENDED_WELL_BUT_LOST = 106, 107
-
-_RANK = Path(__file__).parent.parent / "strategy/elastic/elastic_rank.py"
 
 # Of the ways by which Open MPI sends, the one that goes on without a lost rank.
 _PML, _TOLERANT_PML = "OMPI_MCA_pml", "ob1"
@@ -71,24 +68,11 @@ def elastic_program(program: Sequence[str], on_loss: str | None = None) -> list[
         What `program_command` gives.
     on_loss : {'ok', 'warn-status'}, optional
         Whose statuses are a job's own. Default: those that `statuses_of_job` understands.
-
-    Raises
-    ------
-    LaunchError
-        It is no Python program.
     """
-    if program[0] != sys.executable:
-        raise LaunchError(
-            f"--elastic starts programs of Python, and {program[0]!r} is another one: only the"
-            " ranks themselves can say that they came to their end. Give the script, or -m and a"
-            " module, without a program before it."
-        )
     statuses = (_ENDED_WELL, _ENDED_WELL_BUT_LOST)
     if on_loss is not None:
         statuses = (0, RANKS_LOST if on_loss == "warn-status" else 0)
-    if statuses == (0, 0):
-        return list(program)
-    return [program[0], str(_RANK), ",".join(map(str, statuses)), *program[1:]]
+    return rank_program(program, statuses) if any(statuses) else list(program)
 
 
 def statuses_of_job(on_loss: str) -> dict[int, int]:

@@ -16,7 +16,7 @@ from .commands import Request, command, shell_line
 from .elasticity import check_elastic, elastic_program, elastic_settings, statuses_of_job
 from .library import find_launcher, find_library
 from .processes import ask
-from .program import program_command
+from .program import is_of_python, program_command, rank_program
 from .settings import Host, for_other_hosts, settings
 
 # The protocols by which the libraries learn from srun who they are, as far as they are sure to
@@ -47,6 +47,12 @@ class Options(NamedTuple):
     spares: int | None = None
     #: ``ok`` or ``warn-status``: how a job ends that has gone on without a lost rank.
     on_loss: str | None = None
+    #: How often it is started again after a loss; None leaves it to `Restarts`.
+    restarts: int | None = None
+    #: ``loss`` or ``any``: after what.
+    restart_on: str | None = None
+    #: How many ranks it needs then.
+    min_ranks: int | None = None
 
 
 class Job(NamedTuple):
@@ -63,6 +69,12 @@ class Job(NamedTuple):
     line: str
     #: Of an elastic job: its exit status for each one by which its ranks say that it ended well.
     statuses: Mapping[int, int] | None = None
+    num_ranks: int = 1
+    num_hosts: int = 1
+    #: Whether its ranks tell the launcher how they end: those of programs of Python do.
+    is_watched: bool = False
+    restarts: int | None = None
+    restarts_after_errors: bool = False
 
 
 def plan(options: Options, environ: Mapping[str, str]) -> Job:
@@ -74,6 +86,7 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
         Something is missing, or does not fit.
     """
     program = program_command(options.program)
+    _check_program(options, program)
     _check_options_of_elastic(options)
     allocation = read_allocation(environ) or BatchAllocation()
     inside = launcher_variable(environ)
@@ -141,11 +154,38 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
         statuses = statuses_of_job(on_loss)
         request = request._replace(program=elastic_program(program))
         shown = request._replace(program=elastic_program(program, on_loss))
+    elif is_of_python(program):
+        request = request._replace(program=rank_program(program))
     line = shell_line(added, command(kind, version, path, shown), options.timeout_seconds)
     if options.tag:
         request = request._replace(tag="marked")
     words = command(kind, version, path, request)
-    return Job(kind, words, added, options.tag, options.timeout_seconds, line, statuses)
+    return Job(
+        kind,
+        words,
+        added,
+        options.tag,
+        options.timeout_seconds,
+        line,
+        statuses,
+        num_ranks=ranks,
+        num_hosts=hosts,
+        is_watched=is_of_python(program),
+        restarts=options.restarts,
+        restarts_after_errors=options.restart_on == "any",
+    )
+
+
+def _check_program(options: Options, program: Sequence[str]) -> None:
+    """Raises where ranks must say how they end, and the program can't have them say it."""
+    named = {"--elastic": options.is_elastic, "--restarts": options.restarts}
+    for name, value in named.items():
+        if value and not is_of_python(program):
+            raise LaunchError(
+                f"{name} starts programs of Python, and {program[0]!r} is another one: only the"
+                " ranks themselves can say that they came to their end. Give the script, or -m and"
+                " a module, without a program before it."
+            )
 
 
 def _check_options_of_elastic(options: Options) -> None:

@@ -41,7 +41,7 @@ class OutputStream:
     Parameters
     ----------
     selector : BaseSelector
-        Has the stream as data of what it waits for.
+        Has `pass_on` as data of what it waits for.
     pipe : file
     target : int
         1 or 2.
@@ -67,7 +67,7 @@ class OutputStream:
         self._tags = tags
         self._has_ended = False
         self._text = b""
-        selector.register(pipe, selectors.EVENT_READ, self)
+        selector.register(pipe, selectors.EVENT_READ, self.pass_on)
 
     @property
     def has_text(self) -> bool:
@@ -94,7 +94,7 @@ class OutputStream:
             self._text = self._tags.feed(data) if data else self._tags.end()
         if self._text:
             self._selector.unregister(self._pipe)
-            self._selector.register(self._target, selectors.EVENT_WRITE, self)
+            self._selector.register(self._target, selectors.EVENT_WRITE, self.pass_on)
 
     def _write(self) -> None:
         try:
@@ -105,7 +105,7 @@ class OutputStream:
             self._text, self._has_ended = b"", True
         if not self._text:
             self._selector.unregister(self._target)
-            self._selector.register(self._pipe, selectors.EVENT_READ, self)
+            self._selector.register(self._pipe, selectors.EVENT_READ, self.pass_on)
 
 
 class Tags:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import glob
+import os
 import signal
 import subprocess
 import sys
@@ -55,6 +56,12 @@ def _is_rank(pid: int) -> bool:
     except OSError:
         return False
     return any(text.startswith(_RANK_VARIABLES) for text in variables)
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Sends a signal to a process, if it is still there and may be sent one."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
 
 def adopt_orphans() -> None:

@@ -8,8 +8,11 @@ import shutil
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 
 from ..core.exceptions import LaunchError
+
+_RANK = Path(__file__).parent.parent / "strategy/rank_program.py"
 
 
 def program_command(words: Sequence[str]) -> list[str]:
@@ -51,6 +54,24 @@ def program_command(words: Sequence[str]) -> list[str]:
             " and a module, or another program; options of run stand before it."
         )
     return [path, *rest]
+
+
+def is_of_python(program: Sequence[str]) -> bool:
+    """Returns whether `rank_program` can stand around this command."""
+    return program[0] == sys.executable
+
+
+def rank_program(program: Sequence[str], statuses: Sequence[int] = ()) -> list[str]:
+    """Returns the command of a rank that tells the launcher how it ends.
+
+    Parameters
+    ----------
+    program : sequence of str
+        What `program_command` gives, of Python.
+    statuses : sequence of int
+        Of elastic jobs: two exit statuses, see ``strategy/rank_program.py``.
+    """
+    return [program[0], str(_RANK), ",".join(map(str, statuses)), *program[1:]]
 
 
 def _check_module(name: str) -> None:

@@ -8,6 +8,8 @@ import socket
 import time
 from types import ModuleType
 
+from .launcher_connection import note_end, tell_end
+
 # How long the others of a host wait to be ended by the first one that aborts the job.
 _SECONDS_TO_END = 2.0
 
@@ -19,6 +21,8 @@ def abort_job(mpi: ModuleType, status: int) -> None:
     time behind a loss, Open MPI 5.0.11's mpirun may stay when all of them are gone, or report 0
     (3 ranks, mpi4py alone: 5 of 85 jobs; one after another 0 of 120).
     """
+    note_end("abort", status)
+    tell_end()
     try:
         seat = socket.socket(socket.AF_UNIX)  # held until the process ends
         if job := os.environ.get("PMIX_NAMESPACE"):

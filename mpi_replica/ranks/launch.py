@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.exceptions import LaunchError
+from .launcher_connection import tell, tell_mpi_has_started
 from .library_facts import LibraryFacts, library_facts
 from .open_mpi import set_up_open_mpi
 from .single import SingleTransport
@@ -153,6 +154,7 @@ def open_survivors(communicator: Any = None, num_spares: int = 0) -> Survivors |
     if communicator is None and not _wants_mpi():
         return None
     set_up_open_mpi()
+    tell(begins_mpi=True)
     # A program without mpirun shall not pay for MPI_Init, which this import calls.
     try:
         from .mpi import survivors_of, world_size
@@ -163,6 +165,7 @@ def open_survivors(communicator: Any = None, num_spares: int = 0) -> Survivors |
             f"{os.environ.get(variable, '')!r}), but mpi4py finds no MPI library: {error}."
             f" {INSTALL_ADVICE}"
         ) from error
+    tell_mpi_has_started()
     started = _started_processes()
     if communicator is None and started is not None and started[1] > 1 and world_size() == 1:
         name, count = started

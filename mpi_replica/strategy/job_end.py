@@ -22,6 +22,7 @@ from ..core.exceptions import ContextError, reporter_of, text_of
 from ..core.tracebacks import printed
 from ..ranks.interrupts import gate
 from ..ranks.launch import end_together
+from ..ranks.launcher_connection import note_end, tell_end
 from ..ranks.survivors import Survivors
 from ..ranks.ulfm import JobOutcome
 from ..ranks.watch.watcher import watcher
@@ -107,6 +108,8 @@ def abort(status: int) -> None:
     watcher.write_flight_records("the job is aborted")
     time.sleep(_SECONDS_TO_WRITE)
     if not _engines:
+        note_end("abort", status)
+        tell_end()
         os._exit(status)
     _engines[-1].transport.abort(status)
 

@@ -14,6 +14,7 @@ from ..core.exceptions import LaunchError, MPIReplicaError, RankLostError, add_n
 from ..core.layout import Layout, sides
 from ..core.options import CommunicationOptions
 from ..ranks.launch import open_survivors
+from ..ranks.launcher_connection import tell
 from ..ranks.numerics import Numerics, compare, numerics_here
 from ..ranks.single import SingleTransport
 from ..ranks.survivors import Survivors
@@ -104,7 +105,9 @@ def start(
         survivors.share(terms)
         return transport, terms
 
-    return *survivors.come_together(begin), survivors
+    transport, terms = survivors.come_together(begin)
+    tell(num_replicas=terms.layout.num_replicas)
+    return transport, terms, survivors
 
 
 def _spares(spares: Any) -> int:

@@ -22,6 +22,7 @@ from ...core.exceptions import (
     text_of,
 )
 from ...core.layout import Layout
+from ..launcher_connection import tell
 from ..transport import Mailbox, Transport
 from .recorder import FlightRecorder
 from .stacks import Whereabouts, place_of_thread
@@ -311,6 +312,9 @@ class StrategyWatch:
         )
         if not inquiry.is_timeout:
             _log.warning("%s", text)
+            pids = enumerate(self._transport.pids)
+            # One of which the launcher knows that it has ended: the library has not told of it.
+            tell(waits_for=[pid for rank, pid in pids if rank not in inquiry.answers])
             return
         text += (
             "\nThe strategy can't be used any more, since the others may still come. End the"

@@ -1,26 +1,31 @@
-"""A rank of ``run --elastic``: the program, and an exit status that says how all ranks have ended.
-
-The launcher of Open MPI reports success when it goes on without lost ranks, also where none was
-left. So the ranks themselves agree on how they have ended, and say so by their status.
+"""A rank of ``run``: the program, whose end is told to the launcher.
 
 The launcher runs this file as a script. The package is not imported before the program has ended:
 its numpy would start with other threads of BLAS than those that the program sets.
+
+Open MPI's launcher reports success where it goes on without lost ranks, also where none was left.
+So the ranks of an elastic job agree on how they have ended, and say so by their exit status.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import io
 import os
 import pkgutil
+import signal
 import sys
 import threading
 import types
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import CodeType
-from typing import Any
+from typing import Any, NoReturn
+
+_CONNECTION = "mpi_replica.ranks.launcher_connection"
+_ERRORS = "mpi_replica.core.exceptions"
 
 
 def main(statuses: str, words: Sequence[str]) -> int:
@@ -29,14 +34,26 @@ def main(statuses: str, words: Sequence[str]) -> int:
     Parameters
     ----------
     statuses : str
-        Two numbers and a comma between: when all ranks have ended well, and when all that were not
-        lost have. The program's own status stays where it is not 0.
+        Of an elastic job: two numbers and a comma between, for when all ranks have ended well, and
+        for when all that were not lost have. The program's own status stays where it is not 0.
+        Empty for other jobs.
     words : sequence of str
         ``-m`` and a module, ``-c`` and a text, or a script, folder or archive; its arguments.
     """
+    connection = _launcher_connection()
+    try:
+        connection.connect_to_launcher()
+    except ConnectionError as error:
+        sys.stderr.write(f"mpi_replica run: {error}\n")
+        return 1
+    # The last thing that is done at exit: whoever dies before may be needed by the others.
+    atexit.register(_tell_end, connection, os.getpid())
+    if not statuses:
+        return _run(words, connection)
     well, well_but_lost = map(int, statuses.split(","))
     process = os.getpid()
-    status = _run(words)
+    _be_lost_without_end(connection)
+    status = _run(words, connection)
     if os.getpid() != process:  # a forked child has nothing to do with MPI
         return status
     with _package():
@@ -51,24 +68,70 @@ def main(statuses: str, words: Sequence[str]) -> int:
     return well_but_lost if outcome.has_lost else well
 
 
-def _run(words: Sequence[str]) -> int:
+def _launcher_connection() -> Any:
+    """Returns the module of the connection, which the package finds under its name later."""
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    path = os.path.join(folder, "ranks", "launcher_connection.py")
+    spec: Any = importlib.util.spec_from_file_location(_CONNECTION, path)
+    module = sys.modules[_CONNECTION] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _tell_end(connection: Any, process: int) -> None:
+    if os.getpid() == process:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # Python tells of it a little later
+                stream.flush()
+        connection.tell_end()
+
+
+def _be_lost_without_end(connection: Any) -> None:
+    """Makes ``os._exit`` a loss, of which Open MPI 5.0.11 would not tell the other ranks."""
+    process, leave = os.getpid(), os._exit
+
+    def exit_as_lost(status: int) -> NoReturn:
+        if os.getpid() == process and not connection.has_told_end():
+            os.kill(process, signal.SIGKILL)
+        leave(status)
+
+    os._exit = exit_as_lost
+
+
+def _run(words: Sequence[str], connection: Any) -> int:
     """Runs the program as Python would; returns the status with which Python would end."""
     try:
         code, module = _program(words)
         sys.modules["__main__"] = module
         exec(code, module.__dict__)
     except SystemExit as end:
+        status = 1
         if end.code is None or isinstance(end.code, int):
-            return end.code or 0
-        sys.stderr.write(f"{end.code}\n")
-        return 1
+            status = end.code or 0
+        else:
+            sys.stderr.write(f"{end.code}\n")
+        connection.note_end("exit" if status else "done", status)
+        return status
     except BaseException as error:
         step = error.__traceback__
         while step is not None and step.tb_frame.f_code.co_filename == __file__:
             step = step.tb_next  # what this file does says nothing to the user
+        status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        connection.note_end("loss" if _is_of_a_loss(error) else "error", status)
         sys.excepthook(type(error), error.with_traceback(step), step)
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
+        return status
+    connection.note_end("done", 0)
     return 0
+
+
+def _is_of_a_loss(error: BaseException | None) -> bool:
+    """Returns whether a rank was lost first, as an error of the package says."""
+    errors: Any = sys.modules.get(_ERRORS)
+    while errors is not None and error is not None:
+        if isinstance(error, errors.RankLostError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _program(words: Sequence[str]) -> tuple[CodeType, types.ModuleType]:

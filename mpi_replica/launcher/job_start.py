@@ -1,0 +1,280 @@
+"""One start of a job: the process of the launcher, what it writes, and what its ranks tell."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+from ..core.layout import numbers_text
+from ..ranks.watch.strategy_watch import stall_seconds
+from .job import Job
+from .output import DeathNotice, OutputStream, Tags
+from .processes import descendants, ends_with_parent, ranks_below, send_signal
+from .rank_connections import RankConnections
+from .restarts import Outcome
+
+#: The exit status of a job that ran too long: that of the command `timeout`.
+TIMED_OUT = 124
+_KILLED = 128 + signal.SIGKILL
+
+# What launchers hand to the ranks of all hosts, as measured with Open MPI 5.0.11 and MPICH 5.0.2.
+# The others end Open MPI's launcher and its ranks in 0.2 s, or MPICH's launcher alone.
+_HANDED_ON = {
+    "openmpi": {signal.SIGUSR1, signal.SIGUSR2},
+    "mpich": {signal.SIGTERM, signal.SIGUSR1},
+    "srun": {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP},
+}
+
+# What launchers return when a signal has ended them and their ranks.
+_STATUS_WHEN_ENDED = {"openmpi": 1, "mpich": 255}
+
+# How long the library may take to end the others where a rank has failed or was lost, and the
+# launcher where all ranks have come to their end. One that goes on without a lost rank can't where
+# MPI has not started on all.
+_SECONDS_TO_END_OTHERS = 5.0
+_SECONDS_TO_BEGIN_ANYWAY = 1.0
+_SECONDS_TO_END_ITSELF = 10.0
+# A rank that is not there for so long, while others are, has ended before it could connect.
+_SECONDS_TO_COME = 5.0
+# A rank may end of these signals, at once or when it has saved; of others within some seconds.
+_ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+_SECONDS_OF_SIGNAL = 5.0
+
+
+class JobStart:
+    """A launcher at work.
+
+    Parameters
+    ----------
+    job : Job
+        What is started.
+    environ : mapping
+        The environment variables that are set already.
+    selector : BaseSelector
+        Gets what the launcher writes, and the connections of the ranks.
+    is_in_terminal : bool
+        Whether the launcher stays in the group of the terminal.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        environ: Mapping[str, str],
+        selector: selectors.BaseSelector,
+        is_in_terminal: bool,
+    ) -> None:
+        self._job = job
+        self._started_at = time.monotonic()
+        #: Whether its time is over.
+        self.is_timed_out = False
+        self._is_in_terminal = is_in_terminal
+        self._interrupts = 0
+        # A signal that the launcher itself got, and does not hand on.
+        self._ended_by = 0
+        # The last one that went on to ranks or launcher, and when.
+        self._forwarded, self._forwarded_at = 0, 0.0
+        #: Why the job was ended from here.
+        self.ended_because = ""
+        self._missing_since: float | None = None
+        self._has_reported = False
+        self._stall_seconds = stall_seconds()
+        self._notice = DeathNotice()
+        self._ranks: RankConnections | None = None
+        added = dict(job.added)
+        if job.is_watched:
+            self._ranks = RankConnections(
+                selector, job.num_ranks, job.num_hosts > 1, self._stall_seconds
+            )
+            added |= self._ranks.variable
+        self.launcher = subprocess.Popen(
+            job.command,
+            env={**environ, **added},
+            stdout=subprocess.PIPE if job.tag or job.launcher == "mpich" else None,
+            stderr=subprocess.PIPE if job.tag else None,
+            process_group=None if is_in_terminal else 0,
+            preexec_fn=ends_with_parent(),
+        )
+        self.streams = [
+            OutputStream(
+                selector, pipe, target, self._notice, Tags(job.launcher) if job.tag else None
+            )
+            for pipe, target in ((self.launcher.stdout, 1), (self.launcher.stderr, 2))
+            if pipe is not None
+        ]
+
+    def forward(self, number: signal.Signals) -> None:
+        """Hands a signal on to the ranks; to the launcher where there are none yet."""
+        self._forwarded, self._forwarded_at = number, time.monotonic()
+        if number == signal.SIGINT:
+            self._interrupt()
+        elif number in _HANDED_ON[self._job.launcher]:
+            self.launcher.send_signal(number)
+        elif ranks := ranks_below(self.launcher.pid):
+            for rank in ranks:
+                send_signal(rank, number)
+        else:
+            self._ended_by = number
+            self.launcher.send_signal(number)
+
+    def _interrupt(self) -> None:
+        self._interrupts += 1
+        self._ended_by = signal.SIGINT
+        if self._interrupts > 2:
+            self.kill()
+        elif not self._is_in_terminal:  # which has told it already
+            self.launcher.send_signal(signal.SIGINT)
+
+    def end(self) -> None:
+        """Ends the ranks on all hosts at once, by the end of their connections."""
+        if self._ranks is not None:
+            self._ranks.close()
+
+    def kill(self) -> None:
+        """Kills all processes of the job on this host, also those that lost their parents."""
+        while processes := descendants(os.getpid()):
+            for process in processes:
+                send_signal(process, signal.SIGKILL)
+            self.launcher.wait()  # first, since its status is the job's
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                break
+        if self.launcher.poll() is None:  # there is no /proc
+            self.launcher.kill()
+            self.launcher.wait()
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether it does not end by itself."""
+        return bool(self.is_timed_out or self._ended_by or self.ended_because)
+
+    @property
+    def seconds_to_look(self) -> float | None:
+        """After how many seconds `look` has something to do; None where it never has."""
+        return None if self._ranks is None else 0.2 if self._ranks.missing() else 0.5
+
+    def look(self) -> tuple[str, str]:
+        """Returns why the job must be ended, and what else is to be told; both mostly empty."""
+        now = time.monotonic()
+        if self._ranks is None or self.ended_because:
+            return "", ""
+        self.ended_because = self._reason_to_end(self._ranks, now)
+        return self.ended_because, self._report_of_stuck_ranks(self._ranks, now)
+
+    def _reason_to_end(self, ranks: RankConnections, now: float) -> str:
+        if ranks.failed is not None and now > ranks.failed_at + _SECONDS_TO_END_OTHERS:
+            status = ranks.failed.facts["status"]
+            return f"{ranks.failed} has ended with status {status}, and others have not yet"
+        if ranks.lost:
+            first = ranks.lost[0]
+            seconds = _SECONDS_TO_END_OTHERS
+            must_end = True
+            if first.is_silent or ranks.is_waited_for:
+                seconds = 0.0
+            elif self._job.statuses is not None:
+                must_end, seconds = not ranks.have_all_begun, _SECONDS_TO_BEGIN_ANYWAY
+            if must_end and now > (first.ended_at or 0.0) + seconds:
+                return ranks.loss_text() or f"{first} has ended too early"
+        if ranks.last_end is not None and now > ranks.last_end + _SECONDS_TO_END_ITSELF:
+            return "all ranks have ended, and the launcher has not"
+        return self._reason_of_missing_ranks(ranks, now)
+
+    def _reason_of_missing_ranks(self, ranks: RankConnections, now: float) -> str:
+        missing = ranks.missing()
+        if not missing or ranks.first_at is None:
+            return ""
+        if self._job.num_hosts > 1:
+            is_late = now > ranks.first_at + self._stall_seconds
+        else:
+            known = {rank.pid for rank in ranks.ranks.values()}
+            here = [pid for pid in ranks_below(self.launcher.pid) if pid not in known]
+            if len(here) >= len(missing):
+                self._missing_since = None
+                return ""
+            self._missing_since = self._missing_since or now
+            is_late = now > self._missing_since + _SECONDS_TO_COME
+        return f"{_named(missing)} was lost before it could begin" if is_late else ""
+
+    def _report_of_stuck_ranks(self, ranks: RankConnections, now: float) -> str:
+        """Returns where ranks are for which others wait in the start of MPI."""
+        if self._has_reported or ranks.first_at is None:
+            return ""
+        begins = [one for one in ranks.ranks.values() if "begins_mpi" in one.facts]
+        late = [one for one in ranks.ranks.values() if one not in begins and "place" in one.facts]
+        if not begins or not late or now < ranks.first_at + self._stall_seconds:
+            return ""
+        self._has_reported = True
+        where = "".join(f"\n  {rank} is at\n{rank.facts['place']}" for rank in late)
+        waits = [one.number for one in begins]
+        return (
+            f"{_named(waits)} wait{'s' * (len(waits) == 1)} in the start of MPI for others.{where}"
+        )
+
+    def outcome(self) -> Outcome:
+        """Returns what came of it, when the launcher has ended."""
+        ranks, seconds = self._ranks, time.monotonic() - self._started_at
+        loss = "" if ranks is None or self._is_ended_by_signal(ranks) else self._loss(ranks)
+        status = self._status(bool(loss))
+        if ranks is None:
+            return Outcome(status, seconds)
+        return Outcome(
+            status,
+            seconds,
+            loss,
+            has_package=ranks.fact("package") is not None,
+            num_replicas=ranks.fact("num_replicas"),
+            goes_on=ranks.fact("goes_on") is not None,
+        )
+
+    def _is_ended_by_signal(self, ranks: RankConnections) -> bool:
+        """Returns whether ranks may have ended of a signal that they got from here."""
+        if self.is_timed_out or self._forwarded in _ENDING_SIGNALS:
+            return True
+        first = min((rank.ended_at or 0.0 for rank in ranks.lost), default=time.monotonic())
+        return 0.0 < self._forwarded_at <= first < self._forwarded_at + _SECONDS_OF_SIGNAL
+
+    def _loss(self, ranks: RankConnections) -> str:
+        """Returns what was lost; empty where the program itself has ended."""
+        status = self.launcher.returncode
+        loss = ranks.loss_text()
+        if loss and self._job.statuses is not None and len(ranks.lost) == ranks.size:
+            return f"all ranks were lost. The first one: {loss}"
+        if loss or ranks.failed is not None:
+            return loss
+        if self.ended_because:
+            return self.ended_because
+        if status < 0:
+            return f"the launcher was ended by {signal.Signals(-status).name}"
+        if status and not ranks.ranks and self._job.restarts is not None:
+            return f"the launcher has ended with status {status}, before a rank has begun"
+        return ""
+
+    def _status(self, is_lost: bool) -> int:
+        """Returns the exit status of the job, if this is its last start."""
+        status, ranks, statuses = self.launcher.returncode, self._ranks, self._job.statuses
+        if self.is_timed_out:
+            return TIMED_OUT
+        if self._ended_by and (status < 0 or status == _STATUS_WHEN_ENDED.get(self._job.launcher)):
+            return 128 + self._ended_by
+        if ranks is not None and ranks.have_ended_well(statuses is not None):
+            # Whoever is killed in the end of MPI does not change it.
+            return 0 if statuses is None else [*statuses.values()][bool(ranks.lost)]
+        if self.ended_because and ranks is not None:
+            is_failure = ranks.failed is not None and not is_lost
+            return ranks.failed.facts["status"] if is_failure and ranks.failed else _KILLED
+        if status < 0:
+            return 128 - status
+        if statuses is not None:
+            if status:
+                return statuses.get(status, status)
+            # All ranks that could have told how it ended were lost.
+            return 128 + self._forwarded if self._forwarded else 1
+        return self._notice.status(status) if self._job.launcher == "mpich" else status
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return numbers_text("rank", ranks)

@@ -1,0 +1,265 @@
+"""The launcher's side of the connections that its ranks open: who has begun, and how each ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import secrets
+import selectors
+import socket
+import struct
+import time
+from typing import Any
+
+from ..ranks.launcher_connection import VARIABLE, keep_alive
+
+# By the program itself, or by our own end of the whole job.
+_ENDS_OF_PROGRAM = {"error", "exit", "abort"}
+
+# A library that can tell the ranks that one is lost does so in this time.
+_SECONDS_TO_HEAR = 3.0
+
+_READ_BYTES = 1 << 16
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR of linux/sockios.h
+
+
+class ConnectedRank:
+    """What a rank has told, and whether its process is there."""
+
+    def __init__(self, number: int, host: str, pid: int) -> None:
+        self.number, self.host, self.pid = number, host, pid
+        #: All facts, of each the latest one.
+        self.facts: dict[str, Any] = {}
+        #: For which processes it waits in vain, as it has told last, and when.
+        self.waits_for: set[int] = set()
+        self.waits_at = 0.0
+        #: When its process ended; None while it is there.
+        self.ended_at: float | None = None
+        #: Whether its host has fallen silent: then nobody else sees its end either.
+        self.is_silent = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has told of an end that is none of its own good will."""
+        return bool(self.facts.get("status"))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has ended without a word."""
+        return self.ended_at is not None and "end" not in self.facts
+
+    def __str__(self) -> str:
+        return f"rank {self.number} ({self.host}, pid {self.pid})"
+
+
+class RankConnections:
+    """Waits for the ranks of a job, and for their ends.
+
+    Parameters
+    ----------
+    selector : BaseSelector
+        Has a function to call as data of each connection.
+    size : int
+        How many ranks there are.
+    is_between_hosts : bool
+        Whether some of them are on other hosts.
+    stall_seconds : float
+        When a rank that has not come to MPI says where it is.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        size: int,
+        is_between_hosts: bool,
+        stall_seconds: float,
+    ) -> None:
+        self.size = size
+        #: Those that have come, by number.
+        self.ranks: dict[int, ConnectedRank] = {}
+        #: Those that have ended without a word, in the order in which it was seen.
+        self.lost: list[ConnectedRank] = []
+        #: The first one that has ended with a status that is not 0, and when that was seen.
+        self.failed: ConnectedRank | None = None
+        self.failed_at = 0.0
+        #: When the first one began to end, by something else than a loss.
+        self.program_ends_at = math.inf
+        #: When the first one came.
+        self.first_at: float | None = None
+        self._selector = selector
+        self._secret = secrets.token_hex(16)
+        self._open: set[socket.socket] = set()
+        name = f"mpi_replica-{secrets.token_hex(8)}"
+        listeners: list[tuple[socket.socket, str | tuple[str, int], str]] = []
+        if hasattr(socket, "AF_UNIX") and _has_names_without_files():
+            listeners.append((socket.socket(socket.AF_UNIX), f"\0{name}", f":{name}"))
+        if is_between_hosts or not listeners:
+            by_tcp = socket.socket(socket.AF_INET)
+            listeners.append((by_tcp, ("" if is_between_hosts else "127.0.0.1", 0), ""))
+        words = [self._secret, f"{stall_seconds:g}"]
+        for listener, place, address in listeners:
+            listener.bind(place)
+            listener.listen(size)
+            listener.setblocking(False)
+            self._register(listener, lambda listener=listener: self._accept(listener))
+            if address:
+                words.append(address)
+            else:
+                hosts = _own_addresses() if is_between_hosts else ["127.0.0.1"]
+                words += [f"{host}:{listener.getsockname()[1]}" for host in hosts]
+        #: The environment variable that lets the ranks find this process.
+        self.variable = {VARIABLE: " ".join(words)}
+
+    def _register(self, opened: socket.socket, serve: Any) -> None:
+        self._open.add(opened)
+        self._selector.register(opened, selectors.EVENT_READ, serve)
+
+    def close(self) -> None:
+        """Ends all connections, and with them the ranks, on all hosts."""
+        for opened in list(self._open):
+            self._close(opened)
+
+    def _close(self, opened: socket.socket) -> None:
+        self._open.discard(opened)
+        self._selector.unregister(opened)
+        opened.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it has gone again
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            if connection.family == socket.AF_INET:
+                keep_alive(connection)
+            received = _Received()
+            self._register(connection, lambda: self._receive(connection, received))
+
+    def _receive(self, connection: socket.socket, received: _Received) -> None:
+        is_silent = False
+        try:
+            data = connection.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        except OSError:  # no sign of life
+            data, is_silent = b"", True
+        now = time.monotonic()
+        try:
+            for fact in received.facts(data):
+                self._note(fact, received, now)
+            has_ended = not data
+        except (ValueError, KeyError, TypeError):  # no rank of this job
+            has_ended = True
+        if has_ended:
+            self._close(connection)
+            rank = received.rank
+            if rank is not None:
+                rank.ended_at, rank.is_silent = now, is_silent
+                if rank.is_lost:
+                    self.lost.append(rank)
+
+    def _note(self, facts: dict[str, Any], received: _Received, now: float) -> None:
+        rank = received.rank
+        if rank is None:
+            if not secrets.compare_digest(facts["secret"], self._secret):
+                raise ValueError
+            rank = received.rank = ConnectedRank(facts["rank"], facts["host"], facts["pid"])
+            self.ranks[rank.number] = rank
+            if self.first_at is None:
+                self.first_at = now
+        else:
+            rank.facts |= facts
+            if "waits_for" in facts:
+                rank.waits_for, rank.waits_at = set(facts["waits_for"]), now
+            if rank.has_failed and self.failed is None:
+                self.failed, self.failed_at = rank, now
+            if facts.get("begins_end") in _ENDS_OF_PROGRAM:
+                self.program_ends_at = min(self.program_ends_at, now)
+
+    @property
+    def have_all_begun(self) -> bool:
+        """Whether MPI has started on all ranks."""
+        return len(self.ranks) == self.size and all(
+            "mpi" in rank.facts for rank in self.ranks.values()
+        )
+
+    def have_ended_well(self, is_elastic: bool) -> bool:
+        """Returns whether all ranks, or all but lost ones, have come to their end with status 0."""
+        ends = {rank.facts.get("end") for rank in self.ranks.values() if not rank.is_lost}
+        is_whole = is_elastic or (len(self.ranks) == self.size and not self.lost)
+        return is_whole and ends == {"done"}
+
+    @property
+    def last_end(self) -> float | None:
+        """When the last of all ranks has ended; None while one is there or may come."""
+        ends = [rank.ended_at for rank in self.ranks.values()]
+        if len(ends) < self.size or None in ends:
+            return None
+        return max(end for end in ends if end is not None)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a rank has told that it waits for one that is lost."""
+        return any(
+            lost.pid in rank.waits_for and rank.waits_at > (lost.ended_at or 0.0) + _SECONDS_TO_HEAR
+            for lost in self.lost
+            for rank in self.ranks.values()
+        )
+
+    def fact(self, name: str) -> Any:
+        """Returns what some rank has told under this name; None where none has."""
+        told = [rank.facts[name] for rank in self.ranks.values() if name in rank.facts]
+        return told[0] if told else None
+
+    def missing(self) -> list[int]:
+        """Returns the ranks that have not come."""
+        return [number for number in range(self.size) if number not in self.ranks]
+
+    def loss_text(self) -> str:
+        """Returns which rank was lost first; empty where an error of the program came before."""
+        # Those that ended later were ended by the library, or by us.
+        lost = [rank for rank in self.lost if (rank.ended_at or 0.0) < self.program_ends_at]
+        if lost:
+            silent = "its host gives no sign of life"
+            how = silent if lost[0].is_silent else "its process ended without a word"
+            return f"{lost[0]} was lost: {how}"
+        if self.failed is not None and self.program_ends_at == math.inf:
+            return f"{self.failed} has ended by the loss of a rank"
+        return ""
+
+
+class _Received:
+    """What has come over one connection."""
+
+    def __init__(self) -> None:
+        self.rank: ConnectedRank | None = None
+        self._text = b""
+
+    def facts(self, data: bytes) -> list[dict[str, Any]]:
+        """Returns what has come whole."""
+        *lines, self._text = (self._text + data).split(b"\n")
+        if len(self._text) > _READ_BYTES:
+            raise ValueError("no end of a line")
+        return [json.loads(line) for line in lines]
+
+
+def _has_names_without_files() -> bool:
+    """Returns whether sockets can have names that stand in no folder: with Linux."""
+    with socket.socket(socket.AF_UNIX) as tried, contextlib.suppress(OSError):
+        tried.bind("")
+        return bytes(tried.getsockname()[:1]) == b"\0"
+    return False
+
+
+def _own_addresses() -> list[str]:
+    """Returns the names and addresses by which this host may be known to others."""
+    addresses = [socket.gethostname()]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                request = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(asked, _GET_ADDRESS, request)
+                addresses.insert(-1, socket.inet_ntoa(answer[20:24]))
+    return [address for address in addresses if not address.startswith("127.")]

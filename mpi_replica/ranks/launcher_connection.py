@@ -1,0 +1,157 @@
+"""The connection of a rank to its launcher: each of them sees the end of the other one.
+
+A rank opens it as its first act: only the standard library is imported here. What a rank tells goes
+to the launcher in lines of JSON. Nothing ever comes back: whatever comes, and that is the end of
+the launcher, lets the kernel kill this process, in whatever it is. A thread could not do it, since
+mpi4py holds Python's lock while MPI starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+
+#: A secret, the limit of stalls in seconds, and the addresses of the launcher, with blanks between.
+VARIABLE = "MPI_REPLICA_LAUNCHER"
+
+# The first of these that is set says which rank this is.
+_RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+
+_SECONDS_TO_CONNECT = 5.0
+# A host that gives no sign of life is seen after 3 + 3 * 2 seconds.
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 9000}
+
+_connection: socket.socket | None = None
+_end: dict[str, object] = {}
+_has_told_end = False
+_has_started = threading.Event()
+
+
+def connect_to_launcher() -> None:
+    """Opens the connection, where the launcher is one that waits for it.
+
+    Raises
+    ------
+    ConnectionError
+        It can't be reached.
+    """
+    global _connection
+    # What the program starts is no rank.
+    secret, seconds, *addresses = os.environ.pop(VARIABLE, "").split() or ("", "")
+    if not secret:
+        return
+    _connection = _opened(addresses)
+    os.register_at_fork(after_in_child=_leave_to_parent)
+    rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "")
+    tell(secret=secret, rank=int(rank), host=socket.gethostname(), pid=os.getpid())
+    _end_with_launcher(_connection)
+    # Those of this call's caller are on the stack of the program, too, and one that starts it.
+    depth = len(traceback.extract_stack())
+    threading.Thread(target=_tell_place, args=(float(seconds), depth), daemon=True).start()
+
+
+def _tell_place(seconds: float, depth: int) -> None:
+    """Tells where this rank is, until MPI has started: others may wait for it, and can't ask.
+
+    `depth` frames of its stack are none of the program's.
+    """
+    main = threading.main_thread().ident
+    while not _has_started.wait(seconds):
+        stack = traceback.extract_stack(sys._current_frames().get(main or 0))
+        tell(place="".join(traceback.format_list(stack[depth:])))
+
+
+def _opened(addresses: list[str]) -> socket.socket:
+    problems = []
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        try:
+            if host:
+                opened = socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT)
+                opened.settimeout(None)
+                keep_alive(opened)
+            else:  # on this host; the name stands in no folder
+                opened = socket.socket(socket.AF_UNIX)
+                opened.connect(f"\0{port}")
+        except OSError as error:
+            problems.append(f"{address}: {error}")
+        else:
+            return opened
+    raise ConnectionError(
+        f"a rank on {socket.gethostname()} can't reach the launcher ({'; '.join(problems)}). Let"
+        " the hosts of the job connect to each other by TCP, or start it by mpirun itself."
+    )
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Has the kernel end a connection whose other side gives no sign of life."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _end_with_launcher(connection: socket.socket) -> None:
+    if sys.platform == "linux":  # elsewhere the signal can't be chosen
+        fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGKILL)
+        flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+        fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+
+def _leave_to_parent() -> None:
+    """Closes the connection in a forked child, which would hold it open."""
+    global _connection
+    if _connection is not None:
+        _connection.close()
+        _connection = None
+
+
+def tell(**facts: object) -> None:
+    """Tells the launcher, where there is one."""
+    if _connection is not None:
+        with contextlib.suppress(OSError):  # the kernel ends this process
+            _connection.send(json.dumps(facts).encode() + b"\n")
+
+
+def tell_mpi_has_started() -> None:
+    """Tells that MPI has started here, and that others can ask from now on where this rank is."""
+    if _connection is not None:
+        _has_started.set()
+        tell(mpi=True)
+
+
+def note_end(kind: str, status: int) -> None:
+    """Keeps for `tell_end` how the program has ended; the first one is kept.
+
+    Parameters
+    ----------
+    kind : {'done', 'exit', 'error', 'loss', 'abort'}
+        By itself, by sys.exit with a status, by an error, by one that says that a rank was lost, or
+        by our own end of the whole job.
+    status : int
+        The exit status.
+    """
+    if not _end:
+        _end.update(end=kind, status=status)
+        tell(begins_end=kind)  # what others do then is no cause of it
+
+
+def tell_end() -> None:
+    """Tells how the program has ended. A rank that ends without is a lost one."""
+    global _has_told_end
+    if _connection is not None and _end:
+        _has_told_end = True
+        tell(**_end)
+
+
+def has_told_end() -> bool:
+    """Returns whether the launcher knows that this rank ends."""
+    return _has_told_end
