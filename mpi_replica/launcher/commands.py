@@ -15,6 +15,11 @@ SECONDS_TO_SAVE = 10
 #: What a host prints that is asked whether it answers.
 ANSWER = "the host answers"
 
+#: In Slurm, for a question and for a job that is started again. Else launchers wait for the cores
+#: of the job's last step, which goes on for minutes in the eyes of Slurm when a host is lost; also
+#: those of the libraries, which start their daemons with srun.
+OVERLAP = {"SLURM_OVERLAP": "1"}
+
 _SRUN_BINDINGS = {"none": "none", "core": "cores", "socket": "sockets"}
 
 
@@ -89,7 +94,8 @@ def _of_openmpi(version: tuple[int, ...], request: Request) -> list[str]:
     if request.tag:
         words += ["--tag-output"] if is_old else ["--output", "rank"]
     if request.hosts:
-        # Without a number it is one slot; with a star the host's cores, as in a hostfile.
+        # Without a number it is one slot; with a star the host's cores, as in a hostfile. In a job
+        # of Slurm it takes no star, and no more slots than Slurm has given.
         words += ["--host", ",".join(_host(host, ":*") for host in request.hosts)]
     elif request.hostfile is not None:
         words += ["--hostfile", request.hostfile]
