@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from mpi_replica.errors import LaunchError
 from mpi_replica.launcher.batch_system import (
     BatchAllocation,
-    hosts_in_file,
     read_allocation,
 )
-from mpi_replica.launcher.commands import Request, command, shell_line
+from mpi_replica.launcher.commands import ANSWER, Request, command, question, shell_line
 from mpi_replica.launcher.elasticity import (
     check_elastic,
     elastic_program,
     elastic_settings,
     statuses_of_job,
 )
+from mpi_replica.launcher.host_slots import HostSlots
 from mpi_replica.launcher.library import Library
 from mpi_replica.launcher.output import MPICH_MARK, DeathNotice, Tags
 from mpi_replica.launcher.program import program_command
@@ -104,17 +104,6 @@ def test_pbs_lists_a_host_for_each_rank(tmp_path):
         read_allocation({"PBS_NODEFILE": str(tmp_path / "absent")})
 
 
-def test_hosts_of_a_hostfile_are_counted_in_the_format_of_either_library(tmp_path):
-    file = tmp_path / "hosts"
-    file.write_text("# two hosts\nn1 slots=2\n\nn2:4\nn1\n")
-    assert hosts_in_file(file) == 2
-    file.write_text("# none\n")
-    with pytest.raises(LaunchError, match="names no host"):
-        hosts_in_file(file)
-    with pytest.raises(LaunchError, match="absent"):
-        hosts_in_file(tmp_path / "absent")
-
-
 ROOT_SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 CROWDED = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
 YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
@@ -179,6 +168,8 @@ def test_other_hosts_get_the_variables_of_the_job_and_no_others():
 
 
 PROGRAM = ["python", "a.py"]
+TWO_HOSTS = [HostSlots("n1", 2), HostSlots("n3", 1)]
+ONE_UNKNOWN = [HostSlots("n1", 2), HostSlots("n3")]
 
 
 @pytest.mark.parametrize(
@@ -201,6 +192,16 @@ PROGRAM = ["python", "a.py"]
         ("mpich", (5, 0), {"tag": "own", "bind": "core"}, "x -prepend-rank -bind-to core -n 2"),
         ("mpich", (5, 0), {"tag": "marked"}, f"x -prepend-pattern {MPICH_MARK} -n 2"),
         ("mpich", (5, 0), {"hostfile": "h", "exported": ["A"]}, "x -f h -n 2"),
+        # Hosts that are given win over a hostfile, which names one that is lost.
+        (
+            "openmpi",
+            (5, 0),
+            {"hostfile": "h", "hosts": TWO_HOSTS},
+            "x --host n1:2,n3:1 --bind-to none -n 2",
+        ),
+        ("openmpi", (4, 1), {"hosts": ONE_UNKNOWN}, "x --host n1:2,n3:* --bind-to none -n 2"),
+        ("mpich", (5, 0), {"hostfile": "h", "hosts": TWO_HOSTS}, "x -hosts n1:2,n3:1 -n 2"),
+        ("mpich", (5, 0), {"hosts": ONE_UNKNOWN}, "x -hosts n1:2,n3 -n 2"),
     ],
 )
 def test_each_launcher_is_told_in_its_own_words(launcher, version, request_, expected):
@@ -221,6 +222,31 @@ def test_srun_behaves_like_mpirun(request_, expected):
     words = command("srun", (), "srun", Request(4, PROGRAM, mpi_type="pmix_v4", **request_))
     usual = "srun --mpi=pmix_v4 --input=0 --quit-on-interrupt --kill-on-bad-exit"
     assert words == [*usual.split(), *expected.split(), "-n", "4", *PROGRAM]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "expected"),
+    [
+        (3, TWO_HOSTS, "--nodes=2 --nodelist=n1,n1,n3 --distribution=arbitrary"),
+        # It refuses a list with more entries than ranks.
+        (2, TWO_HOSTS, "--nodes=1 --nodelist=n1,n1 --distribution=arbitrary"),
+        # As many ranks as slots do not say where: it goes by cores.
+        (4, TWO_HOSTS, "--nodes=2 --nodelist=n1,n3"),
+        (3, ONE_UNKNOWN, "--nodes=2 --nodelist=n1,n3"),
+    ],
+)
+def test_srun_is_told_the_host_of_each_rank_and_waits_for_no_lost_step(ranks, hosts, expected):
+    request = Request(ranks, PROGRAM, mpi_type="pmi2", hosts=hosts)
+    words = command("srun", (), "srun", request)
+    usual = "srun --mpi=pmi2 --input=0 --quit-on-interrupt --kill-on-bad-exit"
+    assert words == [*f"{usual} {expected} --overlap -n {ranks}".split(), *PROGRAM]
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich", "srun"])
+def test_a_host_is_asked_by_its_launcher_alone_and_answers_by_what_it_prints(launcher):
+    words = question(launcher, (5, 0), "x", "n3")
+    assert " ".join(words).endswith(f" -n 1 echo {ANSWER}")
+    assert {"n3:1", "--nodelist=n3"} & set(words)
 
 
 @pytest.mark.parametrize("version", ["5.0.0", "5.0.11", "6.0.0rc1"])

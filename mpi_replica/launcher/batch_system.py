@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -77,24 +75,3 @@ def _of_pbs(path: str) -> BatchAllocation:
             " where PBS runs its script, or unset the variable to run on this host alone."
         ) from error
     return BatchAllocation("pbs", len(lines) or None, len(set(lines)) or 1)
-
-
-def hosts_in_file(path: str | os.PathLike[str]) -> int:
-    """Returns how many hosts a hostfile names, in the format of Open MPI or of MPICH.
-
-    Raises
-    ------
-    LaunchError
-        It can't be read, or names none.
-    """
-    try:
-        with open(path, encoding="utf-8") as file:
-            lines = [line.partition("#")[0].strip() for line in file]
-    except OSError as error:
-        raise LaunchError(
-            f"the hostfile {os.fspath(path)!r} can't be read: {error.strerror}."
-        ) from error
-    names = {re.split(r"[\s:]", line)[0] for line in lines if line}
-    if not names:
-        raise LaunchError(f"the hostfile {os.fspath(path)!r} names no host.")
-    return len(names)

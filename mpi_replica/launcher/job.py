@@ -11,9 +11,10 @@ from typing import NamedTuple
 from ..core.exceptions import LaunchError
 from ..ranks.host import cores
 from ..ranks.launch import launcher_variable
-from .batch_system import BatchAllocation, hosts_in_file, read_allocation
+from .batch_system import BatchAllocation, read_allocation
 from .commands import Request, command, shell_line
 from .elasticity import check_elastic, elastic_program, elastic_settings, statuses_of_job
+from .host_slots import hosts_in_file
 from .library import find_launcher, find_library
 from .processes import ask
 from .program import is_of_python, program_command, rank_program
@@ -99,7 +100,7 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
     ranks = _ranks(options, allocation)
     hosts = allocation.hosts
     if options.hostfile is not None:
-        hosts = hosts_in_file(options.hostfile)
+        hosts = len(hosts_in_file(options.hostfile))
     if allocation.system == "slurm":
         mpi_type = _type_for_srun(options, environ)
     elif options.launcher == "srun":
