@@ -18,8 +18,8 @@ def remove_leftovers(folder: Path, checkpoints: str) -> None:
     """Removes the files in a folder that no checkpoint has, and that no save can need any more.
 
     A save comes to no end without its new index, which rank 0 makes before all else and keeps
-    locked: that is gone, or the process that has locked it. What can't be told stays, such as the
-    files of a save that was broken off where the file system has no locks.
+    locked: so it has ended where that file is gone, or nobody has locked it. What can't be told
+    stays, such as the files of a save that was broken off where the file system has no locks.
 
     Parameters
     ----------
