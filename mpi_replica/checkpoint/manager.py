@@ -16,10 +16,10 @@ from ..core.context import require_cross_replica
 from ..core.exceptions import CheckpointError, CorruptCheckpointError
 from ..ranks.launcher_connection import tell
 from . import files, preemption
+from .abandoned_saves import remove_abandoned_saves
 from .any_signal import AnySignal
 from .checkpoint import Checkpoint
 from .index import MOST_BYTES, index_path, order_of, unpacked
-from .leftovers import remove_leftovers
 
 _NAME = "ckpt"
 _INDEX = re.compile(rf"{_NAME}-(\d+)\.index")
@@ -163,7 +163,7 @@ class CheckpointManager:
         if engine.layout.rank == 0:
             for old in self._too_old(step):
                 files.remove(index_path(self._path(old)))  # without it the others are left over
-            remove_leftovers(self._directory, rf"{_NAME}-\d+")
+            remove_abandoned_saves(self._directory, rf"{_NAME}-\d+")
         return path
 
     def exit_if_signalled(self, step: int) -> None:

@@ -24,8 +24,8 @@ from ..core.dtypes import wire_name
 from ..core.exceptions import CheckpointError
 from ..core.options import CommunicationOptions
 from . import files
+from .abandoned_saves import remove_abandoned_saves
 from .index import ArrayRecord, Index, index_path, packed, packed_record, unpacked_record
-from .leftovers import remove_leftovers
 
 
 class Own(NamedTuple):
@@ -164,7 +164,7 @@ class Saving(Call):
                 files.remove(self.path.with_name(name))
             raise
         files.sync_folder(self.path.parent)
-        remove_leftovers(self.path.parent, re.escape(self.path.name))
+        remove_abandoned_saves(self.path.parent, re.escape(self.path.name))
 
 
 def _shares(arrays: Mapping[str, Array], size: int) -> list[list[str]]:

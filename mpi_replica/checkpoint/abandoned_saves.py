@@ -14,7 +14,7 @@ from .index import MOST_BYTES, index_path
 _FILE = re.compile(r"(.+)\.([0-9a-f]{16})\.(?:data-\d{5,}-of-\d{5,}|index\.new)", re.DOTALL)
 
 
-def remove_leftovers(folder: Path, checkpoints: str) -> None:
+def remove_abandoned_saves(folder: Path, checkpoints: str) -> None:
     """Removes the files in a folder that no checkpoint has, and that no save can need any more.
 
     A save comes to no end without its new index, which rank 0 makes before all else and keeps
