@@ -15,22 +15,24 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-_SHARED_MEMORY = "/dev/shm"
-_TEMPORARY = "/tmp"  # MPICH's launcher takes no other
+_FOLDERS = ("/dev/shm", "/tmp")  # and TMPDIR, but MPICH's launcher takes no other
 
-# What has no host in its name is of MPICH and UCX, or tries whether there is room. Segments of
-# windows, and of UCX, stay where a process is killed just while it makes one.
-_SEGMENT = (
+# Segments of Open MPI have the host in their names, those of MPICH and UCX have not. Of windows, of
+# UCX, and open_mpi.0000, by which Open MPI sees that there is room, only those stay whose maker is
+# killed within the moment until they lose their names.
+# The number of a session is the process of the launcher, or of its helper on another host. In
+# ompi.HOST.USER it would be the user's, whose jobs all share that folder.
+# A topology tells ranks that start what the host is made of.
+_LEFTOVER = re.compile(
     r"(?:sm_segment|vader_segment|osc_sm|osc_rdma|osc_ucx)\.(?P<host>.+?)\.[0-9a-f.]+"
     r"|open_mpi\.\d{4}|mpich_shm_[0-9a-f]+_\d+|mpich_(?:s_)?shar_tmp\w{6}|ucx_shm_posix_[0-9a-f]+"
+    r"|(?:ompi|prted)\.(?P<session>\d+)"
+    r"|(?P<topology>hydra_hwloc_xmlfile_\w{6})"
 )
-# The number is that of the launcher, or of its helper on another host. In ompi.HOST.USER it would
-# be the user's, whose jobs all have this folder.
-_SESSION = r"(?:ompi|prted)\.(?P<pid>\d+)"
-# What the host is made of, for ranks that start. It is open for moments: its maker counts.
-_TOPOLOGY = r"hydra_hwloc_xmlfile_\w{6}"
+
+# A topology is open for moments only: its maker counts.
 _TOPOLOGY_MAKER = b"hydra_pmi_proxy"
 
 # Names of all these, and of the maker, in the paths of what a process holds.
@@ -50,9 +52,8 @@ def remove_leftovers(since: float) -> list[str]:
     all processes are looked at, and held by none of them, is of the dead.
 
     Some living ones can't be seen from here: in another container that shares the memory, on
-    another host that shares the folder. What names another host is theirs. What names none is
-    kept where it is older than the job of the caller: an older job's segment would not be told
-    from that of a job that runs on, in another container.
+    another host that shares the folder. What names another host is theirs. What names none may
+    be: so all stays that is older than the caller's job, also what earlier jobs have left.
 
     Parameters
     ----------
@@ -64,20 +65,16 @@ def remove_leftovers(since: float) -> list[str]:
     list of str
         What was removed. Nothing is where there is no /proc, or a process may not be looked into.
     """
-    hosts = {os.uname().nodename, os.uname().nodename.partition(".")[0]}
-    found = list(_candidates(hosts, since))
+    found = list(_candidates(since))
     held = _held_names() if found else None
     if held is None:
         return []
     removed = []
-    for path in found:
-        name = os.path.basename(path)
-        if name.encode() in held:
-            continue
-        if re.fullmatch(_TOPOLOGY, name) and _TOPOLOGY_MAKER in held:
+    for path, match in found:
+        if os.fsencode(match[0]) in held or (match["topology"] and _TOPOLOGY_MAKER in held):
             continue
         with contextlib.suppress(OSError):  # another process was faster, or the folder is not ours
-            if re.fullmatch(_SESSION, name):
+            if match["session"]:
                 shutil.rmtree(path)
             else:
                 os.unlink(path)
@@ -85,54 +82,45 @@ def remove_leftovers(since: float) -> list[str]:
     return removed
 
 
-def _candidates(hosts: set[str], since: float) -> Iterator[str]:
-    """Yields what has a known name, is of this user and host, and is not older than `since`."""
-    for path, match in _entries(_SHARED_MEMORY, _SEGMENT, stat.S_ISREG, since):
-        if match["host"] is None or match["host"] in hosts:
-            yield path
-    for folder in {_TEMPORARY, os.path.realpath(os.environ.get("TMPDIR") or _TEMPORARY)}:
-        for path, match in _entries(folder, _SESSION, stat.S_ISDIR, since):
-            if not os.path.exists(f"/proc/{match['pid']}") and _hosts_of_session(path) <= hosts:
-                yield path
-        for path, _ in _entries(folder, _TOPOLOGY, stat.S_ISREG, since):
-            if _host_of_topology(path) in hosts:
-                yield path
+def _candidates(since: float) -> Iterator[tuple[str, re.Match[str]]]:
+    """Yields paths, and the match of the name: of this user and host, not older than `since`."""
+    host = os.uname().nodename
+    own = {host, host.partition(".")[0]}
+    for folder in {os.path.realpath(os.environ.get("TMPDIR") or _FOLDERS[0]), *_FOLDERS}:
+        with contextlib.suppress(OSError):
+            for match in map(_LEFTOVER.fullmatch, os.listdir(folder)):
+                if match is not None:
+                    path = os.path.join(folder, match[0])
+                    if _is_dead_if_free(path, match, since) and _hosts(path, match) <= own:
+                        yield path, match
 
 
-def _entries(
-    folder: str, pattern: str, is_kind: Callable[[int], bool], since: float
-) -> Iterator[tuple[str, re.Match[str]]]:
-    """Yields the paths of this user's entries of a folder, with the match of their names."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            match = re.fullmatch(pattern, name)
-            if match is None:
-                continue
-            path = os.path.join(folder, name)
-            with contextlib.suppress(OSError):
-                status = os.lstat(path)
-                is_mine = status.st_uid == os.geteuid() and is_kind(status.st_mode)
-                if is_mine and status.st_mtime >= since:
-                    yield path, match
-
-
-def _hosts_of_session(path: str) -> set[str]:
-    """Returns the hosts that a session's folder names; an empty name where it can't be told."""
-    names = []
-    with contextlib.suppress(OSError):
-        names = os.listdir(path)
-    matches = [re.fullmatch(r"pmix\.(.+?)\.tool.*", name) for name in names]
-    return {match[1] for match in matches if match is not None} or {""}
-
-
-def _host_of_topology(path: str) -> str:
-    """Returns the host that a file of MPICH's launcher describes; empty where it does not tell."""
+def _is_dead_if_free(path: str, match: re.Match[str], since: float) -> bool:
+    """Returns whether it is this user's, of the job's time, and no living process's session."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            match = re.search(r'name="HostName" value="([^"]+)"', file.read())
+        status = os.lstat(path)
     except OSError:
-        return ""
-    return "" if match is None else match[1]
+        return False
+    if status.st_uid != os.geteuid() or status.st_mtime < since:
+        return False
+    if match["session"]:
+        return stat.S_ISDIR(status.st_mode) and not os.path.exists(f"/proc/{match['session']}")
+    return stat.S_ISREG(status.st_mode)
+
+
+def _hosts(path: str, match: re.Match[str]) -> set[str]:
+    """Returns the hosts that it names; an empty name where it should, and does not."""
+    text, pattern = "", r"^pmix\.(.+?)\.tool"
+    with contextlib.suppress(OSError):
+        if match["session"]:
+            text = "\n".join(os.listdir(path))
+        elif match["topology"]:
+            pattern = r'name="HostName" value="([^"]+)"'
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = file.read()
+        else:
+            return {match["host"]} - {None}
+    return set(re.findall(pattern, text, re.MULTILINE)) or {""}
 
 
 def _held_names() -> set[bytes] | None:
