@@ -28,6 +28,7 @@ SEGMENTS = [
     "osc_sm.{host}.{random}.0.4",
     "osc_rdma.{host}.{random}.4.0",
     "mpich_shm_{random}_0",
+    "mpich_shar_tmp{random:.6}",
     "ucx_shm_posix_{random}",
 ]
 
