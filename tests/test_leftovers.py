@@ -7,6 +7,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,14 +54,15 @@ BESIDE_A_HIDDEN_PROCESS = """
 import subprocess, sys
 path = sys.argv[1]
 open(path, "w").close()
+since = os.stat(path).st_mtime
 hide = "import ctypes, sys; ctypes.CDLL(None).prctl(4, 0); print(flush=True); sys.stdin.read()"
 pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 with subprocess.Popen([sys.executable, "-c", hide], **pipes) as process:
     process.stdout.readline()
-    remove_leftovers(0.0)
+    remove_leftovers(since)
     print(os.path.exists(path))
     process.stdin.close()
-remove_leftovers(0.0)
+remove_leftovers(since)
 print(os.path.exists(path))
 """
 
@@ -113,6 +115,12 @@ print([text[:40] for text in left()])
 
 
 @pytest.fixture
+def since():
+    """When the test began: what older jobs have left on this machine is not its business."""
+    return time.time() - 0.1  # the clock of files is some milliseconds behind
+
+
+@pytest.fixture
 def segment():
     """A function that returns the path of a segment; nothing is there after the test."""
     paths = []
@@ -157,50 +165,52 @@ def number_of_the_dead():
 
 
 @pytest.mark.parametrize("pattern", SEGMENTS)
-def test_a_segment_that_nobody_holds_is_removed(segment, pattern):
+def test_a_segment_that_nobody_holds_is_removed(segment, pattern, since):
     path = segment(pattern)
     path.touch()
-    remove_leftovers(0.0)
+    remove_leftovers(since)
     assert not path.exists()
 
 
 @pytest.mark.parametrize("way", ["open", "mapped"])
 @pytest.mark.parametrize("pattern", SEGMENTS)
-def test_a_segment_stays_until_the_process_that_holds_it_is_dead(segment, pattern, way):
+def test_a_segment_stays_until_the_process_that_holds_it_is_dead(segment, pattern, way, since):
     path = segment(pattern)
     with living(sys.executable, "-c", MAKER, str(path), way) as maker:
-        assert str(path) not in remove_leftovers(0.0)
+        assert str(path) not in remove_leftovers(since)
         assert path.exists()
         maker.kill()
         maker.wait()
-        remove_leftovers(0.0)
+        remove_leftovers(since)
         assert not path.exists()
 
 
-def test_what_is_older_than_the_job_stays(segment, session):
+def test_what_is_older_than_the_job_stays(segment, session, since):
     file, folder = segment(), session(number_of_the_dead())
     file.touch()
     for path in (file, folder):
-        os.utime(path, (1000.0, 1000.0))
-    remove_leftovers(1001.0)
+        os.utime(path, (since - 1, since - 1))
+    remove_leftovers(since)
     assert file.exists()
     assert folder.exists()
-    remove_leftovers(1000.0)
+    for path in (file, folder):
+        os.utime(path, (since + 0.05, since + 0.05))
+    remove_leftovers(since)
     assert not file.exists()
     assert not folder.exists()
 
 
-def test_what_names_another_host_stays(segment, session):
+def test_what_names_another_host_stays(segment, session, since):
     paths = [segment("sm_segment.{host}.0.{random}.1", "elsewhere")]
     paths[0].touch()
     number = number_of_the_dead()
     paths += [session(number, "elsewhere"), session(number, helper="prted")]
     (paths[-1] / "pmix.elsewhere.tool.7").touch()  # two hosts share a folder of one name
-    remove_leftovers(0.0)
+    remove_leftovers(since)
     assert all(path.exists() for path in paths)
 
 
-def test_what_the_libraries_did_not_make_stays(segment, session, tmp_path):
+def test_what_the_libraries_did_not_make_stays(segment, session, tmp_path, since):
     file, link = segment("{random}"), segment()
     folder = segment()
     file.touch()
@@ -210,49 +220,49 @@ def test_what_the_libraries_did_not_make_stays(segment, session, tmp_path):
     others.append(tmp_path / f"ompi.{number_of_the_dead()}")  # which nothing says is a session
     for other in others:
         other.mkdir()
-    remove_leftovers(0.0)
+    remove_leftovers(since)
     assert link.is_symlink()
     assert all(path.exists() for path in (file, folder, *others))
     folder.rmdir()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
-def test_what_belongs_to_another_user_stays(segment, session):
+def test_what_belongs_to_another_user_stays(segment, session, since):
     paths = [segment(), session(number_of_the_dead())]
     paths[0].touch()
     for path in paths:
         os.chown(path, 65534, 65534)
-    remove_leftovers(0.0)
+    remove_leftovers(since)
     assert all(path.exists() for path in paths)
 
 
 @pytest.mark.parametrize("helper", ["ompi", "prted"])
-def test_the_folder_of_a_session_is_removed_when_its_process_is_dead(session, helper):
+def test_the_folder_of_a_session_is_removed_when_its_process_is_dead(session, helper, since):
     living_one = session(os.getpid(), helper=helper)
     dead_one = session(number_of_the_dead(), helper=helper)
-    assert remove_leftovers(0.0).count(str(dead_one)) == 1
+    assert remove_leftovers(since).count(str(dead_one)) == 1
     assert living_one.exists()
     assert not dead_one.exists()
 
 
 @pytest.mark.parametrize("way", ["open", "mapped", "as working directory"])
-def test_the_folder_of_a_session_stays_while_somebody_is_in_it(session, way):
+def test_the_folder_of_a_session_stays_while_somebody_is_in_it(session, way, since):
     folder = session(number_of_the_dead())
     file = folder / "1" / "0" / "jobdata"
     with living(sys.executable, "-c", MAKER, str(file), way):
-        remove_leftovers(0.0)
+        remove_leftovers(since)
         assert file.exists()
-    remove_leftovers(0.0)
+    remove_leftovers(since)
     assert not folder.exists()
 
 
-def test_what_describes_a_host_stays_while_a_launcher_of_mpich_lives(tmp_path, monkeypatch):
+def test_what_describes_a_host_stays_while_a_launcher_of_mpich_lives(tmp_path, monkeypatch, since):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     file = tmp_path / "hydra_hwloc_xmlfile_AbCdEf"
     file.write_text(f'<info name="HostName" value="{HOST}"/>')
     launcher = shutil.copy(shutil.which("cat"), tmp_path / "hydra_pmi_proxy")
     with subprocess.Popen([launcher], stdin=subprocess.PIPE) as process:
-        remove_leftovers(0.0)
+        remove_leftovers(since)
         process.stdin.close()
     assert file.exists()
 
