@@ -35,7 +35,8 @@ class ConnectedRank:
         #: For which processes it waits in vain, as it has told last, and when.
         self.waits_for: set[int] = set()
         self.waits_at = 0.0
-        #: When its process ended; None while it is there.
+        #: When it told that its program has ended, and when its process did; None before.
+        self.told_end_at: float | None = None
         self.ended_at: float | None = None
         #: Whether its host has fallen silent: then nobody else sees its end either.
         self.is_silent = False
@@ -173,6 +174,8 @@ class RankConnections:
             rank.facts |= facts
             if "waits_for" in facts:
                 rank.waits_for, rank.waits_at = set(facts["waits_for"]), now
+            if "end" in facts:
+                rank.told_end_at = now
             if rank.has_failed and self.failed is None:
                 self.failed, self.failed_at = rank, now
             if facts.get("begins_end") in _ENDS_OF_PROGRAM:
@@ -192,12 +195,10 @@ class RankConnections:
         return is_whole and ends == {"done"}
 
     @property
-    def last_end(self) -> float | None:
-        """When the last of all ranks has ended; None while one is there or may come."""
-        ends = [rank.ended_at for rank in self.ranks.values()]
-        if len(ends) < self.size or None in ends:
-            return None
-        return max(end for end in ends if end is not None)
+    def last_end(self) -> float:
+        """When the last of all ranks has told its end, or ended; infinite where one has not."""
+        ends = [rank.told_end_at or rank.ended_at or math.inf for rank in self.ranks.values()]
+        return math.inf if len(ends) < self.size else max(ends)
 
     @property
     def is_waited_for(self) -> bool:

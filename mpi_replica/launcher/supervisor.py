@@ -221,9 +221,11 @@ class _Supervisor:
                 self._current.forward(signal.Signals(number))
 
     def _drain(self, current: JobStart) -> None:
-        """Passes on what the launcher has written before its end."""
+        """Passes on what the launcher has written before its end, and sees the ends of ranks."""
         left = _SECONDS_TO_END  # a process left behind may hold the pipes
-        while left > 0 and not all(stream.is_closed for stream in current.streams):
+        while left > 0 and not (
+            all(stream.is_closed for stream in current.streams) and current.have_ranks_ended
+        ):
             if any(stream.has_text for stream in current.streams) and not current.was_ended:
                 self._serve(None)  # it takes as long as whoever reads it
             else:

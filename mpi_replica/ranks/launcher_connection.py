@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 
 #: A secret, the limit of stalls in seconds, and the addresses of the launcher, with blanks between.
@@ -25,13 +26,14 @@ VARIABLE = "MPI_REPLICA_LAUNCHER"
 _RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 _SECONDS_TO_CONNECT = 5.0
+_LOOK_SECONDS = 1.0
 # A host that gives no sign of life is seen after 3 + 3 * 2 seconds.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 9000}
 
 _connection: socket.socket | None = None
 _end: dict[str, object] = {}
 _has_told_end = False
-_has_started = threading.Event()
+_has_started = False
 
 
 def connect_to_launcher() -> None:
@@ -52,20 +54,26 @@ def connect_to_launcher() -> None:
     rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "")
     tell(secret=secret, rank=int(rank), host=socket.gethostname(), pid=os.getpid())
     _end_with_launcher(_connection)
-    # Those of this call's caller are on the stack of the program, too, and one that starts it.
+    # So many frames of its stack are none of the program's.
     depth = len(traceback.extract_stack())
-    threading.Thread(target=_tell_place, args=(float(seconds), depth), daemon=True).start()
+    threading.Thread(target=_look, args=(float(seconds), depth), daemon=True).start()
 
 
-def _tell_place(seconds: float, depth: int) -> None:
-    """Tells where this rank is, until MPI has started: others may wait for it, and can't ask.
+def _look(seconds: float, depth: int) -> None:
+    """Ends this rank with the daemon that started it, which the launcher may not see end.
 
-    `depth` frames of its stack are none of the program's.
+    Until MPI has started it tells where this rank is: others may wait for it, and can't ask.
     """
-    main = threading.main_thread().ident
-    while not _has_started.wait(seconds):
-        stack = traceback.extract_stack(sys._current_frames().get(main or 0))
-        tell(place="".join(traceback.format_list(stack[depth:])))
+    parent, main, due = os.getppid(), threading.main_thread().ident, seconds
+    start = time.monotonic()
+    while True:
+        time.sleep(_LOOK_SECONDS)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if not _has_started and time.monotonic() - start > due:
+            stack = traceback.extract_stack(sys._current_frames().get(main or 0))
+            tell(place="".join(traceback.format_list(stack[depth:])))
+            due += seconds
 
 
 def _opened(addresses: list[str]) -> socket.socket:
@@ -123,9 +131,9 @@ def tell(**facts: object) -> None:
 
 def tell_mpi_has_started() -> None:
     """Tells that MPI has started here, and that others can ask from now on where this rank is."""
-    if _connection is not None:
-        _has_started.set()
-        tell(mpi=True)
+    global _has_started
+    _has_started = True
+    tell(mpi=True)
 
 
 def note_end(kind: str, status: int) -> None:

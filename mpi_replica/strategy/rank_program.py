@@ -48,11 +48,11 @@ def main(statuses: str, words: Sequence[str]) -> int:
         return 1
     # The last thing that is done at exit: whoever dies before may be needed by the others.
     atexit.register(_tell_end, connection, os.getpid())
+    _watch_exit(connection, is_elastic=bool(statuses))
     if not statuses:
         return _run(words, connection)
     well, well_but_lost = map(int, statuses.split(","))
     process = os.getpid()
-    _be_lost_without_end(connection)
     status = _run(words, connection)
     if os.getpid() != process:  # a forked child has nothing to do with MPI
         return status
@@ -86,16 +86,23 @@ def _tell_end(connection: Any, process: int) -> None:
         connection.tell_end()
 
 
-def _be_lost_without_end(connection: Any) -> None:
-    """Makes ``os._exit`` a loss, of which Open MPI 5.0.11 would not tell the other ranks."""
+def _watch_exit(connection: Any, is_elastic: bool) -> None:
+    """Makes ``os._exit(0)`` an end that is told, and in elastic jobs each ``os._exit`` a loss.
+
+    Open MPI 5.0.11 would not tell the other ranks of an elastic job, which would wait.
+    """
     process, leave = os.getpid(), os._exit
 
-    def exit_as_lost(status: int) -> NoReturn:
+    def exit_at_once(status: int) -> NoReturn:
         if os.getpid() == process and not connection.has_told_end():
-            os.kill(process, signal.SIGKILL)
+            if is_elastic:
+                os.kill(process, signal.SIGKILL)
+            if status == 0:
+                connection.note_end("done", 0)
+                connection.tell_end()
         leave(status)
 
-    os._exit = exit_as_lost
+    os._exit = exit_at_once
 
 
 def _run(words: Sequence[str], connection: Any) -> int:
