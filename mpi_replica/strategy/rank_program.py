@@ -147,7 +147,7 @@ def _program(words: Sequence[str]) -> tuple[CodeType, types.ModuleType]:
     if first == "-c":
         _set_path("")
         sys.argv = ["-c", *rest[1:]]
-        return compile(rest[0], "<string>", "exec"), _main_module()
+        return _compiled(rest[0], "<string>"), _main_module()
     if first == "-m":
         _set_path(os.getcwd())
         spec = _spec_of_module(rest[0])
@@ -165,8 +165,13 @@ def _program(words: Sequence[str]) -> tuple[CodeType, types.ModuleType]:
         code = pkgutil.read_code(file)
     if code is None:  # no compiled file
         with io.open_code(path) as file:
-            code = compile(file.read(), path, "exec")
+            code = _compiled(file.read(), path)
     return code, _main_module(path=path)
+
+
+def _compiled(text: str | bytes, path: str) -> CodeType:
+    # What this file imports from __future__ is not for the program.
+    return compile(text, path, "exec", dont_inherit=True)
 
 
 def _set_path(first: str) -> None:
