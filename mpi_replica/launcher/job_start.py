@@ -255,6 +255,8 @@ class JobStart:
             return self.ended_because
         if status < 0:
             return f"the launcher was ended by {signal.Signals(-status).name}"
+        if status == 0 and self._job.statuses is None and not self.have_ranks_ended:
+            return "the launcher has ended before its ranks"
         if status and not ranks.ranks and self._job.restarts is not None:
             return f"the launcher has ended with status {status}, before a rank has begun"
         return ""

@@ -174,7 +174,7 @@ class RankConnections:
             rank.facts |= facts
             if "waits_for" in facts:
                 rank.waits_for, rank.waits_at = set(facts["waits_for"]), now
-            if "end" in facts:
+            if "status" in facts:
                 rank.told_end_at = now
             if rank.has_failed and self.failed is None:
                 self.failed, self.failed_at = rank, now

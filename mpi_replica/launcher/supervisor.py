@@ -16,6 +16,7 @@ from .host_questions import HostQuestions
 from .host_slots import HostSlots
 from .job import Job
 from .job_start import TIMED_OUT, JobStart
+from .leftovers import remove_leftovers
 from .processes import adopt_orphans
 from .restarts import VARIABLE, Restarts
 
@@ -70,6 +71,7 @@ class _Supervisor:
     ) -> None:
         self._job = job
         self._again = again
+        self._started_at = time.time()
         # Of the first strategy that was made.
         self._num_replicas: int | None = None
         self._environ = environ
@@ -118,6 +120,8 @@ class _Supervisor:
                 current.end()
                 self._current = None
             outcome = current.outcome()
+            if current.launcher.returncode != 0 or current.ended_because:
+                remove_leftovers(self._started_at)
             seconds, text = self._restarts.pause_seconds(outcome)
             if text or current.ended_because:
                 _tell(text or f"{current.ended_because}: the job was ended.")

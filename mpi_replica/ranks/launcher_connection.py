@@ -160,6 +160,16 @@ def tell_end() -> None:
         tell(**_end)
 
 
+def leave() -> None:
+    """Tells that another program takes the place of this one, whose end says nothing."""
+    global _connection
+    tell(end="unknown")
+    if _connection is not None:
+        flags = fcntl.fcntl(_connection, fcntl.F_GETFL)
+        fcntl.fcntl(_connection, fcntl.F_SETFL, flags & ~os.O_ASYNC)
+        _connection = None
+
+
 def has_told_end() -> bool:
     """Returns whether the launcher knows that this rank ends."""
     return _has_told_end

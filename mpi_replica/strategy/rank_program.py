@@ -93,6 +93,14 @@ def _watch_exit(connection: Any, is_elastic: bool) -> None:
     """
     process, leave = os.getpid(), os._exit
 
+    def leaving(function: Any) -> Any:
+        def leave_connection(*arguments: Any) -> None:
+            if os.getpid() == process:
+                connection.leave()  # what takes the place of this program tells nothing
+            function(*arguments)
+
+        return leave_connection
+
     def exit_at_once(status: int) -> NoReturn:
         if os.getpid() == process and not connection.has_told_end():
             if is_elastic:
@@ -103,6 +111,7 @@ def _watch_exit(connection: Any, is_elastic: bool) -> None:
         leave(status)
 
     os._exit = exit_at_once
+    os.execv, os.execve = leaving(os.execv), leaving(os.execve)
 
 
 def _run(words: Sequence[str], connection: Any) -> int:

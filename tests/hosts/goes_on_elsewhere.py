@@ -42,4 +42,4 @@ while state.step < STEPS:
 places = strategy.cluster_resolver.cluster_spec()["worker"]
 if strategy.rank == 0:
     found = hashlib.sha256(np.asarray(weights).tobytes()).hexdigest()
-    print(found, first, strategy.num_replicas_in_sync, ",".join(places))
+    sys.stdout.write(f"{found} {first} {strategy.num_replicas_in_sync} {','.join(places)}\n")

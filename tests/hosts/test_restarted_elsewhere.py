@@ -90,7 +90,6 @@ def test_a_job_goes_on_by_the_hosts_that_are_left(library, lose, network, tmp_pa
             job.kill()
     for one in (listener, *lines):
         one.close()
-    print(out, error)
     assert job.returncode == 0, error
     found, first, num_replicas, places = out.split()[-4:]
     assert (found, int(first), int(num_replicas)) == (undisturbed(tmp_path), 4, RANKS)
