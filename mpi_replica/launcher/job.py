@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ..core.exceptions import LaunchError
 from ..ranks.host import cores
 from ..ranks.launch import launcher_variable
+from ..ranks.launcher_connection import VARIABLE
 from .batch_system import BatchAllocation, read_allocation
 from .commands import OVERLAP, Request, command, question, shell_line
 from .elasticity import check_elastic, elastic_program, elastic_settings, statuses_of_job
@@ -81,6 +82,8 @@ class Job(NamedTuple):
     #: where they are not known, or there is one.
     hosts: Sequence[HostSlots] = ()
     questions: Mapping[str, Sequence[str]] = MappingProxyType({})
+    #: Environment variables of these questions, and of each start but the first one.
+    added_again: Mapping[str, str] = MappingProxyType({})
 
 
 def plan(
@@ -144,8 +147,6 @@ def plan(
         if options.is_elastic:
             check_elastic(launcher.library)
             added |= elastic_settings(environ)
-    if allocation.system == "slurm" and (left or options.restarts):
-        added |= OVERLAP
     cores_per_rank = allocation.cores_per_task or (1 if kind == "srun" else None)
     added |= settings(
         kind,
@@ -186,6 +187,9 @@ def plan(
     line = shell_line(added, command(kind, version, path, shown), options.timeout_seconds)
     if options.tag:
         request = request._replace(tag="marked")
+    if is_of_python(program):  # whose ranks tell themselves how they end
+        names = (*request.exported, VARIABLE) if hosts > 1 else ()
+        request = request._replace(exported=names, is_watched=True)
     words = command(kind, version, path, request)
     return Job(
         kind,
@@ -206,6 +210,7 @@ def plan(
             for host in all_hosts
             if len(all_hosts) > 1
         },
+        added_again=OVERLAP if allocation.system == "slurm" else {},
     )
 
 

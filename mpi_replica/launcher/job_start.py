@@ -58,6 +58,10 @@ class JobStart:
         Gets what the launcher writes, and the connections of the ranks.
     is_in_terminal : bool
         Whether the launcher stays in the group of the terminal.
+    restarts : int
+        How often the job was started before.
+    since : float
+        When it was started first, as `time.time` tells it.
     """
 
     def __init__(
@@ -66,6 +70,8 @@ class JobStart:
         environ: Mapping[str, str],
         selector: selectors.BaseSelector,
         is_in_terminal: bool,
+        restarts: int,
+        since: float,
     ) -> None:
         self._job = job
         self._started_at = time.monotonic()
@@ -87,7 +93,10 @@ class JobStart:
         added = dict(job.added)
         if job.is_watched:
             self._ranks = RankConnections(
-                selector, job.num_ranks, job.num_hosts > 1, self._stall_seconds
+                selector,
+                job.num_ranks,
+                job.num_hosts > 1,
+                [f"{self._stall_seconds:g}", str(restarts), str(since)],
             )
             added |= self._ranks.variable
         self.launcher = subprocess.Popen(

@@ -11,6 +11,7 @@ import selectors
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from ..ranks.launcher_connection import VARIABLE, keep_alive
@@ -66,8 +67,8 @@ class RankConnections:
         How many ranks there are.
     is_between_hosts : bool
         Whether some of them are on other hosts.
-    stall_seconds : float
-        When a rank that has not come to MPI says where it is.
+    words : sequence of str
+        What the ranks are told beside where this process is: see `VARIABLE`.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class RankConnections:
         selector: selectors.BaseSelector,
         size: int,
         is_between_hosts: bool,
-        stall_seconds: float,
+        words: Sequence[str],
     ) -> None:
         self.size = size
         #: Those that have come, by number.
@@ -99,7 +100,7 @@ class RankConnections:
         if is_between_hosts or not listeners:
             by_tcp = socket.socket(socket.AF_INET)
             listeners.append((by_tcp, ("" if is_between_hosts else "127.0.0.1", 0), ""))
-        words = [self._secret, f"{stall_seconds:g}"]
+        words = [self._secret, *words]
         for listener, place, address in listeners:
             listener.bind(place)
             listener.listen(size)

@@ -18,7 +18,7 @@ from .job import Job
 from .job_start import TIMED_OUT, JobStart
 from .leftovers import remove_leftovers
 from .processes import adopt_orphans
-from .restarts import VARIABLE, Restarts
+from .restarts import Restarts
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
@@ -107,9 +107,14 @@ class _Supervisor:
 
     def run(self) -> int:
         while True:
-            added = {VARIABLE: str(self._restarts.count)} if self._restarts.count else {}
+            added = self._job.added_again if self._restarts.count else {}
             current = JobStart(
-                self._job, {**self._environ, **added}, self._selector, self._is_in_terminal
+                self._job,
+                {**self._environ, **added},
+                self._selector,
+                self._is_in_terminal,
+                self._restarts.count,
+                self._started_at,
             )
             self._current = current
             try:
@@ -178,7 +183,7 @@ class _Supervisor:
         """
         limit = time.monotonic() + seconds
         last = limit + _SECONDS_TO_ANSWER
-        environ = {**self._environ, **self._job.added}
+        environ = {**self._environ, **self._job.added, **self._job.added_again}
         questions = HostQuestions(self._selector, self._job.questions, environ)
         try:
             while not self._signal and (

@@ -19,8 +19,11 @@ import threading
 import time
 import traceback
 
-#: A secret, the limit of stalls in seconds, and the addresses of the launcher, with blanks between.
+#: What the launcher hands to its ranks, with blanks between: a secret, the limit of stalls in
+#: seconds, how often the job was started before, since when there is one, and its addresses.
 VARIABLE = "MPI_REPLICA_LAUNCHER"
+#: Tells the program how often its job was started before; unset at its first start.
+RESTART_VARIABLE = "MPI_REPLICA_RESTART"
 
 # The first of these that is set says which rank this is.
 _RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -36,8 +39,13 @@ _has_told_end = False
 _has_started = False
 
 
-def connect_to_launcher() -> None:
+def connect_to_launcher() -> float | None:
     """Opens the connection, where the launcher is one that waits for it.
+
+    Returns
+    -------
+    float or None
+        Where the job is started again: when it was started first, as `time.time` tells it.
 
     Raises
     ------
@@ -46,9 +54,10 @@ def connect_to_launcher() -> None:
     """
     global _connection
     # What the program starts is no rank.
-    secret, seconds, *addresses = os.environ.pop(VARIABLE, "").split() or ("", "")
-    if not secret:
-        return
+    words = os.environ.pop(VARIABLE, "").split()
+    if not words:
+        return None
+    secret, seconds, restarts, since, *addresses = words
     _connection = _opened(addresses)
     os.register_at_fork(after_in_child=_leave_to_parent)
     rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "")
@@ -57,6 +66,10 @@ def connect_to_launcher() -> None:
     # So many frames of its stack are none of the program's.
     depth = len(traceback.extract_stack())
     threading.Thread(target=_look, args=(float(seconds), depth), daemon=True).start()
+    if restarts == "0":
+        return None
+    os.environ[RESTART_VARIABLE] = restarts
+    return float(since)
 
 
 def _look(seconds: float, depth: int) -> None:

@@ -24,7 +24,6 @@ from importlib.machinery import ModuleSpec
 from types import CodeType
 from typing import Any, NoReturn
 
-_CONNECTION = "mpi_replica.ranks.launcher_connection"
 _ERRORS = "mpi_replica.core.exceptions"
 
 
@@ -40,12 +39,14 @@ def main(statuses: str, words: Sequence[str]) -> int:
     words : sequence of str
         ``-m`` and a module, ``-c`` and a text, or a script, folder or archive; its arguments.
     """
-    connection = _launcher_connection()
+    connection = _loaded("ranks.launcher_connection")
     try:
-        connection.connect_to_launcher()
+        since = connection.connect_to_launcher()
     except ConnectionError as error:
         sys.stderr.write(f"mpi_replica run: {error}\n")
         return 1
+    if since is not None:  # on a host where the launcher can't
+        _loaded("launcher.leftovers").remove_leftovers(since)
     # The last thing that is done at exit: whoever dies before may be needed by the others.
     atexit.register(_tell_end, connection, os.getpid())
     _watch_exit(connection, is_elastic=bool(statuses))
@@ -68,12 +69,12 @@ def main(statuses: str, words: Sequence[str]) -> int:
     return well_but_lost if outcome.has_lost else well
 
 
-def _launcher_connection() -> Any:
-    """Returns the module of the connection, which the package finds under its name later."""
+def _loaded(name: str) -> Any:
+    """Returns a module of the package, which the package finds under its name later."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    path = os.path.join(folder, "ranks", "launcher_connection.py")
-    spec: Any = importlib.util.spec_from_file_location(_CONNECTION, path)
-    module = sys.modules[_CONNECTION] = importlib.util.module_from_spec(spec)
+    path = os.path.join(folder, *name.split(".")) + ".py"
+    spec: Any = importlib.util.spec_from_file_location(f"mpi_replica.{name}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
