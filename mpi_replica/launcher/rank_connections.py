@@ -152,7 +152,7 @@ class RankConnections:
             for fact in received.facts(data):
                 self._note(fact, received, now)
             has_ended = not data
-        except (ValueError, KeyError, TypeError):  # no rank of this job
+        except (ValueError, KeyError, TypeError, RecursionError):  # no rank of this job
             has_ended = True
         if has_ended:
             self._close(connection)
