@@ -6,10 +6,12 @@ import contextlib
 import fcntl
 import json
 import math
+import resource
 import secrets
 import selectors
 import socket
 import struct
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -93,26 +95,31 @@ class RankConnections:
         self._selector = selector
         self._secret = secrets.token_hex(16)
         self._open: set[socket.socket] = set()
-        name = f"mpi_replica-{secrets.token_hex(8)}"
-        listeners: list[tuple[socket.socket, str | tuple[str, int], str]] = []
-        if hasattr(socket, "AF_UNIX") and _has_names_without_files():
-            listeners.append((socket.socket(socket.AF_UNIX), f"\0{name}", f":{name}"))
-        if is_between_hosts or not listeners:
-            by_tcp = socket.socket(socket.AF_INET)
-            listeners.append((by_tcp, ("" if is_between_hosts else "127.0.0.1", 0), ""))
-        words = [self._secret, *words]
-        for listener, place, address in listeners:
-            listener.bind(place)
-            listener.listen(size)
-            listener.setblocking(False)
-            self._register(listener, lambda listener=listener: self._accept(listener))
-            if address:
-                words.append(address)
-            else:
-                hosts = _own_addresses() if is_between_hosts else ["127.0.0.1"]
-                words += [f"{host}:{listener.getsockname()[1]}" for host in hosts]
+        # A host with many ranks may have few files open at first.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard == resource.RLIM_INFINITY or hard > soft:
+            most = soft + size
+            wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        addresses = []
+        if sys.platform == "linux":  # where names of sockets stand in no folder
+            name = f"mpi_replica-{secrets.token_hex(8)}"
+            self._listen(socket.AF_UNIX, f"\0{name}")
+            addresses.append(f":{name}")
+        if is_between_hosts or not addresses:
+            listener = self._listen(socket.AF_INET, ("" if is_between_hosts else "127.0.0.1", 0))
+            hosts = _own_addresses() if is_between_hosts else ["127.0.0.1"]
+            addresses += [f"{host}:{listener.getsockname()[1]}" for host in hosts]
         #: The environment variable that lets the ranks find this process.
-        self.variable = {VARIABLE: " ".join(words)}
+        self.variable = {VARIABLE: " ".join([self._secret, *words, *addresses])}
+
+    def _listen(self, family: int, address: str | tuple[str, int]) -> socket.socket:
+        listener = socket.socket(family)
+        listener.bind(address)
+        listener.listen(self.size)
+        listener.setblocking(False)
+        self._register(listener, lambda: self._accept(listener))
+        return listener
 
     def _register(self, opened: socket.socket, serve: Any) -> None:
         self._open.add(opened)
@@ -245,14 +252,6 @@ class _Received:
         if len(self._text) > _READ_BYTES:
             raise ValueError("no end of a line")
         return [json.loads(line) for line in lines]
-
-
-def _has_names_without_files() -> bool:
-    """Returns whether sockets can have names that stand in no folder: with Linux."""
-    with socket.socket(socket.AF_UNIX) as tried, contextlib.suppress(OSError):
-        tried.bind("")
-        return bytes(tried.getsockname()[:1]) == b"\0"
-    return False
 
 
 def _own_addresses() -> list[str]:
