@@ -240,6 +240,7 @@ class JobStart:
     def _loss(self, ranks: RankConnections) -> str:
         """Returns what was lost; empty where the program itself has ended."""
         status = self.launcher.returncode
+        is_killed = 128 < self._notice.status(status) < 128 + signal.NSIG
         loss = ranks.loss_text()
         if loss and self._job.statuses is not None and len(ranks.lost) == ranks.size:
             return f"all ranks were lost. The first one: {loss}"
@@ -249,7 +250,7 @@ class JobStart:
             return self.ended_because
         if status < 0:
             return f"the launcher was ended by {signal.Signals(-status).name}"
-        if status and not ranks.ranks and self._job.restarts is not None:
+        if not ranks.ranks and (is_killed or (status and self._job.restarts is not None)):
             return f"the launcher has ended with status {status}, before a rank has begun"
         return ""
 
