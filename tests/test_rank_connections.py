@@ -217,8 +217,10 @@ FORKS = {
     ),
     "subprocess": "subprocess.Popen(['cat'])",
     "all files": "subprocess.Popen(['cat'], close_fds=False)",
-    "forkpty": "if os.forkpty()[0] == 0:\n    signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-    "    time.sleep(1000)",
+    "forkpty": (
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "if os.forkpty()[0] == 0:\n    time.sleep(1000)"
+    ),
 }
 
 
@@ -468,6 +470,26 @@ def test_a_rank_that_is_lost_after_another_has_begun_to_fail_is_no_loss(launch):
     failing.communicate("x")
     launcher.serve_until_ended(0)
     assert launcher.ranks.failed.number == 0
+    assert launcher.ranks.loss_text() == ""
+
+
+def test_an_error_comes_before_the_losses_behind_it_also_where_the_launcher_sees_both_late(launch):
+    """It reads first from the one that has connected first."""
+    launcher = launch(size=3)
+    others = [launcher.start("wait()", 1), launcher.start("wait()", 2)]
+    launcher.serve_until(lambda: launcher.ranks.missing() == [0])
+    failing = launcher.start(
+        "    wait()\n" + FAILS.replace("wait()", "os.write(1, b'fails\\n')"), 0
+    )
+    launcher.serve_until(lambda: not launcher.ranks.missing())
+    failing.stdin.write("x")
+    failing.stdin.flush()
+    assert failing.stdout.readline() == "fails\n"
+    for other in others:
+        other.kill()
+        other.wait(LIMIT_SECONDS)
+    launcher.serve_until_ended(0, 1, 2)
+    assert len(launcher.ranks.lost) == 2
     assert launcher.ranks.loss_text() == ""
 
 

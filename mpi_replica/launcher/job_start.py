@@ -258,6 +258,7 @@ class JobStart:
     def _loss(self, ranks: RankConnections) -> str:
         """Returns what was lost; empty where the program itself has ended."""
         status = self.launcher.returncode
+        is_killed = 128 < self._notice.status(status) < 128 + signal.NSIG
         loss = ranks.loss_text()
         if loss and self._job.statuses is not None and len(ranks.lost) == ranks.size:
             return f"all ranks were lost. The first one: {loss}"
@@ -269,7 +270,7 @@ class JobStart:
             return f"the launcher was ended by {signal.Signals(-status).name}"
         if status == 0 and self._job.statuses is None and not self.have_ranks_ended:
             return "the launcher has ended before its ranks"
-        if status and not ranks.ranks and self._job.restarts is not None:
+        if not ranks.ranks and (is_killed or (status and self._job.restarts is not None)):
             return f"the launcher has ended with status {status}, before a rank has begun"
         return ""
 

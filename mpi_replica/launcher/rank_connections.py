@@ -13,7 +13,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..ranks.launcher_connection import VARIABLE, keep_alive
@@ -94,7 +94,10 @@ class RankConnections:
         self.first_at: float | None = None
         self._selector = selector
         self._secret = secrets.token_hex(16)
-        self._open: set[socket.socket] = set()
+        # Each with what deals with it.
+        self._open: dict[socket.socket, Callable[[], None]] = {}
+        # Those that have ended, until it is noted.
+        self._ended: list[ConnectedRank] = []
         # A host with many ranks may have few files open at first.
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard == resource.RLIM_INFINITY or hard > soft:
@@ -121,8 +124,8 @@ class RankConnections:
         self._register(listener, lambda: self._accept(listener))
         return listener
 
-    def _register(self, opened: socket.socket, serve: Any) -> None:
-        self._open.add(opened)
+    def _register(self, opened: socket.socket, serve: Callable[[], None]) -> None:
+        self._open[opened] = serve
         self._selector.register(opened, selectors.EVENT_READ, serve)
 
     def close(self) -> None:
@@ -131,7 +134,7 @@ class RankConnections:
             self._close(opened)
 
     def _close(self, opened: socket.socket) -> None:
-        self._open.discard(opened)
+        del self._open[opened]
         self._selector.unregister(opened)
         opened.close()
 
@@ -145,6 +148,8 @@ class RankConnections:
             self._register(connection, lambda: self._receive(connection, received))
 
     def _receive(self, connection: socket.socket, received: _Received) -> None:
+        if connection not in self._open:
+            return
         is_silent = False
         try:
             data = connection.recv(_READ_BYTES)
@@ -163,11 +168,22 @@ class RankConnections:
             has_ended = True
         if has_ended:
             self._close(connection)
-            rank = received.rank
-            if rank is not None:
-                rank.ended_at, rank.is_silent = now, is_silent
-                if rank.is_lost:
-                    self.lost.append(rank)
+            if received.rank is not None:
+                received.rank.is_silent = is_silent
+                self._note_end(received.rank)
+
+    def _note_end(self, ended: ConnectedRank) -> None:
+        self._ended.append(ended)
+        if len(self._ended) > 1:
+            return
+        if "end" not in ended.facts:  # what others have told came before
+            for serve in list(self._open.values()):
+                serve()
+        for rank in self._ended:
+            rank.ended_at = time.monotonic()
+            if rank.is_lost:
+                self.lost.append(rank)
+        self._ended = []
 
     def _note(self, facts: dict[str, Any], received: _Received, now: float) -> None:
         rank = received.rank
