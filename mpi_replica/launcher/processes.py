@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 # What each launcher sets for a rank; the first that a process and not its parent has.
 _RANK_VARIABLES = (b"PMIX_RANK=", b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")
 
+# From linux/sched.h.
+_IS_EXITING = 4
+
 # From linux/prctl.h.
 _SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
@@ -56,6 +59,16 @@ def _is_rank(pid: int) -> bool:
     except OSError:
         return False
     return any(text.startswith(_RANK_VARIABLES) for text in variables)
+
+
+def is_at_work(pid: int) -> bool:
+    """Returns whether a process is there that has not begun to end, as /proc shows it."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            words = file.read().rpartition(b")")[2].split()  # from its state on
+        return words[0] not in b"ZX" and not int(words[6]) & _IS_EXITING
+    except (OSError, IndexError):
+        return False
 
 
 def send_signal(pid: int, number: int) -> None:

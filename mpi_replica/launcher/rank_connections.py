@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..ranks.launcher_connection import VARIABLE, keep_alive
+from .processes import is_at_work
 
 # By the program itself, or by our own end of the whole job.
 _ENDS_OF_PROGRAM = {"error", "exit", "abort"}
@@ -39,6 +40,8 @@ class ConnectedRank:
         self.waits_at = 0.0
         #: When its process ended; None while it is there.
         self.ended_at: float | None = None
+        #: Whether it is there without a connection: it has closed all files, or is another program.
+        self.has_left = False
         #: Whether its host has fallen silent: then nobody else sees its end either.
         self.is_silent = False
 
@@ -160,9 +163,11 @@ class RankConnections:
         except (ValueError, KeyError, TypeError, RecursionError):  # no rank of this job
             has_ended = True
         if has_ended:
+            is_here = connection.family == socket.AF_UNIX and is_at_work(_pid_behind(connection))
             self._close(connection)
             if received.rank is not None:
                 received.rank.is_silent = is_silent
+                received.rank.has_left = is_here and "end" not in received.rank.facts
                 self._note_end(received.rank)
 
     def _note_end(self, ended: ConnectedRank) -> None:
@@ -173,6 +178,8 @@ class RankConnections:
             for serve in list(self._open.values()):
                 serve()
         for rank in self._ended:
+            if rank.has_left:
+                continue
             rank.ended_at = time.monotonic()
             if rank.is_lost:
                 self.lost.append(rank)
@@ -261,6 +268,13 @@ class _Received:
         if len(self._text) > _READ_BYTES:
             raise ValueError("no end of a line")
         return [json.loads(line) for line in lines]
+
+
+def _pid_behind(connection: socket.socket) -> int:
+    """Returns which process of this host has opened a connection by a name."""
+    size = struct.calcsize("3i")
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return int(struct.unpack("3i", found)[0])
 
 
 def _has_names_without_files() -> bool:

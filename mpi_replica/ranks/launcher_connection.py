@@ -32,6 +32,7 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USE
 _MOST_UNREAD = 1 << 16
 
 _connection: socket.socket | None = None
+_identity: os.stat_result
 _end: dict[str, object] = {}
 _has_told_end = False
 _has_started = threading.Event()
@@ -45,12 +46,13 @@ def connect_to_launcher() -> None:
     ConnectionError
         It can't be reached.
     """
-    global _connection
+    global _connection, _identity
     # What the program starts is no rank.
     secret, seconds, *addresses = os.environ.pop(VARIABLE, "").split() or ("", "")
     if not secret:
         return
     _connection = _opened(addresses)
+    _identity = os.fstat(_connection.fileno())
     os.register_at_fork(after_in_child=_leave_to_parent)
     rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "")
     tell(secret=secret, rank=int(rank), host=socket.gethostname(), pid=os.getpid())
@@ -119,18 +121,32 @@ def _end_with_launcher(connection: socket.socket) -> None:
 def _leave_to_parent() -> None:
     """Closes the connection in a forked child, which would hold it open."""
     global _connection
-    if _connection is not None:
-        _connection.close()
+    if (connection := _own_connection()) is not None:
+        connection.close()
         _connection = None
+
+
+def _own_connection() -> socket.socket | None:
+    """Returns the connection, unless the program has closed it: its number is another file's."""
+    global _connection
+    if _connection is not None:
+        try:
+            is_own = os.path.samestat(os.fstat(_connection.fileno()), _identity)
+        except OSError:
+            is_own = False
+        if not is_own:
+            _connection.detach()
+            _connection = None
+    return _connection
 
 
 def tell(**facts: object) -> None:
     """Tells the launcher, where there is one; nothing but ends where it has not read for long."""
-    if _connection is not None:
+    if (connection := _own_connection()) is not None:
         with contextlib.suppress(OSError):  # the kernel ends this process
             # It would end it, too, when there is room again where there was none.
-            if facts.keys() & {"begins_end", "end"} or _unread_bytes(_connection) < _MOST_UNREAD:
-                _connection.send(json.dumps(facts).encode() + b"\n")
+            if facts.keys() & {"begins_end", "end"} or _unread_bytes(connection) < _MOST_UNREAD:
+                connection.send(json.dumps(facts).encode() + b"\n")
 
 
 def _unread_bytes(connection: socket.socket) -> int:
