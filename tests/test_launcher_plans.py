@@ -17,14 +17,12 @@ from mpi_replica.launcher.batch_system import (
 from mpi_replica.launcher.commands import ANSWER, Request, command, question, shell_line
 from mpi_replica.launcher.elasticity import (
     check_elastic,
-    elastic_program,
     elastic_settings,
-    statuses_of_job,
 )
 from mpi_replica.launcher.host_slots import HostSlots
 from mpi_replica.launcher.library import Library
 from mpi_replica.launcher.output import MPICH_MARK, DeathNotice, Tags
-from mpi_replica.launcher.program import program_command
+from mpi_replica.launcher.program import program_command, rank_program
 from mpi_replica.launcher.settings import Host, for_other_hosts, settings
 from mpi_replica.ranks.launch import launcher_variable
 
@@ -269,20 +267,9 @@ def test_an_elastic_job_sends_by_what_can_lose_a_rank():
             elastic_settings({"OMPI_MCA_pml": other})
 
 
-def test_ranks_of_an_elastic_job_say_how_they_ended_to_who_asks():
-    program = [sys.executable, "a.py", "b"]
-    assert elastic_program(program, "ok") == program
-    for on_loss, statuses in ((None, "106,107"), ("warn-status", "0,76")):
-        python, runner, *rest = elastic_program(program, on_loss)
-        assert (python, rest) == (sys.executable, [statuses, "a.py", "b"])
-        assert Path(runner).is_file()
-    assert statuses_of_job("ok") == {106: 0, 107: 0}
-    assert statuses_of_job("warn-status") == {106: 0, 107: 76}
-
-
 def test_no_module_of_python_is_hidden_by_those_beside_the_script_that_ranks_run():
     """Python puts the folder of a script before its own."""
-    script = Path(elastic_program([sys.executable, "train.py"])[1])
+    script = Path(rank_program([sys.executable, "train.py"])[1])
     beside = {path.stem for path in script.parent.iterdir()}
     assert "rank_program" in beside
     assert not (beside - {"__main__"}) & sys.stdlib_module_names

@@ -241,6 +241,43 @@ def test_no_child_of_a_rank_holds_its_connection_open(fork, launch):
             os.kill(child, signal.SIGKILL)
 
 
+def test_a_rank_that_becomes_another_program_is_not_lost(launch):
+    launcher = launch()
+    process = launcher.start("os.execv(sys.executable, [sys.executable, '-c', 'input()'])")
+    launcher.serve_until_ended(0)
+    assert is_running(process.pid)
+    assert (launcher.ranks.lost, launcher.ranks.loss_text()) == ([], "")
+    # How it ends is not known here.
+    assert not launcher.ranks.have_ended_well(is_elastic=False)
+    process.communicate("x\n")
+    assert process.returncode == 0
+
+
+def test_a_file_in_the_place_of_a_closed_connection_is_the_programs_own(launch):
+    launcher = launch()
+    process = launcher.start(
+        """
+        mine = next(int(fd) for fd in os.listdir("/proc/self/fd")
+                    if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"))
+        os.close(mine)
+        one, other = socket.socketpair()
+        assert mine in (one.fileno(), other.fileno())
+        connection.tell(here=True)
+        if os.fork() == 0:
+            one.send(b"child")
+            os._exit(0)
+        os.wait()
+        connection.note_end("done", 0)
+        connection.tell_end()
+        one.send(b"x")
+        assert other.recv(100) == b"childx"
+        assert not connection.has_told_end()
+        """
+    )
+    _, error = process.communicate(timeout=LIMIT_SECONDS)
+    assert (process.returncode, error) == (0, "")
+
+
 def test_what_a_forked_child_does_is_nothing_of_the_rank(launch):
     launcher = launch()
     process = launcher.start(

@@ -1,20 +1,15 @@
-"""What a job needs that goes on without a lost rank, and what its exit status says."""
+"""What a job needs that goes on without a lost rank."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ..core.exceptions import LaunchError
 from ..ranks.open_mpi import NO_FENCE
 from .library import Library
-from .program import rank_program
 
 #: The exit status of a job that has ended well although ranks were lost, where that is asked for.
 RANKS_LOST = 76
-
-# What ranks say when all that are left have ended well: no rank was lost, or some were. No program
-# has a use for these numbers.
-_ENDED_WELL, _ENDED_WELL_BUT_LOST = 106, 107
 
 # Of the ways by which Open MPI sends, the one that goes on without a lost rank.
 _PML, _TOLERANT_PML = "OMPI_MCA_pml", "ob1"
@@ -57,30 +52,3 @@ def elastic_settings(environ: Mapping[str, str]) -> dict[str, str]:
         )
     wanted = {_PML: _TOLERANT_PML, NO_FENCE: "1"}
     return {name: value for name, value in wanted.items() if not environ.get(name)}
-
-
-def elastic_program(program: Sequence[str], on_loss: str | None = None) -> list[str]:
-    """Returns the command of a rank that says by its exit status how all ranks have ended.
-
-    Parameters
-    ----------
-    program : sequence of str
-        What `program_command` gives.
-    on_loss : {'ok', 'warn-status'}, optional
-        Whose statuses are a job's own. Default: those that `statuses_of_job` understands.
-    """
-    statuses = (_ENDED_WELL, _ENDED_WELL_BUT_LOST)
-    if on_loss is not None:
-        statuses = (0, RANKS_LOST if on_loss == "warn-status" else 0)
-    return rank_program(program, statuses) if any(statuses) else list(program)
-
-
-def statuses_of_job(on_loss: str) -> dict[int, int]:
-    """Returns the exit status of a job for those by which the launcher says that it ended well.
-
-    Examples
-    --------
-    >>> statuses_of_job("ok"), statuses_of_job("warn-status")
-    ({106: 0, 107: 0}, {106: 0, 107: 76})
-    """
-    return {_ENDED_WELL: 0, _ENDED_WELL_BUT_LOST: RANKS_LOST if on_loss == "warn-status" else 0}

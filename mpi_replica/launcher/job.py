@@ -15,7 +15,7 @@ from ..ranks.launch import launcher_variable
 from ..ranks.launcher_connection import VARIABLE
 from .batch_system import BatchAllocation, read_allocation
 from .commands import OVERLAP, Request, command, question, shell_line
-from .elasticity import check_elastic, elastic_program, elastic_settings, statuses_of_job
+from .elasticity import RANKS_LOST, check_elastic, elastic_settings
 from .host_slots import HostSlots, hosts_of_job, slots_for
 from .library import find_launcher, find_library
 from .processes import ask
@@ -70,8 +70,9 @@ class Job(NamedTuple):
     timeout_seconds: float | None
     #: The line for a shell that does the same.
     line: str
-    #: Of an elastic job: its exit status for each one by which its ranks say that it ended well.
-    statuses: Mapping[int, int] | None = None
+    #: Whether it goes on without lost ranks, and its status when it has ended well without some.
+    is_elastic: bool = False
+    status_after_loss: int = 0
     num_ranks: int = 1
     num_hosts: int = 1
     #: Whether its ranks tell the launcher how they end: those of programs of Python do.
@@ -175,21 +176,13 @@ def plan(
         is_elastic=options.is_elastic,
         hosts=left,
     )
-    statuses = None
-    shown = request
-    if options.is_elastic:
-        on_loss = options.on_loss or "ok"
-        statuses = statuses_of_job(on_loss)
-        request = request._replace(program=elastic_program(program))
-        shown = request._replace(program=elastic_program(program, on_loss))
-    elif is_of_python(program):
-        request = request._replace(program=rank_program(program))
-    line = shell_line(added, command(kind, version, path, shown), options.timeout_seconds)
+    line = shell_line(added, command(kind, version, path, request), options.timeout_seconds)
     if options.tag:
         request = request._replace(tag="marked")
     if is_of_python(program):  # whose ranks tell themselves how they end
         names = (*request.exported, VARIABLE) if hosts > 1 else ()
-        request = request._replace(exported=names, is_watched=True)
+        words = rank_program(program)
+        request = request._replace(program=words, exported=names, is_watched=True)
     words = command(kind, version, path, request)
     return Job(
         kind,
@@ -198,7 +191,8 @@ def plan(
         options.tag,
         options.timeout_seconds,
         line,
-        statuses,
+        is_elastic=options.is_elastic,
+        status_after_loss=RANKS_LOST if options.on_loss == "warn-status" else 0,
         num_ranks=ranks,
         num_hosts=hosts,
         is_watched=is_of_python(program),

@@ -192,7 +192,7 @@ class JobStart:
             must_end = True
             if first.is_silent or ranks.is_waited_for:
                 seconds = 0.0
-            elif self._job.statuses is not None:
+            elif self._job.is_elastic:
                 must_end, seconds = not ranks.have_all_begun, _SECONDS_TO_BEGIN_ANYWAY
             if must_end and now > (first.ended_at or 0.0) + seconds:
                 return ranks.loss_text() or f"{first} has ended too early"
@@ -260,7 +260,7 @@ class JobStart:
         status = self.launcher.returncode
         is_killed = 128 < self._notice.status(status) < 128 + signal.NSIG
         loss = ranks.loss_text()
-        if loss and self._job.statuses is not None and len(ranks.lost) == ranks.size:
+        if loss and self._job.is_elastic and len(ranks.lost) == ranks.size:
             return f"all ranks were lost. The first one: {loss}"
         if loss or ranks.failed is not None:
             return loss
@@ -268,7 +268,7 @@ class JobStart:
             return self.ended_because
         if status < 0:
             return f"the launcher was ended by {signal.Signals(-status).name}"
-        if status == 0 and self._job.statuses is None and not self.have_ranks_ended:
+        if status == 0 and not self._job.is_elastic and not self.have_ranks_ended:
             return "the launcher has ended before its ranks"
         if not ranks.ranks and (is_killed or (status and self._job.restarts is not None)):
             return f"the launcher has ended with status {status}, before a rank has begun"
@@ -276,24 +276,23 @@ class JobStart:
 
     def _status(self, is_lost: bool) -> int:
         """Returns the exit status of the job, if this is its last start."""
-        status, ranks, statuses = self.launcher.returncode, self._ranks, self._job.statuses
+        status, ranks, is_elastic = self.launcher.returncode, self._ranks, self._job.is_elastic
         if self.is_timed_out:
             return TIMED_OUT
         if self._ended_by and (status < 0 or status == _STATUS_WHEN_ENDED.get(self._job.launcher)):
             return 128 + self._ended_by
-        if ranks is not None and ranks.have_ended_well(statuses is not None):
+        if ranks is not None and ranks.have_ended_well(is_elastic):
             # Whoever is killed in the end of MPI does not change it.
-            return 0 if statuses is None else [*statuses.values()][bool(ranks.lost)]
-        if self.ended_because and ranks is not None:
-            is_failure = ranks.failed is not None and not is_lost
-            return ranks.failed.facts["status"] if is_failure and ranks.failed else _KILLED
+            return self._job.status_after_loss if ranks.lost else 0
+        if ranks is not None and (self.ended_because or is_elastic):
+            # Open MPI's launcher reports 0 where it goes on without lost ranks, also without any.
+            if ranks.failed is not None and not is_lost:
+                return int(ranks.failed.facts["status"])
+            if not self.ended_because and (self._forwarded or status == 0):
+                return 128 + self._forwarded if self._forwarded else 1
+            return _KILLED if status == 0 or self.ended_because else abs(status)
         if status < 0:
             return 128 - status
-        if status == 0 and is_lost and statuses is None:
-            return _KILLED  # Open MPI's launcher may take the loss of a daemon to be none
-        if statuses is not None:
-            if status:
-                return statuses.get(status, status)
-            # All ranks that could have told how it ended were lost.
-            return 128 + self._forwarded if self._forwarded else 1
+        if status == 0 and is_lost:
+            return _KILLED  # so it does where it has lost a daemon
         return self._notice.status(status) if self._job.launcher == "mpich" else status

@@ -61,17 +61,15 @@ def is_of_python(program: Sequence[str]) -> bool:
     return program[0] == sys.executable
 
 
-def rank_program(program: Sequence[str], statuses: Sequence[int] = ()) -> list[str]:
+def rank_program(program: Sequence[str]) -> list[str]:
     """Returns the command of a rank that tells the launcher how it ends.
 
     Parameters
     ----------
     program : sequence of str
         What `program_command` gives, of Python.
-    statuses : sequence of int
-        Of elastic jobs: two exit statuses, see ``strategy/rank_program.py``.
     """
-    return [program[0], str(_RANK), ",".join(map(str, statuses)), *program[1:]]
+    return [program[0], str(_RANK), *program[1:]]
 
 
 def _check_module(name: str) -> None:

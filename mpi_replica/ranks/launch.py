@@ -15,7 +15,6 @@ from .open_mpi import set_up_open_mpi
 from .single import SingleTransport
 from .survivors import Survivors
 from .transport import Transport
-from .ulfm import JobOutcome, agree_on_outcome
 
 _LAUNCHER_VARIABLES = (
     "PMI_RANK",
@@ -177,20 +176,3 @@ def open_survivors(communicator: Any = None, num_spares: int = 0) -> Survivors |
             f" {count} programs of one rank each on purpose, set {_CHOICE}=single."
         )
     return survivors_of(communicator, num_spares)
-
-
-def end_together(is_well: bool) -> JobOutcome:
-    """Returns how the ranks of a job have ended. Collective over all that the launcher has started.
-
-    MPI starts where it has not, since a launcher ends the job where a process that never started
-    it has a status that is not 0.
-
-    Parameters
-    ----------
-    is_well : bool
-        How this rank has.
-    """
-    set_up_open_mpi()
-    from . import mpi  # noqa: F401 - which sees to how MPI is loaded
-
-    return agree_on_outcome(sys.modules["mpi4py.MPI"], is_well)

@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import sys
-import termios
 import threading
 import time
 import traceback
@@ -34,9 +33,12 @@ _LOOK_SECONDS = 1.0
 # A host that gives no sign of life is seen after 3 + 3 * 2 seconds.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 9000}
 
-_MOST_UNREAD = 1 << 16
+# As much as a connection takes that nobody reads.
+_MOST_BYTES = 1 << 16
 
 _connection: socket.socket | None = None
+_told_bytes = 0
+_identity: os.stat_result
 _end: dict[str, object] = {}
 _has_told_end = False
 _has_started = False
@@ -55,13 +57,14 @@ def connect_to_launcher() -> float | None:
     ConnectionError
         It can't be reached.
     """
-    global _connection
+    global _connection, _identity
     # What the program starts is no rank.
     words = os.environ.pop(VARIABLE, "").split()
     if not words:
         return None
     secret, seconds, restarts, since, *addresses = words
     _connection = _opened(addresses)
+    _identity = os.fstat(_connection.fileno())
     os.register_at_fork(after_in_child=_leave_to_parent)
     rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "")
     tell(secret=secret, rank=int(rank), host=socket.gethostname(), pid=os.getpid())
@@ -89,7 +92,7 @@ def _look(seconds: float, depth: int) -> None:
         if not _has_started and time.monotonic() - start > due:
             stack = traceback.extract_stack(sys._current_frames().get(main or 0))
             tell(place="".join(traceback.format_list(stack[depth:])))
-            due += seconds
+            due *= 2
 
 
 def _opened(addresses: list[str]) -> socket.socket:
@@ -140,25 +143,38 @@ def _end_with_launcher(connection: socket.socket) -> None:
 def _leave_to_parent() -> None:
     """Closes the connection in a forked child, which would hold it open."""
     global _connection
-    if _connection is not None:
-        _connection.close()
+    if (connection := _own_connection()) is not None:
+        connection.close()
         _connection = None
 
 
-def tell(**facts: object) -> None:
-    """Tells the launcher, where there is one; nothing but ends where it has not read for long."""
+def _own_connection() -> socket.socket | None:
+    """Returns the connection, unless the program has closed it: its number is another file's."""
+    global _connection
     if _connection is not None:
+        try:
+            is_own = os.path.samestat(os.fstat(_connection.fileno()), _identity)
+        except OSError:
+            is_own = False
+        if not is_own:
+            _connection.detach()
+            _connection = None
+    return _connection
+
+
+def tell(**facts: object) -> None:
+    """Tells the launcher, where there is one; only its end when much was told before.
+
+    The kernel would end this process also when there is room again in a connection that was full,
+    since the launcher did not read for long.
+    """
+    global _told_bytes
+    data = json.dumps(facts).encode() + b"\n"
+    _told_bytes += len(data)
+    is_end = "end" in facts or "begins_end" in facts
+    if (is_end or _told_bytes < _MOST_BYTES) and (connection := _own_connection()) is not None:
         with contextlib.suppress(OSError):  # the kernel ends this process
-            # It would end it, too, when there is room again where there was none.
-            if facts.keys() & {"begins_end", "end"} or _unread_bytes(_connection) < _MOST_UNREAD:
-                _connection.send(json.dumps(facts).encode() + b"\n")
-
-
-def _unread_bytes(connection: socket.socket) -> int:
-    """Returns how much the other side has not read, as the kernel counts it."""
-    if sys.platform != "linux":  # which alone ends this process
-        return 0
-    return int.from_bytes(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+            connection.send(data)
 
 
 def tell_mpi_has_started() -> None:

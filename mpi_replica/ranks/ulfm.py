@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -118,31 +118,3 @@ def agree_in_steps(
             raise
         return int(words[0]), True
     return int(words[0]), False
-
-
-class JobOutcome(NamedTuple):
-    """How a job has ended, as all ranks that live say alike."""
-
-    is_well: bool
-    #: Whether a rank has died.
-    has_lost: bool
-
-
-def agree_on_outcome(mpi: Any, is_well: bool) -> JobOutcome:
-    """Returns whether this and all other living ranks have ended well. Collective over COMM_WORLD.
-
-    It is the last thing that the ranks of a job agree on.
-
-    Parameters
-    ----------
-    mpi : module
-        ``mpi4py.MPI``, of a library with ULFM.
-    is_well : bool
-        Of this rank.
-    """
-    if mpi.Is_finalized() or not mpi.Is_initialized():  # the program does it by hand
-        return JobOutcome(is_well, False)
-    world = mpi.COMM_WORLD
-    world.Set_errhandler(mpi.ERRORS_RETURN)
-    are_well, has_lost = agree(mpi, world, int(is_well))
-    return JobOutcome(bool(are_well), has_lost or world.Get_failed().Get_size() > 0)

@@ -21,10 +21,8 @@ from ..collectives.agreement.agreement import Life
 from ..core.exceptions import ContextError, reporter_of, text_of
 from ..core.tracebacks import printed
 from ..ranks.interrupts import gate
-from ..ranks.launch import end_together
 from ..ranks.launcher_connection import note_end, tell_end
 from ..ranks.survivors import Survivors
-from ..ranks.ulfm import JobOutcome
 from ..ranks.watch.watcher import watcher
 
 if TYPE_CHECKING:
@@ -122,21 +120,6 @@ def _leave() -> None:
         _leave_undisturbed()
     finally:
         gate.open()
-
-
-def leave_together(is_well: bool) -> JobOutcome:
-    """Does now what is done at the end of the program, and returns how all living ranks have ended.
-
-    Collective over all that the launcher has started. No strategy can be used any more.
-
-    Parameters
-    ----------
-    is_well : bool
-        How this rank has.
-    """
-    atexit.unregister(_leave)
-    _leave()
-    return end_together(is_well)
 
 
 def _leave_undisturbed() -> None:

@@ -1,10 +1,7 @@
 """A rank of ``run``: the program, whose end is told to the launcher.
 
-The launcher runs this file as a script. The package is not imported before the program has ended:
-its numpy would start with other threads of BLAS than those that the program sets.
-
-Open MPI's launcher reports success where it goes on without lost ranks, also where none was left.
-So the ranks of an elastic job agree on how they have ended, and say so by their exit status.
+The launcher runs this file as a script. The package is not imported before the program does it: its
+numpy would start with other threads of BLAS than those that the program sets.
 """
 
 from __future__ import annotations
@@ -17,25 +14,21 @@ import os
 import pkgutil
 import signal
 import sys
-import threading
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import CodeType
 from typing import Any, NoReturn
 
 _ERRORS = "mpi_replica.core.exceptions"
+_FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"  # as in ranks/open_mpi.py
 
 
-def main(statuses: str, words: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """Runs the program; returns the exit status of this rank.
 
     Parameters
     ----------
-    statuses : str
-        Of an elastic job: two numbers and a comma between, for when all ranks have ended well, and
-        for when all that were not lost have. The program's own status stays where it is not 0.
-        Empty for other jobs.
     words : sequence of str
         ``-m`` and a module, ``-c`` and a text, or a script, folder or archive; its arguments.
     """
@@ -49,24 +42,8 @@ def main(statuses: str, words: Sequence[str]) -> int:
         _loaded("launcher.leftovers").remove_leftovers(since)
     # The last thing that is done at exit: whoever dies before may be needed by the others.
     atexit.register(_tell_end, connection, os.getpid())
-    _watch_exit(connection, is_elastic=bool(statuses))
-    if not statuses:
-        return _run(words, connection)
-    well, well_but_lost = map(int, statuses.split(","))
-    process = os.getpid()
-    status = _run(words, connection)
-    if os.getpid() != process:  # a forked child has nothing to do with MPI
-        return status
-    with _package():
-        from mpi_replica.strategy import job_end
-    # What Python waits for when a program ends: these threads may call MPI.
-    threading._shutdown()  # type: ignore[attr-defined]
-    outcome = job_end.leave_together(status == 0)
-    if status != 0:
-        return status if status not in (well, well_but_lost) else 1
-    if not outcome.is_well:
-        return 0  # the status of another rank is the job's
-    return well_but_lost if outcome.has_lost else well
+    _watch_exit(connection)
+    return _run(words, connection)
 
 
 def _loaded(name: str) -> Any:
@@ -87,12 +64,13 @@ def _tell_end(connection: Any, process: int) -> None:
         connection.tell_end()
 
 
-def _watch_exit(connection: Any, is_elastic: bool) -> None:
+def _watch_exit(connection: Any) -> None:
     """Makes ``os._exit(0)`` an end that is told, and in elastic jobs each ``os._exit`` a loss.
 
     Open MPI 5.0.11 would not tell the other ranks of an elastic job, which would wait.
     """
     process, leave = os.getpid(), os._exit
+    is_elastic = os.environ.get(_FAULT_TOLERANCE) == "1"
 
     def leaving(function: Any) -> Any:
         def leave_connection(*arguments: Any) -> None:
@@ -218,18 +196,5 @@ def _main_module(spec: ModuleSpec | None = None, path: str | None = None) -> typ
     return module
 
 
-@contextlib.contextmanager
-def _package() -> Iterator[None]:
-    """Returns a context in which this package is found, also where the program has not used it."""
-    folder = os.path.dirname(os.path.abspath(__file__))
-    while os.path.exists(os.path.join(folder, "__init__.py")):
-        folder = os.path.dirname(folder)
-    sys.path.append(folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))

@@ -6,13 +6,12 @@ import sys
 
 import pytest
 
-from hosts.network import FOLDER, HOSTS
-from mpi_replica.launcher.elasticity import RANKS_LOST, elastic_program
+from hosts.network import FOLDER, HOSTS, write_hostfile
+from mpi_replica.launcher.elasticity import RANKS_LOST
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
 ALONE = {**os.environ, "MPI_REPLICA_TRANSPORT": "single"}
-FAULT_TOLERANT = ["--with-ft", "ulfm"]
 
 
 def hash_of(line):
@@ -20,7 +19,7 @@ def hash_of(line):
 
 
 @pytest.mark.parametrize("dying", [1, 2], ids=["one of two ranks", "the whole host"])
-def test_a_lost_host_changes_no_bit_of_what_the_others_compute(network, dying):
+def test_a_lost_host_changes_no_bit_of_what_the_others_compute(network, dying, tmp_path):
     alone = subprocess.run(
         [sys.executable, FOLDER / "lost_host.py", "none", "0"],
         env=ALONE,
@@ -28,9 +27,10 @@ def test_a_lost_host_changes_no_bit_of_what_the_others_compute(network, dying):
         text=True,
         check=True,
     )
-    program = [sys.executable, FOLDER / "lost_host.py", "node2", str(dying)]
-    _, *words = elastic_program(program, "warn-status")
-    done = network.run_on_hosts("openmpi", 2, words, options=FAULT_TOLERANT)
+    write_hostfile("openmpi", tmp_path / "hosts", dict.fromkeys(HOSTS, 2))
+    options = ["--elastic", "--on-loss", "warn-status", "--hostfile", tmp_path / "hosts", "-n", 6]
+    program = [FOLDER / "lost_host.py", "node2", dying]
+    done = network.run_command("openmpi", *options, *program)
     # The launcher learns of it from all hosts, and ends no rank that has something to print.
     assert done.returncode == RANKS_LOST, done.stdout + done.stderr
     lines = sorted(done.stdout.splitlines())
