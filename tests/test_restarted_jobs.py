@@ -129,7 +129,8 @@ def test_a_rank_that_is_killed_before_it_could_connect_costs_a_start(library, op
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal\n"
         "if '1' in (os.environ.get('PMIX_RANK'), os.environ.get('PMI_RANK')):\n"
-        "    'MPI_REPLICA_RESTART' in os.environ or os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    if os.environ['MPI_REPLICA_LAUNCHER'].split()[2] == '0':  # the first start\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH') or os.getcwd()}"
     program = "\n    if start == 0:\n        signal.pause()" + TOLD
