@@ -56,7 +56,9 @@ class Launcher:
         text = textwrap.dedent(HEAD) + textwrap.dedent(program)
         process = subprocess.Popen(
             rank_program([sys.executable, "-c", text]),
-            env=variables({"PMIX_RANK": str(number)}) | self.variable | (env or {}),
+            env=variables({"PMIX_RANK": str(number), "PYTHONUNBUFFERED": ""})
+            | self.variable
+            | (env or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -154,6 +156,10 @@ ENDS = {
     "sys.stdout.close()": ("done", 0, 0),
     "sys.stdout = sys.stderr = None": ("done", 0, 0),
     "os.chdir('/')": ("done", 0, 0),
+    # What it has printed is lost.
+    "ends = os.pipe(); os.dup2(ends[1], 1); os.closerange(*ends); os.close(ends[1]); print()": (
+        *("error", 120, 120),
+    ),
     "os.environ.clear()": ("done", 0, 0),
     "threading.Thread(target=threading.Event().wait, daemon=True).start()": ("done", 0, 0),
     "from mpi_replica.errors import RankLostError; raise RankLostError('x')": ("loss", 1, 1),
@@ -213,10 +219,6 @@ FORKS = {
     ),
     "subprocess": "subprocess.Popen(['cat'])",
     "all files": "subprocess.Popen(['cat'], close_fds=False)",
-    "forkpty": (
-        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        "if os.forkpty()[0] == 0:\n    time.sleep(1000)"
-    ),
 }
 
 
