@@ -209,6 +209,18 @@ def test_a_rank_that_ends_without_a_word_is_lost(program, way, launch):
     assert not launcher.ranks.have_ended_well(is_elastic=True)  # nobody is left
 
 
+def test_an_end_that_was_not_waited_for_can_still_be_read(launch):
+    """That of a rank, where the launcher of the library has ended just now."""
+    launcher = launch()
+    process = launcher.start("wait()")
+    launcher.serve_until(lambda: launcher.ranks.ranks)
+    process.kill()
+    process.wait(LIMIT_SECONDS)
+    assert launcher.ranks.lost == []
+    launcher.ranks.read()
+    assert launcher.ranks.loss_text().startswith("rank 0 (")
+
+
 FORKS = {
     "os.fork": "if os.fork() == 0:\n    wait()\n    os._exit(0)",
     "multiprocessing": (
