@@ -59,7 +59,9 @@ class Launcher:
         text = textwrap.dedent(HEAD) + textwrap.dedent(program)
         process = subprocess.Popen(
             rank_program([sys.executable, "-c", text]),
-            env=variables({"PMIX_RANK": str(number)}) | self.variable | (env or {}),
+            env=variables({"PMIX_RANK": str(number), "PYTHONUNBUFFERED": ""})
+            | self.variable
+            | (env or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -157,6 +159,10 @@ ENDS = {
     "sys.stdout.close()": ("done", 0, 0),
     "sys.stdout = sys.stderr = None": ("done", 0, 0),
     "os.chdir('/')": ("done", 0, 0),
+    # What it has printed is lost.
+    "ends = os.pipe(); os.dup2(ends[1], 1); os.closerange(*ends); os.close(ends[1]); print()": (
+        *("error", 120, 120),
+    ),
     "os.environ.clear()": ("done", 0, 0),
     "threading.Thread(target=threading.Event().wait, daemon=True).start()": ("done", 0, 0),
     "from mpi_replica.errors import RankLostError; raise RankLostError('x')": ("loss", 1, 1),
@@ -207,6 +213,18 @@ def test_a_rank_that_ends_without_a_word_is_lost(program, way, launch):
     assert not launcher.ranks.have_ended_well(is_elastic=True)  # nobody is left
 
 
+def test_an_end_that_was_not_waited_for_can_still_be_read(launch):
+    """That of a rank, where the launcher of the library has ended just now."""
+    launcher = launch()
+    process = launcher.start("wait()")
+    launcher.serve_until(lambda: launcher.ranks.ranks)
+    process.kill()
+    process.wait(LIMIT_SECONDS)
+    assert launcher.ranks.lost == []
+    launcher.ranks.read()
+    assert launcher.ranks.loss_text().startswith("rank 0 (")
+
+
 FORKS = {
     "os.fork": "if os.fork() == 0:\n    wait()\n    os._exit(0)",
     "multiprocessing": (
@@ -217,10 +235,6 @@ FORKS = {
     ),
     "subprocess": "subprocess.Popen(['cat'])",
     "all files": "subprocess.Popen(['cat'], close_fds=False)",
-    "forkpty": (
-        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        "if os.forkpty()[0] == 0:\n    time.sleep(1000)"
-    ),
 }
 
 

@@ -146,6 +146,8 @@ class JobStart:
 
     def kill(self) -> None:
         """Kills all processes of the job on this host, also those that lost their parents."""
+        if self._ranks is not None:  # how they have ended before
+            self._ranks.read()
         while processes := descendants(os.getpid()):
             for process in processes:
                 send_signal(process, signal.SIGKILL)

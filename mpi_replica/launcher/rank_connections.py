@@ -128,6 +128,11 @@ class RankConnections:
         self._open[opened] = serve
         self._selector.register(opened, selectors.EVENT_READ, serve)
 
+    def read(self) -> None:
+        """Reads what has come, without waiting."""
+        for serve in list(self._open.values()):
+            serve()
+
     def close(self) -> None:
         """Ends all connections, and with them the ranks, on all hosts."""
         for opened in list(self._open):
@@ -177,8 +182,7 @@ class RankConnections:
         if len(self._ended) > 1:
             return
         if "end" not in ended.facts:  # what others have told came before
-            for serve in list(self._open.values()):
-                serve()
+            self.read()
         for rank in self._ended:
             rank.ended_at = time.monotonic()
             if rank.is_lost:

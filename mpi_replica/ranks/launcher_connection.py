@@ -200,12 +200,17 @@ def note_end(kind: str, status: int) -> None:
         tell(begins_end=kind)  # what others do then is no cause of it
 
 
-def tell_end() -> None:
-    """Tells how the program has ended. A rank that ends without is a lost one."""
+def tell_end(status_of_error: int | None = None) -> None:
+    """Tells how the program has ended. A rank that ends without is a lost one.
+
+    `status_of_error` is that of an error at its very end.
+    """
     global _has_told_end
     if _connection is not None and _end:
+        if status_of_error is not None:
+            _end.update(end="error", status=status_of_error)
         _has_told_end = True
-        tell(**_end)
+        tell(begins_end=_end["end"], **_end)
 
 
 def leave() -> None:

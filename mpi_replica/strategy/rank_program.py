@@ -57,11 +57,16 @@ def _loaded(name: str) -> Any:
 
 
 def _tell_end(connection: Any, process: int) -> None:
-    if os.getpid() == process:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # Python tells of it a little later
+    if os.getpid() != process:
+        return
+    status = None
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):  # there is none, or a closed one
+            try:
                 stream.flush()
-        connection.tell_end()
+            except OSError:  # Python tells of it a little later, and ends with this status
+                status = 120
+    connection.tell_end(status)
 
 
 def _watch_exit(connection: Any) -> None:
