@@ -5,8 +5,9 @@
 # the machine sees, and the kernel takes all of it away when this process ends. It ends with stdin.
 set -e
 
-# Files that all hosts see, beside those of the machine.
+# Files that all hosts see, beside those of the machine, and shared memory of the switch itself.
 mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /dev/shm
 mkdir /run/netns # where ip keeps the names of networks
 
 # become HOST COMMAND: be the first process of a host. Processes of two hosts may have one number,

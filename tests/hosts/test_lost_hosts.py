@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hosts.network import FOLDER, HOSTS
+from hosts.namespaces import FOLDER, HOSTS
 from mpi_replica.launcher.elasticity import RANKS_LOST, elastic_program
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
