@@ -1,5 +1,7 @@
 """The files of a checkpoint: arrays of every kind, and files that are torn, changed or hostile."""
 
+import errno
+import fcntl
 import json
 import os
 import pickle
@@ -174,12 +176,66 @@ def test_saving_twice_leaves_exactly_the_new_files(path):
 def test_what_a_save_that_was_killed_has_left_is_removed_by_the_next(path):
     make_checkpoint(path)
     left = [f"trained.{i:016x}.data-{i:05}-of-00003" for i in range(3)]
+    left += ["trained.0000000000000001.index.new", "trained.0000000000000007.index.new"]
     others = ["trained.data-00000-of-00001", "trained.index.old", "trained.00.data-0-of-1", "other"]
-    for name in [*left, *others, "trained.index.new"]:
+    for name in [*left, *others]:
         path.with_name(name).write_bytes(b"torn")
     make_checkpoint(path)
     found = set(os.listdir(path.parent))
     assert found == {"trained.index", data_file_of_index(path), *others}
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("lockf", errno.ENOLCK), ("lockf", errno.EAGAIN), ("open", errno.EACCES)],
+    ids=["no locks", "locked", "of another user"],
+)
+def test_what_may_belong_to_a_save_that_goes_on_stays(path, monkeypatch, name, code):
+    """What belongs to none since its index was replaced goes also there."""
+    make_checkpoint(path)
+    left = {f"trained.{1:016x}.{end}" for end in ("data-00000-of-00001", "index.new")}
+    for each in left:
+        path.with_name(each).touch()
+    module = {"lockf": fcntl, "open": os}[name]
+    true = getattr(module, name)
+
+    def refuse(*arguments):
+        if name == "open" and arguments[0].name not in left:
+            return true(*arguments)
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, refuse)
+        make_checkpoint(path)
+    assert set(os.listdir(path.parent)) == {"trained.index", data_file_of_index(path), *left}
+    make_checkpoint(path)
+    assert set(os.listdir(path.parent)) == {"trained.index", data_file_of_index(path)}
+
+
+@pytest.mark.parametrize("how", ["a folder", "torn"])
+def test_beside_an_index_that_cannot_be_read_what_it_may_refer_to_stays(path, how):
+    manager = mr.CheckpointManager(mr.Checkpoint(mr.get_strategy(), w=np.zeros(3)), path.parent)
+    for step in (1, 2):
+        manager.save(step)
+    one = path.with_name("ckpt-1")
+    own, index = data_file_of_index(one), index_path(one)
+    other = f"ckpt-1.{1:016x}.data-00000-of-00001"
+    path.with_name(other).touch()
+    whole = index.read_bytes()
+    index.unlink()
+    if how == "a folder":
+        index.mkdir()
+    else:
+        index.write_bytes(whole[:-1])
+    manager.save(3)
+    names = {name for name in os.listdir(path.parent) if name.startswith("ckpt-1.")}
+    assert names == {"ckpt-1.index", own} | ({other} if how == "a folder" else set())
+
+
+def test_a_checkpoint_without_arrays_leaves_nothing_of_one_with_arrays(path):
+    make_checkpoint(path)
+    mr.Checkpoint(mr.get_strategy(), step=1).save(path)
+    assert os.listdir(path.parent) == ["trained.index"]
 
 
 def data_file_of_index(path):
@@ -428,20 +484,23 @@ def test_an_index_of_garbage_is_an_error_that_names_it(path, line):
     refused(path, index_path(path))
 
 
-def test_a_link_where_the_index_is_written_first_is_not_followed(tmp_path):
-    """In a folder of several users another one may have made it; a killed save leaves a file."""
+def test_a_link_where_the_index_is_written_first_is_not_followed(tmp_path, monkeypatch):
+    """In a folder of several users another one may have made it, who has guessed its name."""
     path, theirs = tmp_path / "trained", tmp_path / "theirs"
     theirs.write_text("keep")
-    beside = tmp_path / "trained.index.new"
-    for leave in (lambda: beside.symlink_to(theirs), lambda: beside.write_text("left" * 1000)):
-        leave()
-        before = make_checkpoint(path)
-        assert theirs.read_text() == "keep"
-        assert not beside.exists()
-        assert not index_path(path).is_symlink()
-        checkpoint = mr.Checkpoint(mr.get_strategy(), **objects())
-        checkpoint.restore(path)
-        assert content(checkpoint) == before
+    link = tmp_path / f"trained.{bytes(8).hex()}.index.new"
+    link.symlink_to(theirs)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "urandom", bytes)
+        with pytest.raises(CheckpointError, match="exists") as caught:
+            make_checkpoint(path)
+    assert str(link) in str(caught.value)
+    before = make_checkpoint(path)
+    assert theirs.read_text() == "keep"
+    assert not index_path(path).is_symlink()
+    checkpoint = mr.Checkpoint(mr.get_strategy(), **objects())
+    checkpoint.restore(path)
+    assert content(checkpoint) == before
 
 
 def test_a_checkpoint_of_the_version_before_is_read(path):

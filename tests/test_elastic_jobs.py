@@ -3,13 +3,14 @@
 import os
 import re
 import signal
+import subprocess
 import textwrap
 import zipfile
 
 import pytest
 
-from command_line import LIMIT_SECONDS, call, is_running, started
-from launching import LIBRARIES
+from command_line import LIMIT_SECONDS, call, is_running, started, variables
+from launching import LIBRARIES, find_interpreter
 
 pytestmark = [
     pytest.mark.mpi_skip,  # it starts ranks itself
@@ -177,6 +178,8 @@ spec = main.__spec__
 print(__name__, main.__dict__ is globals(), spec and spec.name, __package__)
 print(globals().get("__file__"), sys.argv, sys.path[0])
 print(sys._getframe().f_code.co_filename)
+def typed(x: int): pass
+print(typed.__annotations__)
 threading.Timer(0.2, print, ["a thread ends"]).start()
 """
 ENDS = {
@@ -190,16 +193,22 @@ ENDS = {
 }
 
 
+def by_python(*words, cwd):
+    """Return what came of the program without `run`."""
+    command = [find_interpreter("openmpi"), *words]
+    return subprocess.run(command, cwd=cwd, env=variables(), capture_output=True, text=True)
+
+
 @pytest.mark.parametrize("end", ENDS)
 def test_a_program_ends_as_python_would_end_it(end, tmp_path):
     file = tmp_path / "train.py"
     file.write_text(SHOW + ENDS[end] + "\n")
-    plain = call("openmpi", "run", "-n", 1, "train.py", "a", cwd=tmp_path)
+    plain = by_python("train.py", "a", cwd=tmp_path)
     found = elastic("-n", 1, "train.py", "a", cwd=tmp_path)
     status = 1 if end == "one of its own" else plain.returncode
     assert found.returncode == status, found.stderr
     assert found.stdout == plain.stdout
-    for text in ("Traceback", "line 10", "KeyError: 3", "a reason", "SyntaxError"):
+    for text in ("Traceback", "line 12", "KeyError: 3", "a reason", "SyntaxError"):
         assert (text in found.stderr) == (text in plain.stderr)
     assert "rank_program.py" not in found.stderr
 
@@ -220,11 +229,12 @@ def test_a_program_is_started_as_python_would_start_it(kind, tmp_path):
         "folder": ["inner"],
         "archive": ["train.pyz"],
     }[kind]
-    plain = call("openmpi", "run", "-n", 1, *words, "a", cwd=tmp_path)
+    plain = by_python(*words, "a", cwd=tmp_path)
     found = elastic("-n", 1, *words, "a", cwd=tmp_path)
     assert (found.returncode, plain.returncode) == (0, 0), found.stderr
     assert found.stdout == plain.stdout
-    assert found.stdout.count("\n") == 4
+    assert found.stdout.count("\n") == 5
+    assert "{'x': <class 'int'>}" in found.stdout
 
 
 def test_a_program_can_start_processes_of_its_own(tmp_path):

@@ -54,8 +54,8 @@ class Checkpoint:
     A checkpoint is restored on any number of ranks and, if it has no `PerReplica` but of objects,
     any number of replicas; also one object where it had one for each replica, and the other way
     round. Its files are ``path.index`` and
-    ``path.*.data-*``, in a folder that all hosts share. They hold no pickles: reading them runs no
-    code. Counterpart of ``tf.train.Checkpoint``.
+    ``path.*.data-*``, and while it is saved ``path.*.index.new``, in a folder that all hosts share.
+    They hold no pickles: reading them runs no code. Counterpart of ``tf.train.Checkpoint``.
 
     Examples
     --------
@@ -125,6 +125,10 @@ class Checkpoint:
         saved as they read from above, as in tf: SUM is saved summed, and reads the same bits on any
         number of replicas; MEAN, then that of equal numbers, may differ in its last digit. Memory:
         a few MiB beyond the state, and the values that were combined for that.
+
+        A save that is broken off, by a rank that is killed, leaves files that belong to no
+        checkpoint: the next save to this path removes them, where the file system has locks, by
+        which it sees that no job works on them.
 
         Messages: five of 256 bytes a rank, and twice an Allgather of 8 bytes and an Allgatherv: a
         name for the files, and what the index says of the share of each rank. One more of 256 bytes

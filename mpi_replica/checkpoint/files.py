@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import io
 import os
+import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -132,42 +134,87 @@ def _write_all(file: int, block: memoryview) -> None:
         block = block[written:]
 
 
-def write_beside(path: Path, data: bytes) -> None:
-    """Writes what `put_in_place` puts in the place of a file; forces it and the folder to disk.
+class NewFile:
+    """A file that is written beside another one, to take its place.
+
+    It is there from the beginning, and locked, where the file system has locks: so others see that
+    somebody works on it, as long as this process lives.
+
+    Parameters
+    ----------
+    path : Path
+        Whose place it takes.
+    mark : str
+        Tells it from those that others make.
 
     Raises
     ------
     CheckpointError
         The system refuses.
     """
-    beside = _beside(path)
-    with _refusals_named(path, "written"):
-        if os.path.lexists(beside):  # a save that was killed has left it
-            os.unlink(beside)
-        with _forced_to_disk(beside) as file:
-            _write_all(file, memoryview(data))
-        _sync(path.parent)
+
+    def __init__(self, path: Path, mark: str) -> None:
+        self._path, self._beside = path, beside(path, mark)
+        while True:
+            with _refusals_named(self._beside, "written"):
+                self._file = os.open(self._beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            self._close = weakref.finalize(self, os.close, self._file)
+            with contextlib.suppress(OSError):
+                fcntl.lockf(self._file, fcntl.LOCK_EX)
+            if os.path.lexists(self._beside):
+                return
+            self._close()  # another process has removed it before it was locked
+
+    def write(self, data: bytes) -> None:
+        """Writes all of it, and forces it and the folder to disk.
+
+        Raises
+        ------
+        CheckpointError
+            The system refuses.
+        """
+        with _refusals_named(self._beside, "written"):
+            _write_all(self._file, memoryview(data))
+            os.fsync(self._file)
+            _sync(self._path.parent)
+
+    def put_in_place(self) -> None:
+        """Puts it in the place of the file, at once; `sync_folder` makes that last.
+
+        Raises
+        ------
+        CheckpointError
+            The system refuses; the file is as it was.
+        """
+        with _refusals_named(self._path, "written"):
+            os.replace(self._beside, self._path)
+        self._close()
+
+    def remove(self) -> None:
+        """Removes it, where it has not taken the place."""
+        remove(self._beside)
+        self._close()
 
 
-def put_in_place(path: Path) -> None:
-    """Puts what `write_beside` wrote in the place of a file, at once; `sync_folder` makes it last.
-
-    Raises
-    ------
-    CheckpointError
-        The system refuses; the file is as it was.
-    """
-    with _refusals_named(path, "written"):
-        os.replace(_beside(path), path)
+def beside(path: Path, mark: str) -> Path:
+    """Returns where a `NewFile` is written."""
+    return path.with_name(f"{path.stem}.{mark}{path.suffix}.new")
 
 
-def remove_beside(path: Path) -> None:
-    """Removes what `write_beside` wrote."""
-    remove(_beside(path))
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f"{path.name}.new")
+def remove_abandoned(path: Path) -> bool:
+    """Removes a `NewFile` whose process has ended; returns whether there is none any more."""
+    try:
+        file = os.open(path, os.O_WRONLY)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+        finally:
+            os.close(file)
+    except FileNotFoundError:
+        return True
+    except OSError:  # it is locked, or that can't be told
+        return False
+    return True
 
 
 def sync_folder(folder: Path) -> None:

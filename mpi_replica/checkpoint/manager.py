@@ -16,10 +16,10 @@ from ..core.context import require_cross_replica
 from ..core.exceptions import CheckpointError, CorruptCheckpointError
 from ..ranks.launcher_connection import tell
 from . import files, preemption
+from .abandoned_saves import remove_abandoned_saves
 from .any_signal import AnySignal
 from .checkpoint import Checkpoint
 from .index import MOST_BYTES, index_path, order_of, unpacked
-from .save import data_files
 
 _NAME = "ckpt"
 _INDEX = re.compile(rf"{_NAME}-(\d+)\.index")
@@ -143,7 +143,8 @@ class CheckpointManager:
 
         Notes
         -----
-        Costs what ``Checkpoint.save`` does; rank 0 removes. Counterpart of
+        Costs what ``Checkpoint.save`` does; rank 0 removes, also what saves of any step have left
+        in the folder that were broken off. Counterpart of
         ``tf.train.CheckpointManager.save``.
 
         Examples
@@ -161,10 +162,8 @@ class CheckpointManager:
         path = self._checkpoint.save(self._path(step))
         if engine.layout.rank == 0:
             for old in self._too_old(step):
-                # The index first: without it the others are no checkpoint.
-                files.remove(index_path(self._path(old)))
-                for file in data_files(self._path(old)):
-                    files.remove(file)
+                files.remove(index_path(self._path(old)))  # without it the others are left over
+            remove_abandoned_saves(self._directory, rf"{_NAME}-\d+")
         return path
 
     def exit_if_signalled(self, step: int) -> None:

@@ -6,9 +6,10 @@ refers to is on disk. So there is always the one or the other.
 
 from __future__ import annotations
 
-import glob
+import contextlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from ..core.dtypes import wire_name
 from ..core.exceptions import CheckpointError
 from ..core.options import CommunicationOptions
 from . import files
+from .abandoned_saves import remove_abandoned_saves
 from .index import ArrayRecord, Index, index_path, packed, packed_record, unpacked_record
 
 
@@ -83,40 +85,43 @@ class Saving(Call):
         """Writes, all ranks at the same path."""
         rank, size = group.layout.rank, group.layout.size
 
-        def begin() -> tuple[bytes, bytes]:
-            files.make_folder(self.path.parent)
-            return b"", os.urandom(8) if rank == 0 else b""
+        undo = contextlib.ExitStack()
 
-        mark = yield Agree(begin)
+        def begin() -> tuple[bytes, tuple[bytes, files.NewFile | None]]:
+            files.make_folder(self.path.parent)
+            if rank:
+                return b"", (b"", None)
+            mark = os.urandom(8)
+            index_file = files.NewFile(index_path(self.path), mark.hex())
+            undo.callback(index_file.remove)
+            return b"", (mark, index_file)
+
+        mark, index_file = yield Agree(begin, undo.close)
         first, *_ = yield Texts(mark)
         prefix = f"{self.path.name}.{first.hex()}.data-"
         names = [f"{prefix}{r:05}-of-{size:05}" for r in range(size)]
         shares = _shares(self.arrays, size)
         own_file = self.path.with_name(names[rank])
+        undo.callback(files.remove, own_file)
 
         def write() -> tuple[bytes, bytes]:
             return b"", json.dumps(self._write(own_file, shares[rank])).encode()
 
         def write_index() -> tuple[bytes, None]:
-            if rank == 0:
+            if index_file:
                 records = [json.loads(text) for text in texts]
                 index = self._index_of_shares(group.layout.num_replicas, names, shares, records)
-                files.write_beside(index_path(self.path), packed(index, self.path.parent))
+                index_file.write(packed(index, self.path.parent))
             return b"", None
 
         def take_place() -> tuple[bytes, None]:
-            if rank == 0:
-                self._take_place(names)
+            if index_file:
+                self._take_place(index_file, names)
             return b"", None
 
-        def undo() -> None:
-            files.remove(own_file)
-            if rank == 0:
-                files.remove_beside(index_path(self.path))
-
-        mine = yield Agree(write, undo)
+        mine = yield Agree(write, undo.close)
         texts = yield Texts(mine)
-        yield Agree(write_index, undo)  # all is on disk
+        yield Agree(write_index, undo.close)  # all is on disk
         yield Agree(take_place)
 
     def _write(self, file: Path, share: Sequence[str]) -> list[Any]:
@@ -149,26 +154,17 @@ class Saving(Call):
         generators = [own for *_, own in of_ranks]
         return Index(self.state, records, num_replicas, generators, of_replicas)
 
-    def _take_place(self, names: Sequence[str]) -> None:
+    def _take_place(self, index_file: files.NewFile, names: Sequence[str]) -> None:
         """Makes these files the checkpoint, and removes those of the older one."""
-        index = index_path(self.path)
         try:
-            files.put_in_place(index)
+            index_file.put_in_place()
         except CheckpointError:
-            files.remove_beside(index)
+            index_file.remove()
             for name in names:
                 files.remove(self.path.with_name(name))
             raise
         files.sync_folder(self.path.parent)
-        for path in data_files(self.path):
-            if path.name not in names:
-                files.remove(path)
-
-
-def data_files(path: Path) -> list[Path]:
-    """Returns the files with arrays of a checkpoint, also those that nothing refers to."""
-    pattern = f"{glob.escape(path.name)}.{'[0-9a-f]' * 16}.data-*-of-*"
-    return sorted(path.parent.glob(pattern))
+        remove_abandoned_saves(self.path.parent, re.escape(self.path.name))
 
 
 def _shares(arrays: Mapping[str, Array], size: int) -> list[list[str]]:

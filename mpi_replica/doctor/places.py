@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..core.layout import numbers_text
-from ..ranks.host import cores, free_shared_memory
+from ..ranks.host import cores, free_shared_memory, machine
 from ..ranks.launch import library
 from ..ranks.library_facts import LibraryFacts
 from ..ranks.numerics import Numerics, differences, numerics_here
@@ -22,6 +22,8 @@ class RankFacts(NamedTuple):
     """What a rank tells about itself and its host."""
 
     host: str
+    #: Whose cores these are: hosts in containers may share one.
+    machine: str
     cores: frozenset[int]
     #: Bytes that are free.
     shared_memory: int | None
@@ -42,6 +44,7 @@ def facts_here(host: str) -> RankFacts:
     blas = [info for info in threadpool_info() if info["user_api"] == "blas"]
     return RankFacts(
         host,
+        machine(host),
         cores(),
         free_shared_memory(),
         {os.path.basename(info["filepath"]): info["num_threads"] for info in blas},
@@ -67,13 +70,13 @@ def place_checks(facts: Sequence[RankFacts]) -> list[Check]:
 
 
 def _ranks(facts: Sequence[RankFacts]) -> tuple[str, str]:
-    hosts = _by_host(facts)
-    value = ", ".join(f"{len(ranks)} on {host}" for host, ranks in hosts.items())
-    for host, ranks in hosts.items():
+    machines = _by_machine(facts)
+    value = ", ".join(f"{len(ranks)} on {name}" for name, ranks in machines)
+    for name, ranks in machines:
         num_cores = len(_cores(ranks))
         if len(ranks) > num_cores:
             return value, (
-                f"{host} has {len(ranks)} ranks for {num_cores} cores: each exchange waits for its"
+                f"{name} has {len(ranks)} ranks for {num_cores} cores: each exchange waits for its"
                 " turn of a core. Start fewer ranks, with several replicas on each (--replicas)."
             )
     return value, ""
@@ -81,9 +84,7 @@ def _ranks(facts: Sequence[RankFacts]) -> tuple[str, str]:
 
 def _binding(facts: Sequence[RankFacts]) -> tuple[str, str]:
     counts = [len(fact.cores) for fact in facts]
-    is_bound = any(
-        fact.cores != _cores(ranks) for ranks in _by_host(facts).values() for fact in ranks
-    )
+    is_bound = any(fact.cores != _cores(ranks) for _, ranks in _by_machine(facts) for fact in ranks)
     value = f"{_range(counts)} core{'s' * (set(counts) != {1})} a rank"
     value += ", bound" if is_bound else ", not bound"
     for rank, fact in enumerate(facts):
@@ -115,12 +116,12 @@ def _blas(facts: Sequence[RankFacts]) -> tuple[str, str]:
     names = list(dict.fromkeys(name for fact in facts for name in fact.numerics.blas))
     threads = _range([_threads(fact) for fact in facts])
     value = f"{', '.join(names) or 'no BLAS that is known'}; {threads} a rank"
-    for host, ranks in _by_host(facts).items():
+    for name, ranks in _by_machine(facts):
         total = sum(map(_threads, ranks))
         num_cores = len(_cores(ranks))
         if total > max(num_cores, len(ranks)):
             return value, (
-                f"{len(ranks)} ranks on {host} have {total} threads for {num_cores} cores. Set"
+                f"{len(ranks)} ranks on {name} have {total} threads for {num_cores} cores. Set"
                 f" OMP_NUM_THREADS={max(1, num_cores // len(ranks))}, or start with python -m"
                 " mpi_replica run, which does."
             )
@@ -142,15 +143,25 @@ def _equal(facts: Sequence[RankFacts]) -> tuple[str, str]:
     )
 
 
-def _by_host(facts: Sequence[RankFacts]) -> dict[str, list[RankFacts]]:
-    hosts: dict[str, list[RankFacts]] = {}
+def _by_machine(facts: Sequence[RankFacts]) -> list[tuple[str, list[RankFacts]]]:
+    """Returns a name for each machine, of its hosts, and its ranks."""
+    machines: dict[str, list[RankFacts]] = {}
     for fact in facts:
-        hosts.setdefault(fact.host, []).append(fact)
-    return hosts
+        machines.setdefault(fact.machine, []).append(fact)
+    names: dict[str, list[list[RankFacts]]] = {}
+    for ranks in machines.values():
+        hosts = list(dict.fromkeys(fact.host for fact in ranks))
+        name = hosts[0] if len(hosts) == 1 else f"one machine ({', '.join(hosts)})"
+        names.setdefault(name, []).append(ranks)
+    return [
+        (name if len(alike) == 1 else f"{name} (machine {number})", ranks)
+        for name, alike in names.items()
+        for number, ranks in enumerate(alike, 1)
+    ]
 
 
 def _cores(ranks: Sequence[RankFacts]) -> frozenset[int]:
-    """Returns the cores of one host on which any of these ranks may run."""
+    """Returns the cores of one machine on which any of these ranks may run."""
     return frozenset[int]().union(*(fact.cores for fact in ranks))
 
 

@@ -44,6 +44,8 @@ class Request(NamedTuple):
     is_in_step: bool = False
     #: Whether the job goes on without a lost rank.
     is_elastic: bool = False
+    #: Whether our own launcher ends the others where a rank has failed.
+    is_watched: bool = False
 
 
 def command(launcher: str, version: tuple[int, ...], path: str, request: Request) -> list[str]:
@@ -127,7 +129,9 @@ def _of_mpich(version: tuple[int, ...], request: Request) -> list[str]:
 
 def _of_srun(version: tuple[int, ...], request: Request) -> list[str]:
     # mpirun gives its input to rank 0, and ends at the first Ctrl-C: so shall srun.
-    words = [f"--mpi={request.mpi_type}", "--input=0", "--quit-on-interrupt", "--kill-on-bad-exit"]
+    words = [f"--mpi={request.mpi_type}", "--input=0", "--quit-on-interrupt"]
+    # Else the first rank of several that have saved and end with a status would end the others.
+    words.append("--kill-on-bad-exit=0" if request.is_watched else "--kill-on-bad-exit")
     words += _places_of_srun(request)
     # Else it waits for ever for the cores of the step around it, and for minutes for those of a
     # step of which a host is lost: Slurm takes it to be running.

@@ -6,15 +6,17 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ..core.exceptions import LaunchError
 from ..ranks.host import cores
 from ..ranks.launch import launcher_variable
+from ..ranks.launcher_connection import VARIABLE
 from .batch_system import BatchAllocation, read_allocation
-from .commands import Request, command, shell_line
+from .commands import OVERLAP, Request, command, question, shell_line
 from .elasticity import check_elastic, elastic_program, elastic_settings, statuses_of_job
-from .host_slots import hosts_in_file
+from .host_slots import HostSlots, hosts_of_job, slots_for
 from .library import find_launcher, find_library
 from .processes import ask
 from .program import is_of_python, program_command, rank_program
@@ -76,10 +78,32 @@ class Job(NamedTuple):
     is_watched: bool = False
     restarts: int | None = None
     restarts_after_errors: bool = False
+    #: All hosts of the first start, and for each the command that asks whether it answers; none
+    #: where they are not known, or there is one.
+    hosts: Sequence[HostSlots] = ()
+    questions: Mapping[str, Sequence[str]] = MappingProxyType({})
+    #: Environment variables of these questions, and of each start but the first one.
+    added_again: Mapping[str, str] = MappingProxyType({})
 
 
-def plan(options: Options, environ: Mapping[str, str]) -> Job:
+def plan(
+    options: Options,
+    environ: Mapping[str, str],
+    left: Sequence[HostSlots] = (),
+    num_replicas: int | None = None,
+) -> Job:
     """Returns the job for these options. Nothing of it is started.
+
+    Parameters
+    ----------
+    options : Options
+        What the user asks for.
+    environ : mapping
+        The environment variables that are set already.
+    left : sequence of HostSlots
+        Where it is started again: the hosts that still answer, if these are not all.
+    num_replicas : int, optional
+        The number of replicas of the start before, which stays.
 
     Raises
     ------
@@ -98,9 +122,11 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
             " mpi_replica run -n 4 PROGRAM'."
         )
     ranks = _ranks(options, allocation)
-    hosts = allocation.hosts
-    if options.hostfile is not None:
-        hosts = len(hosts_in_file(options.hostfile))
+    all_hosts = hosts_of_job(options.hostfile, environ)
+    if left:
+        options = _for_hosts_left(options, ranks, all_hosts, left, num_replicas)
+        ranks = _ranks(options, allocation)
+    hosts = len(left) or len(all_hosts) or allocation.hosts
     if allocation.system == "slurm":
         mpi_type = _type_for_srun(options, environ)
     elif options.launcher == "srun":
@@ -147,6 +173,7 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
         cores_per_task=allocation.cores_per_task,
         is_in_step=allocation.is_in_step,
         is_elastic=options.is_elastic,
+        hosts=left,
     )
     statuses = None
     shown = request
@@ -160,6 +187,9 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
     line = shell_line(added, command(kind, version, path, shown), options.timeout_seconds)
     if options.tag:
         request = request._replace(tag="marked")
+    if is_of_python(program):  # whose ranks tell themselves how they end
+        names = (*request.exported, VARIABLE) if hosts > 1 else ()
+        request = request._replace(exported=names, is_watched=True)
     words = command(kind, version, path, request)
     return Job(
         kind,
@@ -174,6 +204,35 @@ def plan(options: Options, environ: Mapping[str, str]) -> Job:
         is_watched=is_of_python(program),
         restarts=options.restarts,
         restarts_after_errors=options.restart_on == "any",
+        hosts=all_hosts,
+        questions={
+            host.name: question(kind, version, path, host.name)
+            for host in all_hosts
+            if len(all_hosts) > 1
+        },
+        added_again=OVERLAP if allocation.system == "slurm" else {},
+    )
+
+
+def _for_hosts_left(
+    options: Options,
+    ranks: int,
+    hosts: Sequence[HostSlots],
+    left: Sequence[HostSlots],
+    num_replicas: int | None,
+) -> Options:
+    """Returns the options for the ranks that fit on the hosts that are left."""
+    fewer, spares = slots_for(ranks, hosts, left), options.spares or 0
+    if fewer < (options.min_ranks or 1):
+        raise LaunchError(
+            f"{fewer} ranks fit on the hosts that still answer"
+            f" ({', '.join(host.name for host in left)}), fewer than --min-ranks"
+            f" {options.min_ranks}."
+        )
+    return options._replace(
+        ranks=fewer,
+        replicas=options.replicas or num_replicas or ranks - spares,
+        spares=None if options.spares is None else max(0, spares - (ranks - fewer)),
     )
 
 
@@ -214,6 +273,11 @@ def _ranks(options: Options, allocation: BatchAllocation) -> int:
         raise LaunchError(
             f"{where} Say it: -n {max(2, len(cores()))}, for example; this host has"
             f" {len(cores())} cores for them."
+        )
+    if options.min_ranks is not None and options.min_ranks > ranks:
+        raise LaunchError(
+            f"--min-ranks {options.min_ranks} is more than the {ranks} ranks that the job begins"
+            " with. Start more ranks, or ask for fewer."
         )
     spares = options.spares or 0
     if spares >= ranks:

@@ -37,7 +37,7 @@ _STATUS_WHEN_ENDED = {"openmpi": 1, "mpich": 255}
 # MPI has not started on all.
 _SECONDS_TO_END_OTHERS = 5.0
 _SECONDS_TO_BEGIN_ANYWAY = 1.0
-_SECONDS_TO_END_ITSELF = 10.0
+_SECONDS_TO_END_ITSELF = 15.0
 # A rank that is not there for so long, while others are, has ended before it could connect.
 _SECONDS_TO_COME = 5.0
 # A rank may end of these signals, at once or when it has saved; of others within some seconds.
@@ -58,6 +58,10 @@ class JobStart:
         Gets what the launcher writes, and the connections of the ranks.
     is_in_terminal : bool
         Whether the launcher stays in the group of the terminal.
+    restarts : int
+        How often the job was started before.
+    since : float
+        When it was started first, as `time.time` tells it.
     """
 
     def __init__(
@@ -66,6 +70,8 @@ class JobStart:
         environ: Mapping[str, str],
         selector: selectors.BaseSelector,
         is_in_terminal: bool,
+        restarts: int,
+        since: float,
     ) -> None:
         self._job = job
         self._started_at = time.monotonic()
@@ -87,7 +93,10 @@ class JobStart:
         added = dict(job.added)
         if job.is_watched:
             self._ranks = RankConnections(
-                selector, job.num_ranks, job.num_hosts > 1, self._stall_seconds
+                selector,
+                job.num_ranks,
+                job.num_hosts > 1,
+                [f"{self._stall_seconds:g}", str(restarts), str(since)],
             )
             added |= self._ranks.variable
         self.launcher = subprocess.Popen(
@@ -153,6 +162,12 @@ class JobStart:
         return bool(self.is_timed_out or self._ended_by or self.ended_because)
 
     @property
+    def have_ranks_ended(self) -> bool:
+        """Whether no process is there of those that have come."""
+        ranks = {} if self._ranks is None else self._ranks.ranks
+        return all(rank.ended_at is not None for rank in ranks.values())
+
+    @property
     def seconds_to_look(self) -> float | None:
         """After how many seconds `look` has something to do; None where it never has."""
         return None if self._ranks is None else 0.2 if self._ranks.missing() else 0.5
@@ -179,8 +194,8 @@ class JobStart:
                 must_end, seconds = not ranks.have_all_begun, _SECONDS_TO_BEGIN_ANYWAY
             if must_end and now > (first.ended_at or 0.0) + seconds:
                 return ranks.loss_text() or f"{first} has ended too early"
-        if ranks.last_end is not None and now > ranks.last_end + _SECONDS_TO_END_ITSELF:
-            return "all ranks have ended, and the launcher has not"
+        if now > ranks.last_end + _SECONDS_TO_END_ITSELF:
+            return "all ranks have come to their end, and the launcher has not"
         return self._reason_of_missing_ranks(ranks, now)
 
     def _reason_of_missing_ranks(self, ranks: RankConnections, now: float) -> str:
@@ -249,6 +264,8 @@ class JobStart:
             return self.ended_because
         if status < 0:
             return f"the launcher was ended by {signal.Signals(-status).name}"
+        if status == 0 and self._job.statuses is None and not self.have_ranks_ended:
+            return "the launcher has ended before its ranks"
         if status and not ranks.ranks and self._job.restarts is not None:
             return f"the launcher has ended with status {status}, before a rank has begun"
         return ""
@@ -268,6 +285,8 @@ class JobStart:
             return ranks.failed.facts["status"] if is_failure and ranks.failed else _KILLED
         if status < 0:
             return 128 - status
+        if status == 0 and is_lost and statuses is None:
+            return _KILLED  # Open MPI's launcher may take the loss of a daemon to be none
         if statuses is not None:
             if status:
                 return statuses.get(status, status)

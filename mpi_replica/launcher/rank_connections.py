@@ -11,6 +11,7 @@ import selectors
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from ..ranks.launcher_connection import VARIABLE, keep_alive
@@ -35,7 +36,8 @@ class ConnectedRank:
         #: For which processes it waits in vain, as it has told last, and when.
         self.waits_for: set[int] = set()
         self.waits_at = 0.0
-        #: When its process ended; None while it is there.
+        #: When it told that its program has ended, and when its process did; None before.
+        self.told_end_at: float | None = None
         self.ended_at: float | None = None
         #: Whether its host has fallen silent: then nobody else sees its end either.
         self.is_silent = False
@@ -65,8 +67,8 @@ class RankConnections:
         How many ranks there are.
     is_between_hosts : bool
         Whether some of them are on other hosts.
-    stall_seconds : float
-        When a rank that has not come to MPI says where it is.
+    words : sequence of str
+        What the ranks are told beside where this process is: see `VARIABLE`.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class RankConnections:
         selector: selectors.BaseSelector,
         size: int,
         is_between_hosts: bool,
-        stall_seconds: float,
+        words: Sequence[str],
     ) -> None:
         self.size = size
         #: Those that have come, by number.
@@ -98,7 +100,7 @@ class RankConnections:
         if is_between_hosts or not listeners:
             by_tcp = socket.socket(socket.AF_INET)
             listeners.append((by_tcp, ("" if is_between_hosts else "127.0.0.1", 0), ""))
-        words = [self._secret, f"{stall_seconds:g}"]
+        words = [self._secret, *words]
         for listener, place, address in listeners:
             listener.bind(place)
             listener.listen(size)
@@ -173,6 +175,8 @@ class RankConnections:
             rank.facts |= facts
             if "waits_for" in facts:
                 rank.waits_for, rank.waits_at = set(facts["waits_for"]), now
+            if "status" in facts:
+                rank.told_end_at = now
             if rank.has_failed and self.failed is None:
                 self.failed, self.failed_at = rank, now
             if facts.get("begins_end") in _ENDS_OF_PROGRAM:
@@ -192,12 +196,10 @@ class RankConnections:
         return is_whole and ends == {"done"}
 
     @property
-    def last_end(self) -> float | None:
-        """When the last of all ranks has ended; None while one is there or may come."""
-        ends = [rank.ended_at for rank in self.ranks.values()]
-        if len(ends) < self.size or None in ends:
-            return None
-        return max(end for end in ends if end is not None)
+    def last_end(self) -> float:
+        """When the last of all ranks has told its end, or ended; infinite where one has not."""
+        ends = [rank.told_end_at or rank.ended_at or math.inf for rank in self.ranks.values()]
+        return math.inf if len(ends) < self.size else max(ends)
 
     @property
     def is_waited_for(self) -> bool:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: The environment variable that tells how often the job was started before.
-VARIABLE = "MPI_REPLICA_RESTART"
-
 _DEFAULT = 3
 # A job that lives no longer has done nothing; so often in a row it is given up.
 _SECONDS_OF_QUICK_DEATH = 10.0

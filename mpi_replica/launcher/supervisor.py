@@ -8,21 +8,32 @@ import select
 import selectors
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from ..core.exceptions import LaunchError
 from .commands import SECONDS_TO_SAVE
+from .host_questions import HostQuestions
+from .host_slots import HostSlots
 from .job import Job
 from .job_start import TIMED_OUT, JobStart
+from .leftovers import remove_leftovers
 from .processes import adopt_orphans
-from .restarts import VARIABLE, Restarts
+from .restarts import Restarts
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 _SECONDS_TO_END = 2.0
+# A host that is silent is one to ssh after 3 s, to srun after 12.
+_SECONDS_TO_ANSWER = 13.0
+_LOOK_SECONDS = 0.1
 _READ_BYTES = 1 << 16
 
 
-def start(job: Job, environ: Mapping[str, str]) -> int:
+#: Gives the job on the hosts that are left, with the number of replicas that it had.
+Again = Callable[[Sequence[HostSlots], int | None], Job]
+
+
+def start(job: Job, environ: Mapping[str, str], again: Again | None = None) -> int:
     """Runs a job to its end, and again where ranks were lost; returns the exit status.
 
     Signals go on to the ranks, where the launcher hands them on; otherwise to the ranks of this
@@ -36,6 +47,8 @@ def start(job: Job, environ: Mapping[str, str]) -> int:
         What `plan` gives.
     environ : mapping
         The environment variables that are set already.
+    again : callable, optional
+        What makes the job for fewer hosts. Default: it is started on all of them again.
 
     Returns
     -------
@@ -43,14 +56,24 @@ def start(job: Job, environ: Mapping[str, str]) -> int:
         That of the program; 128 + n when it died of signal n; 124 when it ran too long.
     """
     with contextlib.ExitStack() as stack:
-        return _Supervisor(stack, job, environ).run()
+        return _Supervisor(stack, job, environ, again).run()
 
 
 class _Supervisor:
     """The starts of a job, and the signals for it."""
 
-    def __init__(self, stack: contextlib.ExitStack, job: Job, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        stack: contextlib.ExitStack,
+        job: Job,
+        environ: Mapping[str, str],
+        again: Again | None,
+    ) -> None:
         self._job = job
+        self._again = again
+        self._started_at = time.time()
+        # Of the first strategy that was made.
+        self._num_replicas: int | None = None
         self._environ = environ
         self._restarts = Restarts(job.restarts, job.restarts_after_errors)
         # What is left to do where it runs too long, and when.
@@ -84,9 +107,14 @@ class _Supervisor:
 
     def run(self) -> int:
         while True:
-            added = {VARIABLE: str(self._restarts.count)} if self._restarts.count else {}
+            added = self._job.added_again if self._restarts.count else {}
             current = JobStart(
-                self._job, {**self._environ, **added}, self._selector, self._is_in_terminal
+                self._job,
+                {**self._environ, **added},
+                self._selector,
+                self._is_in_terminal,
+                self._restarts.count,
+                self._started_at,
             )
             self._current = current
             try:
@@ -97,13 +125,32 @@ class _Supervisor:
                 current.end()
                 self._current = None
             outcome = current.outcome()
+            if current.launcher.returncode != 0 or current.ended_because:
+                remove_leftovers(self._started_at)
             seconds, text = self._restarts.pause_seconds(outcome)
             if text or current.ended_because:
                 _tell(text or f"{current.ended_because}: the job was ended.")
             if seconds is None:
                 return outcome.status
-            if not self._pause(seconds):
+            self._compare_replicas(outcome.num_replicas)
+            try:
+                goes_on = self._pause(seconds)
+            except LaunchError as error:
+                _tell(f"the job is not started again: {error}")
+                return outcome.status
+            if not goes_on:
                 return 128 + self._signal if self._signal else TIMED_OUT
+
+    def _compare_replicas(self, num_replicas: int | None) -> None:
+        """Warns of a program whose replicas are as many as its ranks, which may change."""
+        if self._num_replicas is None:
+            self._num_replicas = num_replicas
+        elif num_replicas not in (None, self._num_replicas):
+            _tell(
+                f"the program has made {num_replicas} replicas, and {self._num_replicas} when it"
+                " was started first: its results differ. Give MPIStrategy num_replicas instead of"
+                " replicas_per_rank."
+            )
 
     def _run(self, current: JobStart) -> None:
         while current.launcher.poll() is None:
@@ -127,13 +174,40 @@ class _Supervisor:
             self._serve(max(0.0, left))
 
     def _pause(self, seconds: float) -> bool:
-        """Waits; returns whether the job goes on then: no signal came, and there is time left."""
+        """Waits, and asks meanwhile who is left; returns whether the job may go on then.
+
+        Raises
+        ------
+        LaunchError
+            It can't be started on the hosts that are left.
+        """
         limit = time.monotonic() + seconds
-        while (left := limit - time.monotonic()) > 0 and not self._signal:
-            if self._steps and time.monotonic() >= self._steps[0][0]:
-                return False
-            self._serve(self._seconds_to_wait(left))
+        last = limit + _SECONDS_TO_ANSWER
+        environ = {**self._environ, **self._job.added, **self._job.added_again}
+        questions = HostQuestions(self._selector, self._job.questions, environ)
+        try:
+            while not self._signal and (
+                (now := time.monotonic()) < limit or (questions.are_open and now < last)
+            ):
+                if self._steps and now >= self._steps[0][0]:
+                    return False
+                self._serve(self._seconds_to_wait(_LOOK_SECONDS))
+        finally:
+            questions.close()
+        if not self._signal and self._job.questions:
+            self._leave_hosts_out(questions.answered)
         return not self._signal
+
+    def _leave_hosts_out(self, answered: set[str]) -> None:
+        """Makes the job for the hosts that have answered, where these are not all."""
+        hosts = self._job.hosts
+        left = [host for host in hosts if host.name in answered]
+        missing = ", ".join(host.name for host in hosts if host.name not in answered)
+        if not left:
+            raise LaunchError(f"none of its hosts answers ({missing}).")
+        if missing and self._again is not None:
+            self._job = self._again(left, self._num_replicas)
+            _tell(f"{missing} left out, no answer came: {self._job.num_ranks} ranks go on.")
 
     def _seconds_to_wait(self, seconds: float | None) -> float | None:
         if not self._steps:
@@ -156,9 +230,11 @@ class _Supervisor:
                 self._current.forward(signal.Signals(number))
 
     def _drain(self, current: JobStart) -> None:
-        """Passes on what the launcher has written before its end."""
+        """Passes on what the launcher has written before its end, and sees the ends of ranks."""
         left = _SECONDS_TO_END  # a process left behind may hold the pipes
-        while left > 0 and not all(stream.is_closed for stream in current.streams):
+        while left > 0 and not (
+            all(stream.is_closed for stream in current.streams) and current.have_ranks_ended
+        ):
             if any(stream.has_text for stream in current.streams) and not current.was_ended:
                 self._serve(None)  # it takes as long as whoever reads it
             else:

@@ -16,26 +16,36 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 
-#: A secret, the limit of stalls in seconds, and the addresses of the launcher, with blanks between.
+#: What the launcher hands to its ranks, with blanks between: a secret, the limit of stalls in
+#: seconds, how often the job was started before, since when there is one, and its addresses.
 VARIABLE = "MPI_REPLICA_LAUNCHER"
+#: Tells the program how often its job was started before; unset at its first start.
+RESTART_VARIABLE = "MPI_REPLICA_RESTART"
 
 # The first of these that is set says which rank this is.
 _RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 _SECONDS_TO_CONNECT = 5.0
+_LOOK_SECONDS = 1.0
 # A host that gives no sign of life is seen after 3 + 3 * 2 seconds.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 9000}
 
 _connection: socket.socket | None = None
 _end: dict[str, object] = {}
 _has_told_end = False
-_has_started = threading.Event()
+_has_started = False
 
 
-def connect_to_launcher() -> None:
+def connect_to_launcher() -> float | None:
     """Opens the connection, where the launcher is one that waits for it.
+
+    Returns
+    -------
+    float or None
+        Where the job is started again: when it was started first, as `time.time` tells it.
 
     Raises
     ------
@@ -44,28 +54,39 @@ def connect_to_launcher() -> None:
     """
     global _connection
     # What the program starts is no rank.
-    secret, seconds, *addresses = os.environ.pop(VARIABLE, "").split() or ("", "")
-    if not secret:
-        return
+    words = os.environ.pop(VARIABLE, "").split()
+    if not words:
+        return None
+    secret, seconds, restarts, since, *addresses = words
     _connection = _opened(addresses)
     os.register_at_fork(after_in_child=_leave_to_parent)
     rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "")
     tell(secret=secret, rank=int(rank), host=socket.gethostname(), pid=os.getpid())
     _end_with_launcher(_connection)
-    # Those of this call's caller are on the stack of the program, too, and one that starts it.
+    # So many frames of its stack are none of the program's.
     depth = len(traceback.extract_stack())
-    threading.Thread(target=_tell_place, args=(float(seconds), depth), daemon=True).start()
+    threading.Thread(target=_look, args=(float(seconds), depth), daemon=True).start()
+    if restarts == "0":
+        return None
+    os.environ[RESTART_VARIABLE] = restarts
+    return float(since)
 
 
-def _tell_place(seconds: float, depth: int) -> None:
-    """Tells where this rank is, until MPI has started: others may wait for it, and can't ask.
+def _look(seconds: float, depth: int) -> None:
+    """Ends this rank with the daemon that started it, which the launcher may not see end.
 
-    `depth` frames of its stack are none of the program's.
+    Until MPI has started it tells where this rank is: others may wait for it, and can't ask.
     """
-    main = threading.main_thread().ident
-    while not _has_started.wait(seconds):
-        stack = traceback.extract_stack(sys._current_frames().get(main or 0))
-        tell(place="".join(traceback.format_list(stack[depth:])))
+    parent, main, due = os.getppid(), threading.main_thread().ident, seconds
+    start = time.monotonic()
+    while True:
+        time.sleep(_LOOK_SECONDS)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if not _has_started and time.monotonic() - start > due:
+            stack = traceback.extract_stack(sys._current_frames().get(main or 0))
+            tell(place="".join(traceback.format_list(stack[depth:])))
+            due += seconds
 
 
 def _opened(addresses: list[str]) -> socket.socket:
@@ -123,9 +144,9 @@ def tell(**facts: object) -> None:
 
 def tell_mpi_has_started() -> None:
     """Tells that MPI has started here, and that others can ask from now on where this rank is."""
-    if _connection is not None:
-        _has_started.set()
-        tell(mpi=True)
+    global _has_started
+    _has_started = True
+    tell(mpi=True)
 
 
 def note_end(kind: str, status: int) -> None:
@@ -150,6 +171,16 @@ def tell_end() -> None:
     if _connection is not None and _end:
         _has_told_end = True
         tell(**_end)
+
+
+def leave() -> None:
+    """Tells that another program takes the place of this one, whose end says nothing."""
+    global _connection
+    tell(end="unknown")
+    if _connection is not None:
+        flags = fcntl.fcntl(_connection, fcntl.F_GETFL)
+        fcntl.fcntl(_connection, fcntl.F_SETFL, flags & ~os.O_ASYNC)
+        _connection = None
 
 
 def has_told_end() -> bool:

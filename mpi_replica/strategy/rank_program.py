@@ -24,7 +24,6 @@ from importlib.machinery import ModuleSpec
 from types import CodeType
 from typing import Any, NoReturn
 
-_CONNECTION = "mpi_replica.ranks.launcher_connection"
 _ERRORS = "mpi_replica.core.exceptions"
 
 
@@ -40,19 +39,21 @@ def main(statuses: str, words: Sequence[str]) -> int:
     words : sequence of str
         ``-m`` and a module, ``-c`` and a text, or a script, folder or archive; its arguments.
     """
-    connection = _launcher_connection()
+    connection = _loaded("ranks.launcher_connection")
     try:
-        connection.connect_to_launcher()
+        since = connection.connect_to_launcher()
     except ConnectionError as error:
         sys.stderr.write(f"mpi_replica run: {error}\n")
         return 1
+    if since is not None:  # on a host where the launcher can't
+        _loaded("launcher.leftovers").remove_leftovers(since)
     # The last thing that is done at exit: whoever dies before may be needed by the others.
     atexit.register(_tell_end, connection, os.getpid())
+    _watch_exit(connection, is_elastic=bool(statuses))
     if not statuses:
         return _run(words, connection)
     well, well_but_lost = map(int, statuses.split(","))
     process = os.getpid()
-    _be_lost_without_end(connection)
     status = _run(words, connection)
     if os.getpid() != process:  # a forked child has nothing to do with MPI
         return status
@@ -68,12 +69,12 @@ def main(statuses: str, words: Sequence[str]) -> int:
     return well_but_lost if outcome.has_lost else well
 
 
-def _launcher_connection() -> Any:
-    """Returns the module of the connection, which the package finds under its name later."""
+def _loaded(name: str) -> Any:
+    """Returns a module of the package, which the package finds under its name later."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    path = os.path.join(folder, "ranks", "launcher_connection.py")
-    spec: Any = importlib.util.spec_from_file_location(_CONNECTION, path)
-    module = sys.modules[_CONNECTION] = importlib.util.module_from_spec(spec)
+    path = os.path.join(folder, *name.split(".")) + ".py"
+    spec: Any = importlib.util.spec_from_file_location(f"mpi_replica.{name}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -86,16 +87,32 @@ def _tell_end(connection: Any, process: int) -> None:
         connection.tell_end()
 
 
-def _be_lost_without_end(connection: Any) -> None:
-    """Makes ``os._exit`` a loss, of which Open MPI 5.0.11 would not tell the other ranks."""
+def _watch_exit(connection: Any, is_elastic: bool) -> None:
+    """Makes ``os._exit(0)`` an end that is told, and in elastic jobs each ``os._exit`` a loss.
+
+    Open MPI 5.0.11 would not tell the other ranks of an elastic job, which would wait.
+    """
     process, leave = os.getpid(), os._exit
 
-    def exit_as_lost(status: int) -> NoReturn:
+    def leaving(function: Any) -> Any:
+        def leave_connection(*arguments: Any) -> None:
+            if os.getpid() == process:
+                connection.leave()  # what takes the place of this program tells nothing
+            function(*arguments)
+
+        return leave_connection
+
+    def exit_at_once(status: int) -> NoReturn:
         if os.getpid() == process and not connection.has_told_end():
-            os.kill(process, signal.SIGKILL)
+            if is_elastic:
+                os.kill(process, signal.SIGKILL)
+            if status == 0:
+                connection.note_end("done", 0)
+                connection.tell_end()
         leave(status)
 
-    os._exit = exit_as_lost
+    os._exit = exit_at_once
+    os.execv, os.execve = leaving(os.execv), leaving(os.execve)
 
 
 def _run(words: Sequence[str], connection: Any) -> int:
@@ -140,7 +157,7 @@ def _program(words: Sequence[str]) -> tuple[CodeType, types.ModuleType]:
     if first == "-c":
         _set_path("")
         sys.argv = ["-c", *rest[1:]]
-        return compile(rest[0], "<string>", "exec"), _main_module()
+        return _compiled(rest[0], "<string>"), _main_module()
     if first == "-m":
         _set_path(os.getcwd())
         spec = _spec_of_module(rest[0])
@@ -158,8 +175,13 @@ def _program(words: Sequence[str]) -> tuple[CodeType, types.ModuleType]:
         code = pkgutil.read_code(file)
     if code is None:  # no compiled file
         with io.open_code(path) as file:
-            code = compile(file.read(), path, "exec")
+            code = _compiled(file.read(), path)
     return code, _main_module(path=path)
+
+
+def _compiled(text: str | bytes, path: str) -> CodeType:
+    # What this file imports from __future__ is not for the program.
+    return compile(text, path, "exec", dont_inherit=True)
 
 
 def _set_path(first: str) -> None:

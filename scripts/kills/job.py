@@ -146,7 +146,8 @@ def watch(moments):
     moments.watch(Keeper, "recover", "recover")
     moments.watch(Keeper, "restore_checkpoint", "restore")
     moments.watch(mr.CheckpointManager, "save", "save")
-    moments.watch(files, "write_new write_beside")
+    moments.watch(files, "write_new")
+    moments.watch(files.NewFile, "write")
 
 
 def outcome(strategy, state, seconds, moments):

@@ -124,6 +124,16 @@ def test_collectives_and_checkpoints_between_hosts_are_those_of_one_process(
     assert "slower than shared memory" not in done.stderr
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_doctor_says_that_these_hosts_are_one_machine(library, network):
+    done = network.run_on_hosts(library, 2, ["-m", "mpi_replica", "doctor", "--json"])
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert checks["ranks"]["value"] == f"6 on one machine ({', '.join(HOSTS)})"
+    crowded = f"has 6 ranks for {len(cores())} cores" in checks["ranks"]["advice"]
+    assert crowded == (len(cores()) < 6)
+
+
 @pytest.mark.parametrize(("hosts", "ranks_per_host"), [(HOSTS, 1), (HOSTS[:2], 2)])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_misuse_between_hosts_is_the_same_error_on_every_rank(

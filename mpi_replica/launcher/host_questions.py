@@ -1,0 +1,82 @@
+"""Which hosts of a job still answer: each one is asked to start a small program."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from .commands import ANSWER
+from .processes import descendants, send_signal
+
+_READ_BYTES = 1 << 12
+
+
+class HostQuestions:
+    """Questions to all hosts at once.
+
+    Parameters
+    ----------
+    selector : BaseSelector
+        Gets what is answered.
+    questions : mapping
+        The command for each host.
+    environ : mapping
+        The environment variables of the commands.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        questions: Mapping[str, Sequence[str]],
+        environ: Mapping[str, str],
+    ) -> None:
+        #: The hosts that have answered.
+        self.answered: set[str] = set()
+        self._selector = selector
+        self._asked = {
+            host: subprocess.Popen(
+                words,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                process_group=0,
+            )
+            for host, words in questions.items()
+        }
+        self._texts = dict.fromkeys(questions, b"")
+        self._open = set(questions)
+        for host, asked in self._asked.items():
+            selector.register(
+                asked.stdout or -1, selectors.EVENT_READ, lambda host=host: self._read(host)
+            )
+
+    def _read(self, host: str) -> None:
+        pipe = self._asked[host].stdout
+        data = b"" if pipe is None else os.read(pipe.fileno(), _READ_BYTES)
+        self._texts[host] += data
+        if ANSWER.encode() in self._texts[host]:
+            self.answered.add(host)
+        if not data or host in self.answered:
+            self._open.discard(host)
+            self._selector.unregister(pipe or -1)
+
+    @property
+    def are_open(self) -> bool:
+        """Whether a host may still answer."""
+        return bool(self._open)
+
+    def close(self) -> None:
+        """Ends what was started: with a host that is silent it would wait."""
+        for host in list(self._open):
+            self._open.discard(host)
+            self._selector.unregister(self._asked[host].stdout or -1)
+        for asked in self._asked.values():
+            for pid in [*descendants(asked.pid), asked.pid]:  # ssh would stay behind
+                send_signal(pid, signal.SIGKILL)
+            asked.wait()
+            if asked.stdout is not None:
+                asked.stdout.close()

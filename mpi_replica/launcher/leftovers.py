@@ -1,0 +1,162 @@
+"""What jobs whose processes were killed leave on a host: shared memory, and folders of sessions.
+
+The MPI libraries remove their files when a process ends, and SIGKILL lets none of them do so. As
+measured with Open MPI 5.0.11 and MPICH 5.0.2, a segment of MPICH stays wherever a rank is killed,
+and all of Open MPI where its launcher is.
+
+This file imports nothing of the package: it also runs where that is not loaded yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+
+_FOLDERS = ("/dev/shm", "/tmp")  # and TMPDIR, but MPICH's launcher takes no other
+
+# Segments of Open MPI have the host in their names, those of MPICH and UCX have not. Of windows, of
+# UCX, and open_mpi.0000, by which Open MPI sees that there is room, only those stay whose maker is
+# killed within the moment until they lose their names.
+# The number of a session is the process of the launcher, or of its helper on another host. In
+# ompi.HOST.USER it would be the user's, whose jobs all share that folder.
+# A topology tells ranks that start what the host is made of.
+_LEFTOVER = re.compile(
+    r"(?:sm_segment|vader_segment|osc_sm|osc_rdma|osc_ucx)\.(?P<host>.+?)\.[0-9a-f.]+"
+    r"|open_mpi\.\d{4}|mpich_shm_[0-9a-f]+_\d+|mpich_(?:s_)?shar_tmp\w{6}|ucx_shm_posix_[0-9a-f]+"
+    r"|(?:ompi|prted)\.(?P<session>\d+)"
+    r"|(?P<topology>hydra_hwloc_xmlfile_\w{6})"
+)
+
+# A topology is open for moments only: its maker counts.
+_TOPOLOGY_MAKER = b"hydra_pmi_proxy"
+
+# Names of all these, and of the maker, in the paths of what a process holds.
+_HELD = re.compile(
+    rb"/((?:sm_seg|vader_seg|osc_|open_mpi\.|mpich_s|ucx_shm|hydra_)[\w.-]*|(?:ompi|prted)\.\d+)"
+)
+
+# Processes that a user may not look into, though they are the user's; and they are no ranks.
+_HIDDEN = {"sshd", "sshd-session", "(sd-pam)", "ssh-agent"}
+_FIRST_PROCESS = "/proc/1"  # neither is this one, which root may not where root has lost rights
+
+
+def remove_leftovers(since: float) -> list[str]:
+    """Removes what dead processes of this user have left on this host.
+
+    A process that makes such a file has it open or mapped from then on. So what is there before
+    all processes are looked at, and held by none of them, is of the dead.
+
+    Some living ones can't be seen from here: in another container that shares the memory, on
+    another host that shares the folder. What names another host is theirs. What names none may
+    be: so all stays that is older than the caller's job, also what earlier jobs have left.
+
+    Parameters
+    ----------
+    since : float
+        When the caller's job began, as `time.time` tells it: what is older stays.
+
+    Returns
+    -------
+    list of str
+        What was removed. Nothing is where there is no /proc, or a process may not be looked into.
+    """
+    found = list(_candidates(since))
+    held = _held_names() if found else None
+    if held is None:
+        return []
+    removed = []
+    for path, match in found:
+        if os.fsencode(match[0]) in held or (match["topology"] and _TOPOLOGY_MAKER in held):
+            continue
+        with contextlib.suppress(OSError):  # another process was faster, or the folder is not ours
+            if match["session"]:
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+            removed.append(path)
+    return removed
+
+
+def _candidates(since: float) -> Iterator[tuple[str, re.Match[str]]]:
+    """Yields paths, and the match of the name: of this user and host, not older than `since`."""
+    host = os.uname().nodename
+    own = {host, host.partition(".")[0]}
+    for folder in {os.path.realpath(os.environ.get("TMPDIR") or _FOLDERS[0]), *_FOLDERS}:
+        with contextlib.suppress(OSError):
+            for match in map(_LEFTOVER.fullmatch, os.listdir(folder)):
+                if match is not None:
+                    path = os.path.join(folder, match[0])
+                    if _is_dead_if_free(path, match, since) and _hosts(path, match) <= own:
+                        yield path, match
+
+
+def _is_dead_if_free(path: str, match: re.Match[str], since: float) -> bool:
+    """Returns whether it is this user's, of the job's time, and no living process's session."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    if status.st_uid != os.geteuid() or status.st_mtime < since:
+        return False
+    if match["session"]:
+        return stat.S_ISDIR(status.st_mode) and not os.path.exists(f"/proc/{match['session']}")
+    return stat.S_ISREG(status.st_mode)
+
+
+def _hosts(path: str, match: re.Match[str]) -> set[str]:
+    """Returns the hosts that it names; an empty name where it should, and does not."""
+    text, pattern = "", r"^pmix\.(.+?)\.tool"
+    with contextlib.suppress(OSError):
+        if match["session"]:
+            text = "\n".join(os.listdir(path))
+        elif match["topology"]:
+            pattern = r'name="HostName" value="([^"]+)"'
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = file.read()
+        else:
+            return {match["host"]} - {None}
+    return set(re.findall(pattern, text, re.MULTILINE)) or {""}
+
+
+def _held_names() -> set[bytes] | None:
+    """Returns the names of what this user's processes hold; None where that can't be known."""
+    held: set[bytes] = set()
+    user = os.geteuid()
+    folders = glob.glob("/proc/[0-9]*")
+    for folder in folders:
+        try:
+            # What is another user's, only processes of that user or of root can hold.
+            if user in (0, os.stat(folder).st_uid):
+                # In this order: what is mapped and then closed is found twice, or once.
+                held.update(_HELD.findall(b"\n".join(_links(folder))))
+                with open(f"{folder}/maps", "rb") as file:
+                    held.update(_HELD.findall(file.read()))
+        except PermissionError:
+            if folder != _FIRST_PROCESS and _name_of(folder) not in _HIDDEN:
+                return None
+        except OSError:
+            continue  # it has ended meanwhile
+    return held if folders else None
+
+
+def _links(folder: str) -> Iterator[bytes]:
+    """Yields the paths of a process's open files and of its working directory."""
+    names = ["cwd"]
+    with contextlib.suppress(OSError):
+        names += [f"fd/{name}" for name in os.listdir(f"{folder}/fd")]
+    for name in names:
+        with contextlib.suppress(OSError):
+            yield os.readlink(f"{folder}/{name}".encode())
+
+
+def _name_of(folder: str) -> str:
+    try:
+        with open(f"{folder}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
