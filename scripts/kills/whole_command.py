@@ -38,6 +38,9 @@ _POLL_SECONDS = 0.01
 # How long a kill is put off while there is no process below the command.
 _MOST_SECONDS_LATER = 0.5
 
+# Each host has one of its own.
+_TEMPORARY = "/mnt"
+
 _MARK = "MPI_REPLICA_CHAOS"
 _RANK_VARIABLES = (b"PMIX_RANK=", b"PMI_RANK=")
 # A job is given up that dies so often in a row within some seconds.
@@ -130,7 +133,7 @@ class Outcome:
 
     def kinds_of_files(self):
         """Return the names of what was left, without random parts and what is in folders."""
-        tops = {re.match(r"(TMPDIR|/dev/shm)/[^/ ]*", name)[0] for name in self.files}
+        tops = {re.match(r"(/dev/shm|/mnt|/tmp)/[^/ ]*", name)[0] for name in self.files}
         return {re.sub(r"[0-9a-f]{4,}|[0-9]+|(?<=_)\w{6}$", "#", name) for name in tops}
 
     def problems(self, wanted):
@@ -143,7 +146,7 @@ class Outcome:
         if self.processes:
             found.append(f"processes left over: {', '.join(map(str, self.processes))}")
         if self.files:
-            found.append(f"files left over: {', '.join(sorted(self.kinds_of_files()))}")
+            found.append(f"files left over: {', '.join(self.files)}")
         return found
 
 
@@ -190,15 +193,14 @@ def run(python, folder, trial):
     hosts.namespaces.NoHostsError
         This machine, or this user, can't make hosts.
     """
-    temporary, log = folder / "temporary", folder / "output"
-    temporary.mkdir()
+    log = folder / "output"
     outcome = Outcome(trial)
-    begin = time.monotonic()
+    begin, since = time.monotonic(), time.time()
     with joined_hosts() as network, log.open("w") as file:
         words, added = _command(python, folder, trial.layout, network)
         with subprocess.Popen(
             words,
-            env={**os.environ, **added, "TMPDIR": str(temporary)},
+            env={**os.environ, **added, "TMPDIR": _TEMPORARY},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -211,7 +213,9 @@ def run(python, folder, trial):
                     _show(folder.name, log)
                 else:
                     outcome.processes, outcome.seconds_to_go = _left_over(folder.name)
-                    outcome.files = _files(network, temporary)
+                    outcome.files = _files(network)
+                    if trial.layout.library == "mpich":
+                        outcome.files += _topologies(since)
             finally:
                 for process in _processes(folder.name):
                     _kill(process)
@@ -330,16 +334,31 @@ def _left_over(mark):
     return [], time.monotonic() - begin
 
 
-def _files(network, temporary):
-    """Return the files that were left in shared memory, on all hosts, and in TMPDIR."""
-    found = [f"TMPDIR/{file.relative_to(temporary)}" for file in sorted(temporary.rglob("*"))]
-    look = ["find", "/dev/shm", "-mindepth", "1"]
-    for host in (None, *HOSTS):
-        words = look if host is None else [FOLDER / "agent", host, shlex.join(look)]
+def _files(network):
+    """Return the files that were left in shared memory and in TMPDIR, on all hosts."""
+    found = []
+    look = ["find", "/dev/shm", _TEMPORARY, "-mindepth", "1"]
+    for host in ("switch", *HOSTS):
+        words = look if host == "switch" else [FOLDER / "agent", host, shlex.join(look)]
         done = subprocess.run(
             [*network.prefix(ROOT), *words], capture_output=True, text=True, check=True
         )
-        found += [f"{line} ({host or 'switch'})" for line in done.stdout.splitlines()]
+        found += [f"{line} ({host})" for line in done.stdout.splitlines()]
+    return found
+
+
+def _topologies(begin):
+    """Return the files that MPICH's launcher has left beside TMPDIR since a time.
+
+    They may be of another job on hosts of these names.
+    """
+    found = []
+    for file in Path("/tmp").glob("hydra_hwloc_xmlfile_*"):
+        with contextlib.suppress(FileNotFoundError):
+            names = re.findall('"HostName" value="(.*?)"', file.read_text())
+            if {"switch", *HOSTS}.intersection(names) and file.stat().st_mtime >= begin:
+                found.append(str(file))
+                file.unlink()
     return found
 
 

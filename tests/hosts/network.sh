@@ -5,9 +5,10 @@
 # the machine sees, and the kernel takes all of it away when this process ends. It ends with stdin.
 set -e
 
-# Files that all hosts see, beside those of the machine, and shared memory of the switch itself.
+# Files that all hosts see, beside those of the machine, and folders that each one has for itself.
 mount -t tmpfs tmpfs /run
-mount -t tmpfs tmpfs /dev/shm
+own_folders='mount -t tmpfs tmpfs /dev/shm; mount -t tmpfs tmpfs /mnt'
+eval "$own_folders"
 mkdir /run/netns # where ip keeps the names of networks
 
 # become HOST COMMAND: be the first process of a host. Processes of two hosts may have one number,
@@ -16,8 +17,7 @@ become() {
     exec ip netns exec "$1" unshare --uts --ipc --mount --pid --fork --mount-proc sh -c '
         set -e
         hostname "$0"
-        mount -t tmpfs tmpfs /dev/shm
-        eval "$1"' "$@"
+        eval "$1; $2"' "$1" "$own_folders" "$2"
 }
 
 ip link set lo up
