@@ -41,6 +41,11 @@ exit status  that of the program: of the first rank that failed with Open MPI, o
              "or" with MPICH; 128 + n when it died of signal n; 124 after --timeout; 2 when the
              job could not be started. With --elastic that of the ranks that are left; 1 where
              none is.
+losses       a rank that ends without having told how (killed, crashed, os._exit, its host gone) is
+             lost. Where the job can't go on without it, what is left is ended, and the same command
+             started again, as often as --restarts says, on the hosts that still answer. Default: 3
+             where that repeats little: before a strategy was made, or where the program calls
+             CheckpointManager.restore_or_initialize. MPI_REPLICA_RESTART=1, 2, ... tells it.
 Slurm        srun starts the ranks where it speaks a protocol of the library (srun --mpi=list):
              pmix for Open MPI, pmi2 for MPICH. Elsewhere the library's launcher does.
 set for all  PYTHONHASHSEED=0, and as many threads of BLAS as a rank has cores, or as

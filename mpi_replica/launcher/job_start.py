@@ -7,7 +7,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ..core.layout import numbers_text
 from ..ranks.watch.strategy_watch import stall_seconds
@@ -20,6 +20,8 @@ from .restarts import Outcome
 #: The exit status of a job that ran too long: that of the command `timeout`.
 TIMED_OUT = 124
 _KILLED = 128 + signal.SIGKILL
+# That of a program which has saved at a signal, and shall be started when there is time again.
+_SAVED = 75
 
 # What launchers hand to the ranks of all hosts, as measured with Open MPI 5.0.11 and MPICH 5.0.2.
 # The others end Open MPI's launcher and its ranks in 0.2 s, or MPICH's launcher alone.
@@ -212,7 +214,7 @@ class JobStart:
                 return ""
             self._missing_since = self._missing_since or now
             is_late = now > self._missing_since + _SECONDS_TO_COME
-        return f"{_named(missing)} was lost before it could begin" if is_late else ""
+        return f"{numbers_text('rank', missing)} was lost before it could begin" if is_late else ""
 
     def _report_of_stuck_ranks(self, ranks: RankConnections, now: float) -> str:
         """Returns where ranks are for which others wait in the start of MPI."""
@@ -225,21 +227,22 @@ class JobStart:
         self._has_reported = True
         where = "".join(f"\n  {rank} is at\n{rank.facts['place']}" for rank in late)
         waits = [one.number for one in begins]
-        return (
-            f"{_named(waits)} wait{'s' * (len(waits) == 1)} in the start of MPI for others.{where}"
-        )
+        who = f"{numbers_text('rank', waits)} wait{'s' * (len(waits) == 1)}"
+        return f"{who} in the start of MPI for others.{where}"
 
     def outcome(self) -> Outcome:
         """Returns what came of it, when the launcher has ended."""
         ranks, seconds = self._ranks, time.monotonic() - self._started_at
-        loss = "" if ranks is None or self._is_ended_by_signal(ranks) else self._loss(ranks)
-        status = self._status(bool(loss))
         if ranks is None:
-            return Outcome(status, seconds)
+            return Outcome(self._status(False), seconds)
+        was_told_to_end = self._is_ended_by_signal(ranks)
+        loss = "" if was_told_to_end else self._loss(ranks)
+        status = self._status(bool(loss))
         return Outcome(
             status,
             seconds,
             loss,
+            is_final=was_told_to_end or status == _SAVED,
             has_package=ranks.fact("package") is not None,
             num_replicas=ranks.fact("num_replicas"),
             goes_on=ranks.fact("goes_on") is not None,
@@ -255,6 +258,7 @@ class JobStart:
     def _loss(self, ranks: RankConnections) -> str:
         """Returns what was lost; empty where the program itself has ended."""
         status = self.launcher.returncode
+        is_killed = 128 < self._notice.status(status) < 128 + signal.NSIG
         loss = ranks.loss_text()
         if loss and self._job.statuses is not None and len(ranks.lost) == ranks.size:
             return f"all ranks were lost. The first one: {loss}"
@@ -266,7 +270,7 @@ class JobStart:
             return f"the launcher was ended by {signal.Signals(-status).name}"
         if status == 0 and self._job.statuses is None and not self.have_ranks_ended:
             return "the launcher has ended before its ranks"
-        if status and not ranks.ranks and self._job.restarts is not None:
+        if not ranks.ranks and (is_killed or (status and self._job.restarts is not None)):
             return f"the launcher has ended with status {status}, before a rank has begun"
         return ""
 
@@ -293,7 +297,3 @@ class JobStart:
             # All ranks that could have told how it ended were lost.
             return 128 + self._forwarded if self._forwarded else 1
         return self._notice.status(status) if self._job.launcher == "mpich" else status
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return numbers_text("rank", ranks)

@@ -6,12 +6,14 @@ import contextlib
 import fcntl
 import json
 import math
+import resource
 import secrets
 import selectors
 import socket
 import struct
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..ranks.launcher_connection import VARIABLE, keep_alive
@@ -92,30 +94,38 @@ class RankConnections:
         self.first_at: float | None = None
         self._selector = selector
         self._secret = secrets.token_hex(16)
-        self._open: set[socket.socket] = set()
-        name = f"mpi_replica-{secrets.token_hex(8)}"
-        listeners: list[tuple[socket.socket, str | tuple[str, int], str]] = []
-        if hasattr(socket, "AF_UNIX") and _has_names_without_files():
-            listeners.append((socket.socket(socket.AF_UNIX), f"\0{name}", f":{name}"))
-        if is_between_hosts or not listeners:
-            by_tcp = socket.socket(socket.AF_INET)
-            listeners.append((by_tcp, ("" if is_between_hosts else "127.0.0.1", 0), ""))
-        words = [self._secret, *words]
-        for listener, place, address in listeners:
-            listener.bind(place)
-            listener.listen(size)
-            listener.setblocking(False)
-            self._register(listener, lambda listener=listener: self._accept(listener))
-            if address:
-                words.append(address)
-            else:
-                hosts = _own_addresses() if is_between_hosts else ["127.0.0.1"]
-                words += [f"{host}:{listener.getsockname()[1]}" for host in hosts]
+        # Each with what deals with it.
+        self._open: dict[socket.socket, Callable[[], None]] = {}
+        # Those that have ended, until it is noted.
+        self._ended: list[ConnectedRank] = []
+        # A host with many ranks may have few files open at first.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard == resource.RLIM_INFINITY or hard > soft:
+            most = soft + size
+            wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        addresses = []
+        if sys.platform == "linux":  # where names of sockets stand in no folder
+            name = f"mpi_replica-{secrets.token_hex(8)}"
+            self._listen(socket.AF_UNIX, f"\0{name}")
+            addresses.append(f":{name}")
+        if is_between_hosts or not addresses:
+            listener = self._listen(socket.AF_INET, ("" if is_between_hosts else "127.0.0.1", 0))
+            hosts = _own_addresses() if is_between_hosts else ["127.0.0.1"]
+            addresses += [f"{host}:{listener.getsockname()[1]}" for host in hosts]
         #: The environment variable that lets the ranks find this process.
-        self.variable = {VARIABLE: " ".join(words)}
+        self.variable = {VARIABLE: " ".join([self._secret, *words, *addresses])}
 
-    def _register(self, opened: socket.socket, serve: Any) -> None:
-        self._open.add(opened)
+    def _listen(self, family: int, address: str | tuple[str, int]) -> socket.socket:
+        listener = socket.socket(family)
+        listener.bind(address)
+        listener.listen(self.size)
+        listener.setblocking(False)
+        self._register(listener, lambda: self._accept(listener))
+        return listener
+
+    def _register(self, opened: socket.socket, serve: Callable[[], None]) -> None:
+        self._open[opened] = serve
         self._selector.register(opened, selectors.EVENT_READ, serve)
 
     def close(self) -> None:
@@ -124,7 +134,7 @@ class RankConnections:
             self._close(opened)
 
     def _close(self, opened: socket.socket) -> None:
-        self._open.discard(opened)
+        del self._open[opened]
         self._selector.unregister(opened)
         opened.close()
 
@@ -138,6 +148,8 @@ class RankConnections:
             self._register(connection, lambda: self._receive(connection, received))
 
     def _receive(self, connection: socket.socket, received: _Received) -> None:
+        if connection not in self._open:
+            return
         is_silent = False
         try:
             data = connection.recv(_READ_BYTES)
@@ -152,15 +164,26 @@ class RankConnections:
             for fact in received.facts(data):
                 self._note(fact, received, now)
             has_ended = not data
-        except (ValueError, KeyError, TypeError):  # no rank of this job
+        except (ValueError, KeyError, TypeError, RecursionError):  # no rank of this job
             has_ended = True
         if has_ended:
             self._close(connection)
-            rank = received.rank
-            if rank is not None:
-                rank.ended_at, rank.is_silent = now, is_silent
-                if rank.is_lost:
-                    self.lost.append(rank)
+            if received.rank is not None:
+                received.rank.is_silent = is_silent
+                self._note_end(received.rank)
+
+    def _note_end(self, ended: ConnectedRank) -> None:
+        self._ended.append(ended)
+        if len(self._ended) > 1:
+            return
+        if "end" not in ended.facts:  # what others have told came before
+            for serve in list(self._open.values()):
+                serve()
+        for rank in self._ended:
+            rank.ended_at = time.monotonic()
+            if rank.is_lost:
+                self.lost.append(rank)
+        self._ended = []
 
     def _note(self, facts: dict[str, Any], received: _Received, now: float) -> None:
         rank = received.rank
@@ -245,14 +268,6 @@ class _Received:
         if len(self._text) > _READ_BYTES:
             raise ValueError("no end of a line")
         return [json.loads(line) for line in lines]
-
-
-def _has_names_without_files() -> bool:
-    """Returns whether sockets can have names that stand in no folder: with Linux."""
-    with socket.socket(socket.AF_UNIX) as tried, contextlib.suppress(OSError):
-        tried.bind("")
-        return bytes(tried.getsockname()[:1]) == b"\0"
-    return False
 
 
 def _own_addresses() -> list[str]:

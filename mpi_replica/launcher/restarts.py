@@ -21,6 +21,8 @@ class Outcome(NamedTuple):
     seconds: float
     #: Which rank was lost; empty where the program itself has ended.
     loss: str = ""
+    #: Whether it was told to end, by a signal or after its time.
+    is_final: bool = False
     #: Whether a rank has imported the package; the replicas of its strategy, where it has made one.
     has_package: bool = False
     num_replicas: int | None = None
@@ -59,7 +61,8 @@ class Restarts:
         (None, '')
         """
         cause = outcome.loss
-        if outcome.status == 0 or not (cause or self._after_errors):
+        goes_on = bool(cause) or self._after_errors
+        if outcome.status == 0 or outcome.is_final or not goes_on:
             return None, ""
         cause = cause or f"the program has ended with status {outcome.status}"
         self._causes = [*self._causes, cause] * (outcome.seconds < _SECONDS_OF_QUICK_DEATH)

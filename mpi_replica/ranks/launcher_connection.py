@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import termios
 import threading
 import time
 import traceback
@@ -32,6 +33,8 @@ _SECONDS_TO_CONNECT = 5.0
 _LOOK_SECONDS = 1.0
 # A host that gives no sign of life is seen after 3 + 3 * 2 seconds.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 9000}
+
+_MOST_UNREAD = 1 << 16
 
 _connection: socket.socket | None = None
 _end: dict[str, object] = {}
@@ -125,6 +128,13 @@ def _end_with_launcher(connection: socket.socket) -> None:
         fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGKILL)
         flags = fcntl.fcntl(connection, fcntl.F_GETFL)
         fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
+    try:
+        connection.recv(1, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return
+    except OSError:
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)  # it has ended before
 
 
 def _leave_to_parent() -> None:
@@ -136,10 +146,19 @@ def _leave_to_parent() -> None:
 
 
 def tell(**facts: object) -> None:
-    """Tells the launcher, where there is one."""
+    """Tells the launcher, where there is one; nothing but ends where it has not read for long."""
     if _connection is not None:
         with contextlib.suppress(OSError):  # the kernel ends this process
-            _connection.send(json.dumps(facts).encode() + b"\n")
+            # It would end it, too, when there is room again where there was none.
+            if facts.keys() & {"begins_end", "end"} or _unread_bytes(_connection) < _MOST_UNREAD:
+                _connection.send(json.dumps(facts).encode() + b"\n")
+
+
+def _unread_bytes(connection: socket.socket) -> int:
+    """Returns how much the other side has not read, as the kernel counts it."""
+    if sys.platform != "linux":  # which alone ends this process
+        return 0
+    return int.from_bytes(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def tell_mpi_has_started() -> None:
