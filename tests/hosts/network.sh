@@ -47,7 +47,8 @@ for name in "$@"; do
     ip -n "$name" link set lo up
     ip -n "$name" address add "10.0.0.$number/24" dev eth0
     ip -n "$name" link set eth0 up
-    become "$name" 'echo "$0 is up"; exec sleep infinity' &
+    # Its first process waits for those that have lost their parents, as that of a machine does.
+    become "$name" 'echo "$0 is up"; while :; do sleep 1000 & wait "$!"; done' &
     echo $! >"/run/$name.pid"
 done
 echo "the agent knows all hosts"
