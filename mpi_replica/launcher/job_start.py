@@ -268,7 +268,8 @@ class JobStart:
             return loss
         if self.ended_because:
             return self.ended_because
-        if status == 0 and self._job.statuses is None and not self.have_ranks_ended:
+        is_early = self._job.statuses is None and not self.have_ranks_ended
+        if status == 0 and (is_early or ranks.missing()):
             return "the launcher has ended before its ranks"
         if not ranks.ranks and (is_killed or (status and self._job.restarts is not None)):
             return f"the launcher has ended with status {status}, before a rank has begun"
