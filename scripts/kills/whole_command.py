@@ -133,7 +133,7 @@ class Outcome:
 
     def kinds_of_files(self):
         """Return the names of what was left, without random parts and what is in folders."""
-        tops = {re.match(r"(/dev/shm|/mnt|/tmp)/[^/ ]*", name)[0] for name in self.files}
+        tops = {re.match(r"(/dev/shm|/mnt)/[^/ ]*", name)[0] for name in self.files}
         return {re.sub(r"[0-9a-f]{4,}|[0-9]+|(?<=_)\w{6}$", "#", name) for name in tops}
 
     def problems(self, wanted):
@@ -195,7 +195,7 @@ def run(python, folder, trial):
     """
     log = folder / "output"
     outcome = Outcome(trial)
-    begin, since = time.monotonic(), time.time()
+    begin = time.monotonic()
     with joined_hosts() as network, log.open("w") as file:
         words, added = _command(python, folder, trial.layout, network)
         with subprocess.Popen(
@@ -214,8 +214,6 @@ def run(python, folder, trial):
                 else:
                     outcome.processes, outcome.seconds_to_go = _left_over(folder.name)
                     outcome.files = _files(network)
-                    if trial.layout.library == "mpich":
-                        outcome.files += _topologies(since)
             finally:
                 for process in _processes(folder.name):
                     _kill(process)
@@ -335,7 +333,10 @@ def _left_over(mark):
 
 
 def _files(network):
-    """Return the files that were left in shared memory and in TMPDIR, on all hosts."""
+    """Return the files that were left in shared memory and in TMPDIR, on all hosts.
+
+    What MPICH's launcher leaves in /tmp is not seen: all hosts have it, and other jobs write there.
+    """
     found = []
     look = ["find", "/dev/shm", _TEMPORARY, "-mindepth", "1"]
     for host in ("switch", *HOSTS):
@@ -344,21 +345,6 @@ def _files(network):
             [*network.prefix(ROOT), *words], capture_output=True, text=True, check=True
         )
         found += [f"{line} ({host})" for line in done.stdout.splitlines()]
-    return found
-
-
-def _topologies(begin):
-    """Return the files that MPICH's launcher has left beside TMPDIR since a time.
-
-    They may be of another job on hosts of these names.
-    """
-    found = []
-    for file in Path("/tmp").glob("hydra_hwloc_xmlfile_*"):
-        with contextlib.suppress(FileNotFoundError):
-            names = re.findall('"HostName" value="(.*?)"', file.read_text())
-            if {"switch", *HOSTS}.intersection(names) and file.stat().st_mtime >= begin:
-                found.append(str(file))
-                file.unlink()
     return found
 
 
