@@ -1,7 +1,8 @@
 """Ranks are killed at chosen moments of a job, and it ends with the bits of an undisturbed one.
 
 scripts/chaos.py does the same at random moments, for longer. Moments are counted, never timed: a
-rank dies when it comes to a call, or returns from it.
+rank dies when it comes to a call, or returns from it. Below the command that starts jobs again, a
+process dies as soon as it is there.
 """
 
 import functools
@@ -9,9 +10,11 @@ import subprocess
 
 import pytest
 
-from kills import trials
+from hosts.namespaces import NoHostsError
+from kills import trials, whole_command
 from kills.moments import Kill
 from kills.trials import Trial
+from kills.whole_command import Layout, Shot
 from launching import (
     find_interpreter,
     find_launcher,
@@ -81,3 +84,26 @@ def test_whoever_is_killed_the_job_ends_with_the_bits_of_an_undisturbed_one(
     problems = trials.problems(outcome, undisturbed(trial.replicas))
     assert not problems, f"{problems}\n{outcome.killed}\n{outcome.output}"
     assert set(outcome.killed.values()) == {str(kill) for kill in trial.kills}
+
+
+@pytest.mark.parametrize(
+    ("layout", "victims"),
+    [
+        (Layout("openmpi", is_elastic=True, hosts=1, ranks=2), ["rank", "rank"]),
+        (Layout("mpich", is_elastic=False, hosts=1, ranks=2), ["mpiexec", "rank"]),
+    ],
+    ids=str,
+)
+def test_whatever_is_killed_below_the_command_the_job_ends_with_the_same_bits_and_leaves_nothing(
+    layout, victims, undisturbed, tmp_path
+):
+    trial = whole_command.Trial(layout, tuple(Shot(0, 0, kind) for kind in victims))
+    try:
+        with room_for(layout.ranks):
+            outcome = whole_command.run(find_interpreter(layout.library), tmp_path, trial)
+    except NoHostsError as error:
+        pytest.skip(str(error))
+    problems = outcome.problems(undisturbed(whole_command.REPLICAS))
+    assert not problems, f"{problems}\n{outcome.killed}\n{outcome.output}"
+    assert [victim.kind for victim, _ in outcome.killed] == victims
+    assert outcome.restarts > 0

@@ -264,13 +264,14 @@ class JobStart:
         loss = ranks.loss_text()
         if loss and self._job.is_elastic and len(ranks.lost) == ranks.size:
             return f"all ranks were lost. The first one: {loss}"
+        if status < 0 and not (loss or self.ended_because):  # its ranks may fail by that
+            return f"the launcher was ended by {signal.Signals(-status).name}"
         if loss or ranks.failed is not None:
             return loss
         if self.ended_because:
             return self.ended_because
-        if status < 0:
-            return f"the launcher was ended by {signal.Signals(-status).name}"
-        if status == 0 and not self._job.is_elastic and not self.have_ranks_ended:
+        is_early = not self._job.is_elastic and not self.have_ranks_ended
+        if status == 0 and (is_early or ranks.missing()):
             return "the launcher has ended before its ranks"
         if not ranks.ranks and (is_killed or (status and self._job.restarts is not None)):
             return f"the launcher has ended with status {status}, before a rank has begun"

@@ -55,6 +55,9 @@ def main():
     ) as strategy:
         moments.count()
         state, train = training(strategy, options.folder / "kept", moments)
+        if strategy.local_replica_ids:  # no spare
+            # For a rank that is lost with its copy before the next checkpoint.
+            train.manager.save(0)
         # Between the two a loss ends the job: nobody dies before all have come here.
         tell("ready", "")
         members = [] if strategy.survivors is None else strategy.survivors.members
@@ -68,8 +71,18 @@ def main():
         tell("result", json.dumps(outcome(strategy, state, time.monotonic() - start, moments)))
 
 
-def training(strategy, folder, moments):
-    """Return the state of the job, and the function that trains on from it."""
+def training(strategy, folder, moments, seconds_of_step=0.0):
+    """Return the state of the job, and the function that trains on from it.
+
+    Parameters
+    ----------
+    strategy : mpi_replica.MPIStrategy
+    folder : Path
+        For checkpoints.
+    moments : Moments
+    seconds_of_step : float
+        How long a step takes at least.
+    """
     on_read = {
         "synchronization": mr.VariableSynchronization.ON_READ,
         "aggregation": mr.VariableAggregation.SUM,
@@ -86,8 +99,6 @@ def training(strategy, folder, moments):
         strategy, step=0, losses=[], total=0.0, weights=weights, bias=bias, seen=seen, rows=rows
     )
     manager = mr.CheckpointManager(state, folder, max_to_keep=2)
-    if strategy.local_replica_ids:  # no spare
-        manager.save(0)  # for a rank that is lost with its copy before the next checkpoint
 
     def step(mine):
         ctx = mr.get_replica_context()
@@ -104,6 +115,7 @@ def training(strategy, folder, moments):
         moments.leave("end")  # a rank was lost there
         while state.step < STEPS:
             for batch in rows:
+                time.sleep(seconds_of_step)
                 of_step.assign(0.0)
                 loss = strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
                 state.losses.append(float(loss) + float(of_step.value()))

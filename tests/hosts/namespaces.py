@@ -37,8 +37,35 @@ _OPTIONS = {
 }
 
 
+# What `Hosts.options` says, for launchers that `python -m mpi_replica run` starts, of which tests
+# see no option.
+VARIABLES = {
+    "openmpi": {
+        "PRTE_MCA_plm_ssh_agent": str(FOLDER / "agent"),
+        "PRTE_MCA_prte_if_include": "eth0",
+        "OMPI_MCA_btl_tcp_if_include": "eth0",
+        "OMPI_MCA_pml": "ob1",
+        "OMPI_MCA_btl": "tcp,self,sm",
+    },
+    "mpich": {
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": str(FOLDER / "agent"),
+        "HYDRA_IFACE": "eth0",
+    },
+}
+
+# The line of a host in a hostfile, and the option that names the file.
+HOSTFILES = {"openmpi": ("{} slots={}", "--hostfile"), "mpich": ("{}:{}", "-f")}
+
+
 class NoHostsError(Exception):
     """This machine, or this user, can't make hosts; the text says why."""
+
+
+def write_hostfile(library, file, slots):
+    """Write a hostfile; `slots` gives the number of ranks for each name of a host."""
+    line, _ = HOSTFILES[library]
+    file.write_text("".join(f"{line.format(*host)}\n" for host in slots.items()))
 
 
 class Hosts:

@@ -6,37 +6,11 @@ import subprocess
 import pytest
 
 from command_line import variables
-from hosts.namespaces import ENVIRONMENT, FOLDER, HOSTS, Hosts, NoHostsError
+from hosts.namespaces import ENVIRONMENT, HOSTFILES, HOSTS, VARIABLES, Hosts, NoHostsError
 from hosts.namespaces import joined_hosts as _joined_hosts
 from launching import ROOT, SLOTS_ARE_READ, find_interpreter, run_ranks
 
-# What `Hosts.options` says, for launchers that `python -m mpi_replica run` starts, of which tests
-# see no option.
-VARIABLES = {
-    "openmpi": {
-        "PRTE_MCA_plm_ssh_agent": str(FOLDER / "agent"),
-        "PRTE_MCA_prte_if_include": "eth0",
-        "OMPI_MCA_btl_tcp_if_include": "eth0",
-        "OMPI_MCA_pml": "ob1",
-        "OMPI_MCA_btl": "tcp,self,sm",
-    },
-    "mpich": {
-        "HYDRA_LAUNCHER": "ssh",
-        "HYDRA_LAUNCHER_EXEC": str(FOLDER / "agent"),
-        "HYDRA_IFACE": "eth0",
-    },
-}
-
-# The line of a host in a hostfile, and the option that names the file.
-HOSTFILES = {"openmpi": ("{} slots={}", "--hostfile"), "mpich": ("{}:{}", "-f")}
-
 _ENVIRONMENT = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
-
-
-def write_hostfile(library, file, slots):
-    """Write a hostfile; `slots` gives the number of ranks for each name of a host."""
-    line, _ = HOSTFILES[library]
-    file.write_text("".join(f"{line.format(*host)}\n" for host in slots.items()))
 
 
 class Network(Hosts):

@@ -5,8 +5,10 @@
 # the machine sees, and the kernel takes all of it away when this process ends. It ends with stdin.
 set -e
 
-# Files that all hosts see, beside those of the machine.
+# Files that all hosts see, beside those of the machine, and folders that each one has for itself.
 mount -t tmpfs tmpfs /run
+own_folders='mount -t tmpfs tmpfs /dev/shm; mount -t tmpfs tmpfs /mnt'
+eval "$own_folders"
 mkdir /run/netns # where ip keeps the names of networks
 
 # become HOST COMMAND: be the first process of a host. Processes of two hosts may have one number,
@@ -15,8 +17,7 @@ become() {
     exec ip netns exec "$1" unshare --uts --ipc --mount --pid --fork --mount-proc sh -c '
         set -e
         hostname "$0"
-        mount -t tmpfs tmpfs /dev/shm
-        eval "$1"' "$@"
+        eval "$1; $2"' "$1" "$own_folders" "$2"
 }
 
 ip link set lo up
@@ -46,7 +47,8 @@ for name in "$@"; do
     ip -n "$name" link set lo up
     ip -n "$name" address add "10.0.0.$number/24" dev eth0
     ip -n "$name" link set eth0 up
-    become "$name" 'echo "$0 is up"; exec sleep infinity' &
+    # Its first process waits for those that have lost their parents, as that of a machine does.
+    become "$name" 'echo "$0 is up"; while :; do sleep 1000 & wait "$!"; done' &
     echo $! >"/run/$name.pid"
 done
 echo "the agent knows all hosts"

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from command_line import variables
-from hosts.network import VARIABLES
+from hosts.namespaces import VARIABLES
 from launching import LIBRARIES, ROOT, find_interpreter, find_launcher
 from mpi_replica.launcher.commands import ANSWER, Request, command, question
 from mpi_replica.launcher.host_slots import HostSlots

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from hosts.namespaces import HOSTS
-from hosts.network import write_hostfile
+from hosts.namespaces import HOSTS, write_hostfile
 from launching import LIBRARIES, ROOT, rank_environment
 from mpi_replica.ranks.host import cores
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hosts.network import FOLDER, HOSTS, write_hostfile
+from hosts.namespaces import FOLDER, HOSTS, write_hostfile
 from mpi_replica.launcher.elasticity import RANKS_LOST
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself

@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from command_line import LIMIT_SECONDS, variables
-from hosts.namespaces import FOLDER, HOSTS
-from hosts.network import VARIABLES, write_hostfile
+from hosts.namespaces import FOLDER, HOSTS, VARIABLES, write_hostfile
 from launching import LIBRARIES, ROOT, find_interpreter
 from mpi_replica.launcher.processes import descendants
 
