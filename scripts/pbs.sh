@@ -11,6 +11,8 @@
 #PBS -l walltime=01:00:00
 # PBS itself starts the job again after its first host was lost.
 #PBS -r y
+# The job goes on by the hosts that are left (OpenPBS; others may not know it).
+#PBS -W tolerate_node_failures=all
 #PBS -j oe
 set -uo pipefail
 cd "$PBS_O_WORKDIR" || exit

@@ -166,6 +166,23 @@ def test_a_slurm_job_that_loses_a_rank_goes_on_by_the_nodes_that_answer(slurm, s
     assert "scontrol requeue 4711" not in calls
 
 
+@pytest.mark.skipif(RANK_COUNT < 2, reason="MPI_REPLICA_RANKS allows one rank")
+def test_a_slurm_job_that_gets_its_signal_while_it_is_started_again_is_requeued(slurm):
+    """There are no ranks that could save: what there is was saved before."""
+
+    def signal_script(job):
+        for line in job.stderr:
+            if "Start 2 of at most 4 follows" in line:
+                job.send_signal(signal.SIGUSR1)
+                break
+
+    job = ["slurm.sbatch", LOSING, slurm.kept, slurm.submitted / "mark"]
+    status, _, calls = slurm.run(*job, **SLURM, meanwhile=signal_script)
+    assert status == 0, slurm.errors
+    assert calls[-1] == "scontrol requeue 4711"
+    assert len(starts(calls)) == 1
+
+
 def test_a_slurm_job_that_has_lost_its_first_node_is_requeued_by_another_one(slurm):
     """Slurm 22.05 takes such a node out of the job, and lets the job go on without its script."""
     slurm.command("sleep", "exec /bin/sleep 0.1")
@@ -303,7 +320,7 @@ def test_pbs_signals_before_the_walltime():
     (walltime,) = [text.partition("walltime=")[2] for text in options if "walltime=" in text]
     (after,) = re.findall(r"SAVE_AFTER_SECONDS:-(\d+)", (SCRIPTS / "pbs.sh").read_text())
     assert 60 < seconds(walltime) - int(after) < 600
-    assert "-r y" in options
+    assert {"-r y", "-W tolerate_node_failures=all"} <= set(options)
 
 
 def test_the_kubernetes_job_restores_after_it_was_stopped():
@@ -322,11 +339,12 @@ def test_the_kubernetes_job_restores_after_it_was_stopped():
     (container,) = pod["containers"]
     arguments = container["args"]
     assert "command" not in container  # the image's entry point runs
-    assert arguments[:4] == ["launch", "mpirun", "--hostfile", "/etc/mpi/hostfile"]
+    assert arguments[:5] == ["launch", "python", "-m", "mpi_replica", "run"]
+    assert {"--hostfile=/etc/mpi/hostfile", "--restarts=3"} <= set(arguments)
     ranks = int(arguments[arguments.index("-n") + 1])
     assert ranks == spec["slotsPerWorker"] * worker["replicas"]
-    assert "OMP_NUM_THREADS=1" in arguments
-    script = Path(arguments[arguments.index("python") + 1])
+    assert {"name": "OMP_NUM_THREADS", "value": "1"} in container["env"]
+    script = Path(arguments[arguments.index("-n") + 2])
     assert (ROOT / script.relative_to("/opt/mpi_replica")).is_file()
     (kept,) = [text for text in arguments if text.startswith("--checkpoint-dir=")]
 
