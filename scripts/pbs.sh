@@ -9,25 +9,27 @@
 #PBS -N mpi_replica
 #PBS -l select=2:ncpus=4:mpiprocs=4:ompthreads=1
 #PBS -l walltime=01:00:00
-# PBS itself starts the job again after a host was lost.
+# PBS itself starts the job again after its first host was lost.
 #PBS -r y
+# The job goes on by the hosts that are left (OpenPBS; others may not know it).
+#PBS -W tolerate_node_failures=all
 #PBS -j oe
 set -uo pipefail
 cd "$PBS_O_WORKDIR" || exit
 
 # Here: load the modules of Python and MPI.
 export PATH=$PWD/.venv/bin:$PATH
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 read -ra program <<<"${PROGRAM:?is not set: what python is to run}"
 
-# At the walltime PBS sends SIGTERM and soon SIGKILL, by which mpiexec takes its ranks with it. So
-# mpiexec gets SIGUSR1 some time before, and passes it on to the ranks: as long before as a step and
-# a checkpoint take.
+# At the walltime PBS sends SIGTERM and soon SIGKILL. So `run` gets SIGUSR1 some time before, and
+# hands it on to the ranks: as long before as a step and a checkpoint take.
 save_after_seconds=${SAVE_AFTER_SECONDS:-3420}
 
-# A line of the file is a rank. Not every mpiexec hands its environment on to other hosts: env does.
+# It starts a rank for each line of $PBS_NODEFILE, and where one is lost all of them again, on the
+# hosts that still answer: not without the first one, on which this script runs.
 timeout --foreground --preserve-status --signal=USR1 "$save_after_seconds" \
-    mpiexec -n "$(wc -l <"$PBS_NODEFILE")" -hostfile "$PBS_NODEFILE" \
-    env OMP_NUM_THREADS=1 PYTHONHASHSEED=0 PATH="$PATH" python "${program[@]}"
+    python -m mpi_replica run --restarts 3 "${program[@]}"
 status=$?
 
 if ((status == 75)); then # all ranks have saved: the same command goes on

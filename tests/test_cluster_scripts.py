@@ -26,6 +26,7 @@ SCRIPTS = ROOT / "scripts"
 RANK_COUNT = min(2, max(RANKS))
 
 PROGRAM = ROOT / "tests" / "goes_on.py"
+LOSING = ROOT / "tests" / "losing" / "once.py"
 WENT_ON = f"went on {RANK_COUNT} 1 0\n"
 
 
@@ -79,41 +80,144 @@ def cluster(tmp_path):
     return Cluster(tmp_path)
 
 
+# It tells which types of MPI it speaks; else the library's launcher starts what follows -n. A host
+# whose name is in the file "silent" can't be reached. What watches the first host is started where
+# the file "watched" is there.
+SRUN = """
+[[ $1 == --mpi=list ]] && exec echo "MPI plugin types are... none pmix pmi2" >&2
+for word; do
+    [[ $word == --nodelist=* ]] && nodes=${word#*=}
+done
+for node in $(cat silent 2>/dev/null); do
+    if [[ ,${nodes-$node}, == *,$node,* ]]; then
+        echo "srun: error: Unable to contact $node" >&2
+        exit 1
+    fi
+done
+if [[ $* == *--no-kill* ]]; then
+    [[ -e watched ]] || exit 0
+    while [[ $1 == --* ]]; do shift; done
+    exec "$@"
+fi
+is_question=$([[ $1 == --mpi=none ]] && echo yes)
+while [[ $1 != -n ]]; do shift; done
+[[ $is_question ]] && exec "${@:3}"
+exec mpiexec "$@"
+"""
+SCONTROL = """
+[[ $* == "show hostnames node[1-2]" ]] && printf 'node1\\nnode2\\n'
+[[ $* == "show hostnames node2" ]] && echo node2
+[[ $1 != requeue || ! -e watched ]] || kill "$PPID"
+"""
 SLURM = {"SLURM_JOB_ID": 4711, "SLURM_NTASKS": RANK_COUNT, "SLURM_CPUS_PER_TASK": 1}
+TWO_HOSTS = SLURM | {"SLURM_JOB_NUM_NODES": 2, "SLURM_JOB_NODELIST": "node[1-2]"}
+TWO_HOSTS |= {"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_NTASKS": 2, "SLURMD_NODENAME": "node1"}
 
 
-def test_a_slurm_job_whose_rank_gets_a_signal_is_requeued_and_goes_on(cluster):
+@pytest.fixture
+def slurm(cluster):
     cluster.install(LIBRARIES[0])
-    # What follows srun's own options is what each rank runs.
-    options = 'while [[ $1 == --* ]]; do shift; done\nexec mpiexec -n "$SLURM_NTASKS" "$@"'
-    cluster.command("srun", options)
-    cluster.command("scontrol")
-    job = ["slurm.sbatch", PROGRAM, cluster.kept, "rank"]
-
-    status, out, calls = cluster.run(*job, **SLURM)
-    assert (status, out) == (0, ""), cluster.errors
-    assert calls[1:] == ["scontrol requeue 4711"]
-
-    status, out, calls = cluster.run(*job, **SLURM)
-    assert (status, out) == (0, WENT_ON), cluster.errors
-    assert len(calls) == 1
+    cluster.command("srun", SRUN)
+    cluster.command("scontrol", SCONTROL)
+    return cluster
 
 
-@pytest.mark.parametrize("ended", [0, 1, 137])
-def test_a_slurm_job_that_ends_in_another_way_is_not_requeued(cluster, ended):
-    cluster.command("srun", f"exit {ended}")
-    cluster.command("scontrol")
-    status, _, calls = cluster.run("slurm.sbatch", "a.py", "--flag", **SLURM)
-    assert status == ended
-    (call,) = calls
-    assert call.startswith("srun --mpi=pmix --cpus-per-task=1 ")
-    assert call.endswith(" python a.py --flag")
+def starts(calls):
+    """Return the calls of srun that start ranks."""
+    return [call for call in calls if re.match("srun --mpi=(pmix|pmi2) ", call)]
 
 
-def test_a_slurm_job_that_can_not_be_requeued_fails(cluster):
-    cluster.command("srun", "exit 75")
-    cluster.command("scontrol", "exit 2")
-    assert cluster.run("slurm.sbatch", "a.py", **SLURM)[0] == 2
+@pytest.mark.parametrize("who", ["rank", "script"])
+def test_a_slurm_job_that_gets_a_signal_is_requeued_and_goes_on(slurm, who):
+    def signal_script(job):
+        assert job.stdout.readline() == "waits for a signal\n"
+        job.send_signal(signal.SIGUSR1)
+
+    job = ["slurm.sbatch", PROGRAM, slurm.kept, who]
+    meanwhile = signal_script if who == "script" else None
+    status, out, calls = slurm.run(*job, **SLURM, meanwhile=meanwhile)
+    assert (status, out) == (0, ""), slurm.errors
+    assert calls[-1] == "scontrol requeue 4711"
+    (call,) = starts(calls)
+    assert " --kill-on-bad-exit=0 " in call
+    assert f" --cpus-per-task=1 -n {RANK_COUNT} " in call
+
+    status, out, calls = slurm.run(*job, **SLURM)
+    assert (status, out) == (0, WENT_ON), slurm.errors
+    assert len(starts(calls)) == 1
+    assert "scontrol requeue 4711" not in calls
+
+
+@pytest.mark.skipif(RANK_COUNT < 2, reason="MPI_REPLICA_RANKS allows one rank")
+@pytest.mark.parametrize(("silent", "left"), [("", 2), ("node2\n", 1)])
+def test_a_slurm_job_that_loses_a_rank_goes_on_by_the_nodes_that_answer(slurm, silent, left):
+    job = ["slurm.sbatch", LOSING]
+    status, undisturbed, _ = slurm.run(*job, slurm.submitted / "undisturbed", **TWO_HOSTS)
+    assert (status, undisturbed[:15]) == (0, "2 of 2 ranks: [")
+
+    status, out, calls = slurm.run(
+        *job, slurm.kept, slurm.submitted / "silent", silent, **TWO_HOSTS
+    )
+    assert (status, out) == (0, undisturbed.replace("2", str(left), 1)), slurm.errors
+    first, second = starts(calls)
+    assert "--nodelist" not in first
+    assert ("--nodes=1 --nodelist=node1 " in second) == (left == 1)
+    assert ("node2 left out" in slurm.errors) == (left == 1)
+    assert "scontrol requeue 4711" not in calls
+
+
+@pytest.mark.skipif(RANK_COUNT < 2, reason="MPI_REPLICA_RANKS allows one rank")
+def test_a_slurm_job_that_gets_its_signal_while_it_is_started_again_is_requeued(slurm):
+    """There are no ranks that could save: what there is was saved before."""
+
+    def signal_script(job):
+        for line in job.stderr:
+            if "Start 2 of at most 4 follows" in line:
+                job.send_signal(signal.SIGUSR1)
+                break
+
+    job = ["slurm.sbatch", LOSING, slurm.kept, slurm.submitted / "mark"]
+    status, _, calls = slurm.run(*job, **SLURM, meanwhile=signal_script)
+    assert status == 0, slurm.errors
+    assert calls[-1] == "scontrol requeue 4711"
+    assert len(starts(calls)) == 1
+
+
+def test_a_slurm_job_that_has_lost_its_first_node_is_requeued_by_another_one(slurm):
+    """Slurm 22.05 takes such a node out of the job, and lets the job go on without its script."""
+    slurm.command("sleep", "exec /bin/sleep 0.1")
+    # At first Slurm does not answer, then all nodes are there.
+    slurm.command(
+        "squeue",
+        """
+        echo >>asked
+        case $(wc -l <asked) in 1) exit 1 ;; 2) echo "node[1-2]" ;; *) echo node2 ;; esac
+        """,
+    )
+    (slurm.submitted / "watched").touch()
+    status, _, calls = slurm.run("slurm.sbatch", "-c", "import time; time.sleep(5)", **TWO_HOSTS)
+    assert status == 0, slurm.errors
+    (watch,) = [call for call in calls if " --no-kill " in call]
+    assert " --overlap " in watch
+    assert " --exclude=node1 --nodes=1 --ntasks=1 " in watch
+    assert calls.count("squeue --noheader --jobs=4711 --format=%N") == 3
+    assert calls.count("scontrol requeue 4711") == 1
+
+
+@pytest.mark.parametrize("ended", ["sys.exit(3)", "os.kill(os.getpid(), 9)"])
+def test_a_slurm_job_that_ends_in_another_way_is_not_requeued(slurm, ended):
+    one = SLURM | {"SLURM_NTASKS": 1}
+    status, _, calls = slurm.run("slurm.sbatch", "-c", f"import os, sys; {ended}", **one)
+    is_killed = "kill" in ended
+    assert status == (137 if is_killed else 3), slurm.errors
+    assert len(starts(calls)) == (3 if is_killed else 1)  # three quick deaths are enough
+    assert "scontrol requeue 4711" not in calls
+
+
+def test_a_slurm_job_that_can_not_be_requeued_fails(slurm):
+    slurm.command("scontrol", "exit 2")
+    saved = SLURM | {"SLURM_NTASKS": 1}
+    assert slurm.run("slurm.sbatch", "-c", "import sys; sys.exit(75)", **saved)[0] == 2
 
 
 def options_of(script, mark):
@@ -131,8 +235,9 @@ def test_slurm_signals_the_ranks_before_the_time_limit_and_may_requeue():
     options = dict(
         text.removeprefix("--").partition("=")[::2] for text in options_of("slurm.sbatch", "SBATCH")
     )
-    name, _, before = options["signal"].partition("@")  # with B: the script alone would get it
-    assert getattr(signal, f"SIG{name}") == signal.SIGUSR1
+    name, _, before = options["signal"].partition("@")
+    assert name == "B:USR1"  # to the script, which also has ranks that are started by mpiexec
+    assert "no-kill" in options
     assert 60 < int(before) < seconds(options["time"])
     assert "requeue" in options
     assert options["open-mode"] == "append"  # what was printed before is kept
@@ -169,20 +274,36 @@ def test_a_pbs_job_that_gets_a_signal_is_submitted_again_and_goes_on(cluster, ho
     assert calls == []
 
 
-@pytest.mark.parametrize("ended", [0, 1, 137])
+@pytest.mark.parametrize("ended", ["sys.exit(3)", "os.kill(os.getpid(), 9)"])
 def test_a_pbs_job_that_ends_in_another_way_is_not_submitted_again(cluster, hosts, ended):
-    cluster.command("mpiexec", f"exit {ended}")
+    cluster.install(LIBRARIES[-1])
     cluster.command("qsub")
+    (cluster.submitted / "a.py").write_text(f"import os, sys\nprint('starts')\n{ended}\n")
+    hosts.write_text("localhost\n")
     status, _, calls = cluster.run("pbs.sh", PROGRAM="a.py --flag", PBS_NODEFILE=hosts)
-    assert status == ended
-    (call,) = calls
-    assert call.startswith(f"mpiexec -n {RANK_COUNT} -hostfile {hosts} env OMP_NUM_THREADS=1 ")
-    assert call.endswith(" python a.py --flag")
+    assert status == (137 if "kill" in ended else 3), cluster.errors
+    assert calls == []
+
+
+@pytest.mark.skipif(RANK_COUNT < 2, reason="MPI_REPLICA_RANKS allows one rank")
+def test_a_pbs_job_that_loses_a_rank_goes_on(cluster, hosts):
+    cluster.install(LIBRARIES[-1])
+    cluster.command("qsub")
+    outs = []
+    for words in ("undisturbed", f"lost {cluster.submitted / 'mark'}"):
+        given = {"PROGRAM": f"{LOSING} {words}", "PBS_NODEFILE": hosts}
+        status, out, calls = cluster.run("pbs.sh", **given)
+        assert (status, calls) == (0, []), cluster.errors
+        outs.append(out)
+    assert outs[0].startswith("2 of 2 ranks: [")
+    assert outs[1].endswith(outs[0])  # MPICH's launcher tells of the loss before
+    assert "Start 2 of at most 4" in cluster.errors
 
 
 def test_a_pbs_job_that_can_not_be_submitted_again_fails(cluster, hosts):
-    cluster.command("mpiexec", "exit 75")
+    cluster.install(LIBRARIES[-1])
     cluster.command("qsub", "exit 3")
+    (cluster.submitted / "a.py").write_text("import sys\nsys.exit(75)\n")
     assert cluster.run("pbs.sh", PROGRAM="a.py", PBS_NODEFILE=hosts)[0] == 3
 
 
@@ -199,7 +320,7 @@ def test_pbs_signals_before_the_walltime():
     (walltime,) = [text.partition("walltime=")[2] for text in options if "walltime=" in text]
     (after,) = re.findall(r"SAVE_AFTER_SECONDS:-(\d+)", (SCRIPTS / "pbs.sh").read_text())
     assert 60 < seconds(walltime) - int(after) < 600
-    assert "-r y" in options
+    assert {"-r y", "-W tolerate_node_failures=all"} <= set(options)
 
 
 def test_the_kubernetes_job_restores_after_it_was_stopped():
@@ -218,11 +339,12 @@ def test_the_kubernetes_job_restores_after_it_was_stopped():
     (container,) = pod["containers"]
     arguments = container["args"]
     assert "command" not in container  # the image's entry point runs
-    assert arguments[:4] == ["launch", "mpirun", "--hostfile", "/etc/mpi/hostfile"]
+    assert arguments[:5] == ["launch", "python", "-m", "mpi_replica", "run"]
+    assert {"--hostfile=/etc/mpi/hostfile", "--restarts=3"} <= set(arguments)
     ranks = int(arguments[arguments.index("-n") + 1])
     assert ranks == spec["slotsPerWorker"] * worker["replicas"]
-    assert "OMP_NUM_THREADS=1" in arguments
-    script = Path(arguments[arguments.index("python") + 1])
+    assert {"name": "OMP_NUM_THREADS", "value": "1"} in container["env"]
+    script = Path(arguments[arguments.index("-n") + 2])
     assert (ROOT / script.relative_to("/opt/mpi_replica")).is_file()
     (kept,) = [text for text in arguments if text.startswith("--checkpoint-dir=")]
 

@@ -225,9 +225,10 @@ export SLURM_JOB_ID=7 SLURM_NTASKS=2 SLURM_CPUS_PER_TASK=1
 exec bash spooled "${@:2}"
 """
 SRUN = """
+[[ $1 == --mpi=list ]] && exec echo "MPI plugin types are... none pmix"
 [[ $1 == --mpi=pmix ]] || exit 1
 while [[ $1 == --* ]]; do shift; done
-exec mpiexec -n "$SLURM_NTASKS" "$@"
+exec mpiexec "$@"
 """
 QSUB = """
 [[ $1 == -v ]] || exit 1

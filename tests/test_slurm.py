@@ -130,6 +130,22 @@ def test_a_job_that_slurm_signals_saves_is_requeued_and_goes_on(slurm):
     assert out.count("waits for a signal") == 1
 
 
+def test_a_job_that_loses_a_rank_goes_on_inside_of_the_allocation(slurm):
+    """The last rank of the first start kills itself."""
+    out = slurm.run(
+        f"""
+        sbatch --wait {ONE_HOST_OPTIONS} --ntasks-per-node=2 scripts/slurm.sbatch \
+            {ROOT}/tests/losing/once.py kept-of-undisturbed
+        sbatch --wait {ONE_HOST_OPTIONS} --ntasks-per-node=2 scripts/slurm.sbatch \
+            {ROOT}/tests/losing/once.py kept-of-lost mark
+        cat out
+        """
+    )
+    first, second = re.findall(r"^2 of 2 ranks: .*", out, re.MULTILINE)
+    assert first == second
+    assert out.count("Start 2 of at most 4") == 1, out
+
+
 def test_in_the_shell_of_salloc_a_program_is_one_rank_and_run_starts_one_for_each_task(slurm):
     program = """
 import sys

@@ -27,6 +27,8 @@ _SECONDS_TO_END = 2.0
 _SECONDS_TO_ANSWER = 13.0
 _LOOK_SECONDS = 0.1
 _READ_BYTES = 1 << 16
+# As from CheckpointManager.exit_if_signalled.
+_SAVED = 75
 
 
 #: Gives the job on the hosts that are left, with the number of replicas that it had.
@@ -80,6 +82,8 @@ class _Supervisor:
         self._steps = self._steps_after_timeout(time.monotonic())
         # One that has come while no rank was there.
         self._signal = 0
+        # Whether a start before this one has shown that the program goes on from checkpoints.
+        self._goes_on = False
         self._current: JobStart | None = None
         # Which knows files as well, epoll does not.
         self._selector = stack.enter_context(selectors.PollSelector())
@@ -131,7 +135,8 @@ class _Supervisor:
             if text or current.ended_because:
                 _tell(text or f"{current.ended_because}: the job was ended.")
             if seconds is None:
-                return outcome.status
+                return self._status(outcome.status)
+            self._goes_on = self._goes_on or outcome.goes_on
             self._compare_replicas(outcome.num_replicas)
             try:
                 goes_on = self._pause(seconds)
@@ -139,7 +144,13 @@ class _Supervisor:
                 _tell(f"the job is not started again: {error}")
                 return outcome.status
             if not goes_on:
-                return 128 + self._signal if self._signal else TIMED_OUT
+                return self._status(128 + self._signal if self._signal else TIMED_OUT)
+
+    def _status(self, status: int) -> int:
+        """Returns the exit status for that of the last start, or of the signal in a pause."""
+        # What batch systems send before the end, and the ranks were not yet there to answer it.
+        has_saved = self._goes_on and status == 128 + signal.SIGUSR1
+        return _SAVED if has_saved else status
 
     def _compare_replicas(self, num_replicas: int | None) -> None:
         """Warns of a program whose replicas are as many as its ranks, which may change."""
