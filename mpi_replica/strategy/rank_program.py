@@ -107,7 +107,7 @@ def _run(words: Sequence[str], connection: Any) -> int:
     except SystemExit as end:
         status = 1
         if end.code is None or isinstance(end.code, int):
-            status = end.code or 0
+            status = (end.code or 0) & 0xFF  # as the system cuts it
         else:
             sys.stderr.write(f"{end.code}\n")
         connection.note_end("exit" if status else "done", status)
