@@ -27,6 +27,7 @@ processes do meanwhile.
 
 import argparse
 import collections
+import contextlib
 import datetime
 import os
 import re
@@ -79,11 +80,12 @@ def main():
         families.append(WholeCommand(options.seed, options.mpi.split(","), options.hosts))
     for family in families:
         number = 0 if options.only is None else options.only
-        while len(family.kills) < options.kills / len(families):
-            family.attempt(number, options.verbose or options.only is not None)
-            number += 1
-            if options.only is not None:
-                break
+        with contextlib.suppress(KeyboardInterrupt):  # what came so far is told
+            while len(family.kills) < options.kills / len(families):
+                family.attempt(number, options.verbose or options.only is not None)
+                number += 1
+                if options.only is not None:
+                    break
         print(family.table(), flush=True)
     return int(any(family.failures for family in families))
 
