@@ -104,7 +104,7 @@ def _is_dead_if_free(path: str, match: re.Match[str], since: float) -> bool:
     if status.st_uid != os.geteuid() or status.st_mtime < since:
         return False
     if match["session"]:
-        return stat.S_ISDIR(status.st_mode) and not os.path.exists(f"/proc/{match['session']}")
+        return stat.S_ISDIR(status.st_mode) and not _is_alive(f"/proc/{match['session']}")
     return stat.S_ISREG(status.st_mode)
 
 
@@ -152,6 +152,15 @@ def _links(folder: str) -> Iterator[bytes]:
     for name in names:
         with contextlib.suppress(OSError):
             yield os.readlink(f"{folder}/{name}".encode())
+
+
+def _is_alive(folder: str) -> bool:
+    """Returns whether a process is there, and is more than an entry that nobody has read."""
+    try:
+        with open(f"{folder}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in b"ZX"
+    except (OSError, IndexError):
+        return False
 
 
 def _name_of(folder: str) -> str:

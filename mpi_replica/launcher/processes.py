@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 # What each launcher sets for a rank; the first that a process and not its parent has.
 _RANK_VARIABLES = (b"PMIX_RANK=", b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")
 
+_MOST_QUESTIONS = 3
+
 # From linux/prctl.h.
 _SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
@@ -94,13 +96,17 @@ def ask(
     subprocess.TimeoutExpired
         It has not ended in this time.
     """
-    return subprocess.run(
-        words,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=seconds,
-        check=False,
-    )
+    for _ in range(_MOST_QUESTIONS):
+        done = subprocess.run(
+            words,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+        if done.returncode != -signal.SIGKILL:  # by somebody else
+            break
+    return done

@@ -129,7 +129,7 @@ class _Supervisor:
                 current.end()
                 self._current = None
             outcome = current.outcome()
-            if current.launcher.returncode != 0 or current.ended_because:
+            if current.launcher.returncode or current.ended_because or self._restarts.count:
                 remove_leftovers(self._started_at)
             seconds, text = self._restarts.pause_seconds(outcome)
             if text or current.ended_because:
