@@ -46,6 +46,7 @@ PartitionName=all Nodes=n1 Default=YES
 START = """
 set -e
 hostname n1
+rm -rf /tmp/spmix_appdir_*  # left by a job of the same number
 ip link add eth0 type bridge
 ip address add 10.0.0.1/24 dev eth0
 ip link set eth0 up

@@ -266,6 +266,8 @@ class JobStart:
             return f"the launcher was ended by {signal.Signals(-status).name}"
         if status == 0 and self._job.statuses is None and not self.have_ranks_ended:
             return "the launcher has ended before its ranks"
+        if status == 0 and not ranks.ranks and self._job.launcher == "srun":
+            return "srun has ended with status 0, and has started no rank"  # so does Slurm 22.05
         if status and not ranks.ranks and self._job.restarts is not None:
             return f"the launcher has ended with status {status}, before a rank has begun"
         return ""
