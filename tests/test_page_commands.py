@@ -344,7 +344,7 @@ TRIED = {
     "python -m pytest": passes_tests,
 }
 ELSEWHERE = {
-    "scontrol requeue": "test_a_slurm_job_whose_rank_gets_a_signal_is_requeued_and_goes_on",
+    "scontrol requeue": "test_a_slurm_job_that_gets_a_signal_is_requeued_and_goes_on",
 }
 
 

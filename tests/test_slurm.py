@@ -46,6 +46,7 @@ PartitionName=all Nodes=n1 Default=YES
 START = """
 set -e
 hostname n1
+rm -rf /tmp/spmix_appdir_*  # left by a job of the same number
 ip link add eth0 type bridge
 ip address add 10.0.0.1/24 dev eth0
 ip link set eth0 up
@@ -113,14 +114,20 @@ def test_the_batch_script_trains_digits_with_a_rank_for_each_task(slurm):
 
 
 def test_a_job_that_slurm_signals_saves_is_requeued_and_goes_on(slurm):
-    """Slurm keeps a requeued job back for two minutes: here it is let go."""
+    """Slurm keeps a requeued job back for two minutes: here it is let go.
+
+    Not before the host is idle: Slurm 22.05 takes the late end of the old script for the new one's.
+    """
     out = slurm.run(
         f"""
         job=$(sbatch --parsable {ONE_HOST_OPTIONS} scripts/slurm.sbatch \
             {ROOT}/tests/goes_on.py signalled else)
         until grep -qs "waits for a signal" out; do sleep 0.1; done
         scancel --signal=USR1 "$job"
-        until squeue --noheader --format=%T | grep -q PENDING; do sleep 0.1; done
+        until [[ $(squeue --noheader --format=%T; sinfo --noheader --format=%T) == PENDING?idle ]]
+        do
+            sleep 0.1
+        done
         scontrol update "JobId=$job" StartTime=now
         until grep -q "went on" out; do sleep 0.1; done
         cat out
