@@ -30,9 +30,8 @@ def of_jobs(jobs):
     )
 
 
-each_job = of_jobs(JOBS)
 # Where both are alike, a plain job of Open MPI does what one of MPICH does.
-unlike_jobs = of_jobs([one for one in JOBS if one != ("openmpi", ()) or LIBRARIES == ["openmpi"]])
+each_job = of_jobs([one for one in JOBS if one != ("openmpi", ()) or LIBRARIES == ["openmpi"]])
 only_elastic = pytest.mark.skipif("openmpi" not in LIBRARIES, reason="Open MPI alone has ULFM")
 
 # Needs no MPI, and so starts in a tenth of the time.
@@ -102,7 +101,7 @@ def until_gone(pids):
 # The moment of a loss --------------------------------------------------------------------------
 
 
-@unlike_jobs
+@each_job
 def test_a_rank_that_is_killed_before_mpi_has_started_costs_a_start_and_no_more(
     library, options, tmp_path
 ):
@@ -150,7 +149,7 @@ BETWEEN = """
 """
 
 
-@unlike_jobs
+@each_job
 def test_a_loss_between_the_strategy_and_training_is_started_again_where_asked(
     library, options, tmp_path
 ):
@@ -269,7 +268,7 @@ def test_an_elastic_job_that_has_lost_all_its_ranks_goes_on_from_its_checkpoint(
     assert "all ranks were lost. The first one: rank " in texts_of_starts(done)[0]
 
 
-@unlike_jobs
+@each_job
 def test_a_launcher_that_is_killed_is_a_loss(library, options, tmp_path):
     program = "\n    if start == 0:\n        wait()" + TOLD
     with started(library, "run", *options, "-n", 2, written(tmp_path, program)) as process:
