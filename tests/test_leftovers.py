@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import os
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import pytest
 
 from launching import LIBRARIES, ROOT, find_interpreter, find_launcher, rank_environment, room_for
 from mpi_replica.launcher import leftovers
-from mpi_replica.launcher.leftovers import remove_leftovers
+from mpi_replica.launcher.leftovers import ANSWER, remove_leftovers
+from mpi_replica.launcher.program import leftovers_program
 
 pytestmark = [
     pytest.mark.mpi_skip,  # it starts ranks itself
@@ -79,6 +81,17 @@ os.write(1, f"{os.getpid()}\\n".encode())
 signal.pause()
 """
 
+# Starts MPI when the launcher is gone.
+LATE_RANK = """
+import os, signal, time
+launcher = os.getppid()
+os.write(1, f"{os.getpid()}\\n".encode())
+while os.getppid() == launcher:
+    time.sleep(0.01)
+from mpi4py import MPI
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 # Kills a part of a job, and when that has had its effect all the rest, as the launcher does it.
 KILLED_JOB = """
 import contextlib, glob, os, signal, subprocess, sys, time
@@ -104,6 +117,10 @@ if who == "all":
 else:
     kill(ranks[:1] if who == "a rank" else [launcher.pid])
 launcher.wait()
+if who == "the launcher, before MPI has started":
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
 while processes := descendants(os.getpid()):
     kill(processes)
     with contextlib.suppress(ChildProcessError):
@@ -162,6 +179,11 @@ def number_of_the_dead():
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
+
+
+def require_namespaces():
+    if subprocess.run([*ALONE, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this user may not make namespaces")
 
 
 @pytest.mark.parametrize("pattern", SEGMENTS)
@@ -245,6 +267,17 @@ def test_the_folder_of_a_session_is_removed_when_its_process_is_dead(session, he
     assert not dead_one.exists()
 
 
+def test_folders_of_ranks_without_a_launcher_stay_where_their_library_is_loaded(
+    tmp_path, monkeypatch, since
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    folder = tmp_path / f"ompi.{HOST}.{os.geteuid()}" / "jf.0" / "7" / "1"
+    folder.mkdir(parents=True)
+    with living(sys.executable, "-c", MAKER, str(tmp_path / "libopen-pal.so.80"), "mapped"):
+        remove_leftovers(since)
+    assert folder.exists()
+
+
 @pytest.mark.parametrize("way", ["open", "mapped", "as working directory"])
 def test_the_folder_of_a_session_stays_while_somebody_is_in_it(session, way, since):
     folder = session(number_of_the_dead())
@@ -267,11 +300,28 @@ def test_what_describes_a_host_stays_while_a_launcher_of_mpich_lives(tmp_path, m
     assert file.exists()
 
 
+def test_as_a_script_it_answers_and_does_not_count_the_launcher_that_waits_for_that(tmp_path):
+    require_namespaces()
+    launcher = shutil.copy(shutil.which("sh"), tmp_path / "hydra_pmi_proxy")
+    file = tmp_path / "hydra_hwloc_xmlfile_AbCdEf"
+    file.write_text('<info name="HostName" value="alone"/>')
+    program = shlex.join([*leftovers_program(), str(os.stat(file).st_mtime)])
+    done = subprocess.run(
+        [*ALONE, launcher, "-c", f"{program}; exit"],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == (f"{ANSWER}\n", "")
+    assert not file.exists()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may start another user's processes")
 def test_all_stays_while_a_process_of_the_user_may_not_be_looked_into(segment):
     path = segment()
+    functions = inspect.getsource(leftovers).partition("\nif __name__")[0]
     python = shutil.which("python3", path=os.defpath) or sys.executable
-    command = [python, "-c", inspect.getsource(leftovers) + BESIDE_A_HIDDEN_PROCESS, path]
+    command = [python, "-c", functions + BESIDE_A_HIDDEN_PROCESS, path]
     settings = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, **settings)
@@ -280,18 +330,21 @@ def test_all_stays_while_a_process_of_the_user_may_not_be_looked_into(segment):
     assert (done.stdout, done.stderr) == ("True\nFalse\n", "")
 
 
-@pytest.mark.parametrize("who", ["a rank", "the launcher", "all"])
+BEFORE_MPI = "the launcher, before MPI has started"
+
+
+@pytest.mark.parametrize("who", ["a rank", "the launcher", BEFORE_MPI, "all"])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_nothing_is_left_of_a_killed_job(library, who, tmp_path):
-    if subprocess.run([*ALONE, "true"], capture_output=True).returncode != 0:
-        pytest.skip("this user may not make namespaces")
+    require_namespaces()
     python = find_interpreter(library)
-    job = [find_launcher(python), "-n", "2", python, "-c", RANK]
+    job = [find_launcher(python), "-n", "2", python, "-c", LATE_RANK if who == BEFORE_MPI else RANK]
     environment = rank_environment(60, {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)})
     command = [*ALONE, sys.executable, "-c", KILLED_JOB, who, *job]
     with room_for(2):
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=90)
     assert done.returncode == 0, done.stderr
     before, after = done.stdout.splitlines()
-    assert before != "[]" or who == "a rank"  # Open MPI then removes all of it
+    if (library, who) != ("mpich", BEFORE_MPI):  # it makes nothing then
+        assert before != "[]" or who == "a rank"  # Open MPI then removes all of it
     assert after == "[]"

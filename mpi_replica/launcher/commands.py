@@ -12,9 +12,6 @@ from .output import MPICH_MARK
 #: Between the first signal to a job that has run too long, and its end.
 SECONDS_TO_SAVE = 10
 
-#: What a host prints that is asked whether it answers.
-ANSWER = "the host answers"
-
 #: In Slurm, for a question and for a job that is started again. Else launchers wait for the cores
 #: of the job's last step, which goes on for minutes in the eyes of Slurm when a host is lost; also
 #: those of the libraries, which start their daemons with srun.
@@ -71,8 +68,10 @@ def command(launcher: str, version: tuple[int, ...], path: str, request: Request
     return [path, *options(version, request), "-n", str(request.ranks), *request.program]
 
 
-def question(launcher: str, version: tuple[int, ...], path: str, host: str) -> list[str]:
-    """Returns the command that asks a host whether it still answers: then it prints `ANSWER`.
+def question(
+    launcher: str, version: tuple[int, ...], path: str, host: str, program: Sequence[str]
+) -> list[str]:
+    """Returns the command that asks a host whether it still answers, by what a program prints.
 
     What is printed is the answer, not the status: Open MPI 5 prints it and then, on a busy machine
     one time of ten, does not end. Nor does a launcher end by itself whose host is silent, and what
@@ -80,10 +79,9 @@ def question(launcher: str, version: tuple[int, ...], path: str, host: str) -> l
 
     Examples
     --------
-    >>> " ".join(question("mpich", (5, 0), "mpiexec", "node1"))
-    'mpiexec -hosts node1:1 -n 1 echo the host answers'
+    >>> " ".join(question("mpich", (5, 0), "mpiexec", "node1", ["hostname"]))
+    'mpiexec -hosts node1:1 -n 1 hostname'
     """
-    program = ["echo", *ANSWER.split()]
     request = Request(1, program, hosts=[HostSlots(host, 1)], mpi_type="none")
     return command(launcher, version, path, request)
 

@@ -1,4 +1,4 @@
-"""Which hosts of a job still answer: each one is asked to start a small program."""
+"""Which hosts of a job still answer: each one is asked to remove what dead processes have left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from .commands import ANSWER
+from .leftovers import ANSWER
 from .processes import descendants, send_signal
 
 _READ_BYTES = 1 << 12

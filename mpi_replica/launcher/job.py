@@ -19,7 +19,7 @@ from .elasticity import RANKS_LOST, check_elastic, elastic_settings
 from .host_slots import HostSlots, hosts_of_job, slots_for
 from .library import find_launcher, find_library
 from .processes import ask
-from .program import is_of_python, program_command, rank_program
+from .program import is_of_python, leftovers_program, program_command, rank_program
 from .settings import Host, for_other_hosts, settings
 
 # The protocols by which the libraries learn from srun who they are, as far as they are sure to
@@ -200,7 +200,7 @@ def plan(
         restarts_after_errors=options.restart_on == "any",
         hosts=all_hosts,
         questions={
-            host.name: question(kind, version, path, host.name)
+            host.name: question(kind, version, path, host.name, leftovers_program())
             for host in all_hosts
             if len(all_hosts) > 1
         },

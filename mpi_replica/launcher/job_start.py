@@ -62,8 +62,6 @@ class JobStart:
         Whether the launcher stays in the group of the terminal.
     restarts : int
         How often the job was started before.
-    since : float
-        When it was started first, as `time.time` tells it.
     """
 
     def __init__(
@@ -73,7 +71,6 @@ class JobStart:
         selector: selectors.BaseSelector,
         is_in_terminal: bool,
         restarts: int,
-        since: float,
     ) -> None:
         self._job = job
         self._started_at = time.monotonic()
@@ -98,7 +95,7 @@ class JobStart:
                 selector,
                 job.num_ranks,
                 job.num_hosts > 1,
-                [f"{self._stall_seconds:g}", str(restarts), str(since)],
+                [f"{self._stall_seconds:g}", str(restarts)],
             )
             added |= self._ranks.variable
         self.launcher = subprocess.Popen(

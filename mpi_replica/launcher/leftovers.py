@@ -4,7 +4,7 @@ The MPI libraries remove their files when a process ends, and SIGKILL lets none 
 measured with Open MPI 5.0.11 and MPICH 5.0.2, a segment of MPICH stays wherever a rank is killed,
 and all of Open MPI where its launcher is.
 
-This file imports nothing of the package: it also runs where that is not loaded yet.
+This file is also run as a script, on every host of a job, and imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -15,29 +15,36 @@ import os
 import re
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
+
+#: What it prints as a script: so it is known that its host answers.
+ANSWER = "the host answers"
 
 _FOLDERS = ("/dev/shm", "/tmp")  # and TMPDIR, but MPICH's launcher takes no other
 
 # Segments of Open MPI have the host in their names, those of MPICH and UCX have not. Of windows, of
 # UCX, and open_mpi.0000, by which Open MPI sees that there is room, only those stay whose maker is
 # killed within the moment until they lose their names.
-# The number of a session is the process of the launcher, or of its helper on another host. In
-# ompi.HOST.USER it would be the user's, whose jobs all share that folder.
+# The number of a session is the process of the launcher, or of its helper on another host. A rank
+# that finds none any more makes a folder in ompi.HOST.USER, which all jobs of the user share.
 # A topology tells ranks that start what the host is made of.
 _LEFTOVER = re.compile(
     r"(?:sm_segment|vader_segment|osc_sm|osc_rdma|osc_ucx)\.(?P<host>.+?)\.[0-9a-f.]+"
     r"|open_mpi\.\d{4}|mpich_shm_[0-9a-f]+_\d+|mpich_(?:s_)?shar_tmp\w{6}|ucx_shm_posix_[0-9a-f]+"
-    r"|(?:ompi|prted)\.(?P<session>\d+)"
+    r"|(?:ompi|prted)\.(?P<session>\d+)|ompi\.(?P<host_of_ranks>.+)\.\d+"
     r"|(?P<topology>hydra_hwloc_xmlfile_\w{6})"
 )
 
-# A topology is open for moments only: its maker counts.
+# A topology is open for moments only, and the folders of ranks are not: who may have made them
+# counts, a program or all that have loaded Open MPI.
 _TOPOLOGY_MAKER = b"hydra_pmi_proxy"
+_LIBRARY_OF_RANKS = b"libopen-pal"
 
-# Names of all these, and of the maker, in the paths of what a process holds.
+# Names of all these, and of the makers, in the paths of what a process holds.
 _HELD = re.compile(
-    rb"/((?:sm_seg|vader_seg|osc_|open_mpi\.|mpich_s|ucx_shm|hydra_)[\w.-]*|(?:ompi|prted)\.\d+)"
+    rb"/((?:sm_seg|vader_seg|osc_|open_mpi\.|mpich_s|ucx_shm|hydra_)[\w.-]*|(?:ompi|prted)\.\d+"
+    rb"|libopen-pal)"
 )
 
 # Processes that a user may not look into, though they are the user's; and they are no ranks.
@@ -49,7 +56,8 @@ def remove_leftovers(since: float) -> list[str]:
     """Removes what dead processes of this user have left on this host.
 
     A process that makes such a file has it open or mapped from then on. So what is there before
-    all processes are looked at, and held by none of them, is of the dead.
+    all processes are looked at, and held by none of them, is of the dead. The parent of this one
+    does not count: it is no rank, and the launcher of MPICH where this is a script.
 
     Some living ones can't be seen from here: in another container that shares the memory, on
     another host that shares the folder. What names another host is theirs. What names none may
@@ -71,14 +79,22 @@ def remove_leftovers(since: float) -> list[str]:
         return []
     removed = []
     for path, match in found:
-        if os.fsencode(match[0]) in held or (match["topology"] and _TOPOLOGY_MAKER in held):
+        holder = os.fsencode(match[0])
+        if match["topology"]:
+            holder = _TOPOLOGY_MAKER
+        elif match["host_of_ranks"]:
+            holder = _LIBRARY_OF_RANKS
+        if holder in held:
             continue
         with contextlib.suppress(OSError):  # another process was faster, or the folder is not ours
-            if match["session"]:
+            if os.path.isdir(path):
                 shutil.rmtree(path)
             else:
                 os.unlink(path)
             removed.append(path)
+            if match["host_of_ranks"]:
+                for folder in (os.path.dirname(path), os.path.dirname(os.path.dirname(path))):
+                    os.rmdir(folder)  # as ranks do with those that are empty
     return removed
 
 
@@ -90,9 +106,12 @@ def _candidates(since: float) -> Iterator[tuple[str, re.Match[str]]]:
         with contextlib.suppress(OSError):
             for match in map(_LEFTOVER.fullmatch, os.listdir(folder)):
                 if match is not None:
-                    path = os.path.join(folder, match[0])
-                    if _is_dead_if_free(path, match, since) and _hosts(path, match) <= own:
-                        yield path, match
+                    paths = [os.path.join(folder, match[0])]
+                    if match["host_of_ranks"]:
+                        paths = glob.glob(f"{glob.escape(paths[0])}/jf.*/*")
+                    for path in paths:
+                        if _is_dead_if_free(path, match, since) and _hosts(path, match) <= own:
+                            yield path, match
 
 
 def _is_dead_if_free(path: str, match: re.Match[str], since: float) -> bool:
@@ -103,8 +122,9 @@ def _is_dead_if_free(path: str, match: re.Match[str], since: float) -> bool:
         return False
     if status.st_uid != os.geteuid() or status.st_mtime < since:
         return False
-    if match["session"]:
-        return stat.S_ISDIR(status.st_mode) and not _is_alive(f"/proc/{match['session']}")
+    if match["host_of_ranks"] or match["session"]:
+        is_alive = match["session"] and _is_alive(f"/proc/{match['session']}")
+        return stat.S_ISDIR(status.st_mode) and not is_alive
     return stat.S_ISREG(status.st_mode)
 
 
@@ -119,7 +139,7 @@ def _hosts(path: str, match: re.Match[str]) -> set[str]:
             with open(path, encoding="utf-8", errors="replace") as file:
                 text = file.read()
         else:
-            return {match["host"]} - {None}
+            return {match["host"], match["host_of_ranks"]} - {None}
     return set(re.findall(pattern, text, re.MULTILINE)) or {""}
 
 
@@ -127,7 +147,7 @@ def _held_names() -> set[bytes] | None:
     """Returns the names of what this user's processes hold; None where that can't be known."""
     held: set[bytes] = set()
     user = os.geteuid()
-    folders = glob.glob("/proc/[0-9]*")
+    folders = set(glob.glob("/proc/[0-9]*")) - {f"/proc/{os.getppid()}"}
     for folder in folders:
         try:
             # What is another user's, only processes of that user or of root can hold.
@@ -169,3 +189,8 @@ def _name_of(folder: str) -> str:
             return file.read().strip()
     except OSError:
         return ""
+
+
+if __name__ == "__main__":
+    remove_leftovers(float(sys.argv[1]))
+    sys.stdout.write(f"{ANSWER}\n")

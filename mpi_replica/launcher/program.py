@@ -13,6 +13,7 @@ from pathlib import Path
 from ..core.exceptions import LaunchError
 
 _RANK = Path(__file__).parent.parent / "strategy/rank_program.py"
+_LEFTOVERS = Path(__file__).parent / "leftovers.py"
 
 
 def program_command(words: Sequence[str]) -> list[str]:
@@ -70,6 +71,11 @@ def rank_program(program: Sequence[str]) -> list[str]:
         What `program_command` gives, of Python.
     """
     return [program[0], str(_RANK), *program[1:]]
+
+
+def leftovers_program() -> list[str]:
+    """Returns the command that removes what dead processes left; when the job began is missing."""
+    return [sys.executable, "-IS", str(_LEFTOVERS)]
 
 
 def _check_module(name: str) -> None:

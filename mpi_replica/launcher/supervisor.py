@@ -25,6 +25,7 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, sig
 _SECONDS_TO_END = 2.0
 # A host that is silent is one to ssh after 3 s, to srun after 12.
 _SECONDS_TO_ANSWER = 13.0
+_SECONDS_TO_ANSWER_AT_THE_END = 5.0  # then only what is left there depends on it
 _LOOK_SECONDS = 0.1
 _READ_BYTES = 1 << 16
 # As from CheckpointManager.exit_if_signalled.
@@ -85,6 +86,7 @@ class _Supervisor:
         # Whether a start before this one has shown that the program goes on from checkpoints.
         self._goes_on = False
         self._current: JobStart | None = None
+        self._may_leave_files = False
         # Which knows files as well, epoll does not.
         self._selector = stack.enter_context(selectors.PollSelector())
         self._signals = self._listen(stack)
@@ -118,7 +120,6 @@ class _Supervisor:
                 self._selector,
                 self._is_in_terminal,
                 self._restarts.count,
-                self._started_at,
             )
             self._current = current
             try:
@@ -129,12 +130,14 @@ class _Supervisor:
                 current.end()
                 self._current = None
             outcome = current.outcome()
-            if current.launcher.returncode or current.ended_because or self._restarts.count:
-                remove_leftovers(self._started_at)
+            if current.launcher.returncode or current.ended_because or outcome.loss:
+                self._may_leave_files = True
             seconds, text = self._restarts.pause_seconds(outcome)
             if text or current.ended_because:
                 _tell(text or f"{current.ended_because}: the job was ended.")
             if seconds is None:
+                if self._may_leave_files:
+                    self._ask_hosts(0.0, 0.0 if outcome.is_final else _SECONDS_TO_ANSWER_AT_THE_END)
                 return self._status(outcome.status)
             self._goes_on = self._goes_on or outcome.goes_on
             self._compare_replicas(outcome.num_replicas)
@@ -192,22 +195,38 @@ class _Supervisor:
         LaunchError
             It can't be started on the hosts that are left.
         """
+        answered = self._ask_hosts(seconds, _SECONDS_TO_ANSWER)
+        is_late = self._steps and time.monotonic() >= self._steps[0][0]
+        if self._signal or is_late:
+            return False
+        if self._job.questions:
+            self._leave_hosts_out(answered)
+        return True
+
+    def _ask_hosts(self, seconds: float, seconds_more: float) -> set[str]:
+        """Waits, and longer for hosts that don't answer; none keeps what dead processes have left.
+
+        A signal or the end of the job's time ends the wait.
+        """
         limit = time.monotonic() + seconds
-        last = limit + _SECONDS_TO_ANSWER
+        last = limit + seconds_more
         environ = {**self._environ, **self._job.added, **self._job.added_again}
-        questions = HostQuestions(self._selector, self._job.questions, environ)
+        asked = self._job.questions if last > time.monotonic() else {}
+        since = str(self._started_at)
+        questions = HostQuestions(
+            self._selector, {host: [*words, since] for host, words in asked.items()}, environ
+        )
         try:
             while not self._signal and (
                 (now := time.monotonic()) < limit or (questions.are_open and now < last)
             ):
                 if self._steps and now >= self._steps[0][0]:
-                    return False
+                    break
                 self._serve(self._seconds_to_wait(_LOOK_SECONDS))
         finally:
             questions.close()
-        if not self._signal and self._job.questions:
-            self._leave_hosts_out(questions.answered)
-        return not self._signal
+            remove_leftovers(self._started_at)
+        return questions.answered
 
     def _leave_hosts_out(self, answered: set[str]) -> None:
         """Makes the job for the hosts that have answered, where these are not all."""

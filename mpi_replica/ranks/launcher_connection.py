@@ -20,7 +20,7 @@ import time
 import traceback
 
 #: What the launcher hands to its ranks, with blanks between: a secret, the limit of stalls in
-#: seconds, how often the job was started before, since when there is one, and its addresses.
+#: seconds, how often the job was started before, and its addresses.
 VARIABLE = "MPI_REPLICA_LAUNCHER"
 #: Tells the program how often its job was started before; unset at its first start.
 RESTART_VARIABLE = "MPI_REPLICA_RESTART"
@@ -44,13 +44,8 @@ _has_told_end = False
 _has_started = False
 
 
-def connect_to_launcher() -> float | None:
+def connect_to_launcher() -> None:
     """Opens the connection, where the launcher is one that waits for it.
-
-    Returns
-    -------
-    float or None
-        Where the job is started again: when it was started first, as `time.time` tells it.
 
     Raises
     ------
@@ -61,8 +56,8 @@ def connect_to_launcher() -> float | None:
     # What the program starts is no rank.
     words = os.environ.pop(VARIABLE, "").split()
     if not words:
-        return None
-    secret, seconds, restarts, since, *addresses = words
+        return
+    secret, seconds, restarts, *addresses = words
     _connection = _opened(addresses)
     _identity = os.fstat(_connection.fileno())
     os.register_at_fork(after_in_child=_leave_to_parent)
@@ -72,10 +67,8 @@ def connect_to_launcher() -> float | None:
     # So many frames of its stack are none of the program's.
     depth = len(traceback.extract_stack())
     threading.Thread(target=_look, args=(float(seconds), depth), daemon=True).start()
-    if restarts == "0":
-        return None
-    os.environ[RESTART_VARIABLE] = restarts
-    return float(since)
+    if restarts != "0":
+        os.environ[RESTART_VARIABLE] = restarts
 
 
 def _look(seconds: float, depth: int) -> None:

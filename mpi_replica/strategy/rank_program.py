@@ -34,12 +34,10 @@ def main(words: Sequence[str]) -> int:
     """
     connection = _loaded("ranks.launcher_connection")
     try:
-        since = connection.connect_to_launcher()
+        connection.connect_to_launcher()
     except ConnectionError as error:
         sys.stderr.write(f"mpi_replica run: {error}\n")
         return 1
-    if since is not None:  # on a host where the launcher can't
-        _loaded("launcher.leftovers").remove_leftovers(since)
     # The last thing that is done at exit: whoever dies before may be needed by the others.
     atexit.register(_tell_end, connection, os.getpid())
     _watch_exit(connection)

@@ -1,14 +1,17 @@
 """Which hosts answer when their launcher asks them, and a job on those that are left."""
 
 import subprocess
+import time
 
 import pytest
 
 from command_line import variables
 from hosts.namespaces import VARIABLES
 from launching import LIBRARIES, ROOT, find_interpreter, find_launcher
-from mpi_replica.launcher.commands import ANSWER, Request, command, question
+from mpi_replica.launcher.commands import Request, command, question
 from mpi_replica.launcher.host_slots import HostSlots
+from mpi_replica.launcher.leftovers import ANSWER
+from mpi_replica.launcher.program import leftovers_program
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -37,7 +40,8 @@ def test_a_host_without_a_link_does_not_answer_and_the_job_goes_on_on_the_others
     launcher = find_launcher(find_interpreter(library))
 
     def answers(host):
-        words = question(library, VERSION, launcher, host)
+        program = [*leftovers_program(), str(time.time())]
+        words = question(library, VERSION, launcher, host, program)
         return ANSWER in output_of(network, library, words)
 
     assert answers("node1")

@@ -98,6 +98,40 @@ def test_a_job_goes_on_by_the_hosts_that_are_left(library, lose, network, tmp_pa
         assert set(places.split(",")) == {"node1", "node3"}
 
 
+DIES_ON_NODE2 = """
+import os, signal, socket
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+if socket.gethostname() == "node2":
+    os.kill(os.getpid(), signal.SIGKILL)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_nothing_is_left_on_other_hosts_of_a_job_that_is_not_started_again(
+    library, network, tmp_path
+):
+    write_hostfile(library, tmp_path / "hosts", dict.fromkeys(HOSTS, RANKS_PER_HOST))
+    words = ["--hostfile", tmp_path / "hosts", "-n", RANKS, "--restarts", 0, "-c", DIES_ON_NODE2]
+    done = subprocess.run(
+        [
+            *network.prefix(ROOT),
+            *(find_interpreter(library), "-m", "mpi_replica", "run", *map(str, words)),
+        ],
+        env=variables(VARIABLES[library] | {"TMPDIR": "/run", "PYTHONPATH": str(ROOT)}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+    assert done.returncode != 0
+    assert "was lost" in done.stderr
+    for host in HOSTS:
+        look = [FOLDER / "agent", host, "find /dev/shm -mindepth 1"]
+        assert subprocess.check_output([*network.prefix(ROOT), *look], text=True) == ""
+
+
 def pid_of(line):
     """Return the process at the other end, as this namespace numbers it."""
     return struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
