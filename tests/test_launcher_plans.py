@@ -347,3 +347,16 @@ def test_a_status_that_equals_the_signal_of_another_text_stays():
     notice = DeathNotice()
     notice.feed(b"a program prints (signal 9)\n")
     assert notice.status(9) == 9
+
+
+@given(cut=st.integers(0, 200))
+def test_a_daemon_that_is_lost_is_noticed_wherever_the_output_is_cut(cut):
+    text = (
+        b"----\nRTE has lost communication with a remote daemon.\n\n  HNP daemon   : [prterun-0]\n"
+    )
+    notice = DeathNotice()
+    notice.feed(b"a program prints lost communication\n")
+    assert not notice.has_lost_daemon
+    notice.feed(text[:cut])
+    notice.feed(text[cut:])
+    assert notice.has_lost_daemon

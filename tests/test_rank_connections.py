@@ -37,14 +37,12 @@ class Launcher:
 
     def __init__(self, way, size, stall_seconds):
         self.selector = selectors.PollSelector()
-        self.ranks = RankConnections(
-            self.selector, size, way == "TCP", [str(stall_seconds), "0", "0"]
-        )
+        self.ranks = RankConnections(self.selector, size, way == "TCP", [str(stall_seconds), "0"])
         self.secret, *words = self.ranks.variable[VARIABLE].split()
-        self.address = next(one for one in words[3:] if one.startswith(":") == (way == "Unix"))
+        self.address = next(one for one in words[2:] if one.startswith(":") == (way == "Unix"))
         if way == "TCP":
             self.address = f"127.0.0.1:{self.address.rpartition(':')[2]}"
-        self.variable = {VARIABLE: " ".join([self.secret, *words[:3], self.address])}
+        self.variable = {VARIABLE: " ".join([self.secret, *words[:2], self.address])}
         self.processes = []
 
     def close(self):
@@ -677,7 +675,7 @@ def test_a_rank_tries_all_addresses_of_its_launcher(launch):
     launcher = launch("TCP")
     port = launcher.address.rpartition(":")[2]
     places = f":mpi_replica-not-here absent.invalid:{port} 127.0.0.1:1 {launcher.address}"
-    launcher.start("", env={VARIABLE: f"{launcher.secret} 600 0 0 {places}"})
+    launcher.start("", env={VARIABLE: f"{launcher.secret} 600 0 {places}"})
     launcher.serve_until_ended(0)
     assert launcher.facts(0)["end"] == "done"
 

@@ -6,11 +6,14 @@ import os
 import selectors
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 
 from .leftovers import ANSWER
 from .processes import descendants, send_signal
 
+# A launcher that has to be ended leaves files on the host.
+_SECONDS_TO_END = 2.0
 _READ_BYTES = 1 << 12
 
 
@@ -35,6 +38,9 @@ class HostQuestions:
     ) -> None:
         #: The hosts that have answered.
         self.answered: set[str] = set()
+        #: Those that have, and whose launcher has not ended by itself.
+        self.unfinished: set[str] = set()
+        self._answered_at = 0.0
         self._selector = selector
         self._asked = {
             host: subprocess.Popen(
@@ -60,17 +66,20 @@ class HostQuestions:
         self._texts[host] += data
         if ANSWER.encode() in self._texts[host]:
             self.answered.add(host)
-        if not data or host in self.answered:
+            self._answered_at = time.monotonic()
+        if not data:
             self._open.discard(host)
             self._selector.unregister(pipe or -1)
 
     @property
     def are_open(self) -> bool:
-        """Whether a host may still answer."""
-        return bool(self._open)
+        """Whether a host may still answer, or its launcher end by itself."""
+        is_ending = time.monotonic() < self._answered_at + _SECONDS_TO_END
+        return bool(self._open if is_ending else self._open - self.answered)
 
     def close(self) -> None:
         """Ends what was started: with a host that is silent it would wait."""
+        self.unfinished = self._open & self.answered
         for host in list(self._open):
             self._open.discard(host)
             self._selector.unregister(self._asked[host].stdout or -1)

@@ -98,11 +98,12 @@ class JobStart:
                 [f"{self._stall_seconds:g}", str(restarts)],
             )
             added |= self._ranks.variable
+        says_daemons = job.launcher == "openmpi" and job.num_hosts > 1
         self.launcher = subprocess.Popen(
             job.command,
             env={**environ, **added},
             stdout=subprocess.PIPE if job.tag or job.launcher == "mpich" else None,
-            stderr=subprocess.PIPE if job.tag else None,
+            stderr=subprocess.PIPE if job.tag or says_daemons else None,
             process_group=None if is_in_terminal else 0,
             preexec_fn=ends_with_parent(),
         )
@@ -161,6 +162,12 @@ class JobStart:
     def was_ended(self) -> bool:
         """Whether it does not end by itself."""
         return bool(self.is_timed_out or self._ended_by or self.ended_because)
+
+    @property
+    def may_leave_files(self) -> bool:
+        """Whether processes have not come to their end, as far as its launcher knows."""
+        has_failed = self.launcher.returncode != 0 or self._notice.has_lost_daemon
+        return has_failed or bool(self.ended_because)
 
     @property
     def have_ranks_ended(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a job writes, on its way through: one look of tags, and how MPICH says that a rank died.
+"""What a job writes, on its way through: one look of tags, and what launchers say of deaths.
 
 Whoever reads it may be slow, and may have said that writing must not block.
 """
@@ -171,9 +171,10 @@ def _line(rank: int | None, text: bytes) -> bytes:
 
 
 class DeathNotice:
-    r"""Looks for the signal of which a rank has died in what MPICH's launcher prints.
+    r"""Looks for what launchers print, and no exit status says.
 
-    Its exit status is the bare number of the signal, which a program may return as well.
+    That of MPICH is the bare number of the signal of which a rank has died, which a program may
+    return as well. That of Open MPI is 0 where it loses a daemon at the end of a job.
 
     Examples
     --------
@@ -187,9 +188,12 @@ class DeathNotice:
     _PATTERN = re.compile(
         rb"^YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)", re.MULTILINE
     )
+    _DAEMON_IS_LOST = b"RTE has lost communication with a remote daemon"
     _KEPT_BYTES = 4096
 
     def __init__(self) -> None:
+        #: Whether a host may keep files of the job for that.
+        self.has_lost_daemon = False
         self._last = b""
         self._signal = 0
 
@@ -198,6 +202,7 @@ class DeathNotice:
         text = self._last + data
         for line in self._PATTERN.finditer(text):
             self._signal = int(line[1])
+        self.has_lost_daemon |= self._DAEMON_IS_LOST in text
         self._last = text[-self._KEPT_BYTES :]
 
     def status(self, status: int) -> int:

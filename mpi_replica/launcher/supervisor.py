@@ -25,7 +25,9 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, sig
 _SECONDS_TO_END = 2.0
 # A host that is silent is one to ssh after 3 s, to srun after 12.
 _SECONDS_TO_ANSWER = 13.0
-_SECONDS_TO_ANSWER_AT_THE_END = 5.0  # then only what is left there depends on it
+# At the end only what is left there depends on it; what questions leave, the next ones remove.
+_SECONDS_TO_ANSWER_AT_THE_END = 5.0
+_MOST_QUESTIONS_AT_THE_END = 3
 _LOOK_SECONDS = 0.1
 _READ_BYTES = 1 << 16
 # As from CheckpointManager.exit_if_signalled.
@@ -130,14 +132,13 @@ class _Supervisor:
                 current.end()
                 self._current = None
             outcome = current.outcome()
-            if current.launcher.returncode or current.ended_because or outcome.loss:
-                self._may_leave_files = True
+            self._may_leave_files |= current.may_leave_files or bool(outcome.loss)
             seconds, text = self._restarts.pause_seconds(outcome)
             if text or current.ended_because:
                 _tell(text or f"{current.ended_because}: the job was ended.")
             if seconds is None:
                 if self._may_leave_files:
-                    self._ask_hosts(0.0, 0.0 if outcome.is_final else _SECONDS_TO_ANSWER_AT_THE_END)
+                    self._clean_up({} if outcome.is_final else self._job.questions)
                 return self._status(outcome.status)
             self._goes_on = self._goes_on or outcome.goes_on
             self._compare_replicas(outcome.num_replicas)
@@ -195,7 +196,7 @@ class _Supervisor:
         LaunchError
             It can't be started on the hosts that are left.
         """
-        answered = self._ask_hosts(seconds, _SECONDS_TO_ANSWER)
+        answered = self._ask(self._job.questions, seconds, _SECONDS_TO_ANSWER).answered
         is_late = self._steps and time.monotonic() >= self._steps[0][0]
         if self._signal or is_late:
             return False
@@ -203,15 +204,21 @@ class _Supervisor:
             self._leave_hosts_out(answered)
         return True
 
-    def _ask_hosts(self, seconds: float, seconds_more: float) -> set[str]:
-        """Waits, and longer for hosts that don't answer; none keeps what dead processes have left.
+    def _clean_up(self, questions: Mapping[str, Sequence[str]]) -> None:
+        """Lets hosts, and this one, remove what dead processes have left."""
+        for _ in range(_MOST_QUESTIONS_AT_THE_END):
+            unfinished = self._ask(questions, 0.0, _SECONDS_TO_ANSWER_AT_THE_END).unfinished
+            questions = {host: questions[host] for host in unfinished}
+            if not questions:
+                return
 
-        A signal or the end of the job's time ends the wait.
-        """
+    def _ask(
+        self, asked: Mapping[str, Sequence[str]], seconds: float, seconds_more: float
+    ) -> HostQuestions:
+        """Waits, and longer for hosts that don't answer; a signal or a timeout ends the wait."""
         limit = time.monotonic() + seconds
         last = limit + seconds_more
         environ = {**self._environ, **self._job.added, **self._job.added_again}
-        asked = self._job.questions if last > time.monotonic() else {}
         since = str(self._started_at)
         questions = HostQuestions(
             self._selector, {host: [*words, since] for host, words in asked.items()}, environ
@@ -226,7 +233,7 @@ class _Supervisor:
         finally:
             questions.close()
             remove_leftovers(self._started_at)
-        return questions.answered
+        return questions
 
     def _leave_hosts_out(self, answered: set[str]) -> None:
         """Makes the job for the hosts that have answered, where these are not all."""
