@@ -16,6 +16,7 @@ from ..core.layout import Layout
 from ..core.options import CommunicationOptions
 from ..core.thread_owners import owner_of_this_thread, thread_at_work
 from ..ranks.transport import Transport
+from ..ranks.watch.recorder import FlightRecorder
 from ..ranks.watch.strategy_watch import StrategyWatch
 from .agreement.agreement import Agreement
 from .agreement.call import Call
@@ -69,6 +70,10 @@ class Engine:
         self.group = self.driver.group
         self.perform = self.driver.perform
         self.report = self.driver.report
+
+    def record(self, recorder: FlightRecorder) -> None:
+        """Notes the calls here from now on."""
+        self.watch.recorder = self.driver.recorder = recorder
 
     @property
     def is_spare(self) -> bool:

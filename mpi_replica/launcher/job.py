@@ -56,6 +56,8 @@ class Options(NamedTuple):
     restart_on: str | None = None
     #: How many ranks it needs then.
     min_ranks: int | None = None
+    #: Environment variables for the ranks.
+    variables: Mapping[str, str] = MappingProxyType({})
 
 
 class Job(NamedTuple):
@@ -137,7 +139,7 @@ def plan(
         )
     else:
         mpi_type = None
-    added: dict[str, str] = {}
+    added: dict[str, str] = dict(options.variables)
     version: tuple[int, ...] = ()
     if mpi_type is not None:
         kind, path = "srun", shutil.which("srun", path=environ.get("PATH")) or "srun"

@@ -31,6 +31,8 @@ from ..core.exceptions import ContextError, ReplicaStopped, add_note, text_of
 from ..core.options import CommunicationOptions
 from ..core.tracebacks import came_up_in_package
 from ..core.values import per_replica
+from ..ranks.watch import event_log
+from ..ranks.watch.span import run_span
 from .kept_by_runs import KeptByRuns
 from .merge_fn import comparable, invoke_merge_fn, unpacked
 from .replica_context import ReplicaContext
@@ -79,7 +81,11 @@ class Seat:
         context = ReplicaContext.in_run(strategy, self.replica_id, self.meet)
         swap_state(context.state)  # in a context of the replica's own, which is thrown away
         try:
-            self.value = self.run.libraries.call(self.run.fn, self.args, self.kwargs)
+            if event_log.current is None:
+                self.value = self.run.libraries.call(self.run.fn, self.args, self.kwargs)
+            else:
+                with run_span(self.run.identity.text):
+                    self.value = self.run.libraries.call(self.run.fn, self.args, self.kwargs)
             self.status = "returned"
         except greenlet.GreenletExit:
             raise
@@ -175,6 +181,9 @@ class Run(CurrentRun):
         agreement = self.engine.agreement
         try:
             agreement.enter_run(self)
+            if event_log.current is not None:
+                with run_span(self.identity.text):
+                    return self._go_through(kept)
             return self._go_through(kept)
         finally:
             try:

@@ -15,6 +15,7 @@ from ..core.options import CommunicationOptions
 from ..ranks import blas
 from ..ranks.interrupts import gate
 from ..ranks.transport import Transport
+from ..ranks.watch import event_log
 from ..ranks.watch.watcher import watcher
 from ..replicas.kept_by_runs import KeptByRuns
 from . import job_end
@@ -134,7 +135,8 @@ class MPIStrategy(Strategy):
         if transport.size > 1 or engine.is_spare:
             engine.watch.abort = job_end.abort
             job_end.add_engine(engine)
-        if transport.size > 1 or len(engine.layout.local_replica_ids) > 1:
+        is_traced = event_log.current is not None
+        if transport.size > 1 or len(engine.layout.local_replica_ids) > 1 or is_traced:
             watcher.add(engine.watch, transport.hosts[transport.rank])
 
     def move(self, transport: Transport, layout: Layout) -> None:
@@ -197,6 +199,7 @@ class MPIStrategy(Strategy):
         engine, transport = self.engine, self.engine.transport
         have_all_come = False
         if engine.agreement.final is None and not engine.is_spare:
+            engine.watch.recorder.want_clocks()
             try:
                 engine.cross_replica(
                     engine.make("close", None, BarrierCall, "close", is_anywhere=True)

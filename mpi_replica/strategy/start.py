@@ -19,6 +19,7 @@ from ..ranks.numerics import Numerics, compare, numerics_here
 from ..ranks.single import SingleTransport
 from ..ranks.survivors import Survivors
 from ..ranks.transport import Transport
+from ..ranks.watch.event_log import open_log_of_environment
 
 _NUM_REPLICAS = "MPI_REPLICA_NUM_REPLICAS"
 _SPARES = "MPI_REPLICA_SPARES"
@@ -124,6 +125,7 @@ def _wait_for_terms(survivors: Survivors) -> tuple[Transport, Terms]:
     terms = survivors.share(None)
     if isinstance(terms, Exception):
         raise terms
+    open_log_of_environment()
     layout = Layout.waiting(terms.layout.counts, survivors.rank)
     return survivors.waiting_transport(), terms._replace(layout=layout)
 
@@ -152,6 +154,7 @@ def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
         problem=None,
     )
     try:
+        open_log_of_environment()
         merged, seed = _merged(wishes.options), wishes.seed
         here, total = _checked(wishes.replicas_per_rank, wishes.num_replicas, transport.size)
         proposal = mine._replace(

@@ -24,9 +24,11 @@ from ...core.exceptions import (
 from ...core.layout import Layout
 from ..launcher_connection import tell
 from ..transport import Mailbox, Transport
+from . import event_log
 from .recorder import FlightRecorder
 from .stacks import Whereabouts, place_of_thread
 from .stall_report import Answer, Processes, local_stall_report, stall_report
+from .traced_calls import TracedCalls
 
 _log = logging.getLogger("mpi_replica")
 
@@ -118,6 +120,8 @@ class StrategyWatch:
         self.layout = layout
         self.thread = thread
         self.recorder = FlightRecorder()
+        if event_log.current is not None:
+            self.recorder = TracedCalls(event_log.current, transport, layout)
         self.is_watched = False
         self._is_closed = False
         #: Whether the strategy can't be used any more.
@@ -312,6 +316,7 @@ class StrategyWatch:
         )
         if not inquiry.is_timeout:
             _log.warning("%s", text)
+            self.recorder.note(text)
             pids = enumerate(self._transport.pids)
             # One of which the launcher knows that it has ended: the library has not told of it.
             tell(waits_for=[pid for rank, pid in pids if rank not in inquiry.answers])
@@ -351,7 +356,9 @@ class StrategyWatch:
             self._local_reports += 1
             if now >= self._quiet_until:
                 here, processes = self.here(), self._processes
-                _log.warning("%s", local_stall_report(call, waited, here, self.layout, processes))
+                text = local_stall_report(call, waited, here, self.layout, processes)
+                _log.warning("%s", text)
+                self.recorder.note(text)
 
     def _deal_with(self, sender: int, kind: str, *contents: Any) -> None:
         if kind == "ask":

@@ -1,0 +1,166 @@
+"""One clock for all processes of a trace.
+
+An exchange ends on no rank before it has begun on all. So by each exchange the clock of a process
+is between two limits to that of another one, and by the fastest of many in a row these are as
+close as a message is fast. Between two such comparisons a clock runs evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ranks.watch.event_log import EventKind
+from .processes import Integers, TracedProcess
+
+Floats = npt.NDArray[np.float64]
+
+# Clocks of computers run apart by less, also where NTP corrects one (500 ppm, `adjtimex(2)`).
+_MOST_DRIFT = 5e-4
+
+
+class _Offset(NamedTuple):
+    """What one comparison has shown of a clock: nanoseconds."""
+
+    at: float
+    offset: float
+    bound: float
+
+
+class Clock:
+    """From the clock of a process to the common one. All times are nanoseconds.
+
+    Parameters
+    ----------
+    start : int
+        Which of the starts of a job it is part of: between two of them only the clocks of the
+        hosts tell the time.
+    offsets : sequence of _Offset
+        One or more, of different times.
+
+    Examples
+    --------
+    >>> clock = Clock(0, [_Offset(0.0, 100.0, 5.0), _Offset(1000.0, 200.0, 5.0)])
+    >>> clock.common(np.array([0, 500, 1000])).tolist()
+    [100.0, 650.0, 1200.0]
+    """
+
+    def __init__(self, start: int, offsets: Sequence[_Offset]) -> None:
+        self.start = start
+        known: Floats = np.array(sorted(offsets), float)
+        self._at, self._offsets, self._bounds = known.T
+        least, most = -_MOST_DRIFT, _MOST_DRIFT
+        if len(offsets) > 1:
+            seconds = self._at[-1] - self._at[0]
+            slope = (self._offsets[-1] - self._offsets[0]) / seconds
+            doubt = (self._bounds[-1] + self._bounds[0]) / seconds
+            least, most = max(least, slope - doubt), min(most, slope + doubt)
+        # Outside of the comparisons it runs as it did between them, as far as that is known.
+        self._drift, self._drift_bound = (least + most) / 2, max(0.0, most - least) / 2
+
+    def common(self, times: Integers | Floats) -> Floats:
+        """Returns the times by the common clock."""
+        at = times.astype(float)
+        common: Floats = (
+            at + np.interp(at, self._at, self._offsets) + self._drift * self._beyond(at)
+        )
+        return common
+
+    def bound(self, times: Integers | Floats) -> Floats:
+        """Returns by how much `common` may be wrong, to either side."""
+        at = times.astype(float)
+        bounds: Floats = np.interp(at, self._at, self._bounds)
+        return bounds + self._drift_bound * np.abs(self._beyond(at))
+
+    def _beyond(self, times: Floats) -> Floats:
+        return times - np.clip(times, self._at[0], self._at[-1])
+
+
+#: When the exchanges of a comparison began and ended, in a row for each, by process.
+Comparison: TypeAlias = Mapping[int, tuple[Floats, Floats]]
+
+
+def clocks_of(processes: Sequence[TracedProcess]) -> list[Clock]:
+    """Returns a clock for each process."""
+    comparisons = _comparisons(processes)
+    offsets: dict[int, list[_Offset]] = {}
+    starts: dict[int, int] = {}
+    origin = min(one.epoch_ns for one in processes)
+    for start, first in enumerate(range(len(processes))):
+        if first in offsets:
+            continue
+        # What nobody compares itself with is placed by the clock of its host.
+        process = processes[first]
+        offset = float(process.epoch_ns - origin - process.clock_ns)
+        offsets[first], starts[first] = [_Offset(process.clock_ns, offset, 0.0)], start
+        _spread(first, start, comparisons, offsets, starts)
+    return [Clock(starts[n], offsets[n]) for n in range(len(processes))]
+
+
+def _spread(
+    first: int,
+    start: int,
+    comparisons: Sequence[Comparison],
+    offsets: dict[int, list[_Offset]],
+    starts: dict[int, int],
+) -> None:
+    """Finds the clocks of all that have compared theirs with that of `first`, or with such a one.
+
+    That of `first` is right by definition. Where it takes no part any more, the best known one of
+    those that do is what the others are compared with.
+    """
+    left = [one for one in comparisons if not one.keys() & offsets.keys() - {first}]
+    left.sort(key=lambda one: first not in one)  # stable: else as they came
+    while left:
+        index = next((n for n, one in enumerate(left) if one.keys() & starts.keys()), None)
+        if index is None:
+            return
+        comparison = left.pop(index)
+        known = {n: Clock(start, offsets[n]) for n in comparison if starts.get(n) == start}
+        if not known:
+            continue
+
+        def doubt(n: int, known: dict[int, Clock] = known, at: Comparison = comparison) -> float:
+            return 0.0 if n == first else float(known[n].bound(at[n][0][:1])[0])
+
+        anchor = min(known, key=doubt)
+        clock, (begins, ends) = known[anchor], comparison[anchor]
+        begins, ends, more = clock.common(begins), clock.common(ends), doubt(anchor)
+        if anchor == first:
+            begins = comparison[anchor][0] + offsets[first][0].offset
+            ends = comparison[anchor][1] + offsets[first][0].offset
+        for n, (begun, ended) in comparison.items():
+            if n == anchor:
+                continue
+            # It ends nowhere before it has begun here and there.
+            least, most = np.max(begins - ended), np.min(ends - begun)
+            shown = _Offset(begun.mean(), (least + most) / 2, abs(most - least) / 2 + more)
+            offsets.setdefault(n, []).append(shown)
+            starts[n] = start
+
+
+def _comparisons(processes: Sequence[TracedProcess]) -> list[Comparison]:
+    """Returns all comparisons, in the order in which they were made in each world."""
+    found: dict[tuple[int, int], dict[int, tuple[Floats, Floats]]] = {}
+    for n, process in enumerate(processes):
+        events = process.events(EventKind.CLOCK)
+        for world, membership in process.memberships.items():
+            if membership.name is None:
+                continue
+            of_world = events.track == world
+            for number in np.unique(events.number[of_world]).tolist():
+                mine = of_world & (events.number == number)
+                key = membership.name, number
+                found.setdefault(key, {})[n] = (
+                    events.begin[mine].astype(float),
+                    events.end[mine].astype(float),
+                )
+    whole: list[Comparison] = []
+    for comparison in found.values():
+        rounds = min(len(begins) for begins, _ in comparison.values())  # one may have died in it
+        if len(comparison) > 1 and rounds:
+            whole.append({n: (b[:rounds], e[:rounds]) for n, (b, e) in comparison.items()})
+    return whole

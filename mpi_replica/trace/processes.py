@@ -1,0 +1,151 @@
+"""What traced processes have left, as it was written: each by its own clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ranks.watch.event_log import BLOCK_HEAD, NUM_FIELDS, BlockKind, EventKind, folder_of_parts
+
+Integers = npt.NDArray[np.int64]
+
+_PART = re.compile(r"(.*)\.(\d+)\.events")
+
+
+class Membership(NamedTuple):
+    """A process in a world of ranks that call together."""
+
+    #: The same on all ranks; None where they have never come to a call.
+    name: int | None
+    rank: int
+    size: int
+    replicas: tuple[int, ...]
+
+
+class Events:
+    """Events of one kind, a column for each field.
+
+    Parameters
+    ----------
+    rows : array of int64
+        A row for each event, with the fields of an `Event`.
+    """
+
+    def __init__(self, rows: Integers) -> None:
+        _, self.name, self.track, self.begin, self.end, self.number, self.size = rows.T
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass
+class TracedProcess:
+    """What one process has written."""
+
+    host: str = ""
+    pid: int = 0
+    #: How often its job was started before.
+    restart: int = 0
+    #: A moment by the clock of its host, and by its own; both in nanoseconds.
+    epoch_ns: int = 0
+    clock_ns: int = 0
+    #: When it has come to its end, by its own clock; None where it was killed.
+    end_ns: int | None = None
+    num_dropped: int = 0
+    last_seconds: float | None = None
+    memberships: dict[int, Membership] = field(default_factory=dict)
+    names: Sequence[str] = ()
+    rows: Integers = field(default_factory=lambda: np.empty((0, NUM_FIELDS), np.int64))
+
+    def events(self, kind: EventKind) -> Events:
+        """Returns those of a kind, in the order in which they were noted."""
+        return Events(self.rows[self.rows[:, 0] == kind])
+
+    @property
+    def rank(self) -> int:
+        """Its rank in the largest of its worlds; -1 where it has none."""
+        known = self.memberships.values()
+        return max(known, key=lambda one: one.size).rank if known else -1
+
+    @property
+    def label(self) -> str:
+        """Its name in a trace."""
+        restart = f", start {self.restart + 1}" if self.restart else ""
+        return f"rank {self.rank} ({self.host}, pid {self.pid}{restart})"
+
+
+def read_processes(path: str) -> list[TracedProcess]:
+    """Returns what the processes of the newest job have left beside the trace `path`, by rank.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is nothing.
+    """
+    folder = folder_of_parts(path)
+    parts: dict[str, dict[int, str]] = {}
+    for name in os.listdir(folder):
+        if found := _PART.fullmatch(name):
+            parts.setdefault(found[1], {})[int(found[2])] = os.path.join(folder, name)
+    processes = [_read([files[n] for n in sorted(files)]) for files in parts.values()]
+    if not processes:
+        raise FileNotFoundError(f"no rank has written a part of a trace in {folder}.")
+    processes.sort(key=lambda one: (one.restart, one.rank, one.host, one.pid))
+    return processes
+
+
+def _read(files: Sequence[str]) -> TracedProcess:
+    """Returns what one process has written, to files one after the other."""
+    process = TracedProcess()
+    names: list[str] = []
+    rows = []
+    for file in files:
+        names = []  # each file has all of them
+        with open(file, "rb") as opened:
+            data = opened.read()
+        for kind, block in _blocks(data):
+            if kind == BlockKind.EVENTS:
+                rows.append(np.frombuffer(block, np.int64).reshape(-1, NUM_FIELDS))
+            elif kind == BlockKind.NAMES:
+                names += json.loads(block)
+            else:
+                _learn(process, json.loads(block))
+    process.names = names
+    if rows:
+        process.rows = np.concatenate(rows)
+    if process.last_seconds and len(process.rows):
+        ends = process.rows[:, 4]
+        process.rows = process.rows[ends >= ends.max() - process.last_seconds * 1e9]
+    return process
+
+
+def _blocks(data: bytes) -> list[tuple[int, bytes]]:
+    """Returns the whole blocks; what was killed may have left half of one."""
+    blocks, place = [], 0
+    while place + BLOCK_HEAD.size <= len(data):
+        kind, length = BLOCK_HEAD.unpack_from(data, place)
+        place += BLOCK_HEAD.size
+        if place + length > len(data):
+            break
+        blocks.append((kind, data[place : place + length]))
+        place += length
+    return blocks
+
+
+def _learn(process: TracedProcess, fact: dict[str, Any]) -> None:
+    world = fact.pop("world", None)
+    if world is None:
+        for name, value in fact.items():
+            setattr(process, name, value)
+    elif "name" in fact:
+        process.memberships[world] = process.memberships[world]._replace(name=fact["name"])
+    else:
+        replicas = tuple(fact["replicas"])
+        process.memberships[world] = Membership(None, fact["rank"], fact["size"], replicas)
