@@ -17,7 +17,7 @@ from ..core import nest
 from ..core.context import current_state
 from ..core.options import CommunicationOptions
 from ..core.values import per_replica
-from ..ranks.watch.span import input_span
+from ..ranks.watch.span import span
 from .batches import empty_like, kind_of, kind_text
 from .inputs import Input
 from .next_step import NextStep
@@ -282,7 +282,7 @@ class DistributedIterator:
         # range first: the other way round a step would be taken and lost
         return OptionalStep([value for _, value in zip(range(1), self, strict=False)])
 
-    @input_span("next")
+    @span("next", kind="input")
     def _step(self) -> list[Any] | None:
         is_shared = self._engine.layout.size > 1 and self._engine.is_in_its_thread()
         steps = self._place.steps
@@ -322,7 +322,7 @@ class DistributedIterator:
     def _name_of_epoch(self) -> str:
         return f"{self._name}, iteration {self._place.epoch}"
 
-    @input_span("next")
+    @span("next", kind="input")
     def _agreed_step(self) -> list[Any] | None:
         engine = self._engine
         values, self._spec = engine.cross_replica(engine.make("next", None, self._next_step))

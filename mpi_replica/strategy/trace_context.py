@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from ..collectives.agreement.group import Group
-from ..collectives.agreement.site import CallSite
-from ..collectives.agreement.steps import Agree, Steps
 from ..collectives.barrier import BarrierCall
 from ..collectives.strategy_base import StrategyBase
 from ..core.argument_checks import flag
 from ..core.context import require_cross_replica
 from ..core.exceptions import ContextError
-from ..core.options import CommunicationOptions
 from ..ranks.watch import event_log
 from ..ranks.watch.recorder import FlightRecorder
 from ..ranks.watch.traced_calls import TracedCalls
 from ..ranks.watch.watcher import watcher
 from ..trace.trace_file import merge
 
-if TYPE_CHECKING:
-    from ..collectives.agreement.call import Call
-
-
-class _Doing(BarrierCall):
-    """A call at which ranks do something that may fail, one thing after the other."""
-
-    def __init__(
-        self,
-        site: CallSite,
-        options: CommunicationOptions,
-        kind: str,
-        path: str,
-        functions: Sequence[Callable[[], None]],
-        undo: Callable[[], None],
-    ) -> None:
-        super().__init__(site, options, kind, repr(path))
-        self.functions, self.undo = functions, undo
-
-    def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[None]:
-        for function in self.functions:
-
-            def do(function: Callable[[], None] = function) -> tuple[bytes, None]:
-                function()
-                return b"", None
-
-            yield Agree(do, self.undo)
+_END = "the end of trace"
 
 
 class TraceContext:
@@ -71,29 +39,30 @@ class TraceContext:
 
     def __enter__(self) -> None:
         require_cross_replica(self._strategy, "trace")
-        self._do("trace", self._open)
-        engine, log = self._strategy.engine, self._log
-        if log is None:
-            return
-        engine.record(TracedCalls(log, engine.transport, engine.layout))
-        if not engine.watch.is_watched:
-            self._is_watched = True
-            watcher.add(engine.watch, engine.transport.hosts[engine.transport.rank])
+        try:
+            self._meet("trace", self._open)
+        except BaseException:
+            self._close()
+            raise
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        engine = self._strategy.engine
         try:
             if error is None:  # otherwise the other ranks may be anywhere
-                engine.watch.recorder.want_clocks()
-                self._do("the end of trace", self._close, self._merge)
+                self._strategy.engine.watch.recorder.want_clocks()
+                self._meet(_END)
+                self._meet(f"{_END}, written", self._close)
+                self._meet(f"{_END}, put together", self._merge)
         finally:
             self._close()
 
-    def _do(self, kind: str, *functions: Callable[[], None]) -> None:
+    def _meet(self, kind: str, do: Callable[[], None] = lambda: None) -> None:
+        """Does something, and returns when all ranks have; an error is raised on all of them."""
         engine = self._strategy.engine
-        path = str(self._path)
-        call = engine.make(kind, None, _Doing, kind, path, functions, self._close)
-        engine.cross_replica(call)
+        try:
+            do()
+        except Exception as error:
+            engine.fail(kind, error)
+        engine.cross_replica(engine.make(kind, None, BarrierCall, kind, str(self._path)))
 
     def _open(self) -> None:
         if event_log.current is not None:
@@ -101,24 +70,23 @@ class TraceContext:
                 "this process is traced already, by strategy.trace or MPI_REPLICA_TRACE. Leave out"
                 " one of the two."
             )
-        seconds = self._last_seconds
-        if seconds is not None and not 0 < seconds < math.inf:
-            raise ValueError(f"last_seconds={seconds!r} is not a positive number of seconds.")
-        path = os.fspath(self._path)
-        self._log = event_log.open_log(
-            path, seconds, has_samples=flag("samples", self._has_samples)
-        )
+        path, has_samples = os.fspath(self._path), flag("samples", self._has_samples)
+        self._log = event_log.open_log(path, self._last_seconds, has_samples=has_samples)
+        engine = self._strategy.engine
+        engine.record(TracedCalls(self._log, engine.transport, engine.layout))
+        if not engine.watch.is_watched:
+            self._is_watched = True
+            watcher.add(engine.watch, engine.transport.hosts[engine.transport.rank])
 
     def _close(self) -> None:
         log, self._log = self._log, None
-        if log is None:
-            return
-        engine = self._strategy.engine
-        engine.record(FlightRecorder())
-        event_log.close_log(log)
-        if self._is_watched:
-            self._is_watched = False
-            watcher.remove(engine.watch)
+        if log is not None:
+            engine = self._strategy.engine
+            engine.record(FlightRecorder())
+            event_log.close_log(log)
+            if self._is_watched:
+                self._is_watched = False
+                watcher.remove(engine.watch)
 
     def _merge(self) -> None:
         if self._strategy.engine.layout.rank == 0:

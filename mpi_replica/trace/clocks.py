@@ -86,64 +86,45 @@ Comparison: TypeAlias = Mapping[int, tuple[Floats, Floats]]
 def clocks_of(processes: Sequence[TracedProcess]) -> list[Clock]:
     """Returns a clock for each process."""
     comparisons = _comparisons(processes)
-    offsets: dict[int, list[_Offset]] = {}
-    starts: dict[int, int] = {}
+    clocks: dict[int, Clock] = {}
     origin = min(one.epoch_ns for one in processes)
-    for start, first in enumerate(range(len(processes))):
-        if first in offsets:
-            continue
-        # What nobody compares itself with is placed by the clock of its host.
-        process = processes[first]
-        offset = float(process.epoch_ns - origin - process.clock_ns)
-        offsets[first], starts[first] = [_Offset(process.clock_ns, offset, 0.0)], start
-        _spread(first, start, comparisons, offsets, starts)
-    return [Clock(starts[n], offsets[n]) for n in range(len(processes))]
+    for first, process in enumerate(processes):
+        if first not in clocks:
+            # What nobody compares itself with is placed by the clock of its host.
+            offset = float(process.epoch_ns - origin - process.clock_ns)
+            exact = [_Offset(at, offset, 0.0) for at in (process.clock_ns, process.clock_ns + 1e9)]
+            start = {first: Clock(first, exact)}
+            _spread(start, comparisons)
+            clocks |= start
+    return [clocks[n] for n in range(len(processes))]
 
 
-def _spread(
-    first: int,
-    start: int,
-    comparisons: Sequence[Comparison],
-    offsets: dict[int, list[_Offset]],
-    starts: dict[int, int],
-) -> None:
-    """Finds the clocks of all that have compared theirs with that of `first`, or with such a one.
+def _spread(start: dict[int, Clock], comparisons: Sequence[Comparison]) -> None:
+    """Finds the clocks of all that have compared theirs with one of `start`, or with such a one.
 
-    That of `first` is right by definition. Where it takes no part any more, the best known one of
-    those that do is what the others are compared with.
+    The first one there is right by definition. Where it takes no part any more the others are
+    compared with the one that is known best.
     """
-    left = [one for one in comparisons if not one.keys() & offsets.keys() - {first}]
-    left.sort(key=lambda one: first not in one)  # stable: else as they came
-    while left:
-        index = next((n for n, one in enumerate(left) if one.keys() & starts.keys()), None)
-        if index is None:
-            return
-        comparison = left.pop(index)
-        known = {n: Clock(start, offsets[n]) for n in comparison if starts.get(n) == start}
-        if not known:
+    offsets: dict[int, list[_Offset]] = {}
+    for comparison in comparisons:
+        doubts = {n: start[n].bound(comparison[n][0])[0] for n in comparison if n in start}
+        if not doubts:
             continue
-
-        def doubt(n: int, known: dict[int, Clock] = known, at: Comparison = comparison) -> float:
-            return 0.0 if n == first else float(known[n].bound(at[n][0][:1])[0])
-
-        anchor = min(known, key=doubt)
-        clock, (begins, ends) = known[anchor], comparison[anchor]
-        begins, ends, more = clock.common(begins), clock.common(ends), doubt(anchor)
-        if anchor == first:
-            begins = comparison[anchor][0] + offsets[first][0].offset
-            ends = comparison[anchor][1] + offsets[first][0].offset
+        anchor = min(doubts, key=lambda n: doubts[n])
+        begins, ends = (start[anchor].common(times) for times in comparison[anchor])
         for n, (begun, ended) in comparison.items():
             if n == anchor:
                 continue
             # It ends nowhere before it has begun here and there.
             least, most = np.max(begins - ended), np.min(ends - begun)
-            shown = _Offset(begun.mean(), (least + most) / 2, abs(most - least) / 2 + more)
+            bound = abs(most - least) / 2 + doubts[anchor]
+            shown = _Offset(begun.mean(), (least + most) / 2, bound)
             offsets.setdefault(n, []).append(shown)
-            starts[n] = start
+            start[n] = Clock(start[anchor].start, offsets[n])
 
 
 def _comparisons(processes: Sequence[TracedProcess]) -> list[Comparison]:
-    """Returns all comparisons, in the order in which they were made in each world."""
+    """Returns all comparisons, those of the first processes first, each as they were made."""
     found: dict[tuple[int, int], dict[int, tuple[Floats, Floats]]] = {}
     for n, process in enumerate(processes):
         events = process.events(EventKind.CLOCK)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ranks.watch.event_log import EventKind, Part
+from ..ranks.watch.event_log import EventKind
 from .clocks import Floats
 from .processes import Integers
 from .timeline import Timeline
@@ -17,9 +17,9 @@ _SHOWN_PLACES = 2
 # A rank that is last in fewer calls is one of several.
 _LEAST_SHARE = 0.5
 _KINDS = {
-    "input": (Part.INPUT,),
-    "checkpoint": (Part.CHECKPOINT,),
-    "elastic": (Part.COMMIT, Part.RECOVERY),
+    "input": ("input",),
+    "checkpoint": ("checkpoint",),
+    "elastic": ("commit", "recovery"),
 }
 
 
@@ -176,7 +176,7 @@ def _step(timeline: Timeline) -> dict[str, Any] | None:
     """Returns what a run takes, and what it would take if nobody waited; None without runs."""
     count, took, waits = 0, [], []
     for n, calls in enumerate(timeline.calls):
-        runs = timeline.spans(n, Part.RUN)
+        runs = timeline.spans(n, "run")
         is_whole = runs.track < 0
         if not is_whole.any():
             continue

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..ranks.watch.event_log import EventKind, Part
+from ..ranks.watch.event_log import SPAN_KINDS, EventKind
 from .clocks import Clock, Floats, clocks_of
 from .processes import Events, Integers, TracedProcess
 
@@ -61,11 +61,11 @@ class Timeline:
         for members in self._worlds().values():
             self._meet(members)
 
-    def spans(self, n: int, *parts: Part) -> Events:
-        """Returns the spans of a process that are one of `parts`; by its own clock."""
+    def spans(self, n: int, *kinds: str) -> Events:
+        """Returns the spans of a process that are of one of `kinds`; by its own clock."""
         rows = self.processes[n].rows
         rows = rows[rows[:, 0] == EventKind.SPAN]
-        return Events(rows[np.isin(rows[:, 5], parts)])
+        return Events(rows[np.isin(rows[:, 5], [SPAN_KINDS.index(kind) for kind in kinds])])
 
     def _calls_of(self, n: int) -> Calls:
         events, clock = self.processes[n].events(EventKind.CALL), self.clocks[n]

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
-from ..ranks.watch.event_log import OF_RANK, EventKind, Part, folder_of_parts
+from ..ranks.watch.event_log import OF_RANK, SPAN_KINDS, EventKind, folder_of_parts
 from .processes import TracedProcess, read_processes
 from .summary import summary
 from .timeline import UNDECIDED, Timeline
@@ -126,7 +126,7 @@ def _spans(timeline: Timeline, n: int, origin: float) -> Iterator[dict[str, Any]
     process, clock = timeline.processes[n], timeline.clocks[n]
     events = process.events(EventKind.SPAN)
     begins, ends = clock.common(events.begin) - origin, clock.common(events.end) - origin
-    for name, track, part, begin, end in zip(
+    for name, track, kind, begin, end in zip(
         events.name.tolist(),
         events.track.tolist(),
         events.number.tolist(),
@@ -134,7 +134,7 @@ def _spans(timeline: Timeline, n: int, origin: float) -> Iterator[dict[str, Any]
         ends.tolist(),
         strict=True,
     ):
-        yield _slice(process.names[name], Part(part).name.lower(), n, track + 1, begin, end)
+        yield _slice(process.names[name], SPAN_KINDS[kind], n, track + 1, begin, end)
 
 
 def _slice(

@@ -59,7 +59,8 @@ class EventKind(enum.IntEnum):
     #: A collective call. Track: the world; number: how many exchanges were begun before; size: the
     #: bytes that this rank gave to it.
     CALL = 1
-    #: A part of the program or of the package. Track: a replica, or `OF_RANK`; number: a `Part`.
+    #: A part of the program or of the package. Track: a replica, or `OF_RANK`; number: that of
+    #: its kind.
     SPAN = 2
     #: Where the rank's thread is.
     SAMPLE = 3
@@ -70,16 +71,8 @@ class EventKind(enum.IntEnum):
     INSTANT = 5
 
 
-class Part(enum.IntEnum):
-    """What a span is part of."""
-
-    PROGRAM = 0
-    RUN = 1
-    INPUT = 2
-    CHECKPOINT = 3
-    COMMIT = 4
-    RECOVERY = 5
-
+#: What a span counts as; its number says which.
+SPAN_KINDS = ("program", "input", "checkpoint", "run", "commit", "recovery")
 
 #: Kind, name, track, begin and end in nanoseconds of the process's clock, number and size.
 Event: TypeAlias = tuple[int, int, int, int, int, int, int]
@@ -112,11 +105,15 @@ class EventLog:
     ------
     OSError
         The file can't be written.
+    ValueError
+        `last_seconds` is not positive.
     """
 
     def __init__(
         self, path: str, last_seconds: float | None = None, *, has_samples: bool = True
     ) -> None:
+        if last_seconds is not None and not 0 < last_seconds < math.inf:
+            raise ValueError(f"last_seconds={last_seconds!r} is not a positive number.")
         self.has_samples = has_samples
         #: The number of each text that events name.
         self.names = _Names({f"(one of more than {_MOST_NAMES} names)": 0})
@@ -266,19 +263,13 @@ def open_log_of_environment() -> None:
     path = os.environ.get(TRACE_VARIABLE, "")
     if current is not None or not path:
         return
-    last = os.environ.get(LAST_VARIABLE) or None
+    seconds = os.environ.get(LAST_VARIABLE)
     try:
-        last_seconds = None if last is None else float(last)
-    except ValueError:
-        last_seconds = 0.0
-    if last_seconds is not None and not 0 < last_seconds < math.inf:
-        raise ValueError(f"{LAST_VARIABLE}={last!r} is not a positive number of seconds.")
-    try:
+        last_seconds = float(seconds) if seconds else None
         open_log(path, last_seconds, has_samples=os.environ.get(SAMPLES_VARIABLE, "1") != "0")
-    except OSError as error:
-        raise ValueError(
-            f"{TRACE_VARIABLE}={path!r}: nothing can be written there: {error}"
-        ) from None
+    except (OSError, ValueError) as error:
+        text = f"{TRACE_VARIABLE}={path!r}, {LAST_VARIABLE}={seconds!r}: {error}"
+        raise ValueError(text) from None
 
 
 def close_log(log: EventLog) -> None:

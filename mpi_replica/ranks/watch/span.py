@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from ...core.context import current_state
 from . import event_log
-from .event_log import OF_RANK, EventKind, Part
+from .event_log import OF_RANK, SPAN_KINDS, EventKind
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,9 +25,13 @@ class span:
     ----------
     name : str
         A trace has 65536 different names at most: leave numbers of steps out.
+    kind : {'program', 'input', 'checkpoint'}, optional
+        What its time counts as in the table.
 
     Raises
     ------
+    ValueError
+        There is no such kind.
     TypeError
         It decorates a generator or a coroutine, whose parts are not together in time.
 
@@ -52,12 +56,13 @@ class span:
     4
     """
 
-    __slots__ = ("_begun", "_name")
+    __slots__ = ("_begun", "_kind", "_name")
 
-    part = Part.PROGRAM
-
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, kind: str = "program") -> None:
+        if kind not in SPAN_KINDS:
+            raise ValueError(f"span has kind={kind!r}, which is none of {SPAN_KINDS}.")
         self._name = name
+        self._kind = SPAN_KINDS.index(kind)
         self._begun = 0
 
     def __enter__(self) -> None:
@@ -72,7 +77,7 @@ class span:
         replica = None if state is None else state.replica_context
         track = OF_RANK if replica is None else replica.replica_id_in_sync_group
         name = log.names[str(self._name)]
-        log.add((EventKind.SPAN, name, track, begun, perf_counter_ns(), self.part, 0))
+        log.add((EventKind.SPAN, name, track, begun, perf_counter_ns(), self._kind, 0))
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
@@ -80,46 +85,10 @@ class span:
                 f"span({self._name!r}) can't decorate {function.__qualname__}, a generator or"
                 " coroutine: others run between its parts. Use 'with span(...)' inside of it."
             )
-        kind, name = type(self), self._name
 
         @functools.wraps(function)
         def timed(*args: P.args, **kwargs: P.kwargs) -> T:
-            with kind(name):
+            with span(self._name, kind=SPAN_KINDS[self._kind]):
                 return function(*args, **kwargs)
 
         return timed
-
-
-class run_span(span):
-    """A run, or the step of a replica in it."""
-
-    __slots__ = ()
-    part = Part.RUN
-
-
-class input_span(span):
-    """The wait for a batch of input."""
-
-    __slots__ = ()
-    part = Part.INPUT
-
-
-class checkpoint_span(span):
-    """A checkpoint that is saved or restored."""
-
-    __slots__ = ()
-    part = Part.CHECKPOINT
-
-
-class commit_span(span):
-    """Copies of an elastic state that are sent."""
-
-    __slots__ = ()
-    part = Part.COMMIT
-
-
-class recovery_span(span):
-    """What follows on a loss."""
-
-    __slots__ = ()
-    part = Part.RECOVERY
