@@ -24,7 +24,7 @@ FLOORS = {
     6: ["__init__", "errors", "experimental", "torch", "testing", "doctor"],
     5: ["strategy"],
     4: ["replicas", "data", "checkpoint"],
-    3: ["collectives", "launcher"],
+    3: ["collectives", "launcher", "trace"],
     2: ["ranks"],
     1: ["core"],
 }

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ranks.watch.event_log import EventKind
-from .processes import Integers, TracedProcess
+from .traced_processes import Integers, TracedProcess
 
 Floats = npt.NDArray[np.float64]
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..ranks.watch.event_log import EventKind
 from .clocks import Floats
-from .processes import Integers
 from .timeline import Timeline
+from .traced_processes import Integers
 
 _SHOWN_SITES = 10
 _SHOWN_PLACES = 2

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..ranks.watch.event_log import SPAN_KINDS, EventKind
 from .clocks import Clock, Floats, clocks_of
-from .processes import Events, Integers, TracedProcess
+from .traced_processes import Events, Integers, TracedProcess
 
 #: Of a call: no rank is known to have come last.
 UNDECIDED = -1

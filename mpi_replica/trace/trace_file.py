@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..ranks.watch.event_log import OF_RANK, SPAN_KINDS, EventKind, folder_of_parts
-from .processes import TracedProcess, read_processes
 from .summary import summary
 from .timeline import UNDECIDED, Timeline
+from .traced_processes import TracedProcess, read_processes
 
 # A wait that is shorter has no arrow.
 _LEAST_ARROW_NS = 100_000
