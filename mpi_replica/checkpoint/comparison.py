@@ -154,16 +154,15 @@ class Comparison:
         else:
             self.unexpected += map(where, added)
 
-        def put_back() -> Any:
+        def put_back() -> None:
             if self._is_exact:
                 for key in [key for key in live if key not in saved]:
                     del live[key]
             for key, put_back_item in matched.items():
                 if put_back_item is not None:
                     live[key] = put_back_item()
-            return live
 
-        return put_back
+        return _changing(live, put_back)
 
     def _sequence(self, live: Any, saved: Any, path: str) -> _PutBack | None:
         items = tuple_items(saved)
@@ -202,12 +201,7 @@ class Comparison:
                 self.unfit.append(f"{path} {difference}")
                 return None
         load = self._decoding(state.state, path)
-
-        def put_back() -> Any:
-            object_state.put_state(live, load())
-            return live
-
-        return put_back
+        return _changing(live, lambda: object_state.put_state(live, load()))
 
     def _module(self, live: Any, saved: SavedState, path: str) -> _PutBack | None:
         """Returns what gives a module of torch its tensors, those that fit."""
@@ -229,7 +223,7 @@ class Comparison:
 
         loads = {n: self._decoding(item, path) for n, item in there.items() if n not in unfit}
 
-        def put_back() -> Any:
+        def put_back() -> None:
             state = collections.OrderedDict((name, load()) for name, load in loads.items())
             if saved.versions:
                 state._metadata = decoded(saved.versions, self._load)  # type: ignore[attr-defined]
@@ -237,9 +231,8 @@ class Comparison:
                 object_state.put_part_of_state(live, state)
             else:
                 object_state.put_state(live, state)
-            return live
 
-        return put_back
+        return _changing(live, put_back)
 
     def _replicas(self, live: PerReplica, saved: Any, path: str) -> _PutBack | None:
         """Returns what makes a `PerReplica` anew; what its parts were before says nothing.
@@ -278,11 +271,10 @@ class Comparison:
         if live.is_mirrored or not all(str(i) in parts for i in ids):
             return self._differs(path, f"a variable of {number} replicas", saved)
 
-        def put_back() -> Any:
+        def put_back() -> None:
             live.put_back_components({i: decoded(parts[str(i)], self._load) for i in ids})
-            return live
 
-        return put_back
+        return _changing(live, put_back)
 
     def _other(self, live: Any, saved: Any, path: str, here: str) -> _PutBack | None:
         """Returns what replaces a value by one of another kind, where that loses no object.
@@ -314,21 +306,11 @@ class Comparison:
         name = array_name(saved) or ""
         if library_of(live) is not None:
             return lambda: written(live, self._load(name))
+        fill = functools.partial(self._read, name)
         if isinstance(live, np.ndarray) and live.flags.writeable:
-
-            def fill() -> Any:
-                self._read(name, live)
-                return live
-
-            return fill
-
+            return _changing(live, lambda: fill(live))
         if isinstance(live, AbstractVariable):
-
-            def put_back() -> Any:
-                live.put_back(functools.partial(self._read, name))
-                return live
-
-            return put_back
+            return _changing(live, lambda: live.put_back(fill))
 
         def replace() -> Any:
             value = self._load(name)
@@ -367,6 +349,16 @@ class Comparison:
                 there = "the state of an object of each replica"
         self.unfit.append(f"{path} is {here} here, and {there} in the checkpoint")
         return None
+
+
+def _changing(live: Any, change: Callable[[], None]) -> _PutBack:
+    """Returns what calls `change`, by which an object gets its state, and keeps the object."""
+
+    def put_back() -> Any:
+        change()
+        return live
+
+    return put_back
 
 
 def _is_data(saved: Any) -> bool:

@@ -242,12 +242,8 @@ def _sync(folder: Path) -> None:
 
 def head_of(path: Path, most_bytes: int) -> bytes:
     """Returns the first bytes of a file; none where it can't be read."""
-    with contextlib.suppress(OSError):
-        file = os.open(path, os.O_RDONLY)
-        try:
-            return os.read(file, most_bytes)
-        finally:
-            os.close(file)
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+        return file.read(most_bytes)
     return b""
 
 
