@@ -167,7 +167,7 @@ class Comparison:
     def _sequence(self, live: Any, saved: Any, path: str) -> _PutBack | None:
         items = tuple_items(saved)
         if isinstance(live, list) and items is not None and _are_plain([*live, *items]):
-            return lambda: _refilled(live, items)
+            return lambda: refilled(live, items)
         can_grow = self._is_exact and isinstance(live, list)
         if items is None or (len(items) != len(live) and not can_grow):
             return self._other(live, saved, path, f"a {type(live).__name__} of {len(live)}")
@@ -183,9 +183,7 @@ class Comparison:
                 for item, put in zip(live, matched, strict=not can_grow)
             ]
             values += [load() for load in more]
-            if isinstance(live, list):
-                return _refilled(live, values)
-            return type(live)(*values) if hasattr(live, "_fields") else type(live)(values)
+            return refilled(live, values)
 
         return put_back
 
@@ -228,7 +226,7 @@ class Comparison:
             if saved.versions:
                 state._metadata = decoded(saved.versions, self._load)  # type: ignore[attr-defined]
             if unfit or missing or unexpected:
-                object_state.put_part_of_state(live, state)
+                live.load_state_dict(state, strict=False)  # it takes what it finds there
             else:
                 object_state.put_state(live, state)
 
@@ -383,11 +381,10 @@ def variables_in(live: Any) -> Iterator[AbstractVariable]:
 
 def _has_objects(live: Any) -> bool:
     """Returns whether there are variables, or objects with a state, in a nest."""
-    if isinstance(live, Mapping):
-        return any(map(_has_objects, live.values()))
-    if isinstance(live, (list, tuple)):
-        return any(map(_has_objects, live))
-    return isinstance(live, (AbstractVariable, PerReplica)) or object_state.has_state(live)
+    return any(
+        isinstance(leaf, (AbstractVariable, PerReplica)) or object_state.has_state(leaf)
+        for _, leaf in object_state.places_of(live)
+    )
 
 
 def _listed(places: list[str]) -> str:
@@ -396,10 +393,12 @@ def _listed(places: list[str]) -> str:
     return ", ".join(different[:_MOST_PLACES]) + (f" and {more} more" if more > 0 else "")
 
 
-def _refilled(live: list[Any], items: list[Any]) -> list[Any]:
-    """Returns a list that has other items now, of which there may be more or fewer."""
-    live[:] = items
-    return live
+def refilled(live: Any, items: list[Any]) -> Any:
+    """Returns a list that has other items now, perhaps more or fewer; or a tuple like `live`."""
+    if isinstance(live, list):
+        live[:] = items
+        return live
+    return type(live)(*items) if hasattr(live, "_fields") else type(live)(items)
 
 
 def _are_plain(items: list[Any]) -> bool:
