@@ -41,9 +41,6 @@ from .worker import Worker
 #: A replica that swallows `ReplicaStopped` this often is abandoned.
 _MOST_REFUSALS = 100
 
-#: Leaves of a merge_fn's result above this size are not compared between ranks.
-_HASHED_BYTES = 1 << 16
-
 # What most of them return.
 _NOTHING = digest_of(None)
 
