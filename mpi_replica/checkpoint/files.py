@@ -263,14 +263,8 @@ def read_small(path: Path, most_bytes: int) -> bytes:
     return data
 
 
-class Version(NamedTuple):
-    """What changes when a file is written to, or is another one of the same name."""
-
-    device: int
-    inode: int
-    size_bytes: int
-    modified_ns: int
-    changed_ns: int
+#: What changes when a file is written to, or is another one of the same name.
+Version = tuple[int, ...]
 
 
 def check(path: Path, extents: Sequence[Extent]) -> Version:
@@ -342,7 +336,7 @@ def read_into(path: Path, extent: Extent, array: Array, checked: Version | None 
 
 def _version(file: io.FileIO) -> Version:
     stat = os.fstat(file.fileno())
-    return Version(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def remove(path: Path) -> None:
