@@ -107,8 +107,8 @@ class Comparison:
         ]
         return "; ".join(f"{what}: {_listed(places)}" for what, places in kinds if places)
 
-    def _match(self, live: Any, saved: Any, path: str) -> _PutBack | None:
-        """Returns what puts `live` back; None where it does not fit."""
+    def _match(self, live: Any, saved: Any, path: str) -> _PutBack:
+        """Returns what puts `live` back; where it does not fit, what leaves it as it is."""
         if isinstance(live, PerReplica):
             return self._replicas(live, saved, path)
         if alike_of(saved) is not None:  # one object has the state of those that are the same
@@ -119,7 +119,7 @@ class Comparison:
             return self._components(live, saved, path)
         if isinstance(live, Mirrored) and not isinstance(live.value, (np.ndarray, np.generic)):
             put_back = self._match(live.value, saved, path)
-            return None if put_back is None else lambda: Mirrored(put_back())
+            return lambda: Mirrored(put_back())
         if isinstance(live, (AbstractVariable, Mirrored, np.ndarray)) or library_of(live):
             return self._arrays(live, saved, path)
         if isinstance(live, Mapping):
@@ -142,7 +142,7 @@ class Comparison:
         def where(key: Any) -> str:
             return f"{path}[{key!r}]" if path else str(key)
 
-        matched: dict[Any, _PutBack | None] = {}
+        matched: dict[Any, _PutBack] = {}
         for key, item in live.items():
             if key in saved:
                 matched[key] = self._match(item, saved[key], where(key))
@@ -154,21 +154,19 @@ class Comparison:
         else:
             self.unexpected += map(where, added)
 
-        def put_back() -> Any:
+        def put_back() -> None:
             if self._is_exact:
                 for key in [key for key in live if key not in saved]:
                     del live[key]
             for key, put_back_item in matched.items():
-                if put_back_item is not None:
-                    live[key] = put_back_item()
-            return live
+                live[key] = put_back_item()
 
-        return put_back
+        return _changing(live, put_back)
 
-    def _sequence(self, live: Any, saved: Any, path: str) -> _PutBack | None:
+    def _sequence(self, live: Any, saved: Any, path: str) -> _PutBack:
         items = tuple_items(saved)
         if isinstance(live, list) and items is not None and _are_plain([*live, *items]):
-            return lambda: _refilled(live, items)
+            return lambda: refilled(live, items)
         can_grow = self._is_exact and isinstance(live, list)
         if items is None or (len(items) != len(live) and not can_grow):
             return self._other(live, saved, path, f"a {type(live).__name__} of {len(live)}")
@@ -176,51 +174,35 @@ class Comparison:
             self._match(item, other, f"{path}[{i}]")
             for i, (item, other) in enumerate(zip(live, items, strict=not can_grow))
         ]
-        more = [self._decoding(item, path) for item in items[len(live) :]]
+        matched += [self._decoding(item, path) for item in items[len(live) :]]
+        return lambda: refilled(live, [put_back() for put_back in matched])
 
-        def put_back() -> Any:
-            values = [
-                item if put is None else put()
-                for item, put in zip(live, matched, strict=not can_grow)
-            ]
-            values += [load() for load in more]
-            if isinstance(live, list):
-                return _refilled(live, values)
-            return type(live)(*values) if hasattr(live, "_fields") else type(live)(values)
-
-        return put_back
-
-    def _stateful(self, live: Any, saved: Any, path: str) -> _PutBack | None:
+    def _stateful(self, live: Any, saved: Any, path: str) -> _PutBack:
         state = state_of(saved)
         if state is None:
-            return self._differs(path, f"a {type(live).__name__}", saved)
+            return self._differs(live, saved, path, f"a {type(live).__name__}")
         if object_state.is_module(live):
             return self._module(live, state, path)
         if object_state.is_optimizer(live) and state.shapes is not None:
             difference = difference_of_shapes(object_state.parameter_shapes(live), state.shapes)
             if difference:
                 self.unfit.append(f"{path} {difference}")
-                return None
+                return lambda: live
         load = self._decoding(state.state, path)
+        return _changing(live, lambda: object_state.put_state(live, load()))
 
-        def put_back() -> Any:
-            object_state.put_state(live, load())
-            return live
-
-        return put_back
-
-    def _module(self, live: Any, saved: SavedState, path: str) -> _PutBack | None:
+    def _module(self, live: Any, saved: SavedState, path: str) -> _PutBack:
         """Returns what gives a module of torch its tensors, those that fit."""
         here, there = object_state.state_in(live), mapping_items(saved.state)
         if there is None or mapping_items(saved.versions or {}) is None:
-            return self._differs(path, f"a {type(live).__name__}", saved.state)
+            return self._differs(live, saved.state, path, f"a {type(live).__name__}")
         unfit = set()
         for name in [name for name in here if name in there]:
             if library_of(here[name]) is None or object_state.is_lazy(here[name]):
                 continue
             kind = kind_of(here[name], f"{path}[{name!r}]")
             if self._record_kind(there[name]) != kind:
-                self._differs(f"{path}[{name!r}]", str(kind), there[name])
+                self._differs(here[name], there[name], f"{path}[{name!r}]", str(kind))
                 unfit.add(name)
         missing = [name for name in here if name not in there]
         unexpected = [name for name in there if name not in here]
@@ -229,19 +211,18 @@ class Comparison:
 
         loads = {n: self._decoding(item, path) for n, item in there.items() if n not in unfit}
 
-        def put_back() -> Any:
+        def put_back() -> None:
             state = collections.OrderedDict((name, load()) for name, load in loads.items())
             if saved.versions:
                 state._metadata = decoded(saved.versions, self._load)  # type: ignore[attr-defined]
             if unfit or missing or unexpected:
-                object_state.put_part_of_state(live, state)
+                live.load_state_dict(state, strict=False)  # it takes what it finds there
             else:
                 object_state.put_state(live, state)
-            return live
 
-        return put_back
+        return _changing(live, put_back)
 
-    def _replicas(self, live: PerReplica, saved: Any, path: str) -> _PutBack | None:
+    def _replicas(self, live: PerReplica, saved: Any, path: str) -> _PutBack:
         """Returns what makes a `PerReplica` anew; what its parts were before says nothing.
 
         Objects in it are kept, and get their state.
@@ -252,46 +233,37 @@ class Comparison:
         if is_state:
             parts = dict.fromkeys(map(str, ids), saved)
         elif parts is None or self._index.num_replicas != number:
-            return self._differs(path, f"a PerReplica of {number} replicas", saved)
+            return self._differs(live, saved, path, f"a PerReplica of {number} replicas")
         mine = [parts[str(i)] for i in ids]
         if all(map(_is_data, mine)):
-            loads = [self._decoding(part, path) for part in mine]
-            return lambda: per_replica([load() for load in loads], self._layout)
-        matched = [
-            self._match(component, part, path)
-            for component, part in zip(live.components(ids), mine, strict=True)
-        ]
-
-        def put_back() -> Any:
-            values = [
-                component if put is None else put()
-                for component, put in zip(live.components(ids), matched, strict=True)
+            matched = [self._decoding(part, path) for part in mine]
+        else:
+            matched = [
+                self._match(component, part, path)
+                for component, part in zip(live.components(ids), mine, strict=True)
             ]
-            return per_replica(values, self._layout)
+        return lambda: per_replica([put_back() for put_back in matched], self._layout)
 
-        return put_back
-
-    def _components(self, live: Any, saved: Any, path: str) -> _PutBack | None:
+    def _components(self, live: Any, saved: Any, path: str) -> _PutBack:
         """Returns what gives a variable the components of this rank's replicas."""
         number, ids = self._layout.num_replicas, self._layout.local_replica_ids
         parts = self._index.of_replicas.get(replicas_name(saved) or "", {})
         if live.is_mirrored or not all(str(i) in parts for i in ids):
-            return self._differs(path, f"a variable of {number} replicas", saved)
+            return self._differs(live, saved, path, f"a variable of {number} replicas")
 
-        def put_back() -> Any:
+        def put_back() -> None:
             live.put_back_components({i: decoded(parts[str(i)], self._load) for i in ids})
-            return live
 
-        return put_back
+        return _changing(live, put_back)
 
-    def _other(self, live: Any, saved: Any, path: str, here: str) -> _PutBack | None:
+    def _other(self, live: Any, saved: Any, path: str, here: str) -> _PutBack:
         """Returns what replaces a value by one of another kind, where that loses no object.
 
         `here` says what it is, for the error.
         """
         if self._is_exact and _is_data(saved) and not _has_objects(live):
             return self._decoding(saved, path)
-        return self._differs(path, here, saved)
+        return self._differs(live, saved, path, here)
 
     def _decoding(self, saved: Any, path: str) -> _PutBack:
         """Returns what makes a value anew: an array, a number, a nest of them."""
@@ -306,7 +278,7 @@ class Comparison:
         decoded(saved, check)  # before anything has changed
         return lambda: decoded(saved, self._load)
 
-    def _arrays(self, live: Any, saved: Any, path: str) -> _PutBack | None:
+    def _arrays(self, live: Any, saved: Any, path: str) -> _PutBack:
         like = live.value if isinstance(live, Mirrored) else live
         kind = kind_of(like, path)
         if self._record_kind(saved) != kind:
@@ -314,21 +286,11 @@ class Comparison:
         name = array_name(saved) or ""
         if library_of(live) is not None:
             return lambda: written(live, self._load(name))
+        fill = functools.partial(self._read, name)
         if isinstance(live, np.ndarray) and live.flags.writeable:
-
-            def fill() -> Any:
-                self._read(name, live)
-                return live
-
-            return fill
-
+            return _changing(live, lambda: fill(live))
         if isinstance(live, AbstractVariable):
-
-            def put_back() -> Any:
-                live.put_back(functools.partial(self._read, name))
-                return live
-
-            return put_back
+            return _changing(live, lambda: live.put_back(fill))
 
         def replace() -> Any:
             value = self._load(name)
@@ -350,7 +312,8 @@ class Comparison:
         self._read(name, array)
         return of_library(array, library)
 
-    def _differs(self, path: str, here: str, saved: Any) -> _PutBack | None:
+    def _differs(self, live: Any, saved: Any, path: str, here: str) -> _PutBack:
+        """Notes what does not fit; returns what leaves it as it is."""
         kind = self._record_kind(saved)
         if kind is not None:
             there = str(kind)
@@ -366,7 +329,17 @@ class Comparison:
             if alike_of(saved) is not None:
                 there = "the state of an object of each replica"
         self.unfit.append(f"{path} is {here} here, and {there} in the checkpoint")
-        return None
+        return lambda: live
+
+
+def _changing(live: Any, change: Callable[[], None]) -> _PutBack:
+    """Returns what calls `change`, by which an object gets its state, and keeps the object."""
+
+    def put_back() -> Any:
+        change()
+        return live
+
+    return put_back
 
 
 def _is_data(saved: Any) -> bool:
@@ -391,11 +364,10 @@ def variables_in(live: Any) -> Iterator[AbstractVariable]:
 
 def _has_objects(live: Any) -> bool:
     """Returns whether there are variables, or objects with a state, in a nest."""
-    if isinstance(live, Mapping):
-        return any(map(_has_objects, live.values()))
-    if isinstance(live, (list, tuple)):
-        return any(map(_has_objects, live))
-    return isinstance(live, (AbstractVariable, PerReplica)) or object_state.has_state(live)
+    return any(
+        isinstance(leaf, (AbstractVariable, PerReplica)) or object_state.has_state(leaf)
+        for _, leaf in object_state.places_of(live)
+    )
 
 
 def _listed(places: list[str]) -> str:
@@ -404,10 +376,12 @@ def _listed(places: list[str]) -> str:
     return ", ".join(different[:_MOST_PLACES]) + (f" and {more} more" if more > 0 else "")
 
 
-def _refilled(live: list[Any], items: list[Any]) -> list[Any]:
-    """Returns a list that has other items now, of which there may be more or fewer."""
-    live[:] = items
-    return live
+def refilled(live: Any, items: list[Any]) -> Any:
+    """Returns a list that has other items now, perhaps more or fewer; or a tuple like `live`."""
+    if isinstance(live, list):
+        live[:] = items
+        return live
+    return type(live)(*items) if hasattr(live, "_fields") else type(live)(items)
 
 
 def _are_plain(items: list[Any]) -> bool:

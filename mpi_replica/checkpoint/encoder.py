@@ -323,11 +323,9 @@ def decoded(value: Any, array: ArrayOf) -> Any:
             return Mirrored(decoded(inner, array))
         if key == _TUPLE:
             return tuple(decoded(item, array) for item in inner)
-        if key == _DICT:
-            return {decoded(name, _no_array): decoded(item, array) for name, item in inner}
-        if key == _COUNTER:
-            pairs = [(decoded(name, _no_array), decoded(item, array)) for name, item in inner]
-            return collections.Counter(dict(pairs))
+        if key in (_DICT, _COUNTER):
+            made = {decoded(name, _no_array): decoded(item, array) for name, item in inner}
+            return collections.Counter(made) if key == _COUNTER else made
         if key == _BYTES:
             return base64.b64decode(inner, validate=True)
         if key == _COMPLEX:

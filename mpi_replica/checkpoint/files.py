@@ -242,12 +242,8 @@ def _sync(folder: Path) -> None:
 
 def head_of(path: Path, most_bytes: int) -> bytes:
     """Returns the first bytes of a file; none where it can't be read."""
-    with contextlib.suppress(OSError):
-        file = os.open(path, os.O_RDONLY)
-        try:
-            return os.read(file, most_bytes)
-        finally:
-            os.close(file)
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+        return file.read(most_bytes)
     return b""
 
 
@@ -267,14 +263,8 @@ def read_small(path: Path, most_bytes: int) -> bytes:
     return data
 
 
-class Version(NamedTuple):
-    """What changes when a file is written to, or is another one of the same name."""
-
-    device: int
-    inode: int
-    size_bytes: int
-    modified_ns: int
-    changed_ns: int
+#: What changes when a file is written to, or is another one of the same name.
+Version = tuple[int, ...]
 
 
 def check(path: Path, extents: Sequence[Extent]) -> Version:
@@ -346,7 +336,7 @@ def read_into(path: Path, extent: Extent, array: Array, checked: Version | None 
 
 def _version(file: io.FileIO) -> Version:
     stat = os.fstat(file.fileno())
-    return Version(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def remove(path: Path) -> None:

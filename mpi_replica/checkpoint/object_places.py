@@ -1,27 +1,12 @@
-"""Where the leaves of a program's objects are, and which of them are to be the same everywhere."""
+"""Which of a program's objects are to be the same everywhere, and where they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..core import object_state
-from ..core.array_libraries import COMMON_TYPES
 from ..core.values import PerReplica
-
-# What most leaves are.
-_NO_OBJECTS = COMMON_TYPES | {str, bytes, type(None)}
-
-
-def places_of(live: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Returns the leaves of a nest that may be objects, each with its place as errors name it."""
-    if isinstance(live, (Mapping, list, tuple)) and not object_state.has_state(live):
-        items = live.items() if isinstance(live, Mapping) else enumerate(live)
-        for key, item in items:
-            if type(item) not in _NO_OBJECTS:
-                yield from places_of(item, f"{path}[{key!r}]")
-    else:
-        yield path, live
 
 
 def saved_once(objects: Mapping[str, Any], root: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -35,7 +20,7 @@ def saved_once(objects: Mapping[str, Any], root: str) -> tuple[dict[str, Any], d
     """
     of_replicas, of_ranks = {}, {}
     for name, value in objects.items():
-        for path, leaf in places_of(value, f"{root}.{name}"):
+        for path, leaf in object_state.places_of(value, f"{root}.{name}"):
             if isinstance(leaf, PerReplica):
                 if object_state.are_alike(leaf.values):
                     of_replicas[path] = leaf

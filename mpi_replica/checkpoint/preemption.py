@@ -11,8 +11,8 @@ from typing import Any
 
 from ..core.exceptions import ContextError
 
-#: The signals that are listened to, where the system has them.
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+#: The signals that are listened to.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 # Who wants to know. Where nobody is left a signal does again what it did before.
 _listeners: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,12 @@ class Restoring(Call):
         """Returns the objects with their state; each rank checks its share of the files."""
         paths = {name: self.path.with_name(name) for name in index.files()}
         checked: dict[str, files.Version] = {}
-        matching = self.match(index, functools.partial(_read, index, paths, checked))
+
+        def read(name: str, array: Array) -> None:
+            record = index.arrays[name]
+            files.read_into(paths[record.file], record.extent, array, checked.get(record.file))
+
+        matching = self.match(index, read)
         for position, (name, path) in enumerate(paths.items()):
             if position % layout.size == layout.rank:
                 extents = [r.extent for r in index.arrays.values() if r.file == name]
@@ -80,14 +84,3 @@ class Restoring(Call):
                     " file system that all hosts share."
                 )
         return matching
-
-
-def _read(
-    index: Index,
-    paths: Mapping[str, Path],
-    checked: Mapping[str, files.Version],
-    name: str,
-    array: Array,
-) -> None:
-    record = index.arrays[name]
-    files.read_into(paths[record.file], record.extent, array, checked.get(record.file))

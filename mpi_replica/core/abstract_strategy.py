@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from .randomness import Generators
@@ -32,22 +31,6 @@ class AbstractStrategy:
 
     def name_of_variable(self, value: Any) -> str | None:
         """Returns a name for a variable; None for anything else."""
-        raise NotImplementedError
-
-    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
-        """Runs a function on every replica."""
-        raise NotImplementedError
-
-    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
-        """Combines a value of all replicas."""
-        raise NotImplementedError
-
-    def gather(self, value: Any, axis: int) -> Any:
-        """Concatenates a value of all replicas."""
-        raise NotImplementedError
-
-    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components that are here."""
         raise NotImplementedError
 
 

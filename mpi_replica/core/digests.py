@@ -80,21 +80,16 @@ def digest_of(value: Any) -> int:
     for leaf in leaves:
         if isinstance(leaf, (str, bytes, type(None))):
             digest.update(repr(leaf).encode())
-            continue
-        if isinstance(leaf, IndexedSlices):
+        elif isinstance(leaf, IndexedSlices):
             rows = digest_of([leaf.values, leaf.indices])
             digest.update(rows.to_bytes(8, "little"))
-            continue
-        if not _has_bits(leaf):
+        elif not _has_bits(leaf):
             digest.update(type(leaf).__qualname__.encode())
-            continue
-        array = as_plain_array(leaf)
-        digest.update(f"{array.dtype.name}{array.shape}".encode())
-        data = array.reshape(-1).view(np.uint8)
-        if data.size <= BLAKE_BYTES:
-            digest.update(data.tobytes())
         else:
-            digest.update(digest_of_bytes(data))
+            array = as_plain_array(leaf)
+            digest.update(f"{array.dtype.name}{array.shape}".encode())
+            data = array.reshape(-1).view(np.uint8)
+            digest.update(data.tobytes() if data.size <= BLAKE_BYTES else digest_of_bytes(data))
     return int.from_bytes(digest.digest(), "little")
 
 

@@ -50,37 +50,29 @@ def accumulation(dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.
         dtype = dtype.newbyteorder("=")
     if dtype.name in _NARROW_FLOATS:
         return np.dtype(np.float32), dtype
-    if dtype.kind == "b":
-        if op is ReduceOp.MEAN:
-            return np.dtype(np.float64), np.dtype(np.float64)
-        if op in EXTREMES:
-            return dtype, dtype
+    if dtype.kind not in "biufc":
+        raise TypeError(
+            f"{op.name} of {dtype.name} has no meaning: only numbers can be reduced. Use all_gather"
+            " or merge_call for other values."
+        )
+    if dtype.kind in "biu" and op is ReduceOp.MEAN:
+        return np.dtype(np.float64), np.dtype(np.float64)
+    if dtype.kind == "b" and op not in EXTREMES:
         raise TypeError(
             f"{op.name} of bool has no meaning. Convert the leaf to an integer to count, or use"
             " MIN (all) or MAX (any)."
         )
-    if dtype.kind in "iu":
-        if op is ReduceOp.MEAN:
-            return np.dtype(np.float64), np.dtype(np.float64)
-        return dtype, dtype
-    if dtype.kind == "f":
-        if dtype.itemsize > 8 and op in EXTREMES:
-            raise TypeError(
-                f"{op.name} of {dtype.name} is not supported, since MPI does not say what becomes"
-                " of NaN there. Convert the leaf to float64."
-            )
-        return dtype, dtype
-    if dtype.kind == "c":
-        if op in EXTREMES:
-            raise TypeError(
-                f"{op.name} of {dtype.name} has no meaning: complex numbers have no order. Reduce"
-                " the absolute values, or real and imaginary parts apart."
-            )
-        return dtype, dtype
-    raise TypeError(
-        f"{op.name} of {dtype.name} has no meaning: only numbers can be reduced. Use all_gather or"
-        " merge_call for other values."
-    )
+    if dtype.kind == "c" and op in EXTREMES:
+        raise TypeError(
+            f"{op.name} of {dtype.name} has no meaning: complex numbers have no order. Reduce"
+            " the absolute values, or real and imaginary parts apart."
+        )
+    if dtype.kind == "f" and dtype.itemsize > 8 and op in EXTREMES:
+        raise TypeError(
+            f"{op.name} of {dtype.name} is not supported, since MPI does not say what becomes"
+            " of NaN there. Convert the leaf to float64."
+        )
+    return dtype, dtype
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:

@@ -32,20 +32,13 @@ def _leave_untraced() -> None:
         _is_untraced = True
 
 
-class _Autocast(NamedTuple):
-    """``torch.autocast`` for one type of device."""
-
-    device: str
-    is_enabled: bool
-    dtype: Any
-
-
 class LibraryState(NamedTuple):
     """What torch keeps for a thread."""
 
     records: bool
     is_inference: bool
-    autocasts: tuple[_Autocast, ...]
+    #: ``torch.autocast`` for each type of device: its name, whether it is enabled, and the dtype.
+    autocasts: tuple[tuple[str, bool, Any], ...]
     caches_casts: bool
     #: None where none was set.
     default_device: Any
@@ -70,10 +63,7 @@ class LibraryState(NamedTuple):
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             tuple(
-                [
-                    _Autocast(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d))
-                    for d in devices
-                ]
+                [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
             ),
             torch.is_autocast_cache_enabled(),
             # Asking for the device takes longer than all else; it is a mode, as others may be.

@@ -14,6 +14,9 @@ import numpy as np
 
 from .array_libraries import COMMON_TYPES
 
+# What most leaves are.
+_NO_OBJECTS = COMMON_TYPES | {str, bytes, type(None)}
+
 
 def has_state(value: Any) -> bool:
     """Returns whether `value` is an object that gives a state, and takes it back."""
@@ -64,13 +67,20 @@ def _is_of_torch(value: Any, *names: str) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
+def places_of(live: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Returns the leaves of a nest that may be objects, each with its place as errors name it."""
+    if isinstance(live, (Mapping, list, tuple)) and not has_state(live):
+        items = live.items() if isinstance(live, Mapping) else enumerate(live)
+        for key, item in items:
+            if type(item) not in _NO_OBJECTS:
+                yield from places_of(item, f"{path}[{key!r}]")
+    else:
+        yield path, live
+
+
 def objects_in(value: Any) -> Iterator[Any]:
     """Returns the objects with a state in a nest."""
-    if has_state(value):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from objects_in(item)
+    return (leaf for _, leaf in places_of(value) if has_state(leaf))
 
 
 def holds_objects(value: Any) -> bool:
@@ -101,11 +111,6 @@ def put_state(value: Any, state: Any) -> None:
         value.set_state(state)
     else:
         value.load_state_dict(state)
-
-
-def put_part_of_state(module: Any, state: Any) -> None:
-    """Gives a module of torch what it takes of a state that lacks something, or has too much."""
-    module.load_state_dict(state, strict=False)
 
 
 def parameter_shapes(optimizer: Any) -> list[list[list[int] | None]]:

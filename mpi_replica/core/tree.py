@@ -15,9 +15,6 @@ import numpy as np
 
 from .array_libraries import Array
 
-#: Replicas from, to.
-_Range = tuple[int, int]
-
 #: A binary tree: the index of an array, or a left and a right half.
 _Node = int | tuple[Any, Any]
 
@@ -100,21 +97,20 @@ class Tree:
         starts = [sum(counts[:rank]) for rank in range(len(counts))]
         self.partials: list[list[Partial]] = [[] for _ in counts]
         self._number = 0
-        root = self._cut((0, sum(counts)), starts)
+        root = self._cut(0, sum(counts), starts)
         self.order = Order(self._number, root)
 
-    def _cut(self, replicas: _Range, starts: Sequence[int]) -> _Node:
+    def _cut(self, start: int, stop: int, starts: Sequence[int]) -> _Node:
         """Makes a partial of each subtree that one rank hosts; returns the tree above them."""
-        start, stop = replicas
         rank = self._ranks[start]
         if rank == self._ranks[stop - 1]:
             first = starts[rank]
-            order = Order(stop - start, _balanced((0, stop - start)))
+            order = Order(stop - start, _balanced(0, stop - start))
             self.partials[rank].append(Partial(slice(start - first, stop - first), order))
             self._number += 1
             return self._number - 1
         half = middle(start, stop)
-        return self._cut((start, half), starts), self._cut((half, stop), starts)
+        return self._cut(start, half, starts), self._cut(half, stop, starts)
 
 
 @functools.lru_cache(maxsize=64)
@@ -152,9 +148,8 @@ def middle(start: int, stop: int) -> int:
     return start + (1 << ((stop - start - 1).bit_length() - 1))
 
 
-def _balanced(replicas: _Range) -> _Node:
-    start, stop = replicas
+def _balanced(start: int, stop: int) -> _Node:
     if stop - start == 1:
         return start
     half = middle(start, stop)
-    return _balanced((start, half)), _balanced((half, stop))
+    return _balanced(start, half), _balanced(half, stop)

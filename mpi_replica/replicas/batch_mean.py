@@ -13,13 +13,13 @@ import numpy as np
 from ..core import nest
 from ..core.argument_checks import integer
 from ..core.array_libraries import (
+    by_numpy,
     divided_by_torch,
     dtype_of,
-    give_back,
+    library_of,
     mean_of,
     recorded_by_torch,
     to_numpy,
-    ways_back,
 )
 from ..core.dtypes import accumulation
 from ..core.exceptions import ContextError
@@ -200,11 +200,8 @@ def _divided(total: Any, count: float) -> Any:
         return mean
     if recorded_by_torch([total]):  # numpy would end what is recorded
         return divided_by_torch(total, count)
-    ways = ways_back([total])
-    if ways is not None:
-        array = to_numpy(total)
-        mean = _divided(array if array.flags.writeable else array.copy(), count)
-        return give_back([mean], ways)[0]
+    if library_of(total) is not None:
+        return by_numpy(lambda x: _divided(x if x.flags.writeable else x.copy(), count), total)
     dtype = total.dtype
     if dtype.kind in "biu":
         return total / count

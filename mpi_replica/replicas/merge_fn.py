@@ -8,7 +8,7 @@ from typing import Any
 
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.site import boundary
-from ..collectives.merge import MergeCall
+from ..collectives.merge import MergeCall, MergeScope
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.array_libraries import as_constants, copy_of
@@ -28,11 +28,16 @@ def perform_alone(strategy: StrategyBase, call: Call) -> Any:
     result = strategy.engine.perform([call])[0]
     if not isinstance(call, MergeCall):
         return result
-    scope, args, kwargs = result
+    return unpacked(run_merge_fn(strategy, call, *result), [0], call.originals)[0]
+
+
+def run_merge_fn(
+    strategy: StrategyBase, call: MergeCall, scope: MergeScope, args: Any, kwargs: Any
+) -> Any:
+    """Runs the function of a call; its arguments can be looked at until it has returned."""
     try:
         with entered(State(strategy, None, "merge_fn")):
-            result = invoke_merge_fn(call.function, strategy, args, kwargs, call.library_state)
-            return unpacked(result, [0], call.originals)[0]
+            return invoke_merge_fn(call.function, strategy, args, kwargs, call.library_state)
     finally:
         scope.is_open = False
 

@@ -25,7 +25,7 @@ from ..collectives.agreement.stand import Note, Stand
 from ..collectives.merge import MergeCall
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
-from ..core.context import State, entered, swap_state
+from ..core.context import swap_state
 from ..core.digests import digest_of
 from ..core.exceptions import ContextError, ReplicaStopped, add_note, text_of
 from ..core.options import CommunicationOptions
@@ -34,7 +34,7 @@ from ..core.values import per_replica
 from ..ranks.watch import event_log
 from ..ranks.watch.span import span
 from .kept_by_runs import KeptByRuns
-from .merge_fn import comparable, invoke_merge_fn, unpacked
+from .merge_fn import comparable, run_merge_fn, unpacked
 from .replica_context import ReplicaContext
 from .run_end import RunEnd
 from .run_libraries import libraries_of_run
@@ -45,9 +45,6 @@ T = TypeVar("T")
 
 #: A replica that swallows `ReplicaStopped` this often is abandoned.
 _MOST_REFUSALS = 100
-
-#: Leaves of a merge_fn's result above this size are not compared between ranks.
-_HASHED_BYTES = 1 << 16
 
 # What most of them return.
 _NOTHING = digest_of(None)
@@ -282,13 +279,7 @@ class Run(CurrentRun):
     def _merge(
         self, call: MergeCall, originals: dict[int, Any], scope: Any, args: Any, kwargs: Any
     ) -> list[Any]:
-        try:
-            with entered(State(self.strategy, None, "merge_fn")):
-                result = invoke_merge_fn(
-                    call.function, self.strategy, args, kwargs, call.library_state
-                )
-        finally:
-            scope.is_open = False
+        result = run_merge_fn(self.strategy, call, scope, args, kwargs)
         if self.engine.layout.size > 1:
             advice = (
                 "merge_fn must return the same on all ranks: pass what differs between replicas"

@@ -61,8 +61,7 @@ class Storage:
         self._values: dict[int | None, Array] = {}
         # Replicas whose components went with a rank, until they are written again.
         self._lost: set[int | None] = set()
-        for key, value in values.items():
-            self._put(key, value)
+        self.put(values)
 
     @property
     def keys(self) -> tuple[int | None, ...]:

@@ -33,6 +33,12 @@ class _Collective(Function):
         cls.keep(ctx, inputs, outputs)
         return outputs
 
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        """Returns the tangents of all replicas, combined as the values were."""
+        through = ctx.through
+        return tuple(through.tangents(through.how, _tangents(ctx, tangents)))
+
 
 def _forms(function: type[_Collective]) -> tuple[type[_Collective], type[_Collective]]:
     """Returns a function as torch calls it, and as the transforms of ``torch.func`` do.
@@ -85,12 +91,6 @@ class _AllReduce(_Collective):
         through = ctx.through
         totals = through.back(through.how, list(wanted.values()))
         return _as_arguments(dict(zip(wanted, totals, strict=True)), len(gradients))
-
-    @staticmethod
-    def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        """Returns the tangents, combined as the values were."""
-        through = ctx.through
-        return tuple(through.tangents(through.how, _tangents(ctx, tangents)))
 
     @staticmethod
     def vmap(_: Any, in_dims: tuple[Any, ...], through: Any, *tensors: torch.Tensor) -> Any:
@@ -175,12 +175,6 @@ class _AllGather(_Collective):
             for i, total in zip(wanted, totals, strict=True)
         }
         return _as_arguments(rows, len(gradients))
-
-    @staticmethod
-    def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        """Returns the tangents of all replicas."""
-        through = ctx.through
-        return tuple(through.tangents(through.how, _tangents(ctx, tangents)))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], through: Any, *tensors: torch.Tensor) -> Any:

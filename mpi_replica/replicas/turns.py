@@ -54,8 +54,7 @@ def _note_fork() -> None:
     _process = os.getpid()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_note_fork)
+os.register_at_fork(after_in_child=_note_fork)
 
 
 class Turns:

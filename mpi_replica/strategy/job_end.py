@@ -194,8 +194,10 @@ def _install_hooks() -> None:
             reporter = reporter_of(error)
             if reporter is None:
                 _end_alone(error)
+            elif reporter == _engines[-1].layout.rank:
+                _print(error)
             else:
-                _end_agreed(error, reporter)
+                _left_to_others.append(error)
         finally:
             gate.open()
 
@@ -212,14 +214,6 @@ def _install_hooks() -> None:
     previous_in_thread = threading.excepthook
     sys.excepthook = hook
     threading.excepthook = thread_hook
-
-
-def _end_agreed(error: BaseException, reporter: int) -> None:
-    """Ends with an error that all ranks end with: one of them prints it whole."""
-    if _engines[-1].layout.rank == reporter:
-        _print(error)
-    else:
-        _left_to_others.append(error)
 
 
 def _end_alone(error: BaseException) -> None:

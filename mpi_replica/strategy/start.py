@@ -33,16 +33,16 @@ class _Proposal(NamedTuple):
     python: tuple[int, ...]
     #: hash() of a string, which differs between processes unless PYTHONHASHSEED is set
     string_hash: int
-    replicas_per_rank: int
-    num_replicas: int | None
-    options: CommunicationOptions
-    seed: int | None
     #: What is random where nobody gave a seed.
     entropy: int
+    replicas_per_rank: int = 1
+    num_replicas: int | None = None
+    options: CommunicationOptions = CommunicationOptions()
+    seed: int | None = None
     #: Of a reproducible strategy.
-    numerics: Numerics | None
+    numerics: Numerics | None = None
     #: What is wrong with the arguments on this rank.
-    problem: Exception | None
+    problem: Exception | None = None
 
 
 class Terms(NamedTuple):
@@ -143,15 +143,7 @@ def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
         The ranks run different versions of Python.
     """
     mine = _Proposal(
-        python=tuple(sys.version_info[:3]),
-        string_hash=hash("mpi_replica"),
-        replicas_per_rank=1,
-        num_replicas=None,
-        options=CommunicationOptions(),
-        seed=None,
-        entropy=int.from_bytes(os.urandom(16)),
-        numerics=None,
-        problem=None,
+        tuple(sys.version_info[:3]), hash("mpi_replica"), int.from_bytes(os.urandom(16))
     )
     try:
         open_log_of_environment()

@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from ...checkpoint.object_places import places_of
+from ...checkpoint.comparison import refilled
 from ...core import exceptions, object_state
 from ...core.layout import Layout
 from ...core.values import PerReplica, per_replica
@@ -25,7 +25,7 @@ def held_in(objects: Mapping[str, Any]) -> Held:
     return {
         path: dict(zip(leaf.replica_ids, leaf.values, strict=True))
         for name, value in objects.items()
-        for path, leaf in places_of(value, name)
+        for path, leaf in object_state.places_of(value, name)
         if isinstance(leaf, PerReplica) and any(map(object_state.holds_objects, leaf.values))
     }
 
@@ -84,8 +84,6 @@ def _with(live: Any, path: str, values: Mapping[str, PerReplica]) -> Any:
                 live[key] = replaced
     elif isinstance(live, (list, tuple)):
         items = [_with(item, f"{path}[{i}]", values) for i, item in enumerate(live)]
-        if isinstance(live, list):
-            live[:] = items
-        elif any(new is not old for new, old in zip(items, live, strict=True)):
-            return type(live)(*items) if hasattr(live, "_fields") else type(live)(items)
+        if any(new is not old for new, old in zip(items, live, strict=True)):
+            return refilled(live, items)
     return live
