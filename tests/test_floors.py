@@ -263,6 +263,7 @@ HOUSE = {
     "collectives/agreement/__init__.py": "",
     "collectives/agreement/driver.py": "from ...ranks.transport import Transport",
     "launcher/__init__.py": "from ..ranks import transport",
+    "trace/__init__.py": "from ..ranks import transport",
     "ranks/__init__.py": "",
     "ranks/transport.py": "import numpy as np\nfrom ..core import exceptions",
     "ranks/mpi.py": "from mpi4py import MPI",
