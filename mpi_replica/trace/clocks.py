@@ -11,12 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ..ranks.watch.event_log import EventKind
-from .traced_processes import Integers, TracedProcess
-
-Floats = npt.NDArray[np.float64]
+from .traced_processes import Floats, Integers, TracedProcess
 
 # Clocks of computers run apart by less, also where NTP corrects one (500 ppm, `adjtimex(2)`).
 _MOST_DRIFT = 5e-4
@@ -127,21 +124,15 @@ def _comparisons(processes: Sequence[TracedProcess]) -> list[Comparison]:
     """Returns all comparisons, those of the first processes first, each as they were made."""
     found: dict[tuple[int, int], dict[int, tuple[Floats, Floats]]] = {}
     for n, process in enumerate(processes):
-        events = process.events(EventKind.CLOCK)
+        rows = process.rows[process.rows[:, 0] == EventKind.CLOCK]
         for world, membership in process.memberships.items():
-            if membership.name is None:
-                continue
-            of_world = events.track == world
-            for number in np.unique(events.number[of_world]).tolist():
-                mine = of_world & (events.number == number)
-                key = membership.name, number
-                found.setdefault(key, {})[n] = (
-                    events.begin[mine].astype(float),
-                    events.end[mine].astype(float),
-                )
+            of_world = rows[rows[:, 2] == world]
+            for number in np.unique(of_world[:, 5]).tolist() if membership.name else ():
+                begins, ends = of_world[of_world[:, 5] == number, 3:5].astype(float).T
+                found.setdefault((membership.name or 0, number), {})[n] = begins, ends
     whole: list[Comparison] = []
     for comparison in found.values():
         rounds = min(len(begins) for begins, _ in comparison.values())  # one may have died in it
-        if len(comparison) > 1 and rounds:
+        if len(comparison) > 1:
             whole.append({n: (b[:rounds], e[:rounds]) for n, (b, e) in comparison.items()})
     return whole

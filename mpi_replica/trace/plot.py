@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .clocks import Floats
+from .traced_processes import Floats
 
 _NUM_BINS = 200
 # The last one is what is left of the time.

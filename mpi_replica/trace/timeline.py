@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ..ranks.watch.event_log import SPAN_KINDS, EventKind
-from .clocks import Clock, Floats, clocks_of
-from .traced_processes import Events, Integers, TracedProcess
+from ..ranks.watch.event_log import EventKind
+from .clocks import Clock, clocks_of
+from .traced_processes import Events, Floats, Integers, TracedProcess
 
 #: Of a call: no rank is known to have come last.
 UNDECIDED = -1
 
 
-@dataclass
-class Calls:
-    """The collective calls of a process, a row for each; times are nanoseconds of the one clock."""
+class Calls(Events):
+    """The collective calls of a process."""
 
-    #: Numbers of texts, as "all_reduce(SUM, 12 leaves, 4.1 MB) at train.py:88".
-    name: Integers
-    begin: Floats
-    end: Floats
-    #: Bytes that this rank gave to it.
-    size: Integers
-    #: How long it waited for the rank that came last.
-    wait: Floats
-    #: The process that came last, and how long after the one before it; `UNDECIDED` where that is
-    #: less than what clocks may be wrong, and where not all ranks have told of the call.
-    last: Integers
-    late_by: Floats
-    #: When that one came.
-    all_there: Floats
-    #: Whether all ranks have told of it.
-    is_whole: npt.NDArray[np.bool_]
+    def __init__(self, events: Events) -> None:
+        super().__init__(events.rows, events.begin, events.end)
+        #: How long each waited for the rank that came last.
+        self.wait: Floats = np.zeros(len(self))
+        #: The process that came last, and how long after the one before it; `UNDECIDED` where that
+        #: is less than what clocks may be wrong, and where not all ranks have told of the call.
+        self.last: Integers = np.full(len(self), UNDECIDED)
+        self.late_by: Floats = np.zeros(len(self))
+        #: When that one came.
+        self.all_there: Floats = self.begin.copy()
+        #: Whether all ranks have told of it.
+        self.is_whole: npt.NDArray[np.bool_] = np.zeros(len(self), bool)
 
 
 class Timeline:
-    """A trace on one clock.
+    """A trace on one clock, whose times are nanoseconds since the first event.
 
     Parameters
     ----------
@@ -49,82 +43,60 @@ class Timeline:
     def __init__(self, processes: Sequence[TracedProcess]) -> None:
         self.processes = processes
         self.clocks: list[Clock] = clocks_of(processes)
-        self.calls = [self._calls_of(n) for n in range(len(processes))]
-        #: By how much times of two processes may be wrong to each other, in nanoseconds.
-        self.bound = max(
-            (
-                float(clock.bound(process.rows[:, 3:5]).max(initial=0.0))
-                for clock, process in zip(self.clocks, processes, strict=True)
-            ),
-            default=0.0,
-        )
-        for members in self._worlds().values():
-            self._meet(members)
-
-    def spans(self, n: int, *kinds: str) -> Events:
-        """Returns the spans of a process that are of one of `kinds`; by its own clock."""
-        rows = self.processes[n].rows
-        rows = rows[rows[:, 0] == EventKind.SPAN]
-        return Events(rows[np.isin(rows[:, 5], [SPAN_KINDS.index(kind) for kind in kinds])])
-
-    def _calls_of(self, n: int) -> Calls:
-        events, clock = self.processes[n].events(EventKind.CALL), self.clocks[n]
-        begin, nothing = clock.common(events.begin), np.zeros(len(events))
-        return Calls(
-            events.name,
-            begin,
-            np.maximum(begin, clock.common(events.end)),
-            events.size,
-            nothing,
-            np.full(len(events), UNDECIDED),
-            nothing.copy(),
-            begin.copy(),
-            np.zeros(len(events), bool),
-        )
-
-    def _worlds(self) -> dict[int, dict[int, int]]:
-        """Returns for each world the number that each process has for it, by process."""
+        pairs = list(zip(self.clocks, processes, strict=True))
+        #: By how much times of two processes may be wrong to each other.
+        self.bound = max(clock.bound(one.rows[:, 3:5]).max(initial=0.0) for clock, one in pairs)
+        times = [clock.common(one.rows[:, 3:5]) for clock, one in pairs]
+        begin = min((one.min() for one in times if one.size), default=0.0)
+        self._times = [one - begin for one in times]
+        self.duration = max(one.max(initial=0.0) for one in self._times)
+        self.calls = [Calls(self.events(n, EventKind.CALL)) for n in range(len(processes))]
         worlds: dict[int, dict[int, int]] = {}
-        for n, process in enumerate(self.processes):
+        for n, process in enumerate(processes):
             for number, one in process.memberships.items():
                 if one.name is not None:
                     worlds.setdefault(one.name, {})[n] = number
-        return worlds
+        for members in worlds.values():
+            self._meet(members)
+
+    def events(self, n: int, kind: EventKind) -> Events:
+        """Returns the events of one kind of a process, by the one clock."""
+        is_it = self.processes[n].rows[:, 0] == kind
+        return Events(self.processes[n].rows[is_it], *self._times[n][is_it].T)
 
     def _meet(self, members: dict[int, int]) -> None:
-        """Finds out who waited for whom, in one world: all of it call alike."""
-        some = next(iter(members))
-        if len(members) < self.processes[some].memberships[members[some]].size:
+        """Finds out who waited for whom in a world, given by the number of each of its processes.
+
+        Its ranks call alike, and so what one of them does behind as many exchanges is the same
+        call.
+        """
+        some, world = next(iter(members.items()))
+        if len(members) < self.processes[some].memberships[world].size:
             return  # nobody knows when the others came
-        rows = {}
+        rows = []
         for n, world in members.items():
-            events = self.processes[n].events(EventKind.CALL)
-            mine = np.flatnonzero((events.track == world) & (events.size > 0))
-            numbers, first = np.unique(events.number[mine], return_index=True)
-            rows[n] = dict(zip(numbers.tolist(), mine[first].tolist(), strict=True))
-        common = sorted(set.intersection(*(set(known) for known in rows.values())))
-        if not common:
-            return
-        ids = np.array(list(rows))
-        places = np.array([[known[number] for number in common] for known in rows.values()])
+            calls = self.calls[n]
+            mine = np.flatnonzero((calls.track == world) & (calls.size > 0))
+            numbers, first = np.unique(calls.number[mine], return_index=True)
+            rows.append(dict(zip(numbers.tolist(), mine[first].tolist(), strict=True)))
+        common = sorted(set.intersection(*map(set, rows)))
+        places = [[known[number] for number in common] for known in rows]
+        ids = np.array(list(members))
         begins = np.array([self.calls[n].begin[at] for n, at in zip(ids, places, strict=True)])
         doubts = np.array(
             [
-                self.clocks[n].bound(self.processes[n].events(EventKind.CALL).begin[at])
+                self.clocks[n].bound(self.calls[n].rows[at, 3])
                 for n, at in zip(ids, places, strict=True)
             ]
         )
-        all_there = begins.max(axis=0)
-        last, late_by = np.full(len(common), UNDECIDED), np.zeros(len(common))
-        if len(ids) > 1:
-            order = np.argsort(begins, axis=0)
-            columns = np.arange(len(common))
-            newest, other = order[-1], order[-2]
-            late_by = begins[newest, columns] - begins[other, columns]
-            is_sure = late_by > doubts[newest, columns] + doubts[other, columns]
-            last = np.where(is_sure, ids[newest], UNDECIDED)
+        order = np.argsort(begins, axis=0)
+        sorted_begins, sorted_doubts = (
+            np.take_along_axis(one, order, axis=0)[-2:] for one in (begins, doubts)
+        )
+        late_by = sorted_begins[-1] - sorted_begins[0]
+        last = np.where(late_by > sorted_doubts.sum(axis=0), ids[order[-1]], UNDECIDED)
         for n, at in zip(ids, places, strict=True):
             calls = self.calls[n]
-            calls.wait[at] = np.minimum(all_there, calls.end[at]) - calls.begin[at]
+            calls.wait[at] = np.minimum(sorted_begins[-1], calls.end[at]) - calls.begin[at]
             calls.last[at], calls.late_by[at] = last, late_by
-            calls.all_there[at], calls.is_whole[at] = all_there, True
+            calls.all_there[at], calls.is_whole[at] = sorted_begins[-1], True

@@ -12,7 +12,7 @@ import gzip
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..ranks.watch.event_log import OF_RANK, SPAN_KINDS, EventKind, folder_of_parts
@@ -83,97 +83,60 @@ def _opened(path: str, mode: str) -> Any:
 
 
 def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    origin = min(
-        (
-            float(clock.common(process.rows[:, 3]).min())
-            for clock, process in zip(timeline.clocks, timeline.processes, strict=True)
-            if len(process.rows)
-        ),
-        default=0.0,
-    )
     for n, process in enumerate(timeline.processes):
-        yield from _names(n, process)
-        yield from _spans(timeline, n, origin)
-        yield from _calls(timeline, n, origin)
-        instants = process.events(EventKind.INSTANT)
-        for name, at in zip(
-            instants.name.tolist(), timeline.clocks[n].common(instants.begin), strict=True
-        ):
-            at_us = round((at - origin) / 1e3, 3)
-            yield {"ph": "i", "s": "p", "pid": n, "tid": 0, "ts": at_us} | _text(process, name)
+        spans, instants = (timeline.events(n, kind) for kind in (EventKind.SPAN, EventKind.INSTANT))
+        yield from _names(n, process, sorted({*spans.track.tolist(), OF_RANK}))
+        for index, name in enumerate(spans.name.tolist()):
+            kind, track = SPAN_KINDS[spans.number[index]], int(spans.track[index]) + 1
+            times = spans.begin[index], spans.end[index]
+            yield _slice(process.names[name], kind, n, track, *times)
+        yield from _calls(timeline, n)
+        for name, at in zip(instants.name.tolist(), instants.begin, strict=True):
+            first, _, more = process.names[name].partition("\n")
+            event = {"ph": "i", "s": "p", "pid": n, "tid": 0, "ts": _us(at), "name": first}
+            yield event | {"args": {"text": more}}
 
 
-def _text(process: TracedProcess, name: int) -> dict[str, Any]:
-    """Returns the first line as the name, and all of it as an argument where there is more."""
-    text = process.names[name]
-    first, _, more = text.partition("\n")
-    return {"name": first} | ({"args": {"text": text}} if more else {})
+def _us(nanoseconds: float) -> float:
+    return round(float(nanoseconds) / 1e3, 3)
 
 
-def _names(n: int, process: TracedProcess) -> Iterator[dict[str, Any]]:
+def _names(n: int, process: TracedProcess, tracks: Sequence[int]) -> Iterator[dict[str, Any]]:
     def tell(what: str, tid: int, **args: Any) -> dict[str, Any]:
         return {"ph": "M", "pid": n, "tid": tid, "name": what, "args": args}
 
     yield tell("process_name", 0, name=process.label)
     yield tell("process_sort_index", 0, sort_index=n)
-    yield tell("thread_name", 0, name="rank")
-    tracks = set(process.events(EventKind.SPAN).track.tolist()) - {OF_RANK}
-    for replica in sorted(tracks):
-        yield tell("thread_name", replica + 1, name=f"replica {replica}")
-
-
-def _spans(timeline: Timeline, n: int, origin: float) -> Iterator[dict[str, Any]]:
-    process, clock = timeline.processes[n], timeline.clocks[n]
-    events = process.events(EventKind.SPAN)
-    begins, ends = clock.common(events.begin) - origin, clock.common(events.end) - origin
-    for name, track, kind, begin, end in zip(
-        events.name.tolist(),
-        events.track.tolist(),
-        events.number.tolist(),
-        begins.tolist(),
-        ends.tolist(),
-        strict=True,
-    ):
-        yield _slice(process.names[name], SPAN_KINDS[kind], n, track + 1, begin, end)
+    for track in tracks:
+        name = "rank" if track == OF_RANK else f"replica {track}"
+        yield tell("thread_name", track + 1, name=name)
 
 
 def _slice(
     name: str, kind: str, n: int, tid: int, begin: float, end: float, **args: Any
 ) -> dict[str, Any]:
-    begin, end = round(begin / 1e3, 3), round(end / 1e3, 3)
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": kind,
-        "pid": n,
-        "tid": tid,
-        "ts": begin,
-        "dur": round(max(0.0, end - begin), 3),
-        "args": args,
-    }
+    event = {"ph": "X", "name": name, "cat": kind, "pid": n, "tid": tid, "ts": _us(begin)}
+    return event | {"dur": round(max(0.0, _us(end) - _us(begin)), 3), "args": args}
 
 
-def _calls(timeline: Timeline, n: int, origin: float) -> Iterator[dict[str, Any]]:
-    process, calls = timeline.processes[n], timeline.calls[n]
-    sent = 0
+def _calls(timeline: Timeline, n: int) -> Iterator[dict[str, Any]]:
+    names, calls, sent = timeline.processes[n].names, timeline.calls[n], 0
     for index, name in enumerate(calls.name.tolist()):
-        what, _, line = process.names[name].rpartition(" at ")
-        op = what.partition("(")[0]
-        begin, end = float(calls.begin[index]) - origin, float(calls.end[index]) - origin
-        size, last = int(calls.size[index]), int(calls.last[index])
-        args = {"call": what, "line": line, "bytes": size}
+        what, _, line = names[name].rpartition(" at ")
+        begin, end, last = calls.begin[index], calls.end[index], int(calls.last[index])
+        args = {"call": what, "line": line, "bytes": int(calls.size[index])}
         if last != UNDECIDED:
             args["last"] = timeline.processes[last].label
-        yield _slice(op or what, "collective", n, 0, begin, end, **args)
+        yield _slice(what.partition("(")[0], "collective", n, 0, begin, end, **args)
         if calls.is_whole[index]:
-            middle = begin + float(calls.wait[index])
+            middle = begin + calls.wait[index]
             yield _slice("waits for others", "wait", n, 0, begin, middle)
             yield _slice("moves data", "move", n, 0, middle, end)
-        sent += size
-        counter = {"ph": "C", "name": "bytes sent", "pid": n, "ts": round(end / 1e3, 3)}
+        sent += args["bytes"]
+        counter = {"ph": "C", "name": "bytes sent", "pid": n, "ts": _us(end)}
         yield counter | {"args": {"bytes": sent}}
         if last not in (UNDECIDED, n) and calls.wait[index] > _LEAST_ARROW_NS:
-            came = round((float(calls.all_there[index]) - origin) / 1e3, 3)
-            arrow = {"name": "was last", "cat": "wait", "id": f"{n}.{index}", "ts": came}
-            yield arrow | {"ph": "s", "pid": last, "tid": 0}
-            yield arrow | {"ph": "f", "bp": "e", "pid": n, "tid": 0}
+            arrow = {"name": "was last", "cat": "wait", "id": f"{n}.{index}", "tid": 0}
+            arrow["ts"] = _us(calls.all_there[index])
+            yield arrow | {"ph": "s", "pid": last}
+            yield arrow | {"ph": "f", "bp": "e", "pid": n}

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..ranks.watch.event_log import BLOCK_HEAD, NUM_FIELDS, BlockKind, EventKind, folder_of_parts
+from ..ranks.watch.event_log import BLOCK_HEAD, NUM_FIELDS, BlockKind, folder_of_parts
 
 Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 _PART = re.compile(r"(.*)\.(\d+)\.events")
 
@@ -36,13 +37,16 @@ class Events:
     ----------
     rows : array of int64
         A row for each event, with the fields of an `Event`.
+    begin, end : array
+        By which clock ever.
     """
 
-    def __init__(self, rows: Integers) -> None:
-        _, self.name, self.track, self.begin, self.end, self.number, self.size = rows.T
+    def __init__(self, rows: Integers, begin: Floats, end: Floats) -> None:
+        self.rows, self.begin, self.end = rows, begin, end
+        _, self.name, self.track, _, _, self.number, self.size = rows.T
 
     def __len__(self) -> int:
-        return len(self.name)
+        return len(self.rows)
 
 
 @dataclass
@@ -63,10 +67,6 @@ class TracedProcess:
     memberships: dict[int, Membership] = field(default_factory=dict)
     names: Sequence[str] = ()
     rows: Integers = field(default_factory=lambda: np.empty((0, NUM_FIELDS), np.int64))
-
-    def events(self, kind: EventKind) -> Events:
-        """Returns those of a kind, in the order in which they were noted."""
-        return Events(self.rows[self.rows[:, 0] == kind])
 
     @property
     def rank(self) -> int:
@@ -126,17 +126,16 @@ def _read(files: Sequence[str]) -> TracedProcess:
     return process
 
 
-def _blocks(data: bytes) -> list[tuple[int, bytes]]:
-    """Returns the whole blocks; what was killed may have left half of one."""
-    blocks, place = [], 0
+def _blocks(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Gives the whole blocks; what was killed may have left half of one."""
+    place = 0
     while place + BLOCK_HEAD.size <= len(data):
         kind, length = BLOCK_HEAD.unpack_from(data, place)
-        place += BLOCK_HEAD.size
-        if place + length > len(data):
-            break
-        blocks.append((kind, data[place : place + length]))
-        place += length
-    return blocks
+        begin = place + BLOCK_HEAD.size
+        block = data[begin : begin + length]
+        if len(block) == length:
+            yield kind, block
+        place = begin + length
 
 
 def _learn(process: TracedProcess, fact: dict[str, Any]) -> None:
