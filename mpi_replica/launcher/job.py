@@ -15,7 +15,7 @@ from ..ranks.launch import launcher_variable
 from ..ranks.launcher_connection import VARIABLE
 from .batch_system import BatchAllocation, read_allocation
 from .commands import OVERLAP, Request, command, question, shell_line
-from .elasticity import RANKS_LOST, check_elastic, elastic_settings
+from .elasticity import check_elastic, elastic_settings
 from .host_slots import HostSlots, hosts_of_job, slots_for
 from .library import find_launcher, find_library
 from .processes import ask
@@ -66,19 +66,14 @@ class Job(NamedTuple):
     command: Sequence[str]
     #: Environment variables beside those that are set already.
     added: Mapping[str, str]
-    tag: bool
-    timeout_seconds: float | None
     #: The line for a shell that does the same.
     line: str
-    #: Whether it goes on without lost ranks, and its status when it has ended well without some.
-    is_elastic: bool = False
-    status_after_loss: int = 0
+    #: What the user has asked for, also where fewer hosts are left.
+    options: Options
     num_ranks: int = 1
     num_hosts: int = 1
     #: Whether its ranks tell the launcher how they end: those of programs of Python do.
     is_watched: bool = False
-    restarts: int | None = None
-    restarts_after_errors: bool = False
     #: All hosts of the first start, and for each the command that asks whether it answers; none
     #: where they are not known, or there is one.
     hosts: Sequence[HostSlots] = ()
@@ -124,9 +119,10 @@ def plan(
         )
     ranks = _ranks(options, allocation)
     all_hosts = hosts_of_job(options.hostfile, environ)
+    fitted = options
     if left:
-        options = _for_hosts_left(options, ranks, all_hosts, left, num_replicas)
-        ranks = _ranks(options, allocation)
+        fitted = _for_hosts_left(options, ranks, all_hosts, left, num_replicas)
+        ranks = _ranks(fitted, allocation)
     hosts = len(left) or len(all_hosts) or allocation.hosts
     if allocation.system == "slurm":
         mpi_type = _type_for_srun(options, environ)
@@ -157,8 +153,8 @@ def plan(
         hosts=hosts,
         is_allocated=bool(allocation.system) or options.hostfile is not None,
         cores_per_rank=1 if options.bind == "core" else cores_per_rank,
-        replicas=options.replicas,
-        spares=options.spares,
+        replicas=fitted.replicas,
+        spares=fitted.spares,
     )
     hostfile = options.hostfile
     if hostfile is None and kind == "openmpi" and "PBS_NODEFILE" in environ:
@@ -188,16 +184,11 @@ def plan(
         kind,
         words,
         added,
-        options.tag,
-        options.timeout_seconds,
         line,
-        is_elastic=options.is_elastic,
-        status_after_loss=RANKS_LOST if options.on_loss == "warn-status" else 0,
+        options,
         num_ranks=ranks,
         num_hosts=hosts,
         is_watched=is_of_python(program),
-        restarts=options.restarts,
-        restarts_after_errors=options.restart_on == "any",
         hosts=all_hosts,
         questions={
             host.name: question(kind, version, path, host.name, leftovers_program())

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from ..core.layout import numbers_text
 from ..ranks.watch.strategy_watch import stall_seconds
+from .elasticity import RANKS_LOST
 from .job import Job
 from .output import DeathNotice, OutputStream, Tags
 from .processes import descendants, ends_with_parent, ranks_below, send_signal
@@ -98,18 +99,19 @@ class JobStart:
                 [f"{self._stall_seconds:g}", str(restarts)],
             )
             added |= self._ranks.variable
+        has_tags = job.options.tag
         says_daemons = job.launcher == "openmpi" and job.num_hosts > 1
         self.launcher = subprocess.Popen(
             job.command,
             env={**environ, **added},
-            stdout=subprocess.PIPE if job.tag or job.launcher == "mpich" else None,
-            stderr=subprocess.PIPE if job.tag or says_daemons else None,
+            stdout=subprocess.PIPE if has_tags or job.launcher == "mpich" else None,
+            stderr=subprocess.PIPE if has_tags or says_daemons else None,
             process_group=None if is_in_terminal else 0,
             preexec_fn=ends_with_parent(),
         )
         self.streams = [
             OutputStream(
-                selector, pipe, target, self._notice, Tags(job.launcher) if job.tag else None
+                selector, pipe, target, self._notice, Tags(job.launcher) if has_tags else None
             )
             for pipe, target in ((self.launcher.stdout, 1), (self.launcher.stderr, 2))
             if pipe is not None
@@ -198,7 +200,7 @@ class JobStart:
             must_end = True
             if first.is_silent or ranks.is_waited_for:
                 seconds = 0.0
-            elif self._job.is_elastic:
+            elif self._job.options.is_elastic:
                 must_end, seconds = not ranks.have_all_begun, _SECONDS_TO_BEGIN_ANYWAY
             if must_end and now > (first.ended_at or 0.0) + seconds:
                 return ranks.loss_text() or f"{first} has ended too early"
@@ -266,7 +268,7 @@ class JobStart:
         status = self.launcher.returncode
         is_killed = 128 < self._notice.status(status) < 128 + signal.NSIG
         loss = ranks.loss_text()
-        if loss and self._job.is_elastic and len(ranks.lost) == ranks.size:
+        if loss and self._job.options.is_elastic and len(ranks.lost) == ranks.size:
             return f"all ranks were lost. The first one: {loss}"
         if status < 0 and not (loss or self.ended_because):  # its ranks may fail by that
             return f"the launcher was ended by {signal.Signals(-status).name}"
@@ -274,24 +276,24 @@ class JobStart:
             return loss
         if self.ended_because:
             return self.ended_because
-        is_early = not self._job.is_elastic and not self.have_ranks_ended
+        is_early = not self._job.options.is_elastic and not self.have_ranks_ended
         if status == 0 and (is_early or ranks.missing()):
             return "the launcher has ended before its ranks"
-        if not ranks.ranks and (is_killed or (status and self._job.restarts is not None)):
+        if not ranks.ranks and (is_killed or (status and self._job.options.restarts is not None)):
             return f"the launcher has ended with status {status}, before a rank has begun"
         return ""
 
     def _status(self, is_lost: bool) -> int:
         """Returns the exit status of the job, if this is its last start."""
-        status, ranks, is_elastic = self.launcher.returncode, self._ranks, self._job.is_elastic
+        status, ranks, options = self.launcher.returncode, self._ranks, self._job.options
         if self.is_timed_out:
             return TIMED_OUT
         if self._ended_by and (status < 0 or status == _STATUS_WHEN_ENDED.get(self._job.launcher)):
             return 128 + self._ended_by
-        if ranks is not None and ranks.have_ended_well(is_elastic):
+        if ranks is not None and ranks.have_ended_well(options.is_elastic):
             # Whoever is killed in the end of MPI does not change it.
-            return self._job.status_after_loss if ranks.lost else 0
-        if ranks is not None and (self.ended_because or is_elastic):
+            return RANKS_LOST if ranks.lost and options.on_loss == "warn-status" else 0
+        if ranks is not None and (self.ended_because or options.is_elastic):
             # Open MPI's launcher reports 0 where it goes on without lost ranks, also without any.
             if ranks.failed is not None and not is_lost:
                 return int(ranks.failed.facts["status"])

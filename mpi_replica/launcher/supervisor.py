@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ..core.exceptions import LaunchError
 from .commands import SECONDS_TO_SAVE
 from .host_questions import HostQuestions
-from .host_slots import HostSlots
-from .job import Job
+from .job import Job, plan
 from .job_start import TIMED_OUT, JobStart
 from .leftovers import remove_leftovers
 from .processes import adopt_orphans
@@ -34,11 +33,7 @@ _READ_BYTES = 1 << 16
 _SAVED = 75
 
 
-#: Gives the job on the hosts that are left, with the number of replicas that it had.
-Again = Callable[[Sequence[HostSlots], int | None], Job]
-
-
-def start(job: Job, environ: Mapping[str, str], again: Again | None = None) -> int:
+def start(job: Job, environ: Mapping[str, str]) -> int:
     """Runs a job to its end, and again where ranks were lost; returns the exit status.
 
     Signals go on to the ranks, where the launcher hands them on; otherwise to the ranks of this
@@ -52,8 +47,6 @@ def start(job: Job, environ: Mapping[str, str], again: Again | None = None) -> i
         What `plan` gives.
     environ : mapping
         The environment variables that are set already.
-    again : callable, optional
-        What makes the job for fewer hosts. Default: it is started on all of them again.
 
     Returns
     -------
@@ -61,26 +54,19 @@ def start(job: Job, environ: Mapping[str, str], again: Again | None = None) -> i
         That of the program; 128 + n when it died of signal n; 124 when it ran too long.
     """
     with contextlib.ExitStack() as stack:
-        return _Supervisor(stack, job, environ, again).run()
+        return _Supervisor(stack, job, environ).run()
 
 
 class _Supervisor:
     """The starts of a job, and the signals for it."""
 
-    def __init__(
-        self,
-        stack: contextlib.ExitStack,
-        job: Job,
-        environ: Mapping[str, str],
-        again: Again | None,
-    ) -> None:
+    def __init__(self, stack: contextlib.ExitStack, job: Job, environ: Mapping[str, str]) -> None:
         self._job = job
-        self._again = again
         self._started_at = time.time()
         # Of the first strategy that was made.
         self._num_replicas: int | None = None
         self._environ = environ
-        self._restarts = Restarts(job.restarts, job.restarts_after_errors)
+        self._restarts = Restarts(job.options.restarts, job.options.restart_on == "any")
         # What is left to do where it runs too long, and when.
         self._steps = self._steps_after_timeout(time.monotonic())
         # One that has come while no rank was there.
@@ -242,8 +228,8 @@ class _Supervisor:
         missing = ", ".join(host.name for host in hosts if host.name not in answered)
         if not left:
             raise LaunchError(f"none of its hosts answers ({missing}).")
-        if missing and self._again is not None:
-            self._job = self._again(left, self._num_replicas)
+        if missing:
+            self._job = plan(self._job.options, self._environ, left, self._num_replicas)
             _tell(f"{missing} left out, no answer came: {self._job.num_ranks} ranks go on.")
 
     def _seconds_to_wait(self, seconds: float | None) -> float | None:
@@ -281,7 +267,7 @@ class _Supervisor:
 
     def _steps_after_timeout(self, now: float) -> list[tuple[float, Callable[[JobStart], None]]]:
         """Returns what is done with a job that runs too long, and when."""
-        seconds = self._job.timeout_seconds
+        seconds = self._job.options.timeout_seconds
         if seconds is None:
             return []
         later = now + seconds + SECONDS_TO_SAVE
@@ -298,7 +284,7 @@ class _Supervisor:
 
     def _tell_of_timeout(self, current: JobStart) -> None:
         current.is_timed_out = True
-        seconds = f"{self._job.timeout_seconds:g}"
+        seconds = f"{self._job.options.timeout_seconds:g}"
         _tell(
             f"the job did not end within {seconds} s (--timeout {seconds}): its ranks get SIGTERM,"
             f" and SIGKILL {SECONDS_TO_SAVE} s later."
