@@ -40,7 +40,7 @@ def examine(environ: Mapping[str, str], ranks: int | None = None) -> list[Check]
     if any(check.verdict == "fail" for check in checks):
         return checks
     allocation = read_allocation(environ)
-    if ranks is None and (allocation is None or allocation.tasks is None):
+    if ranks is None and allocation.tasks is None:
         ranks = 2
     return checks + _examine_job(environ, ranks)
 

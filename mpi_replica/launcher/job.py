@@ -109,7 +109,7 @@ def plan(
     program = program_command(options.program)
     _check_program(options, program)
     _check_options_of_elastic(options)
-    allocation = read_allocation(environ) or BatchAllocation()
+    allocation = read_allocation(environ)
     inside = launcher_variable(environ)
     if inside is not None:
         raise LaunchError(
