@@ -209,19 +209,14 @@ def _at_path(path: str, environ: Mapping[str, str]) -> Launcher:
     )
 
 
-def _launchers(kind: str, library: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yields the paths of launchers: beside the library, beside Python, and on the path."""
+def _launchers(kind: str, library: str, environ: Mapping[str, str]) -> list[str]:
+    """Returns the paths of launchers: beside the library, beside Python, and on the path."""
     names = ["mpiexec", f"mpiexec.{kind}", "mpirun"]
     folders = [parent / "bin" for parent in list(Path(library).parents)[:5]] if library else []
     folders.append(Path(sys.prefix) / "bin")
     folders += [Path(folder) for folder in environ.get("PATH", "").split(os.pathsep) if folder]
-    seen = set()
-    for folder in folders:
-        for name in names:
-            path = shutil.which(name, path=str(folder))
-            if path is not None and path not in seen:
-                seen.add(path)
-                yield path
+    found = (shutil.which(name, path=str(folder)) for folder in folders for name in names)
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def _libraries_beside(launcher: str) -> Iterator[str]:
