@@ -210,7 +210,7 @@ class JobStart:
 
     def _reason_of_missing_ranks(self, ranks: RankConnections, now: float) -> str:
         missing = ranks.missing()
-        if not missing or ranks.first_at is None:
+        if not missing or not ranks.ranks:
             return ""
         if self._job.num_hosts > 1:
             is_late = now > ranks.first_at + self._stall_seconds
@@ -226,11 +226,10 @@ class JobStart:
 
     def _report_of_stuck_ranks(self, ranks: RankConnections, now: float) -> str:
         """Returns where ranks are for which others wait in the start of MPI."""
-        if self._has_reported or ranks.first_at is None:
-            return ""
         begins = [one for one in ranks.ranks.values() if "begins_mpi" in one.facts]
-        late = [one for one in ranks.ranks.values() if one not in begins and "place" in one.facts]
-        if not begins or not late or now < ranks.first_at + self._stall_seconds:
+        late = [one for one in ranks.ranks.values() if "place" in one.facts and one not in begins]
+        is_early = now < ranks.first_at + self._stall_seconds
+        if self._has_reported or is_early or not begins or not late:
             return ""
         self._has_reported = True
         where = "".join(f"\n  {rank} is at\n{rank.facts['place']}" for rank in late)
