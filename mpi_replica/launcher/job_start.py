@@ -21,8 +21,8 @@ from .restarts import Outcome
 #: The exit status of a job that ran too long: that of the command `timeout`.
 TIMED_OUT = 124
 _KILLED = 128 + signal.SIGKILL
-# That of a program which has saved at a signal, and shall be started when there is time again.
-_SAVED = 75
+#: That of a program which has saved at a signal, by CheckpointManager.exit_if_signalled.
+SAVED = 75
 
 # What launchers hand to the ranks of all hosts, as measured with Open MPI 5.0.11 and MPICH 5.0.2.
 # The others end Open MPI's launcher and its ranks in 0.2 s, or MPICH's launcher alone.
@@ -249,7 +249,7 @@ class JobStart:
             status,
             seconds,
             loss,
-            is_final=was_told_to_end or status == _SAVED,
+            is_final=was_told_to_end or status == SAVED,
             has_package=ranks.fact("package") is not None,
             num_replicas=ranks.fact("num_replicas"),
             goes_on=ranks.fact("goes_on") is not None,

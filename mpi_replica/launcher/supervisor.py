@@ -14,7 +14,7 @@ from ..core.exceptions import LaunchError
 from .commands import SECONDS_TO_SAVE
 from .host_questions import HostQuestions
 from .job import Job, plan
-from .job_start import TIMED_OUT, JobStart
+from .job_start import SAVED, TIMED_OUT, JobStart
 from .leftovers import remove_leftovers
 from .processes import adopt_orphans
 from .restarts import Restarts
@@ -29,8 +29,6 @@ _SECONDS_TO_ANSWER_AT_THE_END = 5.0
 _MOST_QUESTIONS_AT_THE_END = 3
 _LOOK_SECONDS = 0.1
 _READ_BYTES = 1 << 16
-# As from CheckpointManager.exit_if_signalled.
-_SAVED = 75
 
 
 def start(job: Job, environ: Mapping[str, str]) -> int:
@@ -140,7 +138,7 @@ class _Supervisor:
         """Returns the exit status for that of the last start, or of the signal in a pause."""
         # What batch systems send before the end, and the ranks were not yet there to answer it.
         has_saved = self._goes_on and status == 128 + signal.SIGUSR1
-        return _SAVED if has_saved else status
+        return SAVED if has_saved else status
 
     def _compare_replicas(self, num_replicas: int | None) -> None:
         """Warns of a program whose replicas are as many as its ranks, which may change."""
@@ -156,7 +154,8 @@ class _Supervisor:
     def _run(self, current: JobStart) -> None:
         while current.launcher.poll() is None:
             self._serve(self._seconds_to_wait(current.seconds_to_look))
-            self._do_steps_after_timeout()
+            if self._is_late:
+                self._steps.pop(0)[1](current)
             reason, report = current.look()
             if report:
                 _tell(report)
@@ -183,8 +182,7 @@ class _Supervisor:
             It can't be started on the hosts that are left.
         """
         answered = self._ask(self._job.questions, seconds, _SECONDS_TO_ANSWER).answered
-        is_late = self._steps and time.monotonic() >= self._steps[0][0]
-        if self._signal or is_late:
+        if self._signal or self._is_late:
             return False
         if self._job.questions:
             self._leave_hosts_out(answered)
@@ -210,11 +208,9 @@ class _Supervisor:
             self._selector, {host: [*words, since] for host, words in asked.items()}, environ
         )
         try:
-            while not self._signal and (
+            while not (self._signal or self._is_late) and (
                 (now := time.monotonic()) < limit or (questions.are_open and now < last)
             ):
-                if self._steps and now >= self._steps[0][0]:
-                    break
                 self._serve(self._seconds_to_wait(_LOOK_SECONDS))
         finally:
             questions.close()
@@ -278,9 +274,10 @@ class _Supervisor:
             (later + _SECONDS_TO_END, JobStart.kill),
         ]
 
-    def _do_steps_after_timeout(self) -> None:
-        if self._current is not None and self._steps and time.monotonic() >= self._steps[0][0]:
-            self._steps.pop(0)[1](self._current)
+    @property
+    def _is_late(self) -> bool:
+        """Whether it is time for the next of the steps after the timeout."""
+        return bool(self._steps) and time.monotonic() >= self._steps[0][0]
 
     def _tell_of_timeout(self, current: JobStart) -> None:
         current.is_timed_out = True
