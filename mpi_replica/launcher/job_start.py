@@ -90,7 +90,7 @@ class JobStart:
         self._stall_seconds = stall_seconds()
         self._notice = DeathNotice()
         self._ranks: RankConnections | None = None
-        added = dict(job.added)
+        added = {**job.added, **(job.added_again if restarts else {})}
         if job.is_watched:
             self._ranks = RankConnections(
                 selector,

@@ -99,13 +99,8 @@ class _Supervisor:
 
     def run(self) -> int:
         while True:
-            added = self._job.added_again if self._restarts.count else {}
             current = JobStart(
-                self._job,
-                {**self._environ, **added},
-                self._selector,
-                self._is_in_terminal,
-                self._restarts.count,
+                self._job, self._environ, self._selector, self._is_in_terminal, self._restarts.count
             )
             self._current = current
             try:
