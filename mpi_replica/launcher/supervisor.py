@@ -75,27 +75,26 @@ class _Supervisor:
         self._may_leave_files = False
         # Which knows files as well, epoll does not.
         self._selector = stack.enter_context(selectors.PollSelector())
-        self._signals = self._listen(stack)
+        self._listen(stack)
         # In a terminal Ctrl-C goes to all in the group, and only they may read from it.
         self._is_in_terminal = os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
         adopt_orphans()
 
-    def _listen(self, stack: contextlib.ExitStack) -> int:
-        """Lets signals be written to a pipe; returns the end to read from."""
+    def _listen(self, stack: contextlib.ExitStack) -> None:
+        """Lets signals be written to a pipe, and read from it like what ranks tell."""
         source, sink = os.pipe()
         for end in (source, sink):
             stack.callback(os.close, end)
             os.set_blocking(end, False)
         stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(sink))
-        for number in (*_FORWARDED, signal.SIGCHLD):
-            before = signal.getsignal(number)
-            if before is not signal.SIG_IGN or number == signal.SIGCHLD:
+        for number in _FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
                 # One that comes after the end would change the exit status.
-                after = before if number == signal.SIGCHLD else signal.SIG_IGN
-                stack.callback(signal.signal, number, after)
-        self._selector.register(source, selectors.EVENT_READ, self._read_signals)
-        return source
+                stack.callback(signal.signal, number, signal.SIG_IGN)
+        before = signal.signal(signal.SIGCHLD, lambda *_: None)
+        stack.callback(signal.signal, signal.SIGCHLD, before)
+        self._selector.register(source, selectors.EVENT_READ, lambda: self._read_signals(source))
 
     def run(self) -> int:
         while True:
@@ -234,8 +233,8 @@ class _Supervisor:
         for key, _ in self._selector.select(seconds):
             key.data()
 
-    def _read_signals(self) -> None:
-        for number in os.read(self._signals, _READ_BYTES):
+    def _read_signals(self, source: int) -> None:
+        for number in os.read(source, _READ_BYTES):
             if number == signal.SIGCHLD:
                 continue
             if self._current is None:
