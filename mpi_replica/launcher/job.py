@@ -124,6 +124,7 @@ def plan(
         fitted = _for_hosts_left(options, ranks, all_hosts, left, num_replicas)
         ranks = _ranks(fitted, allocation)
     hosts = len(left) or len(all_hosts) or allocation.hosts
+    mpi_type = ""
     if allocation.system == "slurm":
         mpi_type = _type_for_srun(options, environ)
     elif options.launcher == "srun":
@@ -131,11 +132,9 @@ def plan(
             "srun was asked for (--launcher srun), but this is no job of Slurm: SLURM_JOB_ID is"
             " not set. Start it from a script given to sbatch, or in a shell that salloc gave."
         )
-    else:
-        mpi_type = None
     added: dict[str, str] = {}
     version: tuple[int, ...] = ()
-    if mpi_type is not None:
+    if mpi_type:
         kind, path = "srun", shutil.which("srun", path=environ.get("PATH")) or "srun"
     else:
         launcher = find_launcher(environ, options.mpi)
@@ -166,7 +165,7 @@ def plan(
         bind=options.bind,
         tag="own" if options.tag else None,
         exported=for_other_hosts(added, environ) if hosts > 1 else (),
-        mpi_type=mpi_type or "",
+        mpi_type=mpi_type,
         cores_per_task=allocation.cores_per_task,
         is_in_step=allocation.is_in_step,
         is_elastic=options.is_elastic,
@@ -280,13 +279,13 @@ def _ranks(options: Options, allocation: BatchAllocation) -> int:
     return ranks
 
 
-def _type_for_srun(options: Options, environ: Mapping[str, str]) -> str | None:
-    """Returns the type of MPI with which srun starts the ranks; None where it does not."""
+def _type_for_srun(options: Options, environ: Mapping[str, str]) -> str:
+    """Returns the type of MPI with which srun starts the ranks; empty where it does not."""
     is_asked_for = options.launcher == "srun"
     is_elsewhere = options.mpi is not None or options.hostfile is not None
     is_elsewhere = is_elsewhere or options.is_elastic  # srun has no ULFM
     if options.launcher == "mpiexec" or (is_elsewhere and not is_asked_for):
-        return None
+        return ""
     srun = shutil.which("srun", path=environ.get("PATH"))
     types = _types(srun) if srun is not None else []
     library = find_library(environ)
@@ -300,7 +299,7 @@ def _type_for_srun(options: Options, environ: Mapping[str, str]) -> str | None:
             f" {'srun --mpi=list has ' + ', '.join(types) if srun else 'there is no srun here'}."
             " Leave out --launcher srun: the library's own launcher knows Slurm, too."
         )
-    return None
+    return ""
 
 
 def _types(srun: str) -> list[str]:
