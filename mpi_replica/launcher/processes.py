@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import glob
 import os
 import signal
@@ -82,11 +83,7 @@ def ends_with_parent() -> Callable[[], None] | None:
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl
-
-    def request() -> None:
-        prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0)
-
-    return request
+    return functools.partial(prctl, _SET_PARENT_DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0)
 
 
 def ask(
