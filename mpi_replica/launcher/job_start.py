@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -197,12 +198,11 @@ class JobStart:
         if ranks.lost:
             first = ranks.lost[0]
             seconds = _SECONDS_TO_END_OTHERS
-            must_end = True
             if first.is_silent or ranks.is_waited_for:
                 seconds = 0.0
             elif self._job.options.is_elastic:
-                must_end, seconds = not ranks.have_all_begun, _SECONDS_TO_BEGIN_ANYWAY
-            if must_end and now > (first.ended_at or 0.0) + seconds:
+                seconds = math.inf if ranks.have_all_begun else _SECONDS_TO_BEGIN_ANYWAY
+            if now > (first.ended_at or 0.0) + seconds:
                 return ranks.loss_text() or f"{first} has ended too early"
         if now > ranks.last_end + _SECONDS_TO_END_ITSELF:
             return "all ranks have come to their end, and the launcher has not"
