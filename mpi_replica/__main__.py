@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -212,12 +211,11 @@ def _run(options: argparse.Namespace) -> int:
         raise LaunchError(f"{program[0]} is no option of run: see --help.")
     # The others have the names under which the command line puts them.
     wanted = {name: getattr(options, name) for name in Options._fields if name != "program"}
-    options_of_job = Options(program, **wanted)
-    job = plan(options_of_job, os.environ)
+    job = plan(Options(program, **wanted), os.environ)
     if options.dry_run:
         print(job.line)
         return 0
-    return start(job, os.environ, functools.partial(plan, options_of_job, os.environ))
+    return start(job, os.environ)
 
 
 def _positive_int(text: str) -> int:

@@ -437,7 +437,7 @@ def test_who_does_not_know_the_secret_is_turned_away_and_changes_nothing(text, w
             stranger.shutdown(socket.SHUT_WR)
         launcher.serve_until(lambda: is_turned_away(stranger))
     assert (launcher.ranks.ranks, launcher.ranks.lost, launcher.ranks.failed) == ({}, [], None)
-    assert launcher.ranks.first_at is None
+    assert launcher.ranks.first_at == math.inf
     launcher.start("")
     launcher.serve_until_ended(0)
     assert launcher.ranks.have_ended_well(is_elastic=False)

@@ -252,11 +252,12 @@ def test_a_job_whose_output_nobody_reads_is_ended_in_time(narrow_pipe):
     """The one that the launcher starts here takes no time to end."""
     code = """if True:
         import os, sys
-        from mpi_replica.launcher.job import Job
+        from mpi_replica.launcher.job import Job, Options
         from mpi_replica.launcher.supervisor import start
         endless = "while True: print('x' * 99)"
         words = [sys.executable, "-c", endless]
-        sys.exit(start(Job("mpich", words, {}, False, 0.5, ""), os.environ))
+        job = Job("mpich", words, {}, "", Options(words, timeout_seconds=0.5))
+        sys.exit(start(job, os.environ))
     """
     _, writer = narrow_pipe
     done = subprocess.run([sys.executable, "-c", code], stdout=writer, timeout=LIMIT_SECONDS)
