@@ -84,8 +84,7 @@ class PackPart(Part):
         contributions = self._contributions[partial.local]
         if len(contributions) == 1:
             leaves = [contributions[0][leaf] for leaf in self._leaves]
-            if leaves:
-                np.concatenate(leaves, axis=None, out=target, casting="unsafe")
+            np.concatenate(leaves, axis=None, out=target, casting="unsafe")
             return
         start = 0
         for leaf in self._leaves:
@@ -139,9 +138,8 @@ class StreamPart(Part):
         first = self._results[0]
         if total is not None:
             np.copyto(first, total.reshape(first.shape))
-        if len(self._results) > 1:
-            for result in self._results[1:]:  # while it is in the cache
-                np.copyto(result, first)
+        for result in self._results[1:]:  # while it is in the cache
+            np.copyto(result, first)
 
     def contribution(self, dtype: np.dtype[Any]) -> Array | None:
         first = self._column[0]
@@ -159,5 +157,4 @@ def groups_of_chunks(pack: Pack, most_bytes: int) -> Iterator[slice]:
         if chunk.stop - pack.chunks[first].start > most and index > first:
             yield slice(first, index)
             first = index
-    if pack.chunks:
-        yield slice(first, len(pack.chunks))
+    yield slice(first, len(pack.chunks))
