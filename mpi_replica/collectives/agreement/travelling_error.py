@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import sysconfig
+import traceback
 from typing import NamedTuple
 
 from ...core.exceptions import RemoteReplicaError, add_note, text_of
@@ -54,16 +55,14 @@ def place_of(error: BaseException) -> str:
     That is none of this package, and where there is another one none of a library.
     """
     place = place_in_library = ""
-    step = error.__traceback__
-    while step is not None:
-        file = step.tb_frame.f_code.co_filename
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
         if not is_of_package(file):
-            here = f"{os.path.basename(file)}:{step.tb_lineno}"
+            here = f"{os.path.basename(file)}:{line}"
             if file.startswith(_LIBRARIES):
                 place_in_library = here
             else:
                 place = here
-        step = step.tb_next
     return place or place_in_library
 
 
