@@ -191,11 +191,6 @@ class LazyPerReplica(PerReplica):
         is_local = replica_id in self._scope.engine.layout.local_replica_ids
         return entry.value if is_local and isinstance(entry, Held) else self.values[replica_id]
 
-    def components(self, replica_ids: Sequence[int]) -> list[Any]:
-        if not set(replica_ids) <= set(self._scope.engine.layout.local_replica_ids):
-            return [self.values[i] for i in replica_ids]
-        return [self.component(i) for i in replica_ids]
-
     def _texts(self, show: Callable[[Any], str]) -> list[str]:
         return [
             show(entry.value) if isinstance(entry, Held) else f"<replica {i}: not gathered>"
