@@ -15,6 +15,9 @@ from .plan import Pack, Piece, Stream
 
 ALL_CHUNKS = slice(None)
 
+#: Combines two arrays into its argument ``out``, as a ufunc does.
+Combine = Callable[..., Any]
+
 
 class Part(abc.ABC):
     """Some items of the leaves, the same ones on all ranks.
@@ -35,11 +38,7 @@ class Part(abc.ABC):
 
     @abc.abstractmethod
     def gather(
-        self,
-        partial: Partial,
-        combine: Callable[..., Any],
-        target: Array,
-        temporaries: Sequence[Array],
+        self, partial: Partial, combine: Combine, target: Array, temporaries: Sequence[Array]
     ) -> None:
         """Combines what some local replicas contribute into `target`, in the dtype of `target`."""
 
@@ -75,11 +74,7 @@ class PackPart(Part):
         self.dtype = self.result_dtype = pack.dtype
 
     def gather(
-        self,
-        partial: Partial,
-        combine: Callable[..., Any],
-        target: Array,
-        temporaries: Sequence[Array],
+        self, partial: Partial, combine: Combine, target: Array, temporaries: Sequence[Array]
     ) -> None:
         contributions = self._contributions[partial.local]
         if len(contributions) == 1:
@@ -123,11 +118,7 @@ class StreamPart(Part):
         self.result = first.reshape(-1)
 
     def gather(
-        self,
-        partial: Partial,
-        combine: Callable[..., Any],
-        target: Array,
-        temporaries: Sequence[Array],
+        self, partial: Partial, combine: Combine, target: Array, temporaries: Sequence[Array]
     ) -> None:
         column = self._column[partial.local]
         shape = column[0].shape
