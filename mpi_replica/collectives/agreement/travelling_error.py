@@ -70,9 +70,7 @@ def _bytes_of(error: BaseException) -> bytes:
     try:
         data = pickle.dumps(error, protocol=5)
         copy = pickle.loads(data)
-        if type(copy) is not type(error):
-            return b""
-        return data if _same(copy, error) else b""
+        return data if type(copy) is type(error) and _same(copy, error) else b""
     except BaseException:  # user code: __reduce__ and __init__ may raise anything
         return b""
 
@@ -88,11 +86,9 @@ def _same(copy: BaseException, error: BaseException) -> bool:
 
 def load(packed: TravellingError) -> BaseException | None:
     """Returns the exception that travelled, with a note that tells its origin, or None."""
-    if not packed.data:
-        return None
     try:
         error = pickle.loads(packed.data)
-    except BaseException:
+    except BaseException:  # also where there is nothing to load
         return None
     if not isinstance(error, BaseException):
         return None
