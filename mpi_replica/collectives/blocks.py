@@ -119,13 +119,9 @@ class Gathering:
     """How the leaves of one call travel, where all extents are known."""
 
     def __init__(self, forms: Sequence[LeafForm], extents: Sequence[Extents]) -> None:
-        alike: dict[tuple[LeafForm, Extents], Blocks] = {}  # of thousands of leaves, a few
-        self.leaves = []
-        for key in zip(forms, extents, strict=True):
-            blocks = alike.get(key)
-            if blocks is None:
-                blocks = alike[key] = Blocks(*key)
-            self.leaves.append(blocks)
+        about = list(zip(forms, extents, strict=True))
+        alike = {key: Blocks(*key) for key in set(about)}  # of thousands of leaves, a few
+        self.leaves = [alike[key] for key in about]
         self.allocation = Allocation([leaf.result for leaf in self.leaves])
         self.result_bytes = sum(leaf.result_bytes for leaf in self.leaves)
         packs: list[list[int]] = []
