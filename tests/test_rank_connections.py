@@ -478,6 +478,13 @@ def test_what_comes_in_pieces_is_put_together(launch):
     assert launcher.ranks.fact("goes_on") is None
 
 
+def test_a_strategy_of_some_ranks_does_not_change_how_many_replicas_a_job_has(launch):
+    launcher = launch()
+    launcher.start("connection.tell(num_replicas=4); connection.tell(num_replicas=1, last=True)")
+    launcher.serve_until_told("last")
+    assert launcher.ranks.fact("num_replicas") == 4
+
+
 def test_threads_that_tell_at_once_do_not_mix_their_lines(launch):
     launcher = launch()
     launcher.start(

@@ -269,8 +269,12 @@ class JobStart:
         loss = ranks.loss_text()
         if loss and self._job.options.is_elastic and len(ranks.lost) == ranks.size:
             return f"all ranks were lost. The first one: {loss}"
-        if status < 0 and not (loss or self.ended_because):  # its ranks may fail by that
+        # Ranks may fail by the end of what has started them.
+        if status < 0 and not (loss or self.ended_because):
             return f"the launcher was ended by {signal.Signals(-status).name}"
+        has_ended_well = ranks.have_ended_well(self._job.options.is_elastic)
+        if self._notice.has_lost_daemon and not (loss or has_ended_well):
+            return "the launcher has lost a daemon on another host"
         if loss or ranks.failed is not None:
             return loss
         if self.ended_because:
@@ -292,10 +296,11 @@ class JobStart:
         if ranks is not None and ranks.have_ended_well(options.is_elastic):
             # Whoever is killed in the end of MPI does not change it.
             return RANKS_LOST if ranks.lost and options.on_loss == "warn-status" else 0
+        is_hidden = status == 0 or self.ended_because or options.is_elastic
+        if ranks is not None and ranks.failed is not None and is_hidden and not is_lost:
+            return int(ranks.failed.facts["status"])
         if ranks is not None and (self.ended_because or options.is_elastic):
             # Open MPI's launcher reports 0 where it goes on without lost ranks, also without any.
-            if ranks.failed is not None and not is_lost:
-                return int(ranks.failed.facts["status"])
             if not self.ended_because and (self._forwarded or status == 0):
                 return 128 + self._forwarded if self._forwarded else 1
             return _KILLED if status == 0 or self.ended_because else abs(status)

@@ -196,6 +196,9 @@ class RankConnections:
             self.ranks[rank.number] = rank
             self.first_at = min(self.first_at, now)
         else:
+            if "num_replicas" in facts:  # a program may have strategies of some of its ranks, too
+                known = rank.facts.get("num_replicas", 0)
+                facts["num_replicas"] = max(facts["num_replicas"], known)
             rank.facts |= facts
             if "waits_for" in facts:
                 rank.waits_for, rank.waits_at = set(facts["waits_for"]), now
