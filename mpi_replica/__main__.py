@@ -183,14 +183,25 @@ def _add_run(commands: _Parsers) -> None:
         metavar="RANKS",
         help="how many ranks it must have, on the hosts that still answer; default: 1",
     )
-    add("--trace", metavar="FILE", help="record where the time goes; see trace --help")
-    add(
+    of_trace = functools.partial(add, dest="variables", action="append", default=[])
+    of_trace(
+        "--trace",
+        type=lambda path: (TRACE_VARIABLE, os.path.abspath(path)),
+        metavar="FILE",
+        help="record where the time goes; see trace --help",
+    )
+    of_trace(
         "--trace-last",
-        type=_positive_float,
+        type=lambda text: (LAST_VARIABLE, f"{_positive_float(text)}"),
         metavar="SECONDS",
         help="how much of the end is kept at least; default: all",
     )
-    add("--no-samples", action="store_true", help="don't look at the lines of a traced program")
+    of_trace(
+        "--no-samples",
+        action="append_const",
+        const=(SAMPLES_VARIABLE, "0"),
+        help="don't look at the lines of a traced program",
+    )
     add("--dry-run", action="store_true", help="print the line for a shell, and start nothing")
     add("-m", dest="module", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     add("-c", dest="text", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -260,31 +271,18 @@ def _run(options: argparse.Namespace) -> int:
     if program[0].startswith("-") and program[0] not in ("-m", "-c"):
         raise LaunchError(f"{program[0]} is no option of run: see --help.")
     # The others have the names under which the command line puts them.
-    given = [name for name in Options._fields if name not in ("program", "variables")]
-    wanted = {name: getattr(options, name) for name in given}
-    options_of_job = Options(program, **wanted, variables=_variables_of_trace(options))
-    job = plan(options_of_job, os.environ)
+    wanted = {name: getattr(options, name) for name in Options._fields if name != "program"}
+    job = plan(Options(program, **wanted), os.environ)
     if options.dry_run:
         print(job.line)
         return 0
-    if options.trace:
-        _begin_trace(options.trace)
-    status = start(job, os.environ, functools.partial(plan, options_of_job, os.environ))
-    if options.trace:
-        _end_trace(options.trace)
+    trace = dict(options.variables).get(TRACE_VARIABLE)
+    if trace:
+        _begin_trace(trace)
+    status = start(job, os.environ)
+    if trace:
+        _end_trace(trace)
     return status
-
-
-def _variables_of_trace(options: argparse.Namespace) -> dict[str, str]:
-    """Returns what tells the ranks what is traced."""
-    if not options.trace:
-        return {}
-    variables = {TRACE_VARIABLE: os.path.abspath(options.trace)}
-    if options.trace_last:
-        variables[LAST_VARIABLE] = f"{options.trace_last:g}"
-    if options.no_samples:
-        variables[SAMPLES_VARIABLE] = "0"
-    return variables
 
 
 def _begin_trace(path: str) -> None:

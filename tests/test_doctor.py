@@ -21,7 +21,7 @@ pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 NUMERICS = Numerics(1, "x86_64", "glibc 2.36", "2.4.0", ("AVX2",), ("OpenBLAS 0.3",))
 LIBRARY = LibraryFacts("Open MPI v5.0.11", "multiple", False, ())
 RANK = RankFacts(
-    *("n1", "m1", frozenset(range(4)), 1 << 30, {"libopenblas.so": 2}),
+    *("n1", "m1", frozenset(range(4)), 1 << 30, 2),
     *(NUMERICS, 7, "3.12.1", LIBRARY),
 )
 SPEED = Speed(3e-6, 2e9, 1e-6, 5e-6)
@@ -39,9 +39,9 @@ def other_than_ok(checks):
 @pytest.mark.parametrize(
     ("changes", "name", "advice"),
     [
-        ({"cores": frozenset([0]), "blas_threads": {}}, "ranks", "2 ranks for 1 cores"),
+        ({"cores": frozenset([0]), "blas_threads": 1}, "ranks", "2 ranks for 1 cores"),
         ({"cores": frozenset([0])}, "binding", "2 threads of BLAS for 1 cores"),
-        ({"blas_threads": {"a": 4}}, "BLAS threads", "OMP_NUM_THREADS=2"),
+        ({"blas_threads": 4}, "BLAS threads", "OMP_NUM_THREADS=2"),
         ({"shared_memory": 63 << 20}, "shared memory", "--shm-size"),
         ({"string_hash": 8}, None, None),  # another number, but the same on all
     ],
@@ -68,17 +68,17 @@ def test_what_differs_between_ranks_is_told(changes, advice):
 
 
 def test_ranks_on_machines_of_their_own_share_no_cores():
-    ranks = [RANK._replace(host=f"n{i}", machine=f"m{i}", blas_threads={"a": 4}) for i in range(3)]
+    ranks = [RANK._replace(host=f"n{i}", machine=f"m{i}", blas_threads=4) for i in range(3)]
     checks = {check.name: check for check in place_checks(ranks)}
     assert not other_than_ok(checks.values())
     assert checks["ranks"].value == "1 on n0, 1 on n1, 1 on n2"
-    bound = [RANK._replace(cores=frozenset([i]), blas_threads={}) for i in range(3)]
+    bound = [RANK._replace(cores=frozenset([i]), blas_threads=1) for i in range(3)]
     values = {check.name: check.value for check in place_checks(bound)}
     assert values["binding"] == "1 core a rank, bound"
 
 
 def test_hosts_of_one_machine_share_its_cores_and_are_told_together():
-    ranks = [RANK._replace(host=f"n{i}", blas_threads={"a": 2}) for i in (0, 0, 1, 2, 2)]
+    ranks = [RANK._replace(host=f"n{i}", blas_threads=2) for i in (0, 0, 1, 2, 2)]
     checks = {check.name: check for check in place_checks(ranks)}
     assert set(other_than_ok(checks.values())) == {"ranks", "BLAS threads"}
     assert checks["ranks"].value == "5 on one machine (n0, n1, n2)"
@@ -89,7 +89,7 @@ def test_hosts_of_one_machine_share_its_cores_and_are_told_together():
 
 
 def test_machines_whose_hosts_have_the_same_name_are_told_apart():
-    ranks = [RANK._replace(machine=f"m{i}", blas_threads={"a": 4}) for i in (0, 1, 1, 2)]
+    ranks = [RANK._replace(machine=f"m{i}", blas_threads=4) for i in (0, 1, 1, 2)]
     ranks[3] = ranks[3]._replace(host="n2")
     checks = {check.name: check for check in place_checks(ranks)}
     assert checks["ranks"].value == "1 on n1 (machine 1), 2 on n1 (machine 2), 1 on n2"

@@ -66,7 +66,8 @@ def test_pbs_says_a_slot_by_each_line(tmp_path):
     other = tmp_path / "hosts"
     other.write_text("n7:3\n")
     assert hosts_of_job(str(other), environ) == of(("n7", 3))
-    assert hosts_of_job(None, {"PBS_NODEFILE": str(tmp_path / "absent")}) == ()
+    with pytest.raises(LaunchError, match="absent"):
+        hosts_of_job(None, {"PBS_NODEFILE": str(tmp_path / "absent")})
 
 
 @pytest.mark.parametrize(

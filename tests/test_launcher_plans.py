@@ -40,8 +40,8 @@ SALLOC = SLURM | {
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({}, None),
-        ({"SLURM_NTASKS": "4"}, None),  # left over in a shell: there is no job
+        ({}, BatchAllocation()),
+        ({"SLURM_NTASKS": "4"}, BatchAllocation()),  # left over in a shell: there is no job
         (SLURM, BatchAllocation("slurm", None, 2)),
         (SLURM | {"SLURM_NTASKS": "8"}, BatchAllocation("slurm", 8, 2)),
         (SLURM | {"SLURM_NTASKS_PER_NODE": "3"}, BatchAllocation("slurm", 6, 2)),

@@ -120,9 +120,8 @@ def test_the_pieces_of_an_array_that_says_to_have_any_size_are_made_when_asked_f
     (stream,) = plan(((FLOAT64, shape),), ReduceOp.SUM, 64).streams
     leaf = np.broadcast_to(np.float64(1), shape)
     for large in (False, True):
-        found = stream.pieces(large=large)
         for _ in range(2):  # anew for each call
-            first = list(itertools.islice(found, 3))
+            first = list(itertools.islice(stream.pieces(large=large), 3))
             assert [(start, stop) for start, stop, _ in first] == [(0, 8), (8, 16), (16, 24)]
             assert [leaf[where].size for _, _, where in first] == [8, 8, 8]
 

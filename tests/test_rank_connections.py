@@ -437,7 +437,7 @@ def test_who_does_not_know_the_secret_is_turned_away_and_changes_nothing(text, w
             stranger.shutdown(socket.SHUT_WR)
         launcher.serve_until(lambda: is_turned_away(stranger))
     assert (launcher.ranks.ranks, launcher.ranks.lost, launcher.ranks.failed) == ({}, [], None)
-    assert launcher.ranks.first_at is None
+    assert launcher.ranks.first_at == math.inf
     launcher.start("")
     launcher.serve_until_ended(0)
     assert launcher.ranks.have_ended_well(is_elastic=False)
@@ -476,6 +476,13 @@ def test_what_comes_in_pieces_is_put_together(launch):
     assert launcher.ranks.have_all_begun
     assert launcher.ranks.fact("num_replicas") == 4
     assert launcher.ranks.fact("goes_on") is None
+
+
+def test_a_strategy_of_some_ranks_does_not_change_how_many_replicas_a_job_has(launch):
+    launcher = launch()
+    launcher.start("connection.tell(num_replicas=4); connection.tell(num_replicas=1, last=True)")
+    launcher.serve_until_told("last")
+    assert launcher.ranks.fact("num_replicas") == 4
 
 
 def test_threads_that_tell_at_once_do_not_mix_their_lines(launch):

@@ -252,15 +252,47 @@ def test_a_job_whose_output_nobody_reads_is_ended_in_time(narrow_pipe):
     """The one that the launcher starts here takes no time to end."""
     code = """if True:
         import os, sys
-        from mpi_replica.launcher.job import Job
+        from mpi_replica.launcher.job import Job, Options
         from mpi_replica.launcher.supervisor import start
         endless = "while True: print('x' * 99)"
         words = [sys.executable, "-c", endless]
-        sys.exit(start(Job("mpich", words, {}, False, 0.5, ""), os.environ))
+        job = Job("mpich", words, {}, "", Options(words, timeout_seconds=0.5))
+        sys.exit(start(job, os.environ))
     """
     _, writer = narrow_pipe
     done = subprocess.run([sys.executable, "-c", code], stdout=writer, timeout=LIMIT_SECONDS)
     assert done.returncode == 124
+
+
+LOST_DAEMON = "PRTE has lost communication with a remote daemon."
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "told"),
+    [(LOST_DAEMON, 137, "lost a daemon"), ("", 3, "")],
+    ids=["a host is lost", "the program ends"],
+)
+def test_a_launcher_that_reports_success_hides_no_error(said, status, told):
+    """Open MPI's does so where it has lost a daemon, by which ranks may fail, too."""
+    code = f"""if True:
+        import os, sys
+        from mpi_replica.launcher.job import Job, Options
+        from mpi_replica.launcher.program import rank_program
+        from mpi_replica.launcher.supervisor import start
+        rank = rank_program([sys.executable, "-c", "raise SystemExit(3)"])
+        ranks = f"subprocess.run({{rank!r}}, env=os.environ | dict(PMIX_RANK='0'))"
+        says = "print({said!r}, file=sys.stderr)"
+        launcher = f"import os, subprocess, sys; {{ranks}}; {{says}}"
+        words = [sys.executable, "-c", launcher]
+        options = Options(words, restarts=0)
+        job = Job("openmpi", words, {{}}, "", options, num_hosts=2, is_watched=True)
+        sys.exit(start(job, os.environ))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_SECONDS
+    )
+    assert done.returncode == status, done.stderr
+    assert told in done.stderr
 
 
 def test_a_job_of_slurm_has_its_tasks_and_srun_starts_them(tmp_path):

@@ -24,9 +24,6 @@ LAZY_BYTES = 1 << 16
 
 _NONE, _PLAIN, _OBJECT, _ARRAY, _SCALAR, _LAZY, _DTYPE_PICKLED = "npoasld"
 
-#: How much the table tells of an array of numpy; of others it tells the `Origin` then.
-_NUMPY_LENGTH = 4
-
 # marshal writes them as they are, at a tenth of the price of pickle.
 _PLAIN_TYPES = frozenset({int, float, complex, bool, str, bytes})
 _NUMPY_NUMBERS = frozenset(np.dtype(code).type for code in "?bBhHiIlLqQefdFD")
@@ -169,18 +166,17 @@ def unpack_all(
     start = 0
     for table in tables if len(tables) == count else [*tables] * count:
         row: list[Held | Elsewhere] = []
-        for entry in table:
-            held, start = _unpack(entry, data, start)
-            if len(entry) > _NUMPY_LENGTH:
-                origin = Origin(*entry[_NUMPY_LENGTH:])
-                held = _of_library(held, origin, beside[len(row)])
+        for entry, own in zip(table, beside, strict=True):
+            held, start = _unpack(entry, own, data, start)
             row.append(held)
         rows.append(row)
     return rows
 
 
-def _unpack(entry: tuple[Any, ...], data: bytes, start: int) -> tuple[Held | Elsewhere, int]:
-    """Returns a leaf, arrays as those of numpy, and where the next one begins."""
+def _unpack(
+    entry: tuple[Any, ...], beside: Any, data: bytes, start: int
+) -> tuple[Held | Elsewhere, int]:
+    """Returns a leaf, an array as one of the library it is of, and where the next one begins."""
     kind, *rest = entry
     if kind == _NONE:
         return Held(None), start
@@ -188,22 +184,18 @@ def _unpack(entry: tuple[Any, ...], data: bytes, start: int) -> tuple[Held | Els
         return Held(rest[0]), start
     if kind == _OBJECT:
         return Held(pickle.loads(rest[0])), start
-    coding, name, shape = rest[:3]
+    coding, name, shape, *library = rest  # nothing more of an array of numpy
     dtype = pickle.loads(name) if coding == _DTYPE_PICKLED else np.dtype(name)
+    origin = Origin(*library) if library else None
     if kind == _LAZY:
-        return Elsewhere(dtype, shape), start
+        return Elsewhere(dtype, shape, origin, beside), start
     size = math.prod(shape)
     array = np.frombuffer(data, dtype, size, start)
     # copied: arrays of other replicas are as writable as one's own
     value = array[0] if kind == _SCALAR else array.reshape(shape).copy()
+    if origin is not None:
+        value = from_numpy(value, origin, beside)
     return Held(value), start + size * dtype.itemsize
-
-
-def _of_library(entry: Held | Elsewhere, origin: Origin, beside: Any) -> Held | Elsewhere:
-    """Returns an entry for an array of numpy as one for an array of the library it is of."""
-    if isinstance(entry, Held):
-        return Held(from_numpy(entry.value, origin, beside))
-    return Elsewhere(entry.dtype, entry.shape, origin, beside)
 
 
 def bytes_of(array: Any) -> Array:

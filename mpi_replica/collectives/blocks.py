@@ -20,7 +20,7 @@ from .memory import Allocation
 #: (extent along the axis, bytes of an item), for each replica of each rank.
 Extents = tuple[tuple[tuple[int, ...], ...], ...]
 
-#: Leaves whose result is below this share messages, of so many bytes.
+# Leaves whose results have so many bytes at most share messages, which have so many at most.
 _SHARED_BYTES = 1 << 16
 _PACK_BYTES = 1 << 20
 # Longer rows go straight to their place; shorter ones come in batches of so many bytes.
@@ -74,11 +74,6 @@ class Blocks:
             self.batch_rows = min(self.rows, max(1, _BATCH_BYTES // max(1, self.row_bytes)))
         self.batch_bytes = self.batch_rows * self.row_bytes
 
-    @property
-    def is_small(self) -> bool:
-        """Whether it shares a message with other small ones."""
-        return self.result_bytes <= _SHARED_BYTES
-
     def table(self, result: Array) -> Array:
         """Returns the result as rows of items."""
         return result.reshape(self.rows, self.row_length)
@@ -119,19 +114,15 @@ class Gathering:
     """How the leaves of one call travel, where all extents are known."""
 
     def __init__(self, forms: Sequence[LeafForm], extents: Sequence[Extents]) -> None:
-        alike: dict[tuple[LeafForm, Extents], Blocks] = {}  # of thousands of leaves, a few
-        self.leaves = []
-        for key in zip(forms, extents, strict=True):
-            blocks = alike.get(key)
-            if blocks is None:
-                blocks = alike[key] = Blocks(*key)
-            self.leaves.append(blocks)
+        about = list(zip(forms, extents, strict=True))
+        alike = {key: Blocks(*key) for key in set(about)}  # of thousands of leaves, a few
+        self.leaves = [alike[key] for key in about]
         self.allocation = Allocation([leaf.result for leaf in self.leaves])
         self.result_bytes = sum(leaf.result_bytes for leaf in self.leaves)
         packs: list[list[int]] = []
         used = 0
         for index, leaf in enumerate(self.leaves):
-            if leaf.is_small:
+            if leaf.result_bytes <= _SHARED_BYTES:
                 if not packs or used + leaf.result_bytes > _PACK_BYTES:
                     packs.append([])
                     used = 0

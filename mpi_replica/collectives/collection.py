@@ -59,10 +59,6 @@ class Collection:
             table = blocks.table(self.results[index])
             if blocks.batch_bytes:
                 yield from self._gather_in_batches(blocks, table, column)
-            elif blocks.rows == 1:
-                mine = [_as_bytes(leaf) for leaf in column]
-                target = _as_bytes(table)
-                yield gathered(layout, mine, target, blocks.rank_row_bytes)
             else:
                 parts = [leaf.reshape(blocks.rows, -1) for leaf in column]
                 for row in range(blocks.rows):

@@ -25,7 +25,7 @@ from .reduce import AllReduce
 from .sparse import has_slices, reduce_with_slices
 
 # Performs a call, and returns its result.
-_Perform = Callable[[Call], Any]
+_Perform = Callable[[Call], list[Any]]
 # The leaves of each replica.
 _Rows = Sequence[Sequence[Any]]
 
@@ -57,8 +57,7 @@ def reduce(
         call = engine.make(
             kind, options, _reduction, kind, reduce_op, rows, axis, paths, structure, detail
         )
-        results: list[Any] = perform(call)
-        return results
+        return perform(call)
 
     def of_shared(shared: Any, path: str) -> Any:
         op = ReduceOp.of(reduce_op)
@@ -94,8 +93,7 @@ def gather(
         call = engine.make(
             "gather", options, AllGather, "gather", axis, rows, structure, None, paths
         )
-        results: list[Any] = perform(call)
-        return results
+        return perform(call)
 
     def of_shared(shared: Any, path: str) -> Any:
         raise ValueError(

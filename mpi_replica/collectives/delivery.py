@@ -38,7 +38,7 @@ class PackDelivery:
     def deliver(self, pack: Pack, totals: Array, chunks: slice = slice(None)) -> None:
         """Gives every local replica the results of some of the chunks; `totals` are theirs."""
         wanted = pack.chunks[chunks]
-        first = wanted[0].start if wanted else 0
+        first = wanted[0].start
         for position, results in enumerate(self._results):
             memory = None if self._memory is None else self._memory[position][pack][chunks]
             for index, chunk in enumerate(wanted):
@@ -52,11 +52,6 @@ class PackDelivery:
 
 def _write(slots: Sequence[Slot], items: Array, results: Sequence[Array]) -> None:
     """Copies leaves of a pack to where they go."""
-    for leaf, where, shape, dtype in slots:
+    for leaf, where, shape, _ in slots:
         part = items[where]
-        if shape is not None:
-            part = part.reshape(shape)
-        if dtype is None:
-            results[leaf][...] = part
-        else:
-            np.copyto(results[leaf], part, casting="unsafe")
+        results[leaf][...] = part if shape is None else part.reshape(shape)

@@ -65,11 +65,9 @@ def differing_units(rows: Sequence[bytes], unit_bytes: int) -> list[int]:
     >>> differing_units([b"aabbcc", b"aabxcx"], 2)
     [1, 2]
     """
-    first = np.frombuffer(rows[0], np.uint8)
-    differs = np.zeros(first.size, bool)
-    for row in rows[1:]:
-        differs |= np.frombuffer(row, np.uint8) != first
-    return [int(i) for i in np.flatnonzero(differs.reshape(-1, unit_bytes).any(axis=1))]
+    table = np.array([np.frombuffer(row, np.uint8) for row in rows])
+    differs = (table != table[0]).any(axis=0).reshape(-1, unit_bytes)
+    return [int(i) for i in np.flatnonzero(differs.any(axis=1))]
 
 
 def _parts(start: int, stop: int) -> list[tuple[int, int]]:

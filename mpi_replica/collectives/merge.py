@@ -137,11 +137,10 @@ class MergeCall(Call):
     def _merge(self, index: int, column: Sequence[Held | Elsewhere], scope: MergeScope) -> Any:
         if self.shared[index] is not None:
             return self.leaves[index]
-        if scope.engine.layout.size > 1:
-            # Alike on all ranks, also on one that hosts all of the large components itself.
-            for entry in column:
-                if not isinstance(entry, Held) or entry.is_large:
-                    return LazyPerReplica(column, nest.leaf_paths(self.structure)[index], scope)
+        # Alike on all ranks, also on one that hosts all of the large components itself.
+        for entry in column:
+            if not isinstance(entry, Held) or entry.is_large:
+                return LazyPerReplica(column, nest.leaf_paths(self.structure)[index], scope)
         values = [entry.value for entry in column if isinstance(entry, Held)]
         for value in values:
             if value is not None:
@@ -190,11 +189,6 @@ class LazyPerReplica(PerReplica):
         entry = self._column[replica_id]
         is_local = replica_id in self._scope.engine.layout.local_replica_ids
         return entry.value if is_local and isinstance(entry, Held) else self.values[replica_id]
-
-    def components(self, replica_ids: Sequence[int]) -> list[Any]:
-        if not set(replica_ids) <= set(self._scope.engine.layout.local_replica_ids):
-            return [self.values[i] for i in replica_ids]
-        return [self.component(i) for i in replica_ids]
 
     def _texts(self, show: Callable[[Any], str]) -> list[str]:
         return [

@@ -52,7 +52,6 @@ class Movement:
         self._ordered = ordered or self._ways.narrow
         self._contributions = contributions
         self._results = results
-        self._is_in_place = is_in_place
         self._delivery = PackDelivery(plan, results, has_outputs=has_outputs)
         scratch_bytes = plan.scratch_bytes
         if plan.is_ordered:
@@ -91,7 +90,7 @@ class Movement:
 
     def _pieces(self, stream: Stream) -> Iterator[Part]:
         group = self._group
-        large = group.layout.has_one_each and (self._is_in_place or group.is_crowded)
+        large = group.layout.has_one_each and (self._work.is_in_place or group.is_crowded)
         for piece in stream.pieces(large=large, far=group.is_between_hosts):
             yield StreamPart(stream, piece, self._contributions, self._results)
 

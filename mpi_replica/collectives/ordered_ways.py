@@ -55,7 +55,6 @@ class OrderedWay(Way):
         self.counts = [len(partials) for partials in tree.partials]
         self.starts = [0, *itertools.accumulate(self.counts)]
         self.number = self.starts[-1]
-        self.has_one_replica_each = all(count == 1 for count in layout.counts)
         # none on a spare
         self.local_temporaries = max((p.order.temporaries for p in self.local), default=0)
 
@@ -86,7 +85,7 @@ class OrderedWay(Way):
 
     def sent_dtype(self, part: Part) -> np.dtype[Any]:
         """Returns the dtype of partials: that of the leaf where each is one replica's."""
-        return part.result_dtype if self.has_one_replica_each else part.dtype
+        return part.result_dtype if self.layout.has_one_each else part.dtype
 
     def fill(self, work: Work, part: Part, targets: Sequence[Array]) -> None:
         """Combines what the local replicas contribute: a target for each partial."""
@@ -134,7 +133,7 @@ class Scattered(OrderedWay):
 
     def __init__(self, group: Group, most_part_bytes: int = _MESSAGE_PART_BYTES) -> None:
         super().__init__(group)
-        if most_part_bytes > _MESSAGE_PART_BYTES and self.has_one_replica_each:
+        if most_part_bytes > _MESSAGE_PART_BYTES and self.layout.has_one_each:
             self.part_bytes = most_part_bytes
             return
         ranks = max(map(group.hosts.count, group.hosts))

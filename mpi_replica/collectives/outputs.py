@@ -132,20 +132,18 @@ class Outputs:
         )
 
     def _overlaps(self, values: Sequence[Array]) -> Iterator[tuple[int, int]]:
-        """Yields the indices of each leaf and value that lie in each other's bounds."""
+        """Yields the indices of each leaf and value that lie in each other's bounds.
+
+        The leaves are known to be apart: where they are sorted they end in the order of their ends.
+        """
         spans = self._spans()
-        starts = [start for start, _, _ in spans]
-        # One that begins further before a value than the longest leaf is long ends before it.
-        longest = max((stop - start for start, stop, _ in spans), default=0)
+        starts, stops = [start for start, _, _ in spans], [stop for _, stop, _ in spans]
         for other, value in enumerate(values):
-            if not value.size:
-                continue
-            start, stop = byte_bounds(value)
-            for at in range(bisect.bisect_left(starts, stop) - 1, -1, -1):
-                if starts[at] + longest <= start:
-                    break
-                if spans[at][1] > start:
-                    yield spans[at][2], other
+            if value.size:
+                start, stop = byte_bounds(value)
+                behind, before = bisect.bisect_right(stops, start), bisect.bisect_left(starts, stop)
+                for _, _, index in spans[behind:before]:
+                    yield index, other
 
     def filled(self) -> Any:
         """Returns the nest that the caller gave, which has the results now."""

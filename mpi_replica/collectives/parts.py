@@ -15,6 +15,9 @@ from .plan import Pack, Piece, Stream
 
 ALL_CHUNKS = slice(None)
 
+#: Combines two arrays into its argument ``out``, as a ufunc does.
+Combine = Callable[..., Any]
+
 
 class Part(abc.ABC):
     """Some items of the leaves, the same ones on all ranks.
@@ -35,11 +38,7 @@ class Part(abc.ABC):
 
     @abc.abstractmethod
     def gather(
-        self,
-        partial: Partial,
-        combine: Callable[..., Any],
-        target: Array,
-        temporaries: Sequence[Array],
+        self, partial: Partial, combine: Combine, target: Array, temporaries: Sequence[Array]
     ) -> None:
         """Combines what some local replicas contribute into `target`, in the dtype of `target`."""
 
@@ -75,17 +74,12 @@ class PackPart(Part):
         self.dtype = self.result_dtype = pack.dtype
 
     def gather(
-        self,
-        partial: Partial,
-        combine: Callable[..., Any],
-        target: Array,
-        temporaries: Sequence[Array],
+        self, partial: Partial, combine: Combine, target: Array, temporaries: Sequence[Array]
     ) -> None:
         contributions = self._contributions[partial.local]
         if len(contributions) == 1:
             leaves = [contributions[0][leaf] for leaf in self._leaves]
-            if leaves:
-                np.concatenate(leaves, axis=None, out=target, casting="unsafe")
+            np.concatenate(leaves, axis=None, out=target, casting="unsafe")
             return
         start = 0
         for leaf in self._leaves:
@@ -124,11 +118,7 @@ class StreamPart(Part):
         self.result = first.reshape(-1)
 
     def gather(
-        self,
-        partial: Partial,
-        combine: Callable[..., Any],
-        target: Array,
-        temporaries: Sequence[Array],
+        self, partial: Partial, combine: Combine, target: Array, temporaries: Sequence[Array]
     ) -> None:
         column = self._column[partial.local]
         shape = column[0].shape
@@ -139,9 +129,8 @@ class StreamPart(Part):
         first = self._results[0]
         if total is not None:
             np.copyto(first, total.reshape(first.shape))
-        if len(self._results) > 1:
-            for result in self._results[1:]:  # while it is in the cache
-                np.copyto(result, first)
+        for result in self._results[1:]:  # while it is in the cache
+            np.copyto(result, first)
 
     def contribution(self, dtype: np.dtype[Any]) -> Array | None:
         first = self._column[0]
@@ -159,5 +148,4 @@ def groups_of_chunks(pack: Pack, most_bytes: int) -> Iterator[slice]:
         if chunk.stop - pack.chunks[first].start > most and index > first:
             yield slice(first, index)
             first = index
-    if pack.chunks:
-        yield slice(first, len(pack.chunks))
+    yield slice(first, len(pack.chunks))

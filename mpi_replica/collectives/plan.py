@@ -39,7 +39,8 @@ _CHUNK_BYTES = 1 << 16
 #: MPI counts items in a C int.
 _LARGEST_PIECE_BYTES = 1 << 30
 
-# So many pieces of a stream are kept.
+# So many pieces of a stream are kept. More are made anew when they are asked for: a leaf may say
+# that it has any size.
 _MOST_KEPT = 4096
 
 #: Leaves below this share a pack; above, a message of their own costs less than the copy.
@@ -140,7 +141,7 @@ class Stream:
     far_piece: int
 
     #: Pieces by the most items of one.
-    _cut: dict[int, Iterable[Piece]] = dataclasses.field(default_factory=dict, init=False)
+    _cut: dict[int, tuple[Piece, ...]] = dataclasses.field(default_factory=dict, init=False)
 
     def pieces(self, *, large: bool = False, far: bool = False) -> Iterable[Piece]:
         """Returns the pieces of the leaf."""
@@ -148,31 +149,18 @@ class Stream:
 
     def cut(self, most: int) -> Iterable[Piece]:
         """Returns the pieces of the leaf where they are of `most` items."""
-        pieces = self._cut.get(most)
-        if pieces is None:
-            pieces = self._cut[most] = _Pieces.of(self.shape, most)
-        return pieces
+        cut = self._cut.get(most)
+        if cut is None:
+            if math.prod(self.shape) // most >= _MOST_KEPT:
+                return pieces(self.shape, most)
+            cut = self._cut[most] = tuple(pieces(self.shape, most))
+        return cut
 
     @property
     def piece_bytes(self) -> int:
         """The most bytes of a piece, in `dtype`."""
         most = max(self.piece, self.large_piece, self.far_piece)
         return min(most, math.prod(self.shape)) * self.dtype.itemsize
-
-
-class _Pieces:
-    """Pieces that are made when they are asked for: a leaf may say that it has any size."""
-
-    def __init__(self, shape: tuple[int, ...], most: int) -> None:
-        self._about = shape, most
-
-    @staticmethod
-    def of(shape: tuple[int, ...], most: int) -> Iterable[Piece]:
-        made = _Pieces(shape, most)
-        return tuple(made) if math.prod(shape) // most < _MOST_KEPT else made
-
-    def __iter__(self) -> Iterator[Piece]:
-        return pieces(*self._about)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -180,13 +180,10 @@ class AllReduce(Call):
         for index, (leaf, dtype, array) in enumerate(
             zip(self.leaves[position], dtypes, arrays, strict=True)
         ):
-            number = self._python_number(index, leaf)
+            number = "float" if index in self.promoted else _PYTHON_NUMBERS.get(type(leaf), "")
             description = LeafDescription(wire_name(dtype), array.shape, number)
             leaves.append(alike.setdefault(description, description))
         return tuple(leaves)
-
-    def _python_number(self, index: int, leaf: Any) -> str:
-        return "float" if index in self.promoted else _PYTHON_NUMBERS.get(type(leaf), "")
 
     @property
     def _is_order_asked(self) -> bool:

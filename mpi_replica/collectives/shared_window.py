@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -49,25 +48,21 @@ class SharedWindow(OrderedWay):
 
     def reduce(self, work: Work, parts: Iterable[Part]) -> Steps[None]:
         coming = iter(parts)
-        in_window: deque[tuple[int, Part]] = deque()  # those that are combined, and are taken out
+        given: Part | None = None
+        combined: Part | None = None
         for turn in itertools.count():
             work.scratch.clear()
             part = next(coming, None)
-            if part is None and not in_window:
-                return
             if part is not None:
                 self._give(work, part, turn)
-            for number, earlier in in_window:
-                if number == turn - 1:
-                    self._combine(work, earlier, number)
-                else:
-                    earlier.deliver(self._total(earlier, number))
-            if in_window and in_window[0][0] == turn - 2:
-                in_window.popleft()
-            if part is not None:
-                in_window.append((turn, part))
-            if in_window:
-                yield Barrier()
+            if combined is not None:
+                combined.deliver(self._total(combined, turn - 2))
+            if given is not None:
+                self._combine(work, given, turn - 1)
+            given, combined = part, given
+            if given is None and combined is None:
+                return
+            yield Barrier()
 
     def _give(self, work: Work, part: Part, turn: int) -> None:
         """Puts this rank's partials into the window."""

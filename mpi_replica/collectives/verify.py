@@ -138,8 +138,7 @@ class Verification(Call):
     ) -> tuple[bytes, tuple[bytes, list[bytes]]]:
         layout = group.layout
         count = layout.counts[layout.rank]
-        is_alone = layout.size == 1
-        has_digests = not is_alone or any(len(leaf.values) > 1 for leaf in self.leaves)
+        has_digests = layout.size > 1 or any(len(leaf.values) > 1 for leaf in self.leaves)
         columns = []
         for leaf in self.leaves:
             contents = leaf.contents()
@@ -164,18 +163,14 @@ class Verification(Call):
         rows = yield from self._exchange(layout, digests)
         differing = differing_units(rows, DIGEST_BYTES)
         contents = yield Agree(lambda: (b"", self.leaves[differing[0]].contents()))
-        difference = None
         mine = [f"{content.kind}\0{content.text}".encode() for content in contents]
         heads = yield from self._exchange(layout, mine)
         kinds, _, texts = zip(*(head.decode().partition("\0") for head in heads), strict=True)
-        if len(set(kinds)) == 1:
-            difference = yield from self._search(layout, contents)
-        if difference is not None:
-            where, sides = _place_and_sides(difference, contents[0])
-        elif len(set(kinds)) == 1:
-            where, sides = "it was changed while the ranks compared it", {}
-        else:
+        if len(set(kinds)) > 1:
             where, sides = "", grouped(texts)
+        else:
+            difference = yield from self._search(layout, contents)
+            where, sides = _place_and_sides(difference, contents[0])
         at = differing[0] * DIGEST_BYTES
         groups = list(grouped(row[at : at + DIGEST_BYTES] for row in rows).values())
         yield Raise(DivergenceError(self._text(differing, groups, where, sides, layout)))
@@ -298,8 +293,12 @@ def _unit_bytes(content: Content) -> int:
     return itemsize if itemsize <= SMALL_BYTES else 1
 
 
-def _place_and_sides(difference: Difference, content: Content) -> tuple[str, dict[str, list[int]]]:
+def _place_and_sides(
+    difference: Difference | None, content: Content
+) -> tuple[str, dict[str, list[int]]]:
     """Returns the words for where the first difference is, and the replicas by what they hold."""
+    if difference is None:
+        return "it was changed while the ranks compared it", {}
     unit_bytes = _unit_bytes(content)
     groups = grouped(difference.units)
     texts = element_texts(content, list(groups))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..core.ufuncs import UFUNCS
 from .agreement.group import Group
 from .agreement.steps import Reduce, Steps
 from .extremes import extreme, from_keys, to_keys
-from .parts import Part
+from .parts import Combine, Part
 from .scratch import Scratch
 from .settlement import divide, settle
 
@@ -27,14 +27,14 @@ class Work:
         self, group: Group, op: ReduceOp, scratch: Scratch, *, is_in_place: bool = False
     ) -> None:
         self.op = op
-        self.combine: Callable[..., Any] = UFUNCS[op]
+        self.combine: Combine = UFUNCS[op]
         self.scale = group.layout.num_replicas if op is ReduceOp.MEAN else 1
         self.scratch = scratch
         #: Whether each large result is the memory of its leaf, on all ranks.
         self.is_in_place = is_in_place
 
     def extreme(self, left: Array, right: Array, *, out: Array, **_: Any) -> None:
-        """Combines two arrays of floats as MIN or MAX do, with the signature of a ufunc."""
+        """Combines two arrays of floats as MIN or MAX do; it is a `Combine`."""
         if left is not out:
             np.copyto(out, left, casting="unsafe")
         used_bytes = self.scratch.used_bytes

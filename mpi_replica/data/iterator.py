@@ -7,6 +7,7 @@ taken is compared with the next one. Otherwise each step is agreed on.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -279,8 +280,7 @@ class DistributedIterator:
         >>> iterator.get_next_as_optional().has_value()
         False
         """
-        # range first: the other way round a step would be taken and lost
-        return OptionalStep([value for _, value in zip(range(1), self, strict=False)])
+        return OptionalStep(list(itertools.islice(self, 1)))
 
     @span("next", kind="input")
     def _step(self) -> list[Any] | None:

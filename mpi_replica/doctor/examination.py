@@ -13,6 +13,7 @@ from ..core.options import CommunicationOptions
 from ..launcher.batch_system import read_allocation
 from ..launcher.processes import ask
 from ..ranks.launch import launcher_variable, number_in
+from ..ranks.launcher_connection import RANK_VARIABLES
 from ..strategy.mpi_strategy import MPIStrategy
 from .checks import Check, from_json
 from .libraries import launcher_checks, library_checks, wrong_launcher
@@ -23,9 +24,6 @@ from .speed import measure, speed_checks
 _CALL_SECONDS = 20.0
 _JOB_SECONDS = 60
 _PROCESS_SECONDS = 90
-
-# What tells a rank its number, also where the MPI library does not understand the launcher.
-_RANKS = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "SLURM_PROCID")
 
 
 def examine(environ: Mapping[str, str], ranks: int | None = None) -> list[Check] | None:
@@ -40,7 +38,7 @@ def examine(environ: Mapping[str, str], ranks: int | None = None) -> list[Check]
     if any(check.verdict == "fail" for check in checks):
         return checks
     allocation = read_allocation(environ)
-    if ranks is None and (allocation is None or allocation.tasks is None):
+    if ranks is None and allocation.tasks is None:
         ranks = 2
     return checks + _examine_job(environ, ranks)
 
@@ -65,7 +63,7 @@ def _examine_job(environ: Mapping[str, str], ranks: int | None) -> list[Check]:
 
 
 def _examine_ranks(environ: Mapping[str, str]) -> list[Check] | None:
-    is_first = not number_in(environ, *_RANKS)
+    is_first = not number_in(environ, *RANK_VARIABLES)
     wrong = wrong_launcher(environ)
     if wrong is not None:
         return [wrong] if is_first else None

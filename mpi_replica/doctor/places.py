@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..core.layout import numbers_text
@@ -27,8 +26,8 @@ class RankFacts(NamedTuple):
     cores: frozenset[int]
     #: Bytes that are free.
     shared_memory: int | None
-    #: The threads of each BLAS library that is loaded, by its file.
-    blas_threads: Mapping[str, int]
+    #: The most of any BLAS library that is loaded.
+    blas_threads: int
     numerics: Numerics
     #: hash() of a string.
     string_hash: int
@@ -41,13 +40,13 @@ def facts_here(host: str) -> RankFacts:
     """Returns the facts of this process."""
     from threadpoolctl import threadpool_info  # here: other programs pay nothing for it
 
-    blas = [info for info in threadpool_info() if info["user_api"] == "blas"]
+    threads = [info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"]
     return RankFacts(
         host,
         machine(host),
         cores(),
         free_shared_memory(),
-        {os.path.basename(info["filepath"]): info["num_threads"] for info in blas},
+        max(threads, default=1),
         numerics_here(),
         hash("mpi_replica"),
         f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}",
@@ -88,7 +87,7 @@ def _binding(facts: Sequence[RankFacts]) -> tuple[str, str]:
     value = f"{_range(counts)} core{'s' * (set(counts) != {1})} a rank"
     value += ", bound" if is_bound else ", not bound"
     for rank, fact in enumerate(facts):
-        threads = _threads(fact)
+        threads = fact.blas_threads
         if threads > len(fact.cores):
             return value, (
                 f"rank {rank} has {threads} threads of BLAS for {len(fact.cores)} cores: they wait"
@@ -114,10 +113,10 @@ def _shared_memory(facts: Sequence[RankFacts]) -> tuple[str, str]:
 
 def _blas(facts: Sequence[RankFacts]) -> tuple[str, str]:
     names = list(dict.fromkeys(name for fact in facts for name in fact.numerics.blas))
-    threads = _range([_threads(fact) for fact in facts])
+    threads = _range([fact.blas_threads for fact in facts])
     value = f"{', '.join(names) or 'no BLAS that is known'}; {threads} a rank"
     for name, ranks in _by_machine(facts):
-        total = sum(map(_threads, ranks))
+        total = sum(fact.blas_threads for fact in ranks)
         num_cores = len(_cores(ranks))
         if total > max(num_cores, len(ranks)):
             return value, (
@@ -163,11 +162,6 @@ def _by_machine(facts: Sequence[RankFacts]) -> list[tuple[str, list[RankFacts]]]
 def _cores(ranks: Sequence[RankFacts]) -> frozenset[int]:
     """Returns the cores of one machine on which any of these ranks may run."""
     return frozenset[int]().union(*(fact.cores for fact in ranks))
-
-
-def _threads(fact: RankFacts) -> int:
-    """Returns how many threads of BLAS a rank has."""
-    return max(fact.blas_threads.values(), default=1)
 
 
 def _range(numbers: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ..core.exceptions import LaunchError
 from ..ranks.launch import number_in, started_in_step
+from .host_slots import hosts_of_pbs
 
 
 class BatchAllocation(NamedTuple):
@@ -22,8 +23,8 @@ class BatchAllocation(NamedTuple):
     is_in_step: bool = False
 
 
-def read_allocation(environ: Mapping[str, str]) -> BatchAllocation | None:
-    """Returns what the batch system has given; None outside of any.
+def read_allocation(environ: Mapping[str, str]) -> BatchAllocation:
+    """Returns what the batch system has given; an empty one outside of any.
 
     Raises
     ------
@@ -39,8 +40,10 @@ def read_allocation(environ: Mapping[str, str]) -> BatchAllocation | None:
     if "SLURM_JOB_ID" in environ:
         return _of_slurm(environ)
     if "PBS_NODEFILE" in environ:
-        return _of_pbs(environ["PBS_NODEFILE"])
-    return None
+        hosts = hosts_of_pbs(environ["PBS_NODEFILE"])
+        tasks = sum(host.slots or 0 for host in hosts)
+        return BatchAllocation("pbs", tasks or None, len(hosts) or 1)
+    return BatchAllocation()
 
 
 def _of_slurm(environ: Mapping[str, str]) -> BatchAllocation:
@@ -52,26 +55,12 @@ def _of_slurm(environ: Mapping[str, str]) -> BatchAllocation:
             f" 'srun -n {started} python PROGRAM', or 'python -m mpi_replica run PROGRAM' in the"
             " batch script."
         )
-    tasks = number_in(environ, "SLURM_NTASKS")
+    # In a step it is one process.
+    tasks = None if started else number_in(environ, "SLURM_NTASKS")
     hosts = number_in(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
     per_host = number_in(environ, "SLURM_NTASKS_PER_NODE")
-    if started:  # the numbers are those of the step, which is one process
-        tasks = None
     if tasks is None and per_host is not None:
         tasks = per_host * hosts
     return BatchAllocation(
         "slurm", tasks, hosts, number_in(environ, "SLURM_CPUS_PER_TASK"), started > 0
     )
-
-
-def _of_pbs(path: str) -> BatchAllocation:
-    """Reads the file that has a line, the name of the host, for each rank."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            lines = file.read().split()
-    except OSError as error:
-        raise LaunchError(
-            f"PBS_NODEFILE={path!r} can't be read ({error.strerror}). Start the job on the host"
-            " where PBS runs its script, or unset the variable to run on this host alone."
-        ) from error
-    return BatchAllocation("pbs", len(lines) or None, len(set(lines)) or 1)

@@ -159,13 +159,11 @@ def _places_of_srun(request: Request) -> list[str]:
     from ``--nodelist``, too, where it names a host as often as it has tasks (the manual's ``n1*2``
     is refused there), and as many as ``-n`` says.
     """
-    slots = [host.slots for host in request.hosts]
     names = [host.name for host in request.hosts]
     words = []
-    known = [number for number in slots if number is not None]
-    if len(known) == len(slots) and sum(known) >= request.ranks:
-        repeated = [name for name, number in zip(names, known, strict=True) for _ in range(number)]
-        names = repeated[: request.ranks]
+    places = [host.name for host in request.hosts for _ in range(host.slots or 0)]
+    if len(places) >= request.ranks and all(host.slots is not None for host in request.hosts):
+        names = places[: request.ranks]
         words = ["--distribution=arbitrary"]
     return [f"--nodes={len(set(names))}", f"--nodelist={','.join(names)}", *words] if names else []
 

@@ -54,38 +54,37 @@ class HostQuestions:
             for host, words in questions.items()
         }
         self._texts = dict.fromkeys(questions, b"")
-        self._open = set(questions)
-        for host, asked in self._asked.items():
-            selector.register(
-                asked.stdout or -1, selectors.EVENT_READ, lambda host=host: self._read(host)
-            )
+        # What may still be written, by host.
+        self._open = {host: asked.stdout for host, asked in self._asked.items() if asked.stdout}
+        for host, pipe in self._open.items():
+            selector.register(pipe, selectors.EVENT_READ, lambda host=host: self._read(host))
 
     def _read(self, host: str) -> None:
-        pipe = self._asked[host].stdout
-        data = b"" if pipe is None else os.read(pipe.fileno(), _READ_BYTES)
+        data = os.read(self._open[host].fileno(), _READ_BYTES)
         self._texts[host] += data
         if ANSWER.encode() in self._texts[host]:
             self.answered.add(host)
             self._answered_at = time.monotonic()
         if not data:
-            self._open.discard(host)
-            self._selector.unregister(pipe or -1)
+            self._close(host)
+
+    def _close(self, host: str) -> None:
+        pipe = self._open.pop(host)
+        self._selector.unregister(pipe)
+        pipe.close()
 
     @property
     def are_open(self) -> bool:
         """Whether a host may still answer, or its launcher end by itself."""
         is_ending = time.monotonic() < self._answered_at + _SECONDS_TO_END
-        return bool(self._open if is_ending else self._open - self.answered)
+        return bool(self._open if is_ending else self._open.keys() - self.answered)
 
     def close(self) -> None:
         """Ends what was started: with a host that is silent it would wait."""
-        self.unfinished = self._open & self.answered
-        for host in list(self._open):
-            self._open.discard(host)
-            self._selector.unregister(self._asked[host].stdout or -1)
+        self.unfinished = self._open.keys() & self.answered
         for asked in self._asked.values():
             for pid in [*descendants(asked.pid), asked.pid]:  # ssh would stay behind
                 send_signal(pid, signal.SIGKILL)
             asked.wait()
-            if asked.stdout is not None:
-                asked.stdout.close()
+        for host in list(self._open):
+            self._close(host)

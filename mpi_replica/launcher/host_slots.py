@@ -45,7 +45,7 @@ def hosts_of_job(hostfile: str | None, environ: Mapping[str, str]) -> tuple[Host
     Raises
     ------
     LaunchError
-        The hostfile can't be read, or names no host.
+        The hostfile, or that of PBS, can't be read, or the first one names no host.
     """
     if hostfile is not None:
         hosts = hosts_in_file(hostfile)
@@ -53,7 +53,7 @@ def hosts_of_job(hostfile: str | None, environ: Mapping[str, str]) -> tuple[Host
     if "SLURM_JOB_ID" in environ:
         return _of_slurm(environ)
     if "PBS_NODEFILE" in environ:
-        return _of_pbs(environ["PBS_NODEFILE"])
+        return hosts_of_pbs(environ["PBS_NODEFILE"])
     return ()
 
 
@@ -136,13 +136,22 @@ def _of_slurm(environ: Mapping[str, str]) -> tuple[HostSlots, ...]:
     return tuple(map(HostSlots, names, slots))
 
 
-def _of_pbs(path: str) -> tuple[HostSlots, ...]:
-    """Reads the file that has a line, the name of the host, for each rank."""
+def hosts_of_pbs(path: str) -> tuple[HostSlots, ...]:
+    """Returns the hosts of a job of PBS, from the file that has a line with one for each rank.
+
+    Raises
+    ------
+    LaunchError
+        It can't be read.
+    """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             names = file.read().split()
-    except OSError:
-        return ()
+    except OSError as error:
+        raise LaunchError(
+            f"PBS_NODEFILE={path!r} can't be read ({error.strerror}). Start the job on the host"
+            " where PBS runs its script, or unset the variable to run on this host alone."
+        ) from error
     return tuple(HostSlots(name, names.count(name)) for name in dict.fromkeys(names))
 
 

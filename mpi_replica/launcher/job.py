@@ -15,7 +15,7 @@ from ..ranks.launch import launcher_variable
 from ..ranks.launcher_connection import VARIABLE
 from .batch_system import BatchAllocation, read_allocation
 from .commands import OVERLAP, Request, command, question, shell_line
-from .elasticity import RANKS_LOST, check_elastic, elastic_settings
+from .elasticity import check_elastic, elastic_settings
 from .host_slots import HostSlots, hosts_of_job, slots_for
 from .library import find_launcher, find_library
 from .processes import ask
@@ -57,7 +57,7 @@ class Options(NamedTuple):
     #: How many ranks it needs then.
     min_ranks: int | None = None
     #: Environment variables for the ranks.
-    variables: Mapping[str, str] = MappingProxyType({})
+    variables: Sequence[tuple[str, str]] = ()
 
 
 class Job(NamedTuple):
@@ -68,19 +68,14 @@ class Job(NamedTuple):
     command: Sequence[str]
     #: Environment variables beside those that are set already.
     added: Mapping[str, str]
-    tag: bool
-    timeout_seconds: float | None
     #: The line for a shell that does the same.
     line: str
-    #: Whether it goes on without lost ranks, and its status when it has ended well without some.
-    is_elastic: bool = False
-    status_after_loss: int = 0
+    #: What the user has asked for, also where fewer hosts are left.
+    options: Options
     num_ranks: int = 1
     num_hosts: int = 1
     #: Whether its ranks tell the launcher how they end: those of programs of Python do.
     is_watched: bool = False
-    restarts: int | None = None
-    restarts_after_errors: bool = False
     #: All hosts of the first start, and for each the command that asks whether it answers; none
     #: where they are not known, or there is one.
     hosts: Sequence[HostSlots] = ()
@@ -116,7 +111,7 @@ def plan(
     program = program_command(options.program)
     _check_program(options, program)
     _check_options_of_elastic(options)
-    allocation = read_allocation(environ) or BatchAllocation()
+    allocation = read_allocation(environ)
     inside = launcher_variable(environ)
     if inside is not None:
         raise LaunchError(
@@ -126,10 +121,12 @@ def plan(
         )
     ranks = _ranks(options, allocation)
     all_hosts = hosts_of_job(options.hostfile, environ)
+    fitted = options
     if left:
-        options = _for_hosts_left(options, ranks, all_hosts, left, num_replicas)
-        ranks = _ranks(options, allocation)
+        fitted = _for_hosts_left(options, ranks, all_hosts, left, num_replicas)
+        ranks = _ranks(fitted, allocation)
     hosts = len(left) or len(all_hosts) or allocation.hosts
+    mpi_type = ""
     if allocation.system == "slurm":
         mpi_type = _type_for_srun(options, environ)
     elif options.launcher == "srun":
@@ -137,11 +134,9 @@ def plan(
             "srun was asked for (--launcher srun), but this is no job of Slurm: SLURM_JOB_ID is"
             " not set. Start it from a script given to sbatch, or in a shell that salloc gave."
         )
-    else:
-        mpi_type = None
-    added: dict[str, str] = dict(options.variables)
+    added = dict(options.variables)
     version: tuple[int, ...] = ()
-    if mpi_type is not None:
+    if mpi_type:
         kind, path = "srun", shutil.which("srun", path=environ.get("PATH")) or "srun"
     else:
         launcher = find_launcher(environ, options.mpi)
@@ -159,8 +154,8 @@ def plan(
         hosts=hosts,
         is_allocated=bool(allocation.system) or options.hostfile is not None,
         cores_per_rank=1 if options.bind == "core" else cores_per_rank,
-        replicas=options.replicas,
-        spares=options.spares,
+        replicas=fitted.replicas,
+        spares=fitted.spares,
     )
     hostfile = options.hostfile
     if hostfile is None and kind == "openmpi" and "PBS_NODEFILE" in environ:
@@ -172,7 +167,7 @@ def plan(
         bind=options.bind,
         tag="own" if options.tag else None,
         exported=for_other_hosts(added, environ) if hosts > 1 else (),
-        mpi_type=mpi_type or "",
+        mpi_type=mpi_type,
         cores_per_task=allocation.cores_per_task,
         is_in_step=allocation.is_in_step,
         is_elastic=options.is_elastic,
@@ -190,16 +185,11 @@ def plan(
         kind,
         words,
         added,
-        options.tag,
-        options.timeout_seconds,
         line,
-        is_elastic=options.is_elastic,
-        status_after_loss=RANKS_LOST if options.on_loss == "warn-status" else 0,
+        options,
         num_ranks=ranks,
         num_hosts=hosts,
         is_watched=is_of_python(program),
-        restarts=options.restarts,
-        restarts_after_errors=options.restart_on == "any",
         hosts=all_hosts,
         questions={
             host.name: question(kind, version, path, host.name, leftovers_program())
@@ -291,13 +281,13 @@ def _ranks(options: Options, allocation: BatchAllocation) -> int:
     return ranks
 
 
-def _type_for_srun(options: Options, environ: Mapping[str, str]) -> str | None:
-    """Returns the type of MPI with which srun starts the ranks; None where it does not."""
+def _type_for_srun(options: Options, environ: Mapping[str, str]) -> str:
+    """Returns the type of MPI with which srun starts the ranks; empty where it does not."""
     is_asked_for = options.launcher == "srun"
     is_elsewhere = options.mpi is not None or options.hostfile is not None
     is_elsewhere = is_elsewhere or options.is_elastic  # srun has no ULFM
     if options.launcher == "mpiexec" or (is_elsewhere and not is_asked_for):
-        return None
+        return ""
     srun = shutil.which("srun", path=environ.get("PATH"))
     types = _types(srun) if srun is not None else []
     library = find_library(environ)
@@ -311,7 +301,7 @@ def _type_for_srun(options: Options, environ: Mapping[str, str]) -> str | None:
             f" {'srun --mpi=list has ' + ', '.join(types) if srun else 'there is no srun here'}."
             " Leave out --launcher srun: the library's own launcher knows Slurm, too."
         )
-    return None
+    return ""
 
 
 def _types(srun: str) -> list[str]:

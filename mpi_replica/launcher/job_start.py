@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 
 from ..core.layout import numbers_text
 from ..ranks.watch.strategy_watch import stall_seconds
+from .elasticity import RANKS_LOST
 from .job import Job
 from .output import DeathNotice, OutputStream, Tags
 from .processes import descendants, ends_with_parent, ranks_below, send_signal
@@ -20,8 +22,8 @@ from .restarts import Outcome
 #: The exit status of a job that ran too long: that of the command `timeout`.
 TIMED_OUT = 124
 _KILLED = 128 + signal.SIGKILL
-# That of a program which has saved at a signal, and shall be started when there is time again.
-_SAVED = 75
+#: That of a program which has saved at a signal, by CheckpointManager.exit_if_signalled.
+SAVED = 75
 
 # What launchers hand to the ranks of all hosts, as measured with Open MPI 5.0.11 and MPICH 5.0.2.
 # The others end Open MPI's launcher and its ranks in 0.2 s, or MPICH's launcher alone.
@@ -89,7 +91,7 @@ class JobStart:
         self._stall_seconds = stall_seconds()
         self._notice = DeathNotice()
         self._ranks: RankConnections | None = None
-        added = dict(job.added)
+        added = {**job.added, **(job.added_again if restarts else {})}
         if job.is_watched:
             self._ranks = RankConnections(
                 selector,
@@ -98,18 +100,19 @@ class JobStart:
                 [f"{self._stall_seconds:g}", str(restarts)],
             )
             added |= self._ranks.variable
+        has_tags = job.options.tag
         says_daemons = job.launcher == "openmpi" and job.num_hosts > 1
         self.launcher = subprocess.Popen(
             job.command,
             env={**environ, **added},
-            stdout=subprocess.PIPE if job.tag or job.launcher == "mpich" else None,
-            stderr=subprocess.PIPE if job.tag or says_daemons else None,
+            stdout=subprocess.PIPE if has_tags or job.launcher == "mpich" else None,
+            stderr=subprocess.PIPE if has_tags or says_daemons else None,
             process_group=None if is_in_terminal else 0,
             preexec_fn=ends_with_parent(),
         )
         self.streams = [
             OutputStream(
-                selector, pipe, target, self._notice, Tags(job.launcher) if job.tag else None
+                selector, pipe, target, self._notice, Tags(job.launcher) if has_tags else None
             )
             for pipe, target in ((self.launcher.stdout, 1), (self.launcher.stderr, 2))
             if pipe is not None
@@ -195,12 +198,11 @@ class JobStart:
         if ranks.lost:
             first = ranks.lost[0]
             seconds = _SECONDS_TO_END_OTHERS
-            must_end = True
             if first.is_silent or ranks.is_waited_for:
                 seconds = 0.0
-            elif self._job.is_elastic:
-                must_end, seconds = not ranks.have_all_begun, _SECONDS_TO_BEGIN_ANYWAY
-            if must_end and now > (first.ended_at or 0.0) + seconds:
+            elif self._job.options.is_elastic:
+                seconds = math.inf if ranks.have_all_begun else _SECONDS_TO_BEGIN_ANYWAY
+            if now > (first.ended_at or 0.0) + seconds:
                 return ranks.loss_text() or f"{first} has ended too early"
         if now > ranks.last_end + _SECONDS_TO_END_ITSELF:
             return "all ranks have come to their end, and the launcher has not"
@@ -208,7 +210,7 @@ class JobStart:
 
     def _reason_of_missing_ranks(self, ranks: RankConnections, now: float) -> str:
         missing = ranks.missing()
-        if not missing or ranks.first_at is None:
+        if not missing or not ranks.ranks:
             return ""
         if self._job.num_hosts > 1:
             is_late = now > ranks.first_at + self._stall_seconds
@@ -224,11 +226,10 @@ class JobStart:
 
     def _report_of_stuck_ranks(self, ranks: RankConnections, now: float) -> str:
         """Returns where ranks are for which others wait in the start of MPI."""
-        if self._has_reported or ranks.first_at is None:
-            return ""
         begins = [one for one in ranks.ranks.values() if "begins_mpi" in one.facts]
-        late = [one for one in ranks.ranks.values() if one not in begins and "place" in one.facts]
-        if not begins or not late or now < ranks.first_at + self._stall_seconds:
+        late = [one for one in ranks.ranks.values() if "place" in one.facts and one not in begins]
+        is_early = now < ranks.first_at + self._stall_seconds
+        if self._has_reported or is_early or not begins or not late:
             return ""
         self._has_reported = True
         where = "".join(f"\n  {rank} is at\n{rank.facts['place']}" for rank in late)
@@ -248,7 +249,7 @@ class JobStart:
             status,
             seconds,
             loss,
-            is_final=was_told_to_end or status == _SAVED,
+            is_final=was_told_to_end or status == SAVED,
             has_package=ranks.fact("package") is not None,
             num_replicas=ranks.fact("num_replicas"),
             goes_on=ranks.fact("goes_on") is not None,
@@ -266,35 +267,40 @@ class JobStart:
         status = self.launcher.returncode
         is_killed = 128 < self._notice.status(status) < 128 + signal.NSIG
         loss = ranks.loss_text()
-        if loss and self._job.is_elastic and len(ranks.lost) == ranks.size:
+        if loss and self._job.options.is_elastic and len(ranks.lost) == ranks.size:
             return f"all ranks were lost. The first one: {loss}"
-        if status < 0 and not (loss or self.ended_because):  # its ranks may fail by that
+        # Ranks may fail by the end of what has started them.
+        if status < 0 and not (loss or self.ended_because):
             return f"the launcher was ended by {signal.Signals(-status).name}"
+        has_ended_well = ranks.have_ended_well(self._job.options.is_elastic)
+        if self._notice.has_lost_daemon and not (loss or has_ended_well):
+            return "the launcher has lost a daemon on another host"
         if loss or ranks.failed is not None:
             return loss
         if self.ended_because:
             return self.ended_because
-        is_early = not self._job.is_elastic and not self.have_ranks_ended
+        is_early = not self._job.options.is_elastic and not self.have_ranks_ended
         if status == 0 and (is_early or ranks.missing()):
             return "the launcher has ended before its ranks"
-        if not ranks.ranks and (is_killed or (status and self._job.restarts is not None)):
+        if not ranks.ranks and (is_killed or (status and self._job.options.restarts is not None)):
             return f"the launcher has ended with status {status}, before a rank has begun"
         return ""
 
     def _status(self, is_lost: bool) -> int:
         """Returns the exit status of the job, if this is its last start."""
-        status, ranks, is_elastic = self.launcher.returncode, self._ranks, self._job.is_elastic
+        status, ranks, options = self.launcher.returncode, self._ranks, self._job.options
         if self.is_timed_out:
             return TIMED_OUT
         if self._ended_by and (status < 0 or status == _STATUS_WHEN_ENDED.get(self._job.launcher)):
             return 128 + self._ended_by
-        if ranks is not None and ranks.have_ended_well(is_elastic):
+        if ranks is not None and ranks.have_ended_well(options.is_elastic):
             # Whoever is killed in the end of MPI does not change it.
-            return self._job.status_after_loss if ranks.lost else 0
-        if ranks is not None and (self.ended_because or is_elastic):
+            return RANKS_LOST if ranks.lost and options.on_loss == "warn-status" else 0
+        is_hidden = status == 0 or self.ended_because or options.is_elastic
+        if ranks is not None and ranks.failed is not None and is_hidden and not is_lost:
+            return int(ranks.failed.facts["status"])
+        if ranks is not None and (self.ended_because or options.is_elastic):
             # Open MPI's launcher reports 0 where it goes on without lost ranks, also without any.
-            if ranks.failed is not None and not is_lost:
-                return int(ranks.failed.facts["status"])
             if not self.ended_because and (self._forwarded or status == 0):
                 return 128 + self._forwarded if self._forwarded else 1
             return _KILLED if status == 0 or self.ended_because else abs(status)

@@ -38,8 +38,7 @@ _LEFTOVER = re.compile(
 
 # A topology is open for moments only, and the folders of ranks are not: who may have made them
 # counts, a program or all that have loaded Open MPI.
-_TOPOLOGY_MAKER = b"hydra_pmi_proxy"
-_LIBRARY_OF_RANKS = b"libopen-pal"
+_MAKERS = {"topology": b"hydra_pmi_proxy", "host_of_ranks": b"libopen-pal"}
 
 # Names of all these, and of the makers, in the paths of what a process holds.
 _HELD = re.compile(
@@ -79,12 +78,7 @@ def remove_leftovers(since: float) -> list[str]:
         return []
     removed = []
     for path, match in found:
-        holder = os.fsencode(match[0])
-        if match["topology"]:
-            holder = _TOPOLOGY_MAKER
-        elif match["host_of_ranks"]:
-            holder = _LIBRARY_OF_RANKS
-        if holder in held:
+        if _MAKERS.get(match.lastgroup or "", os.fsencode(match[0])) in held:
             continue
         with contextlib.suppress(OSError):  # another process was faster, or the folder is not ours
             if os.path.isdir(path):
@@ -136,8 +130,7 @@ def _hosts(path: str, match: re.Match[str]) -> set[str]:
             text = "\n".join(os.listdir(path))
         elif match["topology"]:
             pattern = r'name="HostName" value="([^"]+)"'
-            with open(path, encoding="utf-8", errors="replace") as file:
-                text = file.read()
+            text = _read(path)
         else:
             return {match["host"], match["host_of_ranks"]} - {None}
     return set(re.findall(pattern, text, re.MULTILINE)) or {""}
@@ -157,7 +150,7 @@ def _held_names() -> set[bytes] | None:
                 with open(f"{folder}/maps", "rb") as file:
                     held.update(_HELD.findall(file.read()))
         except PermissionError:
-            if folder != _FIRST_PROCESS and _name_of(folder) not in _HIDDEN:
+            if folder != _FIRST_PROCESS and _read(f"{folder}/comm").strip() not in _HIDDEN:
                 return None
         except OSError:
             continue  # it has ended meanwhile
@@ -176,17 +169,15 @@ def _links(folder: str) -> Iterator[bytes]:
 
 def _is_alive(folder: str) -> bool:
     """Returns whether a process is there, and is more than an entry that nobody has read."""
-    try:
-        with open(f"{folder}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in b"ZX"
-    except (OSError, IndexError):
-        return False
+    state = _read(f"{folder}/stat").rpartition(")")[2].split()[:1]
+    return state not in ([], ["Z"], ["X"])
 
 
-def _name_of(folder: str) -> str:
+def _read(path: str) -> str:
+    """Returns what a file says; nothing where it can't be read."""
     try:
-        with open(f"{folder}/comm") as file:
-            return file.read().strip()
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
     except OSError:
         return ""
 

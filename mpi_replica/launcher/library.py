@@ -142,19 +142,18 @@ def find_launcher(environ: Mapping[str, str], wanted: str | None = None) -> Laun
         There is no library or no launcher, or none that belong together.
     """
     if wanted is None:
-        library = find_library(environ)
-        return Launcher(library, _launcher_of(library, environ), {})
+        return _launcher_of(find_library(environ), environ)
     if wanted in _NAMES:
         return _of_kind(wanted, environ)
     return _at_path(wanted, environ)
 
 
-def _launcher_of(library: Library, environ: Mapping[str, str]) -> str:
+def _launcher_of(library: Library, environ: Mapping[str, str]) -> Launcher:
     others = []
     for path in _launchers(library.kind, library.path, environ):
         version = _version_of(path, environ)
         if version == (library.kind, library.version):
-            return path
+            return Launcher(library, path, {})
         others.append(f"{path} is of {_words(version)}")
     candidates = "; ".join(others) or "there is no mpiexec at all"
     raise LaunchError(
@@ -169,7 +168,7 @@ def _of_kind(kind: str, environ: Mapping[str, str]) -> Launcher:
     try:
         library = find_library(environ)
         if library.kind == kind:
-            return Launcher(library, _launcher_of(library, environ), {})
+            return _launcher_of(library, environ)
         problem = f"mpi4py loads {library}"
     except LaunchError as error:
         problem = str(error)
@@ -209,19 +208,14 @@ def _at_path(path: str, environ: Mapping[str, str]) -> Launcher:
     )
 
 
-def _launchers(kind: str, library: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yields the paths of launchers: beside the library, beside Python, and on the path."""
+def _launchers(kind: str, library: str, environ: Mapping[str, str]) -> list[str]:
+    """Returns the paths of launchers: beside the library, beside Python, and on the path."""
     names = ["mpiexec", f"mpiexec.{kind}", "mpirun"]
     folders = [parent / "bin" for parent in list(Path(library).parents)[:5]] if library else []
     folders.append(Path(sys.prefix) / "bin")
     folders += [Path(folder) for folder in environ.get("PATH", "").split(os.pathsep) if folder]
-    seen = set()
-    for folder in folders:
-        for name in names:
-            path = shutil.which(name, path=str(folder))
-            if path is not None and path not in seen:
-                seen.add(path)
-                yield path
+    found = (shutil.which(name, path=str(folder)) for folder in folders for name in names)
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def _libraries_beside(launcher: str) -> Iterator[str]:

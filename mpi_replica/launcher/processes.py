@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import glob
 import os
 import signal
@@ -21,11 +22,8 @@ _SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
 
 
-def descendants(pid: int) -> list[int]:
-    """Returns the children of a process, theirs, and so on; parents before their children.
-
-    There are none where there is no /proc.
-    """
+def _children() -> dict[int, list[int]]:
+    """Returns the children of all processes that have some; none where there is no /proc."""
     children: dict[int, list[int]] = {}
     for path in glob.iglob("/proc/[0-9]*/stat"):
         try:
@@ -35,7 +33,12 @@ def descendants(pid: int) -> list[int]:
         except (OSError, IndexError):
             continue  # it has ended meanwhile
         children.setdefault(parent, []).append(int(path.split("/")[2]))
-    family = [pid]
+    return children
+
+
+def descendants(pid: int) -> list[int]:
+    """Returns the children of a process, theirs, and so on; parents before their children."""
+    children, family = _children(), [pid]
     for process in family:
         family += children.get(process, [])
     return family[1:]
@@ -44,10 +47,13 @@ def descendants(pid: int) -> list[int]:
 def ranks_below(pid: int) -> list[int]:
     """Returns the ranks on this host that the launcher `pid` has started."""
     ranks: list[int] = []
-    for process in descendants(pid):
-        # What a rank starts inherits its variables, and is the rank's business.
-        if _is_rank(process) and not any(process in descendants(rank) for rank in ranks):
-            ranks.append(process)
+    children, others = _children(), [pid]
+    for process in others:
+        for child in children.get(process, []):
+            if _is_rank(child):  # what it starts inherits its variables, and is its own business
+                ranks.append(child)
+            else:
+                others.append(child)
     return ranks
 
 
@@ -77,11 +83,7 @@ def ends_with_parent() -> Callable[[], None] | None:
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl
-
-    def request() -> None:
-        prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0)
-
-    return request
+    return functools.partial(prctl, _SET_PARENT_DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0)
 
 
 def ask(

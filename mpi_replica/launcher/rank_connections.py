@@ -90,8 +90,8 @@ class RankConnections:
         self.failed_at = 0.0
         #: When the first one began to end, by something else than a loss.
         self.program_ends_at = math.inf
-        #: When the first one came.
-        self.first_at: float | None = None
+        #: When the first one came; infinite before.
+        self.first_at = math.inf
         self._selector = selector
         self._secret = secrets.token_hex(16)
         # Each with what deals with it.
@@ -100,10 +100,8 @@ class RankConnections:
         self._ended: list[ConnectedRank] = []
         # A host with many ranks may have few files open at first.
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if hard == resource.RLIM_INFINITY or hard > soft:
-            most = soft + size
-            wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        wanted = soft + size if hard == resource.RLIM_INFINITY else min(soft + size, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         addresses = []
         if sys.platform == "linux":  # where names of sockets stand in no folder
             name = f"mpi_replica-{secrets.token_hex(8)}"
@@ -196,9 +194,11 @@ class RankConnections:
                 raise ValueError
             rank = received.rank = ConnectedRank(facts["rank"], facts["host"], facts["pid"])
             self.ranks[rank.number] = rank
-            if self.first_at is None:
-                self.first_at = now
+            self.first_at = min(self.first_at, now)
         else:
+            if "num_replicas" in facts:  # a program may have strategies of some of its ranks, too
+                known = rank.facts.get("num_replicas", 0)
+                facts["num_replicas"] = max(facts["num_replicas"], known)
             rank.facts |= facts
             if "waits_for" in facts:
                 rank.waits_for, rank.waits_at = set(facts["waits_for"]), now
@@ -239,8 +239,8 @@ class RankConnections:
 
     def fact(self, name: str) -> Any:
         """Returns what some rank has told under this name; None where none has."""
-        told = [rank.facts[name] for rank in self.ranks.values() if name in rank.facts]
-        return told[0] if told else None
+        told = (rank.facts[name] for rank in self.ranks.values() if name in rank.facts)
+        return next(told, None)
 
     def missing(self) -> list[int]:
         """Returns the ranks that have not come."""

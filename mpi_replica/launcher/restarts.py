@@ -61,10 +61,10 @@ class Restarts:
         (None, '')
         """
         cause = outcome.loss
-        goes_on = bool(cause) or self._after_errors
-        if outcome.status == 0 or outcome.is_final or not goes_on:
+        if not cause and self._after_errors:
+            cause = f"the program has ended with status {outcome.status}"
+        if outcome.status == 0 or outcome.is_final or not cause:
             return None, ""
-        cause = cause or f"the program has ended with status {outcome.status}"
         self._causes = [*self._causes, cause] * (outcome.seconds < _SECONDS_OF_QUICK_DEATH)
         repeats_little = outcome.goes_on or (
             outcome.num_replicas is None

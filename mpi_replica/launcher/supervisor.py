@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from ..core.exceptions import LaunchError
 from .commands import SECONDS_TO_SAVE
 from .host_questions import HostQuestions
-from .host_slots import HostSlots
-from .job import Job
-from .job_start import TIMED_OUT, JobStart
+from .job import Job, plan
+from .job_start import SAVED, TIMED_OUT, JobStart
 from .leftovers import remove_leftovers
 from .processes import adopt_orphans
 from .restarts import Restarts
@@ -30,15 +29,9 @@ _SECONDS_TO_ANSWER_AT_THE_END = 5.0
 _MOST_QUESTIONS_AT_THE_END = 3
 _LOOK_SECONDS = 0.1
 _READ_BYTES = 1 << 16
-# As from CheckpointManager.exit_if_signalled.
-_SAVED = 75
 
 
-#: Gives the job on the hosts that are left, with the number of replicas that it had.
-Again = Callable[[Sequence[HostSlots], int | None], Job]
-
-
-def start(job: Job, environ: Mapping[str, str], again: Again | None = None) -> int:
+def start(job: Job, environ: Mapping[str, str]) -> int:
     """Runs a job to its end, and again where ranks were lost; returns the exit status.
 
     Signals go on to the ranks, where the launcher hands them on; otherwise to the ranks of this
@@ -52,8 +45,6 @@ def start(job: Job, environ: Mapping[str, str], again: Again | None = None) -> i
         What `plan` gives.
     environ : mapping
         The environment variables that are set already.
-    again : callable, optional
-        What makes the job for fewer hosts. Default: it is started on all of them again.
 
     Returns
     -------
@@ -61,26 +52,19 @@ def start(job: Job, environ: Mapping[str, str], again: Again | None = None) -> i
         That of the program; 128 + n when it died of signal n; 124 when it ran too long.
     """
     with contextlib.ExitStack() as stack:
-        return _Supervisor(stack, job, environ, again).run()
+        return _Supervisor(stack, job, environ).run()
 
 
 class _Supervisor:
     """The starts of a job, and the signals for it."""
 
-    def __init__(
-        self,
-        stack: contextlib.ExitStack,
-        job: Job,
-        environ: Mapping[str, str],
-        again: Again | None,
-    ) -> None:
+    def __init__(self, stack: contextlib.ExitStack, job: Job, environ: Mapping[str, str]) -> None:
         self._job = job
-        self._again = again
         self._started_at = time.time()
         # Of the first strategy that was made.
         self._num_replicas: int | None = None
         self._environ = environ
-        self._restarts = Restarts(job.restarts, job.restarts_after_errors)
+        self._restarts = Restarts(job.options.restarts, job.options.restart_on == "any")
         # What is left to do where it runs too long, and when.
         self._steps = self._steps_after_timeout(time.monotonic())
         # One that has come while no rank was there.
@@ -91,37 +75,31 @@ class _Supervisor:
         self._may_leave_files = False
         # Which knows files as well, epoll does not.
         self._selector = stack.enter_context(selectors.PollSelector())
-        self._signals = self._listen(stack)
+        self._listen(stack)
         # In a terminal Ctrl-C goes to all in the group, and only they may read from it.
         self._is_in_terminal = os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
         adopt_orphans()
 
-    def _listen(self, stack: contextlib.ExitStack) -> int:
-        """Lets signals be written to a pipe; returns the end to read from."""
+    def _listen(self, stack: contextlib.ExitStack) -> None:
+        """Lets signals be written to a pipe, and read from it like what ranks tell."""
         source, sink = os.pipe()
         for end in (source, sink):
             stack.callback(os.close, end)
             os.set_blocking(end, False)
         stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(sink))
-        for number in (*_FORWARDED, signal.SIGCHLD):
-            before = signal.getsignal(number)
-            if before is not signal.SIG_IGN or number == signal.SIGCHLD:
+        for number in _FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
                 # One that comes after the end would change the exit status.
-                after = before if number == signal.SIGCHLD else signal.SIG_IGN
-                stack.callback(signal.signal, number, after)
-        self._selector.register(source, selectors.EVENT_READ, self._read_signals)
-        return source
+                stack.callback(signal.signal, number, signal.SIG_IGN)
+        before = signal.signal(signal.SIGCHLD, lambda *_: None)
+        stack.callback(signal.signal, signal.SIGCHLD, before)
+        self._selector.register(source, selectors.EVENT_READ, lambda: self._read_signals(source))
 
     def run(self) -> int:
         while True:
-            added = self._job.added_again if self._restarts.count else {}
             current = JobStart(
-                self._job,
-                {**self._environ, **added},
-                self._selector,
-                self._is_in_terminal,
-                self._restarts.count,
+                self._job, self._environ, self._selector, self._is_in_terminal, self._restarts.count
             )
             self._current = current
             try:
@@ -154,7 +132,7 @@ class _Supervisor:
         """Returns the exit status for that of the last start, or of the signal in a pause."""
         # What batch systems send before the end, and the ranks were not yet there to answer it.
         has_saved = self._goes_on and status == 128 + signal.SIGUSR1
-        return _SAVED if has_saved else status
+        return SAVED if has_saved else status
 
     def _compare_replicas(self, num_replicas: int | None) -> None:
         """Warns of a program whose replicas are as many as its ranks, which may change."""
@@ -170,7 +148,8 @@ class _Supervisor:
     def _run(self, current: JobStart) -> None:
         while current.launcher.poll() is None:
             self._serve(self._seconds_to_wait(current.seconds_to_look))
-            self._do_steps_after_timeout()
+            if self._is_late:
+                self._steps.pop(0)[1](current)
             reason, report = current.look()
             if report:
                 _tell(report)
@@ -197,8 +176,7 @@ class _Supervisor:
             It can't be started on the hosts that are left.
         """
         answered = self._ask(self._job.questions, seconds, _SECONDS_TO_ANSWER).answered
-        is_late = self._steps and time.monotonic() >= self._steps[0][0]
-        if self._signal or is_late:
+        if self._signal or self._is_late:
             return False
         if self._job.questions:
             self._leave_hosts_out(answered)
@@ -224,11 +202,9 @@ class _Supervisor:
             self._selector, {host: [*words, since] for host, words in asked.items()}, environ
         )
         try:
-            while not self._signal and (
+            while not (self._signal or self._is_late) and (
                 (now := time.monotonic()) < limit or (questions.are_open and now < last)
             ):
-                if self._steps and now >= self._steps[0][0]:
-                    break
                 self._serve(self._seconds_to_wait(_LOOK_SECONDS))
         finally:
             questions.close()
@@ -242,8 +218,8 @@ class _Supervisor:
         missing = ", ".join(host.name for host in hosts if host.name not in answered)
         if not left:
             raise LaunchError(f"none of its hosts answers ({missing}).")
-        if missing and self._again is not None:
-            self._job = self._again(left, self._num_replicas)
+        if missing:
+            self._job = plan(self._job.options, self._environ, left, self._num_replicas)
             _tell(f"{missing} left out, no answer came: {self._job.num_ranks} ranks go on.")
 
     def _seconds_to_wait(self, seconds: float | None) -> float | None:
@@ -257,8 +233,8 @@ class _Supervisor:
         for key, _ in self._selector.select(seconds):
             key.data()
 
-    def _read_signals(self) -> None:
-        for number in os.read(self._signals, _READ_BYTES):
+    def _read_signals(self, source: int) -> None:
+        for number in os.read(source, _READ_BYTES):
             if number == signal.SIGCHLD:
                 continue
             if self._current is None:
@@ -281,7 +257,7 @@ class _Supervisor:
 
     def _steps_after_timeout(self, now: float) -> list[tuple[float, Callable[[JobStart], None]]]:
         """Returns what is done with a job that runs too long, and when."""
-        seconds = self._job.timeout_seconds
+        seconds = self._job.options.timeout_seconds
         if seconds is None:
             return []
         later = now + seconds + SECONDS_TO_SAVE
@@ -292,13 +268,14 @@ class _Supervisor:
             (later + _SECONDS_TO_END, JobStart.kill),
         ]
 
-    def _do_steps_after_timeout(self) -> None:
-        if self._current is not None and self._steps and time.monotonic() >= self._steps[0][0]:
-            self._steps.pop(0)[1](self._current)
+    @property
+    def _is_late(self) -> bool:
+        """Whether it is time for the next of the steps after the timeout."""
+        return bool(self._steps) and time.monotonic() >= self._steps[0][0]
 
     def _tell_of_timeout(self, current: JobStart) -> None:
         current.is_timed_out = True
-        seconds = f"{self._job.timeout_seconds:g}"
+        seconds = f"{self._job.options.timeout_seconds:g}"
         _tell(
             f"the job did not end within {seconds} s (--timeout {seconds}): its ranks get SIGTERM,"
             f" and SIGKILL {SECONDS_TO_SAVE} s later."

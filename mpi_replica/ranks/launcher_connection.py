@@ -25,8 +25,9 @@ VARIABLE = "MPI_REPLICA_LAUNCHER"
 #: Tells the program how often its job was started before; unset at its first start.
 RESTART_VARIABLE = "MPI_REPLICA_RESTART"
 
-# The first of these that is set says which rank this is.
-_RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+#: The first of these that is set says which rank this is, also where the MPI library does not
+#: understand the launcher.
+RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "SLURM_PROCID")
 
 _SECONDS_TO_CONNECT = 5.0
 _LOOK_SECONDS = 1.0
@@ -61,7 +62,7 @@ def connect_to_launcher() -> None:
     _connection = _opened(addresses)
     _identity = os.fstat(_connection.fileno())
     os.register_at_fork(after_in_child=_leave_to_parent)
-    rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "")
+    rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "")
     tell(secret=secret, rank=int(rank), host=socket.gethostname(), pid=os.getpid())
     _end_with_launcher(_connection)
     # So many frames of its stack are none of the program's.

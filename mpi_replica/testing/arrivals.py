@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -38,10 +39,6 @@ class Arrival(NamedTuple):
     detail: Any = None
 
 
-class _Crash(NamedTuple):
-    message: str
-
-
 class RanksReport:
     """What failed on which rank, in the place of the traceback of a report.
 
@@ -51,7 +48,7 @@ class RanksReport:
     def __init__(self, head: str, parts: Sequence[tuple[str, Any]], summary: str) -> None:
         self._head = head
         self._parts = parts
-        self.reprcrash = _Crash(summary)
+        self.reprcrash = SimpleNamespace(message=summary)
 
     def toterminal(self, writer: Any) -> None:
         """Writes it, with the colours of this rank's own traceback."""

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from ..core.layout import Layout, numbers_text
 from ..ranks.interrupts import gate
@@ -22,8 +22,6 @@ from ..ranks.watch.strategy_watch import StrategyWatch
 from ..ranks.watch.watcher import watcher
 from .arrivals import FAILED, PASSED, Arrival
 from .departure import Departure
-
-_T = TypeVar("_T")
 
 # digest of what must be the same on all ranks, kind, stage, whether there is more to tell
 _HEADER = struct.Struct("<16s8sB?")
@@ -131,7 +129,7 @@ class Fence:
         header = _HEADER.pack(digest, arrival.kind.encode(), arrival.stage, has_more)
         header = header.ljust(HEADER_BYTES, b"\0")
         ended = self._transport.begin_exchange(header)
-        self._wait(lambda: ended() or None, arrival, _PATIENCE)
+        self._wait(ended, arrival, _PATIENCE)
         headers = self._transport.headers.tobytes()
         arrivals = [arrival] * self.size
         if has_more or headers != header * self.size:
@@ -140,19 +138,19 @@ class Fence:
             self.departure.leave_all(arrival.place)
         elif any(other.kind != PASSED for other in arrivals):
             self.departure.leave_own(arrival.place)
-        self._wait(lambda: self.departure.advance() or None, arrival)
+        self._wait(self.departure.advance, arrival)
         self._waiting = None
         self._note(self._doing)
         self._met_at = time.monotonic()
         return arrivals
 
     def _wait(
-        self, poll: Callable[[], _T | None], arrival: Arrival, patience: float = math.inf
-    ) -> _T:
-        """Returns what `poll` gives, once it is not None."""
+        self, has_ended: Callable[[], bool], arrival: Arrival, patience: float = math.inf
+    ) -> None:
+        """Waits for the others; after a while gives up all strategies, and at last the job."""
         start, pause = time.monotonic(), _SHORTEST_PAUSE_SECONDS
         limit = self.limit_seconds * (_END_FACTOR if arrival.stage == _END_STAGE else 1)
-        while (result := poll()) is None:
+        while not has_ended():
             self.departure.advance()
             waited = time.monotonic() - start
             if waited > patience * limit and not self._has_left_all:
@@ -162,7 +160,6 @@ class Fence:
                 self._give_up(arrival)
             time.sleep(pause)  # the ranks may outnumber the cores
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        return result
 
     def _tell(self, arrival: Arrival) -> list[Arrival]:
         try:

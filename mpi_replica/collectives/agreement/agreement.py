@@ -42,7 +42,6 @@ from .header import (
 )
 from .judgement import Promotion, Verdict, judge, rank_left
 from .notes import Notes
-from .roll_call import Meeting
 from .stand import Report, Stand
 
 _ALLGATHER_RANKS = 32
@@ -103,7 +102,6 @@ class Agreement:
         # step function, it need not travel again.
         self._last_error: BaseException | None = None
         self._serial = 0
-        self.meeting = Meeting(transport, self.break_off)
         #: Called where this rank gives up the strategy, to tell the others.
         self.on_break: Callable[[BaseException], None] = lambda _: None
 
@@ -152,16 +150,12 @@ class Agreement:
         if self.final is not None or (self.runs and self.runs[-1].doom is not None):
             self._refuse_if_over()
         if gate.is_pending and gate.take():
-            self.fail(calls, KeyboardInterrupt())
+            self.report(*self.failure(calls, KeyboardInterrupt()))
         if not self._compare(AGREES, payload, first):
             self._exchange_reports([self.stand(call) for call in calls], {})
         self._last_error = self.raised = None
         if self.notes.chain:
             self.notes.drop()
-
-    def fail(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
-        """Tells the other ranks of an error inside of the call; raises what is agreed."""
-        self.report(*self.failure(calls, error))
 
     def failure(
         self, calls: Sequence[Call], error: BaseException
@@ -378,9 +372,29 @@ class Agreement:
             exceptions.add_note(error, remark)
         return error
 
+    def assemble(self) -> None:
+        """Returns where all living ranks come. Collective; nothing where a lost rank ends the job.
+
+        Ranks assemble before they go on as if all had come through an exchange: one that dies may
+        let some of the others through its last one, and fail it for others.
+
+        Raises
+        ------
+        RankLostError
+            Some of them have met a loss instead.
+        """
+        transport = self._transport
+        if not transport.is_fault_tolerant or transport.agree(1):
+            return
+        transport.has_told_loss = True
+        transport.revoke()
+        loss = transport.loss or RankLostError("a rank has died.")
+        self.break_off(loss)
+        raise loss
+
     def raise_agreed(self, error: BaseException, verdict: Verdict) -> NoReturn:
         """Raises what all ranks raise now, each of them by its own reckoning and all alike."""
-        self.meeting.come()
+        self.assemble()
         self._serial += 1
         if error is not self._last_error:  # where it comes again, all ranks have it
             exceptions.mark_reporter(error, max(verdict.origin_rank, 0))

@@ -5,11 +5,12 @@ Every rank judges the same reports, so that all of them come to the same text.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...core.exceptions import CollectiveMismatchError, RankLostError, StructureMismatchError
-from ...core.layout import Layout
+from ...core.layout import Layout, grouped
 from .stand import SAME_KIND, CallDescription, Note, Report, Stand
 from .travelling_error import TravellingError
 
@@ -70,15 +71,15 @@ def judge(reports: Sequence[Report], layout: Layout) -> Verdict:
     if statuses == {"returned"}:
         return Verdict("promote", change=_combined_kinds([call for _, call in calls]))
     promoted, mismatch = _leaf_difference(calls, layout)
-    if mismatch is None and not promoted:
+    if promoted:
+        return Verdict("promote", change=promoted)
+    if mismatch is None:
         mismatch = CollectiveMismatchError(
             "the ranks compared different fingerprints for the same call:"
             f" {calls[0][1].what} at {calls[0][1].where}. Do all ranks run the same version of the"
             " program and of mpi_replica?"
         )
-    if mismatch is not None:
-        return Verdict("raise", mismatch, doomed_run=doomed)
-    return Verdict("promote", change=promoted)
+    return Verdict("raise", mismatch, doomed_run=doomed)
 
 
 def _combined_kinds(ends: Sequence[CallDescription]) -> tuple[str, ...]:
@@ -167,8 +168,7 @@ def _one_has_returned(stands: Sequence[Stand], layout: Layout) -> CollectiveMism
 def _note_difference(
     reports: Sequence[Report], layout: Layout
 ) -> CollectiveMismatchError | ValueError | None:
-    for index in range(max(len(report.notes) for report in reports)):
-        entries = [next(iter(report.notes[index:]), None) for report in reports]
+    for entries in itertools.zip_longest(*(report.notes for report in reports)):
         groups: dict[tuple[str, bytes], list[int]] = {}
         for rank, note in enumerate(entries):
             if note is not None:
@@ -177,13 +177,16 @@ def _note_difference(
             # A rank that came to no further note: some of its replicas may wait at that call.
             for stand in reports[rank].stands:
                 groups.setdefault(_place_of_call(stand.call), []).extend(stand.replica_ids)
-        first = next(note for note in entries if note is not None)
-        batches = _sides_of_batches(entries, layout)
-        if len(batches) > 1:
-            return StructureMismatchError(
-                f"the batches differ at {first.site.line}: {'; '.join(batches)} (compared with"
-                f" {first.what}). {SAME_KIND}"
-            )
+        notes = [note for note in entries if note is not None]
+        first = notes[0]
+        if None not in entries and len({note.what for note in notes}) == 1:
+            whose = _whose([note.batch for note in notes], layout)
+            batches = [f"{batch} for {who}" for batch, who in whose.items() if batch]
+            if len(batches) > 1:
+                return StructureMismatchError(
+                    f"the batches differ at {first.site.line}: {'; '.join(batches)} (compared with"
+                    f" {first.what}). {SAME_KIND}"
+                )
         if len(groups) > 1 or None in entries:
             sides = "; ".join(
                 f"{layout.describe(ids)}: {text}" for (text, _), ids in groups.items()
@@ -191,15 +194,11 @@ def _note_difference(
             return CollectiveMismatchError(
                 f"replicas are at different calls. {sides}. {_SAME_CALLS}."
             )
-        values: dict[int, list[int]] = {}
-        for rank, note in enumerate(entries):
-            if note is not None:
-                values.setdefault(note.digest, []).extend(layout.replica_ids(rank))
+        values = _whose([note.digest for note in notes], layout)
         if len(values) > 1:
-            sides = " and ".join(layout.describe(ids) for ids in values.values())
             text = (
-                f"{first.what} at {first.site.line}: the values differ between {sides}."
-                f" {first.advice}"
+                f"{first.what} at {first.site.line}: the values differ between"
+                f" {' and '.join(values.values())}. {first.advice}"
             )
             if first.error == "ValueError":
                 return ValueError(text)
@@ -207,15 +206,12 @@ def _note_difference(
     return None
 
 
-def _sides_of_batches(entries: Sequence[Note | None], layout: Layout) -> list[str]:
-    """Returns who got which kind of batch, where all have steps of the same input."""
-    if len({None if note is None else note.what for note in entries}) > 1:
-        return []
-    sides: dict[str, list[int]] = {}
-    for rank, note in enumerate(entries):
-        if note is not None and note.batch:
-            sides.setdefault(note.batch, []).extend(layout.replica_ids(rank))
-    return [f"{batch} for {layout.describe(ids)}" for batch, ids in sides.items()]
+def _whose(values: Sequence[Any], layout: Layout) -> dict[Any, str]:
+    """Returns who has which of the values of all ranks, in words."""
+    return {
+        value: layout.describe(i for rank in ranks for i in layout.replica_ids(rank))
+        for value, ranks in grouped(values).items()
+    }
 
 
 def _place_of(note: Note) -> tuple[str, bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import sysconfig
+import traceback
 from typing import NamedTuple
 
 from ...core.exceptions import RemoteReplicaError, add_note, text_of
@@ -54,16 +55,14 @@ def place_of(error: BaseException) -> str:
     That is none of this package, and where there is another one none of a library.
     """
     place = place_in_library = ""
-    step = error.__traceback__
-    while step is not None:
-        file = step.tb_frame.f_code.co_filename
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
         if not is_of_package(file):
-            here = f"{os.path.basename(file)}:{step.tb_lineno}"
+            here = f"{os.path.basename(file)}:{line}"
             if file.startswith(_LIBRARIES):
                 place_in_library = here
             else:
                 place = here
-        step = step.tb_next
     return place or place_in_library
 
 
@@ -71,9 +70,7 @@ def _bytes_of(error: BaseException) -> bytes:
     try:
         data = pickle.dumps(error, protocol=5)
         copy = pickle.loads(data)
-        if type(copy) is not type(error):
-            return b""
-        return data if _same(copy, error) else b""
+        return data if type(copy) is type(error) and _same(copy, error) else b""
     except BaseException:  # user code: __reduce__ and __init__ may raise anything
         return b""
 
@@ -89,11 +86,9 @@ def _same(copy: BaseException, error: BaseException) -> bool:
 
 def load(packed: TravellingError) -> BaseException | None:
     """Returns the exception that travelled, with a note that tells its origin, or None."""
-    if not packed.data:
-        return None
     try:
         error = pickle.loads(packed.data)
-    except BaseException:
+    except BaseException:  # also where there is nothing to load
         return None
     if not isinstance(error, BaseException):
         return None

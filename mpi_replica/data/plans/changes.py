@@ -140,8 +140,6 @@ class Zip(DatasetPlan):
         super().__init__(
             f"zip({', '.join(source.text for source in sources)})",
             length,
-            indexable=all(source.indexable for source in sources),
-            batched=all(source.batched for source in sources),
             sources=sources,
         )
         self._structure = structure

@@ -26,7 +26,8 @@ Element = tuple[int, Any]
 class DatasetPlan:
     """How a dataset gets its elements.
 
-    `cut` picks the rows wanted of an outermost batch of n; None wants all.
+    `cut` picks the rows wanted of an outermost batch of n; None wants all. Where it is not said, a
+    plan is `indexable`, and `batched`, if all of its sources are.
     """
 
     def __init__(
@@ -34,18 +35,22 @@ class DatasetPlan:
         text: str,
         length: int,
         *,
-        indexable: bool,
-        batched: bool,
+        indexable: bool | None = None,
+        batched: bool | None = None,
         sources: Sequence[DatasetPlan] = (),
     ) -> None:
         self.text = text
         self.length = length
-        self.indexable = indexable
-        self.batched = batched
+        if indexable is None:
+            indexable = all(plan.indexable for plan in sources)
+        if batched is None:
+            batched = all(plan.batched for plan in sources)
+        self.indexable: bool = indexable
+        self.batched: bool = batched
         #: Whether it leaves out elements that make no whole batch.
         self.drops_remainder: bool = bool(sources) and all(plan.drops_remainder for plan in sources)
         #: Whether `spec` reads nothing.
-        self.spec_is_free: bool = all(source.spec_is_free for source in sources)
+        self.spec_is_free: bool = all(plan.spec_is_free for plan in sources)
         self._first_spec: Any = None
         self._no_rows: Any = None
 
@@ -110,6 +115,8 @@ class Verb(DatasetPlan):
     source : DatasetPlan
     verb : str
         What the text of the source goes on with: ``batch(4)``.
+    others : sequence of DatasetPlan
+        Further sources.
     """
 
     def __init__(
@@ -120,13 +127,14 @@ class Verb(DatasetPlan):
         length: int | None = None,
         indexable: bool | None = None,
         batched: bool | None = None,
+        others: Sequence[DatasetPlan] = (),
     ) -> None:
         super().__init__(
             f"{source.text}.{verb}",
             source.length if length is None else length,
-            indexable=source.indexable if indexable is None else indexable,
-            batched=source.batched if batched is None else batched,
-            sources=[source],
+            indexable=indexable,
+            batched=batched,
+            sources=[source, *others],
         )
         self._source = source
 

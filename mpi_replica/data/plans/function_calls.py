@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -49,26 +50,26 @@ class FunctionCalls:
             for call in calls:
                 yield call()
             return
+        coming = self._futures(calls)
         begun: deque[Future[T]] = deque()
-        failure = None
-        has_ended = False
         try:
-            while True:
-                while len(begun) < self._count and not has_ended:
-                    try:
-                        begun.append(self._begin(next(calls)))
-                    except StopIteration:
-                        has_ended = True
-                    except Exception as error:
-                        failure, has_ended = error, True
-                if not begun:
-                    break
+            begun.extend(itertools.islice(coming, self._count))
+            while begun:
                 yield begun.popleft().result()
-            if failure is not None:
-                raise failure
+                begun.extend(itertools.islice(coming, 1))
         finally:
             for future in begun:
                 future.cancel()
+
+    def _futures(self, calls: Iterator[Callable[[], T]]) -> Iterator[Future[T]]:
+        """Begins a call for each that is asked for; what making one raises, the last one has."""
+        try:
+            for call in calls:
+                yield self._begin(call)
+        except Exception as error:
+            failed: Future[T] = Future()
+            failed.set_exception(error)
+            yield failed
 
     def _begin(self, call: Callable[[], T]) -> Future[T]:
         # The threads of a pool stay behind in a fork.

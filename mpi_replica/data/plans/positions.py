@@ -189,8 +189,6 @@ class Section(_Picking):
 
     def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
         count = None if self._count is None else max(0, self._count - start)
-        if self.length == 0 or count == 0:
-            return iter(())
         return itertools.islice(self._source.iterate(epoch, cut, self._start + start), count)
 
 
@@ -240,15 +238,7 @@ class Concatenate(_Picking):
             length = INFINITE_CARDINALITY if is_infinite else UNKNOWN_CARDINALITY
         else:
             length = sum(lengths)
-        super().__init__(
-            first,
-            f"concatenate({second.text})",
-            length=length,
-            indexable=first.indexable and second.indexable,
-            batched=first.batched and second.batched,
-        )
-        self.spec_is_free = first.spec_is_free and second.spec_is_free
-        self.drops_remainder = first.drops_remainder and second.drops_remainder
+        super().__init__(first, f"concatenate({second.text})", length=length, others=[second])
         self._other = second
         if self.spec_is_free:
             self.spec()

@@ -103,7 +103,7 @@ class Keeper:
         snapshot = call.snapshot if isinstance(call, Committing) else None
         if snapshot is None or guarded is None:
             return
-        engine.agreement.meeting.come()
+        engine.agreement.assemble()
         number = 1 if self._commit is None else self._commit.number + 1
         self._reusable, self._newest = self._newest, snapshot
         self._commit = HeldCommit(
@@ -203,7 +203,7 @@ class Keeper:
         if path is None:
             raise _gone(lost, "were lost together, and no checkpoint was saved before.")
         # Otherwise a loss may leave some ranks with it, and others with the commit.
-        self._strategy.engine.agreement.meeting.come()
+        self._strategy.engine.agreement.assemble()
         self._commit_beginning()
 
     def say_end(self) -> None:

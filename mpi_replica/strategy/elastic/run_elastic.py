@@ -139,7 +139,7 @@ def _train(
             keeper.commit()
             result = train()
             meet("end of ")
-            engine.agreement.meeting.come()
+            engine.agreement.assemble()
         except BaseException as error:
             if not keeper.must_recover(error):
                 if survivors is not None:  # those that wait must not wait for another call
