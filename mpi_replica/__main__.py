@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 import shutil
 import sys
@@ -21,6 +22,7 @@ from .ranks.watch.event_log import (
     SAMPLES_VARIABLE,
     TRACE_VARIABLE,
     folder_of_parts,
+    make_folder_of_parts,
 )
 from .trace import plot, table
 from .trace.trace_file import has_parts, merge, read
@@ -247,7 +249,7 @@ def _trace(options: argparse.Namespace) -> int:
     if options.plot:
         plot.draw(found, options.plot)
     of_job = found["otherData"]["mpi_replica"]
-    print(table.to_json(of_job) if options.json else table.text(of_job))
+    print(json.dumps(of_job) if options.json else table.text(of_job))
     return 0
 
 
@@ -289,7 +291,7 @@ def _begin_trace(path: str) -> None:
     """Sees to it that a trace can be written; what an earlier job has left for one goes."""
     shutil.rmtree(folder_of_parts(path), ignore_errors=True)
     try:
-        os.makedirs(folder_of_parts(path))
+        make_folder_of_parts(path)
     except OSError as error:
         raise LaunchError(f"--trace {path}: nothing can be written there: {error}") from None
 
@@ -299,6 +301,7 @@ def _end_trace(path: str) -> None:
     try:
         missing = merge(path)["missing"]
     except OSError as error:
+        shutil.rmtree(folder_of_parts(path), ignore_errors=True)
         print(f"mpi_replica run: there is no trace {path}: {error}", file=sys.stderr)
         return
     lacks = f" It lacks {'; '.join(missing)}." if missing else ""

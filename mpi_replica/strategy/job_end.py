@@ -145,9 +145,8 @@ def _leave_undisturbed() -> None:
 def _compare_clocks() -> None:
     """Compares the clocks of ranks a last time, where all of them end and are traced."""
     for engine in _engines:
-        agreement, recorder = engine.agreement, engine.watch.recorder
-        is_last = agreement.life is Life.LEFT and not agreement.others_stay
-        if is_last and isinstance(recorder, TracedCalls):
+        recorder = engine.watch.recorder
+        if engine.agreement.all_have_left and isinstance(recorder, TracedCalls):
             with contextlib.suppress(RankLostError):
                 recorder.compare_clocks()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..collectives.barrier import BarrierCall
 from ..collectives.strategy_base import StrategyBase
@@ -19,28 +20,24 @@ from ..trace.trace_file import merge
 _END = "the end of trace"
 
 
+@dataclass
 class TraceContext:
     """What `Strategy.trace` returns."""
 
-    def __init__(
-        self,
-        strategy: StrategyBase,
-        path: str | os.PathLike[str],
-        last_seconds: float | None,
-        *,
-        has_samples: bool,
-    ) -> None:
-        self._strategy = strategy
-        self._path = path
-        self._last_seconds = last_seconds
-        self._has_samples = has_samples
-        self._log: event_log.EventLog | None = None
-        self._is_watched = False
+    _strategy: StrategyBase
+    _path: str | os.PathLike[str]
+    _last_seconds: float | None
+    _has_samples: bool
+    _log: event_log.EventLog | None = None
+    _is_watched: bool = False
+    _name: str = ""
 
     def __enter__(self) -> None:
         require_cross_replica(self._strategy, "trace")
+        self._name = str(self._path)
         try:
-            self._meet("trace", self._open)
+            self._meet("trace")
+            self._meet("trace, begun", self._open)
         except BaseException:
             self._close()
             raise
@@ -62,7 +59,7 @@ class TraceContext:
             do()
         except Exception as error:
             engine.fail(kind, error)
-        engine.cross_replica(engine.make(kind, None, BarrierCall, kind, str(self._path)))
+        engine.cross_replica(engine.make(kind, None, BarrierCall, kind, self._name))
 
     def _open(self) -> None:
         if event_log.current is not None:
@@ -70,8 +67,9 @@ class TraceContext:
                 "this process is traced already, by strategy.trace or MPI_REPLICA_TRACE. Leave out"
                 " one of the two."
             )
-        path, has_samples = os.fspath(self._path), flag("samples", self._has_samples)
-        self._log = event_log.open_log(path, self._last_seconds, has_samples=has_samples)
+        has_samples = flag("samples", self._has_samples)
+        self._path = os.path.abspath(self._path)  # the program may go elsewhere
+        self._log = event_log.open_log(self._path, self._last_seconds, has_samples=has_samples)
         engine = self._strategy.engine
         engine.record(TracedCalls(self._log, engine.transport, engine.layout))
         if not engine.watch.is_watched:
@@ -152,4 +150,4 @@ class Traced(StrategyBase):
         >>> os.path.exists(path)
         True
         """
-        return TraceContext(self, path, last_seconds, has_samples=samples)
+        return TraceContext(self, path, last_seconds, samples)

@@ -7,6 +7,7 @@ close as a message is fast. Between two such comparisons a clock runs evenly.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -77,7 +78,7 @@ class Clock:
 
 
 #: When the exchanges of a comparison began and ended, in a row for each, by process.
-Comparison: TypeAlias = Mapping[int, tuple[Floats, Floats]]
+Comparison: TypeAlias = Mapping[int, tuple[Integers, Integers]]
 
 
 def clocks_of(processes: Sequence[TracedProcess]) -> list[Clock]:
@@ -89,7 +90,8 @@ def clocks_of(processes: Sequence[TracedProcess]) -> list[Clock]:
         if first not in clocks:
             # What nobody compares itself with is placed by the clock of its host.
             offset = float(process.epoch_ns - origin - process.clock_ns)
-            exact = [_Offset(at, offset, 0.0) for at in (process.clock_ns, process.clock_ns + 1e9)]
+            moments = process.clock_ns, process.clock_ns + 1e9  # two: it has no drift
+            exact = [_Offset(at, offset, 0.0) for at in moments]
             start = {first: Clock(first, exact)}
             _spread(start, comparisons)
             clocks |= start
@@ -112,27 +114,30 @@ def _spread(start: dict[int, Clock], comparisons: Sequence[Comparison]) -> None:
         for n, (begun, ended) in comparison.items():
             if n == anchor:
                 continue
-            # It ends nowhere before it has begun here and there.
-            least, most = np.max(begins - ended), np.min(ends - begun)
-            bound = abs(most - least) / 2 + doubts[anchor]
-            shown = _Offset(begun.mean(), (least + most) / 2, bound)
+            # It ends nowhere before it has begun here and there. Each says so of its own moment.
+            at = float(np.median(begun))
+            least = np.max(begins - ended - _MOST_DRIFT * np.abs(ended - at))
+            most = np.min(ends - begun + _MOST_DRIFT * np.abs(begun - at))
+            shown = _Offset(at, (least + most) / 2, abs(most - least) / 2 + doubts[anchor])
             offsets.setdefault(n, []).append(shown)
             start[n] = Clock(start[anchor].start, offsets[n])
 
 
 def _comparisons(processes: Sequence[TracedProcess]) -> list[Comparison]:
     """Returns all comparisons, those of the first processes first, each as they were made."""
-    found: dict[tuple[int, int], dict[int, tuple[Floats, Floats]]] = {}
+    found: dict[tuple[int, int], dict[int, Integers]] = {}
     for n, process in enumerate(processes):
         rows = process.rows[process.rows[:, 0] == EventKind.CLOCK]
         for world, membership in process.memberships.items():
             of_world = rows[rows[:, 2] == world]
             for number in np.unique(of_world[:, 5]).tolist() if membership.name else ():
-                begins, ends = of_world[of_world[:, 5] == number, 3:5].astype(float).T
-                found.setdefault((membership.name or 0, number), {})[n] = begins, ends
-    whole: list[Comparison] = []
-    for comparison in found.values():
-        rounds = min(len(begins) for begins, _ in comparison.values())  # one may have died in it
-        if len(comparison) > 1:
-            whole.append({n: (b[:rounds], e[:rounds]) for n, (b, e) in comparison.items()})
-    return whole
+                exchanges = of_world[of_world[:, 5] == number]
+                found.setdefault((membership.name or 0, number), {})[n] = exchanges
+    comparisons: list[Comparison] = []
+    for known in found.values():
+        # One may have died in it, and of another one only the last ones may have been kept.
+        common = functools.reduce(np.intersect1d, (rows[:, 6] for rows in known.values()))
+        whole = {n: rows[np.isin(rows[:, 6], common), 3:5] for n, rows in known.items()}
+        if len(common) and len(known) > 1:
+            comparisons.append({n: (at[:, 0], at[:, 1]) for n, at in whole.items()})
+    return comparisons

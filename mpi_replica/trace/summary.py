@@ -26,11 +26,11 @@ def summary(timeline: Timeline) -> dict[str, Any]:
     return {
         "seconds": timeline.duration / 1e9,
         "clock_bound_seconds": timeline.bound / 1e9,
-        "starts": len({clock.start for clock in timeline.clocks}),
+        "starts": len({process.restart for process in timeline.processes}),
         "missing": _missing(timeline),
         "ranks": [
-            {"name": process.label, "seconds": _seconds_by_kind(timeline, n)}
-            for n, process in enumerate(timeline.processes)
+            {"name": one.label, "rank": one.rank, "seconds": _seconds_by_kind(timeline, n)}
+            for n, one in enumerate(timeline.processes)
         ],
         "num_sites": len(sites),
         "sites": sites[:_SHOWN_SITES],
@@ -42,17 +42,18 @@ def summary(timeline: Timeline) -> dict[str, Any]:
 def _missing(timeline: Timeline) -> list[str]:
     """Returns in words what the trace lacks."""
     texts = []
-    known: dict[tuple[int, int], set[int]] = {}
+    absent: set[int] = set()
+    present: set[int] = set()
     for process in timeline.processes:
         if process.end_ns is None:
             texts.append(f"the end of {process.label}, which was killed")
         if process.num_dropped:
             texts.append(f"{process.num_dropped} events of {process.label}, whose disk was slow")
         for one in process.memberships.values():
-            if one.name is not None:
-                known.setdefault((one.name, one.size), set()).add(one.rank)
-    absent = {rank for (_, size), ranks in known.items() for rank in set(range(size)) - ranks}
-    return texts + [f"all of rank {rank}, whose part is not here" for rank in sorted(absent)]
+            absent.update(range(one.size))
+            present.add(one.rank)
+    lost = sorted(absent - present)
+    return texts + [f"all of rank {rank}, whose part is not here" for rank in lost]
 
 
 def _seconds_by_kind(timeline: Timeline, n: int) -> dict[str, float]:
@@ -62,7 +63,8 @@ def _seconds_by_kind(timeline: Timeline, n: int) -> dict[str, float]:
     took = calls.end - calls.begin
     spent = {"waits": calls.wait.sum(), "moves": (took - calls.wait).sum()}
     for kind, names in _KINDS.items():
-        is_it = np.isin(spans.number, [SPAN_KINDS.index(name) for name in names])
+        is_kind = np.isin(spans.number, [SPAN_KINDS.index(name) for name in names])
+        is_it = is_kind & (spans.track == OF_RANK)
         begin, end = spans.begin[is_it], spans.end[is_it]
         spent[kind] = (end - begin).sum() - took[_is_within(calls.begin, begin, end)].sum()
     whole = float(np.ptp(total)) if total.size else 0.0
@@ -114,7 +116,8 @@ def _late(timeline: Timeline, num_calls: dict[str, int]) -> list[dict[str, Any]]
         for name in np.unique(calls.name).tolist():
             text, mine = process.names[name], (calls.name == name) & (calls.last == n)
             if mine.sum() >= _LEAST_SHARE * num_calls.get(text, np.inf):
-                late = {"rank": process.label, "line": text.rpartition(" at ")[2]}
+                call, _, line = text.rpartition(" at ")
+                late = {"rank": process.label, "call": call, "line": line}
                 found.append(late | _lateness(calls, mine, samples, process.names, num_calls[text]))
     return sorted(found, key=lambda one: -one["share"] * one["calls"] * one["seconds"])
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from ..core.units import in_units
+
 _MOST_RANKS = 12
-_MOST_LATE = 5
+_MOST_LATE = _MOST_MISSING = 5
 _CALL_WIDTH, _LINE_WIDTH = 34, 22
 _KINDS = ("compute", "waits", "moves", "input", "checkpoint", "elastic", "total")
-
-
-def to_json(found: dict[str, Any]) -> str:
-    """Returns the summary of a trace as one line of JSON."""
-    return json.dumps(found)
 
 
 def text(found: dict[str, Any]) -> str:
@@ -23,7 +19,7 @@ def text(found: dict[str, Any]) -> str:
         f" clocks agree within {_time(found['clock_bound_seconds'])}"
         + (f"; {found['starts']} starts, one after the other" if found["starts"] > 1 else "")
     ]
-    lines += [f"missing: {one}" for one in found["missing"]]
+    lines += _first([f"missing: {one}" for one in found["missing"]], _MOST_MISSING)
     lines += ["", *_of_ranks(found["ranks"]), "", *_of_sites(found)]
     for late in found["late"][:_MOST_LATE]:
         lines += ["", _of_late(late)]
@@ -40,12 +36,15 @@ def _of_ranks(ranks: list[dict[str, Any]]) -> list[str]:
     kinds = [kind for kind in _KINDS if any(rank["seconds"][kind] for rank in ranks)]
     width = max(len(rank["name"]) for rank in ranks)
     lines = [f"{'seconds of':{width}}" + "".join(f"{kind:>12}" for kind in kinds)]
-    for rank in ranks[:_MOST_RANKS]:
+    for rank in ranks:
         numbers = "".join(f"{rank['seconds'][kind]:12.3f}" for kind in kinds)
         lines.append(f"{rank['name']:{width}}{numbers}")
-    if len(ranks) > _MOST_RANKS:
-        lines.append(f"and {len(ranks) - _MOST_RANKS} more: see --json")
-    return lines
+    return _first(lines, 1 + _MOST_RANKS)
+
+
+def _first(lines: list[str], most: int) -> list[str]:
+    more = len(lines) - most
+    return lines if more <= 0 else [*lines[:most], f"and {more} more: see --json"]
 
 
 def _of_sites(found: dict[str, Any]) -> list[str]:
@@ -58,8 +57,8 @@ def _of_sites(found: dict[str, Any]) -> list[str]:
         last = ", ".join(f"{name.partition(' (')[0]} {share:.0%}" for name, share in most)
         lines.append(
             f"{_cut(site['call'], _CALL_WIDTH):{_CALL_WIDTH}}"
-            f" {_cut(site['line'], _LINE_WIDTH):{_LINE_WIDTH}}"
-            f"{site['calls']:8}{_size(site['bytes']):>9}{site['waits']:10.3f}{site['moves']:10.3f}"
+            f" {_end(site['line'], _LINE_WIDTH):{_LINE_WIDTH}}"
+            f"{site['calls']:8}{in_units(site['bytes']):>9}{site['waits']:10.3f}{site['moves']:10.3f}"
             f"{site['bytes_per_second'] / 1e6:9.1f}  {last or 'undecided'}"
         )
     if found["num_sites"] > len(found["sites"]):
@@ -80,15 +79,11 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
+def _end(text: str, width: int) -> str:
+    return text if len(text) <= width else f"…{text[1 - width :]}"
+
+
 def _time(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} µs"
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.0f} TB"

@@ -44,12 +44,13 @@ class Timeline:
         self.processes = processes
         self.clocks: list[Clock] = clocks_of(processes)
         pairs = list(zip(self.clocks, processes, strict=True))
+        bounds = sorted(clock.bound(one.rows[:, 3:5]).max(initial=0.0) for clock, one in pairs)
         #: By how much times of two processes may be wrong to each other.
-        self.bound = max(clock.bound(one.rows[:, 3:5]).max(initial=0.0) for clock, one in pairs)
+        self.bound = float(sum(bounds[-2:]))
         times = [clock.common(one.rows[:, 3:5]) for clock, one in pairs]
         begin = min((one.min() for one in times if one.size), default=0.0)
         self._times = [one - begin for one in times]
-        self.duration = max(one.max(initial=0.0) for one in self._times)
+        self.duration = float(max(one.max(initial=0.0) for one in self._times))
         self.calls = [Calls(self.events(n, EventKind.CALL)) for n in range(len(processes))]
         worlds: dict[int, dict[int, int]] = {}
         for n, process in enumerate(processes):
@@ -89,14 +90,15 @@ class Timeline:
                 for n, at in zip(ids, places, strict=True)
             ]
         )
-        order = np.argsort(begins, axis=0)
-        sorted_begins, sorted_doubts = (
-            np.take_along_axis(one, order, axis=0)[-2:] for one in (begins, doubts)
-        )
-        late_by = sorted_begins[-1] - sorted_begins[0]
-        last = np.where(late_by > sorted_doubts.sum(axis=0), ids[order[-1]], UNDECIDED)
+        newest, columns = begins.argmax(axis=0), np.arange(len(common))
+        all_there = begins.max(axis=0, initial=-np.inf)
+        sure = all_there - doubts[newest, columns]
+        begins[newest, columns] = doubts[newest, columns] = -np.inf
+        others, latest_others = begins.max(axis=0), (begins + doubts).max(axis=0)
+        late_by = all_there - others
+        last = np.where(sure > latest_others, ids[newest], UNDECIDED)
         for n, at in zip(ids, places, strict=True):
             calls = self.calls[n]
-            calls.wait[at] = np.minimum(sorted_begins[-1], calls.end[at]) - calls.begin[at]
+            calls.wait[at] = np.minimum(all_there, calls.end[at]) - calls.begin[at]
             calls.last[at], calls.late_by[at] = last, late_by
-            calls.all_there[at], calls.is_whole[at] = sorted_begins[-1], True
+            calls.all_there[at], calls.is_whole[at] = all_there, True

@@ -12,10 +12,11 @@ import gzip
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..ranks.watch.event_log import OF_RANK, SPAN_KINDS, EventKind, folder_of_parts
+from ..ranks.watch.event_log import MOST_REPLICAS, OF_RANK, SPAN_KINDS, EventKind, folder_of_parts
 from .summary import summary
 from .timeline import UNDECIDED, Timeline
 from .traced_processes import TracedProcess, read_processes
@@ -23,6 +24,7 @@ from .traced_processes import TracedProcess, read_processes
 # A wait that is shorter has no arrow.
 _LEAST_ARROW_NS = 100_000
 _VERSION = 1
+_FIRST_OF_THREADS = 1_000_000_000
 
 
 def merge(path: str) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def read(path: str) -> dict[str, Any]:
         with _opened(path, "rt") as file:
             found: dict[str, Any] = json.load(file)
         version = found["otherData"]["mpi_replica"]["version"]
-    except (ValueError, KeyError, TypeError, EOFError) as error:
+    except (ValueError, KeyError, TypeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is no trace of mpi_replica: {error!r}") from None
     if version > _VERSION:
         raise ValueError(f"{path} has version {version}, and this mpi_replica knows {_VERSION}.")
@@ -85,16 +87,21 @@ def _opened(path: str, mode: str) -> Any:
 def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     for n, process in enumerate(timeline.processes):
         spans, instants = (timeline.events(n, kind) for kind in (EventKind.SPAN, EventKind.INSTANT))
-        yield from _names(n, process, sorted({*spans.track.tolist(), OF_RANK}))
+        of_calls = {one.calls_track for one in process.memberships.values()}
+        yield from _names(n, process, sorted({*spans.track.tolist(), *of_calls, OF_RANK}))
         for index, name in enumerate(spans.name.tolist()):
-            kind, track = SPAN_KINDS[spans.number[index]], int(spans.track[index]) + 1
-            times = spans.begin[index], spans.end[index]
-            yield _slice(process.names[name], kind, n, track, *times)
+            kind, times = SPAN_KINDS[spans.number[index]], (spans.begin[index], spans.end[index])
+            yield _slice(process.names[name], kind, n, _tid(spans.track[index]), *times)
         yield from _calls(timeline, n)
         for name, at in zip(instants.name.tolist(), instants.begin, strict=True):
             first, _, more = process.names[name].partition("\n")
             event = {"ph": "i", "s": "p", "pid": n, "tid": 0, "ts": _us(at), "name": first}
             yield event | {"args": {"text": more}}
+
+
+def _tid(track: int) -> int:
+    """Returns the number of a track in the file: 0 for that of the rank's first thread."""
+    return int(track) + 1 if track >= OF_RANK else _FIRST_OF_THREADS - int(track)
 
 
 def _us(nanoseconds: float) -> float:
@@ -108,8 +115,10 @@ def _names(n: int, process: TracedProcess, tracks: Sequence[int]) -> Iterator[di
     yield tell("process_name", 0, name=process.label)
     yield tell("process_sort_index", 0, sort_index=n)
     for track in tracks:
-        name = "rank" if track == OF_RANK else f"replica {track}"
-        yield tell("thread_name", track + 1, name=name)
+        thread, replica = divmod(track, MOST_REPLICAS) if track >= 0 else (OF_RANK - track, None)
+        name = "rank" if replica is None else f"replica {replica}"
+        name += f" in thread {thread + 1}" if thread else ""
+        yield tell("thread_name", _tid(track), name=name)
 
 
 def _slice(
@@ -121,22 +130,30 @@ def _slice(
 
 def _calls(timeline: Timeline, n: int) -> Iterator[dict[str, Any]]:
     names, calls, sent = timeline.processes[n].names, timeline.calls[n], 0
+    worlds = timeline.processes[n].memberships
+    tids = [
+        {one.name: _tid(one.calls_track) for one in process.memberships.values()}
+        for process in timeline.processes
+    ]
     for index, name in enumerate(calls.name.tolist()):
         what, _, line = names[name].rpartition(" at ")
         begin, end, last = calls.begin[index], calls.end[index], int(calls.last[index])
         args = {"call": what, "line": line, "bytes": int(calls.size[index])}
         if last != UNDECIDED:
             args["last"] = timeline.processes[last].label
-        yield _slice(what.partition("(")[0], "collective", n, 0, begin, end, **args)
+        world = worlds[int(calls.track[index])].name
+        tid = tids[n][world]
+        yield _slice(what.partition("(")[0], "collective", n, tid, begin, end, **args)
+        middle = begin + calls.wait[index]
         if calls.is_whole[index]:
-            middle = begin + calls.wait[index]
-            yield _slice("waits for others", "wait", n, 0, begin, middle)
-            yield _slice("moves data", "move", n, 0, middle, end)
+            yield _slice("waits for others", "wait", n, tid, begin, middle)
+            yield _slice("moves data", "move", n, tid, middle, end)
         sent += args["bytes"]
         counter = {"ph": "C", "name": "bytes sent", "pid": n, "ts": _us(end)}
         yield counter | {"args": {"bytes": sent}}
         if last not in (UNDECIDED, n) and calls.wait[index] > _LEAST_ARROW_NS:
-            arrow = {"name": "was last", "cat": "wait", "id": f"{n}.{index}", "tid": 0}
-            arrow["ts"] = _us(calls.all_there[index])
-            yield arrow | {"ph": "s", "pid": last}
-            yield arrow | {"ph": "f", "bp": "e", "pid": n}
+            arrow = {"name": "was last", "cat": "wait", "id": f"{n}.{index}"}
+            came = {"pid": last, "tid": tids[last][world], "ts": _us(calls.all_there[index])}
+            yield arrow | {"ph": "s", **came}
+            # In its call: by clocks that are not quite right this may have ended before.
+            yield arrow | {"ph": "f", "bp": "e", "pid": n, "tid": tid, "ts": _us(middle)}

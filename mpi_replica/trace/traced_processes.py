@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..ranks.watch.event_log import BLOCK_HEAD, NUM_FIELDS, BlockKind, folder_of_parts
+from ..ranks.watch.event_log import BLOCK_HEAD, NUM_FIELDS, OF_RANK, folder_of_parts
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -24,10 +24,11 @@ class Membership(NamedTuple):
     """A process in a world of ranks that call together."""
 
     #: The same on all ranks; None where they have never come to a call.
-    name: int | None
-    rank: int
-    size: int
-    replicas: tuple[int, ...]
+    name: int | None = None
+    rank: int = -1
+    size: int = 0
+    #: That of the thread which calls.
+    calls_track: int = OF_RANK
 
 
 class Events:
@@ -95,6 +96,7 @@ def read_processes(path: str) -> list[TracedProcess]:
         if found := _PART.fullmatch(name):
             parts.setdefault(found[1], {})[int(found[2])] = os.path.join(folder, name)
     processes = [_read([files[n] for n in sorted(files)]) for files in parts.values()]
+    processes = [one for one in processes if one.pid]  # it tells who it is before all else
     if not processes:
         raise FileNotFoundError(f"no rank has written a part of a trace in {folder}.")
     processes.sort(key=lambda one: (one.restart, one.rank, one.host, one.pid))
@@ -110,13 +112,12 @@ def _read(files: Sequence[str]) -> TracedProcess:
         names = []  # each file has all of them
         with open(file, "rb") as opened:
             data = opened.read()
-        for kind, block in _blocks(data):
-            if kind == BlockKind.EVENTS:
-                rows.append(np.frombuffer(block, np.int64).reshape(-1, NUM_FIELDS))
-            elif kind == BlockKind.NAMES:
-                names += json.loads(block)
-            else:
-                _learn(process, json.loads(block))
+        for text, events in _blocks(data):
+            told = json.loads(text)
+            names += told["names"]
+            for fact in told["facts"]:
+                _learn(process, fact)
+            rows.append(np.frombuffer(events, np.int64).reshape(-1, NUM_FIELDS))
     process.names = names
     if rows:
         process.rows = np.concatenate(rows)
@@ -126,16 +127,15 @@ def _read(files: Sequence[str]) -> TracedProcess:
     return process
 
 
-def _blocks(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Gives the whole blocks; what was killed may have left half of one."""
+def _blocks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Gives the two parts of each whole block; what was killed may have left half of one."""
     place = 0
     while place + BLOCK_HEAD.size <= len(data):
-        kind, length = BLOCK_HEAD.unpack_from(data, place)
-        begin = place + BLOCK_HEAD.size
-        block = data[begin : begin + length]
-        if len(block) == length:
-            yield kind, block
-        place = begin + length
+        text_bytes, events_bytes = BLOCK_HEAD.unpack_from(data, place)
+        middle = place + BLOCK_HEAD.size + text_bytes
+        place, text = middle + events_bytes, data[middle - text_bytes : middle]
+        if place <= len(data):
+            yield text, data[middle:place]
 
 
 def _learn(process: TracedProcess, fact: dict[str, Any]) -> None:
@@ -143,8 +143,6 @@ def _learn(process: TracedProcess, fact: dict[str, Any]) -> None:
     if world is None:
         for name, value in fact.items():
             setattr(process, name, value)
-    elif "name" in fact:
-        process.memberships[world] = process.memberships[world]._replace(name=fact["name"])
     else:
-        replicas = tuple(fact["replicas"])
-        process.memberships[world] = Membership(None, fact["rank"], fact["size"], replicas)
+        known = process.memberships.get(world, Membership())
+        process.memberships[world] = known._replace(**fact)

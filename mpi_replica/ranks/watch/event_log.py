@@ -1,7 +1,8 @@
 """What a process writes while it is traced: events of its own time, in blocks, to a file.
 
-A block is a head, its kind and its length, and then its data. Whoever is killed leaves whole blocks
-behind, and perhaps one that is cut off.
+A block is a head with two lengths, then JSON of that length, and then events. The JSON has new
+facts, and new names, whose numbers follow on those of the block before. Events are integers of 8
+bytes. Whoever is killed leaves whole blocks behind, and perhaps one that is cut off.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import enum
+import errno
 import itertools
 import json
 import logging
@@ -20,8 +22,10 @@ import threading
 import time
 from array import array
 from time import perf_counter_ns
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from ...core.context import State
+from ...core.thread_owners import owner_of_this_thread
 from ..launcher_connection import RESTART_VARIABLE
 
 #: What is traced, where nothing else says so: the path of the trace, how many seconds of it are
@@ -31,8 +35,10 @@ LAST_VARIABLE = "MPI_REPLICA_TRACE_LAST"
 SAMPLES_VARIABLE = "MPI_REPLICA_TRACE_SAMPLES"
 
 BLOCK_HEAD = struct.Struct("<II")
-#: The track of what no replica does.
+#: The track of what no replica does; other threads than the first one have those below.
 OF_RANK = -1
+#: The tracks of replicas are their ids; those of further threads of the program lie so far on.
+MOST_REPLICAS = 1_000_000
 
 _log = logging.getLogger("mpi_replica")
 
@@ -40,17 +46,6 @@ _SECONDS_BETWEEN_BLOCKS = 0.2
 # 30 MB: as many as wait for a file system that does not answer.
 _MOST_WAITING = 1 << 18
 _MOST_NAMES = 1 << 16
-
-
-class BlockKind(enum.IntEnum):
-    """What a block holds."""
-
-    #: JSON: a fact of the process, or of one of its worlds.
-    FACT = 1
-    #: JSON: a list of texts; their numbers follow on those of the block before.
-    NAMES = 2
-    #: Integers of 8 bytes: events, with as many numbers each as an `Event` has.
-    EVENTS = 3
 
 
 class EventKind(enum.IntEnum):
@@ -82,11 +77,11 @@ NUM_FIELDS = 7
 class _Names(dict[str, int]):
     """A number for each text."""
 
+    _lock = threading.Lock()
+
     def __missing__(self, text: str) -> int:
-        if len(self) >= _MOST_NAMES:
-            return 0
-        number = self[text] = len(self)
-        return number
+        with self._lock:
+            return self.setdefault(text, len(self)) if len(self) < _MOST_NAMES else 0
 
 
 class EventLog:
@@ -124,12 +119,13 @@ class EventLog:
         self._most_waiting = _MOST_WAITING
         self._num_dropped = 0
         self._num_worlds = itertools.count()
+        self._threads = {owner_of_this_thread(): 0}
         self._facts: list[dict[str, Any]] = []
         self._num_written_names = 0
         self._lock = threading.Lock()
         self._due = 0.0
         self._parts: list[str] = []
-        os.makedirs(self._folder, exist_ok=True)
+        make_folder_of_parts(path)
         self.tell(
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -138,7 +134,11 @@ class EventLog:
             clock_ns=perf_counter_ns(),
             last_seconds=last_seconds,
         )
-        self._file = self._begin_part()
+        try:
+            self._begin_part()
+        except OSError:
+            self._file.close()
+            raise
 
     def add(self, event: Event) -> None:
         """Takes an event; this runs at every call."""
@@ -146,6 +146,13 @@ class EventLog:
             self._events.append(event)
         else:
             self._num_dropped += 1
+
+    def track(self, state: State | None = None) -> int:
+        """Returns the track of the code that runs in this state, and in this thread."""
+        thread = self._threads.setdefault(owner_of_this_thread(), len(self._threads))
+        if state is None or state.replica_context is None:
+            return OF_RANK - thread
+        return thread * MOST_REPLICAS + state.replica_context.replica_id_in_sync_group
 
     def note(self, text: str) -> None:
         """Takes something that happens now."""
@@ -177,7 +184,7 @@ class EventLog:
                 self._write_blocks()
                 if self._last_seconds and time.monotonic() > self._part_ends:
                     self._file.close()
-                    self._file = self._begin_part()
+                    self._begin_part()
             except OSError as error:
                 self._most_waiting = 0
                 self._events.clear()
@@ -193,7 +200,7 @@ class EventLog:
         with self._lock, contextlib.suppress(OSError):
             self._file.close()
 
-    def _begin_part(self) -> IO[bytes]:
+    def _begin_part(self) -> None:
         """Opens the next file, and removes the one before the last: each says all names anew."""
         number = len(self._parts)
         self._parts.append(os.path.join(self._folder, f"{self._stem}.{number}.events"))
@@ -201,10 +208,8 @@ class EventLog:
             os.remove(self._parts[number - 2])
         self._part_ends = time.monotonic() + (self._last_seconds or 0.0)
         self._num_written_facts = self._num_written_names = 0
-        file = open(self._parts[-1], "wb", buffering=0)
-        self._file = file
+        self._file = open(self._parts[-1], "wb", buffering=0)
         self._write_blocks()
-        return file
 
     def _write_blocks(self) -> None:
         # Other threads go on: events first, since all their names are there then.
@@ -212,12 +217,9 @@ class EventLog:
         events = array("q", itertools.chain.from_iterable(self._events[:count]))
         facts = self._facts[self._num_written_facts :]
         names = list(self.names)[self._num_written_names :]
-        blocks = [_block(BlockKind.FACT, json.dumps(fact).encode()) for fact in facts]
-        if names:
-            blocks.append(_block(BlockKind.NAMES, json.dumps(names).encode()))
-        if count:
-            blocks.append(_block(BlockKind.EVENTS, events.tobytes()))
-        data = memoryview(b"".join(blocks))
+        text = json.dumps({"facts": facts, "names": names}).encode()
+        lengths = BLOCK_HEAD.pack(len(text), len(events) * events.itemsize)
+        data = memoryview(lengths + text + events.tobytes())
         while data:
             data = data[self._file.write(data) :]
         del self._events[:count]
@@ -230,8 +232,17 @@ def folder_of_parts(path: str) -> str:
     return f"{path}.parts"
 
 
-def _block(kind: BlockKind, data: bytes) -> bytes:
-    return BLOCK_HEAD.pack(kind, len(data)) + data
+def make_folder_of_parts(path: str) -> None:
+    """Makes that folder, where there is none yet.
+
+    Raises
+    ------
+    OSError
+        Nothing can be written there.
+    """
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    os.makedirs(folder_of_parts(path), exist_ok=True)
 
 
 #: That of this process, while it is traced.
@@ -281,7 +292,10 @@ def close_log(log: EventLog) -> None:
         log.close()
 
 
-def forget_log() -> None:
+def _forget_log() -> None:
     """Traces no more, in a forked child: the file is the parent's."""
     global current
     current = None
+
+
+os.register_at_fork(after_in_child=_forget_log)

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from ...core.context import current_state
 from . import event_log
-from .event_log import OF_RANK, SPAN_KINDS, EventKind
+from .event_log import SPAN_KINDS, EventKind
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,9 +73,7 @@ class span:
         log, begun = event_log.current, self._begun
         if log is None or not begun:
             return
-        state = current_state()
-        replica = None if state is None else state.replica_context
-        track = OF_RANK if replica is None else replica.replica_id_in_sync_group
+        track = log.track(current_state())
         name = log.names[str(self._name)]
         log.add((EventKind.SPAN, name, track, begun, perf_counter_ns(), self._kind, 0))
 

@@ -31,12 +31,11 @@ class TracedCalls(FlightRecorder):
         super().__init__()
         self._log = log
         self._transport = transport
-        self._world = log.new_world(
-            rank=layout.rank, size=transport.size, replicas=layout.local_replica_ids
-        )
+        self._world = log.new_world(rank=layout.rank, size=transport.size)
+        log.write()  # a rank that is killed soon shall be known
         # The greatest of all ranks is the name of their world.
         self._name = int.from_bytes(os.urandom(8)) & _MASK
-        self._has_name = False
+        self._has_name = self._has_track = False
         self._text = ""
         self._begun = self._number = self._sent_bytes = 0
         self._compared_number, self._next_number = 0, 0
@@ -48,6 +47,9 @@ class TracedCalls(FlightRecorder):
         super().begin(text, timeout_seconds)
         transport = self._transport
         number = transport.steps
+        if not self._has_track:
+            self._has_track = True
+            self._log.tell(world=self._world, calls_track=self._log.track())
         self._text, self._number, self._sent_bytes = text, number, transport.sent_bytes
         self.is_clock_due = number >= self._next_number and not self._is_alone
         self._begun = perf_counter_ns()

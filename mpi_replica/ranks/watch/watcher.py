@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sys
 import threading
 import time
@@ -83,7 +84,6 @@ class Watcher:
 
     def forget(self) -> None:
         """Forgets all, in a forked child: thread and watches are the parent's."""
-        event_log.forget_log()
         StrategyWatch.renew_lock()
         self._watches, self._thread = [], None
         self._signal.remove()  # it would be told to the parent, whose pipe this is
@@ -100,13 +100,14 @@ class Watcher:
             event_log.current.write()  # what is killed now writes no more
 
     def _work(self) -> None:
-        due = 0.0
+        due, draw = 0.0, random.Random()
         while not self._is_stopping:
             log = event_log.current
             asking = any(watch.is_asking for watch in self._watches)
             seconds = _TICK_SECONDS_WHILE_ASKING if asking else _TICK_SECONDS
             if log is not None and log.has_samples:
-                seconds = min(seconds, _SECONDS_BETWEEN_SAMPLES)
+                # Not in step with the program, and without a draw from its own generator.
+                seconds = min(seconds, _SECONDS_BETWEEN_SAMPLES * draw.uniform(0.5, 1.5))
             self._wake.wait(seconds)
             if log is not None:
                 self._do(self._trace, log)
