@@ -29,7 +29,6 @@ class TraceContext:
     _last_seconds: float | None
     _has_samples: bool
     _log: event_log.EventLog | None = None
-    _is_watched: bool = False
     _name: str = ""
 
     def __enter__(self) -> None:
@@ -72,19 +71,14 @@ class TraceContext:
         self._log = event_log.open_log(self._path, self._last_seconds, has_samples=has_samples)
         engine = self._strategy.engine
         engine.record(TracedCalls(self._log, engine.transport, engine.layout))
-        if not engine.watch.is_watched:
-            self._is_watched = True
+        if not engine.watch.is_watched:  # nobody waits for its one replica
             watcher.add(engine.watch, engine.transport.hosts[engine.transport.rank])
 
     def _close(self) -> None:
         log, self._log = self._log, None
         if log is not None:
-            engine = self._strategy.engine
-            engine.record(FlightRecorder())
+            self._strategy.engine.record(FlightRecorder())
             event_log.close_log(log)
-            if self._is_watched:
-                self._is_watched = False
-                watcher.remove(engine.watch)
 
     def _merge(self) -> None:
         if self._strategy.engine.layout.rank == 0:

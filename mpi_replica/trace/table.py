@@ -56,8 +56,8 @@ def _of_sites(found: dict[str, Any]) -> list[str]:
         most = list(site["last"].items())[:2]
         last = ", ".join(f"{name.partition(' (')[0]} {share:.0%}" for name, share in most)
         lines.append(
-            f"{_cut(site['call'], _CALL_WIDTH):{_CALL_WIDTH}}"
-            f" {_end(site['line'], _LINE_WIDTH):{_LINE_WIDTH}}"
+            f"{site['call']:{_CALL_WIDTH}.{_CALL_WIDTH}}"
+            f" {site['line'][-_LINE_WIDTH:]:{_LINE_WIDTH}}"
             f"{site['calls']:8}{in_units(site['bytes']):>9}{site['waits']:10.3f}{site['moves']:10.3f}"
             f"{site['bytes_per_second'] / 1e6:9.1f}  {last or 'undecided'}"
         )
@@ -73,14 +73,6 @@ def _of_late(late: dict[str, Any]) -> str:
         f" {_time(late['seconds'])} in the mean"
         + (f"; meanwhile it is at: {where}." if where else ".")
     )
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def _end(text: str, width: int) -> str:
-    return text if len(text) <= width else f"…{text[1 - width :]}"
 
 
 def _time(seconds: float) -> str:

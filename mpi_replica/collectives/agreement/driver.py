@@ -124,8 +124,8 @@ class Driver:
                         call.promote(promotion.change)
                     return self.perform(calls)
                 except BaseException as error:
-                    recorder.note_error(error)
                     try:
+                        recorder.note_error(error)
                         self._tell_or_break_off(error, calls, begun)
                     except Exception as other:  # a signal's handler, where `error` was to be told
                         if self._is_dealt_with(other, error):
