@@ -300,7 +300,7 @@ def _end_trace(path: str) -> None:
     """Makes the trace, and says what there is to see in it."""
     try:
         missing = merge(path)["missing"]
-    except OSError as error:
+    except Exception as error:  # the status is that of the job
         shutil.rmtree(folder_of_parts(path), ignore_errors=True)
         print(f"mpi_replica run: there is no trace {path}: {error}", file=sys.stderr)
         return

@@ -111,8 +111,9 @@ class MPIStrategy(Strategy):
             spares,
             Wishes(replicas_per_rank, num_replicas, communication_options, seed),
         )
-        layout, options, seed = terms
-        super().__init__(Engine(transport, layout, options), seed)
+        layout, options, seed, is_traced = terms
+        log = event_log.current if is_traced else None
+        super().__init__(Engine(transport, layout, options, log), seed)
         if replica_threads is None:
             replica_threads = os.environ.get(_THREADS, "0") == "1"
         self.replica_threads = bool(replica_threads)
@@ -199,11 +200,10 @@ class MPIStrategy(Strategy):
         engine, transport = self.engine, self.engine.transport
         have_all_come = False
         if engine.agreement.final is None and not engine.is_spare:
-            engine.watch.recorder.want_clocks()
+            call = engine.make("close", None, BarrierCall, "close", is_anywhere=True)
+            call.is_last = True
             try:
-                engine.cross_replica(
-                    engine.make("close", None, BarrierCall, "close", is_anywhere=True)
-                )
+                engine.cross_replica(call)
                 have_all_come = True
             except RankLostError:
                 if not transport.is_fault_tolerant or transport.loss is None:

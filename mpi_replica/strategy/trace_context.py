@@ -6,18 +6,20 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..collectives.agreement.site import call_site
+from ..collectives.agreement.stand import Note
 from ..collectives.barrier import BarrierCall
 from ..collectives.strategy_base import StrategyBase
 from ..core.argument_checks import flag
 from ..core.context import require_cross_replica
 from ..core.exceptions import ContextError
 from ..ranks.watch import event_log
-from ..ranks.watch.recorder import FlightRecorder
-from ..ranks.watch.traced_calls import TracedCalls
 from ..ranks.watch.watcher import watcher
 from ..trace.trace_file import merge
 
 _END = "the end of trace"
+_BROKEN = "the end of a trace by an error"
+_ADVICE = "All ranks leave 'with strategy.trace' in the same way, or none goes on."
 
 
 @dataclass
@@ -42,9 +44,13 @@ class TraceContext:
             raise
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        agreement = self._strategy.engine.agreement
         try:
-            if error is None:  # otherwise the other ranks may be anywhere
-                self._strategy.engine.watch.recorder.want_clocks()
+            if error is not None:  # the other ranks may be anywhere
+                agreement.notes.add(
+                    Note(_BROKEN, call_site(), 1, _ADVICE, "CollectiveMismatchError")
+                )
+            else:
                 self._meet(_END)
                 self._meet(f"{_END}, written", self._close)
                 self._meet(f"{_END}, put together", self._merge)
@@ -58,7 +64,9 @@ class TraceContext:
             do()
         except Exception as error:
             engine.fail(kind, error)
-        engine.cross_replica(engine.make(kind, None, BarrierCall, kind, self._name))
+        call = engine.make(kind, None, BarrierCall, kind, self._name)
+        call.is_last = kind == _END
+        engine.cross_replica(call)
 
     def _open(self) -> None:
         if event_log.current is not None:
@@ -70,14 +78,14 @@ class TraceContext:
         self._path = os.path.abspath(self._path)  # the program may go elsewhere
         self._log = event_log.open_log(self._path, self._last_seconds, has_samples=has_samples)
         engine = self._strategy.engine
-        engine.record(TracedCalls(self._log, engine.transport, engine.layout))
+        engine.record(self._log)
         if not engine.watch.is_watched:  # nobody waits for its one replica
             watcher.add(engine.watch, engine.transport.hosts[engine.transport.rank])
 
     def _close(self) -> None:
         log, self._log = self._log, None
         if log is not None:
-            self._strategy.engine.record(FlightRecorder())
+            self._strategy.engine.record(None)
             event_log.close_log(log)
 
     def _merge(self) -> None:

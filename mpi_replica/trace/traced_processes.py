@@ -83,7 +83,7 @@ class TracedProcess:
 
 
 def read_processes(path: str) -> list[TracedProcess]:
-    """Returns what the processes of the newest job have left beside the trace `path`, by rank.
+    """Returns what processes have left beside the trace `path`: those of one job, by rank.
 
     Raises
     ------

@@ -24,7 +24,7 @@ if rank % 2:
 
 import mpi_replica as mr  # noqa: E402
 
-NUM_STEPS = 40
+NUM_STEPS = 32
 LATE_NS = 20_000_000
 marks = []
 

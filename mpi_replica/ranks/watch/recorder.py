@@ -54,9 +54,6 @@ class FlightRecorder:
     def note_error(self, error: BaseException) -> None:
         """Notes that an error came up in the latest call."""
 
-    def want_clocks(self) -> None:
-        """Lets clocks be compared at the next call: all ranks do so."""
-
     def compare_clocks(self) -> None:
         """Compares the clocks of all ranks, at a place at which all of them are. Collective."""
 

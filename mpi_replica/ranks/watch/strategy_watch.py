@@ -24,11 +24,9 @@ from ...core.exceptions import (
 from ...core.layout import Layout
 from ..launcher_connection import tell
 from ..transport import Mailbox, Transport
-from . import event_log
 from .recorder import FlightRecorder
 from .stacks import Whereabouts, place_of_thread
 from .stall_report import Answer, Processes, local_stall_report, stall_report
-from .traced_calls import TracedCalls
 
 _log = logging.getLogger("mpi_replica")
 
@@ -120,8 +118,6 @@ class StrategyWatch:
         self.layout = layout
         self.thread = thread
         self.recorder = FlightRecorder()
-        if event_log.current is not None:
-            self.recorder = TracedCalls(event_log.current, transport, layout)
         self.is_watched = False
         self._is_closed = False
         #: Whether the strategy can't be used any more.

@@ -35,7 +35,7 @@ class TracedCalls(FlightRecorder):
         log.write()  # a rank that is killed soon shall be known
         # The greatest of all ranks is the name of their world.
         self._name = int.from_bytes(os.urandom(8)) & _MASK
-        self._has_name = self._has_track = False
+        self._has_name = self._has_track = self._is_open = False
         self._text = ""
         self._begun = self._number = self._sent_bytes = 0
         self._compared_number, self._next_number = 0, 0
@@ -45,6 +45,9 @@ class TracedCalls(FlightRecorder):
 
     def begin(self, text: str, timeout_seconds: float | None) -> None:
         super().begin(text, timeout_seconds)
+        if self._is_open:  # a report of what is wrong with it
+            return
+        self._is_open = True
         transport = self._transport
         number = transport.steps
         if not self._has_track:
@@ -56,6 +59,9 @@ class TracedCalls(FlightRecorder):
 
     def end(self) -> None:
         super().end()
+        if not self._is_open:
+            return
+        self._is_open = False
         log = self._log
         log.add(
             (
@@ -74,9 +80,6 @@ class TracedCalls(FlightRecorder):
 
     def note_error(self, error: BaseException) -> None:
         self._log.note(f"{type(error).__name__} in {self._text}")
-
-    def want_clocks(self) -> None:
-        self._next_number = 0
 
     def compare_clocks(self) -> None:
         transport, log = self._transport, self._log
