@@ -79,6 +79,7 @@ Errors
     errors.LaunchError              launcher and MPI library do not fit
 
 Beside these
+    span                            names a part of the program for the trace
     experimental                    a module: the names that are under tf.distribute.experimental
     mpi_replica.testing             a pytest plugin for tests on several ranks; import it by itself
     python -m mpi_replica           ``run`` starts a program on ranks; ``doctor`` tells of troubles
@@ -104,6 +105,7 @@ from .core.options import (
 from .core.values import DistributedValues, Mirrored, PerReplica
 from .data import DistributedDataset, DistributedIterator, InputContext, ValueContext
 from .ranks.launcher_connection import tell as _tell
+from .ranks.watch.span import span
 from .replicas.batch_mean import compute_average_loss, mean_over_global_batch
 from .replicas.replica_context import ReplicaContext, get_replica_context
 from .replicas.variables import Variable
@@ -148,6 +150,7 @@ __all__ = [
     "in_cross_replica_context",
     "latest_checkpoint",
     "mean_over_global_batch",
+    "span",
 ]
 
 for _door in (data.__name__, errors.__name__, __name__):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +17,15 @@ from .doctor.examination import examine
 from .launcher.elasticity import RANKS_LOST
 from .launcher.job import Options, plan
 from .launcher.supervisor import start
+from .ranks.watch.event_log import (
+    LAST_VARIABLE,
+    SAMPLES_VARIABLE,
+    TRACE_VARIABLE,
+    folder_of_parts,
+    make_folder_of_parts,
+)
+from .trace import plot, table
+from .trace.trace_file import has_parts, merge, read
 
 # That of argparse for a mistake in the command line.
 _NOT_STARTED = 2
@@ -63,6 +75,12 @@ says what to do. Exit status 0: a job would work; 1: it would not.
   mpirun -n 4 python -m mpi_replica doctor      looks at the job that this mpirun starts
 """
 
+_TRACE = """\
+Say where the time of a job has gone: for each rank, for each call site, and who makes the others
+wait. A trace comes from run --trace FILE, strategy.trace(FILE) or MPI_REPLICA_TRACE=FILE; what the
+ranks of a job have left beside FILE is put together first. https://ui.perfetto.dev shows FILE.
+"""
+
 _Parsers = Any
 
 
@@ -74,10 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(commands)
     _add_doctor(commands)
+    _add_trace(commands)
     options = parser.parse_args(arguments)
     try:
         status: int = options.function(options)
-    except LaunchError as error:
+    except (LaunchError, OSError, ValueError, ModuleNotFoundError) as error:
         print(f"mpi_replica {options.name}: {error}", file=sys.stderr)
         return _NOT_STARTED
     return status
@@ -166,6 +185,25 @@ def _add_run(commands: _Parsers) -> None:
         metavar="RANKS",
         help="how many ranks it must have, on the hosts that still answer; default: 1",
     )
+    of_trace = functools.partial(add, dest="variables", action="append", default=[])
+    of_trace(
+        "--trace",
+        type=lambda path: (TRACE_VARIABLE, os.path.abspath(path)),
+        metavar="FILE",
+        help="record where the time goes; see trace --help",
+    )
+    of_trace(
+        "--trace-last",
+        type=lambda text: (LAST_VARIABLE, f"{_positive_float(text)}"),
+        metavar="SECONDS",
+        help="how much of the end is kept at least; default: all",
+    )
+    of_trace(
+        "--no-samples",
+        action="append_const",
+        const=(SAMPLES_VARIABLE, "0"),
+        help="don't look at the lines of a traced program",
+    )
     add("--dry-run", action="store_true", help="print the line for a shell, and start nothing")
     add("-m", dest="module", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     add("-c", dest="text", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -188,6 +226,31 @@ def _add_doctor(commands: _Parsers) -> None:
         help="ranks of the small job; default: the tasks of the batch system, otherwise 2",
     )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
+
+
+def _add_trace(commands: _Parsers) -> None:
+    parser = commands.add_parser(
+        "trace",
+        help="say where the time of a job has gone",
+        description=_TRACE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(function=_trace, name="trace")
+    parser.add_argument("file", metavar="FILE")
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--plot", metavar="PICTURE", help="draw it, as .png or .svg; matplotlib")
+
+
+def _trace(options: argparse.Namespace) -> int:
+    if has_parts(options.file):
+        merge(options.file)
+    found = read(options.file)
+    if options.plot:
+        plot.draw(found, options.plot)
+    of_job = found["otherData"]["mpi_replica"]
+    print(json.dumps(of_job) if options.json else table.text(of_job))
+    return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -215,7 +278,37 @@ def _run(options: argparse.Namespace) -> int:
     if options.dry_run:
         print(job.line)
         return 0
-    return start(job, os.environ)
+    trace = dict(options.variables).get(TRACE_VARIABLE)
+    if trace:
+        _begin_trace(trace)
+    status = start(job, os.environ)
+    if trace:
+        _end_trace(trace)
+    return status
+
+
+def _begin_trace(path: str) -> None:
+    """Sees to it that a trace can be written; what an earlier job has left for one goes."""
+    shutil.rmtree(folder_of_parts(path), ignore_errors=True)
+    try:
+        make_folder_of_parts(path)
+    except OSError as error:
+        raise LaunchError(f"--trace {path}: nothing can be written there: {error}") from None
+
+
+def _end_trace(path: str) -> None:
+    """Makes the trace, and says what there is to see in it."""
+    try:
+        missing = merge(path)["missing"]
+    except Exception as error:  # the status is that of the job
+        shutil.rmtree(folder_of_parts(path), ignore_errors=True)
+        print(f"mpi_replica run: there is no trace {path}: {error}", file=sys.stderr)
+        return
+    lacks = f" It lacks {'; '.join(missing)}." if missing else ""
+    print(
+        f"mpi_replica run: {path} is written.{lacks} See: python -m mpi_replica trace {path}",
+        file=sys.stderr,
+    )
 
 
 def _positive_int(text: str) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -63,6 +64,16 @@ def call(library, *arguments, env=None, cwd=ROOT):
     with started(library, *arguments, env=env, cwd=cwd) as process:
         out, error = process.communicate(timeout=LIMIT_SECONDS)
         return subprocess.CompletedProcess(process.args, process.returncode, out, error)
+
+
+def ready(process, ranks=2):
+    """Return the process ids of the ranks, when all of them have told that they are ready."""
+    found = []
+    while len(found) < ranks:
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        found += [int(pid) for pid in re.findall(r"ready (\d+)", line)]
+    return found
 
 
 def is_running(pid):

@@ -24,7 +24,7 @@ FLOORS = {
     6: ["__init__", "errors", "experimental", "torch", "testing", "doctor"],
     5: ["strategy"],
     4: ["replicas", "data", "checkpoint"],
-    3: ["collectives", "launcher"],
+    3: ["collectives", "launcher", "trace"],
     2: ["ranks"],
     1: ["core"],
 }
@@ -263,6 +263,7 @@ HOUSE = {
     "collectives/agreement/__init__.py": "",
     "collectives/agreement/driver.py": "from ...ranks.transport import Transport",
     "launcher/__init__.py": "from ..ranks import transport",
+    "trace/__init__.py": "from ..ranks import transport",
     "ranks/__init__.py": "",
     "ranks/transport.py": "import numpy as np\nfrom ..core import exceptions",
     "ranks/mpi.py": "from mpi4py import MPI",

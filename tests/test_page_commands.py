@@ -139,6 +139,18 @@ def trains(line, place):
     assert place.run(line) == TRAINED
 
 
+def tells_where_the_time_went(line, place):
+    trains("python -m mpi_replica run --trace job.json.gz -n 4 train.py", place)
+    table = place.run(line)
+    assert table.startswith("4 processes, ")
+    assert "missing" not in table
+
+
+def draws_where_the_time_went(line, place):
+    tells_where_the_time_went(line, place)
+    assert (place.folder / "job.png").read_bytes().startswith(b"\x89PNG")
+
+
 def trains_with_tagged_lines(line, place):
     assert place.run(line) == f"[0] {TRAINED}"
 
@@ -315,6 +327,9 @@ TRIED = {
     "python -m mpi_replica run --tag -n 4 train.py": trains_with_tagged_lines,
     "python train.py": trains,
     "python -m pdb train.py": trains_under_a_debugger,
+    "python -m mpi_replica run --trace job.json.gz -n 4 train.py": trains,
+    "python -m mpi_replica trace job.json.gz": tells_where_the_time_went,
+    "python -m mpi_replica trace job.json.gz --plot job.png": draws_where_the_time_went,
     "mpirun -n 4 python train.py": trains,
     "mpirun -n 1 python -m cProfile -o rank0 train.py : -n 3 python train.py": trains,
     "python -m mpi_replica run --elastic -n 4 train.py": trains,

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from command_line import LIMIT_SECONDS, call, is_running, started
+from command_line import LIMIT_SECONDS, call, is_running, ready, started
 from launching import LIBRARIES
 from mpi_replica.launcher.processes import descendants, ranks_below
 
@@ -70,16 +70,6 @@ def told(out):
 def texts_of_starts(done):
     """Return what is told before each start of a job but its first."""
     return re.findall(r"^mpi_replica run: .*(?= Start \d of at most)", done.stderr, re.MULTILINE)
-
-
-def ready(process, ranks=2):
-    """Return the process ids of the ranks, when all of them wait."""
-    found = []
-    while len(found) < ranks:
-        line = process.stdout.readline()
-        assert line, process.stderr.read()
-        found += [int(pid) for pid in re.findall(r"ready (\d+)", line)]
-    return found
 
 
 def until_told(process, text):

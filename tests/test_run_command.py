@@ -16,6 +16,7 @@ from command_line import (
     call,
     interrupt_until_it_ends,
     is_running,
+    ready,
     started,
     variables,
 )
@@ -58,16 +59,6 @@ def written(folder, program):
     file = folder / "train.py"
     file.write_text(textwrap.dedent(HEAD) + textwrap.dedent(program))
     return file
-
-
-def ready(process, ranks=2):
-    """Return the process ids of the ranks, when all of them wait."""
-    found = []
-    while len(found) < ranks:
-        line = process.stdout.readline()
-        assert line, process.stderr.read()
-        found += [int(pid) for pid in re.findall(r"ready (\d+)", line)]
-    return found
 
 
 @each_library

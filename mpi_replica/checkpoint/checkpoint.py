@@ -17,6 +17,7 @@ from ..core.context import current_strategy, open_strategies, require_cross_repl
 from ..core.exceptions import CheckpointError, ContextError
 from ..core.options import CommunicationOptions
 from ..core.values import Mirrored, PerReplica
+from ..ranks.watch.span import span
 from .comparison import Comparison, Reader, variables_in
 from .encoder import Encoder
 from .index import Index, all_generators
@@ -90,6 +91,7 @@ class Checkpoint:
     def _objects(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
+    @span("Checkpoint.save", kind="checkpoint")
     def save(self, path: str | os.PathLike[str]) -> str:
         """Save the objects; return `path`.
 
@@ -187,6 +189,7 @@ class Checkpoint:
         own = Own(self.strategy.generators.state(ids), encoder.of_replicas, encoder.own_arrays)
         return Saving(site, options, place, state, encoder.arrays, own)
 
+    @span("Checkpoint.restore", kind="checkpoint")
     def restore(self, path: str | os.PathLike[str], *, strict: bool = True) -> None:
         """Put the objects back to what `save` saved.
 

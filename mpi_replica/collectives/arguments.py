@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..core.array_libraries import Array, Origin, dtype_of, from_numpy, origin_of, to_numpy
+from ..core.units import in_units
 from ..core.values import DistributedValues
-from .agreement.stand import in_units
 
 #: Array leaves of this size are gathered when somebody looks at them.
 LAZY_BYTES = 1 << 16

@@ -16,7 +16,10 @@ from ..core.layout import Layout
 from ..core.options import CommunicationOptions
 from ..core.thread_owners import owner_of_this_thread, thread_at_work
 from ..ranks.transport import Transport
+from ..ranks.watch.event_log import EventLog
+from ..ranks.watch.recorder import FlightRecorder
 from ..ranks.watch.strategy_watch import StrategyWatch
+from ..ranks.watch.traced_calls import TracedCalls
 from .agreement.agreement import Agreement
 from .agreement.call import Call
 from .agreement.driver import Driver
@@ -28,8 +31,15 @@ P = ParamSpec("P")
 class Engine:
     """Performs collective calls for the replicas of this rank."""
 
-    def __init__(self, transport: Transport, layout: Layout, options: CommunicationOptions) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        layout: Layout,
+        options: CommunicationOptions,
+        log: EventLog | None = None,
+    ) -> None:
         self.options = options
+        self._log = log
         #: How many variables were made, and the objects for them that are in use, by their ``id``:
         #: replicas of a rank that make one together have an object each.
         self.num_variables = 0
@@ -66,9 +76,17 @@ class Engine:
         self.agreement.on_break = self.watch.tell_of_break
         self.driver = Driver(transport, layout, self.agreement, self.watch.recorder)
         self.driver.thread = self._thread
+        self.record(self._log)
         self.group = self.driver.group
         self.perform = self.driver.perform
         self.report = self.driver.report
+
+    def record(self, log: EventLog | None) -> None:
+        """Notes the calls, in a log too, from now on: on all ranks, or on none."""
+        self._log, recorder = log, FlightRecorder()
+        if log is not None:
+            recorder = TracedCalls(log, self.transport, self.layout)
+        self.watch.recorder = self.driver.recorder = recorder
 
     @property
     def is_spare(self) -> bool:

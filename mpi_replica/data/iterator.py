@@ -18,6 +18,7 @@ from ..core import nest
 from ..core.context import current_state
 from ..core.options import CommunicationOptions
 from ..core.values import per_replica
+from ..ranks.watch.span import span
 from .batches import empty_like, kind_of, kind_text
 from .inputs import Input
 from .next_step import NextStep
@@ -281,6 +282,7 @@ class DistributedIterator:
         """
         return OptionalStep(list(itertools.islice(self, 1)))
 
+    @span("next", kind="input")
     def _step(self) -> list[Any] | None:
         is_shared = self._engine.layout.size > 1 and self._engine.is_in_its_thread()
         steps = self._place.steps
@@ -320,6 +322,7 @@ class DistributedIterator:
     def _name_of_epoch(self) -> str:
         return f"{self._name}, iteration {self._place.epoch}"
 
+    @span("next", kind="input")
     def _agreed_step(self) -> list[Any] | None:
         engine = self._engine
         values, self._spec = engine.cross_replica(engine.make("next", None, self._next_step))

@@ -56,6 +56,8 @@ class Options(NamedTuple):
     restart_on: str | None = None
     #: How many ranks it needs then.
     min_ranks: int | None = None
+    #: Environment variables for the ranks.
+    variables: Sequence[tuple[str, str]] = ()
 
 
 class Job(NamedTuple):
@@ -132,7 +134,7 @@ def plan(
             "srun was asked for (--launcher srun), but this is no job of Slurm: SLURM_JOB_ID is"
             " not set. Start it from a script given to sbatch, or in a shell that salloc gave."
         )
-    added: dict[str, str] = {}
+    added = dict(options.variables)
     version: tuple[int, ...] = ()
     if mpi_type:
         kind, path = "srun", shutil.which("srun", path=environ.get("PATH")) or "srun"

@@ -7,6 +7,7 @@ program that ends tells the ranks that still make collective calls.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
 import signal
@@ -18,11 +19,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ..collectives.agreement.agreement import Life
-from ..core.exceptions import ContextError, reporter_of, text_of
+from ..core.exceptions import ContextError, RankLostError, reporter_of, text_of
 from ..core.tracebacks import printed
 from ..ranks.interrupts import gate
 from ..ranks.launcher_connection import note_end, tell_end
 from ..ranks.survivors import Survivors
+from ..ranks.watch.traced_calls import TracedCalls
 from ..ranks.watch.watcher import watcher
 
 if TYPE_CHECKING:
@@ -130,6 +132,7 @@ def _leave_undisturbed() -> None:
             _print_what_was_left()
         abort(1)
     _tell_that_it_ends()
+    _compare_clocks()
     if any(engine.agreement.others_stay for engine in _engines):
         # The rank that would have printed it has caught it, and goes on.
         _print_what_was_left()
@@ -137,6 +140,15 @@ def _leave_undisturbed() -> None:
     if gate.take() and _engines:  # Ctrl-C, held during the last exchange
         abort(128 + signal.SIGINT)
     watcher.stop()
+
+
+def _compare_clocks() -> None:
+    """Compares the clocks of ranks a last time, where all of them end and are traced."""
+    for engine in _engines:
+        recorder = engine.watch.recorder
+        if engine.agreement.all_have_left and isinstance(recorder, TracedCalls):
+            with contextlib.suppress(RankLostError):
+                recorder.compare_clocks()
 
 
 def _tell_that_it_ends(cause: str = "", seconds: float = math.inf) -> bool:

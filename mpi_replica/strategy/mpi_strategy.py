@@ -15,6 +15,7 @@ from ..core.options import CommunicationOptions
 from ..ranks import blas
 from ..ranks.interrupts import gate
 from ..ranks.transport import Transport
+from ..ranks.watch import event_log
 from ..ranks.watch.watcher import watcher
 from ..replicas.kept_by_runs import KeptByRuns
 from . import job_end
@@ -110,8 +111,9 @@ class MPIStrategy(Strategy):
             spares,
             Wishes(replicas_per_rank, num_replicas, communication_options, seed),
         )
-        layout, options, seed = terms
-        super().__init__(Engine(transport, layout, options), seed)
+        layout, options, seed, is_traced = terms
+        log = event_log.current if is_traced else None
+        super().__init__(Engine(transport, layout, options, log), seed)
         if replica_threads is None:
             replica_threads = os.environ.get(_THREADS, "0") == "1"
         self.replica_threads = bool(replica_threads)
@@ -134,7 +136,8 @@ class MPIStrategy(Strategy):
         if transport.size > 1 or engine.is_spare:
             engine.watch.abort = job_end.abort
             job_end.add_engine(engine)
-        if transport.size > 1 or len(engine.layout.local_replica_ids) > 1:
+        is_traced = event_log.current is not None
+        if transport.size > 1 or len(engine.layout.local_replica_ids) > 1 or is_traced:
             watcher.add(engine.watch, transport.hosts[transport.rank])
 
     def move(self, transport: Transport, layout: Layout) -> None:
@@ -197,10 +200,10 @@ class MPIStrategy(Strategy):
         engine, transport = self.engine, self.engine.transport
         have_all_come = False
         if engine.agreement.final is None and not engine.is_spare:
+            call = engine.make("close", None, BarrierCall, "close", is_anywhere=True)
+            call.is_last = True
             try:
-                engine.cross_replica(
-                    engine.make("close", None, BarrierCall, "close", is_anywhere=True)
-                )
+                engine.cross_replica(call)
                 have_all_come = True
             except RankLostError:
                 if not transport.is_fault_tolerant or transport.loss is None:

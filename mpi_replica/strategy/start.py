@@ -19,6 +19,7 @@ from ..ranks.numerics import Numerics, compare, numerics_here
 from ..ranks.single import SingleTransport
 from ..ranks.survivors import Survivors
 from ..ranks.transport import Transport
+from ..ranks.watch import event_log
 
 _NUM_REPLICAS = "MPI_REPLICA_NUM_REPLICAS"
 _SPARES = "MPI_REPLICA_SPARES"
@@ -40,6 +41,7 @@ class _Proposal(NamedTuple):
     seed: int | None = None
     #: Of a reproducible strategy.
     numerics: Numerics | None = None
+    is_traced: bool = False
     #: What is wrong with the arguments on this rank.
     problem: Exception | None = None
 
@@ -50,6 +52,8 @@ class Terms(NamedTuple):
     layout: Layout
     options: CommunicationOptions
     seed: int
+    #: Whether all of them are traced: then they compare clocks.
+    is_traced: bool
 
 
 class Wishes(NamedTuple):
@@ -124,6 +128,9 @@ def _wait_for_terms(survivors: Survivors) -> tuple[Transport, Terms]:
     terms = survivors.share(None)
     if isinstance(terms, Exception):
         raise terms
+    event_log.open_log_of_environment()
+    if terms.is_traced and event_log.current is None:
+        raise ValueError(f"{event_log.TRACE_VARIABLE} is set on other ranks. Set it on all.")
     layout = Layout.waiting(terms.layout.counts, survivors.rank)
     return survivors.waiting_transport(), terms._replace(layout=layout)
 
@@ -144,6 +151,7 @@ def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
         tuple(sys.version_info[:3]), hash("mpi_replica"), int.from_bytes(os.urandom(16))
     )
     try:
+        event_log.open_log_of_environment()
         merged, seed = _merged(wishes.options), wishes.seed
         here, total = _checked(wishes.replicas_per_rank, wishes.num_replicas, transport.size)
         proposal = mine._replace(
@@ -152,6 +160,7 @@ def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
             options=merged,
             seed=None if seed is None else integer("seed", seed, 0),
             numerics=numerics_here() if merged.reproducible else None,
+            is_traced=event_log.current is not None,
         )
         data = pickle.dumps(proposal, 5)
     except Exception as error:  # also what arguments raise that are asked for a number or a text
@@ -169,10 +178,11 @@ def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
             " PYTHONHASHSEED=0 in the environment, or sort what you loop over."
         )
     first = proposals[0]
-    if first.seed is not None:
-        return Terms(layout, first.options, first.seed)
-    # What has the same bits in every layout shall have them in every run, too.
-    return Terms(layout, first.options, 0 if first.options.reproducible else first.entropy)
+    seed = first.seed
+    if seed is None:
+        # What has the same bits in every layout shall have them in every run, too.
+        seed = 0 if first.options.reproducible else first.entropy
+    return Terms(layout, first.options, seed, all(one.is_traced for one in proposals))
 
 
 def _merged(options: CommunicationOptions | None) -> CommunicationOptions:

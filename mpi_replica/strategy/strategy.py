@@ -25,10 +25,11 @@ from .elastic.run_elastic import Elastic
 from .extended import StrategyExtended
 from .rank_calls import MessagePassing
 from .resolver import MPIClusterResolver
+from .trace_context import Traced
 from .verification import Verifying
 
 
-class Strategy(Distribution, MessagePassing, Verifying, Elastic):
+class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
     """Runs a computation on replicas: the base of all strategies.
 
     Notes

@@ -39,6 +39,7 @@ NAMES = (
     "memory",
     "checkpoint",
     "elastic",
+    "trace",
     "startup",
     "ranks",
     "growth",

@@ -98,6 +98,8 @@ class Agreement:
         self.final: BaseException | None = None
         #: Whether other ranks went on when this one left.
         self.others_stay = False
+        #: Whether all of them have left, each where the others did, and know it.
+        self.all_have_left = False
         # The last agreed error, which every rank holds: where it comes back uncaught from the
         # step function, it need not travel again.
         self._last_error: BaseException | None = None
@@ -204,13 +206,15 @@ class Agreement:
                 while (greatest := finished()) is None:
                     yield
                 if (greatest == word).all():
+                    self.all_have_left = True
                     return
             is_done = self._transport.begin_exchange(mine)
             while not is_done():
                 yield
         except RankLostError:
             return  # it has left before
-        self.others_stay = any(s != LEAVES for s in states(self._transport.headers.tobytes()))
+        self.all_have_left = set(states(self._transport.headers.tobytes())) == {LEAVES}
+        self.others_stay = not self.all_have_left
 
     def _others_left(self, headers: bytes, call: Call) -> NoReturn:
         """Raises, since the program has ended on some ranks."""

@@ -52,7 +52,7 @@ class Driver:
         self, transport: Transport, layout: Layout, agreement: Agreement, recorder: FlightRecorder
     ) -> None:
         self._transport = transport
-        self._recorder = recorder
+        self.recorder = recorder
         self.agreement = agreement
         self.group = Group(
             layout,
@@ -75,7 +75,7 @@ class Driver:
         A signal's handler may raise on any line: that is why all of them stand in a ``try``.
         """
         first = calls[0]
-        agreement, transport, recorder = self.agreement, self._transport, self._recorder
+        agreement, transport, recorder = self.agreement, self._transport, self.recorder
         # How many exchanges were begun when this rank came to the agreement that is the next, or
         # was the last one; None before. `_AGREED`: the ranks have agreed, and none can be told.
         begun: int | None = None
@@ -98,6 +98,8 @@ class Driver:
                         begun = transport.steps
                         agreement.agree(calls, payload)
                         begun = _AGREED
+                        if recorder.is_clock_due or first.is_last:
+                            recorder.compare_clocks()
                     results = first.steps(self.group, calls, prepared)
                     if type(results) is GeneratorType:
                         steps, answer = results, None
@@ -123,6 +125,7 @@ class Driver:
                     return self.perform(calls)
                 except BaseException as error:
                     try:
+                        recorder.note_error(error)
                         self._tell_or_break_off(error, calls, begun)
                     except Exception as other:  # a signal's handler, where `error` was to be told
                         if self._is_dealt_with(other, error):
@@ -183,7 +186,7 @@ class Driver:
             with self._lock:
                 try:
                     transport.timeout_seconds = first.options.timeout_seconds
-                    self._recorder.begin(first.title, transport.timeout_seconds)
+                    self.recorder.begin(first.title, transport.timeout_seconds)
                     agreement.report(stands, originals, first)
                 except Promotion:
                     raise
@@ -195,7 +198,7 @@ class Driver:
                         agreement.break_off(error)
                     raise
                 finally:
-                    self._recorder.end()
+                    self.recorder.end()
                     transport.timeout_seconds = None
         finally:
             gate.depth -= is_main

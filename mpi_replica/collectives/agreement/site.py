@@ -231,14 +231,14 @@ def function_identity(function: Callable[..., Any]) -> FunctionIdentity:
 
     `functools.partial` and bound methods are unwrapped: objects differ even inside one rank.
     """
-    if type(function) is FunctionType:
+    if type(function) is FunctionType and not hasattr(function, "__wrapped__"):
         return _code_identity(function.__code__)
     for _ in range(_MOST_WRAPPERS):
         if isinstance(function, functools.partial):
             function = function.func
         elif hasattr(function, "__func__"):
             function = function.__func__
-        elif hasattr(function, "__wrapped__") and not hasattr(function, "__code__"):
+        elif hasattr(function, "__wrapped__") and _is_of_no_program(function):
             function = function.__wrapped__
         else:
             break
@@ -254,6 +254,12 @@ def function_identity(function: Callable[..., Any]) -> FunctionIdentity:
     name = name if isinstance(name, str) else kind.__qualname__
     module = module if isinstance(module, str) else kind.__module__
     return FunctionIdentity(f"{module}.{name}".encode(), f"{module}.{name}")
+
+
+def _is_of_no_program(function: Callable[..., Any]) -> bool:
+    """Returns whether it has no code of the program: that of `span`, or none."""
+    code = getattr(function, "__code__", None)
+    return code is None or is_of_package(code.co_filename)
 
 
 def _code_identity(code: CodeType) -> FunctionIdentity:

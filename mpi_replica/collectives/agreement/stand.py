@@ -7,6 +7,7 @@ import hashlib
 import struct
 from typing import NamedTuple
 
+from ...core.units import in_units
 from .site import CallSite
 from .travelling_error import TravellingError
 
@@ -93,15 +94,6 @@ class CallDescription(NamedTuple):
         for leaf in self.leaves:
             digest.update(f"\0{leaf.dtype}{leaf.shape}".encode())
         return int.from_bytes(digest.digest(), "little")
-
-
-def in_units(size_bytes: float) -> str:
-    """Returns a number of bytes in words, as "4.1 MB"."""
-    units = ["B", "kB", "MB", "GB"]
-    while size_bytes >= 999.5 and len(units) > 1:
-        size_bytes /= 1000
-        del units[0]
-    return f"{size_bytes:.{3 if size_bytes >= 99.5 else 2}g} {units[0]}"
 
 
 #: What to do about batches of several kinds.

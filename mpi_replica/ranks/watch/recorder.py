@@ -28,6 +28,9 @@ class RecordedCall(NamedTuple):
 class FlightRecorder:
     """Keeps the last `MOST_CALLS` calls. Written by one thread, read by any."""
 
+    #: Whether all ranks want to compare their clocks at the next place at which all of them are.
+    is_clock_due = False
+
     def __init__(self) -> None:
         # Lists that are changed in place: this runs at every call.
         self._calls: deque[list[object]] = deque(maxlen=MOST_CALLS)
@@ -44,6 +47,15 @@ class FlightRecorder:
     def end(self) -> None:
         """Notes that the latest call has ended, in whatever way."""
         self._latest[2] = time.time()
+
+    def note(self, text: str) -> None:
+        """Notes that something happens now."""
+
+    def note_error(self, error: BaseException) -> None:
+        """Notes that an error came up in the latest call."""
+
+    def compare_clocks(self) -> None:
+        """Compares the clocks of all ranks, at a place at which all of them are. Collective."""
 
     def last(self, number: int = MOST_CALLS) -> list[RecordedCall]:
         """Returns the last calls, the oldest first."""

@@ -312,6 +312,7 @@ class StrategyWatch:
         )
         if not inquiry.is_timeout:
             _log.warning("%s", text)
+            self.recorder.note(text)
             pids = enumerate(self._transport.pids)
             # One of which the launcher knows that it has ended: the library has not told of it.
             tell(waits_for=[pid for rank, pid in pids if rank not in inquiry.answers])
@@ -351,7 +352,9 @@ class StrategyWatch:
             self._local_reports += 1
             if now >= self._quiet_until:
                 here, processes = self.here(), self._processes
-                _log.warning("%s", local_stall_report(call, waited, here, self.layout, processes))
+                text = local_stall_report(call, waited, here, self.layout, processes)
+                _log.warning("%s", text)
+                self.recorder.note(text)
 
     def _deal_with(self, sender: int, kind: str, *contents: Any) -> None:
         if kind == "ask":

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from . import event_log
 from .cycles import CycleSearch
+from .samples import take_samples
 from .stack_signal import StackSignal
 from .stall_report import Answer, rank_report
 from .strategy_watch import StrategyWatch
@@ -22,6 +25,7 @@ _log = logging.getLogger("mpi_replica")
 
 _TICK_SECONDS = 0.1
 _TICK_SECONDS_WHILE_ASKING = 0.01
+_SECONDS_BETWEEN_SAMPLES = 0.02
 _STOP_SECONDS = 5.0
 
 # What a rank writes of its flight record when the job is aborted; all of it where a folder is set.
@@ -92,12 +96,31 @@ class Watcher:
             except Exception:  # MPI may be why the job is aborted
                 _log.debug("the other ranks can't be told", exc_info=True)
         self._do(self._print, reason)
+        if event_log.current is not None:
+            event_log.current.write()  # what is killed now writes no more
 
     def _work(self) -> None:
+        due, draw = 0.0, random.Random()
         while not self._is_stopping:
+            log = event_log.current
             asking = any(watch.is_asking for watch in self._watches)
-            self._wake.wait(_TICK_SECONDS_WHILE_ASKING if asking else _TICK_SECONDS)
-            self._do(self._tick, time.monotonic())
+            seconds = _TICK_SECONDS_WHILE_ASKING if asking else _TICK_SECONDS
+            if log is not None and log.has_samples:
+                # Not in step with the program, and without a draw from its own generator.
+                seconds = min(seconds, _SECONDS_BETWEEN_SAMPLES * draw.uniform(0.5, 1.5))
+            self._wake.wait(seconds)
+            if log is not None:
+                self._do(self._trace, log)
+            now = time.monotonic()
+            if log is None or asking or now >= due:
+                due = now + _TICK_SECONDS
+                self._do(self._tick, now)
+
+    def _trace(self, log: event_log.EventLog) -> None:
+        if log.has_samples:
+            watches = self._watches
+            take_samples(log, {watch.thread() for watch in watches if not watch.is_waiting})
+        log.write_if_due()
 
     def _tick(self, now: float) -> None:
         for watch in self._watches:

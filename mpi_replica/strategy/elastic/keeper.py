@@ -17,6 +17,7 @@ from ...core.layout import Layout, numbers_text
 from ...core.options import CommunicationOptions
 from ...ranks.survivors import Survivors
 from ...ranks.transport import Transport
+from ...ranks.watch.span import span
 from ...replicas.assignment import lose_components, lose_values
 from .commit import Committing, Guarded
 from .losses import Loss
@@ -89,6 +90,7 @@ class Keeper:
             snapshot = take(self._strategy, objects, reuse=self._reusable)
         return Committing(site, options, list(objects), snapshot)
 
+    @span("ElasticState.commit", kind="commit")
     def commit(self) -> None:
         """Commits, on all ranks; see `ElasticState.commit`."""
         require_cross_replica(self._strategy, Committing.kind)
@@ -115,6 +117,7 @@ class Keeper:
             return False
         return survivors.is_fault_tolerant and self._strategy.engine.transport.loss is not None
 
+    @span("recovery from a loss", kind="recovery")
     def recover(self) -> None:
         """Leaves lost ranks behind, and goes back to the last commit. All living ranks come here.
 

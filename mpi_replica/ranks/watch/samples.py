@@ -1,0 +1,46 @@
+"""Where the program is, looked at from outside, many times a second."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable
+from time import perf_counter_ns
+from types import FrameType
+
+from ...core.tracebacks import is_of_package
+from .event_log import OF_RANK, EventKind, EventLog
+
+_LIBRARIES = tuple(
+    os.path.join(folder, "")
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    if (folder := sysconfig.get_path(name))
+)
+
+
+def take_samples(log: EventLog, threads: Iterable[int]) -> None:
+    """Notes where these threads of the process are."""
+    frames = sys._current_frames()
+    for thread in threads:
+        if (frame := frames.get(thread)) is not None:
+            now = perf_counter_ns()
+            log.add((EventKind.SAMPLE, log.names[_place(frame)], OF_RANK, now, now, 0, 0))
+
+
+def _place(frame: FrameType) -> str:
+    """Returns the program's innermost line; one of a library, where no code is the program's."""
+    shown = innermost = frame
+    while _is_of_others(shown.f_code.co_filename):
+        if shown.f_back is None:
+            shown = innermost
+            break
+        shown = shown.f_back
+    code = shown.f_code
+    return f"{os.path.basename(code.co_filename)}:{shown.f_lineno} in {code.co_name}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of_others(file: str) -> bool:
+    return file.startswith(("<frozen", *_LIBRARIES)) or is_of_package(file)

@@ -1,0 +1,106 @@
+"""The calls of a strategy while it is traced, and the clocks of its ranks."""
+
+from __future__ import annotations
+
+import os
+from time import perf_counter_ns
+
+import numpy as np
+
+from ...core.layout import Layout
+from ..transport import Transport
+from .event_log import EventKind, EventLog
+from .recorder import FlightRecorder
+
+_NANOSECONDS = 1_000_000_000
+# The fastest of so many exchanges shows how the clocks of two ranks differ.
+_ROUNDS = 16
+_SECONDS_BETWEEN_COMPARISONS = 10
+_FIRST_EXCHANGES, _LEAST_EXCHANGES, _MOST_GROWTH = 64, 16, 4
+_MASK = (1 << 63) - 1
+
+
+class TracedCalls(FlightRecorder):
+    """A flight recorder that hands all calls to the log of the process.
+
+    An exchange ends nowhere before all ranks have begun it, each by its own clock: `_ROUNDS` of
+    them in a row, in which no rank is late, show how far clocks are apart.
+    """
+
+    def __init__(self, log: EventLog, transport: Transport, layout: Layout) -> None:
+        super().__init__()
+        self._log = log
+        self._transport = transport
+        self._world = log.new_world(rank=layout.rank, size=transport.size)
+        log.write()  # a rank that is killed soon shall be known
+        # The greatest of all ranks is the name of their world.
+        self._name = int.from_bytes(os.urandom(8)) & _MASK
+        self._has_name = self._has_track = self._is_open = False
+        self._text = ""
+        self._begun = self._number = self._sent_bytes = 0
+        self._compared_number, self._next_number = 0, 0
+        self._compared_ns = perf_counter_ns()
+        # Nobody to compare with.
+        self._is_alone = transport.size == 1
+
+    def begin(self, text: str, timeout_seconds: float | None) -> None:
+        super().begin(text, timeout_seconds)
+        if self._is_open:  # a report of what is wrong with it
+            return
+        self._is_open = True
+        transport = self._transport
+        number = transport.steps
+        if not self._has_track:
+            self._has_track = True
+            self._log.tell(world=self._world, calls_track=self._log.track())
+        self._text, self._number, self._sent_bytes = text, number, transport.sent_bytes
+        self.is_clock_due = number >= self._next_number and not self._is_alone
+        self._begun = perf_counter_ns()
+
+    def end(self) -> None:
+        super().end()
+        if not self._is_open:
+            return
+        self._is_open = False
+        log = self._log
+        log.add(
+            (
+                EventKind.CALL,
+                log.names[self._text],
+                self._world,
+                self._begun,
+                perf_counter_ns(),
+                self._number,
+                self._transport.sent_bytes - self._sent_bytes,
+            )
+        )
+
+    def note(self, text: str) -> None:
+        self._log.note(text)
+
+    def note_error(self, error: BaseException) -> None:
+        self._log.note(f"{type(error).__name__} in {self._text}")
+
+    def compare_clocks(self) -> None:
+        transport, log = self._transport, self._log
+        self.is_clock_due = False
+        number = transport.steps
+        mine = np.array([perf_counter_ns() - self._compared_ns, self._name], np.uint64)
+        greatest = mine
+        for index in range(_ROUNDS):
+            begun = perf_counter_ns()
+            greatest = transport.maximum(mine)
+            ended = perf_counter_ns()
+            log.add((EventKind.CLOCK, 0, self._world, begun, ended, number, index))
+        if not self._has_name:
+            self._has_name = True
+            log.tell(world=self._world, name=int(greatest[1]))
+            exchanges = _FIRST_EXCHANGES
+        else:
+            # The same on all ranks, since all they know of it has come with the exchanges.
+            since = number - self._compared_number
+            due = since * _SECONDS_BETWEEN_COMPARISONS * _NANOSECONDS // max(int(greatest[0]), 1)
+            exchanges = min(max(due, _LEAST_EXCHANGES), _MOST_GROWTH * since)
+        self._compared_number = transport.steps
+        self._next_number = self._compared_number + exchanges
+        self._compared_ns = perf_counter_ns()

@@ -1,0 +1,153 @@
+"""Where the time of a job has gone, in numbers."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ranks.watch.event_log import OF_RANK, SPAN_KINDS, EventKind
+from .timeline import Calls, Timeline
+from .traced_processes import Events, Floats
+
+_SHOWN_SITES = 10
+_SHOWN_PLACES = 2
+# A rank that is last in fewer calls is one of several.
+_LEAST_SHARE = 0.5
+#: What time is spent on that is neither computing nor communication, and the kinds of its spans.
+_KINDS = {"input": ["input"], "checkpoint": ["checkpoint"], "elastic": ["commit", "recovery"]}
+
+
+def summary(timeline: Timeline) -> dict[str, Any]:
+    """Returns what the table of a trace says, as JSON has it. Times are seconds."""
+    sites = _sites(timeline)
+    return {
+        "seconds": timeline.duration / 1e9,
+        "clock_bound_seconds": timeline.bound / 1e9,
+        "starts": len({process.restart for process in timeline.processes}),
+        "missing": _missing(timeline),
+        "ranks": [
+            {"name": one.label, "rank": one.rank, "seconds": _seconds_by_kind(timeline, n)}
+            for n, one in enumerate(timeline.processes)
+        ],
+        "num_sites": len(sites),
+        "sites": sites[:_SHOWN_SITES],
+        "late": _late(timeline, {site["text"]: site["calls"] for site in sites[:_SHOWN_SITES]}),
+        "step": _step(timeline),
+    }
+
+
+def _missing(timeline: Timeline) -> list[str]:
+    """Returns in words what the trace lacks."""
+    texts = []
+    absent: set[int] = set()
+    present: set[int] = set()
+    for process in timeline.processes:
+        if process.end_ns is None:
+            texts.append(f"the end of {process.label}, which was killed")
+        if process.num_dropped:
+            texts.append(f"{process.num_dropped} events of {process.label}, whose disk was slow")
+        for one in process.memberships.values():
+            absent.update(range(one.size))
+            present.add(one.rank)
+    lost = sorted(absent - present)
+    return texts + [f"all of rank {rank}, whose part is not here" for rank in lost]
+
+
+def _seconds_by_kind(timeline: Timeline, n: int) -> dict[str, float]:
+    """Returns how long a process has done what: together that is its whole time."""
+    calls, spans = timeline.calls[n], timeline.events(n, EventKind.SPAN)
+    total = timeline.processes[n].rows[:, 3:5]
+    took = calls.end - calls.begin
+    spent = {"waits": calls.wait.sum(), "moves": (took - calls.wait).sum()}
+    for kind, names in _KINDS.items():
+        is_kind = np.isin(spans.number, [SPAN_KINDS.index(name) for name in names])
+        is_it = is_kind & (spans.track == OF_RANK)
+        begin, end = spans.begin[is_it], spans.end[is_it]
+        spent[kind] = (end - begin).sum() - took[_is_within(calls.begin, begin, end)].sum()
+    whole = float(np.ptp(total)) if total.size else 0.0
+    spent = {"compute": max(0.0, whole - sum(spent.values())), **spent, "total": whole}
+    return {kind: float(time) / 1e9 for kind, time in spent.items()}
+
+
+def _is_within(times: Floats, begins: Floats, ends: Floats) -> npt.NDArray[np.bool_]:
+    """Returns which times are in one of some intervals, of which none overlap."""
+    order = np.argsort(begins)
+    at = np.searchsorted(begins[order], times, "right") - 1
+    return (at >= 0) & (times <= np.append(ends[order], -np.inf)[at])
+
+
+def _sites(timeline: Timeline) -> list[dict[str, Any]]:
+    """Returns what each call site has cost, the dearest first: times and bytes of a mean rank."""
+    found: dict[str, dict[str, Any]] = {}
+    ranks: collections.Counter[str] = collections.Counter()
+    for process, calls in zip(timeline.processes, timeline.calls, strict=True):
+        for name in np.unique(calls.name).tolist():
+            text, mine = process.names[name], calls.name == name
+            what, _, line = text.rpartition(" at ")
+            nothing: dict[str, Any] = dict.fromkeys(("calls", "bytes", "waits", "moves"), 0)
+            site = {"text": text, "call": what, "line": line, "last": {}, **nothing}
+            site = found.setdefault(text, site)
+            wait = float(calls.wait[mine].sum()) / 1e9
+            ranks[text] += 1
+            site["calls"] = max(site["calls"], int(mine.sum()))
+            site["bytes"] += int(calls.size[mine].sum())
+            site["waits"] += wait
+            site["moves"] += float((calls.end - calls.begin)[mine].sum()) / 1e9 - wait
+            for last, count in collections.Counter(calls.last[mine].tolist()).items():
+                if timeline.processes[last] is process:
+                    site["last"][process.label] = count
+    for text, site in found.items():
+        for kind in ("bytes", "waits", "moves"):
+            site[kind] /= ranks[text]
+        site["bytes_per_second"] = site["bytes"] / site["moves"] if site["moves"] else 0.0
+        most = collections.Counter(site["last"]).most_common()
+        site["last"] = {label: count / site["calls"] for label, count in most}
+    return sorted(found.values(), key=lambda one: -one["waits"] - one["moves"])
+
+
+def _late(timeline: Timeline, num_calls: dict[str, int]) -> list[dict[str, Any]]:
+    """Returns for which rank others wait at some call sites, and where it is meanwhile."""
+    found = []
+    for n, (process, calls) in enumerate(zip(timeline.processes, timeline.calls, strict=True)):
+        samples = timeline.events(n, EventKind.SAMPLE)
+        for name in np.unique(calls.name).tolist():
+            text, mine = process.names[name], (calls.name == name) & (calls.last == n)
+            if mine.sum() >= _LEAST_SHARE * num_calls.get(text, np.inf):
+                call, _, line = text.rpartition(" at ")
+                late = {"rank": process.label, "call": call, "line": line}
+                found.append(late | _lateness(calls, mine, samples, process.names, num_calls[text]))
+    return sorted(found, key=lambda one: -one["share"] * one["calls"] * one["seconds"])
+
+
+def _lateness(
+    calls: Calls, mine: npt.NDArray[np.bool_], samples: Events, names: Any, num_calls: int
+) -> dict[str, Any]:
+    late_by, came = calls.late_by[mine], calls.begin[mine]
+    meanwhile = samples.name[_is_within(samples.begin, came - late_by, came)].tolist()
+    places = collections.Counter(meanwhile).most_common(_SHOWN_PLACES)
+    return {
+        "calls": num_calls,
+        "share": int(mine.sum()) / num_calls,
+        "seconds": float(late_by.mean()) / 1e9,
+        "meanwhile": {names[place]: count / len(meanwhile) for place, count in places},
+    }
+
+
+def _step(timeline: Timeline) -> dict[str, Any] | None:
+    """Returns what a run takes, and what it would take if nobody waited; None without runs."""
+    rows = []
+    for n, calls in enumerate(timeline.calls):
+        spans = timeline.events(n, EventKind.SPAN)
+        is_run = (spans.track == OF_RANK) & (spans.number == SPAN_KINDS.index("run"))
+        begin, end = spans.begin[is_run], spans.end[is_run]
+        if len(begin):
+            waits = calls.wait[_is_within(calls.begin, begin, end)].sum()
+            rows.append((len(begin), (end - begin).mean(), waits / len(begin)))
+    if not rows:
+        return None
+    runs, took, waits = np.array(rows).T
+    seconds, without = float(took.mean()) / 1e9, float((took - waits).mean()) / 1e9
+    return {"runs": int(runs.max()), "seconds": seconds, "seconds_without_waits": without}
