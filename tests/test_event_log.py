@@ -23,6 +23,7 @@ from mpi_replica.ranks.watch.event_log import (
     EventLog,
     folder_of_parts,
     open_log_of_environment,
+    pack_event,
 )
 from mpi_replica.trace.traced_processes import Membership, read_processes
 
@@ -33,15 +34,8 @@ def path(tmp_path):
 
 
 def span_of(log, text, number=0):
-    return (
-        EventKind.SPAN,
-        log.names[text],
-        OF_RANK,
-        number,
-        number + 1,
-        SPAN_KINDS.index("program"),
-        0,
-    )
+    name, kind = log.names[text], SPAN_KINDS.index("program")
+    return pack_event(EventKind.SPAN, name, OF_RANK, number, number + 1, kind, 0)
 
 
 def files_of(path):
@@ -82,7 +76,7 @@ def test_what_is_written_is_read_back(path):
     log.tell(world=world, name=77)
     events = [(kind, log.names[kind.name], 3, 10, 2**62, 5, -6) for kind in EventKind]
     for event in events:
-        log.add(event)
+        log.add(pack_event(*event))
         log.write()
     log.note("größer\nals 1")
     log.close()
@@ -155,7 +149,8 @@ def test_the_last_seconds_are_kept_in_two_files_at_most(path):
     while len(files) < 6:
         now = perf_counter_ns()
         added.append(now)
-        log.add((EventKind.SPAN, log.names[f"step {len(added)}"], OF_RANK, now, now, 0, 0))
+        name = log.names[f"step {len(added)}"]
+        log.add(pack_event(EventKind.SPAN, name, OF_RANK, now, now, 0, 0))
         log.write()
         files |= set(files_of(path))
         assert len(files_of(path)) <= 2
@@ -294,7 +289,7 @@ def test_nothing_is_lost_of_several_threads_while_another_one_writes(path):
 
     def add_events(thread):
         for number in range(count):
-            log.add((EventKind.SPAN, 0, thread, number, number, 0, 0))
+            log.add(pack_event(EventKind.SPAN, 0, thread, number, number, 0, 0))
 
     with four_threads(add_events) as done:
         while not all(one.done() for one in done):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, NoReturn, cast
 
 import greenlet
 from greenlet import getcurrent
@@ -31,17 +31,13 @@ from ..core.exceptions import ContextError, ReplicaStopped, add_note, text_of
 from ..core.options import CommunicationOptions
 from ..core.tracebacks import came_up_in_package
 from ..core.values import per_replica
-from ..ranks.watch import event_log
-from ..ranks.watch.span import span
+from ..ranks.watch.span import traced_run
 from .kept_by_runs import KeptByRuns
 from .merge_fn import comparable, run_merge_fn, unpacked
 from .replica_context import ReplicaContext
 from .run_end import RunEnd
 from .run_libraries import libraries_of_run
 from .worker import Worker
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 #: A replica that swallows `ReplicaStopped` this often is abandoned.
 _MOST_REFUSALS = 100
@@ -81,7 +77,9 @@ class Seat:
         context = ReplicaContext.in_run(strategy, self.replica_id, self.meet)
         swap_state(context.state)  # in a context of the replica's own, which is thrown away
         try:
-            call = self.run.traced(self.run.libraries.call)
+            call = self.run.libraries.call
+            if not self.run.is_alone:  # otherwise its step is all of the run
+                call = traced_run(call, self.run.identity.text)
             self.value = call(self.run.fn, self.args, self.kwargs)
             self.status = "returned"
         except greenlet.GreenletExit:
@@ -178,19 +176,13 @@ class Run(CurrentRun):
         agreement = self.engine.agreement
         try:
             agreement.enter_run(self)
-            return self.traced(self._go_through)(kept)
+            return traced_run(self._go_through, self.identity.text)(kept)
         finally:
             try:
                 agreement.leave_run(self)
             finally:
                 agreement.leave_run(self)
                 self._give_back(kept)
-
-    def traced(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Returns the function, as a part of this run where that is traced."""
-        if event_log.current is None:
-            return function
-        return span(self.identity.text, kind="run")(function)
 
     def _go_through(self, kept: KeptByRuns) -> Any:
         """Runs the function on all local replicas, to the end of the run."""

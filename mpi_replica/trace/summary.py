@@ -16,6 +16,8 @@ _SHOWN_SITES = 10
 _SHOWN_PLACES = 2
 # A rank that is last in fewer calls is one of several.
 _LEAST_SHARE = 0.5
+# Of the time of the job: what costs less is not worth a line.
+_LEAST_COST = 0.01
 #: What time is spent on that is neither computing nor communication, and the kinds of its spans.
 _KINDS = {"input": ["input"], "checkpoint": ["checkpoint"], "elastic": ["commit", "recovery"]}
 
@@ -115,7 +117,8 @@ def _late(timeline: Timeline, num_calls: dict[str, int]) -> list[dict[str, Any]]
         samples = timeline.events(n, EventKind.SAMPLE)
         for name in np.unique(calls.name).tolist():
             text, mine = process.names[name], (calls.name == name) & (calls.last == n)
-            if mine.sum() >= _LEAST_SHARE * num_calls.get(text, np.inf):
+            is_often = mine.sum() >= _LEAST_SHARE * num_calls.get(text, np.inf)
+            if is_often and calls.late_by[mine].sum() >= _LEAST_COST * timeline.duration:
                 call, _, line = text.rpartition(" at ")
                 late = {"rank": process.label, "call": call, "line": line}
                 found.append(late | _lateness(calls, mine, samples, process.names, num_calls[text]))

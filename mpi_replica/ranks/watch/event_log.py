@@ -20,9 +20,8 @@ import socket
 import struct
 import threading
 import time
-from array import array
 from time import perf_counter_ns
-from typing import Any, TypeAlias
+from typing import Any
 
 from ...core.context import State
 from ...core.thread_owners import owner_of_this_thread
@@ -70,8 +69,10 @@ class EventKind(enum.IntEnum):
 SPAN_KINDS = ("program", "input", "checkpoint", "run", "commit", "recovery")
 
 #: Kind, name, track, begin and end in nanoseconds of the process's clock, number and size.
-Event: TypeAlias = tuple[int, int, int, int, int, int, int]
 NUM_FIELDS = 7
+
+
+pack_event = struct.Struct(f"{NUM_FIELDS}q").pack
 
 
 class _Names(dict[str, int]):
@@ -115,7 +116,7 @@ class EventLog:
         self._last_seconds = last_seconds
         self._folder = folder_of_parts(path)
         self._stem = f"{socket.gethostname()}-{os.getpid()}"
-        self._events: list[Event] = []
+        self._events: list[bytes] = []
         self._most_waiting = _MOST_WAITING
         self._num_dropped = 0
         self._num_worlds = itertools.count()
@@ -140,8 +141,8 @@ class EventLog:
             self._file.close()
             raise
 
-    def add(self, event: Event) -> None:
-        """Takes an event; this runs at every call."""
+    def add(self, event: bytes) -> None:
+        """Takes an event that is packed; this runs at every call."""
         if len(self._events) < self._most_waiting:
             self._events.append(event)
         else:
@@ -157,7 +158,7 @@ class EventLog:
     def note(self, text: str) -> None:
         """Takes something that happens now."""
         now = perf_counter_ns()
-        self.add((EventKind.INSTANT, self.names[text], OF_RANK, now, now, 0, 0))
+        self.add(pack_event(EventKind.INSTANT, self.names[text], OF_RANK, now, now, 0, 0))
 
     def tell(self, **fact: Any) -> None:
         """Takes a fact that whoever reads the trace must know."""
@@ -214,12 +215,12 @@ class EventLog:
     def _write_blocks(self) -> None:
         # Other threads go on: events first, since all their names are there then.
         count = len(self._events)
-        events = array("q", itertools.chain.from_iterable(self._events[:count]))
+        events = b"".join(self._events[:count])
         facts = self._facts[self._num_written_facts :]
         names = list(self.names)[self._num_written_names :]
         text = json.dumps({"facts": facts, "names": names}).encode()
-        lengths = BLOCK_HEAD.pack(len(text), len(events) * events.itemsize)
-        data = memoryview(lengths + text + events.tobytes())
+        lengths = BLOCK_HEAD.pack(len(text), len(events))
+        data = memoryview(lengths + text + events)
         while data:
             data = data[self._file.write(data) :]
         del self._events[:count]

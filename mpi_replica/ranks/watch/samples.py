@@ -11,7 +11,7 @@ from time import perf_counter_ns
 from types import FrameType
 
 from ...core.tracebacks import is_of_package
-from .event_log import OF_RANK, EventKind, EventLog
+from .event_log import OF_RANK, EventKind, EventLog, pack_event
 
 _LIBRARIES = tuple(
     os.path.join(folder, "")
@@ -26,7 +26,7 @@ def take_samples(log: EventLog, threads: Iterable[int]) -> None:
     for thread in threads:
         if (frame := frames.get(thread)) is not None:
             now = perf_counter_ns()
-            log.add((EventKind.SAMPLE, log.names[_place(frame)], OF_RANK, now, now, 0, 0))
+            log.add(pack_event(EventKind.SAMPLE, log.names[_place(frame)], OF_RANK, now, now, 0, 0))
 
 
 def _place(frame: FrameType) -> str:

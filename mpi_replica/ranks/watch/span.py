@@ -10,7 +10,9 @@ from typing import ParamSpec, TypeVar
 
 from ...core.context import current_state
 from . import event_log
-from .event_log import SPAN_KINDS, EventKind
+from .event_log import SPAN_KINDS, EventKind, pack_event
+
+_SPAN = int(EventKind.SPAN)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,20 +64,21 @@ class span:
         if kind not in SPAN_KINDS:
             raise ValueError(f"span has kind={kind!r}, which is none of {SPAN_KINDS}.")
         self._name = name
-        self._kind = SPAN_KINDS.index(kind)
+        self._kind = kind
         self._begun = 0
 
     def __enter__(self) -> None:
         if event_log.current is not None:
             self._begun = perf_counter_ns()
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+    def __exit__(self, kind_of_error: object, error: object, traceback: object) -> None:
         log, begun = event_log.current, self._begun
-        if log is None or not begun:
+        if not begun or log is None:
             return
         track = log.track(current_state())
         name = log.names[str(self._name)]
-        log.add((EventKind.SPAN, name, track, begun, perf_counter_ns(), self._kind, 0))
+        kind, ended = SPAN_KINDS.index(self._kind), perf_counter_ns()
+        log.add(pack_event(_SPAN, name, track, begun, ended, kind, 0))
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
@@ -86,7 +89,19 @@ class span:
 
         @functools.wraps(function)
         def timed(*args: P.args, **kwargs: P.kwargs) -> T:
-            with span(self._name, kind=SPAN_KINDS[self._kind]):
+            with span(self._name, kind=self._kind):
                 return function(*args, **kwargs)
 
         return timed
+
+
+def traced_run(function: Callable[P, T], name: str) -> Callable[P, T]:
+    """Returns a function as a part of a run, where that is traced; otherwise itself."""
+    if event_log.current is None:
+        return function
+
+    def timed(*args: P.args, **kwargs: P.kwargs) -> T:
+        with span(name, kind="run"):
+            return function(*args, **kwargs)
+
+    return timed

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...core.layout import Layout
 from ..transport import Transport
-from .event_log import EventKind, EventLog
+from .event_log import EventKind, EventLog, pack_event
 from .recorder import FlightRecorder
 
 _NANOSECONDS = 1_000_000_000
@@ -17,6 +17,7 @@ _NANOSECONDS = 1_000_000_000
 _ROUNDS = 16
 _SECONDS_BETWEEN_COMPARISONS = 10
 _FIRST_EXCHANGES, _LEAST_EXCHANGES, _MOST_GROWTH = 64, 16, 4
+_CALL = int(EventKind.CALL)  # without a look at the class
 _MASK = (1 << 63) - 1
 
 
@@ -63,17 +64,9 @@ class TracedCalls(FlightRecorder):
             return
         self._is_open = False
         log = self._log
-        log.add(
-            (
-                EventKind.CALL,
-                log.names[self._text],
-                self._world,
-                self._begun,
-                perf_counter_ns(),
-                self._number,
-                self._transport.sent_bytes - self._sent_bytes,
-            )
-        )
+        size = self._transport.sent_bytes - self._sent_bytes
+        name, ended = log.names[self._text], perf_counter_ns()
+        log.add(pack_event(_CALL, name, self._world, self._begun, ended, self._number, size))
 
     def note(self, text: str) -> None:
         self._log.note(text)
@@ -91,7 +84,7 @@ class TracedCalls(FlightRecorder):
             begun = perf_counter_ns()
             greatest = transport.maximum(mine)
             ended = perf_counter_ns()
-            log.add((EventKind.CLOCK, 0, self._world, begun, ended, number, index))
+            log.add(pack_event(EventKind.CLOCK, 0, self._world, begun, ended, number, index))
         if not self._has_name:
             self._has_name = True
             log.tell(world=self._world, name=int(greatest[1]))
