@@ -9,6 +9,8 @@ import json
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 # What an event of each kind must have beside `ph` and `pid`: "Trace Event Format", Google.
 FIELDS = {
     "X": {"name": str, "cat": str, "tid": int, "ts": float, "dur": float, "args": dict},
@@ -191,3 +193,16 @@ def meetings(trace):
     for calls in together:
         assert len({call.args["call"] for call in calls}) == 1, calls
     return together
+
+
+def check_clocks(trace, marks):
+    """Check a trace of tests/traced/late.py: times are those of one clock, within its bound.
+
+    Each mark, by rank and step, begins between two moments of the true clock.
+    """
+    begins = [
+        [one.begin for one in slices(trace, "program") if one.pid == pid]
+        for pid in range(len(marks))
+    ]
+    least, most = (np.array(begins) - marks[..., side] for side in (1, 0))
+    assert least.max() - most.min() <= bound_ns(trace)

@@ -42,8 +42,8 @@ MOST_REPLICAS = 1_000_000
 _log = logging.getLogger("mpi_replica")
 
 _SECONDS_BETWEEN_BLOCKS = 0.2
-# 30 MB: as many as wait for a file system that does not answer.
-_MOST_WAITING = 1 << 18
+# 6 MB: as many as wait for a file system that does not answer.
+_MOST_WAITING = 1 << 16
 _MOST_NAMES = 1 << 16
 
 
