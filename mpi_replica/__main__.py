@@ -188,13 +188,13 @@ def _add_run(commands: _Parsers) -> None:
     of_trace = functools.partial(add, dest="variables", action="append", default=[])
     of_trace(
         "--trace",
-        type=lambda path: (TRACE_VARIABLE, os.path.abspath(path)),
+        type=_trace_path,
         metavar="FILE",
         help="record where the time goes; see trace --help",
     )
     of_trace(
         "--trace-last",
-        type=lambda text: (LAST_VARIABLE, f"{_positive_float(text)}"),
+        type=_seconds_kept,
         metavar="SECONDS",
         help="how much of the end is kept at least; default: all",
     )
@@ -309,6 +309,14 @@ def _end_trace(path: str) -> None:
         f"mpi_replica run: {path} is written.{lacks} See: python -m mpi_replica trace {path}",
         file=sys.stderr,
     )
+
+
+def _trace_path(path: str) -> tuple[str, str]:
+    return TRACE_VARIABLE, os.path.abspath(path)
+
+
+def _seconds_kept(text: str) -> tuple[str, str]:
+    return LAST_VARIABLE, f"{_positive_float(text):g}"
 
 
 def _positive_int(text: str) -> int:
