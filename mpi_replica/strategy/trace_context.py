@@ -12,7 +12,7 @@ from ..collectives.barrier import BarrierCall
 from ..collectives.strategy_base import StrategyBase
 from ..core.argument_checks import flag
 from ..core.context import require_cross_replica
-from ..core.exceptions import ContextError
+from ..core.exceptions import ContextError, reporter_of
 from ..ranks.watch import event_log
 from ..ranks.watch.watcher import watcher
 from ..trace.trace_file import merge
@@ -43,17 +43,15 @@ class TraceContext:
             self._close()
             raise
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        agreement = self._strategy.engine.agreement
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
-            if error is not None:  # the other ranks may be anywhere
-                agreement.notes.add(
-                    Note(_BROKEN, call_site(), 1, _ADVICE, "CollectiveMismatchError")
-                )
-            else:
+            if error is None:
                 self._meet(_END)
                 self._meet(f"{_END}, written", self._close)
                 self._meet(f"{_END}, put together", self._merge)
+            elif reporter_of(error) is None:  # the others do not raise it, and may be anywhere
+                note = Note(_BROKEN, call_site(), 1, _ADVICE, "CollectiveMismatchError")
+                self._strategy.engine.agreement.notes.add(note)
         finally:
             self._close()
 

@@ -54,6 +54,10 @@ def _missing(timeline: Timeline) -> list[str]:
         for one in process.memberships.values():
             absent.update(range(one.size))
             present.add(one.rank)
+    both = zip(timeline.processes, timeline.clocks, strict=True)
+    starts = {(process.restart, clock.start) for process, clock in both}
+    if len(starts) > len({restart for restart, _ in starts}):
+        texts.append("what the clocks of some ranks tell, which have never met the others")
     lost = sorted(absent - present)
     return texts + [f"all of rank {rank}, whose part is not here" for rank in lost]
 

@@ -115,7 +115,9 @@ class EventLog:
         self.names = _Names({f"(one of more than {_MOST_NAMES} names)": 0})
         self._last_seconds = last_seconds
         self._folder = folder_of_parts(path)
-        self._stem = f"{socket.gethostname()}-{os.getpid()}"
+        restart = int(os.environ.get(RESTART_VARIABLE, "0"))
+        # In containers the processes of each start may have the same ids.
+        self._stem = f"{socket.gethostname()}-{os.getpid()}-{restart}"
         self._events: list[bytes] = []
         self._most_waiting = _MOST_WAITING
         self._num_dropped = 0
@@ -130,7 +132,7 @@ class EventLog:
         self.tell(
             host=socket.gethostname(),
             pid=os.getpid(),
-            restart=int(os.environ.get(RESTART_VARIABLE, "0")),
+            restart=restart,
             epoch_ns=time.time_ns(),
             clock_ns=perf_counter_ns(),
             last_seconds=last_seconds,

@@ -94,6 +94,7 @@ class TracedCalls(FlightRecorder):
             since = number - self._compared_number
             due = since * _SECONDS_BETWEEN_COMPARISONS * _NANOSECONDS // max(int(greatest[0]), 1)
             exchanges = min(max(due, _LEAST_EXCHANGES), _MOST_GROWTH * since)
+        log.write()  # of a rank that is killed soon the clock shall be known, too
         self._compared_number = transport.steps
         self._next_number = self._compared_number + exchanges
         self._compared_ns = perf_counter_ns()

@@ -1,0 +1,95 @@
+"""strategy.trace: on all ranks, or an error on all of them, whatever one of them does."""
+
+import gzip
+import json
+
+import pytest
+
+import mpi_replica as mr
+from everywhere import check_works, needs_two_ranks, raises_everywhere
+
+
+def add_up(strategy):
+    return strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
+
+
+def test_it_writes_one_file_for_all_ranks(strategy, path):
+    with strategy.trace(path):
+        add_up(strategy)
+    found = json.loads(path.read_text("utf-8"))["otherData"]["mpi_replica"]
+    assert [rank["rank"] for rank in found["ranks"]] == list(range(strategy.size))
+    assert found["missing"] == []
+    assert found["step"]["runs"] == 1
+    check_works(strategy)
+
+
+def test_what_ends_in_gz_is_compressed(strategy, path):
+    path = path.with_name("trace.json.gz")
+    with strategy.trace(str(path)):
+        pass
+    assert json.loads(gzip.decompress(path.read_bytes()))["otherData"]
+
+
+def test_ranks_that_all_leave_it_by_an_error_go_on(strategy, path):
+    def fail():
+        with strategy.trace(path):
+            add_up(strategy)
+            raise KeyError("a")
+
+    with pytest.raises(KeyError):
+        fail()
+    check_works(strategy)
+
+
+def test_a_rank_that_leaves_it_by_an_error_while_others_stay_is_a_mistake_on_all(strategy, path):
+    """By then clocks would be compared on some of them."""
+    needs_two_ranks(strategy)
+
+    def apart():
+        try:
+            with strategy.trace(path):
+                if strategy.rank == 0:
+                    raise KeyError("a")
+                for _ in range(100):
+                    add_up(strategy)
+        except KeyError:
+            for _ in range(100):
+                add_up(strategy)
+
+    raises_everywhere(mr.errors.CollectiveMismatchError, apart)
+    check_works(strategy)
+
+
+def test_a_failing_close_of_one_rank_leaves_the_others_in_step(strategy, path):
+    """Those that close want to compare clocks at that call, and not at the next one."""
+    needs_two_ranks(strategy)
+
+    def apart():
+        strategy.close() if strategy.rank == 0 else strategy.barrier()
+
+    with strategy.trace(path):
+        for _ in range(3):
+            add_up(strategy)
+            raises_everywhere(mr.errors.CollectiveMismatchError, apart)
+        check_works(strategy)
+
+
+@pytest.mark.parametrize("bad", [0, -1, float("nan"), "x"])
+def test_seconds_that_are_none_are_an_error_everywhere(strategy, path, bad):
+    given = bad if strategy.rank == strategy.size - 1 else None
+
+    def traced():
+        with strategy.trace(path, last_seconds=given):
+            pass
+
+    raises_everywhere((ValueError, TypeError), traced)
+    check_works(strategy)
+
+
+def test_in_a_replica_it_is_an_error_everywhere(strategy, path):
+    def traced():
+        with strategy.trace(path):
+            pass
+
+    raises_everywhere(mr.errors.ContextError, lambda: strategy.run(traced))
+    check_works(strategy)
