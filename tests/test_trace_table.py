@@ -57,6 +57,17 @@ def test_the_rank_that_is_late_is_named_with_its_share_its_delay_and_its_line():
     assert "75% data.py:41 in load_batch; 25% data.py:50 in shuffle." in line
 
 
+def test_no_rank_is_last_in_calls_that_are_undecided():
+    world = world_of(3)
+    world.call(MAX, compares=True)
+    for _ in range(10):
+        world.call(SUM)
+    world.compare()
+    found = summary_of(world.members[:-1])  # nobody knows when the third rank has come
+    assert [site["last"] for site in found["sites"]] == [{}, {}]
+    assert "undecided" in table.text(found)
+
+
 def test_calls_sizes_waits_and_moves_of_a_call_site_are_those_of_a_mean_rank():
     world = world_of(4)
     world.call(MAX, compares=True)

@@ -89,7 +89,7 @@ def _sites(timeline: Timeline) -> list[dict[str, Any]]:
     """Returns what each call site has cost, the dearest first: times and bytes of a mean rank."""
     found: dict[str, dict[str, Any]] = {}
     ranks: collections.Counter[str] = collections.Counter()
-    for process, calls in zip(timeline.processes, timeline.calls, strict=True):
+    for n, (process, calls) in enumerate(zip(timeline.processes, timeline.calls, strict=True)):
         for name in np.unique(calls.name).tolist():
             text, mine = process.names[name], calls.name == name
             what, _, line = text.rpartition(" at ")
@@ -102,9 +102,8 @@ def _sites(timeline: Timeline) -> list[dict[str, Any]]:
             site["bytes"] += int(calls.size[mine].sum())
             site["waits"] += wait
             site["moves"] += float((calls.end - calls.begin)[mine].sum()) / 1e9 - wait
-            for last, count in collections.Counter(calls.last[mine].tolist()).items():
-                if timeline.processes[last] is process:
-                    site["last"][process.label] = count
+            if count := int((calls.last[mine] == n).sum()):
+                site["last"][process.label] = count
     for text, site in found.items():
         for kind in ("bytes", "waits", "moves"):
             site[kind] /= ranks[text]
