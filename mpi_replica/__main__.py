@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -96,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         status: int = options.function(options)
-    except (LaunchError, OSError, ValueError, ModuleNotFoundError) as error:
+    except LaunchError as error:
         print(f"mpi_replica {options.name}: {error}", file=sys.stderr)
         return _NOT_STARTED
     return status
@@ -243,11 +244,14 @@ def _add_trace(commands: _Parsers) -> None:
 
 
 def _trace(options: argparse.Namespace) -> int:
-    if has_parts(options.file):
-        merge(options.file)
-    found = read(options.file)
-    if options.plot:
-        plot.draw(found, options.plot)
+    try:
+        if has_parts(options.file):
+            merge(options.file)
+        found = read(options.file)
+        if options.plot:
+            plot.draw(found, options.plot)
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        raise LaunchError(str(error)) from None
     of_job = found["otherData"]["mpi_replica"]
     print(json.dumps(of_job) if options.json else table.text(of_job))
     return 0
@@ -301,7 +305,8 @@ def _end_trace(path: str) -> None:
     try:
         missing = merge(path)["missing"]
     except Exception as error:  # the status is that of the job
-        shutil.rmtree(folder_of_parts(path), ignore_errors=True)
+        with contextlib.suppress(OSError):  # what is in it may be put together later
+            os.rmdir(folder_of_parts(path))
         print(f"mpi_replica run: there is no trace {path}: {error}", file=sys.stderr)
         return
     lacks = f" It lacks {'; '.join(missing)}." if missing else ""

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -212,6 +213,13 @@ def test_a_disk_that_is_full_at_the_start_is_an_error(path):
     )
     assert out == "File too large\nNone\n"
     assert error == ""
+
+
+def test_a_file_that_cannot_be_opened_is_the_error_of_the_system(path):
+    name = f"{socket.gethostname()}-{os.getpid()}-0.0.events"
+    os.makedirs(Path(folder_of_parts(path)) / name)
+    with pytest.raises(IsADirectoryError):
+        EventLog(path)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):

@@ -251,6 +251,19 @@ def test_a_trace_that_would_be_a_folder_is_refused_before_anything_is_started(tm
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_what_cannot_be_put_together_is_kept(tmp_path):
+    path = tmp_path / "trace.json"
+    folder = Path(f"{path}.new")  # where it would be written
+    arguments = [ENDINGS, "exits", tmp_path / "saved"]
+    folder.mkdir()
+    done = call(LIBRARIES[0], "run", "--trace", path, "-n", 2, *arguments)
+    assert done.returncode == 3, done.stderr
+    assert f"there is no trace {path}: " in done.stderr
+    folder.rmdir()
+    assert call(LIBRARIES[0], "trace", path).returncode == 0
+    assert trace_format.summary(checked(path))["missing"] == []
+
+
 # How a job ends --------------------------------------------------------------------------------
 
 

@@ -70,8 +70,6 @@ SPAN_KINDS = ("program", "input", "checkpoint", "run", "commit", "recovery")
 
 #: Kind, name, track, begin and end in nanoseconds of the process's clock, number and size.
 NUM_FIELDS = 7
-
-
 pack_event = struct.Struct(f"{NUM_FIELDS}q").pack
 
 
@@ -124,7 +122,6 @@ class EventLog:
         self._num_worlds = itertools.count()
         self._threads = {owner_of_this_thread(): 0}
         self._facts: list[dict[str, Any]] = []
-        self._num_written_names = 0
         self._lock = threading.Lock()
         self._due = 0.0
         self._parts: list[str] = []
@@ -137,11 +134,7 @@ class EventLog:
             clock_ns=perf_counter_ns(),
             last_seconds=last_seconds,
         )
-        try:
-            self._begin_part()
-        except OSError:
-            self._file.close()
-            raise
+        self._begin_part()
 
     def add(self, event: bytes) -> None:
         """Takes an event that is packed; this runs at every call."""
@@ -212,7 +205,11 @@ class EventLog:
         self._part_ends = time.monotonic() + (self._last_seconds or 0.0)
         self._num_written_facts = self._num_written_names = 0
         self._file = open(self._parts[-1], "wb", buffering=0)
-        self._write_blocks()
+        try:
+            self._write_blocks()
+        except OSError:
+            self._file.close()
+            raise
 
     def _write_blocks(self) -> None:
         # Other threads go on: events first, since all their names are there then.
