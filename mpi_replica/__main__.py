@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .core.exceptions import LaunchError
@@ -103,17 +103,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+def _add_command(
+    commands: _Parsers, name: str, function: Callable[[argparse.Namespace], int], **texts: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        **texts,
+    )
+    parser.set_defaults(function=function, name=name)
+    return parser
+
+
 def _add_run(commands: _Parsers) -> None:
-    parser = commands.add_parser(
+    parser = _add_command(
+        commands,
         "run",
+        _run,
         help="start a program on several ranks",
         usage="python -m mpi_replica run [options] (PROGRAM | -m MODULE | -c TEXT) [arguments]",
         description=_RUN,
         epilog=_RUN_END,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    parser.set_defaults(function=_run, name="run")
     add = parser.add_argument
     add(
         "-n",
@@ -212,14 +224,9 @@ def _add_run(commands: _Parsers) -> None:
 
 
 def _add_doctor(commands: _Parsers) -> None:
-    parser = commands.add_parser(
-        "doctor",
-        help="look whether a job would run here",
-        description=_DOCTOR,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = _add_command(
+        commands, "doctor", _doctor, help="look whether a job would run here", description=_DOCTOR
     )
-    parser.set_defaults(function=_doctor, name="doctor")
     parser.add_argument(
         "-n",
         type=_positive_int,
@@ -230,14 +237,9 @@ def _add_doctor(commands: _Parsers) -> None:
 
 
 def _add_trace(commands: _Parsers) -> None:
-    parser = commands.add_parser(
-        "trace",
-        help="say where the time of a job has gone",
-        description=_TRACE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = _add_command(
+        commands, "trace", _trace, help="say where the time of a job has gone", description=_TRACE
     )
-    parser.set_defaults(function=_trace, name="trace")
     parser.add_argument("file", metavar="FILE")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--plot", metavar="PICTURE", help="draw it, as .png or .svg; matplotlib")

@@ -24,7 +24,6 @@ from ..core.tracebacks import printed
 from ..ranks.interrupts import gate
 from ..ranks.launcher_connection import note_end, tell_end
 from ..ranks.survivors import Survivors
-from ..ranks.watch.traced_calls import TracedCalls
 from ..ranks.watch.watcher import watcher
 
 if TYPE_CHECKING:
@@ -143,12 +142,11 @@ def _leave_undisturbed() -> None:
 
 
 def _compare_clocks() -> None:
-    """Compares the clocks of ranks a last time, where all of them end and are traced."""
+    """Compares the clocks of traced ranks a last time, where all of them end."""
     for engine in _engines:
-        recorder = engine.watch.recorder
-        if engine.agreement.all_have_left and isinstance(recorder, TracedCalls):
+        if engine.agreement.all_have_left:
             with contextlib.suppress(RankLostError):
-                recorder.compare_clocks()
+                engine.watch.recorder.compare_clocks()
 
 
 def _tell_that_it_ends(cause: str = "", seconds: float = math.inf) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 from time import perf_counter_ns
 
 import numpy as np
@@ -18,7 +18,6 @@ _ROUNDS = 16
 _SECONDS_BETWEEN_COMPARISONS = 10
 _FIRST_EXCHANGES, _LEAST_EXCHANGES, _MOST_GROWTH = 64, 16, 4
 _CALL = int(EventKind.CALL)  # without a look at the class
-_MASK = (1 << 63) - 1
 
 
 class TracedCalls(FlightRecorder):
@@ -35,7 +34,7 @@ class TracedCalls(FlightRecorder):
         self._world = log.new_world(rank=layout.rank, size=transport.size)
         log.write()  # a rank that is killed soon shall be known
         # The greatest of all ranks is the name of their world.
-        self._name = int.from_bytes(os.urandom(8)) & _MASK
+        self._name = secrets.randbits(63)
         self._has_name = self._has_track = self._is_open = False
         self._text = ""
         self._begun = self._number = self._sent_bytes = 0
