@@ -31,7 +31,8 @@ from ..core.exceptions import ContextError, ReplicaStopped, add_note, text_of
 from ..core.options import CommunicationOptions
 from ..core.tracebacks import came_up_in_package
 from ..core.values import per_replica
-from ..ranks.watch.span import traced_run
+from ..ranks.watch import event_log
+from ..ranks.watch.span import span
 from .kept_by_runs import KeptByRuns
 from .merge_fn import comparable, run_merge_fn, unpacked
 from .replica_context import ReplicaContext
@@ -77,10 +78,12 @@ class Seat:
         context = ReplicaContext.in_run(strategy, self.replica_id, self.meet)
         swap_state(context.state)  # in a context of the replica's own, which is thrown away
         try:
-            call = self.run.libraries.call
-            if not self.run.is_alone:  # otherwise its step is all of the run
-                call = traced_run(call, self.run.identity.text)
-            self.value = call(self.run.fn, self.args, self.kwargs)
+            run = self.run
+            if event_log.current is None or run.is_alone:  # alone its step is all of the run
+                self.value = run.libraries.call(run.fn, self.args, self.kwargs)
+            else:
+                with span(run.identity.text, kind="run"):
+                    self.value = run.libraries.call(run.fn, self.args, self.kwargs)
             self.status = "returned"
         except greenlet.GreenletExit:
             raise
@@ -176,7 +179,10 @@ class Run(CurrentRun):
         agreement = self.engine.agreement
         try:
             agreement.enter_run(self)
-            return traced_run(self._go_through, self.identity.text)(kept)
+            if event_log.current is None:
+                return self._go_through(kept)
+            with span(self.identity.text, kind="run"):
+                return self._go_through(kept)
         finally:
             try:
                 agreement.leave_run(self)

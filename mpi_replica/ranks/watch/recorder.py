@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import NamedTuple
+from time import perf_counter_ns
+from typing import Any, NamedTuple
 
 MOST_CALLS = 256
 
@@ -32,21 +33,22 @@ class FlightRecorder:
     is_clock_due = False
 
     def __init__(self) -> None:
-        # Lists that are changed in place: this runs at every call.
-        self._calls: deque[list[object]] = deque(maxlen=MOST_CALLS)
-        self._latest: list[object] = ["", 0.0, 0.0]
+        # Lists that are changed in place: this runs at every call. Text, begin and end; times are
+        # nanoseconds of the process's clock.
+        self._calls: deque[list[Any]] = deque(maxlen=MOST_CALLS)
+        self._latest: list[Any] = ["", 0, 0]
         #: The limit of the waits in the latest call.
         self.timeout_seconds: float | None = None
 
     def begin(self, text: str, timeout_seconds: float | None) -> None:
         """Notes that a call begins."""
         self.timeout_seconds = timeout_seconds
-        self._latest = [text, time.time(), None]
+        self._latest = [text, perf_counter_ns(), None]
         self._calls.append(self._latest)
 
     def end(self) -> None:
         """Notes that the latest call has ended, in whatever way."""
-        self._latest[2] = time.time()
+        self._latest[2] = perf_counter_ns()
 
     def note(self, text: str) -> None:
         """Notes that something happens now."""
@@ -67,4 +69,8 @@ class FlightRecorder:
                 continue
         else:
             calls = [self._latest] if self._latest[0] else []
-        return [RecordedCall(*call) for call in calls[-number:]]  # type: ignore[arg-type]
+        since_epoch = time.time_ns() - perf_counter_ns()
+        return [
+            RecordedCall(text, (begun + since_epoch) / 1e9, ended and (ended + since_epoch) / 1e9)
+            for text, begun, ended in calls[-number:]
+        ]

@@ -87,17 +87,9 @@ class span:
                 " coroutine: others run between its parts. Use 'with span(...)' inside of it."
             )
 
-        return functools.wraps(function)(_timed(function, self._name, self._kind))
+        @functools.wraps(function)
+        def traced(*args: P.args, **kwargs: P.kwargs) -> T:
+            with span(self._name, kind=self._kind):
+                return function(*args, **kwargs)
 
-
-def traced_run(function: Callable[P, T], name: str) -> Callable[P, T]:
-    """Returns a function as a part of a run, where that is traced; otherwise itself."""
-    return function if event_log.current is None else _timed(function, name, "run")
-
-
-def _timed(function: Callable[P, T], name: str, kind: str) -> Callable[P, T]:
-    def timed(*args: P.args, **kwargs: P.kwargs) -> T:
-        with span(name, kind=kind):
-            return function(*args, **kwargs)
-
-    return timed
+        return traced

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 
@@ -35,43 +37,44 @@ class TracedCalls(FlightRecorder):
         log.write()  # a rank that is killed soon shall be known
         # The greatest of all ranks is the name of their world.
         self._name = secrets.randbits(63)
-        self._has_name = self._has_track = self._is_open = False
-        self._text = ""
-        self._begun = self._number = self._sent_bytes = 0
-        self._compared_number, self._next_number = 0, 0
+        self._has_name = self._has_track = False
+        #: The call that has begun, and not ended; its number, and the bytes sent before it.
+        self._open: list[Any] | None = None
+        self._number = self._sent_bytes = 0
         self._compared_ns = perf_counter_ns()
-        # Nobody to compare with.
-        self._is_alone = transport.size == 1
+        self._compared_number = 0
+        # Never, where there is nobody to compare with.
+        self._next_number = math.inf if transport.size == 1 else 0
 
     def begin(self, text: str, timeout_seconds: float | None) -> None:
         super().begin(text, timeout_seconds)
-        if self._is_open:  # a report of what is wrong with it
+        if self._open is not None:  # a report of what is wrong with it
             return
-        self._is_open = True
         transport = self._transport
-        number = transport.steps
         if not self._has_track:
             self._has_track = True
             self._log.tell(world=self._world, calls_track=self._log.track())
-        self._text, self._number, self._sent_bytes = text, number, transport.sent_bytes
-        self.is_clock_due = number >= self._next_number and not self._is_alone
-        self._begun = perf_counter_ns()
+        self._open, self._sent_bytes = self._latest, transport.sent_bytes
+        self._number = number = transport.steps
+        if number >= self._next_number:
+            self.is_clock_due = True
 
     def end(self) -> None:
         super().end()
-        if not self._is_open:
+        opened = self._open
+        if opened is None:
             return
-        self._is_open = False
-        log = self._log
+        self._open, log = None, self._log
         size = self._transport.sent_bytes - self._sent_bytes
-        name, ended = log.names[self._text], perf_counter_ns()
-        log.add(pack_event(_CALL, name, self._world, self._begun, ended, self._number, size))
+        text, begun, _ = opened
+        ended, name = self._latest[2], log.names[text]
+        log.add(pack_event(_CALL, name, self._world, begun, ended, self._number, size))
 
     def note(self, text: str) -> None:
         self._log.note(text)
 
     def note_error(self, error: BaseException) -> None:
-        self._log.note(f"{type(error).__name__} in {self._text}")
+        self._log.note(f"{type(error).__name__} in {self._latest[0]}")
 
     def compare_clocks(self) -> None:
         transport, log = self._transport, self._log
