@@ -32,7 +32,7 @@ def step(context, same, total, mine, wrong):
     found = []
 """
 
-SHAPES = ["()", "(3,)", "(2, 4)", "(40, 30)", "(150, 150)"]  # in a header, in a pack, alone
+SHAPES = ["()", "(3,)", "(2, 4)", "(9, 20)", "(40, 30)", "(150, 150)"]  # of each way
 DTYPES = ["'i4'", "'f4'", "'f8'"]
 
 

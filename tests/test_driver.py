@@ -15,10 +15,12 @@ from everywhere import error_of
 from mpi_replica.collectives.agreement import agreement as agreement_module
 from mpi_replica.collectives.agreement import call as call_module
 from mpi_replica.collectives.agreement import driver as driver_module
+from mpi_replica.collectives.agreement import header_sizes as header_sizes_module
 from mpi_replica.collectives.agreement.agreement import Agreement
 from mpi_replica.collectives.agreement.call import Call
 from mpi_replica.collectives.agreement.driver import Driver
 from mpi_replica.collectives.agreement.header import REPORTS, states
+from mpi_replica.collectives.agreement.header_sizes import HeaderSizes
 from mpi_replica.collectives.agreement.stand import Report
 from mpi_replica.collectives.agreement.steps import Agree, Barrier
 from mpi_replica.collectives.barrier import BarrierCall
@@ -30,6 +32,7 @@ from mpi_replica.errors import CollectiveTimeoutError
 from mpi_replica.ranks import HEADER_BYTES, WaitGivenUpError
 from mpi_replica.ranks.interrupts import gate
 from mpi_replica.ranks.single import SingleTransport
+from mpi_replica.ranks.transport import LARGER_HEADER_BYTES
 from mpi_replica.ranks.watch.recorder import FlightRecorder
 
 
@@ -44,8 +47,12 @@ class Twin(SingleTransport):
     def __init__(self):
         super().__init__()
         self.size, self.hosts, self.pids = 2, self.hosts * 2, self.pids * 2
-        self.headers = np.zeros(2 * HEADER_BYTES, np.uint8)
+        self.headers = {
+            size: np.zeros(2 * size, np.uint8) for size in (HEADER_BYTES, *LARGER_HEADER_BYTES)
+        }
         self.sent = []
+        #: The bytes of headers, by the numbers of their exchanges.
+        self.sizes = {}
         self.fails, self.refuses = {}, {}
 
     def begin(self, what):
@@ -59,9 +66,12 @@ class Twin(SingleTransport):
         self.is_in_flight = False
         self.steps_ended = self.steps
 
-    def exchange(self, header):
+    def exchange(self, header, size_bytes=HEADER_BYTES, rest=b""):
+        header += rest
+        self.sizes[len(self.sent)] = size_bytes
         for rank in range(2):
-            self.headers[rank * HEADER_BYTES :][: len(header)] = np.frombuffer(header, np.uint8)
+            place = self.headers[size_bytes][rank * size_bytes :][: len(header)]
+            place[:] = np.frombuffer(header, np.uint8)
         self.begin(header)
 
     def maximum(self, words):
@@ -87,7 +97,7 @@ class Twin(SingleTransport):
     def has_told(self):
         """Whether the other rank was told of an error here."""
         heads = [one for one in self.sent if isinstance(one, bytes)]
-        told = [states(one.ljust(HEADER_BYTES, b"\0"))[0] for one in heads]
+        told = [states(one, len(one))[0] for one in heads]
         return REPORTS in told or REPORTS in self.sent
 
 
@@ -115,7 +125,9 @@ def driver(transport):
 def driver_of(transport, *, is_wide=False):
     layout = Layout((1, 1), 0)
     agreement = Agreement(transport, layout)
-    agreement._wide = is_wide  # as with more ranks than see all headers
+    if is_wide:  # as with more ranks than see all headers
+        agreement._wide = True
+        agreement.sizes = HeaderSizes(transport.headers, carries_payload=False)
     driver = Driver(transport, layout, agreement, FlightRecorder())
     driver.thread = threading.get_ident()
     return driver
@@ -165,7 +177,10 @@ class Limit(Exception):
     """Raised by a handler of a signal."""
 
 
-FILES = {module.__file__ for module in (agreement_module, call_module, driver_module)}
+FILES = {
+    module.__file__
+    for module in (agreement_module, call_module, driver_module, header_sizes_module)
+}
 # Python looks for signals behind these: at the beginning of a function, and behind a call.
 LOOKS = {"RESUME", "CALL", "CALL_FUNCTION_EX", "CALL_KW"}
 
@@ -238,6 +253,35 @@ def test_a_handler_that_raises_in_a_call_leaves_all_ranks_knowing(name):
         assert transport.has_told or transport.sent == whole.sent, (number, transport.sent)
         check_works(driver)
     assert seen == {"over", "told", "own"}
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_a_handler_that_raises_in_a_call_leaves_headers_as_large_as_those_of_others(before):
+    """Which do all calls as if nothing had come up, to the exchange in which they hear of it."""
+    whole = Twin()
+    driver = driver_of(whole)
+    for _ in range(before + 2):
+        driver.perform([reduction(100)])
+    assert set(list(whole.sizes.values())[:2]) == {HEADER_BYTES}
+    assert all(size > HEADER_BYTES for size in list(whole.sizes.values())[2:])
+    for number in range(1, 1000):
+        transport = Twin()
+        driver = driver_of(transport)
+        for _ in range(before):
+            driver.perform([reduction(100)])
+        call = reduction(100)
+        _, was_raised = interrupted(lambda d=driver, c=call: d.perform([c]), number)
+        if driver.agreement.final is not None:
+            continue
+        driver.perform([reduction(100)])
+        has_told = False
+        for at, size in transport.sizes.items():
+            assert size == (HEADER_BYTES if has_told else whole.sizes[at]), (number, at)
+            has_told = has_told or states(transport.sent[at], 1 << 20) == [REPORTS]
+        if not was_raised:
+            break
+    else:
+        pytest.fail("it never ended")
 
 
 @pytest.mark.parametrize("does", ["report", "report from a call"])
@@ -349,7 +393,10 @@ def test_the_limit_of_a_wait_is_that_of_the_call_and_ends_with_it(driver, transp
     monkeypatch.setattr(
         transport,
         "exchange",
-        lambda header: (limits.append(transport.timeout_seconds), Twin.exchange(transport, header)),
+        lambda *header: (
+            limits.append(transport.timeout_seconds),
+            Twin.exchange(transport, *header),
+        ),
     )
     call = Steps(Barrier())
     call.options = mr.CommunicationOptions(timeout_seconds=7)

@@ -92,10 +92,10 @@ def test_an_interrupt_that_came_in_the_last_exchange_is_not_lost(launch):
         import os, signal
         strategy = mr.MPIStrategy()
         exchange = strategy.engine.transport.exchange
-        def interrupted(header, timeout_seconds=None):
+        def interrupted(*args):
             if strategy.rank == 1:
                 os.kill(os.getpid(), signal.SIGINT)
-            return exchange(header, timeout_seconds)
+            return exchange(*args)
         strategy.engine.transport.exchange = interrupted
         strategy.run(lambda: None)
         """
@@ -143,7 +143,7 @@ def test_a_rank_that_can_not_tell_that_it_ends_ends_the_job(launch):
         strategy = mr.MPIStrategy()
         strategy.run(lambda: None)
         if strategy.rank == 1:
-            def fails(header):
+            def fails(*args):
                 raise OSError("the network is gone")
             strategy.engine.transport.begin_exchange = fails
         """

@@ -238,22 +238,22 @@ def test_the_plain_order_is_that_of_the_slots_where_no_leaf_is_converted(leaves,
 @pytest.mark.parametrize(
     ("leaves", "streaming"),
     [
-        ([("f8", 255)], []),
-        ([("f8", 256)], [0]),
-        ([("f2", 512)], []),  # its sums are ordered
-        ([("f8", 256), ("f8", 1)], []),  # it shares the pack
-        ([("f8", 256), ("f4", 1)], [0]),
-        ([("f8", 256), ("f4", 512), ("i1", 2047)], [0, 1]),
-        ([("f4", 600), ("f2", 600)], [0]),  # both accumulate in float32, one of them in order
+        ([("f8", 4096)], []),
+        ([("f8", 4097)], [0]),
+        ([("f2", 8194)], []),  # its sums are ordered
+        ([("f8", 4097), ("f8", 1)], []),  # it shares the pack
+        ([("f8", 4097), ("f4", 1)], [0]),
+        ([("f8", 4097), ("f4", 8193), ("i1", 32_768)], [0, 1]),
+        ([("f4", 9000), ("f2", 9000)], [0]),  # both accumulate in float32, one of them in order
         ([("f8", 8191), ("f8", 8192)], [0, 1]),  # the large one shares no pack
         ([("f8", 8191), ("f8", 8191)], []),
     ],
 )
-def test_a_leaf_of_2_kib_that_would_be_alone_in_its_pack_is_a_stream(leaves, streaming):
+def test_a_leaf_of_more_than_32_kib_that_would_be_alone_in_its_pack_is_a_stream(leaves, streaming):
     leaves = [(np.dtype(dtype), (items,)) for dtype, items in leaves]
     steps = plan(leaves, ReduceOp.SUM)
     alone = [p for p in steps.packs if len(p.leaves) == 1 and not p.is_ordered]
-    assert all(pack.size_bytes < 2048 for pack in alone)
+    assert all(pack.size_bytes <= 32_768 for pack in alone)
     assert [stream.leaf for stream in steps.streams] == streaming
 
 

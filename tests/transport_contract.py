@@ -36,8 +36,8 @@ class TransportContract:
         yield transport
         transport.close()
 
-    def header(self, rank, turn=0):
-        return bytes([rank + 1, turn % 251]) * (HEADER_BYTES // 2)
+    def header(self, rank, turn=0, size_bytes=HEADER_BYTES):
+        return bytes([rank + 1, turn % 251]) * (size_bytes // 2)
 
     def test_rank_and_size_and_hosts_fit_together(self, transport):
         assert 0 <= transport.rank < transport.size
@@ -45,16 +45,19 @@ class TransportContract:
         assert all(isinstance(host, str) and host for host in transport.hosts)
 
     def test_exchange_gives_the_headers_of_all_ranks_in_rank_order(self, transport):
-        for turn in range(5):
-            transport.exchange(self.header(transport.rank, turn))
-            assert transport.headers.tobytes() == b"".join(
-                self.header(r, turn) for r in range(transport.size)
+        sizes = sorted(transport.headers)
+        assert sizes[0] == HEADER_BYTES
+        for turn, size_bytes in enumerate([*sizes, *sizes[::-1], *sizes]):
+            mine = self.header(transport.rank, turn, size_bytes)
+            transport.exchange(mine[:17], size_bytes, memoryview(mine)[17:])
+            assert transport.headers[size_bytes].tobytes() == b"".join(
+                self.header(r, turn, size_bytes) for r in range(transport.size)
             )
 
     def test_exchange_with_a_limit_is_the_same_when_all_come(self, transport):
         transport.timeout_seconds = 60
         transport.exchange(self.header(transport.rank))
-        assert transport.headers.tobytes() == b"".join(
+        assert transport.headers[HEADER_BYTES].tobytes() == b"".join(
             self.header(r) for r in range(transport.size)
         )
 

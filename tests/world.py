@@ -12,6 +12,7 @@ import numpy as np
 
 from mpi_replica.collectives.agreement.group import Group
 from mpi_replica.collectives.agreement.header import AGREES, head
+from mpi_replica.collectives.agreement.header_sizes import HeaderSizes
 from mpi_replica.collectives.agreement.steps import (
     Agree,
     AllToAll,
@@ -26,6 +27,7 @@ from mpi_replica.collectives.agreement.steps import (
 from mpi_replica.core.layout import Layout
 from mpi_replica.core.ufuncs import UFUNCS
 from mpi_replica.ranks import HEADER_BYTES, SharedMemoryError
+from mpi_replica.ranks.transport import LARGER_HEADER_BYTES
 
 
 class Failed(Exception):
@@ -47,20 +49,23 @@ class World:
     ----------
     counts : tuple of int
         How many replicas each rank hosts.
-    has_shared_memory : bool
+    has_shared_memory, carries_payload : bool
     **about
         For each `Group`.
     """
 
-    def __init__(self, counts, *, has_shared_memory=True, **about):
+    def __init__(self, counts, *, has_shared_memory=True, carries_payload=True, **about):
         self.layouts = [Layout(counts, rank) for rank in range(len(counts))]
         self.ranks = range(len(counts))
         self.has_shared_memory = has_shared_memory
-        size = len(counts) * HEADER_BYTES
-        self.groups = [
-            Group(layout, ["here"] * len(counts), np.zeros(size, np.uint8), **about)
-            for layout in self.layouts
-        ]
+        self.groups = []
+        for layout in self.layouts:
+            memory = {
+                size: np.zeros(len(counts) * size, np.uint8)
+                for size in (HEADER_BYTES, *LARGER_HEADER_BYTES)
+            }
+            sizes = HeaderSizes(memory, carries_payload=carries_payload)
+            self.groups.append(Group(layout, ["here"] * len(counts), sizes, **about))
         #: The rank whose code runs now, and what becomes of an error there.
         self.running = None
         self.where = "told"
@@ -115,7 +120,7 @@ class World:
             raise failed[0] from failed[0].error
         return [found[rank] for rank in self.ranks]
 
-    def _agree(self, calls, payloads):
+    def _agree(self, calls, payloads, *, is_begun=False):
         """Put the headers of all ranks where all of them see them."""
         notes = [group.notes for group in self.groups]
         if len({note.chain for note in notes}) > 1:
@@ -123,14 +128,19 @@ class World:
                 note.undo([one.all for one in notes])
                 note.drop()
             raise Failed("told", 0, ValueError("the notes differ"))
-        headers = bytearray(b"\xff" * len(self.groups) * HEADER_BYTES)  # more is undefined
+        (size,) = {group.sizes.next_bytes for group in self.groups}
+        headers = bytearray(b"\xff" * len(self.groups) * size)  # more is undefined
         for rank, (mine, payload) in enumerate(zip(calls, payloads, strict=True)):
             assert mine[0].fingerprint == calls[0][0].fingerprint, "at other calls"
             whole = head(mine[0].fingerprint, notes[rank].chain, AGREES, len(payload)) + payload
-            assert len(whole) <= HEADER_BYTES
-            headers[rank * HEADER_BYTES : rank * HEADER_BYTES + len(whole)] = whole
+            assert len(whole) <= size
+            headers[rank * size : rank * size + len(whole)] = whole
         for group in self.groups:
-            group.headers[:] = np.frombuffer(headers, np.uint8)
+            group.sizes.memory[size][:] = np.frombuffer(headers, np.uint8)
+            if is_begun:
+                group.sizes.agree_again()
+            else:
+                group.sizes.agree(calls[0][0].fingerprint)
             group.notes.drop()
 
     def _do(self, calls, generators):
@@ -172,7 +182,7 @@ class World:
                     step.undo()
             raise
         payloads, answers = zip(*told, strict=True)
-        self._agree(calls, payloads)
+        self._agree(calls, payloads, is_begun=True)
         return answers
 
     def _gather(self, steps):

@@ -42,7 +42,7 @@ class AnySignal(Call):
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[tuple[int, int]]:
         """Returns the first rank that got a signal, and which: 0 where there is none."""
-        states = [self._STATE.unpack(data) for data in group.payloads()]
+        states = [self._STATE.unpack(data) for data in group.sizes.payloads()]
         steps, signals = zip(*states, strict=True)
         if len(set(steps)) > 1:
             yield Raise(

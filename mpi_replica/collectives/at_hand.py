@@ -11,6 +11,7 @@ from ..ranks.single import SingleTransport
 from .agreement.call import Call
 from .agreement.group import Group
 from .agreement.header import AGREES, head
+from .agreement.header_sizes import HeaderSizes
 from .agreement.judgement import judge
 from .agreement.stand import Report, Stand
 from .agreement.steps import Agree, Raise, Steps
@@ -29,7 +30,8 @@ class AtHand:
         self._layout = group.layout
         self._transport = transport = SingleTransport()
         alone = Layout((group.layout.num_replicas,), 0)
-        self._group = Group(alone, transport.hosts, transport.headers)
+        self._sizes = HeaderSizes(transport.headers)
+        self._group = Group(alone, transport.hosts, self._sizes)
 
     def perform(self, call: Call) -> Any:
         """Returns the result of a call that was made of the components of all replicas.
@@ -71,7 +73,9 @@ class AtHand:
                 return end.value
             if isinstance(step, Agree):
                 payload, answer = step.prepare()
-                transport.exchange(head(0, 0, AGREES, len(payload)) + payload)
+                size_bytes = self._sizes.next_bytes
+                transport.exchange(head(0, 0, AGREES, len(payload)), size_bytes, payload)
+                self._sizes.agree(0)
             elif isinstance(step, Raise):
                 raise step.error
             else:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from .agreement.group import Group
-from .agreement.header import INLINE_BYTES
 from .agreement.steps import Agree, Gather, Steps
 
 #: What has a size that is known only after the ranks agreed is allocated then; above this size
@@ -25,7 +24,7 @@ def payload_of(group: Group, blob: bytes, mark: int = 0) -> bytes:
     `mark` is a small number that `marks` tells all ranks.
     """
     group.lay_by_reserve(LARGE_BYTES)
-    if len(blob) < INLINE_BYTES:
+    if len(blob) < group.sizes.inline_bytes:
         return bytes([mark << 1]) + blob
     return bytes([mark << 1 | _FOLLOWS]) + _LENGTH.pack(len(blob))
 
@@ -48,13 +47,17 @@ def all_blobs(group: Group, blob: bytes) -> Steps[list[memoryview]]:
     One Allgatherv where not all of them did with the header, and one further small message where
     they have more than `LARGE_BYTES` together.
     """
-    payloads = group.payloads()
+    sizes = group.sizes
+    payloads = sizes.payloads()
     blobs = inline_blobs(payloads)
     if blobs is not None:
+        if sizes.are_larger:
+            sizes.learn(max(map(len, payloads)))
         return blobs
     lengths = [
         _LENGTH.unpack(data[1:])[0] if data[0] & _FOLLOWS else len(data) - 1 for data in payloads
     ]
+    sizes.learn(1 + max(lengths))
     total = sum(lengths)
     if total > LARGE_BYTES:
         receive = yield Agree(lambda: (b"", np.empty(total, np.uint8)))

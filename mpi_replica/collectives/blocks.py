@@ -6,6 +6,8 @@ replicas follow each other. Along the first axis there is one row.
 
 from __future__ import annotations
 
+import array
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -19,6 +21,9 @@ from .memory import Allocation
 
 #: (extent along the axis, bytes of an item), for each replica of each rank.
 Extents = tuple[tuple[tuple[int, ...], ...], ...]
+
+# What a replica tells of a leaf.
+_TOLD_BYTES = 16
 
 # Leaves whose results have so many bytes at most share messages, which have so many at most.
 _SHARED_BYTES = 1 << 16
@@ -48,12 +53,18 @@ class Blocks:
         sizes = [size for _, size in every]
         #: Where each replica's block begins along the axis.
         self.offsets = [0, *itertools.accumulate(extent for extent, _ in every)]
+        self.axis = form.axis
         self.dtype = form.dtype
-        self._items = [form.dtype] * len(every)
+        dtypes = [form.dtype] * len(every)
         if is_text(form.dtype):
-            self._items = [_text(form.dtype, size) for size in sizes]
+            dtypes = [_text(form.dtype, size) for size in sizes]
             self.dtype = _text(form.dtype, max(sizes))
         before, after = form.shape[: form.axis], form.shape[form.axis + 1 :]
+        #: dtype and shape of what each replica gives: strings have its own item size.
+        self.given = [
+            (dtype, (*before, extent, *after))
+            for dtype, (extent, _) in zip(dtypes, every, strict=True)
+        ]
         self.rows = math.prod(before)
         inner = math.prod(after)
         #: Items of each replica's block, in one row; and where they begin there.
@@ -78,15 +89,14 @@ class Blocks:
         """Returns the result as rows of items."""
         return result.reshape(self.rows, self.row_length)
 
-    def place(self, table: Array, replica: int, block: Array, *, is_raw: bool = False) -> Array:
+    def place(self, table: Array, replica: int, block: Array) -> Array:
         """Puts the bytes of a replica's block into its place; returns those that lie behind it.
 
-        `table` may hold some of the rows only. `is_raw`: strings have the replica's own item size.
+        `table` may hold some of the rows only.
         """
-        dtype = self._items[replica] if is_raw else self.dtype
         length, start = self.lengths[replica], self.starts[replica]
-        size = len(table) * length * dtype.itemsize
-        items = block[:size].view(dtype)
+        size = len(table) * length * self.dtype.itemsize
+        items = block[:size].view(self.dtype)
         table[:, start : start + length] = items.reshape(len(table), length)
         return block[size:]
 
@@ -137,6 +147,12 @@ class Gathering:
         needs += [self.leaves[index].batch_bytes for index in self.alone]
         self.scratch_bytes = max(needs, default=0)
 
+    @functools.cached_property
+    def most_rank_bytes(self) -> int:
+        """The most bytes of the blocks of a rank."""
+        of_leaves = [[leaf.rows * size for size in leaf.rank_row_bytes] for leaf in self.leaves]
+        return max(map(sum, zip(*of_leaves, strict=True)), default=0)
+
     def _shared(self, pack: list[int]) -> SharedMessage:
         columns = [
             [self.leaves[index].rows * size for size in self.leaves[index].rank_row_bytes]
@@ -152,32 +168,35 @@ class GatheringPlan:
 
     def __init__(self, forms: Sequence[LeafForm]) -> None:
         self.forms = tuple(forms)
+        self._axes = [form.axis for form in forms]
         self._known: dict[tuple[bytes, ...], Gathering] = {}
-        #: Of calls in which all that the ranks told are extents, by what they told.
-        self.repeated: dict[tuple[bytes, ...], Gathering] = {}
+        #: Bytes of what is told of a replica: extent and item size of each leaf.
+        self.told_bytes = _TOLD_BYTES * len(self.forms)
 
-    def gathering(
-        self, blobs: Sequence[memoryview], counts: Sequence[int]
-    ) -> tuple[Gathering, list[Array]]:
-        """Returns how the leaves travel, by the heads of the blobs; and what stands behind them."""
-        sizes = [16 * len(self.forms) * count for count in counts]
-        key = tuple([blob[:size].tobytes() for blob, size in zip(blobs, sizes, strict=True)])
+    def told(self, contributions: Sequence[Sequence[Array]]) -> bytes:
+        """Returns what a rank tells of its replicas' leaves."""
+        axes, numbers = self._axes, array.array("Q")
+        for leaves in contributions:
+            for leaf, axis in zip(leaves, axes, strict=True):
+                numbers.append(leaf.shape[axis])
+                numbers.append(leaf.dtype.itemsize)
+        return numbers.tobytes()
+
+    def gathering(self, told: Sequence[bytes], counts: Sequence[int]) -> Gathering:
+        """Returns how the leaves travel, by what each rank has told of its replicas."""
+        key = tuple(told)
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _CACHE_SIZE:
                 self._known.clear()
-                self.repeated.clear()
-            known = self._known[key] = Gathering(self.forms, self._extents(key, counts))
-        data = [
-            np.frombuffer(blob, np.uint8)[size:] for blob, size in zip(blobs, sizes, strict=True)
-        ]
-        return known, data
+            known = self._known[key] = Gathering(self.forms, self._extents(told, counts))
+        return known
 
-    def _extents(self, heads: Sequence[bytes], counts: Sequence[int]) -> list[Extents]:
+    def _extents(self, told: Sequence[bytes], counts: Sequence[int]) -> list[Extents]:
         number = len(self.forms)
         tables = [
-            np.frombuffer(head, np.uint64).reshape(count, number, 2).transpose(1, 0, 2)
-            for head, count in zip(heads, counts, strict=True)
+            np.frombuffer(of_rank, np.uint64).reshape(count, number, 2).transpose(1, 0, 2)
+            for of_rank, count in zip(told, counts, strict=True)
         ]
         alike: dict[bytes, Extents] = {}
         extents = []
@@ -188,12 +207,3 @@ class GatheringPlan:
                 alike[key] = tuple(tuple(map(tuple, of_rank)) for of_rank in of_ranks)
             extents.append(alike[key])
         return extents
-
-    def head(self, contributions: Sequence[Sequence[Array]]) -> bytes:
-        """Returns what a rank tells of its replicas' leaves: extent and item size of each."""
-        axes = [form.axis for form in self.forms]
-        numbers: list[int] = []
-        for leaves in contributions:
-            for leaf, axis in zip(leaves, axes, strict=True):
-                numbers += (leaf.shape[axis], leaf.dtype.itemsize)
-        return np.array(numbers, np.uint64).tobytes()

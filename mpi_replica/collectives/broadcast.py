@@ -74,7 +74,7 @@ class Broadcast(Call):
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: bytes) -> Steps[Any]:
         root = group.layout.rank_of(0)
-        runs_code = marks(group.payloads())[root]
+        runs_code = marks(group.sizes.payloads())[root]
         blobs = yield from all_blobs(group, prepared)
         writing = self.writing
 

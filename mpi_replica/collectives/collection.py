@@ -75,9 +75,14 @@ class Collection:
         np.concatenate([_as_bytes(leaf) for column in columns for leaf in column], out=mine)
         yield Gather(mine, every, message.rank_bytes)
         leaves = [self._gathering.leaves[index] for index in message.leaves]
-        results = [self.results[index] for index in message.leaves]
-        parts = [every[start:] for start in message.starts]
-        place_all(leaves, results, parts, self._layout.counts)
+        tables = [leaves[at].table(self.results[index]) for at, index in enumerate(message.leaves)]
+        first = 0
+        for start, count in zip(message.starts, self._layout.counts, strict=True):
+            rest = every[start:]
+            for leaf, table in zip(leaves, tables, strict=True):
+                for replica in range(first, first + count):
+                    rest = leaf.place(table, replica, rest)
+            first += count
 
     def _gather_in_batches(
         self, blocks: Blocks, table: Array, column: Sequence[Array]
@@ -98,28 +103,6 @@ class Collection:
 
 def _as_bytes(array: Array) -> Array:
     return array.reshape(-1).view(np.uint8)
-
-
-def place_all(
-    leaves: Sequence[Blocks],
-    results: Sequence[Array],
-    parts: Sequence[Array],
-    counts: Sequence[int],
-    *,
-    is_raw: bool = False,
-) -> None:
-    """Puts what each rank sent into the results: for each leaf, the block of each of its replicas.
-
-    `parts` are the bytes of each rank. `is_raw`: strings have the replicas' own item sizes.
-    """
-    tables = [leaf.table(result) for leaf, result in zip(leaves, results, strict=True)]
-    first = 0
-    for part, count in zip(parts, counts, strict=True):
-        rest = part
-        for leaf, table in zip(leaves, tables, strict=True):
-            for replica in range(first, first + count):
-                rest = leaf.place(table, replica, rest, is_raw=is_raw)
-        first += count
 
 
 def gathered(

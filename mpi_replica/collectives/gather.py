@@ -24,14 +24,15 @@ from .agreement.header import INLINE_BYTES
 from .agreement.site import CallSite
 from .agreement.stand import LeafDescription
 from .agreement.steps import Agree, Steps
-from .blobs import LARGE_BYTES, all_blobs, inline_blobs, marks, payload_of
+from .blobs import LARGE_BYTES, all_blobs, payload_of
 from .blocks import Gathering, GatheringPlan, LeafForm
-from .collection import Collection, place_all
+from .collection import Collection
+from .inline_gather import AllGatherHeaders, GatherHeaders
 
 _NUMBERS = "biufc"
 
-# The leaves of all local replicas, and what travels of them before all extents are known.
-_Prepared = tuple[Sequence[Sequence[Array]], bytes]
+# The leaves of all local replicas, what is told of them, and the headers, if that travels in these.
+_Prepared = tuple[Sequence[Sequence[Array]], bytes, GatherHeaders | None]
 
 
 class AllGather(Call):
@@ -135,39 +136,36 @@ class AllGather(Call):
         contributions = self.contributions
         if len(calls) > 1:
             contributions = [leaves for call in calls for leaves in call.contributions]
-        blob, has_data = self.plan.head(contributions), False
-        size = sum([leaf.nbytes for leaves in contributions for leaf in leaves])
-        if len(blob) + size < INLINE_BYTES:
-            columns, has_data = zip(*contributions, strict=True), True
-            blob += b"".join([leaf.tobytes() for column in columns for leaf in column])
-        return payload_of(group, blob, has_data), (contributions, blob)
+        told = self.plan.told(contributions)
+        all_headers: AllGatherHeaders = group.kept[AllGatherHeaders]
+        headers = all_headers[self.plan, group.sizes.next_bytes]
+        if not headers.has_room:
+            return payload_of(group, told), (contributions, told, None)
+        group.lay_by_reserve(LARGE_BYTES)
+        return headers.payload(told, contributions), (contributions, told, headers)
 
     def steps(
         self, group: Group, calls: Sequence[AllGather], prepared: _Prepared
     ) -> Steps[list[Array]] | list[Array]:
-        contributions, blob = prepared
-        payloads = tuple(group.payloads())
-        gathering = self.plan.repeated.get(payloads)
-        if gathering is None:
-            blobs, counts = inline_blobs(payloads), group.layout.counts
-            if blobs is None:
-                return self._move_after_heads(group, blob, contributions)
-            gathering, data = self.plan.gathering(blobs, counts)
-            have_data = set(marks(payloads))
-            if have_data == {True}:
-                self.gathering = gathering
-                results: list[Array] = group.with_reserve(gathering.allocation.make)
-                place_all(gathering.leaves, results, data, counts, is_raw=True)
-                return results
-            if have_data == {False}:
-                self.plan.repeated[payloads] = gathering
-        return self._move(group, gathering, contributions)
+        contributions, told, headers = prepared
+        if headers is None:
+            return self._move_behind(group, told, contributions)
+        gathering, columns, payload_bytes = headers.read()
+        if payload_bytes > INLINE_BYTES:
+            group.sizes.learn(payload_bytes)
+        if columns is None:
+            return self._move(group, gathering, contributions)
+        self.gathering = gathering
+        return group.with_reserve(
+            lambda: [np.concatenate(blocks, axis, dtype=dtype) for blocks, axis, dtype in columns]
+        )
 
-    def _move_after_heads(
-        self, group: Group, blob: bytes, contributions: Sequence[Sequence[Array]]
+    def _move_behind(
+        self, group: Group, told: bytes, contributions: Sequence[Sequence[Array]]
     ) -> Steps[list[Array]]:
-        blobs = yield from all_blobs(group, blob)
-        gathering, _ = self.plan.gathering(blobs, group.layout.counts)
+        """Moves everything where not even what is told of the leaves fits into a header."""
+        blobs = yield from all_blobs(group, told)
+        gathering = self.plan.gathering([blob.tobytes() for blob in blobs], group.layout.counts)
         return (yield from self._move(group, gathering, contributions))
 
     def _move(

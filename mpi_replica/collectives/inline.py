@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from ..core.array_libraries import Array
-from ..core.layout import Layout
 from ..core.options import ReduceOp
 from ..core.tree import tree_of
 from ..core.ufuncs import UFUNCS
-from ..ranks.transport import HEADER_BYTES, Bytes
+from ..ranks.transport import Bytes, Payload
 from .agreement.group import Group
-from .agreement.header import PAYLOAD_START
+from .agreement.header import INLINE_BYTES, PAYLOAD_START
 from .extremes import are_keyed, extreme
 from .plan import Plan, Slot, cut
 from .scratch import Scratch
@@ -42,6 +41,8 @@ class InlineReduction:
         Where the contributions of all ranks are put that don't travel in headers.
     rank_bytes : sequence of int
         How many bytes there are from each rank.
+    payload_bytes : int
+        The most bytes that a rank contributes.
 
     Parameters
     ----------
@@ -54,15 +55,18 @@ class InlineReduction:
 
     message: Bytes | None = None
     rank_bytes: Sequence[int] = ()
+    payload_bytes: int
 
     def __init__(self, plan: Plan, memory: Bytes, places: Sequence[int], group: Group) -> None:
         layout = group.layout
         self._quietly = group.quietly
         self._op = plan.op
         self._ufunc = UFUNCS[plan.op]
-        self._has_keys = any(are_keyed(pack.dtype, plan.op) for pack in plan.packs)
+        has_keys = any(are_keyed(pack.dtype, plan.op) for pack in plan.packs)
         self._plan = plan
         self._scale = layout.num_replicas if plan.op is ReduceOp.MEAN else 1
+        # As it is mostly: nothing is to be done but one call of the ufunc.
+        self._is_of_two = len(places) == 2 and not has_keys and self._scale == 1
         self._leaves = len(plan.results)
         self._order = plan.plain_order
         chunks = [chunk for pack in plan.packs for chunk in pack.chunks]
@@ -72,6 +76,7 @@ class InlineReduction:
         self._buffers = [(pack.length, pack.dtype) for pack in plan.packs]
         #: Of each pack, what the ranks contribute, and its slots.
         self._parts: list[tuple[list[Array], tuple[Slot, ...]]] = []
+        self.payload_bytes = int(plan.small_bytes)
         start = 0
         for pack in plan.packs:
             stop = start + pack.size_bytes
@@ -80,7 +85,7 @@ class InlineReduction:
             self._parts.append((rows, chunk.slots))
             start = stop
 
-    def prepare(self, contributions: Sequence[Sequence[Array]]) -> tuple[bytes, list[Array]]:
+    def prepare(self, contributions: Sequence[Sequence[Array]]) -> tuple[Payload, list[Array]]:
         """Returns what this rank sends, its replicas combined, and memory for `results`.
 
         Before the ranks agree: it may fail.
@@ -93,7 +98,10 @@ class InlineReduction:
             return self._quietly(self._combined_here, contributions), totals
         leaves = contributions[0]
         if len(order) == 1:
-            return leaves[order[0]].tobytes(), totals
+            leaf = leaves[order[0]]
+            if leaf.nbytes > INLINE_BYTES and leaf.flags.c_contiguous:  # without a copy of it
+                return leaf.reshape(-1).view(np.uint8).data, totals
+            return leaf.tobytes(), totals
         return b"".join([leaves[leaf].tobytes() for leaf in order]), totals
 
     def _combined_here(self, contributions: Sequence[Sequence[Array]]) -> bytes:
@@ -117,7 +125,10 @@ class InlineReduction:
         place = 0
         for rows, slots in self._parts:
             total = totals[place]
-            quietly(self._reduce, place, rows, total)
+            if self._is_of_two:
+                quietly(self._ufunc, *rows, out=total)  # without a frame of Python's
+            else:
+                quietly(self._reduce, place, rows, total)
             if self._is_rounded:
                 quietly(cut, slots, total, results)
             else:
@@ -127,14 +138,11 @@ class InlineReduction:
 
     def _reduce(self, place: int, rows: Sequence[Array], total: Array) -> None:
         """Combines the contributions to the pack at `place`."""
-        if len(rows) == 2 and not self._has_keys:
-            self._ufunc(rows[0], rows[1], out=total)
-        else:
-            total[...] = rows[0]
-            for row in rows[1:]:
-                self._add(total, row)
-            if are_keyed(total.dtype, self._op):
-                total[np.isnan(total)] = np.nan
+        total[...] = rows[0]
+        for row in rows[1:]:
+            self._add(total, row)
+        if are_keyed(total.dtype, self._op):
+            total[np.isnan(total)] = np.nan
         if self._scale != 1:
             divide(total, self._scale)
 
@@ -165,10 +173,10 @@ class OrderedInlineReduction(InlineReduction):
         counts = [len(partials) for partials in tree.partials]
         scratch.clear()
         if is_inline:
-            memory = group.headers
+            memory, starts = _memory_of_headers(group)
             places = [
                 start + size_bytes * index
-                for start, count in zip(_payload_places(layout), counts, strict=True)
+                for start, count in zip(starts, counts, strict=True)
                 for index in range(count)
             ]
         else:
@@ -176,6 +184,7 @@ class OrderedInlineReduction(InlineReduction):
             self.message = memory = scratch.take(np.dtype(np.uint8), sum(self.rank_bytes))
             places = [size_bytes * index for index in range(sum(counts))]
         super().__init__(plan, memory, places, group)
+        self.payload_bytes *= max(counts)
         self._partials = tree.partials[layout.rank]
         self._tree_order = tree.order
         #: For each pack.
@@ -183,6 +192,7 @@ class OrderedInlineReduction(InlineReduction):
             [scratch.take(dtype, length) for _ in range(tree.order.temporaries)]
             for length, dtype in self._buffers
         ]
+        self._is_of_two = False
         self._mask = Scratch(scratch.take(np.dtype(np.uint8), size_bytes))
 
     def _combined_here(self, contributions: Sequence[Sequence[Array]]) -> bytes:
@@ -204,12 +214,18 @@ class OrderedInlineReduction(InlineReduction):
         settle(total, self._scale, self._mask)
 
 
-def _payload_places(layout: Layout) -> Sequence[int]:
-    return range(PAYLOAD_START, HEADER_BYTES * layout.size, HEADER_BYTES)
+def _memory_of_headers(group: Group) -> tuple[Bytes, Sequence[int]]:
+    """Returns where the next headers of all ranks will lie, and where their payloads begin."""
+    size_bytes = group.sizes.next_bytes
+    memory = group.sizes.memory[size_bytes]
+    return memory, range(PAYLOAD_START, memory.size, size_bytes)
 
 
-class InlineReductions(dict[Plan, InlineReduction]):
-    """The `InlineReduction` of each plan; made when it is asked for."""
+class InlineReductions(dict[tuple[Plan, int], InlineReduction | None]):
+    """The `InlineReduction` of each plan by headers of each size; None where it has no place there.
+
+    They are made when they are asked for, of the size that the next headers have.
+    """
 
     def __init__(self, group: Group) -> None:
         super().__init__()
@@ -219,22 +235,26 @@ class InlineReductions(dict[Plan, InlineReduction]):
         self._most_partials = max(map(len, tree.partials))
         self._partials = tree.order.count
 
-    def can_be_ordered(self, plan: Plan) -> bool:
-        """Returns whether every rank gets the contributions of all, where they have an order."""
-        return plan.small_bytes * self._partials <= _MOST_MESSAGE_BYTES
+    def payload_bytes(self, plan: Plan) -> float:
+        """Returns the most bytes that a rank contributes; infinite where there are streams."""
+        return plan.small_bytes * (self._most_partials if plan.is_ordered else 1)
 
-    def __missing__(self, plan: Plan) -> InlineReduction:
+    def __missing__(self, key: tuple[Plan, int]) -> InlineReduction | None:
         if len(self) >= _CACHE_SIZE:
             self.clear()
-        reduction = self[plan] = self._ordered(plan) if plan.is_ordered else self._plain(plan)
+        plan, _ = key
+        is_inline = self.payload_bytes(plan) <= self._group.sizes.inline_bytes
+        reduction = None
+        if plan.is_ordered:
+            # Every rank gets the contributions of all, where they have an order.
+            if plan.small_bytes * self._partials <= _MOST_MESSAGE_BYTES:
+                reduction = self._ordered(plan, is_inline=is_inline)
+        elif is_inline:
+            reduction = InlineReduction(plan, *_memory_of_headers(self._group), self._group)
+        self[key] = reduction
         return reduction
 
-    def _plain(self, plan: Plan) -> InlineReduction:
-        group = self._group
-        return InlineReduction(plan, group.headers, _payload_places(group.layout), group)
-
-    def _ordered(self, plan: Plan) -> InlineReduction:
+    def _ordered(self, plan: Plan, *, is_inline: bool) -> InlineReduction:
         if self._scratch is None:  # for a message, and for temporaries and a mask of its parts
             self._scratch = Scratch(np.empty(4 * _MOST_MESSAGE_BYTES, np.uint8))
-        is_inline = plan.small_bytes * self._most_partials <= self._group.inline_bytes
         return OrderedInlineReduction(plan, self._group, self._scratch, is_inline=is_inline)

@@ -45,8 +45,8 @@ _MOST_KEPT = 4096
 
 #: Leaves below this share a pack; above, a message of their own costs less than the copy.
 _SMALL_BYTES = 1 << 16
-# Of a leaf that would share it with no other.
-_ALONE_BYTES = 1 << 11
+# Of a leaf that would share it with no other: one that fits into no header (`ranks.transport`).
+_ALONE_BYTES = (1 << 15) + 1
 
 #: dtypes and shapes of leaves
 Signature = tuple[tuple[np.dtype[Any], ...], tuple[tuple[int, ...], ...]]
@@ -179,7 +179,7 @@ class Plan:
     results: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
     #: the largest number of bytes that the movement of a pack or a piece needs
     scratch_bytes: int
-    #: Bytes of all packs; infinite where there are streams.
+    #: Bytes of all packs; infinite where there are streams, or more than one chunk.
     small_bytes: float
     #: The leaves in the packs, in the order in which they travel, where each has its pack's dtype.
     plain_order: tuple[int, ...] | None
@@ -245,6 +245,9 @@ def plan(
         for stream in streams
         if not stream.is_ordered
     ]
+    small_bytes: float = sum(pack.size_bytes for pack in closed)
+    if streams or any(len(pack.chunks) > 1 for pack in closed):
+        small_bytes = math.inf
     order = [(leaf, pack.dtype) for pack in closed for leaf in pack.leaves]
     is_plain = all(signature[0][leaf] == dtype for leaf, dtype in order)
     return Plan(
@@ -254,7 +257,7 @@ def plan(
         tuple(streams),
         tuple(results),
         max(needs, default=0) + _MOST_BUFFERS * ALIGNMENT,
-        math.inf if streams else sum(pack.size_bytes for pack in closed),
+        small_bytes,
         tuple(leaf for leaf, _ in order) if is_plain else None,
     )
 

@@ -18,9 +18,10 @@ from ..core.array_libraries import Array, give_back
 from ..core.dtypes import accumulation, as_arrays, wire_name
 from ..core.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from ..core.ufuncs import EXTREMES
-from ..ranks.transport import Bytes
+from ..ranks.transport import Bytes, Payload
 from .agreement.call import Call
 from .agreement.group import Group
+from .agreement.header import INLINE_BYTES
 from .agreement.site import CallSite
 from .agreement.stand import CallDescription, LeafDescription
 from .agreement.steps import Agree, Gather, Steps
@@ -40,7 +41,7 @@ _Results = list[list[Any]]
 
 # What moves the data, and the results; or a reduction, its message and memory for its totals; or
 # nothing, where a way must be opened first.
-_Prepared = tuple[Movement, _Results] | tuple[InlineReduction, bytes, list[Array]] | None
+_Prepared = tuple[Movement, _Results] | tuple[InlineReduction, Payload, list[Array]] | None
 
 _FLOAT64 = np.dtype(np.float64)
 _PYTHON_NUMBERS = {int: "int", float: "float"}
@@ -193,18 +194,17 @@ class AllReduce(Call):
             bool(options.reproducible) or options.implementation in _ORDERED_IMPLEMENTATIONS
         )
 
-    def prepare(self, group: Group, calls: Sequence[AllReduce]) -> tuple[bytes, _Prepared]:
+    def prepare(self, group: Group, calls: Sequence[AllReduce]) -> tuple[Payload, _Prepared]:
         if self.outputs is not None and (self.promoted or len(calls) > 1):
             self._check_outputs(calls)
         plan = self.plan
         reductions: InlineReductions = group.kept[InlineReductions]
-        is_inline = plan.small_bytes <= group.inline_bytes
+        reduction = reductions[plan, group.sizes.next_bytes]
         ordered = None
         if plan.is_ordered:
-            is_inline = reductions.can_be_ordered(plan)
             implementation = self.options.implementation
             # Also where nothing goes by it: an error where it can't be had.
-            is_needed = not is_inline or implementation is _SHARED_MEMORY
+            is_needed = reduction is None or implementation is _SHARED_MEMORY
             if is_needed and self._is_order_asked:
                 ordered = group.kept[ChoiceOfWay].ordered(implementation)
                 if ordered is None:
@@ -214,8 +214,7 @@ class AllReduce(Call):
             contributions = [leaves for call in calls for leaves in call.contributions]
         if self.writing is not None:
             self.writing.prepare()
-        if is_inline:
-            reduction = reductions[plan]
+        if reduction is not None:
             payload, totals = reduction.prepare(contributions)
             prepared = reduction, payload, totals
             return b"" if reduction.message is not None else payload, prepared
@@ -251,8 +250,12 @@ class AllReduce(Call):
         if prepared is None:
             return self._open_way(group, calls)
         if len(prepared) == 2:
+            if not self.plan.streams:
+                group.sizes.learn(group.kept[InlineReductions].payload_bytes(self.plan))
             return self._move(*prepared)
         reduction, payload, totals = prepared
+        if reduction.payload_bytes > INLINE_BYTES:
+            group.sizes.learn(reduction.payload_bytes)
         if reduction.message is not None:
             return self._exchange_message(calls, reduction, reduction.message, payload, totals)
         if len(calls) == 1 and self.writing is None and self.outputs is None:
@@ -273,7 +276,7 @@ class AllReduce(Call):
         calls: Sequence[AllReduce],
         reduction: InlineReduction,
         message: Bytes,
-        payload: bytes,
+        payload: Payload,
         totals: list[Array],
     ) -> Steps[_Results]:
         yield Gather(np.frombuffer(payload, np.uint8), message, reduction.rank_bytes)

@@ -154,7 +154,7 @@ class Verification(Call):
         self, group: Group, calls: Sequence[Verification], prepared: tuple[bytes, list[bytes]]
     ) -> Steps[None] | None:
         mine, rows = prepared
-        if len(set(rows)) == 1 and all(one == mine for one in group.payloads()):
+        if len(set(rows)) == 1 and all(one == mine for one in group.sizes.payloads()):
             return None
         return self._tell_difference(group.layout, rows)
 

@@ -56,7 +56,7 @@ class NextStep(Call):
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[tuple[Any, Any]]:
         """Returns this rank's values and their spec, None for values at the end."""
-        of_ranks = [self._STATE.unpack(data) for data in group.payloads()]
+        of_ranks = [self._STATE.unpack(data) for data in group.sizes.payloads()]
         states, rows, num_steps, digests = zip(*of_ranks, strict=True)
         if len(set(num_steps)) > 1:
             yield Raise(self._at_other_places(num_steps))

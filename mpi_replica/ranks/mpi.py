@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import time
@@ -22,13 +21,13 @@ from ..core.exceptions import RankLostError
 from ..core.options import ReduceOp
 from .abort import abort_job
 from .communicators import checked_communicator
+from .header_exchanges import Exchange, HeaderExchanges
 from .host import cores, is_crowded, machine
 from .interrupts import is_of_signal_handler
 from .pause import SECONDS_BEFORE_SLEEP, pause
 from .point_to_point import MPIMailbox, PointToPoint
 from .survivors import Survivors
-from .transport import HEADER_BYTES, Bytes, Messages, Transport, WaitGivenUpError, Words
-from .two_level import TwoLevelExchange, is_two_level
+from .transport import HEADER_BYTES, Bytes, Messages, Payload, Transport, WaitGivenUpError, Words
 from .ulfm import is_loss, loss_error
 from .windows import SharedWindows
 
@@ -116,19 +115,11 @@ class MPITransport(Transport):
         self.is_between_hosts = len(set(hosts)) > 1
         self._blocks = not self.is_crowded
         self._windows = SharedWindows(MPI)
-        self._header = np.zeros(HEADER_BYTES, np.uint8)
-        self.headers = np.zeros(HEADER_BYTES * self.size, np.uint8)
-        self._header_view = self._header.data
-        self._exchange: MPI.Prequest | TwoLevelExchange | None = None
-        buffers = self._header, self.headers
-        with contextlib.suppress(NotImplementedError):  # persistent collectives are MPI-4
-            if is_two_level(hosts):
-                self._exchange = TwoLevelExchange(MPI, self._comm, hosts, *buffers)
-            else:
-                self._exchange = self._comm.Allgather_init(*buffers)
+        self._exchanges = HeaderExchanges(MPI, self._comm, hosts)
+        self.headers = self._exchanges.headers
 
-    def exchange(self, header: bytes) -> None:
-        request = self._start_exchange(header)
+    def exchange(self, header: bytes, size_bytes: int = HEADER_BYTES, rest: Payload = b"") -> None:
+        request = self._start_exchange(header, size_bytes, rest)
         # Every collective waits here: the first spins are those of `_wait`, without a call of it.
         test = request.Test
         try:
@@ -146,8 +137,8 @@ class MPITransport(Transport):
         """Whether a call of MPI may block: nobody has to give up the wait for it."""
         return self._blocks and self.timeout_seconds is None
 
-    def begin_exchange(self, header: bytes) -> Callable[[], bool]:
-        return self._asking(self._start_exchange(header).Test)
+    def begin_exchange(self, header: bytes, size_bytes: int = HEADER_BYTES) -> Callable[[], bool]:
+        return self._asking(self._start_exchange(header, size_bytes, b"").Test)
 
     def _asking(self, test: Callable[[], bool]) -> Callable[[], bool]:
         def has_ended() -> bool:
@@ -158,18 +149,26 @@ class MPITransport(Transport):
 
         return has_ended
 
-    def _start_exchange(self, header: bytes) -> MPI.Request | TwoLevelExchange:
-        self._header_view[: len(header)] = header
-        self.sent_bytes += HEADER_BYTES
-        if self._exchange is None:
-            request: MPI.Request = self._begin(self._comm.Iallgather, (self._header, self.headers))
-            return request
+    def _start_exchange(
+        self, header: bytes, size_bytes: int, rest: Payload
+    ) -> MPI.Request | Exchange:
+        mine, request = self._exchanges.of_size[size_bytes]
+        start = len(header)
+        mine[:start] = header
+        if rest:
+            mine[start : start + len(rest)] = rest
+        self.sent_bytes += size_bytes
+        if request is None:
+            begun: MPI.Request = self._begin(
+                self._comm.Iallgather, (mine, self.headers[size_bytes])
+            )
+            return begun
         self.is_in_flight = True
         try:  # as `_begin` does, without a call of it
-            self._exchange.Start()
+            request.Start()
         except BaseException as error:
             raise self._not_begun(error) from None
-        return self._exchange
+        return request
 
     def maximum(self, words: Words) -> Words:
         greatest = np.empty_like(words)
@@ -271,16 +270,16 @@ class MPITransport(Transport):
         if self.loss is None:
             self.loss = loss_error(MPI, self._comm, self.hosts, self.pids)
         if self.is_fault_tolerant:
-            for each in (self._comm, self.mailbox, self._exchange):
-                getattr(each, "Revoke", lambda: None)()  # requests have none
+            self._comm.Revoke()
+            self._exchanges.revoke()
+            if isinstance(self.mailbox, MPIMailbox):
+                self.mailbox.Revoke()
 
     def abort(self, status: int) -> None:
         abort_job(MPI, status)
 
     def close(self) -> None:
-        if self._exchange is not None:
-            self._exchange.Free()
-            self._exchange = None
+        self._exchanges.free()
         if self.mailbox is not None:
             self.mailbox.close()
         self._windows.free()
@@ -335,7 +334,7 @@ class MPITransport(Transport):
 
     def _wait(
         self,
-        request: MPI.Request | TwoLevelExchange | PointToPoint,
+        request: MPI.Request | Exchange | PointToPoint,
         seconds_before_sleep: float = SECONDS_BEFORE_SLEEP,
         buffers: Any = None,
     ) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.options import ReduceOp
-from .transport import HEADER_BYTES, Bytes, Messages, Transport, Words
+from .transport import HEADER_BYTES, LARGER_HEADER_BYTES, Bytes, Messages, Payload, Transport, Words
 
 
 class SingleTransport(Transport):
@@ -23,17 +23,23 @@ class SingleTransport(Transport):
         self.hosts = (socket.gethostname(),)
         self.pids = (os.getpid(),)
         self.communicator = None
-        self.headers = np.zeros(HEADER_BYTES, np.uint8)
-        self._headers_view = self.headers.data
+        self.headers = {
+            size_bytes: np.zeros(size_bytes, np.uint8)
+            for size_bytes in (HEADER_BYTES, *LARGER_HEADER_BYTES)
+        }
+        self._views = {size_bytes: memory.data for size_bytes, memory in self.headers.items()}
 
-    def exchange(self, header: bytes) -> None:
-        self._headers_view[: len(header)] = header
+    def exchange(self, header: bytes, size_bytes: int = HEADER_BYTES, rest: Payload = b"") -> None:
+        view, start = self._views[size_bytes], len(header)
+        view[:start] = header
+        if rest:
+            view[start : start + len(rest)] = rest
 
     def maximum(self, words: Words) -> Words:
         return words
 
-    def begin_exchange(self, header: bytes) -> Callable[[], bool]:
-        self.exchange(header)
+    def begin_exchange(self, header: bytes, size_bytes: int = HEADER_BYTES) -> Callable[[], bool]:
+        self.exchange(header, size_bytes)
         return lambda: True
 
     def begin_maximum(self, words: Words) -> Callable[[], Words | None]:

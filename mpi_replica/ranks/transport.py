@@ -14,8 +14,12 @@ from ..core.options import ReduceOp
 
 #: Size of the message by which ranks agree: small enough for the eager protocol of every library.
 HEADER_BYTES = 256
+#: Larger ones, in which some numbers fit beside what is in the smallest.
+LARGER_HEADER_BYTES = tuple(64 + (1 << exponent) for exponent in range(9, 16))
 
 Bytes = npt.NDArray[np.uint8]
+#: What travels behind the head of a header.
+Payload = bytes | memoryview
 Words = npt.NDArray[np.uint64]
 #: Of ranks: something for each, or from each.
 Messages = Mapping[int, bytes | bytearray]
@@ -68,8 +72,9 @@ class Transport(abc.ABC):
     steps_ended: int = 0
     #: Bytes that this rank gave to all exchanges.
     sent_bytes: int = 0
-    #: What the last `exchange` gave: the headers of all ranks, one behind the other.
-    headers: Bytes
+    #: What the last `exchange` gave: the headers of all ranks, one behind the other, by the bytes
+    #: of each. `HEADER_BYTES` is the smallest.
+    headers: Mapping[int, Bytes]
     #: Whether an exchange was begun that has not ended: nothing else can be sent then.
     is_in_flight: bool = False
     #: Whether some host has more ranks than cores: each exchange then costs turns of the cores.
@@ -91,10 +96,11 @@ class Transport(abc.ABC):
     communicator: Any
 
     @abc.abstractmethod
-    def exchange(self, header: bytes) -> None:
-        """Fills `headers` with those of all ranks, in rank order.
+    def exchange(self, header: bytes, size_bytes: int = HEADER_BYTES, rest: Payload = b"") -> None:
+        """Fills ``headers[size_bytes]`` with those of all ranks, in rank order.
 
-        `header` has `HEADER_BYTES` bytes at most; what stands behind a shorter one is undefined.
+        Each is `header` and, behind it, `rest`: together they have `size_bytes` bytes at most, the
+        same number on all ranks. What stands behind a shorter one is undefined.
         """
 
     @abc.abstractmethod
@@ -102,7 +108,7 @@ class Transport(abc.ABC):
         """Returns the greatest of each of a few words over all ranks."""
 
     @abc.abstractmethod
-    def begin_exchange(self, header: bytes) -> Callable[[], bool]:
+    def begin_exchange(self, header: bytes, size_bytes: int = HEADER_BYTES) -> Callable[[], bool]:
         """Starts an `exchange`; what is returned tells whether it has ended."""
 
     @abc.abstractmethod

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..core.layout import grouped
-from .transport import HEADER_BYTES, Bytes
+from .transport import Bytes
 
 # The first ranks of so many hosts give to each other. Among more, libraries know better ways.
 _MOST_HOSTS = 32
@@ -41,7 +41,7 @@ class TwoLevelExchange:
     mpi : module
         ``mpi4py.MPI``.
     communicator : mpi4py.MPI.Intracomm
-        Its ranks; a duplicate of it is used. Collective.
+        Its ranks; nothing else is sent on it.
     hosts : sequence of str
         Where each rank is, in any order.
     header, headers : array of bytes
@@ -51,37 +51,35 @@ class TwoLevelExchange:
     def __init__(
         self, mpi: Any, communicator: Any, hosts: Sequence[str], header: Bytes, headers: Bytes
     ) -> None:
-        # Its own: what users send on theirs must not meet it.
-        self._comm = communicator.Dup()
         self._start_all, self._test_all = mpi.Prequest.Startall, mpi.Request.Testall
         self._header = header
-        rank, byte = self._comm.Get_rank(), mpi.BYTE
+        rank, byte, size_bytes = communicator.Get_rank(), mpi.BYTE, header.size
         ranks_of = grouped(hosts)
         first, *members = ranks_of[hosts[rank]]
         self._types = []
         everything = [headers, byte]
         if rank != first:
             self._place = None
-            begins = [self._comm.Recv_init(everything, first)]
-            begins.append(self._comm.Send_init([header, byte], first))
+            begins = [communicator.Recv_init(everything, first)]
+            begins.append(communicator.Send_init([header, byte], first))
             self._steps = [_Step(begins, begins)]
         else:
-            place = rank * HEADER_BYTES
-            self._place = headers[place : place + HEADER_BYTES]
+            place = rank * size_bytes
+            self._place = headers[place : place + size_bytes]
             blocks = {}  # of hosts, by their first ranks
             for ranks in ranks_of.values():
-                starts = [other * HEADER_BYTES for other in ranks]
-                block = byte.Create_indexed_block(HEADER_BYTES, starts).Commit()
+                starts = [other * size_bytes for other in ranks]
+                block = byte.Create_indexed_block(size_bytes, starts).Commit()
                 self._types.append(block)
                 blocks[ranks[0]] = [headers, 1, block]
             mine = blocks.pop(first)
             from_members = [
-                self._comm.Recv_init([headers[other * HEADER_BYTES :], HEADER_BYTES, byte], other)
+                communicator.Recv_init([headers[other * size_bytes :], size_bytes, byte], other)
                 for other in members
             ]
-            from_hosts = [self._comm.Recv_init(block, other) for other, block in blocks.items()]
-            to_hosts = [self._comm.Send_init(mine, other) for other in blocks]
-            to_members = [self._comm.Send_init(everything, other) for other in members]
+            from_hosts = [communicator.Recv_init(block, other) for other, block in blocks.items()]
+            to_hosts = [communicator.Send_init(mine, other) for other in blocks]
+            to_members = [communicator.Send_init(everything, other) for other in members]
             self._steps = [
                 _Step(from_members + from_hosts, from_members),
                 _Step(to_hosts, from_hosts),
@@ -106,15 +104,10 @@ class TwoLevelExchange:
             self._start_all(self._steps[self._index].begins)
         return False
 
-    def Revoke(self) -> None:
-        """Makes it fail on all ranks."""
-        self._comm.Revoke()
-
     def Free(self) -> None:
-        """Gives back what it holds. Collective."""
+        """Gives back what it holds."""
         for step in self._steps:
             for request in step.begins:
                 request.Free()
         for block in self._types:
             block.Free()
-        self._comm.Free()

@@ -130,7 +130,7 @@ class Fence:
         header = header.ljust(HEADER_BYTES, b"\0")
         ended = self._transport.begin_exchange(header)
         self._wait(ended, arrival, _PATIENCE)
-        headers = self._transport.headers.tobytes()
+        headers = self._transport.headers[HEADER_BYTES].tobytes()
         arrivals = [arrival] * self.size
         if has_more or headers != header * self.size:
             arrivals = self._tell(arrival._replace(has_left_all=self._has_left_all))

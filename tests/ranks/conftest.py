@@ -74,6 +74,8 @@ def kept_strategy(request):
     yield strategy
     if not request.session.testsfailed:
         strategy.close()  # a collective call
+    else:
+        strategy._close_here()
 
 
 @pytest.fixture
@@ -83,6 +85,8 @@ def strategy(request, passed_everywhere):
     yield strategy
     if passed_everywhere():
         strategy.close()  # a collective call
+    else:
+        strategy._close_here()  # also of a test that was skipped: nobody finds it open
 
 
 @pytest.fixture
@@ -92,6 +96,8 @@ def reproducible(request, passed_everywhere):
     yield strategy
     if passed_everywhere():
         strategy.close()
+    else:
+        strategy._close_here()
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from hypothesis import given
 import mpi_replica as mr
 from contributions import OF_OP, Leaf, arrays_in, at_once, check_everywhere
 from everywhere import gathered, holds_everywhere
+from mpi_replica.collectives.agreement.header_sizes import HeaderSizes
+from mpi_replica.collectives.inline import InlineReductions
 from reducing import calls, contribution, reduce_everywhere, reference
 
 
@@ -31,8 +33,11 @@ def in_pieces(strategy, monkeypatch):
     """Do a call as if nothing fitted into the header."""
 
     def do(call):
+        group = strategy.engine.group
         with monkeypatch.context() as patch:
-            patch.setattr(strategy.engine.group, "inline_bytes", -1)
+            sizes = HeaderSizes(group.sizes.memory, carries_payload=False)
+            patch.setattr(group, "sizes", sizes)
+            patch.setitem(group.kept, InlineReductions, InlineReductions(group))
             return call()
 
     return do

@@ -67,19 +67,38 @@ def test_a_call_costs_the_same_for_any_number_of_replicas_a_rank(name):
     assert len({tuple(of_rank) for of_rank in gathered(costs)}) == 1
 
 
-def test_agreement_sends_one_header_of_256_bytes_and_payloads_of_232_bytes_in_it(strategy):
+def sum_of(items):
+    return all_reduce(
+        "SUM",
+        lambda i: np.full(items, float(i)),
+        bytes_per_pack=1 << 19,
+        implementation="ALLREDUCE",
+    )
+
+
+@pytest.mark.parametrize(
+    ("items", "steps", "sent"), [(29, 0, 0), (30, 1, 240), (100_000, 2, 800_000)]
+)
+def test_agreement_sends_one_header_of_256_bytes_and_payloads_of_232_bytes_in_it(
+    items, steps, sent
+):
     assert HEADER_BYTES == 256
-    assert cost_of_call(strategy, CALLS["run"]) == (1, 256)
-    has_others = strategy.size > 1
-    for items, steps, sent in ((29, 0, 0), (30, 1, 240), (100_000, 2, 800_000)):
-        call = all_reduce(
-            "SUM",
-            lambda i, items=items: np.full(items, float(i)),
-            bytes_per_pack=1 << 19,
-            implementation="ALLREDUCE",
-        )
+    with mr.MPIStrategy() as strategy:
+        assert cost_of_call(strategy, CALLS["run"]) == (1, 256)
+        has_others = strategy.size > 1
         moved = (has_others * steps, has_others * sent)
-        assert cost_of_call(strategy, call) == (2 + moved[0], 2 * 256 + moved[1])
+        assert cost_of_call(strategy, sum_of(items)) == (2 + moved[0], 2 * 256 + moved[1])
+
+
+@pytest.mark.parametrize(("items", "header_bytes"), [(30, 576), (128, 1088), (500, 4160)])
+def test_of_what_repeats_some_kilobytes_travel_in_a_header_that_is_as_large_as_it_must_be(
+    items, header_bytes
+):
+    with mr.MPIStrategy() as strategy:
+        kinds = [sum_of(items)] * 5 + [CALLS["run"]] * 2
+        costs = [cost_of_call(strategy, call) for call in kinds]
+    assert costs[2:5] == [(2, 256 + header_bytes)] * 3
+    assert costs[5:] == [(1, header_bytes), (1, 256)]  # the first one was foreseen in vain
 
 
 def prefixes():

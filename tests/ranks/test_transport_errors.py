@@ -12,6 +12,8 @@ import pytest
 
 import mpi_replica as mr
 from everywhere import check_works, error_of, needs_two_ranks, raises_everywhere
+from mpi_replica.collectives.agreement.group import Kept
+from mpi_replica.collectives.agreement.header_sizes import HeaderSizes
 
 METHODS = ("exchange", "maximum")
 
@@ -119,7 +121,15 @@ def test_at_each_agreement_of_a_call(strategy, monkeypatch, name):
 @pytest.mark.parametrize("name", CALLS)
 def test_with_more_ranks_than_see_all_headers(strategy, monkeypatch, name):
     """Section 6: there two messages take the place of a header."""
-    monkeypatch.setattr(strategy.engine.agreement, "_wide", True)
+    engine = strategy.engine
+    sizes = HeaderSizes(engine.transport.headers, carries_payload=False)
+    for one, name_of_value, value in (
+        (engine.agreement, "_wide", True),
+        (engine.agreement, "sizes", sizes),
+        (engine.group, "sizes", sizes),
+        (engine.group, "kept", Kept(engine.group)),
+    ):
+        monkeypatch.setattr(one, name_of_value, value)
     methods = check_each_exchange(strategy, monkeypatch, CALLS[name])
     assert methods[0] == "maximum"
 

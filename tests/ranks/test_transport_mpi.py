@@ -8,7 +8,7 @@ from mpi_replica.core.options import ReduceOp
 from mpi_replica.ranks import windows
 from mpi_replica.ranks.launch import open_transport
 from mpi_replica.ranks.point_to_point import PointToPoint
-from mpi_replica.ranks.transport import SharedMemoryError
+from mpi_replica.ranks.transport import HEADER_BYTES, SharedMemoryError
 from transport_contract import TransportContract
 
 
@@ -86,9 +86,7 @@ class TestWithoutPersistentCollectives(TransportContract):
 
     def make(self):
         transport = transport_over(None)
-        if transport._exchange is not None:
-            transport._exchange.Free()
-        transport._exchange = None
+        transport._exchanges.free()
         return transport
 
 
@@ -100,13 +98,13 @@ class TestByWayOfOneRankOfEachHost(TransportContract):
     def make(self):
         from mpi4py import MPI
 
-        from mpi_replica.ranks.two_level import TwoLevelExchange
+        from mpi_replica.ranks.header_exchanges import HeaderExchanges
 
         transport = transport_over(None)
-        transport._exchange.Free()
+        transport._exchanges.free()
         hosts = self.hosts[: transport.size]
-        buffers = transport._header, transport.headers
-        transport._exchange = TwoLevelExchange(MPI, transport._comm, hosts, *buffers)
+        transport._exchanges = HeaderExchanges(MPI, transport._comm, hosts)
+        transport.headers = transport._exchanges.headers
         return transport
 
     def test_ranks_that_come_in_any_order_get_the_headers_of_one_turn(self, transport):
@@ -116,7 +114,7 @@ class TestByWayOfOneRankOfEachHost(TransportContract):
                 sum(range(20_000))
             transport.exchange(self.header(transport.rank, turn))
             expected = b"".join(self.header(r, turn) for r in range(transport.size))
-            assert transport.headers.tobytes() == expected
+            assert transport.headers[HEADER_BYTES].tobytes() == expected
 
 
 class TestByWayOfOneRank(TestByWayOfOneRankOfEachHost):

@@ -25,7 +25,7 @@ from ...core import exceptions
 from ...core.exceptions import CollectiveTimeoutError, ContextError, RankLostError, ReplicaStopped
 from ...core.layout import Layout
 from ...ranks.interrupts import gate
-from ...ranks.transport import HEADER_BYTES, Transport
+from ...ranks.transport import HEADER_BYTES, Payload, Transport
 from . import travelling_error
 from .call import Call
 from .header import (
@@ -40,6 +40,7 @@ from .header import (
     states,
     words,
 )
+from .header_sizes import HeaderSizes
 from .judgement import Promotion, Verdict, judge, rank_left
 from .notes import Notes
 from .stand import Report, Stand
@@ -85,8 +86,7 @@ class Agreement:
         #: What must have been the same on all ranks since the last header.
         self.notes = Notes()
         self._wide = transport.size > _ALLGATHER_RANKS
-        # Where the header of each rank begins.
-        self._starts = range(0, transport.size * HEADER_BYTES, HEADER_BYTES)
+        self.sizes = HeaderSizes(transport.headers, carries_payload=not self._wide)
         #: Runs that this rank is in, the innermost last.
         self.runs: list[CurrentRun] = []
         #: Ordinal of the last run that began, or what all ranks set it to after an error.
@@ -106,11 +106,6 @@ class Agreement:
         self._serial = 0
         #: Called where this rank gives up the strategy, to tell the others.
         self.on_break: Callable[[BaseException], None] = lambda _: None
-
-    @property
-    def carries_payload(self) -> bool:
-        """Whether small payloads travel in the header at no extra cost."""
-        return not self._wide
 
     @property
     def run_ordinal(self) -> int:
@@ -136,12 +131,14 @@ class Agreement:
         runs = self.runs[-1:]
         return runs[0].meeting() if runs else (self._layout.local_replica_ids, "")
 
-    def agree(self, calls: Sequence[Call], payload: bytes = b"") -> None:
+    def agree(
+        self, calls: Sequence[Call], payload: Payload = b"", *, is_begun: bool = False
+    ) -> None:
         """Returns when all ranks are known to be at the call. Collective.
 
         `calls` are those of the local replicas, which agree among themselves. `payload` has
-        `INLINE_BYTES` at most, and is there on all ranks or on none; those of all ranks are in the
-        headers then.
+        `sizes.inline_bytes` at most, or `INLINE_BYTES`, and is there on all ranks or on none; those
+        of all ranks are in the headers then. `is_begun`: they have agreed on the call before.
 
         Raises
         ------
@@ -155,6 +152,10 @@ class Agreement:
             self.report(*self.failure(calls, KeyboardInterrupt()))
         if not self._compare(AGREES, payload, first):
             self._exchange_reports([self.stand(call) for call in calls], {})
+        if is_begun:
+            self.sizes.agree_again()
+        else:
+            self.sizes.agree(first.fingerprint)
         self._last_error = self.raised = None
         if self.notes.chain:
             self.notes.drop()
@@ -208,21 +209,23 @@ class Agreement:
                 if (greatest == word).all():
                     self.all_have_left = True
                     return
-            is_done = self._transport.begin_exchange(mine)
+            size_bytes = self.sizes.next_bytes
+            is_done = self._transport.begin_exchange(mine, size_bytes)
             while not is_done():
                 yield
         except RankLostError:
             return  # it has left before
-        self.all_have_left = set(states(self._transport.headers.tobytes())) == {LEAVES}
+        headers = self._transport.headers[size_bytes].data
+        self.all_have_left = set(states(headers, size_bytes)) == {LEAVES}
         self.others_stay = not self.all_have_left
 
-    def _others_left(self, headers: bytes, call: Call) -> NoReturn:
+    def _others_left(self, size_bytes: int, call: Call) -> NoReturn:
         """Raises, since the program has ended on some ranks."""
+        headers = self._transport.headers[size_bytes].data
+        told = zip(states(headers, size_bytes), payloads(headers, size_bytes), strict=True)
         causes = {
             rank: payload.decode(errors="ignore")
-            for rank, (state, payload) in enumerate(
-                zip(states(headers), payloads(headers), strict=True)
-            )
+            for rank, (state, payload) in enumerate(told)
             if state == LEAVES
         }
         error = rank_left(causes, self._layout)
@@ -270,22 +273,28 @@ class Agreement:
         """Returns whether all ranks raise `error`, or its counterparts, in this moment."""
         return error is self.raised or error is self.final
 
-    def _compare(self, state: int, payload: bytes, first: Call) -> bool:
+    def _compare(self, state: int, payload: Payload, first: Call) -> bool:
         """Exchanges headers; returns whether all ranks agree."""
-        mine = head(first.fingerprint, self.notes.chain, state, len(payload)) + payload
-        transport = self._transport
+        mine = head(first.fingerprint, self.notes.chain, state, len(payload))
+        transport, sizes = self._transport, self.sizes
         if self._wide:
-            return self._compare_widely(state, mine, bool(payload), first)
-        transport.exchange(mine)
-        headers = transport.headers.tobytes()
+            return self._compare_widely(state, mine + payload, bool(payload), first)
+        size_bytes = sizes.next_bytes
+        if type(payload) is bytes:  # which costs less than to hand on two things
+            transport.exchange(mine + payload, size_bytes)
+        else:
+            transport.exchange(mine, size_bytes, payload)
+        heads, starts = sizes.heads(), sizes.head_starts
         compared = mine[:COMPARED_BYTES]
-        for start in self._starts:
-            if not headers.startswith(compared, start):
+        for start in starts:
+            if not heads.startswith(compared, start):
                 break
         else:
-            return state == AGREES
-        if LEAVES in states(headers):
-            self._others_left(headers, first)
+            if state == AGREES:
+                return True
+        if LEAVES in states(heads, starts.step):
+            self._others_left(size_bytes, first)
+        sizes.begin_anew()
         return False
 
     def _compare_widely(self, state: int, mine: bytes, has_payload: bool, first: Call) -> bool:
@@ -295,7 +304,7 @@ class Agreement:
         greatest = transport.maximum(word)
         if state_of_words(greatest) == LEAVES:
             transport.exchange(mine)
-            self._others_left(transport.headers.tobytes(), first)
+            self._others_left(HEADER_BYTES, first)
         if (greatest != word).any() or state != AGREES:
             return False
         if has_payload:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from ...core import nest
 from ...core.options import CommunicationOptions
+from ...ranks.transport import Payload
 from .group import Group
 from .site import CallSite, FunctionIdentity
 from .stand import CallDescription, LeafDescription
@@ -139,7 +140,7 @@ class Call:
         """Changes what the replicas don't have in common, as reports say; it is made again then."""
         raise NotImplementedError
 
-    def prepare(self, group: Group, calls: Sequence[Self]) -> tuple[bytes, Any] | None:
+    def prepare(self, group: Group, calls: Sequence[Self]) -> tuple[Payload, Any] | None:
         """Returns what travels with the header, and what `steps` needs; None for no header.
 
         `calls` agree, one for each local replica; calls in cross-replica context come alone. An

@@ -57,8 +57,7 @@ class Driver:
         self.group = Group(
             layout,
             transport.hosts,
-            transport.headers,
-            carries_payload=agreement.carries_payload,
+            agreement.sizes,
             is_crowded=transport.is_crowded,
             is_between_hosts=transport.is_between_hosts,
             notes=agreement.notes,
@@ -113,7 +112,7 @@ class Driver:
                                 begun, undo = None, step.undo
                                 payload, answer = step.prepare()
                                 begun = transport.steps
-                                agreement.agree(calls, payload)
+                                agreement.agree(calls, payload, is_begun=True)
                                 begun, undo = _AGREED, None
                             elif type(step) is Raise:
                                 agreement.raise_agreed(step.error, Verdict("raise", step.error))

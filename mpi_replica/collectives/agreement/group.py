@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core.layout import Layout
 from ...ranks.transport import Bytes
-from .header import INLINE_BYTES, payloads
+from .header_sizes import HeaderSizes
 from .notes import Notes
 from .steps import Steps
 
@@ -37,10 +37,8 @@ class Group:
     layout : Layout
     hosts : sequence of str
         The host of each rank.
-    headers : array of bytes
-        Where the headers of all ranks lie after an agreement.
-    carries_payload : bool
-        Whether small payloads travel in the header at no extra cost.
+    sizes : HeaderSizes
+        Of what travels with an agreement.
     is_crowded, is_between_hosts : bool
         As those of a `Transport`.
     notes : Notes, optional
@@ -50,18 +48,15 @@ class Group:
         self,
         layout: Layout,
         hosts: Sequence[str],
-        headers: Bytes,
+        sizes: HeaderSizes,
         *,
-        carries_payload: bool = True,
         is_crowded: bool = False,
         is_between_hosts: bool = False,
         notes: Notes | None = None,
     ) -> None:
         self.layout = layout
         self.hosts = tuple(hosts)
-        self.headers = headers
-        #: The most bytes that travel with the agreement, and so cost no message of their own.
-        self.inline_bytes = INLINE_BYTES if carries_payload else -1
+        self.sizes = sizes
         self.is_crowded = is_crowded
         self.is_between_hosts = is_between_hosts
         #: What must have been the same on all ranks since the last header.
@@ -75,10 +70,6 @@ class Group:
         #: Calls a function without warnings of numpy's about overflow or NaN: those of a reduction
         #: are no mistake of the program. A fifth of the price of ``np.errstate``.
         self.quietly: Callable[..., Any] = context.run
-
-    def payloads(self) -> list[bytes]:
-        """Returns what each rank gave to the last agreement, where there was a payload."""
-        return payloads(self.headers.tobytes())
 
     def quiet(self, steps: Steps[T]) -> Steps[T]:
         """Returns the same steps, done without warnings of numpy's."""

@@ -1,4 +1,4 @@
-"""The header by which ranks agree: 256 bytes that tell where a rank is.
+"""The header by which ranks agree: 256 bytes or more that tell where a rank is.
 
 It holds the fingerprint of the call, the chain of notes, and a state; these are compared. A small
 payload may follow.
@@ -24,7 +24,7 @@ _LENGTH_START = 18
 
 #: Where the payload begins.
 PAYLOAD_START = _HEAD.size
-#: The largest payload that travels in a header.
+#: The largest payload that travels in a header of whatever size.
 INLINE_BYTES = HEADER_BYTES - PAYLOAD_START
 
 #: States: the local replicas are at one call; they are not, or failed; the program has ended.
@@ -35,18 +35,18 @@ AGREES, REPORTS, LEAVES = 0, 1, 2
 head = _HEAD.pack
 
 
-def payloads(headers: bytes) -> list[bytes]:
-    """Returns the payloads of all ranks."""
+def payloads(headers: memoryview, size_bytes: int) -> list[bytes]:
+    """Returns the payloads of all ranks, of which each header has so many bytes."""
     parts = []
-    for start in range(PAYLOAD_START, len(headers), HEADER_BYTES):
+    for start in range(PAYLOAD_START, len(headers), size_bytes):
         (length,) = _LENGTH.unpack_from(headers, start - PAYLOAD_START + _LENGTH_START)
-        parts.append(headers[start : start + length])
+        parts.append(headers[start : start + length].tobytes())
     return parts
 
 
-def states(headers: bytes) -> list[int]:
-    """Returns the states of all ranks."""
-    return list(headers[COMPARED_BYTES - 1 :: HEADER_BYTES])
+def states(headers: bytes | memoryview, size_bytes: int) -> list[int]:
+    """Returns the states of all ranks, of which each header has so many bytes."""
+    return list(headers[COMPARED_BYTES - 1 :: size_bytes])
 
 
 def words(mine: bytes) -> npt.NDArray[np.uint64]:

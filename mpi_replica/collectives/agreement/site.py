@@ -57,8 +57,8 @@ class _Memory(NamedTuple):
     each time. The code objects are kept with it, so that an id never comes to mean another one.
     """
 
-    #: None for the package's own.
-    codes: dict[int, CodeType | None]
+    #: None for the package's own, False for a `boundary`.
+    codes: dict[int, CodeType | bool | None]
     kept: list[CodeType]
     sites: dict[tuple[int, ...], CallSite]
     places: dict[tuple[int, int], _Place]
@@ -87,37 +87,39 @@ def call_site(known: int = 0) -> CallSite:
     The chain has every frame from here to the function that was given to ``run`` or
     ``merge_call``; outside of them, to the program itself: the first module from here that is
     ``__main__``. Below it stands what runs the program, which may be a debugger or a profiler on
-    one rank alone. Frames of the package are left out, those of torch, which calls back what goes
-    through modules and gradients, and a code object that was seen already (recursion).
+    one rank alone. Frames of the package are left out, and those of torch, which calls back what
+    goes through modules and gradients.
     """
     frame: FrameType | None = sys._getframe(1 + known)
     memory = _memory
     known_code = memory.codes.get
     key: list[int] = []
+    append = key.append
     while frame is not None:
         code = frame.f_code
         name = id(code)
         user_code = known_code(name, _UNKNOWN)
         if user_code is _UNKNOWN:
             user_code = _learn_code(memory, code)
-        if user_code is None:
-            if name in _boundaries:
-                break
-        elif name not in key:
-            key.append(name)
-            key.append(frame.f_lasti)
+        if user_code:
+            append(name)
+            append(frame.f_lasti)
             if code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
                 break
+        elif user_code is False:
+            break
         frame = frame.f_back
     chain = tuple(key)
     site = memory.sites.get(chain)
     return _learn_site(memory, chain) if site is None else site
 
 
-def _learn_code(memory: _Memory, code: CodeType) -> CodeType | None:
+def _learn_code(memory: _Memory, code: CodeType) -> CodeType | bool | None:
     memory.kept.append(code)
-    is_passed = is_of_package(code.co_filename) or is_of_torch(code.co_filename)
-    known = memory.codes[id(code)] = None if is_passed else code
+    known: CodeType | bool | None = code
+    if is_of_package(code.co_filename) or is_of_torch(code.co_filename):
+        known = False if id(code) in _boundaries else None
+    memory.codes[id(code)] = known
     return known
 
 
@@ -125,7 +127,11 @@ def _learn_site(memory: _Memory, key: tuple[int, ...]) -> CallSite:
     global _memory
     digest = hashlib.blake2b(digest_size=8)
     places = []
+    seen = set()
     for pair in zip(key[::2], key[1::2], strict=True):
+        if pair[0] in seen:  # recursion, of whatever depth
+            continue
+        seen.add(pair[0])
         place = memory.places.get(pair)
         if place is None:  # a new site shares most of its frames with those before
             # Keys are made of users' code alone.

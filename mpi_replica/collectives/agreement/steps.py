@@ -12,6 +12,7 @@ import numpy as np
 
 from ...core.options import ReduceOp
 from ...ranks import Bytes, Messages, SharedMemoryError, Transport
+from ...ranks.transport import Payload
 
 T = TypeVar("T")
 
@@ -23,8 +24,9 @@ class Agree(NamedTuple, Generic[T]):
     may be taken: an error is told to all ranks, which raise it. All ranks must come to it.
     """
 
-    #: Gives what travels with the header, of `INLINE_BYTES` at most, and what is sent back.
-    prepare: Callable[[], tuple[bytes, T]]
+    #: Gives what travels with the header, of `Group.sizes.inline_bytes` at most, and what is sent
+    #: back.
+    prepare: Callable[[], tuple[Payload, T]]
     #: What is done where some rank failed, and the ranks still answer each other.
     undo: Callable[[], None] | None = None
 

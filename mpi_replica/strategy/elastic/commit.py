@@ -66,7 +66,7 @@ class Committing(Call):
         if self.snapshot is None:
             return None
         layout = group.layout
-        sizes = [_SIZE.unpack(data)[0] for data in group.payloads()]
+        sizes = [_SIZE.unpack(data)[0] for data in group.sizes.payloads()]
         empty = frozenset(
             i for rank, size in enumerate(sizes) if not size for i in layout.replica_ids(rank)
         )
