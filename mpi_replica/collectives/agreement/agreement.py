@@ -215,13 +215,13 @@ class Agreement:
                 yield
         except RankLostError:
             return  # it has left before
-        headers = self._transport.headers[size_bytes].data
+        headers = self._transport.headers[size_bytes].tobytes()
         self.all_have_left = set(states(headers, size_bytes)) == {LEAVES}
         self.others_stay = not self.all_have_left
 
     def _others_left(self, size_bytes: int, call: Call) -> NoReturn:
         """Raises, since the program has ended on some ranks."""
-        headers = self._transport.headers[size_bytes].data
+        headers = self._transport.headers[size_bytes].tobytes()
         told = zip(states(headers, size_bytes), payloads(headers, size_bytes), strict=True)
         causes = {
             rank: payload.decode(errors="ignore")

@@ -35,16 +35,16 @@ AGREES, REPORTS, LEAVES = 0, 1, 2
 head = _HEAD.pack
 
 
-def payloads(headers: memoryview, size_bytes: int) -> list[bytes]:
+def payloads(headers: bytes, size_bytes: int) -> list[bytes]:
     """Returns the payloads of all ranks, of which each header has so many bytes."""
     parts = []
     for start in range(PAYLOAD_START, len(headers), size_bytes):
         (length,) = _LENGTH.unpack_from(headers, start - PAYLOAD_START + _LENGTH_START)
-        parts.append(headers[start : start + length].tobytes())
+        parts.append(headers[start : start + length])
     return parts
 
 
-def states(headers: bytes | memoryview, size_bytes: int) -> list[int]:
+def states(headers: bytes, size_bytes: int) -> list[int]:
     """Returns the states of all ranks, of which each header has so many bytes."""
     return list(headers[COMPARED_BYTES - 1 :: size_bytes])
 

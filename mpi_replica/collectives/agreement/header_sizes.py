@@ -108,4 +108,4 @@ class HeaderSizes:
 
     def payloads(self) -> list[bytes]:
         """Returns what each rank gave to the last agreement, where there was a payload."""
-        return payloads(self.memory[self.received_bytes].data, self.received_bytes)
+        return payloads(self.memory[self.received_bytes].tobytes(), self.received_bytes)
