@@ -47,7 +47,7 @@ class TracedCalls(FlightRecorder):
         self._next_number = math.inf if transport.size == 1 else 0
 
     def begin(self, text: str, timeout_seconds: float | None) -> None:
-        super().begin(text, timeout_seconds)
+        FlightRecorder.begin(self, text, timeout_seconds)  # half the price of super()
         if self._open is not None:  # a report of what is wrong with it
             return
         transport = self._transport
@@ -60,7 +60,7 @@ class TracedCalls(FlightRecorder):
             self.is_clock_due = True
 
     def end(self) -> None:
-        super().end()
+        FlightRecorder.end(self)
         opened = self._open
         if opened is None:
             return
