@@ -79,18 +79,22 @@ def test_the_slots_of_a_pack_cover_it_and_give_the_results_their_shapes_and_dtyp
     st.sampled_from([1, 2, 5]),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
     st.sampled_from("CF"),
 )
 def test_the_pieces_of_a_stream_are_its_items_in_c_order_each_once(
-    shape, bytes_per_pack, longer, large, far, order
+    shape, bytes_per_pack, longer, large, far, kept, order
 ):
     """In whatever order the array is in memory."""
     leaves = ((FLOAT32, (longer, *shape)),)
     leaf = np.arange(math.prod(leaves[0][1])).reshape(leaves[0][1]).copy(order)
     for stream in plan(leaves, ReduceOp.SUM, bytes_per_pack).streams:
         most = stream.far_piece if far else stream.large_piece if large else stream.piece
+        if kept and not far:
+            most = max(most, stream.kept_piece)
+        assert stream.most_items(large=large, far=far, kept=kept) == most
         ends = 0
-        for start, stop, where in stream.pieces(large=large, far=far):
+        for start, stop, where in stream.cut(most):
             assert start == ends
             assert start < stop <= start + most
             assert leaf[where].reshape(-1).tolist() == list(range(start, stop))
@@ -121,7 +125,7 @@ def test_the_pieces_of_an_array_that_says_to_have_any_size_are_made_when_asked_f
     leaf = np.broadcast_to(np.float64(1), shape)
     for large in (False, True):
         for _ in range(2):  # anew for each call
-            first = list(itertools.islice(stream.pieces(large=large), 3))
+            first = list(itertools.islice(stream.cut(stream.most_items(large=large)), 3))
             assert [(start, stop) for start, stop, _ in first] == [(0, 8), (8, 16), (16, 24)]
             assert [leaf[where].size for _, _, where in first] == [8, 8, 8]
 
@@ -140,7 +144,7 @@ def test_no_message_is_larger_than_bytes_per_pack(leaves, op, bytes_per_pack):
     sizes = [pack.size_bytes for pack in steps.packs]
     for stream in steps.streams:
         sizes += [stream.piece * stream.dtype.itemsize]
-        sizes += [stream.large_piece * stream.dtype.itemsize]
+        sizes += [max(stream.large_piece, stream.kept_piece) * stream.dtype.itemsize]
         sizes += [stream.far_piece * stream.dtype.itemsize]
     assert max(sizes, default=0) <= bytes_per_pack
 
@@ -152,7 +156,7 @@ def test_scratch_holds_every_pack_and_piece_aligned(leaves, op, bytes_per_pack):
     for stream in steps.streams:
         if stream.is_ordered:  # whoever moves it cuts it
             continue
-        most = max(stream.piece, stream.large_piece, stream.far_piece)
+        most = max(stream.piece, stream.large_piece, stream.far_piece, stream.kept_piece)
         items = min(most, math.prod(stream.shape))
         sizes.append(items * stream.dtype.itemsize)
     assert max(sizes, default=0) + ALIGNMENT <= steps.scratch_bytes
@@ -265,4 +269,4 @@ def test_a_dtype_that_can_not_be_reduced_is_a_type_error():
 def test_no_piece_is_too_long_for_the_counts_of_mpi():
     leaves = ((np.dtype(np.int8), (1 << 33,)),)
     (stream,) = plan(leaves, ReduceOp.SUM, 1 << 34).streams
-    assert max(stream.piece, stream.large_piece, stream.far_piece) < 1 << 31
+    assert max(stream.piece, stream.large_piece, stream.far_piece, stream.kept_piece) < 1 << 31

@@ -3,21 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from ..core.array_libraries import Array
 from ..core.options import ReduceOp
 from .agreement.group import Group
-from .agreement.steps import Steps
+from .agreement.steps import Reduce, Steps
 from .choice_of_way import ChoiceOfWay
 from .delivery import PackDelivery
 from .ordered_ways import OrderedWay
 from .parts import ALL_CHUNKS, PackPart, Part, StreamPart, groups_of_chunks
 from .plan import Pack, Plan, Stream
 from .scratch import ALIGNMENT, Scratch
+from .settlement import divide
 from .ways import Work
 
 # Where each rank has one replica numpy has nothing to do for these, and so nothing to warn of.
 _BY_MPI_ALONE = (ReduceOp.SUM, ReduceOp.PROD)
+
+
+class Task(NamedTuple):
+    """One reduction's data, on this rank."""
+
+    group: Group
+    plan: Plan
+    #: The leaves of each local replica, and where their results go.
+    contributions: Sequence[Sequence[Array]]
+    results: Sequence[list[Array]]
+    #: Whether `results` are the user's, and have memory for the small leaves, too.
+    has_outputs: bool
+    #: Whether each large result is the memory of its leaf, on all ranks.
+    is_in_place: bool
+
+    def most_items(self, stream: Stream) -> int:
+        """Returns the most items of a piece."""
+        group = self.group
+        has_one_each = group.layout.has_one_each
+        return stream.most_items(
+            large=has_one_each and (self.is_in_place or group.is_crowded),
+            far=group.is_between_hosts,
+            kept=has_one_each and self.has_outputs,
+        )
+
+
+class OnePiece:
+    """The movement of one leaf, of each rank's only replica, by one ``Allreduce``.
+
+    It is what `Movement` does, without looking for parts and ways: half the Python of a call.
+    """
+
+    def __init__(self, op: ReduceOp, send: Array | None, total: Array, scale: int) -> None:
+        self._reduce = Reduce(send, total, op)
+        self._scale = scale
+
+    def steps(self) -> Steps[None]:
+        """Moves everything."""
+        yield self._reduce
+        if self._scale != 1:
+            divide(self._reduce.total, self._scale)
+
+
+def one_piece(task: Task) -> OnePiece | None:
+    """Returns the movement of a leaf that MPI can take as it is; None for any other."""
+    layout, plan = task.group.layout, task.plan
+    stream = plan.plain_stream
+    if stream is None or not layout.has_one_each or layout.size == 1:
+        return None
+    leaf, total = task.contributions[0][0], task.results[0][0]
+    flags = leaf.flags
+    if leaf.size > task.most_items(stream) or not flags.c_contiguous or not flags.aligned:
+        return None
+    if task.has_outputs and not task.is_in_place and np.may_share_memory(leaf, total):
+        return None  # MPI must not be given the memory of the result beside it
+    scale = layout.num_replicas if plan.op is ReduceOp.MEAN else 1
+    return OnePiece(plan.op, None if task.is_in_place else leaf, total, scale)
 
 
 class Movement:
@@ -25,39 +86,26 @@ class Movement:
 
     Parameters
     ----------
+    task : Task
     ordered : OrderedWay, optional
         How all parts are combined, where an order is asked for.
-    contributions, results : sequence of sequence of array
-        The leaves of each local replica, and where their results go.
-    has_outputs : bool
-        Whether `results` has memory for the small leaves, too.
-    is_in_place : bool
-        Whether each large result is the memory of its leaf, on all ranks.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        plan: Plan,
-        ordered: OrderedWay | None,
-        contributions: Sequence[Sequence[Array]],
-        results: Sequence[list[Array]],
-        *,
-        has_outputs: bool,
-        is_in_place: bool,
-    ) -> None:
+    def __init__(self, task: Task, ordered: OrderedWay | None) -> None:
+        group, plan = task.group, task.plan
+        self._task = task
         self._group = group
         self._plan = plan
         self._ways: ChoiceOfWay = group.kept[ChoiceOfWay]
         self._ordered = ordered or self._ways.narrow
-        self._contributions = contributions
-        self._results = results
-        self._delivery = PackDelivery(plan, results, has_outputs=has_outputs)
+        self._contributions = task.contributions
+        self._results = task.results
+        self._delivery = PackDelivery(plan, task.results, has_outputs=task.has_outputs)
         scratch_bytes = plan.scratch_bytes
         if plan.is_ordered:
             scratch_bytes = max(scratch_bytes, self._ordered.scratch_bytes)
         scratch = Scratch(group.scratch(scratch_bytes + ALIGNMENT))
-        self._work = Work(group, plan.op, scratch, is_in_place=is_in_place)
+        self._work = Work(group, plan.op, scratch, is_in_place=task.is_in_place)
 
     def steps(self) -> Steps[None]:
         """Moves everything."""
@@ -89,9 +137,7 @@ class Movement:
         return []
 
     def _pieces(self, stream: Stream) -> Iterator[Part]:
-        group = self._group
-        large = group.layout.has_one_each and (self._work.is_in_place or group.is_crowded)
-        for piece in stream.pieces(large=large, far=group.is_between_hosts):
+        for piece in stream.cut(self._task.most_items(stream)):
             yield StreamPart(stream, piece, self._contributions, self._results)
 
     def _ordered_parts(self) -> Iterator[Part]:

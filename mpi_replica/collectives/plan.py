@@ -24,8 +24,10 @@ from .memory import Allocation
 from .scratch import ALIGNMENT
 
 # Bytes of a piece, where the user does not say: the fastest on the libraries that were measured.
-# A piece as large as its array would have MPI take memory from the system, and give it back.
+# A piece as large as its array, where this is new memory, would have MPI take memory from the
+# system, and give it back. Into kept memory up to 2 MiB in one piece are a tenth faster.
 _PIECE_BYTES = 1 << 19
+_MOST_KEPT_BYTES = 1 << 21
 # Between hosts, where each exchange costs a way over the network; and of arrays that are much
 # larger, also in place, and where ranks share cores.
 _LARGE_PIECE_BYTES = 1 << 21
@@ -127,6 +129,7 @@ class Stream:
     """A large leaf that travels in pieces."""
 
     leaf: int
+    leaf_dtype: np.dtype[Any]
     #: What the leaf accumulates in.
     dtype: np.dtype[Any]
     #: Of the result.
@@ -135,17 +138,21 @@ class Stream:
     is_ordered: bool
     shape: tuple[int, ...]
     #: The most items of a piece; of one where large ones are better, in place or where ranks share
-    #: cores; and of one between hosts.
+    #: cores; of one between hosts; and of one into kept memory.
     piece: int
     large_piece: int
     far_piece: int
+    kept_piece: int
 
     #: Pieces by the most items of one.
     _cut: dict[int, tuple[Piece, ...]] = dataclasses.field(default_factory=dict, init=False)
 
-    def pieces(self, *, large: bool = False, far: bool = False) -> Iterable[Piece]:
-        """Returns the pieces of the leaf."""
-        return self.cut(self.far_piece if far else self.large_piece if large else self.piece)
+    def most_items(self, *, large: bool = False, far: bool = False, kept: bool = False) -> int:
+        """Returns the most items of a piece."""
+        if far:
+            return self.far_piece
+        most = self.large_piece if large else self.piece
+        return max(most, self.kept_piece) if kept else most
 
     def cut(self, most: int) -> Iterable[Piece]:
         """Returns the pieces of the leaf where they are of `most` items."""
@@ -159,7 +166,7 @@ class Stream:
     @property
     def piece_bytes(self) -> int:
         """The most bytes of a piece, in `dtype`."""
-        most = max(self.piece, self.large_piece, self.far_piece)
+        most = max(self.piece, self.large_piece, self.far_piece, self.kept_piece)
         return min(most, math.prod(self.shape)) * self.dtype.itemsize
 
 
@@ -183,6 +190,16 @@ class Plan:
     small_bytes: float
     #: The leaves in the packs, in the order in which they travel, where each has its pack's dtype.
     plain_order: tuple[int, ...] | None
+
+    @functools.cached_property
+    def plain_stream(self) -> Stream | None:
+        """The only leaf, where it is large and MPI reduces it as it is."""
+        if self.packs or len(self.streams) != 1:
+            return None
+        (stream,) = self.streams
+        is_plain = stream.leaf_dtype == stream.dtype == stream.result_dtype
+        is_of_mpi = stream.dtype.kind != "b" and not are_keyed(stream.dtype, self.op)
+        return stream if is_plain and is_of_mpi and not stream.is_ordered else None
 
     @functools.cached_property
     def allocation(self) -> Allocation:
@@ -223,12 +240,12 @@ def plan(
         if size_bytes >= min(least, most_pack_bytes):
             defaults = _default_piece_bytes(wide, op, size_bytes)
             if ordered:  # whoever moves them has limits
-                defaults = (_LARGEST_PIECE_BYTES,) * 3
+                defaults = (_LARGEST_PIECE_BYTES,) * 4
             lengths = [
                 max(1, min(bytes_per_pack or default, _LARGEST_PIECE_BYTES) // wide.itemsize)
                 for default in defaults
             ]
-            streams.append(Stream(leaf, wide, result, ordered, shape, *lengths))
+            streams.append(Stream(leaf, dtype, wide, result, ordered, shape, *lengths))
             continue
         pack = open_packs.get((wide, ordered))
         if pack is None or (
@@ -324,13 +341,14 @@ def _buffers(dtype: np.dtype[Any], op: ReduceOp) -> int:
 
 def _default_piece_bytes(
     dtype: np.dtype[Any], op: ReduceOp, size_bytes: int
-) -> tuple[int, int, int]:
-    """Returns the bytes of a piece, of a large one, and of one between hosts."""
+) -> tuple[int, int, int, int]:
+    """Returns the bytes of a piece, of a large one, one between hosts, and one into kept memory."""
     if are_keyed(dtype, op):
-        return (_STAGED_BYTES,) * 3
+        return (_STAGED_BYTES,) * 4
     is_much_larger = size_bytes >= _MUCH_LARGER * _LARGE_PIECE_BYTES
     large = _LARGE_PIECE_BYTES if is_much_larger else _PIECE_BYTES
-    return _PIECE_BYTES, large, _LARGE_PIECE_BYTES
+    kept = size_bytes if size_bytes <= _MOST_KEPT_BYTES else _PIECE_BYTES
+    return _PIECE_BYTES, large, _LARGE_PIECE_BYTES, max(kept, _PIECE_BYTES)
 
 
 def pieces(shape: tuple[int, ...], most: int) -> Iterator[Piece]:

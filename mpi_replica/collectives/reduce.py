@@ -28,7 +28,7 @@ from .agreement.steps import Agree, Gather, Steps
 from .broadcast import Writing
 from .choice_of_way import ChoiceOfWay
 from .inline import InlineReduction, InlineReductions
-from .movement import Movement
+from .movement import Movement, OnePiece, Task, one_piece
 from .ordered_ways import OrderedWay
 from .outputs import Outputs
 from .plan import Plan, Signature, plan, signature_of
@@ -41,7 +41,9 @@ _Results = list[list[Any]]
 
 # What moves the data, and the results; or a reduction, its message and memory for its totals; or
 # nothing, where a way must be opened first.
-_Prepared = tuple[Movement, _Results] | tuple[InlineReduction, Payload, list[Array]] | None
+_Prepared = (
+    tuple[Movement | OnePiece, _Results] | tuple[InlineReduction, Payload, list[Array]] | None
+)
 
 _FLOAT64 = np.dtype(np.float64)
 _PYTHON_NUMBERS = {int: "int", float: "float"}
@@ -226,23 +228,16 @@ class AllReduce(Call):
         calls: Sequence[AllReduce],
         contributions: Sequence[Sequence[Array]],
         ordered: OrderedWay | None,
-    ) -> tuple[Movement, _Results]:
+    ) -> tuple[Movement | OnePiece, _Results]:
         """Returns what moves the data, with all the memory that it needs."""
         outputs = self.outputs
         results = [
             self.plan.allocation.make() if call.outputs is None else call.outputs.leaves
             for call in calls
         ]
-        movement = Movement(
-            group,
-            self.plan,
-            ordered,
-            contributions,
-            results,
-            has_outputs=outputs is not None,
-            is_in_place=outputs is not None and outputs.are_values,
-        )
-        return movement, results
+        is_in_place = outputs is not None and outputs.are_values
+        task = Task(group, self.plan, contributions, results, outputs is not None, is_in_place)
+        return one_piece(task) or Movement(task, ordered), results
 
     def steps(
         self, group: Group, calls: Sequence[AllReduce], prepared: _Prepared
@@ -295,7 +290,7 @@ class AllReduce(Call):
                     call.outputs.take(results)
         return [results]
 
-    def _move(self, movement: Movement, each: _Results) -> Steps[_Results]:
+    def _move(self, movement: Movement | OnePiece, each: _Results) -> Steps[_Results]:
         yield from movement.steps()
         if self.outputs is None and self.options.bytes_per_pack:
             # Even scalars can be streams, then.
