@@ -142,6 +142,10 @@ class Gathering:
         #: Leaves that have messages of their own.
         together = {index for message in self.shared for index in message.leaves}
         self.alone = [index for index in range(len(self.leaves)) if index not in together]
+        #: Whether it is one leaf, whose blocks lie one behind the other as they come.
+        self.is_one_row = len(self.leaves) == 1 and (
+            self.leaves[0].rows == 1 and not is_text(self.leaves[0].dtype)
+        )
         # For a message that leaves share: what a rank sends, and what all have sent.
         needs = [max(message.rank_bytes) + message.size_bytes for message in self.shared]
         needs += [self.leaves[index].batch_bytes for index in self.alone]

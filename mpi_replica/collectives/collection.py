@@ -19,6 +19,32 @@ from .agreement.steps import Gather, Steps
 from .blocks import Blocks, Gathering, SharedMessage
 
 
+class OneRow:
+    """The movement of one leaf along its first axis, of each rank's only replica.
+
+    It is what `Collection` does, without what several leaves, rows and replicas need.
+    """
+
+    def __init__(self, gathering: Gathering, leaf: Array) -> None:
+        self.results = gathering.allocation.make()
+        self._rank_bytes = gathering.leaves[0].rank_row_bytes
+        self._leaf = leaf
+
+    def steps(self) -> Steps[list[Array]]:
+        """Moves everything, and returns the results."""
+        yield Gather(_as_bytes(self._leaf), _as_bytes(self.results[0]), self._rank_bytes)
+        return self.results
+
+
+def collection(
+    group: Group, gathering: Gathering, contributions: Sequence[Sequence[Array]]
+) -> OneRow | Collection:
+    """Returns what moves the C-contiguous leaves of each local replica."""
+    if gathering.is_one_row and gathering.result_bytes and group.layout.has_one_each:
+        return OneRow(gathering, contributions[0][0])
+    return Collection(group, gathering, contributions)
+
+
 class Collection:
     """The movement of one call's data; all that it needs is allocated when it is made.
 

@@ -26,7 +26,7 @@ from .agreement.stand import LeafDescription
 from .agreement.steps import Agree, Steps
 from .blobs import LARGE_BYTES, all_blobs, payload_of
 from .blocks import Gathering, GatheringPlan, LeafForm
-from .collection import Collection
+from .collection import Collection, OneRow, collection
 from .inline_gather import AllGatherHeaders, GatherHeaders
 
 _NUMBERS = "biufc"
@@ -173,13 +173,13 @@ class AllGather(Call):
     ) -> Steps[list[Array]]:
         self.gathering = gathering
 
-        def collection() -> Collection:
-            return Collection(group, gathering, contributions)
+        def make() -> OneRow | Collection:
+            return collection(group, gathering, contributions)
 
         if gathering.result_bytes > LARGE_BYTES:
-            made = yield Agree(lambda: (b"", collection()))
+            made = yield Agree(lambda: (b"", make()))
         else:
-            made = group.with_reserve(collection)
+            made = group.with_reserve(make)
         results: list[Array] = yield from made.steps()
         return results
 
