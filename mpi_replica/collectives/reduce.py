@@ -113,8 +113,8 @@ class AllReduce(Call):
         self.dtypes = dtypes
         first, self.ways_back = as_arrays(contributions[0], plain)
         self.contributions: list[Sequence[Array]] = [first]
-        for leaves in contributions[1:]:
-            self.contributions.append(as_arrays(leaves, plain)[0])
+        if len(contributions) > 1:
+            self.contributions += [as_arrays(leaves, plain)[0] for leaves in contributions[1:]]
         if out is not None:
             outputs = self.outputs = Outputs(out, structure, first)
             self.detail = outputs.words

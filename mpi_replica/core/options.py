@@ -67,12 +67,12 @@ class ReduceOp(enum.Enum):
         >>> mr.ReduceOp.of("max") is mr.ReduceOp.of(mr.ReduceOp.MAX)
         True
         """
-        if isinstance(op, ReduceOp):
-            return op
         if isinstance(op, str):
             known = _OPS_BY_NAME.get(op) or _OPS_BY_NAME.get(op.upper())
             if known is not None:
                 return known
+        if isinstance(op, ReduceOp):
+            return op
         names = ", ".join(cls.__members__)
         if isinstance(op, str):
             raise ValueError(

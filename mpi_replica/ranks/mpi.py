@@ -116,7 +116,7 @@ class MPITransport(Transport):
         self._blocks = not self.is_crowded
         self._windows = SharedWindows(MPI)
         self._exchanges = HeaderExchanges(MPI, self._comm, hosts)
-        self.headers = self._exchanges.headers
+        self.headers, self._of_size = self._exchanges.headers, self._exchanges.of_size
 
     def exchange(self, header: bytes, size_bytes: int = HEADER_BYTES, rest: Payload = b"") -> None:
         request = self._start_exchange(header, size_bytes, rest)
@@ -152,7 +152,7 @@ class MPITransport(Transport):
     def _start_exchange(
         self, header: bytes, size_bytes: int, rest: Payload
     ) -> MPI.Request | Exchange:
-        mine, request = self._exchanges.of_size[size_bytes]
+        mine, request = self._of_size[size_bytes]
         start = len(header)
         mine[:start] = header
         if rest:

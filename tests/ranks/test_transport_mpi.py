@@ -105,6 +105,7 @@ class TestByWayOfOneRankOfEachHost(TransportContract):
         hosts = self.hosts[: transport.size]
         transport._exchanges = HeaderExchanges(MPI, transport._comm, hosts)
         transport.headers = transport._exchanges.headers
+        transport._of_size = transport._exchanges.of_size
         return transport
 
     def test_ranks_that_come_in_any_order_get_the_headers_of_one_turn(self, transport):
