@@ -15,12 +15,12 @@ rank, at, number = map(int, sys.argv[1:4])
 calls = 0
 
 
-def agree(self, *arguments, true=Agreement.agree):
+def agree(self, *arguments, true=Agreement.agree, **settings):
     global calls
     calls += 1
     if calls == at and self._transport.rank == rank:
         os.kill(os.getpid(), number)
-    return true(self, *arguments)
+    return true(self, *arguments, **settings)
 
 
 Agreement.agree = agree
