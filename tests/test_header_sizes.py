@@ -31,7 +31,7 @@ def sizes_after(history, sizes=None):
     for fingerprint, payload_bytes in history:
         before.append(sizes.next_bytes)
         sizes.agree(fingerprint)
-        sizes.learn(payload_bytes)
+        sizes.learn(sizes.size_of(payload_bytes))
     return [*before, sizes.next_bytes]
 
 

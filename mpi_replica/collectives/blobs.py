@@ -52,12 +52,12 @@ def all_blobs(group: Group, blob: bytes) -> Steps[list[memoryview]]:
     blobs = inline_blobs(payloads)
     if blobs is not None:
         if sizes.are_larger:
-            sizes.learn(max(map(len, payloads)))
+            sizes.learn(sizes.size_of(max(map(len, payloads))))
         return blobs
     lengths = [
         _LENGTH.unpack(data[1:])[0] if data[0] & _FOLLOWS else len(data) - 1 for data in payloads
     ]
-    sizes.learn(1 + max(lengths))
+    sizes.learn(sizes.size_of(1 + max(lengths)))
     total = sum(lengths)
     if total > LARGE_BYTES:
         receive = yield Agree(lambda: (b"", np.empty(total, np.uint8)))

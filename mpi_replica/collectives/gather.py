@@ -18,9 +18,9 @@ from ..core.array_libraries import Array, give_back, ways_back
 from ..core.dtypes import as_plain_array, is_text, wire_name
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions
+from ..ranks.transport import HEADER_BYTES
 from .agreement.call import Call
 from .agreement.group import Group
-from .agreement.header import INLINE_BYTES
 from .agreement.site import CallSite
 from .agreement.stand import LeafDescription
 from .agreement.steps import Agree, Steps
@@ -40,6 +40,7 @@ class AllGather(Call):
 
     `contributions` are the leaves of each replica that this call stands for; `paths` tell where
     they are, where these are only some of the leaves of `structure`, and the result is a list.
+    `plain` is what `nest.flatten_plain` has told of the leaves.
     """
 
     plan: GatheringPlan
@@ -56,17 +57,19 @@ class AllGather(Call):
         structure: nest.Structure,
         detail: str | None = None,
         paths: Sequence[str] | None = None,
+        plain: int = nest.OTHERS,
     ) -> None:
-        super().__init__(site, options)
+        self.site = site
+        self.options = options
         self.kind = kind
         self.structure = structure
         self.flat_paths = paths
-        self.axis = integer("axis", axis)
+        self.axis = axis if type(axis) is int else integer("axis", axis)
         self.detail = f"axis={self.axis}" if detail is None else detail
-        self.ways_back = ways_back(contributions[0])
+        self.ways_back = None if plain else ways_back(contributions[0])
         self.contributions = [self._arrays(leaves) for leaves in contributions]
-        signature, *others = [self._signature(arrays) for arrays in self.contributions]
-        self.agrees = all(other == signature for other in others)
+        signature, *others = map(self._signature, self.contributions)
+        self.agrees = others.count(signature) == len(others)
         key = (self.detail, nest.key(structure), signature)
         self.identify(key if paths is None else (*key, tuple(paths)))
 
@@ -150,9 +153,9 @@ class AllGather(Call):
         contributions, told, headers = prepared
         if headers is None:
             return self._move_behind(group, told, contributions)
-        gathering, columns, payload_bytes = headers.read()
-        if payload_bytes > INLINE_BYTES:
-            group.sizes.learn(payload_bytes)
+        gathering, columns, header_bytes = headers.read()
+        if header_bytes > HEADER_BYTES:
+            group.sizes.learn(header_bytes)
         if columns is None:
             return self._move(group, gathering, contributions)
         self.gathering = gathering

@@ -41,8 +41,8 @@ class InlineReduction:
         Where the contributions of all ranks are put that don't travel in headers.
     rank_bytes : sequence of int
         How many bytes there are from each rank.
-    payload_bytes : int
-        The most bytes that a rank contributes.
+    header_bytes : int
+        Of the header in which what a rank contributes travels.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class InlineReduction:
 
     message: Bytes | None = None
     rank_bytes: Sequence[int] = ()
-    payload_bytes: int
+    header_bytes: int
 
     def __init__(self, plan: Plan, memory: Bytes, places: Sequence[int], group: Group) -> None:
         layout = group.layout
@@ -76,7 +76,7 @@ class InlineReduction:
         self._buffers = [(pack.length, pack.dtype) for pack in plan.packs]
         #: Of each pack, what the ranks contribute, and its slots.
         self._parts: list[tuple[list[Array], tuple[Slot, ...]]] = []
-        self.payload_bytes = int(plan.small_bytes)
+        self.header_bytes = group.sizes.size_of(plan.small_bytes)
         start = 0
         for pack in plan.packs:
             stop = start + pack.size_bytes
@@ -184,7 +184,7 @@ class OrderedInlineReduction(InlineReduction):
             self.message = memory = scratch.take(np.dtype(np.uint8), sum(self.rank_bytes))
             places = [size_bytes * index for index in range(sum(counts))]
         super().__init__(plan, memory, places, group)
-        self.payload_bytes *= max(counts)
+        self.header_bytes = group.sizes.size_of(size_bytes * max(counts))
         self._partials = tree.partials[layout.rank]
         self._tree_order = tree.order
         #: For each pack.

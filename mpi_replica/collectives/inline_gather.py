@@ -38,15 +38,15 @@ class Told(NamedTuple):
     gathering: Gathering
     #: For each leaf; None where the headers don't have the data.
     columns: list[Column] | None
-    #: The most bytes that a rank would send with its header.
-    payload_bytes: int
+    #: Of the header in which what each rank gives would travel.
+    header_bytes: int
 
 
 class GatherHeaders:
     """The headers of some size, of calls with one plan."""
 
     def __init__(self, plan: GatheringPlan, group: Group) -> None:
-        self._plan, self._counts = plan, group.layout.counts
+        self._plan, self._counts, self._sizes = plan, group.layout.counts, group.sizes
         # Alike on all ranks, so that one look gets all of it.
         self._told_bytes = plan.told_bytes * max(self._counts)
         size_bytes = group.sizes.next_bytes
@@ -90,7 +90,7 @@ class GatherHeaders:
         if all(row.startswith(_HAS_DATA) for row in rows):
             columns = self._columns(gathering)
         payload_bytes = flag_bytes + self._told_bytes + gathering.most_rank_bytes
-        return Told(gathering, columns, payload_bytes)
+        return Told(gathering, columns, self._sizes.size_of(payload_bytes))
 
     def _columns(self, gathering: Gathering) -> list[Column]:
         columns = [Column([], leaf.axis, leaf.dtype) for leaf in gathering.leaves]

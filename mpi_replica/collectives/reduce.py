@@ -18,10 +18,9 @@ from ..core.array_libraries import Array, give_back
 from ..core.dtypes import accumulation, as_arrays, wire_name
 from ..core.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from ..core.ufuncs import EXTREMES
-from ..ranks.transport import Bytes, Payload
+from ..ranks.transport import HEADER_BYTES, Bytes, Payload
 from .agreement.call import Call
 from .agreement.group import Group
-from .agreement.header import INLINE_BYTES
 from .agreement.site import CallSite
 from .agreement.stand import CallDescription, LeafDescription
 from .agreement.steps import Agree, Gather, Steps
@@ -246,11 +245,12 @@ class AllReduce(Call):
             return self._open_way(group, calls)
         if len(prepared) == 2:
             if not self.plan.streams:
-                group.sizes.learn(group.kept[InlineReductions].payload_bytes(self.plan))
+                payload_bytes = group.kept[InlineReductions].payload_bytes(self.plan)
+                group.sizes.learn(group.sizes.size_of(payload_bytes))
             return self._move(*prepared)
         reduction, payload, totals = prepared
-        if reduction.payload_bytes > INLINE_BYTES:
-            group.sizes.learn(reduction.payload_bytes)
+        if reduction.header_bytes > HEADER_BYTES:
+            group.sizes.learn(reduction.header_bytes)
         if reduction.message is not None:
             return self._exchange_message(calls, reduction, reduction.message, payload, totals)
         if len(calls) == 1 and self.writing is None and self.outputs is None:

@@ -213,7 +213,9 @@ class ReplicaContext(Replica):
             return self.meet(engine.failed(kind, options, error))
         if not is_plain and (recorded := recorded_by_torch(leaves)):
             return _torch_gradients().all_gather(self, axis, leaves, recorded, structure, options)
-        call = engine.make(kind, options, AllGather, kind, axis, [leaves], structure)
+        call = engine.make(
+            kind, options, AllGather, kind, axis, [leaves], structure, plain=is_plain
+        )
         return self.meet(call)
 
     def merge_call(

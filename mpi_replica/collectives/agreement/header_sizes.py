@@ -84,22 +84,28 @@ class HeaderSizes:
         """Takes that all ranks have agreed once more on the last call."""
         self.agree(self._call + 1)
 
-    def learn(self, payload_bytes: float) -> None:
-        """Takes how much the call that was agreed on would have sent with its header: any rank.
-
-        Behind the agreement, and the same on all ranks.
-        """
+    def size_of(self, payload_bytes: float) -> int:
+        """Returns the bytes of the least header that holds so much; the least one if none does."""
         needed = payload_bytes + PAYLOAD_START
-        if needed <= self._least:
+        if needed > self._least:
+            for size_bytes in self._larger:
+                if size_bytes >= needed:
+                    return size_bytes
+        return self._least
+
+    def learn(self, size_bytes: int) -> None:
+        """Takes how large the header of the call that was agreed on should have been.
+
+        Behind the agreement, and the same on all ranks: what `size_of` gives for the rank that has
+        most to send.
+        """
+        if size_bytes == self._least:
             return
-        for size_bytes in self._larger:
-            if size_bytes >= needed:
-                if len(self._after) >= _MOST_CALLS:
-                    self._after.clear()
-                self._after[self._call_before] = size_bytes
-                if self._call == self._call_before:
-                    self._set(size_bytes)
-                return
+        if len(self._after) >= _MOST_CALLS:
+            self._after.clear()
+        self._after[self._call_before] = size_bytes
+        if self._call == self._call_before:
+            self._set(size_bytes)
 
     @property
     def are_larger(self) -> bool:
