@@ -6,7 +6,6 @@ between_hosts.py FOLDER
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -88,11 +87,10 @@ plain.run(packets_of_a_small_call)  # makes connections
 found["packets of a small call"] = values_of(plain.run(packets_of_a_small_call))[0]
 plain.close()
 
-kept = strategy.extended.broadcast_to(tempfile.mkdtemp() if rank == 0 else "").value
 with strategy.scope():
     weights = mr.Variable(np.arange(200_000.0))
 data = strategy.experimental_distribute_dataset(mr.data.Dataset.range(28).shuffle(seed=1).batch(7))
-manager = mr.CheckpointManager(mr.Checkpoint(weights=weights, data=data), kept)
+manager = mr.CheckpointManager(mr.Checkpoint(weights=weights, data=data), folder / "kept")
 left = []
 for step, batch in enumerate(data):
     weights.assign_add(np.ones(200_000))

@@ -21,7 +21,9 @@ _NAMESPACES = ("--net", "--uts", "--ipc", "--mount")
 
 #: What a launcher on the hosts needs in its environment.
 ENVIRONMENT = {
-    "TMPDIR": "/run",  # which all hosts see
+    # Each host has this folder for itself: in it the launcher's daemons name files by their process
+    # ids, which two hosts may have alike.
+    "TMPDIR": "/mnt",
     # A host believes that it has all cores to itself.
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }

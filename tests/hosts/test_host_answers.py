@@ -6,7 +6,7 @@ import time
 import pytest
 
 from command_line import variables
-from hosts.namespaces import VARIABLES
+from hosts.namespaces import ENVIRONMENT, VARIABLES
 from launching import LIBRARIES, ROOT, find_interpreter, find_launcher
 from mpi_replica.launcher.commands import Request, command, question
 from mpi_replica.launcher.host_slots import HostSlots
@@ -25,7 +25,7 @@ def output_of(network, library, words):
     try:
         done = subprocess.run(
             [*network.prefix(ROOT), *words],
-            env=variables(VARIABLES[library] | root | {"TMPDIR": "/run"}),
+            env=variables(ENVIRONMENT | VARIABLES[library] | root),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=SECONDS,

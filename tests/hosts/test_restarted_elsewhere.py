@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from command_line import LIMIT_SECONDS, variables
-from hosts.namespaces import FOLDER, HOSTS, VARIABLES, write_hostfile
+from hosts.namespaces import ENVIRONMENT, FOLDER, HOSTS, VARIABLES, write_hostfile
 from launching import LIBRARIES, ROOT, find_interpreter
 from mpi_replica.launcher.processes import descendants
 
@@ -70,7 +70,7 @@ def test_a_job_goes_on_by_the_hosts_that_are_left(library, lose, network, tmp_pa
     command = [find_interpreter(library), "-m", "mpi_replica", "run", *map(str, words)]
     with subprocess.Popen(
         [*network.prefix(ROOT), *command],
-        env=variables(VARIABLES[library] | {"TMPDIR": "/run", "PYTHONPATH": str(ROOT)}),
+        env=variables(ENVIRONMENT | VARIABLES[library] | {"PYTHONPATH": str(ROOT)}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -114,17 +114,7 @@ def test_nothing_is_left_on_other_hosts_of_a_job_that_is_not_started_again(
 ):
     write_hostfile(library, tmp_path / "hosts", dict.fromkeys(HOSTS, RANKS_PER_HOST))
     words = ["--hostfile", tmp_path / "hosts", "-n", RANKS, "--restarts", 0, "-c", DIES_ON_NODE2]
-    done = subprocess.run(
-        [
-            *network.prefix(ROOT),
-            *(find_interpreter(library), "-m", "mpi_replica", "run", *map(str, words)),
-        ],
-        env=variables(VARIABLES[library] | {"TMPDIR": "/run", "PYTHONPATH": str(ROOT)}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-    )
+    done = network.run_command(library, *words)
     assert done.returncode != 0
     assert "was lost" in done.stderr
     for host in HOSTS:

@@ -1,15 +1,13 @@
 """One trace of several hosts, of which one has a clock that is hours ahead and runs too fast."""
 
 import json
-import subprocess
 
 import numpy as np
 import pytest
 
 import trace_format
-from command_line import LIMIT_SECONDS, variables
-from hosts.namespaces import HOSTS, VARIABLES, write_hostfile
-from launching import LIBRARIES, ROOT, find_interpreter
+from hosts.namespaces import HOSTS, write_hostfile
+from launching import LIBRARIES, ROOT
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -20,15 +18,7 @@ def test_clocks_of_hosts_come_out_within_the_bound_that_is_told(library, network
     write_hostfile(library, tmp_path / "hosts", dict.fromkeys(HOSTS, 1))
     words = ["--hostfile", tmp_path / "hosts", "-n", len(HOSTS), "--trace", path]
     words += [ROOT / "tests" / "traced" / "late.py", tmp_path]
-    command = [find_interpreter(library), "-m", "mpi_replica", "run", *map(str, words)]
-    done = subprocess.run(
-        [*network.prefix(ROOT), *command],
-        env=variables(VARIABLES[library] | {"TMPDIR": "/run", "PYTHONPATH": str(ROOT)}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-    )
+    done = network.run_command(library, *words)
     assert done.returncode == 0, done.stderr
     trace = trace_format.read(path)
     trace_format.check(trace)
