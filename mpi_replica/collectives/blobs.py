@@ -24,7 +24,7 @@ def payload_of(group: Group, blob: bytes, mark: int = 0) -> bytes:
     `mark` is a small number that `marks` tells all ranks.
     """
     group.lay_by_reserve(LARGE_BYTES)
-    if len(blob) < group.sizes.inline_bytes:
+    if len(blob) < group.sizes.room_bytes:
         return bytes([mark << 1]) + blob
     return bytes([mark << 1 | _FOLLOWS]) + _LENGTH.pack(len(blob))
 

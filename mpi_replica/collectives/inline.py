@@ -42,7 +42,7 @@ class InlineReduction:
     rank_bytes : sequence of int
         How many bytes there are from each rank.
     header_bytes : int
-        Of the header in which what a rank contributes travels.
+        Of the header in which what a rank contributes would travel.
 
     Parameters
     ----------
@@ -65,8 +65,8 @@ class InlineReduction:
         has_keys = any(are_keyed(pack.dtype, plan.op) for pack in plan.packs)
         self._plan = plan
         self._scale = layout.num_replicas if plan.op is ReduceOp.MEAN else 1
-        # As it is mostly: nothing is to be done but one call of the ufunc.
-        self._is_of_two = len(places) == 2 and not has_keys and self._scale == 1
+        # As it is mostly: nothing is to be done but one call of the ufunc, or two.
+        self._is_of_two = len(places) == 2 and not has_keys
         self._leaves = len(plan.results)
         self._order = plan.plain_order
         chunks = [chunk for pack in plan.packs for chunk in pack.chunks]
@@ -76,7 +76,6 @@ class InlineReduction:
         self._buffers = [(pack.length, pack.dtype) for pack in plan.packs]
         #: Of each pack, what the ranks contribute, and its slots.
         self._parts: list[tuple[list[Array], tuple[Slot, ...]]] = []
-        self.header_bytes = group.sizes.size_of(plan.small_bytes)
         start = 0
         for pack in plan.packs:
             stop = start + pack.size_bytes
@@ -127,6 +126,8 @@ class InlineReduction:
             total = totals[place]
             if self._is_of_two:
                 quietly(self._ufunc, *rows, out=total)  # without a frame of Python's
+                if self._scale != 1:
+                    quietly(divide, total, self._scale)
             else:
                 quietly(self._reduce, place, rows, total)
             if self._is_rounded:
@@ -184,7 +185,6 @@ class OrderedInlineReduction(InlineReduction):
             self.message = memory = scratch.take(np.dtype(np.uint8), sum(self.rank_bytes))
             places = [size_bytes * index for index in range(sum(counts))]
         super().__init__(plan, memory, places, group)
-        self.header_bytes = group.sizes.size_of(size_bytes * max(counts))
         self._partials = tree.partials[layout.rank]
         self._tree_order = tree.order
         #: For each pack.
@@ -243,7 +243,9 @@ class InlineReductions(dict[tuple[Plan, int], InlineReduction | None]):
         if len(self) >= _CACHE_SIZE:
             self.clear()
         plan, _ = key
-        is_inline = self.payload_bytes(plan) <= self._group.sizes.inline_bytes
+        sizes, payload_bytes = self._group.sizes, self.payload_bytes(plan)
+        # Where headers carry nothing, an Allreduce costs no more than what would carry it.
+        is_inline = sizes.carries_payload and payload_bytes <= sizes.room_bytes
         reduction = None
         if plan.is_ordered:
             # Every rank gets the contributions of all, where they have an order.
@@ -251,6 +253,8 @@ class InlineReductions(dict[tuple[Plan, int], InlineReduction | None]):
                 reduction = self._ordered(plan, is_inline=is_inline)
         elif is_inline:
             reduction = InlineReduction(plan, *_memory_of_headers(self._group), self._group)
+        if reduction is not None:
+            reduction.header_bytes = sizes.size_of(payload_bytes)
         self[key] = reduction
         return reduction
 

@@ -54,7 +54,7 @@ class GatherHeaders:
         self._headers = memory.reshape(-1, size_bytes)
         self._data_start = PAYLOAD_START + len(_NO_DATA) + self._told_bytes
         self._heads = self._headers[:, PAYLOAD_START : self._data_start]
-        self._most_data_bytes = group.sizes.inline_bytes + PAYLOAD_START - self._data_start
+        self._most_data_bytes = group.sizes.room_bytes + PAYLOAD_START - self._data_start
         #: Whether there is room for what is told.
         self.has_room = self._most_data_bytes >= 0
         self._known: dict[bytes, Told] = {}

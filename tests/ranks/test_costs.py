@@ -129,3 +129,21 @@ def test_agreement_costs_the_same_for_any_number_of_ranks_of_large_worlds(wide):
         with mr.MPIStrategy(communicator, replicas_per_rank=2) as strategy:
             costs.add(cost_of_call(strategy, CALLS["run"]))
     assert set().union(*gathered(costs)) == {(1, WIDE_BYTES)}
+
+
+SMALL = {
+    "all_gather": lambda context: context.all_gather(np.ones(3), axis=0),
+    "merge_call": lambda context: context.merge_call(lambda strategy, x: None, (1.5,)),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_in_large_worlds_what_is_small_travels_in_one_message_behind_the_agreement(wide, name):
+    with mr.MPIStrategy() as strategy:
+        if strategy.size == 1 and name == "merge_call":
+            assert cost_of_call(strategy, SMALL[name])[0] == 2  # it sends nothing
+            return
+        agreements, headers = 2, 1
+        cost = agreements + headers, agreements * WIDE_BYTES + headers * HEADER_BYTES
+        for _ in range(3):
+            assert cost_of_call(strategy, SMALL[name]) == cost

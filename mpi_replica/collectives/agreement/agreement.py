@@ -137,8 +137,8 @@ class Agreement:
         """Returns when all ranks are known to be at the call. Collective.
 
         `calls` are those of the local replicas, which agree among themselves. `payload` has
-        `sizes.inline_bytes` at most, or `INLINE_BYTES`, and is there on all ranks or on none; those
-        of all ranks are in the headers then. `is_begun`: they have agreed on the call before.
+        `sizes.room_bytes` at most, and is there on all ranks or on none; those of all ranks are in
+        the headers then. `is_begun`: they have agreed on the call before.
 
         Raises
         ------

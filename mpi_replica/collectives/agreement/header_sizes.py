@@ -25,14 +25,15 @@ class HeaderSizes:
     memory : dict
         Where the headers of all ranks lie after an exchange, by the bytes of each.
     carries_payload : bool
-        Whether small payloads travel with them at no extra cost.
+        Whether payloads travel with them at no extra cost. Otherwise they are as small as can be,
+        and have a message of their own.
 
     Attributes
     ----------
     next_bytes : int
         Of each header of the next exchange.
-    inline_bytes : int
-        The most bytes that travel in it; less than 0 where nothing does.
+    room_bytes : int
+        The most bytes of a payload in it.
     heads : callable
         Returns what the headers begin with that have come by the next exchange.
     head_starts : range
@@ -45,7 +46,7 @@ class HeaderSizes:
         self.memory = memory
         self._least, *larger = sorted(memory)
         self._larger = larger if carries_payload else []
-        self._overhead_bytes = PAYLOAD_START if carries_payload else self._least + 1
+        self.carries_payload = carries_payload
         # Of large ones no more is looked at than must be.
         least = memory[self._least]
         self._heads = {self._least: (least.tobytes, range(0, least.size, self._least))}
@@ -65,7 +66,7 @@ class HeaderSizes:
 
     def _set(self, size_bytes: int) -> None:
         self.next_bytes = size_bytes
-        self.inline_bytes = size_bytes - self._overhead_bytes
+        self.room_bytes = size_bytes - PAYLOAD_START
         self.heads, self.head_starts = self._heads[size_bytes]
 
     def agree(self, call: int) -> None:

@@ -24,7 +24,7 @@ class Agree(NamedTuple, Generic[T]):
     may be taken: an error is told to all ranks, which raise it. All ranks must come to it.
     """
 
-    #: Gives what travels with the header, of `Group.sizes.inline_bytes` at most, and what is sent
+    #: Gives what travels with the header, of `Group.sizes.room_bytes` at most, and what is sent
     #: back.
     prepare: Callable[[], tuple[Payload, T]]
     #: What is done where some rank failed, and the ranks still answer each other.
