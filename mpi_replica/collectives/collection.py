@@ -25,8 +25,8 @@ class OneRow:
     It is what `Collection` does, without what several leaves, rows and replicas need.
     """
 
-    def __init__(self, gathering: Gathering, leaf: Array) -> None:
-        self.results = gathering.allocation.make()
+    def __init__(self, group: Group, gathering: Gathering, leaf: Array) -> None:
+        self.results = gathering.allocation.make(group.pool)
         self._rank_bytes = gathering.leaves[0].rank_row_bytes
         self._leaf = leaf
 
@@ -41,7 +41,7 @@ def collection(
 ) -> OneRow | Collection:
     """Returns what moves the C-contiguous leaves of each local replica."""
     if gathering.is_one_row and gathering.result_bytes and group.layout.has_one_each:
-        return OneRow(gathering, contributions[0][0])
+        return OneRow(group, gathering, contributions[0][0])
     return Collection(group, gathering, contributions)
 
 
@@ -70,7 +70,7 @@ class Collection:
             if is_text(blocks.dtype):
                 column = [leaf.astype(blocks.dtype, copy=False) for leaf in column]
             self._columns.append(column)
-        self.results = gathering.allocation.make()
+        self.results = gathering.allocation.make(group.pool)
         self._scratch = group.scratch(gathering.scratch_bytes)
 
     def steps(self) -> Steps[list[Array]]:

@@ -1,9 +1,7 @@
 """Memory for fresh results.
 
-The system hands out new memory in pages of 4 KiB, and getting all of those of a large result takes
-longer than the reduction. Where a block of memory begins at a multiple of 2 MiB it gives pages of
-that size, to whom asks for them, as numpy does for 4 MiB and more. So results lie in such blocks,
-several in one; a result that is kept keeps its block.
+Large ones lie in blocks that come back, several in one, so that a block has large pages; a result
+that is kept keeps its block.
 """
 
 from __future__ import annotations
@@ -15,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from ..core.array_libraries import Array
+from ..core.memory_pool import MemoryPool
 
-_LARGE_PAGE_BYTES = 1 << 21
 _BLOCK_BYTES = 1 << 24
 # A block of less gets no large pages.
 _LEAST_BLOCK_BYTES = 1 << 22
-# A smaller result that is kept would keep many times its size.
-_LEAST_BYTES = 1 << 19
+#: Of a result in a block: a smaller one that is kept would keep many times its size.
+LEAST_BYTES = 1 << 19
 
 _ALIGNMENT = 64
 
@@ -40,8 +38,8 @@ class Allocation:
         self._count = len(results)
         #: Bytes of each block, and what lies in it.
         self._blocks: list[tuple[int, list[_Place]]] = []
-        #: Results of their own: index, dtype and shape.
-        self._alone: list[tuple[int, np.dtype[Any], tuple[int, ...]]] = []
+        #: Results of their own, of less: index, dtype and shape.
+        self._small: list[tuple[int, np.dtype[Any], tuple[int, ...]]] = []
         places: list[_Place] = []
         used = 0
         for index, about in enumerate(results):
@@ -49,8 +47,8 @@ class Allocation:
                 continue
             dtype, shape = about
             size = math.prod(shape) * dtype.itemsize
-            if size < _LEAST_BYTES:
-                self._alone.append((index, dtype, shape))
+            if size < LEAST_BYTES:
+                self._small.append((index, dtype, shape))
                 continue
             if used + size > _BLOCK_BYTES:
                 self._close(places, used)
@@ -62,18 +60,18 @@ class Allocation:
     def _close(self, places: list[_Place], used: int) -> None:
         if used >= _LEAST_BLOCK_BYTES:
             self._blocks.append((used, places))
-        else:
-            self._alone += [(index, dtype, shape) for index, _, _, dtype, shape in places]
+            return
+        for index, start, stop, dtype, shape in places:
+            size = stop - start
+            self._blocks.append((size, [(index, 0, size, dtype, shape)]))
 
-    def make(self) -> list[Array]:
+    def make(self, pool: MemoryPool) -> list[Array]:
         """Returns an uninitialised C-contiguous array for each result."""
         made: list[Any] = [None] * self._count
-        for index, dtype, shape in self._alone:
+        for index, dtype, shape in self._small:
             made[index] = np.empty(shape, dtype)
         for size, places in self._blocks:
-            # What is not touched takes no memory.
-            block = np.empty(size + _LARGE_PAGE_BYTES, np.uint8)
-            block = block[-block.ctypes.data % _LARGE_PAGE_BYTES :]
+            block = pool.lend(size)
             for index, start, stop, dtype, shape in places:
                 made[index] = block[start:stop].view(dtype).reshape(shape)
         return made

@@ -44,7 +44,7 @@ class Task(NamedTuple):
         return stream.most_items(
             large=has_one_each and (self.is_in_place or group.is_crowded),
             far=group.is_between_hosts,
-            kept=has_one_each and self.has_outputs,
+            kept=has_one_each and (self.has_outputs or stream.is_lent),
         )
 
 

@@ -20,12 +20,13 @@ from ..core.dtypes import accumulation, is_narrow_float
 from ..core.options import ReduceOp
 from ..core.ufuncs import EXTREMES
 from .extremes import are_keyed
-from .memory import Allocation
+from .memory import LEAST_BYTES, Allocation
 from .scratch import ALIGNMENT
 
 # Bytes of a piece, where the user does not say: the fastest on the libraries that were measured.
 # A piece as large as its array, where this is new memory, would have MPI take memory from the
-# system, and give it back. Into kept memory up to 2 MiB in one piece are a tenth faster.
+# system, and give it back. Into kept memory, or such that comes back, up to 2 MiB in one piece are
+# a tenth faster.
 _PIECE_BYTES = 1 << 19
 _MOST_KEPT_BYTES = 1 << 21
 # Between hosts, where each exchange costs a way over the network; and of arrays that are much
@@ -162,6 +163,11 @@ class Stream:
                 return pieces(self.shape, most)
             cut = self._cut[most] = tuple(pieces(self.shape, most))
         return cut
+
+    @functools.cached_property
+    def is_lent(self) -> bool:
+        """Whether a fresh result lies in memory that comes back."""
+        return math.prod(self.shape) * self.result_dtype.itemsize >= LEAST_BYTES
 
     @property
     def piece_bytes(self) -> int:

@@ -231,7 +231,7 @@ class AllReduce(Call):
         """Returns what moves the data, with all the memory that it needs."""
         outputs = self.outputs
         results = [
-            self.plan.allocation.make() if call.outputs is None else call.outputs.leaves
+            self.plan.allocation.make(group.pool) if call.outputs is None else call.outputs.leaves
             for call in calls
         ]
         is_in_place = outputs is not None and outputs.are_values

@@ -221,6 +221,7 @@ class MPIStrategy(Strategy):
             self._release_blas()
         watcher.remove(self.engine.watch)
         self.engine.agreement.close()
+        self.engine.group.pool.close()
 
     def __enter__(self) -> MPIStrategy:
         return self

@@ -124,6 +124,13 @@ def _reduce(world, context, value, op="SUM"):
     return context.all_reduce(op, value)
 
 
+def _reduce_in_turn(world, context, value):
+    """Reduce more and less of it, each more than the 32 MiB of which malloc may keep a part."""
+    for eighths in (3, 7, 5):
+        context.all_reduce("SUM", value[: len(value) * eighths // 8])
+    return context.all_reduce("SUM", value)
+
+
 def _gather(world, context, value, axis=0):
     return context.all_gather(value, axis=axis)
 
@@ -154,6 +161,7 @@ def _by_hand(world, context, value):
 CASES = {
     "all_reduce of ResNet-50's gradients": (_gradients, _reduce),
     "all_reduce of one array": (_array, _reduce),
+    "all_reduce of one array in four sizes": (_array, _reduce_in_turn),
     "all_reduce of one array in Fortran order": (partial(_array, order="F"), _reduce),
     "all_reduce of one big-endian array": (partial(_array, dtype=">f4"), _reduce),
     "all_reduce of float16": (partial(_array, dtype=np.float16), _reduce),

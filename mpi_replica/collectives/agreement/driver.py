@@ -134,6 +134,8 @@ class Driver:
                         if undo is not None and agreement.final is None:
                             undo()
                 finally:
+                    if self.group.pool.is_used:
+                        self.group.pool.end_call()
                     recorder.end()
                     transport.timeout_seconds = None
                 return first.answer(calls, results)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from ...core.layout import Layout
+from ...core.memory_pool import MemoryPool
 from ...ranks.transport import Bytes
 from .header_sizes import HeaderSizes
 from .notes import Notes
@@ -63,6 +64,8 @@ class Group:
         self.notes = notes or Notes()
         #: What kinds of calls keep here, by class.
         self.kept = Kept(self)
+        #: Memory for large results.
+        self.pool = MemoryPool()
         self._scratch = np.empty(0, np.uint8)
         self._reserve = np.empty(0, np.uint8)
         context = contextvars.copy_context()

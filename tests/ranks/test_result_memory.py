@@ -1,0 +1,96 @@
+"""Large results lie in memory that comes back: what the program still sees stays as it is."""
+
+import random
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpi_replica as mr
+
+ITEMS = 300_000  # of float32: more than 512 KiB
+
+
+def summed(context, factor, items=ITEMS):
+    return context.all_reduce("SUM", np.full(items, factor * (1 + mine(context)), np.float32))
+
+
+def gathered(context, factor, items=ITEMS):
+    return context.all_gather(np.full(items, factor * (1 + mine(context)), np.float32), axis=0)
+
+
+def mine(context):
+    return context.replica_id_in_sync_group
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def in_each_replica(strategy, fn):
+    values = strategy.run(lambda: fn(mr.get_replica_context()))
+    return strategy.experimental_local_results(values)
+
+
+@pytest.mark.parametrize("call", [summed, gathered])
+def test_a_large_result_gets_the_memory_of_one_that_is_gone(strategy, call):
+    def addresses(context):
+        return [address(call(context, 1)) for _ in range(9)]
+
+    found = in_each_replica(strategy, addresses)
+    assert len({place for places in found for place in places}) <= 2 * len(found)
+
+
+def test_results_that_are_kept_are_not_written_by_later_calls(strategy):
+    count = strategy.num_replicas_in_sync
+
+    def check(context):
+        draw = random.Random(7)  # as on all replicas
+        kept = []
+        for step in range(1, 40):
+            items = draw.choice([ITEMS, 2 * ITEMS, 4 * ITEMS])
+            if draw.random() < 0.5:
+                result, expected = summed(context, step, items), step * count * (count + 1) / 2
+            else:
+                result, expected = gathered(context, step, items)[-5:], step * count
+            kept.append((result, expected))
+            del result
+            while len(kept) > 3:
+                del kept[draw.randrange(len(kept))]
+            for result, expected in kept:
+                assert (result == expected).all()
+            result = None
+        return True
+
+    assert all(in_each_replica(strategy, check))
+
+
+def test_replicas_may_write_into_their_results(strategy):
+    def changed(context):
+        result = summed(context, 1)
+        result += 1 + mine(context)
+        again = summed(context, 1)
+        return float(result[0] - again[0]), float(result[-1] - again[-1])
+
+    own = in_each_replica(strategy, changed)
+    assert list(own) == [(1 + replica, 1 + replica) for replica in strategy.local_replica_ids]
+
+
+def test_memory_that_is_of_no_use_goes_also_where_calls_are_small(strategy):
+    in_each_replica(strategy, lambda context: summed(context, 1).size)
+    pool = strategy.engine.group.pool
+    assert pool._spare or pool._returned
+    for _ in range(20):
+        in_each_replica(strategy, lambda context: context.all_reduce("SUM", 1.0))
+    assert not pool._spare
+    assert not pool._returned
+
+
+def test_results_outlive_their_strategy(strategy):
+    with mr.MPIStrategy() as other:
+        (result,) = in_each_replica(other, lambda context: summed(context, 2))
+        pool = other.engine.group.pool
+    assert not pool._spare
+    assert not pool._lent
+    size = MPI.COMM_WORLD.size
+    assert (result == size * (size + 1)).all()
