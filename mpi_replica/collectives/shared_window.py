@@ -67,7 +67,7 @@ class SharedWindow(OrderedWay):
     def _give(self, work: Work, part: Part, turn: int) -> None:
         """Puts this rank's partials into the window."""
         rank = self.rank
-        mine = self._partials(part, turn)[self.starts[rank] : self.starts[rank + 1]]
+        mine = self._partials(part, turn, range(self.starts[rank], self.starts[rank + 1]))
         own = self._own(part)
         if own is None:
             self.fill(work, part, mine)
@@ -79,7 +79,7 @@ class SharedWindow(OrderedWay):
     def _combine(self, work: Work, part: Part, turn: int) -> None:
         """Combines this rank's slice of all partials."""
         place = self._place_of_slice(part)
-        slices = [partial[place] for partial in self._partials(part, turn)]
+        slices = [partial[place] for partial in self._partials(part, turn, range(self.number))]
         own = self._own(part)
         if own is not None:
             slices[self.starts[self.rank]] = own[place]
@@ -101,10 +101,10 @@ class SharedWindow(OrderedWay):
         starts, rank = self.slices(part), self.rank
         return slice(starts[rank], starts[rank + 1])
 
-    def _partials(self, part: Part, turn: int) -> list[Array]:
+    def _partials(self, part: Part, turn: int, which: range) -> list[Array]:
         first = turn % 2 * self.number
         dtype = self.sent_dtype(part)
-        return [self._place(first + index, dtype, part.length) for index in range(self.number)]
+        return [self._place(first + index, dtype, part.length) for index in which]
 
     def _total(self, part: Part, turn: int) -> Array:
         return self._place(2 * self.number + turn % 2, part.result_dtype, part.length)
