@@ -35,6 +35,14 @@ def test_ranks(library, ranks):
     check_ranks(library, ranks)
 
 
+# Above 32 ranks agreement goes another way, which the tests of fewer ranks take by force.
+@pytest.mark.skipif("openmpi" not in LIBRARIES or max(RANKS) < 4, reason="not asked for")
+def test_ranks_of_a_large_world():
+    files = [f"tests/ranks/test_{name}.py" for name in ("barrier", "result_memory")]
+    # They start one after the other, on few cores.
+    pass_on_ranks("openmpi", 33, files, env={"MPI_REPLICA_TEST_FENCE": "120"})
+
+
 @pytest.mark.skipif(
     WITH_THREADS[0] not in LIBRARIES or WITH_THREADS[1] not in RANKS, reason="not asked for"
 )

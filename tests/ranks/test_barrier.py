@@ -15,6 +15,7 @@ def test_what_a_rank_did_before_it_is_there_behind_it_on_all(strategy, shared_fo
         assert file.read_text("utf-8") == f"from {writer}"
 
 
+@pytest.mark.usefixtures("small_world")
 def test_it_costs_one_header(strategy):
     assert cost_of(strategy, strategy.barrier) == (1, 256)
 

@@ -144,11 +144,15 @@ def test_a_name_for_all_calls_is_refused():
 def test_different_numbers_of_replicas_name_both_sides(world):
     skip_alone(world)
     for culprit in sorted({0, world.size // 2, world.size - 1}):
-        number = 10 + (world.rank == culprit)
+        number = 10 * world.size + (world.rank == culprit)
         error = raises_everywhere(
             ValueError, lambda number=number: mr.MPIStrategy(num_replicas=number)
         )
-        for word in (": 10", f"rank {culprit}: 11", "num_replicas"):
+        for word in (
+            f": {10 * world.size}",
+            f"rank {culprit}: {10 * world.size + 1}",
+            "num_replicas",
+        ):
             assert word in str(error)
         check_new_strategy_works()
 

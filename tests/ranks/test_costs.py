@@ -45,11 +45,8 @@ CALLS = {
     "reproducible, large": all_reduce(
         "MEAN", lambda i: [np.full(300_000, i), np.full(9, i)], reproducible=True
     ),
-    # of which each rank has as much, in whole cache lines
     "reproducible, large, by messages": all_reduce(
-        "MEAN",
-        lambda i: np.full((MPI.COMM_WORLD.size, 8 * (1920 // MPI.COMM_WORLD.size)), i),
-        implementation="ALLTOALL",
+        "MEAN", lambda i: np.full(15_360, i), implementation="ALLTOALL"
     ),
 }
 
@@ -69,7 +66,11 @@ def test_a_call_costs_the_same_for_any_number_of_replicas_a_rank(name):
         with mr.MPIStrategy(replicas_per_rank=per_rank) as strategy:
             cost_of_call(strategy, CALLS[name])
             costs += [cost_of_call(strategy, CALLS[name]) for _ in range(2)]
-    assert len({tuple(of_rank) for of_rank in gathered(costs)}) == 1
+    if "by messages" in name:  # slices are whole cache lines, and not all alike
+        everywhere = [[steps for steps, _ in of_rank] for of_rank in gathered(costs)]
+    else:
+        everywhere = gathered(costs)
+    assert everywhere == [everywhere[0]] * len(everywhere)
     (alone,), (more,) = set(costs[:2]), set(costs[2:])
     if name in IN_ONE_PIECE and MPI.COMM_WORLD.size > 1:  # where a rank has one replica
         assert alone[0] < more[0]
@@ -87,6 +88,7 @@ def sum_of(items):
     )
 
 
+@pytest.mark.usefixtures("small_world")
 @pytest.mark.parametrize(
     ("items", "steps", "sent"), [(29, 0, 0), (30, 1, 240), (100_000, 2, 800_000)]
 )
@@ -101,6 +103,7 @@ def test_agreement_sends_one_header_of_256_bytes_and_payloads_of_232_bytes_in_it
         assert cost_of_call(strategy, sum_of(items)) == (2 + moved[0], 2 * 256 + moved[1])
 
 
+@pytest.mark.usefixtures("small_world")
 @pytest.mark.parametrize(("items", "header_bytes"), [(30, 576), (128, 1088), (500, 4160)])
 def test_of_what_repeats_some_kilobytes_travel_in_a_header_that_is_as_large_as_it_must_be(
     items, header_bytes
@@ -114,10 +117,8 @@ def test_of_what_repeats_some_kilobytes_travel_in_a_header_that_is_as_large_as_i
 
 def prefixes():
     """Communicators of the first rank, the first two, and so on, with this rank in them."""
-    from mpi4py import MPI
-
     world = MPI.COMM_WORLD
-    for size in range(1, world.size + 1):
+    for size in range(1, min(world.size, 32) + 1):
         inside = world.rank < size
         communicator = world.Split(0 if inside else MPI.UNDEFINED)
         if inside:

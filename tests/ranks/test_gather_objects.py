@@ -116,6 +116,7 @@ class Forgetful:
         return {"kept": self.kept}
 
 
+@pytest.mark.usefixtures("small_world")
 def test_it_costs_two_headers_and_a_message_for_what_does_not_fit_into_one(strategy):
     needs_two_ranks(strategy)
     for size, messages in ((1, 0), (1000, 1), (3 << 20, 2)):

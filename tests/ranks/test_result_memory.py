@@ -16,7 +16,9 @@ def summed(context, factor, items=ITEMS):
 
 
 def gathered(context, factor, items=ITEMS):
-    return context.all_gather(np.full(items, factor * (1 + mine(context)), np.float32), axis=0)
+    """Gather as many items, of all replicas together."""
+    length = -(-items // context.num_replicas_in_sync)
+    return context.all_gather(np.full(length, factor * (1 + mine(context)), np.float32), axis=0)
 
 
 def mine(context):
