@@ -10,6 +10,7 @@ from hypothesis import given
 from numpy.lib.array_utils import byte_bounds
 
 from mpi_replica.collectives.memory import Allocation
+from mpi_replica.core.memory_pool import Loan, MemoryPool
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -33,7 +34,9 @@ def results(draw):
 
 def arrays_of(wanted):
     """The arrays that there are, and that have items."""
-    return [array for array in Allocation(wanted).make() if array is not None and array.size]
+    return [
+        array for array in Allocation(wanted).make(MemoryPool()) if array is not None and array.size
+    ]
 
 
 # What is not touched takes no memory, so nothing is written here but the first and the last item.
@@ -41,7 +44,7 @@ def arrays_of(wanted):
 
 @given(results())
 def test_arrays_have_the_dtypes_and_shapes_and_are_c_contiguous_aligned_and_writable(wanted):
-    for about, array in zip(wanted, Allocation(wanted).make(), strict=True):
+    for about, array in zip(wanted, Allocation(wanted).make(MemoryPool()), strict=True):
         if about is None:
             assert array is None
         else:
@@ -53,7 +56,8 @@ def test_arrays_have_the_dtypes_and_shapes_and_are_c_contiguous_aligned_and_writ
 @given(results())
 def test_arrays_share_no_byte_with_each_other_nor_with_those_of_the_next_time(wanted):
     allocation = Allocation(wanted)
-    kept = [*allocation.make(), *allocation.make()]
+    pool = MemoryPool()
+    kept = [*allocation.make(pool), *allocation.make(pool)]
     spans = sorted(byte_bounds(array) for array in kept if array is not None and array.size)
     assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(spans))
 
@@ -79,7 +83,7 @@ def test_a_result_that_is_kept_keeps_16_mib_at_most_beside_its_own(wanted):
     for array in arrays_of(wanted):
         kept = array
         while kept.base is not None:
-            kept = kept.base
+            kept = kept.base.block.memory if isinstance(kept.base, Loan) else kept.base
         assert kept.nbytes <= max(16 * MIB, array.nbytes) + 2 * MIB + 64 * len(wanted)
 
 
@@ -87,6 +91,6 @@ def test_a_result_that_is_kept_keeps_16_mib_at_most_beside_its_own(wanted):
 def test_where_results_have_4_mib_together_they_begin_where_the_system_has_large_pages(
     count, items
 ):
-    made = Allocation([(np.dtype("f8"), (items,))] * count).make()
+    made = Allocation([(np.dtype("f8"), (items,))] * count).make(MemoryPool())
     assert made[0].ctypes.data % (2 * MIB) == 0
     assert len({id(array.base) for array in made}) == 1

@@ -145,7 +145,7 @@ def of_replica(call):
 
 CALLS = {
     "header": lambda: reduction(3),
-    "pieces": lambda: reduction(200_000),
+    "pieces": lambda: reduction(600_000),
     "agreements": lambda: of_replica(
         Broadcast(SITE, OPTIONS, "broadcast_to", "", bytes(2 << 20), compared=False)
     ),
