@@ -492,9 +492,10 @@ def test_a_program_of_another_kind_runs_as_before_and_is_not_started_again(libra
     with started(*run) as process:
         ready(process)
         end.touch()
-        _, error = process.communicate(timeout=LIMIT_SECONDS)
+        out, error = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 5, error
     assert "mpi_replica run:" not in error
+    assert out == ""  # but for the lines that were read
 
 
 def test_restarts_of_a_program_of_another_kind_are_refused_before_anything_is_started(tmp_path):

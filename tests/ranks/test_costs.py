@@ -66,10 +66,9 @@ def test_a_call_costs_the_same_for_any_number_of_replicas_a_rank(name):
         with mr.MPIStrategy(replicas_per_rank=per_rank) as strategy:
             cost_of_call(strategy, CALLS[name])
             costs += [cost_of_call(strategy, CALLS[name]) for _ in range(2)]
-    if "by messages" in name:  # slices are whole cache lines, and not all alike
-        everywhere = [[steps for steps, _ in of_rank] for of_rank in gathered(costs)]
-    else:
-        everywhere = gathered(costs)
+    everywhere = gathered(costs)
+    if "by messages" in name and len(everywhere) > 32:  # slices of whole cache lines are not alike
+        everywhere = [[steps for steps, _ in of_rank] for of_rank in everywhere]
     assert everywhere == [everywhere[0]] * len(everywhere)
     (alone,), (more,) = set(costs[:2]), set(costs[2:])
     if name in IN_ONE_PIECE and MPI.COMM_WORLD.size > 1:  # where a rank has one replica
