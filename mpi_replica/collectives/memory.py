@@ -16,7 +16,7 @@ from ..core.array_libraries import Array
 from ..core.memory_pool import MemoryPool
 
 _BLOCK_BYTES = 1 << 24
-# A block of less gets no large pages.
+# Of results that have less together each has a block of its own.
 _LEAST_BLOCK_BYTES = 1 << 22
 #: Of a result in a block: a smaller one that is kept would keep many times its size.
 LEAST_BYTES = 1 << 19

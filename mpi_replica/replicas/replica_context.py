@@ -121,14 +121,14 @@ class ReplicaContext(Replica):
         and where ranks share cores), and for each 1 MiB of leaves below 64 KiB; or for each
         ``bytes_per_pack``. Where every rank has one replica, a leaf of 512 KiB to 2 MiB takes one
         Allreduce, as does a smaller one into `out`, and large leaves that are C-contiguous are not
-        copied. Sums of float16 and bfloat16
-        with more than 64 KiB as float32, divided by the number of replicas, are one Alltoallv and
-        one Allgatherv for each 1 MiB of float32, as they are where every rank has one replica;
-        smaller ones take one Allgatherv, or none where they travel with the first message. Results
-        of one call may lie beside each other in one block of memory: a kept one keeps up to 64 KiB,
-        or 16 MiB where it has 512 KiB and more. The memory of such a one comes back with its last
-        view, and is used again: for 16 calls the strategy keeps it, so much that results and this
-        together have at most 16 MiB more than the results that have ever lived at once.
+        copied. Sums of float16 and bfloat16 with more than 64 KiB as float32, divided by the number
+        of replicas, are one Alltoallv and one Allgatherv for each 1 MiB of float32, as they are
+        where every rank has one replica; smaller ones take one Allgatherv, or none where they
+        travel with the first message. Results of one call may lie beside each other in one block of
+        memory: a kept one keeps up to 64 KiB, or 16 MiB where it has 512 KiB and more. The memory
+        of such a one comes back with its last view, and is used again: for 16 calls the strategy
+        keeps it, so much that results and this together have at most 16 MiB more than the results
+        that have ever lived at once.
 
         Reproducible sums that have more than 64 KiB, divided by the number of replicas, go through
         a window of shared memory where all ranks are on one host: one barrier for each 512 KiB, and
