@@ -223,7 +223,8 @@ def plan(
     """Returns the plan for leaves of these dtypes and shapes.
 
     Sums of narrow floats are ordered also where that is not asked for: in 4 bytes the order of the
-    operands shows in the rounded result.
+    operands shows in the rounded result. So are those of integers of 1 and 2 bytes: then it is
+    numpy that adds them up.
 
     Raises
     ------
@@ -292,7 +293,10 @@ def _way_of(
     wide, result = accumulation(dtype, op)
     if op in EXTREMES:
         return result, result, False
-    return wide, result, is_ordered or is_narrow_float(result)
+    # Where processors have AVX, Open MPI's sums of small integers saturate (5.0.11: op_avx), except
+    # for the last few items. Those of numpy wrap around.
+    saturates = op is ReduceOp.SUM and wide.kind in "iu" and wide.itemsize <= 2
+    return wide, result, is_ordered or saturates or is_narrow_float(result)
 
 
 def _alone_in_their_packs(signature: Signature, op: ReduceOp) -> set[int]:

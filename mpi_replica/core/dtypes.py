@@ -13,7 +13,7 @@ int, other ops        as the leaf         as the leaf
 bool, MIN and MAX     as the leaf         as the leaf
 ====================  ==================  ================
 
-Everything else is a `TypeError`.
+Integers wrap around, as those of numpy. Everything else is a `TypeError`.
 """
 
 from __future__ import annotations

@@ -60,6 +60,20 @@ def test_a_leaf_of_any_size_is_right_however_it_travels(strategy, items, bytes_p
             check_reduce(strategy, op, leaf, bytes_per_pack=bytes_per_pack)
 
 
+@pytest.mark.parametrize("items", [3, 1001, 300_001])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint64"])
+def test_sums_and_products_of_integers_wrap_around_as_those_of_numpy(strategy, dtype, items):
+    """Open MPI's sums of small integers saturate, but for the last few items."""
+    large = np.iinfo(dtype).max // 2 + 5
+    count = strategy.num_replicas_in_sync
+    for op, expected in {"SUM": large * count, "PROD": large**count}.items():
+        nest = {"x": np.full(items, large, dtype), "other": 1.5}
+        results = reduce_everywhere(strategy, op, lambda _, nest=nest: nest)
+        wrapped = np.array(expected % 2**64, np.uint64).astype(dtype)
+        for result in results:
+            np.testing.assert_array_equal(result["x"], np.full(items, wrapped), strict=True)
+
+
 def test_leaves_of_all_sizes_and_errors_are_right_in_large_worlds(many_ranks):
     for items, bytes_per_pack in SIZES:
         test_a_leaf_of_any_size_is_right_however_it_travels(many_ranks, items, bytes_per_pack)
@@ -191,9 +205,9 @@ def test_decision_5_mean_of_integers_and_bools_is_float64_whatever_r_is(strategy
 
 
 def test_mean_of_uint8_does_not_wrap(strategy):
-    replicas = strategy.num_replicas_in_sync
-    for result in reduce_everywhere(strategy, "MEAN", lambda i: np.uint8(248 + i)):
-        assert result == 248 + (replicas - 1) / 2
+    values = [248 + i % 8 for i in range(strategy.num_replicas_in_sync)]
+    for result in reduce_everywhere(strategy, "MEAN", lambda i: np.uint8(values[i])):
+        assert result == sum(values) / len(values)
 
 
 def test_decision_5_float32_stays_float32(strategy):
@@ -223,7 +237,7 @@ def test_python_numbers_and_numpy_scalars_give_numpy_scalars(strategy):
     for result in reduce_everywhere(
         strategy, "SUM", lambda i: (i, float(i), 1j * i, np.int8(i), np.float32(i))
     ):
-        assert result == (total, total, 1j * total, total, total)
+        assert result == (total, total, 1j * total, (total + 128) % 256 - 128, total)
         kinds = [type(leaf) for leaf in result]
         assert kinds == [np.int64, np.float64, np.complex128, np.int8, np.float32]
 
