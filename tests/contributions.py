@@ -80,10 +80,11 @@ def values(dtype, shape, number, replica):
         return np.frombuffer(random.bytes(whole.size * dtype.itemsize), dtype).reshape(shape)
     if dtype.kind == "b":
         return whole > 0
-    if dtype.kind == "c":
-        whole = whole + 1j * random.integers(-4, 5, shape)
     if dtype.kind in "fc" or dtype.name == "bfloat16":
-        whole = whole / 2
+        # Products of any number of them are exact, in whatever order.
+        whole = np.where(abs(whole) == 3, 1, whole) / 2
+    if dtype.kind == "c":
+        whole = whole * random.choice([1, 1j, -1j], shape)
     return np.asarray(abs(whole) if dtype.kind == "u" else whole, dtype)
 
 

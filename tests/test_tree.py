@@ -14,9 +14,9 @@ COUNTS = st.lists(st.integers(1, 3) | st.integers(1, 20), min_size=1, max_size=7
 NUMBERS = st.integers(1, 70)
 
 
-def join(one, other, out, dtype, casting):
+def join(one, other, out, **_):
     """Combine texts, so that the order can be read in them; with the signature of a ufunc."""
-    out[...] = np.array([f"({a}+{b})" for a, b in zip(one, other, strict=True)], object)
+    np.frompyfunc(lambda a, b: f"({a}+{b})", 2, 1)(one, other, out=out)
 
 
 def texts(count):
@@ -68,6 +68,28 @@ def nodes(start, stop):
 def test_in_every_layout_the_replicas_are_combined_along_the_same_tree(counts):
     found = over_ranks(counts, join, texts(sum(counts)), object)
     assert found.tolist() == expected(sum(counts))
+
+
+def test_the_order_over_many_ranks_with_as_many_replicas_has_levels():
+    for ranks in (17, 33, 64):
+        for replicas in (1, 2, 8):
+            assert tree_of((replicas,) * ranks).order.has_levels
+    assert not tree_of((1,) * 4).order.has_levels  # it would take longer
+    assert not tree_of((2, 3) * 20).order.has_levels
+
+
+@given(COUNTS | NUMBERS.map(lambda number: (1,) * number), st.booleans(), st.integers(1, 3))
+def test_what_lies_in_rows_is_combined_level_by_level_along_the_same_tree(counts, is_first, every):
+    """Also into the first of them, and where they do not lie close by each other."""
+    order = tree_of(counts).order
+    number = order.count
+    if order.has_levels:
+        rows = np.zeros((number, every), object)[:, :1]
+        rows[:, 0] = [f"{i}" for i in range(number)]
+        target = rows[0] if is_first else np.empty(1, object)
+        order.combine_rows(join, rows, target)
+        each = [np.array([f"{i}"], object) for i in range(number)]
+        assert target.tolist() == run(order, join, each, object).tolist()
 
 
 @given(COUNTS, st.sampled_from(["f2", "f4", "f8", "c8", "g"]), st.integers(0, 99))

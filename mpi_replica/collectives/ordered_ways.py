@@ -8,11 +8,13 @@ travels as it is, which is half of what it accumulates in.
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..core.array_libraries import Array
 from ..core.tree import Partial, tree_of
@@ -52,9 +54,9 @@ class OrderedWay(Way):
         self.order = tree.order
         self.local: Sequence[Partial] = tree.partials[layout.rank]
         #: How many partials each rank has, and where those of each begin among all.
-        self.counts = [len(partials) for partials in tree.partials]
-        self.starts = [0, *itertools.accumulate(self.counts)]
-        self.number = self.starts[-1]
+        self.counts = np.array([len(partials) for partials in tree.partials])
+        self.starts = [0, *itertools.accumulate(self.counts.tolist())]
+        self.number: int = self.starts[-1]
         # none on a spare
         self.local_temporaries = max((p.order.temporaries for p in self.local), default=0)
 
@@ -76,12 +78,22 @@ class OrderedWay(Way):
         """Returns the bytes beyond that for what is sent and received."""
         return 0
 
-    def slices(self, part: Part) -> list[int]:
+    def slices(self, part: Part) -> npt.NDArray[np.int64]:
         """Returns where the slices of the ranks begin, and where the last one ends."""
-        size, length = self.size, part.length
+        starts: npt.NDArray[np.int64] = self._start_of_slice(part, np.arange(self.size + 1))
+        starts[-1] = part.length
+        return starts
+
+    def own_slice(self, part: Part) -> slice:
+        """Returns the slice of this rank."""
+        rank = self.rank
+        is_last = rank == self.size - 1
+        stop = part.length if is_last else self._start_of_slice(part, rank + 1)
+        return slice(self._start_of_slice(part, rank), stop)
+
+    def _start_of_slice(self, part: Part, rank: Any) -> Any:
         line = max(1, LINE_BYTES // part.dtype.itemsize)
-        starts = [length * rank // size // line * line for rank in range(size)]
-        return [*starts, length]
+        return part.length * rank // self.size // line * line
 
     def sent_dtype(self, part: Part) -> np.dtype[Any]:
         """Returns the dtype of partials: that of the leaf where each is one replica's."""
@@ -94,12 +106,18 @@ class OrderedWay(Way):
         for partial, target in zip(self.local, targets, strict=True):
             part.gather(partial, work.combine, target, temporaries)
 
-    def total(self, work: Work, part: Part, arrays: Sequence[Array], target: Array) -> None:
-        """Combines partials, or slices of them, into the result."""
-        scratch, size = work.scratch, target.size
+    def total(self, work: Work, part: Part, arrays: list[Array] | Array, target: Array) -> None:
+        """Combines partials, or slices of them, into the result.
+
+        Where they are one array it is written to.
+        """
+        scratch, size, order = work.scratch, target.size, self.order
         wide = target if target.dtype == part.dtype else scratch.take(part.dtype, size)
-        temporaries = [scratch.take(part.dtype, size) for _ in range(self.order.temporaries)]
-        self.order.combine(work.combine, arrays, wide, temporaries)
+        if order.has_levels and isinstance(arrays, np.ndarray) and arrays.dtype == part.dtype:
+            order.combine_rows(work.combine, arrays, wide)
+        else:
+            temporaries = [scratch.take(part.dtype, size) for _ in range(order.temporaries)]
+            order.combine(work.combine, list(arrays), wide, temporaries)
         round_into(target, wide, work)
 
 
@@ -136,8 +154,8 @@ class Scattered(OrderedWay):
         if most_part_bytes > _MESSAGE_PART_BYTES and self.layout.has_one_each:
             self.part_bytes = most_part_bytes
             return
-        ranks = max(map(group.hosts.count, group.hosts))
-        buffers = 3 + 2 * max(self.counts) + self.number // self.size + self.order.temporaries
+        ranks = max(collections.Counter(group.hosts).values())
+        buffers = 3 + 2 * int(self.counts.max()) + self.number // self.size + self.order.temporaries
         share = _SCRATCH_BYTES // (ranks * buffers)
         self.part_bytes = max(LEAST_PART_BYTES, min(_MESSAGE_PART_BYTES, share))
 
@@ -145,29 +163,31 @@ class Scattered(OrderedWay):
         return 2 * len(self.local) * self.part_bytes + self.number * slice_bytes
 
     def reduce(self, work: Work, parts: Iterable[Part]) -> Steps[None]:
-        scratch, rank = work.scratch, self.rank
+        scratch = work.scratch
         for part in parts:
             scratch.clear()
             sent = self.sent_dtype(part)
             starts = self.slices(part)
-            mine = slice(starts[rank], starts[rank + 1])
+            lengths = np.diff(starts)
+            mine = self.own_slice(part)
             length = mine.stop - mine.start
-            pairs = list(itertools.pairwise(starts))
-            send = self._sent(work, part, sent, pairs)
+            send = self._sent(work, part, sent, starts)
             receive = scratch.take(sent, length * self.number)
-            number = len(self.local)
-            counts = [(stop - start) * number * sent.itemsize for start, stop in pairs]
-            receive_counts = [length * sent.itemsize * count for count in self.counts]
-            yield AllToAll(send.view(np.uint8), counts, receive.view(np.uint8), receive_counts)
+            yield AllToAll(
+                send.view(np.uint8),
+                (lengths * (len(self.local) * sent.itemsize)).tolist(),
+                receive.view(np.uint8),
+                (self.counts * (length * sent.itemsize)).tolist(),
+            )
             result = part.result
             target = scratch.take(part.result_dtype, part.length) if result is None else result
-            self.total(work, part, list(receive.reshape(self.number, length)), target[mine])
-            counts = [(stop - start) * target.itemsize for start, stop in pairs]
+            self.total(work, part, receive.reshape(self.number, length), target[mine])
+            counts = (lengths * target.itemsize).tolist()
             yield Gather(None, target.view(np.uint8), counts)
             part.deliver(target if result is None else None)
 
     def _sent(
-        self, work: Work, part: Part, sent: np.dtype[Any], pairs: Sequence[tuple[int, int]]
+        self, work: Work, part: Part, sent: np.dtype[Any], starts: npt.NDArray[np.int64]
     ) -> Array:
         """Returns this rank's partials, those of each rank's slice beside each other."""
         number, scratch = len(self.local), work.scratch
@@ -179,6 +199,7 @@ class Scattered(OrderedWay):
         if number == 1:
             return partials[0]
         send = scratch.take(sent, part.length * number)
+        pairs = itertools.pairwise(starts.tolist())
         slices = [partial[start:stop] for start, stop in pairs for partial in partials]
         np.concatenate(slices, out=send)
         return send

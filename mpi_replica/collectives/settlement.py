@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..core.array_libraries import Array
 from ..core.dtypes import is_narrow_float
 from .scratch import Scratch
 
-# Up to so many items a dot product tells of NaN sooner than the greatest item does.
+# Of so many items it takes no longer to replace all NaN than to look for one.
 _FEW = 4096
 
 
@@ -27,7 +25,11 @@ def settle(total: Array, scale: int, scratch: Scratch) -> None:
         total = total.view(f"f{total.dtype.itemsize // 2}")
     elif kind != "f" and not is_narrow_float(total.dtype):
         return
-    if kind in "fc" and (not total.size or not np.isnan(_with_any_nan(total))):
+    if total.size <= _FEW:
+        total[np.isnan(total)] = np.nan
+        return
+    # The greatest item is NaN where one of them is.
+    if kind in "fc" and not np.isnan(np.maximum.reduce(total)):
         return
     is_nan = scratch.take(np.dtype(np.bool_), total.size)
     np.isnan(total, out=is_nan)
@@ -40,10 +42,3 @@ def divide(total: Array, number: int) -> None:
         np.multiply(total, 1 / number, out=total)
     else:
         np.divide(total, number, out=total)
-
-
-def _with_any_nan(items: Array) -> Any:
-    """Returns a number that is NaN where one of the items is."""
-    if items.size <= _FEW:
-        return items.dot(items)
-    return np.maximum.reduce(items)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -67,21 +66,23 @@ class SharedWindow(OrderedWay):
     def _give(self, work: Work, part: Part, turn: int) -> None:
         """Puts this rank's partials into the window."""
         rank = self.rank
-        mine = self._partials(part, turn, range(self.starts[rank], self.starts[rank + 1]))
+        mine = self._partials(part, turn)[self.starts[rank] : self.starts[rank + 1]]
         own = self._own(part)
         if own is None:
-            self.fill(work, part, mine)
+            self.fill(work, part, list(mine))
             return
-        place = self._place_of_slice(part)  # nobody else reads this one
+        place = self.own_slice(part)  # nobody else reads this one
         np.copyto(mine[0][: place.start], own[: place.start])
         np.copyto(mine[0][place.stop :], own[place.stop :])
 
     def _combine(self, work: Work, part: Part, turn: int) -> None:
         """Combines this rank's slice of all partials."""
-        place = self._place_of_slice(part)
-        slices = [partial[place] for partial in self._partials(part, turn, range(self.number))]
+        place = self.own_slice(part)
+        slices: list[Array] | Array = self._partials(part, turn)[:, place]
         own = self._own(part)
         if own is not None:
+            if not self.order.has_levels:
+                slices = list(slices)  # then one's own need not be copied to the others
             slices[self.starts[self.rank]] = own[place]
         total = self._total(part, turn)[place]
         if total.dtype == part.dtype:
@@ -97,18 +98,13 @@ class SharedWindow(OrderedWay):
         """Returns this rank's partial where it lies in memory already."""
         return part.contribution(self.sent_dtype(part)) if len(self.local) == 1 else None
 
-    def _place_of_slice(self, part: Part) -> slice:
-        starts, rank = self.slices(part), self.rank
-        return slice(starts[rank], starts[rank + 1])
-
-    def _partials(self, part: Part, turn: int, which: range) -> list[Array]:
-        first = turn % 2 * self.number
-        dtype = self.sent_dtype(part)
-        return [self._place(first + index, dtype, part.length) for index in which]
+    def _partials(self, part: Part, turn: int) -> Array:
+        """Returns those of all ranks, one behind the other."""
+        dtype, number, size_bytes = self.sent_dtype(part), self.number, self.part_bytes
+        start = turn % 2 * number * size_bytes
+        memory, shape = self._window.data, (number, part.length)
+        return np.ndarray(shape, dtype, memory, start, (size_bytes, dtype.itemsize))
 
     def _total(self, part: Part, turn: int) -> Array:
-        return self._place(2 * self.number + turn % 2, part.result_dtype, part.length)
-
-    def _place(self, index: int, dtype: np.dtype[Any], length: int) -> Array:
-        start = index * self.part_bytes
-        return self._window[start : start + length * dtype.itemsize].view(dtype)
+        start, dtype = (2 * self.number + turn % 2) * self.part_bytes, part.result_dtype
+        return self._window[start : start + part.length * dtype.itemsize].view(dtype)

@@ -8,12 +8,16 @@ the subtrees that it hosts whole, and what these give, its partials, is combined
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .array_libraries import Array
+
+# Of so many arrays a call of numpy for each takes less time than one for each level.
+_FEW = 16
 
 #: A binary tree: the index of an array, or a left and a right half.
 _Node = int | tuple[Any, Any]
@@ -30,6 +34,8 @@ class Order:
 
     def __init__(self, count: int, root: _Node) -> None:
         self.count = count
+        #: Whether `combine_rows` can do it, and takes less time.
+        self.has_levels = count > _FEW and root == _balanced(0, count)
         #: Each combines two registers into one: the arrays, then the target, then temporaries.
         self._steps: list[tuple[int, int, int]] = []
         self.temporaries = 0
@@ -62,10 +68,38 @@ class Order:
         if len(arrays) == 1:
             np.copyto(target, arrays[0], casting="unsafe")
             return
+        if len(arrays) == 2:  # as it is mostly
+            combine(*arrays, out=target, dtype=dtype, casting="unsafe")
+            return
         registers = [*arrays, target, *temporaries]
         for to, left, right in self._steps:
             out = registers[to]
             combine(registers[left], registers[right], out=out, dtype=dtype, casting="unsafe")
+
+    def combine_rows(self, combine: Callable[..., Any], rows: Array, target: Array) -> None:
+        """Combines arrays into `target`, as `combine` does, level by level of the tree.
+
+        Only where it `has_levels`: it is the tree over so many replicas. That takes a call of numpy
+        for each level, and not for each array.
+
+        Parameters
+        ----------
+        combine : callable
+        rows : array
+            They lie one behind the other along its first axis. All but the last two that are left
+            are combined in it.
+        target : array
+            Of the same dtype. It may be the first row.
+        """
+        while len(rows) > 2:
+            # A row without another one stays the last one of its level.
+            pairs = len(rows) // 2 * 2
+            combine(rows[0:pairs:2], rows[1:pairs:2], out=rows[0:pairs:2])
+            rows = rows[::2]
+        if len(rows) == 2:
+            combine(rows[0], rows[1], out=target)
+        else:
+            np.copyto(target, rows[0])
 
 
 class Partial(NamedTuple):
@@ -94,7 +128,7 @@ class Tree:
 
     def __init__(self, counts: tuple[int, ...]) -> None:
         self._ranks = [rank for rank, count in enumerate(counts) for _ in range(count)]
-        starts = [sum(counts[:rank]) for rank in range(len(counts))]
+        starts = [0, *itertools.accumulate(counts)]
         self.partials: list[list[Partial]] = [[] for _ in counts]
         self._number = 0
         root = self._cut(0, sum(counts), starts)

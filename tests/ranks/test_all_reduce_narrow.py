@@ -131,6 +131,7 @@ def test_the_order_is_that_of_the_ranks(dtype):
             assert (result == expected).all()
 
 
+@pytest.mark.usefixtures("small_world")
 def test_where_each_rank_has_one_replica_narrow_floats_travel_as_they_are():
     """Each rank gives its leaf to all, in parts, and then the sums of its part."""
     with mr.MPIStrategy() as strategy:

@@ -61,6 +61,7 @@ def test_a_loop_of_assignments_holds_few_old_values(strategy, loop, items):
     assert gathered(float(add.variable[-1])) == [times] * strategy.size
 
 
+@pytest.mark.usefixtures("small_world")
 def test_a_step_with_a_few_small_assignments_sends_nothing_for_them(strategy):
     add = Adding(strategy, 1)
     for times in (0, 1, MOST_NOTES - 1):
