@@ -6,6 +6,7 @@
     scripts/bench.py agreement --mpi mpich --ranks 2,3 --repeat 1000
     scripts/bench.py memory --check          # exit status 1 when a goal is missed
     scripts/bench.py --plot sizes.png        # time against size
+    scripts/bench.py scale --plot scale.png  # on real networks, by a model
 
 It makes the environments that it needs, as scripts/test does. How it measures is told in
 benchmarks/measuring.py, what a table is in benchmarks/__init__.py.
@@ -54,7 +55,9 @@ def main():
             if settings.json:  # each time anew: what comes next may fail
                 keep(reports, settings.json)
     if settings.plot:
-        plotting.draw([report for report in reports if report.name == "sizes"], settings.plot)
+        drawn = [report for report in reports if report.name == settings.drawn]
+        if drawn:
+            plotting.draw(settings.drawn, drawn, settings.plot)
     return int(status)
 
 
@@ -88,14 +91,15 @@ def parsed():
     parser.add_argument("--check", action="store_true", help="a goal that is missed is a failure")
     parser.add_argument("--json", metavar="FILE", help="write all rows to a file, too")
     parser.add_argument(
-        "--plot", metavar="FILE", help="draw the times of `sizes`, which it measures, as a PNG"
+        "--plot", metavar="FILE", help="draw `scale`, or else `sizes`, which it measures, as a PNG"
     )
     settings = parser.parse_args()
     if settings.plot and not settings.plot.endswith(".png"):
         parser.error(f"--plot writes a PNG: {settings.plot!r} does not end in .png")
     names = [name for asked in settings.names for name in asked]
     if settings.plot:
-        names.append("sizes")
+        settings.drawn = "scale" if "scale" in names else "sizes"
+        names.append(settings.drawn)
     if not names:
         parser.error("say what to measure; --help tells what there is")
     settings.names = list(dict.fromkeys(names))

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 import benchmarks
-from benchmarks import growth, nests
+from benchmarks import nests, scale
 from benchmarks.by_hand import CONTRACTS, expert_ways, naive_way
-from benchmarks.launching import Launch, Outcome, start
+from benchmarks.launching import Launch, start
 from benchmarks.measuring import fastest
 from benchmarks.memory import peak_bytes, resident_bytes
+from benchmarks.network_model import NETWORKS, Network, seconds
 from benchmarks.plotting import series
 from benchmarks.tables import Beside, Row, quantity, table
 from hosts.network import joined_hosts
@@ -296,15 +297,51 @@ def test_memory_that_was_given_back_shows_in_the_peak():
     assert peak_bytes() - resident_bytes() < 10e6
 
 
-def test_what_agreement_sends_may_grow_up_to_32_ranks_only():
-    records = [
-        {"ranks": 2, "few": 512, "many": 24},
-        {"ranks": 4, "few": 1025, "many": 24},
-        {"ranks": 8, "few": 256, "many": 25},
-    ]
-    outcomes = [Outcome(Launch("agreements", 2), "", records, 0, "", 0.0)]
-    found = growth.rows(outcomes)
-    assert [row.is_over for row in found] == [False, True, False, False, False, True]
+NETWORK = Network("slow", latency_seconds=1.0, bandwidth=10.0, source="nobody")
+
+
+@pytest.mark.parametrize(
+    ("operation", "sent_bytes", "ranks", "expected"),
+    [
+        ("Barrier", 0, 8, 3),
+        ("Allreduce", 0, 5, 3),
+        ("Allreduce", 10, 8, 3 + 3),  # recursive doubling
+        ("Allreduce", 80, 8, 6 + 14),  # Rabenseifner's: twice 7 / 8 of the bytes
+        ("Allgather", 10, 8, 3 + 7),
+        ("Alltoallv", 80, 8, 7 + 7),
+    ],
+)
+def test_a_network_takes_latencies_and_bytes_of_the_best_algorithm(
+    operation, sent_bytes, ranks, expected
+):
+    assert seconds(NETWORK, operation, sent_bytes, ranks) == pytest.approx(expected)
+
+
+def test_a_call_takes_on_a_network_what_its_mpi_calls_take_and_what_was_measured():
+    record = {"call": "run", "ranks": 8, "seconds": 0.5, "sent": [("Allreduce", 2, 20)]}
+    ours, alone = scale.modelled(record, NETWORK)
+    assert ours == pytest.approx(0.5 + 2 * (3 + 3))
+    assert alone == pytest.approx(3)
+
+
+def test_what_calls_take_on_many_ranks_is_counted_and_modelled(tmp_path):
+    kept, plot = tmp_path / "rows.json", tmp_path / "scale.png"
+    quick_run("openmpi", "scale", "--json", kept, "--plot", plot, "--ranks", "2")
+    (found,) = json.loads(kept.read_text())["tables"]
+    rows = {(row["what"], row["ranks"]): row for row in found["rows"]}
+    for call in scale.CALLS:
+        on_few = rows[f"MPI calls of {call}, by headers", "2-2"]
+        assert 1 <= on_few["value"] <= 4
+        assert rows[f"bytes of {call}, by words", "64-256"]["value"] >= 24
+        assert rows[f"Python of {call}", "256"]["value"] > 0
+        for network in NETWORKS:
+            ours = rows[f"{call}, {network.name}", "256"]
+            (alone,) = ours["besides"]
+            assert 0 < alone["value"] < ours["value"]
+    # An agreement that does not grow, and the sum itself.
+    assert rows["bytes of all_reduce of 1 kB, by words", "64-256"]["value"] == 24 + 1024
+    assert rows["MPIStrategy()", "2"]["besides"][0]["name"] == "COMM_WORLD.Dup()"
+    assert plot.read_bytes().startswith(b"\x89PNG\r\n")
 
 
 def test_resnet50_has_the_parameters_of_the_paper():

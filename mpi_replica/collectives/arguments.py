@@ -167,6 +167,9 @@ def unpack_all(
     for table in tables if len(tables) == count else [*tables] * count:
         row: list[Held | Elsewhere] = []
         for entry, own in zip(table, beside, strict=True):
+            if entry[0] == _PLAIN:  # as it is mostly: without a call
+                row.append(Held(entry[1]))
+                continue
             held, start = _unpack(entry, own, data, start)
             row.append(held)
         rows.append(row)
@@ -180,8 +183,6 @@ def _unpack(
     kind, *rest = entry
     if kind == _NONE:
         return Held(None), start
-    if kind == _PLAIN:
-        return Held(rest[0]), start
     if kind == _OBJECT:
         return Held(pickle.loads(rest[0])), start
     coding, name, shape, *library = rest  # nothing more of an array of numpy

@@ -30,6 +30,10 @@ _CACHE_SIZE = 1024
 
 # What a rank is given of all others in a message of its own, at most: adding it up costs more then.
 _MOST_MESSAGE_BYTES = 1 << 16
+# Between hosts it may be more where each rank gives this little. On its way over the network that
+# takes less than an Alltoallv, which waits for each rank in turn: with 1 us at 2 GB/s, or more.
+_LITTLE_BYTES = 1 << 11
+_MOST_FAR_MESSAGE_BYTES = 1 << 22
 
 
 #: Of a pack: what combines, what is combined, memory to do it in, and slots.
@@ -214,8 +218,10 @@ class InlineReductions(dict[tuple[Plan, int], InlineReduction | None]):
     def __init__(self, group: Group) -> None:
         super().__init__()
         self._group = group
+        is_far = group.is_between_hosts
+        self._most_bytes_of_little = _MOST_FAR_MESSAGE_BYTES if is_far else _MOST_MESSAGE_BYTES
         # For a message, and for temporaries and a mask of its parts.
-        self._scratch = Scratch(np.empty(4 * _MOST_MESSAGE_BYTES, np.uint8))
+        self._scratch = Scratch(np.empty(4 * self._most_bytes_of_little, np.uint8))
         tree = tree_of(group.layout.counts)
         self._most_partials = max(map(len, tree.partials))
         self._partials = tree.order.count
@@ -232,7 +238,9 @@ class InlineReductions(dict[tuple[Plan, int], InlineReduction | None]):
         # Where headers carry nothing, an Allreduce costs no more than what would carry it.
         is_inline = sizes.carries_payload and payload_bytes <= sizes.room_bytes
         # Every rank gets the contributions of all, where they have an order.
-        fits = plan.small_bytes * self._partials <= _MOST_MESSAGE_BYTES
+        is_little = payload_bytes <= _LITTLE_BYTES
+        most_bytes = self._most_bytes_of_little if is_little else _MOST_MESSAGE_BYTES
+        fits = plan.small_bytes * self._partials <= most_bytes
         reduction = None
         if fits if plan.is_ordered else is_inline:
             reduction = InlineReduction(plan, self._group, self._scratch, is_inline=is_inline)

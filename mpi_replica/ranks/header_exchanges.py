@@ -15,6 +15,12 @@ from .two_level import TwoLevelExchange, is_two_level
 _MOST_BYTES = (1 << 17) + (1 << 11)
 
 
+def sizes_of_headers(ranks: int) -> Sequence[int]:
+    """Returns the bytes that headers of so many ranks can have, the least first."""
+    larger = [size for size in LARGER_HEADER_BYTES if size * ranks <= _MOST_BYTES]
+    return [HEADER_BYTES, *larger]
+
+
 class Exchange(Protocol):
     """One that can be done again and again, as a persistent request of MPI."""
 
@@ -51,12 +57,11 @@ class HeaderExchanges:
 
     def __init__(self, mpi: Any, communicator: Any, hosts: Sequence[str]) -> None:
         ranks = len(hosts)
-        larger = [size for size in LARGER_HEADER_BYTES if size * ranks <= _MOST_BYTES]
         self.headers: dict[int, Bytes] = {}
         self.of_size: dict[int, tuple[memoryview, Exchange | None]] = {}
         # What users send on theirs must not meet messages from rank to rank.
         self._own: Any = communicator.Dup() if is_two_level(hosts) else None
-        for size in (HEADER_BYTES, *larger):
+        for size in sizes_of_headers(ranks):
             mine, every = np.zeros(size, np.uint8), np.zeros(size * ranks, np.uint8)
             request: Exchange | None = None
             with contextlib.suppress(NotImplementedError):

@@ -6,8 +6,10 @@ nests.py       what is reduced: ResNet-50's gradients and others
 by_hand.py     reductions as an expert writes them with mpi4py
 peers.py       reductions of other packages, where they are installed
 networks.py    what is trained with torch
+mirror.py      a rank among thousands, all of which do what it does
+network_model.py  what MPI calls take on networks that were measured elsewhere
 tables.py      rows, and how they are printed
-plotting.py    times against sizes, as a picture
+plotting.py    tables as pictures
 
 A table is a module with a docstring, whose first line is its title, and
 
@@ -43,6 +45,7 @@ NAMES = (
     "startup",
     "ranks",
     "growth",
+    "scale",
     "hosts",
     "misuse",
 )

@@ -1,57 +1,28 @@
-"""growth: what one call sends, with more replicas on the same ranks, and what agreement sends.
+"""growth: what one call sends, with more replicas on the same ranks.
 
 The transport counts the MPI calls that it begins, and the bytes of this rank that it hands to them:
 exact numbers, which are the same in every run. A call sends no more when there are twice, four
 times and eight times as many replicas on a rank. What is gathered is as large in all: each replica
-gives its share. Agreement sends at most 256 bytes for each rank; above 32 ranks, forced here on
-fewer, it does not depend on their number.
+gives its share. More ranks are in the table `scale`.
 """
-
-from unittest import mock
 
 import numpy as np
 
 import mpi_replica as mr
 
-from .agreement import agreement_of
 from .launching import Launch
-from .tables import Beside, Row, rows_of
+from .tables import Beside, Row
 
 _REPLICAS = (1, 2, 4, 8)  # of each rank
 _SMALL, _LARGE = 8, 100_000  # float32 of a replica
 _FEW, _MANY = 1 << 11, 1 << 19  # float32 of all replicas together
 _COUNTED = {"MPI calls": "", "bytes": "B"}
 
-# The goal for agreement, of each rank.
-_HEADER_BYTES = 256
-
 
 def launches(settings):
     """Return what to start for one library."""
     for ranks in settings.ranks or [2]:
         yield Launch("replicas", ranks)
-    for ranks in settings.ranks or ([2, 4] if settings.quick else [2, 4, 8]):
-        yield Launch("agreements", ranks)
-
-
-def rows(outcomes):
-    """Return the rows of calls, then those of agreement: the few ranks beside the many."""
-    found = rows_of(outcomes)
-    records = [record for outcome in outcomes for record in outcome.records if "few" in record]
-    for record in records:
-        ranks = record["ranks"]
-        goal = ranks * _HEADER_BYTES
-        found.append(Row("agreement", str(ranks), record["few"], unit="B", goal=goal))
-    fewest = records[0]
-    for record in records:
-        what, ranks = "agreement, as above 32 ranks", record["ranks"]
-        against = _least(f"{fewest['ranks']} ranks", record["many"], fewest["many"])
-        found.append(Row(what, str(ranks), record["many"], unit="B", besides=(against,)))
-    return found
-
-
-def _least(name, value, least):
-    return Beside(name, least, None, "difference", value - least, goal=0)
 
 
 def replicas(world):
@@ -67,21 +38,9 @@ def replicas(world):
             _COUNTED.items(), np.transpose(of_layouts).tolist(), strict=True
         ):
             most = max(values)
-            against = _least(f"the least of the {len(values)}", most, min(values))
+            name_of_least, least = f"the least of the {len(values)}", min(values)
+            against = Beside(name_of_least, least, None, "difference", most - least, goal=0)
             yield Row(f"{name} of {what}", layouts, most, unit=unit, besides=(against,))
-
-
-def agreements(world):
-    """Count what one agreement sends, on few ranks and on many."""
-    record = {"ranks": world.size}
-    for name, most in {"few": world.size, "many": 0}.items():
-        # Above so many ranks they compare fingerprints, instead of seeing all headers.
-        with (
-            mock.patch("mpi_replica.collectives.agreement.agreement._ALLGATHER_RANKS", most),
-            mr.MPIStrategy() as strategy,
-        ):
-            _, record[name] = _counted(world, strategy, agreement_of(strategy))
-    yield record
 
 
 def _calls(number):

@@ -1,7 +1,13 @@
-"""The times of the table `sizes` as a picture: a panel for each library, a line for each side."""
+"""Tables as pictures.
+
+`sizes`: times against sizes, a panel for each library, a line for each side. `scale`: what its
+model says, against ranks, a panel for each network, a line for each call.
+"""
 
 import importlib.util
 import sys
+
+from . import scale
 
 _OURS = "this runtime"
 
@@ -26,13 +32,14 @@ def series(rows):
     return found
 
 
-def draw(reports, path):
-    """Write the picture of some tables as a PNG.
+def draw(name, reports, path):
+    """Write the picture of a table as a PNG.
 
     Parameters
     ----------
+    name : {'sizes', 'scale'}
     reports : sequence of Report
-        Tables of `sizes`, one for each library.
+        Its tables, one for each library.
     path : str
     """
     import matplotlib
@@ -40,6 +47,40 @@ def draw(reports, path):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    figure = {"sizes": _sizes, "scale": _scale}[name](pyplot, reports)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def overheads(rows):
+    """Return, for each network and call of the table `scale`, ranks and how often MPI's time."""
+    found = {}
+    for row in rows:
+        for side in row.besides:
+            if side.name == scale.ALONE:
+                call, network = row.what.rsplit(", ", 1)
+                points = found.setdefault(network, {}).setdefault(call, [])
+                points.append((int(row.ranks), row.value / side.value))
+    return found
+
+
+def _scale(pyplot, reports):
+    networks = overheads(reports[0].rows)  # it does not depend on the library
+    figure, panels = pyplot.subplots(
+        1, len(networks), figsize=(4 * len(networks), 5), sharey=True, squeeze=False
+    )
+    for panel, (network, calls) in zip(panels[0], networks.items(), strict=True):
+        for call, points in calls.items():
+            panel.loglog(*zip(*points, strict=True), marker="o", label=call)
+        panel.set(title=network, xlabel="ranks")
+        panel.grid(visible=True, alpha=0.3)
+    panels[0][0].set_ylabel("time of a call, of that of MPI alone (model)")
+    panels[0][-1].legend(fontsize="small")
+    return figure
+
+
+def _sizes(pyplot, reports):
     shown = [
         (f"{report.library}, {ranks} ranks", [row for row in report.rows if row.ranks == ranks])
         for report in reports
@@ -58,6 +99,4 @@ def draw(reports, path):
         panel.grid(visible=True, alpha=0.3)
     panels[0][0].set_ylabel("seconds of an all_reduce: median, and 10 to 90 %")
     panels[0][0].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    return figure
