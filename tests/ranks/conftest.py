@@ -137,6 +137,13 @@ def small_world(world):
         pytest.skip("it is about 32 ranks and less")
 
 
+@pytest.fixture
+def few_ranks(world):
+    """So many as each have something to do."""
+    if world.size > 4:
+        pytest.skip("some of so many ranks have nothing to do")
+
+
 def make_strategy(layout, **options):
     from mpi4py import MPI  # starts MPI, so not when this file is imported
 

@@ -201,6 +201,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.usefixtures("few_ranks")
 @pytest.mark.parametrize("how", REFUSED)
 def test_a_rank_that_cannot_write_is_an_error_on_all_and_the_older_one_stays(
     strategy, path, monkeypatch, how
@@ -234,6 +235,7 @@ def test_a_rank_that_cannot_write_is_an_error_on_all_and_the_older_one_stays(
     assert len(listing(path)) == len(before)
 
 
+@pytest.mark.usefixtures("few_ranks")
 def test_a_folder_that_vanishes_while_all_save_is_an_error_on_all(strategy, path, monkeypatch):
     folder = path.parent / "scratch"
     checkpoint = program(strategy, 8.0)

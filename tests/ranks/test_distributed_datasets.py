@@ -81,6 +81,7 @@ def test_global_batches_are_cut_into_chunks(strategy, is_known):
         check_steps(strategy, distributed(strategy, source.batch(batch)), expected)
 
 
+@pytest.mark.usefixtures("few_ranks")
 def test_10_rows_over_4_replicas_are_3_3_3_1_and_6_are_2_2_2_0():
     with mr.MPIStrategy(num_replicas=4) as strategy:
         first, second = steps_of(strategy, distributed(strategy, Dataset.range(16).batch(10)))
