@@ -16,13 +16,13 @@ def test_writing_into_a_result_does_not_reach_other_replicas(strategy, wrap):
         ctx = mr.get_replica_context()
         result = ctx.merge_call(merge, (np.ones(2),))
         array = result["a"][0] if isinstance(result, dict) else result
-        array *= 10**ctx.replica_id_in_sync_group
+        array *= 2.0**ctx.replica_id_in_sync_group
         return array
 
     count = strategy.num_replicas_in_sync
     results = strategy.experimental_local_results(strategy.run(step))
     for replica, result in zip(strategy.local_replica_ids, results, strict=True):
-        assert result.tolist() == [count * 10**replica] * 2
+        assert result.tolist() == [count * 2.0**replica] * 2
 
 
 def test_a_failed_run_refuses_the_collectives_of_merge_fn_on_the_other_ranks(strategy):
