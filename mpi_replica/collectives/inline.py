@@ -1,7 +1,8 @@
 """Reductions that every rank does for itself: it has the contributions of all.
 
-They travel in the header, and are combined in the order of the tree over the replicas. Where that
-is asked for, what is too large for a header has a message of its own, up to some size.
+They travel in the header, and are combined one after the other, as without a header. Where an order
+is asked for it is that of the tree over the replicas, and what is too large for a header has a
+message of its own, up to some size.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from ..core.array_libraries import Array
 from ..core.options import ReduceOp
-from ..core.tree import tree_of
+from ..core.tree import in_a_row, tree_of
 from ..core.ufuncs import UFUNCS
 from ..ranks.transport import Bytes, Payload
 from .agreement.group import Group
@@ -70,7 +71,6 @@ class InlineReduction:
 
     def __init__(self, plan: Plan, group: Group, scratch: Scratch, *, is_inline: bool) -> None:
         layout = group.layout
-        tree = tree_of(layout.counts)
         self._quietly = group.quietly
         self._plan = plan
         #: What combines the contributions to each pack.
@@ -83,7 +83,14 @@ class InlineReduction:
         self._is_settled = plan.is_ordered or self._extreme in self._combines
         self._leaves = len(plan.results)
         self._plain_order = plan.plain_order
-        self._partials, self._order = tree.partials[layout.rank], tree.order
+        if plan.is_ordered:
+            tree = tree_of(layout.counts)
+            self._partials, self._order = tree.partials[layout.rank], tree.order
+            counts = [len(partials) for partials in tree.partials]
+        else:
+            self._partials = [in_a_row(len(layout.local_replica_ids))]
+            self._order = in_a_row(layout.size).order
+            counts = [1] * layout.size
         # As it is mostly: nothing is to be done but one call of the ufunc, or two.
         self._is_of_two = self._order.count == 2 and not self._is_settled
         chunks = [chunk for pack in plan.packs for chunk in pack.chunks]
@@ -93,7 +100,6 @@ class InlineReduction:
         self._buffers = [(pack.length, pack.dtype) for pack in plan.packs]
 
         size_bytes = int(plan.small_bytes)
-        counts = [len(partials) for partials in tree.partials]
         scratch.clear()
         if is_inline:
             header_bytes = group.sizes.next_bytes
@@ -228,7 +234,7 @@ class InlineReductions(dict[tuple[Plan, int], InlineReduction | None]):
 
     def payload_bytes(self, plan: Plan) -> float:
         """Returns the most bytes that a rank contributes; infinite where there are streams."""
-        return plan.small_bytes * self._most_partials
+        return plan.small_bytes * (self._most_partials if plan.is_ordered else 1)
 
     def __missing__(self, key: tuple[Plan, int]) -> InlineReduction | None:
         if len(self) >= _CACHE_SIZE:
