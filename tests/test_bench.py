@@ -297,6 +297,16 @@ def test_memory_that_was_given_back_shows_in_the_peak():
     assert peak_bytes() - resident_bytes() < 10e6
 
 
+def test_to_import_tables_does_not_start_mpi():
+    """The process that starts the launcher must not be one of MPI's."""
+    names = [name for name in benchmarks.NAMES if name != "gradients"]  # which needs torch
+    imports = "; ".join(f"import benchmarks.{name}" for name in [*names, "plotting"])
+    code = f"{imports}; import sys; assert 'mpi4py.MPI' not in sys.modules"
+    folders = os.pathsep.join(map(str, (ROOT, ROOT / "scripts", ROOT / "tests")))
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": folders}, check=True)
+
+
 NETWORK = Network("slow", latency_seconds=1.0, bandwidth=10.0, source="nobody")
 
 

@@ -95,7 +95,6 @@ _WAYS = {
     "Alltoallv": _all_to_all,
     "Barrier": _barrier,
 }
-OPERATIONS = tuple(_WAYS)
 
 
 def seconds(network, operation, sent_bytes, ranks):
@@ -105,7 +104,7 @@ def seconds(network, operation, sent_bytes, ranks):
     ----------
     network : Network
     operation : str
-        One of `OPERATIONS`.
+        The name of the MPI call.
     sent_bytes : float
         What a rank gives.
     ranks : int

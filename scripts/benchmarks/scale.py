@@ -19,7 +19,6 @@ from unittest import mock
 import numpy as np
 
 import mpi_replica as mr
-from mpi_replica.ranks import mpi
 
 from .launching import Launch
 from .measuring import beside, row
@@ -170,12 +169,14 @@ def modelled(record, network):
 
 def real(world):
     """Count what calls take on these ranks, and require that they are alike where mirrored."""
+    from mpi_replica.ranks.mpi import MPITransport  # starts MPI, as `World` says
+
     host = f"host{world.rank}"
-    apart = mock.patch.object(mpi.MPI, "Get_processor_name", return_value=host)
-    alone = mock.patch.object(mpi.MPITransport, "open_shared_memory", Mirror.open_shared_memory)
+    apart = mock.patch.object(world.mpi, "Get_processor_name", return_value=host)
+    alone = mock.patch.object(MPITransport, "open_shared_memory", Mirror.open_shared_memory)
     by = "headers" if world.size <= 32 else "words"
     noted = _Noted()
-    with apart, alone, noted.methods_of(mpi.MPITransport), mr.MPIStrategy() as strategy:
+    with apart, alone, noted.methods_of(MPITransport), mr.MPIStrategy() as strategy:
         found = list(_each_call(strategy, noted.sent))
     noted = _Noted()
     with noted.methods_of(Mirror), mirrored(world.size) as strategy:
