@@ -84,7 +84,7 @@ def values(dtype, shape, number, replica):
         # Products of any number of them are exact, in whatever order.
         whole = np.where(abs(whole) == 3, 1, whole) / 2
     if dtype.kind == "c":
-        whole = whole * random.choice([1, 1j, -1j], shape)
+        whole = whole * random.choice([1, 1j, 1 + 1j, 1 - 1j], shape)
     return np.asarray(abs(whole) if dtype.kind == "u" else whole, dtype)
 
 

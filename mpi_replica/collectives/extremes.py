@@ -21,12 +21,16 @@ def are_keyed(dtype: np.dtype[Any], op: ReduceOp) -> bool:
     return op in EXTREMES and (dtype.kind == "f" or is_narrow_float(dtype))
 
 
-def extreme(op: ReduceOp, total: Array, array: Array, values: Array, signs: Array) -> None:
-    """Combines floats into `total`; `values` and `signs` are spare arrays like it."""
+def extreme(
+    op: ReduceOp, left: Array, right: Array, total: Array, values: Array, signs: Array
+) -> None:
+    """Combines floats into `total`, which may be `left`; `values` and `signs` are spare ones."""
+    if left is not total:
+        np.copyto(total, left, casting="unsafe")
     key = np.dtype(f"i{total.dtype.itemsize}")
     sign = np.iinfo(key).min
     bits, sign_bits = total.view(key), signs.view(key)
-    np.copyto(values, array, casting="unsafe")
+    np.copyto(values, right, casting="unsafe")
     # The least of two numbers is negative where one of them is, the greatest where both are.
     join = np.bitwise_or if op is ReduceOp.MIN else np.bitwise_and
     join(bits, values.view(key), out=sign_bits)

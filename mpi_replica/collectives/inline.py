@@ -36,7 +36,6 @@ _MOST_MESSAGE_BYTES = 1 << 16
 _LITTLE_BYTES = 1 << 11
 _MOST_FAR_MESSAGE_BYTES = 1 << 22
 
-
 #: Of a pack: what combines, what is combined, memory to do it in, and slots.
 _Part = tuple[Combine, Array | list[Array], list[Array], tuple[Slot, ...]]
 
@@ -210,9 +209,7 @@ class InlineReduction:
 
     def _extreme(self, left: Array, right: Array, *, out: Array, **_: Any) -> None:
         """Combines floats as MIN or MAX do; it is a `Combine`."""
-        if left is not out:
-            np.copyto(out, left, casting="unsafe")
-        extreme(self._plan.op, out, right, np.empty_like(out), np.empty_like(out))
+        extreme(self._plan.op, left, right, out, np.empty_like(out), np.empty_like(out))
 
 
 class InlineReductions(dict[tuple[Plan, int], InlineReduction | None]):

@@ -35,11 +35,9 @@ class Work:
 
     def extreme(self, left: Array, right: Array, *, out: Array, **_: Any) -> None:
         """Combines two arrays of floats as MIN or MAX do; it is a `Combine`."""
-        if left is not out:
-            np.copyto(out, left, casting="unsafe")
         used_bytes = self.scratch.used_bytes
         spare = [self.scratch.take(out.dtype, out.size).reshape(out.shape) for _ in range(2)]
-        extreme(self.op, out, right, *spare)
+        extreme(self.op, left, right, out, *spare)
         self.scratch.used_bytes = used_bytes
 
 

@@ -33,8 +33,8 @@ def own_threads(rank):
         yield {rank + 2}
 
 
-@pytest.mark.parametrize("given", [None, "2"])
 @pytest.mark.usefixtures("few_ranks")
+@pytest.mark.parametrize("given", [None, "2"])
 @pytest.mark.parametrize("layout", [{}, {"replicas_per_rank": 2}, {"num_replicas": 6}])
 def test_each_replica_has_the_same_threads_in_every_layout(given, layout, own_threads, monkeypatch):
     if given is not None:
