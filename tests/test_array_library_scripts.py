@@ -42,7 +42,7 @@ STOPS = [
 def on_ranks(library, ranks, arguments, **settings):
     if library not in LIBRARIES or ranks not in RANKS:
         pytest.skip("MPI_REPLICA_TEST_LIBRARIES or MPI_REPLICA_RANKS leaves it out")
-    return run_ranks(library, ranks, arguments, env=ENVIRONMENT, torch=True, **settings)
+    return run_ranks(library, ranks, arguments, env=ENVIRONMENT, arrays=True, **settings)
 
 
 def alone(python, *arguments):
@@ -65,7 +65,7 @@ def hashes(stdout):
 @pytest.fixture(scope="module")
 def of_torch():
     """What the programs print that need torch, one after the other."""
-    printed = alone(find_interpreter("openmpi", torch=True), *BOTH, *OPTIONS)
+    printed = alone(find_interpreter("openmpi", arrays=True), *BOTH, *OPTIONS)
     assert len(hashes(printed)) == len(OF_TORCH), printed
     return printed
 

@@ -138,8 +138,8 @@ def test_reproducible_sums_stand_beside_default_ones_in_each_layout(library, tmp
 def test_training_stands_beside_that_of_torch_alone_and_where_a_core_is_busy(library, tmp_path):
     """And both come to the same weights, or there would be no row."""
     suffix = "" if library == "openmpi" else "-mpich"
-    variable = f"MPI_REPLICA_TEST_TORCH{suffix.replace('-', '_').upper()}"
-    python = os.environ.get(variable) or ROOT / f".venv-torch{suffix}" / "bin" / "python"
+    variable = f"MPI_REPLICA_TEST_ARRAYS{suffix.replace('-', '_').upper()}"
+    python = os.environ.get(variable) or ROOT / f".venv-arrays{suffix}" / "bin" / "python"
     if not Path(python).exists():
         not_installed(f"{python} with torch does not exist; {variable} may name another one")
     kept = tmp_path / "rows.json"

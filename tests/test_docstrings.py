@@ -70,8 +70,10 @@ def examples_of(name):
 
 @pytest.mark.parametrize("module_name", MODULES)
 def test_the_examples_in_docstrings_run(module_name):
-    if module_name.rpartition(".")[2].startswith("torch") and not HAS_TORCH:
-        pytest.skip("torch is not installed")
+    stem = module_name.rpartition(".")[2]
+    library = "jax" if stem.startswith("jax") else "torch"
+    if stem.startswith(library) and importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
     module = importlib.import_module(module_name)
     with np.printoptions(legacy=False):
         result = doctest.testmod(module, extraglobs={"mr": mr, "np": np})
@@ -244,6 +246,7 @@ FOR_THE_PACKAGE = {
     "PerReplica.require",
     "ReplicaContext.in_run",
     "ReplicaContext.meet",
+    "ReplicaContext.meet_elsewhere",
     "Strategy.move",
     "Strategy.name_of_variable",
     "Variable.components",

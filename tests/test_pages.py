@@ -5,7 +5,7 @@ import re
 import pytest
 
 from launching import LIBRARIES, ONE_HOST, RANKS, ROOT, run_ranks
-from pages import TEXTS, name_of, needs_torch, programs, promised, written
+from pages import TEXTS, name_of, needs_arrays, programs, promised, written
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -30,8 +30,8 @@ def by_name(programs):
 def run_on_ranks(library, ranks, code, folder):
     """Run a program in its file, with the library's own settings."""
     env = dict.fromkeys(ONE_HOST)
-    file, torch = written(code, folder), needs_torch(code)
-    return run_ranks(library, ranks, [file], cwd=folder, env=env, torch=torch)
+    file, arrays = written(code, folder), needs_arrays(code)
+    return run_ranks(library, ranks, [file], cwd=folder, env=env, arrays=arrays)
 
 
 def words(text):
@@ -64,8 +64,9 @@ def test_programs_that_are_files_print_the_same_on_two_ranks(page, code, library
 
 @pytest.mark.parametrize(("page", "code"), by_name(ON_TWO_RANKS))
 def test_programs_that_are_files_print_the_same_in_one_process(page, code, capsys):
-    if needs_torch(code):
-        pytest.importorskip("torch", reason="torch is not installed")
+    for name in ("torch", "jax"):
+        if f"import {name}" in code:
+            pytest.importorskip(name, reason=f"{name} is not installed")
     exec(compile(code, page, "exec"), {})
     assert capsys.readouterr().out == promised(code)
 

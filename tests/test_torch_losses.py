@@ -23,7 +23,7 @@ def found(ranks, **env):
         succeeds=True,
         env=env,
         options=["--with-ft", "ulfm"],
-        torch=True,
+        arrays=True,
     )
     lines = re.findall(r"^TOLD (.*)$", done.stdout, re.MULTILINE)
     return {rank: tuple(map(repr, of_rank)) for rank, of_rank in map(json.loads, lines)}

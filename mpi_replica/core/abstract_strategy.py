@@ -43,8 +43,13 @@ class AbstractReplicaContext:
         raise NotImplementedError
 
     @property
-    def replica_id_in_sync_group(self) -> int:
+    def replica_id(self) -> int:
         """The id of the replica."""
+        raise NotImplementedError
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """The id of the replica, for what belongs to it alone."""
         raise NotImplementedError
 
     def meet(self, call: Any) -> Any:

@@ -85,10 +85,10 @@ def dtype_of(value: Any) -> np.dtype[Any] | None:
     return None if way is None else way.dtype(value)
 
 
-def is_of_torch(file: str) -> bool:
-    """Returns whether a file is one of torch's own."""
-    torch = sys.modules.get("torch")
-    path = None if torch is None else getattr(torch, "__path__", None)
+def is_of_library(file: str, name: str) -> bool:
+    """Returns whether a file is one of the library's own: "torch" or "jax"."""
+    library = sys.modules.get(name)
+    path = None if library is None else getattr(library, "__path__", None)
     return path is not None and file.startswith(f"{path[0]}{os.sep}")
 
 
@@ -115,13 +115,30 @@ def recorded_by_torch(leaves: Sequence[Any]) -> list[int]:
     return found
 
 
+def is_traced_by_jax(leaves: Sequence[Any]) -> bool:
+    """Returns whether JAX traces some of these leaves: they have no values yet, or not only."""
+    jax = sys.modules.get("jax")
+    return jax is not None and any([isinstance(leaf, jax.core.Tracer) for leaf in leaves])
+
+
 def values_of(value: Any) -> Any:
     """Returns an array of any library without what is recorded for its gradients."""
     return value.detach() if _way_of(type(value)) is _Torch else value
 
 
 def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
-    """Returns leaves of which torch records nothing; and those that it does, by the new ids."""
+    """Returns leaves of which torch records nothing; and those that it does, by the new ids.
+
+    Raises
+    ------
+    TypeError
+        JAX traces one of them.
+    """
+    if is_traced_by_jax(leaves):
+        raise TypeError(
+            "merge_call got a value that JAX traces, of which there is no number yet. Call it"
+            " between traced functions; in them there are all_reduce and all_gather."
+        )
     originals: dict[int, Any] = {}
     for index in recorded_by_torch(leaves):
         if not originals:
@@ -288,7 +305,8 @@ def written(live: Any, array: Array) -> Any:
         return _Torch.give(live, array).requires_grad_(live.requires_grad)
     if way is _Jax:
         jax = sys.modules["jax"]
-        return jax.device_put(jax.numpy.asarray(array), live.sharding)
+        new = jax.numpy.asarray(array)
+        return jax.device_put(new, live.sharding) if live.committed else new
     return array if way is None else way.give(live, array)
 
 
@@ -371,8 +389,9 @@ class _Jax:
         jax = sys.modules["jax"]
         if isinstance(array, jax.core.Tracer):
             raise TypeError(
-                f"{array!r} has no values yet: a collective can't be called in a function that jax"
-                " traces (jit, grad, vmap). Call it between such functions."
+                f"{array!r} has no values yet: in a function that JAX traces (jit, grad, vmap) only"
+                " all_reduce and all_gather can be called with it. Call this between such"
+                " functions."
             )
         if not isinstance(array.dtype, np.dtype):
             raise TypeError(
@@ -389,10 +408,10 @@ class _Jax:
     @staticmethod
     def give(like: Any, result: Array) -> Any:
         jax = sys.modules["jax"]
-        devices = like.devices()
         # An array over several devices has a layout that may not fit the result.
-        device = next(iter(devices)) if len(devices) == 1 else None
-        return jax.device_put(jax.numpy.asarray(result), device)
+        is_there = like.committed and len(like.devices()) == 1
+        array = jax.numpy.asarray(result)
+        return jax.device_put(array, like.sharding) if is_there else array
 
     @staticmethod
     def copy(array: Any) -> Any:

@@ -1,17 +1,75 @@
-"""What JAX keeps for a thread: its options, where a context manager has set them.
+"""What JAX keeps for a thread, and what a replica needs of it: options, and a device of its own.
 
-Such as ``jax.enable_x64`` or ``jax.default_device``. JAX is looked up where the program has
-imported it. It has no public name for the options of a thread: where the private ones have gone,
-nothing is handed on.
+The options are those that a context manager has set, such as ``jax.enable_x64``. On one device a
+compiled function waits for another one: where that waits in a collective, for ever. JAX is looked
+up where the program has imported it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
+import numpy as np
+
+from . import nest
+
 T = TypeVar("T")
+
+# Each has threads of its own.
+_MOST_DEVICES = 64
+
+# Of JAX, in which the private names of `jax_internals` mean what they mean there. pyproject.toml
+# says the same.
+_OLDEST, _NEWER = (0, 9), (0, 11)
+
+
+def ask_for_devices(count: int) -> None:
+    """Has JAX start with so many devices of the CPU, or more, where it has not started.
+
+    Not where the program says how many there are.
+    """
+    config = getattr(sys.modules.get("jax"), "config", None)
+    if config is None or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    count = min(count, _MOST_DEVICES)
+    try:
+        if config.jax_num_cpu_devices < count:
+            config.update("jax_num_cpu_devices", count)
+    except (AttributeError, RuntimeError):  # an old version; or it has started
+        pass
+
+
+def devices_of_replicas(count: int) -> Sequence[Any] | None:
+    """Returns a device for each replica of this rank; None where JAX has fewer, or is not used."""
+    jax: Any = sys.modules.get("jax")
+    if not hasattr(jax, "local_devices"):
+        return None
+    ask_for_devices(count)
+    default = jax.config.jax_default_device
+    platform = default if default is None or isinstance(default, str) else default.platform
+    devices = jax.local_devices(backend=platform)
+    return devices[:count] if len(devices) >= count else None
+
+
+def uncommitted(value: Any, device: Any) -> Any:
+    """Returns a nest with arrays of JAX that are committed to other devices as ones on `device`.
+
+    Computations follow such an array to its device, where they may meet those of other replicas.
+    """
+    jax = sys.modules["jax"]
+
+    def here(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or not leaf.committed or leaf.devices() == {device}:
+            return leaf
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+            return jax.device_put(leaf, device)
+        with jax.default_device(device):
+            return jax.numpy.asarray(np.asarray(leaf))
+
+    return nest.map_structure(here, value)
 
 
 class JaxState(NamedTuple):
@@ -22,23 +80,57 @@ class JaxState(NamedTuple):
     @classmethod
     def of_this_thread(cls) -> Self | None:
         """Returns the options of the thread that calls; None where JAX is not imported."""
-        config = getattr(sys.modules.get("jax"), "config", None)
-        holders = getattr(config, "_value_holders", {}).values()
-        options = [option for option in holders if hasattr(option, "_update_thread_local_hook")]
-        return cls(tuple([(option, option.get_local()) for option in options])) if options else None
+        internals = _internals()
+        return None if internals is None else cls(internals.options_of_thread())
 
-    def hold_in(self, function: Callable[[], T]) -> T:
-        """Calls `function` with these options, and leaves nothing of others that it sets."""
-        self._restore()
+    def hold_in(self, function: Callable[[], T], device: Any) -> T:
+        """Calls `function` with these options, and leaves nothing of others that it sets.
+
+        It computes on `device`, where that is not None.
+        """
+        restore = _internals().restore
+        restore(self.options)
         try:
-            return function()
+            if device is None:
+                return function()
+            with sys.modules["jax"].default_device(device):
+                return function()
         finally:
-            self._restore()
+            restore(self.options)
 
-    def _restore(self) -> None:
-        for option, value in self.options:
-            if option.get_local() is not value:
-                option.set_local(value)
-                hook = option._update_thread_local_hook
-                if hook is not None:
-                    hook(None if type(value) is object else value)  # what stands for no own value
+
+def is_staged() -> bool:
+    """Returns whether JAX writes down what runs here, to run it later, perhaps in other replicas.
+
+    As in jit, scan, while_loop and cond; not in grad or vmap alone.
+    """
+    internals = _internals()
+    return internals is not None and bool(internals.is_staged())
+
+
+def require_version() -> None:
+    """Raises where JAX has another version than those whose private names are known here.
+
+    Raises
+    ------
+    ImportError
+        It has.
+    """
+    jax: Any = sys.modules["jax"]
+    if not _OLDEST <= jax.__version_info__ < _NEWER:
+        raise ImportError(
+            "collectives in functions that JAX traces need JAX 0.9 or 0.10, and this is"
+            f" {jax.__version__}. Write pip install 'jax>=0.9,<0.11', or call them between such"
+            " functions."
+        )
+
+
+def _internals() -> Any:
+    """Returns the module of JAX's private names; None where JAX is not imported, or has others."""
+    if not hasattr(sys.modules.get("jax"), "config"):
+        return None
+    try:
+        from . import jax_internals
+    except (ImportError, AttributeError):
+        return None
+    return jax_internals

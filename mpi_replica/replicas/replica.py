@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextvars
 import warnings
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -16,7 +16,24 @@ from ..core.abstract_strategy import AbstractReplicaContext
 from ..core.argument_checks import integer
 from ..core.context import State, require_cross_replica, restore_state, swap_state
 from ..core.exceptions import ContextError
+from ..core.jax_state import is_staged
 from .merge_fn import perform_alone
+
+
+class Place(Protocol):
+    """The place of a replica in a run, where it waits for the others."""
+
+    def meet(self, call: Call) -> Any:
+        """Waits until all replicas are at `call`, and returns its result."""
+
+    def meet_elsewhere(self, call: Call) -> Any:
+        """As `meet`, in another thread, while that of the replica waits for what is done there."""
+
+    def settle(self) -> None:
+        """Raises what has come up elsewhere, where the others are still to be told."""
+
+    def check_devices(self, devices: Sequence[Any]) -> None:
+        """Raises where a function on these devices of JAX would be in the way of other replicas."""
 
 
 class Replica(AbstractReplicaContext):
@@ -40,19 +57,21 @@ class Replica(AbstractReplicaContext):
             )
         self._strategy = strategy
         self._replica_id = replica_id
-        #: Waits in a run until all replicas are at a call; None for one that was made by hand.
+        #: Where it waits in a run; None for one that was made by hand, as is `_meet`.
+        self._place: Place | None = None
         self._meet: Callable[[Call], Any] | None = None
         #: That of the code that this context belongs to; None for one that was made by hand.
         self._state: State | None = None
         self._tokens: list[contextvars.Token[State | None]] = []
 
     @classmethod
-    def in_run(cls, strategy: StrategyBase, replica_id: int, meet: Callable[[Call], Any]) -> Self:
+    def in_run(cls, strategy: StrategyBase, replica_id: int, place: Place) -> Self:
         """Return the context of a replica that runs."""
         context = cls.__new__(cls)  # nothing is to be checked
         context._strategy = strategy
         context._replica_id = replica_id
-        context._meet = meet
+        context._place = place
+        context._meet = place.meet
         context._state = State(strategy, context, "replica")
         context._tokens = []
         return context
@@ -84,6 +103,15 @@ class Replica(AbstractReplicaContext):
         return self._strategy.num_replicas_in_sync
 
     @property
+    def replica_id(self) -> int:
+        """What `replica_id_in_sync_group` is, for this package: also where JAX traces."""
+        if self._replica_id is None:
+            raise ValueError(
+                "this ReplicaContext was made with replica_id_in_sync_group=None: it has no id."
+            )
+        return self._replica_id
+
+    @property
     def replica_id_in_sync_group(self) -> int:
         """The id of this replica among all replicas: 0 to ``num_replicas_in_sync - 1``.
 
@@ -91,12 +119,11 @@ class Replica(AbstractReplicaContext):
         ------
         ValueError
             The context was made by hand without an id.
+        ContextError
+            JAX traces a function (jit, scan): other replicas may run it with this id in it.
         """
-        if self._replica_id is None:
-            raise ValueError(
-                "this ReplicaContext was made with replica_id_in_sync_group=None: it has no id."
-            )
-        return self._replica_id
+        _require_unstaged("replica_id_in_sync_group was read")
+        return self.replica_id
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -118,6 +145,8 @@ class Replica(AbstractReplicaContext):
         ------
         ValueError
             The context was made by hand without an id.
+        ContextError
+            JAX traces a function (jit, scan): what is drawn there would be the same each time.
 
         Examples
         --------
@@ -130,7 +159,8 @@ class Replica(AbstractReplicaContext):
           1: np.int64(19)
         }
         """
-        return self._strategy.generators.of_replica(self.replica_id_in_sync_group)
+        _require_unstaged("rng was used")
+        return self._strategy.generators.of_replica(self.replica_id)
 
     @property
     def _engine(self) -> Engine:
@@ -141,7 +171,17 @@ class Replica(AbstractReplicaContext):
         if self._meet is not None:
             return self._meet(call)
         self._check_is_only(call.kind)
+        require_unstaged_call(call)
         return perform_alone(self._strategy, call)
+
+    def meet_elsewhere(self, call: Call) -> Any:
+        """Do as `meet`, in a thread of JAX, while that of the replica waits for it."""
+        return self.meet(call) if self._place is None else self._place.meet_elsewhere(call)
+
+    @property
+    def place(self) -> Place | None:
+        """Where it waits in a run; None for one that was made by hand."""
+        return self._place
 
     def _check_is_only(self, call: str) -> None:
         if self._meet is None and self.num_replicas_in_sync != 1:
@@ -149,3 +189,25 @@ class Replica(AbstractReplicaContext):
                 f"{call} in a ReplicaContext that was made by hand needs a strategy with one"
                 f" replica; this one has {self.num_replicas_in_sync}. Use strategy.run."
             )
+
+
+def require_unstaged_call(call: Call) -> None:
+    """Raises where a call is made while JAX traces a function, which is to make it later.
+
+    Raises
+    ------
+    ContextError
+        It does.
+    """
+    takes_traced = call.kind in ("all_reduce", "all_gather")
+    what = " with values that JAX does not trace" if takes_traced else ""
+    _require_unstaged(f"{call.kind} was called{what}")
+
+
+def _require_unstaged(what: str) -> None:
+    if is_staged():
+        raise ContextError(
+            f"{what} in a function that JAX traces (jit, scan, while_loop, cond): JAX would keep"
+            " what came of it this once, for all later calls, and of several replicas. Do it"
+            " outside of that function, and pass the result as an argument."
+        )

@@ -12,9 +12,10 @@ from ..collectives.reduce import AllReduce
 from ..collectives.sparse import reduce_values
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
-from ..core.array_libraries import recorded_by_torch
+from ..core.array_libraries import is_traced_by_jax, recorded_by_torch
 from ..core.context import current_state, current_strategy
 from ..core.exceptions import ContextError
+from ..core.jax_state import require_version
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.values import component_of
 from .merge_fn import call_directly
@@ -214,6 +215,8 @@ class ReplicaContext(Replica):
                 leaves = self._components(leaves)
         except Exception as error:
             return self.meet(engine.failed(kind, options, error))
+        if not is_plain and is_traced_by_jax(leaves):
+            return _jax_collectives().all_gather(self, axis, leaves, structure, options)
         if not is_plain and (recorded := recorded_by_torch(leaves)):
             return _torch_gradients().all_gather(self, axis, leaves, recorded, structure, options)
         call = engine.make(
@@ -292,7 +295,7 @@ class ReplicaContext(Replica):
             args,
             named,
             strategy.name_of_variable,
-            self.replica_id_in_sync_group,
+            self.replica_id,
             self._engine,
         )
         return self.meet(call)
@@ -309,6 +312,8 @@ class ReplicaContext(Replica):
             mine = self._components(leaves)
         except Exception as error:
             return self.meet(self._engine.failed("all_reduce", options, error))
+        if is_traced_by_jax(mine):
+            return _jax_collectives().all_reduce(self, reduce_op, mine, structure, options, out)
         if recorded := recorded_by_torch(mine):
             return _torch_gradients().all_reduce(
                 self, reduce_op, mine, recorded, structure, options, out
@@ -318,7 +323,7 @@ class ReplicaContext(Replica):
         )
 
     def _components(self, leaves: Sequence[Any]) -> list[Any]:
-        mine, number = self.replica_id_in_sync_group, self.num_replicas_in_sync
+        mine, number = self.replica_id, self.num_replicas_in_sync
         return [component_of(leaf, mine, number) for leaf in leaves]
 
     def _check(self, call: str, instead: str) -> None:
@@ -355,6 +360,21 @@ def _torch_gradients() -> Any:
     from . import torch_gradients
 
     return torch_gradients
+
+
+@functools.cache
+def _jax_collectives() -> Any:
+    """Returns the module, which imports JAX: where JAX traces something, it is imported.
+
+    Raises
+    ------
+    ImportError
+        It does not know this version of JAX.
+    """
+    require_version()
+    from . import jax_collectives
+
+    return jax_collectives
 
 
 @functools.cache

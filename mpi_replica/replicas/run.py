@@ -13,35 +13,27 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
-import greenlet
 from greenlet import getcurrent
 
-from ..collectives.agreement.agreement import CurrentRun
 from ..collectives.agreement.call import Call
-from ..collectives.agreement.site import CallSite, boundary, function_identity
+from ..collectives.agreement.site import CallSite, function_identity
 from ..collectives.agreement.stand import Note, Stand
 from ..collectives.merge import MergeCall
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
-from ..core.context import swap_state
 from ..core.digests import digest_of
-from ..core.exceptions import ContextError, ReplicaStopped, add_note, text_of
+from ..core.exceptions import add_note
 from ..core.options import CommunicationOptions
-from ..core.tracebacks import came_up_in_package
 from ..core.values import per_replica
 from ..ranks.watch import event_log
 from ..ranks.watch.span import span
 from .kept_by_runs import KeptByRuns
 from .merge_fn import comparable, run_merge_fn, unpacked
-from .replica_context import ReplicaContext
 from .run_end import RunEnd
 from .run_libraries import libraries_of_run
-from .worker import Worker
-
-#: A replica that swallows `ReplicaStopped` this often is abandoned.
-_MOST_REFUSALS = 100
+from .seat import MOST_REFUSALS, Seat, SharedRun
 
 # What most of them return.
 _NOTHING = digest_of(None)
@@ -49,106 +41,9 @@ _NOTHING = digest_of(None)
 # The kinds of the leaves of a None.
 _NO_VALUE = ("none",)
 
-_abandoned: list[Seat] = []  # never resumed and never collected: that would run their code
 
-
-class Seat:
-    """The place of one local replica in a run."""
-
-    #: "new", "waits" at a call, "returned", "raised" or "abandoned"
-    status = "new"
-    call: Call | None = None
-    value: Any = None
-    error: BaseException | None = None
-    worker: Worker | None = None
-    #: Of torch's tensors that it contributes, where replicas of its rank may share them.
-    versions: Any = None
-    _refusals = 0
-
-    def __init__(self, run: Run, replica_id: int, args: Sequence[Any], kwargs: Mapping[str, Any]):
-        self.run = run
-        self.replica_id = replica_id
-        self.args = args
-        self.kwargs = kwargs
-
-    @boundary
-    def work(self) -> None:
-        """Runs the step function to its end; called where the replica runs."""
-        strategy = self.run.strategy
-        context = ReplicaContext.in_run(strategy, self.replica_id, self.meet)
-        swap_state(context.state)  # in a context of the replica's own, which is thrown away
-        try:
-            run = self.run
-            if event_log.current is None or run.is_alone:  # alone its step is all of the run
-                self.value = run.libraries.call(run.fn, self.args, self.kwargs)
-            else:
-                with span(run.identity.text, kind="run"):
-                    self.value = run.libraries.call(run.fn, self.args, self.kwargs)
-            self.status = "returned"
-        except greenlet.GreenletExit:
-            raise
-        except BaseException as error:
-            self.error = error
-            self.status = "raised"
-
-    def meet(self, call: Call) -> Any:
-        """Posts `call` and waits until the hub has performed it; called by the replica."""
-        if self.worker is None or not self.worker.is_here():
-            raise ContextError(
-                "a collective was called outside of the greenlet or thread of its replica. Call it"
-                " directly from the function given to strategy.run."
-            )
-        run = self.run
-        if not run.is_alone:
-            run.libraries.check()
-            self.versions = run.libraries.versions_of(call)
-        if run.doom is not None:
-            self.refuse(run.doom)
-        call.replica_ids = (self.replica_id,)
-        self.call = call
-        self.status = "waits"
-        if run.is_alone and call.error is None and not call.runs_user_code:
-            # No partner to wait for: without two switches. The hub deals with errors.
-            try:
-                result = run.engine.perform([call])[0]
-            except BaseException as error:
-                run.failure = error
-            else:
-                self.call = None
-                self.status = "runs"
-                return result
-        try:
-            return self.worker.wait()
-        finally:  # not by the hub: where a signal's handler raises there, this replica still waits
-            self.call = None
-            self.status = "runs"
-
-    def refuse(self, doom: BaseException) -> None:
-        """Raises, since the run is over; gives up on a replica that will not stop."""
-        self._refusals += 1
-        if self._refusals > _MOST_REFUSALS:
-            self.status = "abandoned"
-            _abandoned.append(self)
-            if self.worker is not None:
-                self.worker.wait()
-        raise self.run.stop_error(doom)
-
-    def stop(self, error: BaseException) -> None:
-        """Raises `error` at the call at which the replica waits; called by the hub."""
-        self._refusals += self.run.doom is not None
-        trace = error.__traceback__ if came_up_in_package(error) else None
-        cast("Worker", self.worker).throw(error, trace)
-
-    def go_on(self, answer: Any) -> None:
-        """Returns `answer` from the call at which the replica waits; called by the hub."""
-        cast("Worker", self.worker).resume(answer)
-
-
-class Run(CurrentRun):
+class Run(SharedRun):
     """One call of ``strategy.run`` on this rank."""
-
-    #: What came up where it did, for the hub.
-    failure: BaseException | None = None
 
     def __init__(
         self,
@@ -164,11 +59,10 @@ class Run(CurrentRun):
         self.site = site
         self.options = options
         self.engine = strategy.engine
-        self.seats = [Seat(self, *seat) for seat in seats]
-        #: Whether this rank has one replica, which performs its calls itself.
+        self.seats = [Seat(self, position, *seat) for position, seat in enumerate(seats)]
         self.is_alone = len(self.seats) == 1
         self.libraries = libraries_of_run(
-            asks_for_threads=strategy.replica_threads, is_alone=self.is_alone
+            len(self.seats), asks_for_threads=strategy.replica_threads
         )
         #: What performs the calls. No greenlet where there are threads: objects that outlive a
         #: thread and know a greenlet of it crash the garbage collector (greenlet 3.5).
@@ -234,17 +128,6 @@ class Run(CurrentRun):
         missing = tuple(seat.replica_id for seat in self.seats if seat.status != "waits")
         call = next((seat.call for seat in self.seats if seat.call is not None), None)
         return missing, "" if call is None else call.text or call.kind
-
-    def stop_error(self, doom: BaseException) -> BaseException:
-        """Returns what a replica gets at a call in a run that is over because of `doom`."""
-        if not self.a_replica_failed:
-            return doom.with_traceback(None)
-        stopped = ReplicaStopped(
-            f"this replica stops at its call, because another one raised {type(doom).__name__}:"
-            f" {text_of(doom)}"
-        )
-        stopped.__cause__ = doom
-        return stopped
 
     def _start(self, kept: KeptByRuns) -> None:
         for seat in self.seats:
@@ -381,7 +264,7 @@ class Run(CurrentRun):
         if refused and self.doom is not None:
             text = (
                 f"{self.engine.layout.describe(refused)} swallowed the error at its collective"
-                f" {_MOST_REFUSALS} times and was abandoned in the middle of {self.identity.text}."
+                f" {MOST_REFUSALS} times and was abandoned in the middle of {self.identity.text}."
                 " Let mr.errors.ReplicaStopped pass: catch Exception, not BaseException."
             )
             add_note(self.doom, text)

@@ -10,20 +10,20 @@ from typing import Any
 from ..collectives.agreement.call import Call
 from ..collectives.reduce import AllReduce
 from ..core.exceptions import ContextError
-from ..core.jax_state import JaxState
+from ..core.jax_state import JaxState, devices_of_replicas, uncommitted
 from ..core.library_state import LibraryState, needs_threads
 
 
-def libraries_of_run(*, asks_for_threads: bool, is_alone: bool) -> RunLibraries:
+def libraries_of_run(num_replicas: int, *, asks_for_threads: bool) -> RunLibraries:
     """Returns the libraries of a run that begins; most runs, without any, have the same ones."""
-    if is_alone and "torch" not in sys.modules:
+    if num_replicas == 1 and "torch" not in sys.modules and "jax" not in sys.modules:
         return _none()
-    return RunLibraries(asks_for_threads=asks_for_threads, is_alone=is_alone)
+    return RunLibraries(num_replicas, asks_for_threads=asks_for_threads)
 
 
 @functools.cache
 def _none() -> RunLibraries:
-    return RunLibraries(asks_for_threads=False, is_alone=True)
+    return RunLibraries(1, asks_for_threads=False)
 
 
 class RunLibraries:
@@ -31,18 +31,22 @@ class RunLibraries:
 
     Parameters
     ----------
+    num_replicas : int
+        How many replicas this rank has.
     asks_for_threads : bool
         Whether each of several replicas gets a thread, whatever is imported.
-    is_alone : bool
-        Whether this rank has one replica.
     """
 
-    def __init__(self, *, asks_for_threads: bool, is_alone: bool) -> None:
+    def __init__(self, num_replicas: int, *, asks_for_threads: bool) -> None:
+        is_alone = num_replicas == 1
         #: Whether each replica has a thread of its own.
         self.has_threads = not is_alone and (asks_for_threads or needs_threads())
+        self.is_jax_here = "jax" in sys.modules
         self._share_a_thread = not is_alone and not self.has_threads
         self._torch = LibraryState.of_this_thread()
         self._jax = JaxState.of_this_thread() if self.has_threads else None
+        #: A device of JAX for each replica, where there are so many.
+        self._devices = None if self._jax is None else devices_of_replicas(num_replicas)
         #: What finds torch's state that replicas of this rank share; None where none can be.
         self._shared_state: Any = None
         if self.has_threads and self._torch is not None:
@@ -52,14 +56,24 @@ class RunLibraries:
             torch_shared_state.watch_optimizers()
 
     def call(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        position: int,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> Any:
-        """Calls a step function with what the caller's thread has; it leaves nothing behind."""
+        """Calls a step function with what the caller's thread has; it leaves nothing behind.
+
+        `position` is that of its replica among those of this rank.
+        """
         if self._torch is None and self._jax is None:
             return function(*args, **kwargs)
+        if self._devices is not None:
+            args, kwargs = uncommitted((args, kwargs), self._devices[position])
         step = functools.partial(function, *args, **kwargs)
         if self._jax is not None:
-            step = functools.partial(self._jax.hold_in, step)
+            device = None if self._devices is None else self._devices[position]
+            step = functools.partial(self._jax.hold_in, step, device)
         return step() if self._torch is None else self._torch.hold_in(step)
 
     def check(self) -> None:
@@ -76,6 +90,31 @@ class RunLibraries:
                 " share a thread, and what such a library keeps for a thread would pass from one to"
                 " the other. Import it at the top of the program, before strategy.run."
             )
+
+    def check_devices(self, position: int, devices: Sequence[Any]) -> None:
+        """Raises where a compiled function with collectives is in the way of other replicas.
+
+        Raises
+        ------
+        ContextError
+            They share the device that it is for: there it would wait for ever.
+        """
+        if not self.has_threads or (self._devices and devices == [self._devices[position]]):
+            return
+        if self._devices is None:
+            raise ContextError(
+                "a function that JAX has compiled has collectives, and the replicas of this rank"
+                " share a device, on which one would wait for the other for ever: JAX had started"
+                " before the strategy was made. Write at the top of the program, before JAX is"
+                " used:\n    import jax\n    jax.config.update('jax_num_cpu_devices', N)\nwith as"
+                " many as a rank has replicas."
+            )
+        raise ContextError(
+            f"a function that JAX has compiled has collectives, and runs on {devices}, since an"
+            f" argument is committed to it; this replica's device is {self._devices[position]}."
+            " There it may wait for ever for a replica that has it. Pass arrays as arguments of"
+            " strategy.run, or put them nowhere: jax.device_put(x) without a device."
+        )
 
     def versions_of(self, call: Call) -> Any:
         """Returns what finds tensors in a call that are written before it is performed, or None."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ..core.argument_checks import integer
 from ..core.exceptions import LaunchError, MPIReplicaError, RankLostError, add_note, text_of
+from ..core.jax_state import ask_for_devices
 from ..core.layout import Layout, sides
 from ..core.options import CommunicationOptions
 from ..ranks.launch import open_survivors
@@ -92,7 +93,9 @@ def start(
                 " ranks with mpirun."
             )
         alone = SingleTransport()
-        return alone, _agreed_terms(alone, wishes, num_lost=0), None
+        terms = _agreed_terms(alone, wishes, num_lost=0)
+        _prepare_libraries(terms.layout, may_grow=False)
+        return alone, terms, None
 
     def begin(transport: Transport | None) -> tuple[Transport, Terms]:
         if transport is None:
@@ -110,8 +113,16 @@ def start(
         return transport, terms
 
     transport, terms = survivors.come_together(begin)
+    _prepare_libraries(terms.layout, may_grow=survivors.is_fault_tolerant)
     tell(num_replicas=terms.layout.num_replicas)
     return transport, terms, survivors
+
+
+def _prepare_libraries(layout: Layout, *, may_grow: bool) -> None:
+    """Has JAX have a device for each replica that this rank may ever host, where it is early."""
+    count = layout.num_replicas if may_grow else len(layout.local_replica_ids)
+    if count > 1:
+        ask_for_devices(count)
 
 
 def _spares(spares: Any) -> int:

@@ -23,7 +23,7 @@ A table is a module with a docstring, whose first line is its title, and
     they are printed. Without it they are those that the parts yielded.
 ``footer(rows)``, optional
     A last line.
-``NEEDS_TORCH``, optional
+``NEEDS_ARRAYS``, optional
     True where the ranks need torch: they are started with an interpreter that has it.
 """
 

@@ -27,7 +27,7 @@ from .peers import torch_over_gloo
 from .tables import quantity
 
 #: bench.py starts the ranks with an interpreter that has it.
-NEEDS_TORCH = True
+NEEDS_ARRAYS = True
 
 # By the name of the function in networks.py: what it is, its width in a trial, and the most of
 # DistributedDataParallel's time.

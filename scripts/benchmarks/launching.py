@@ -9,9 +9,10 @@ MPI_REPLICA_TEST_MPICH
     Python interpreter beside which MPICH is installed. Default ``.venv-mpich/bin/python``, which
     is made where it is missing. Open MPI is taken from the interpreter that runs this, if it has
     it, and else from ``.venv``.
-MPI_REPLICA_TEST_TORCH, MPI_REPLICA_TEST_TORCH_MPICH
-    Python interpreters beside which torch is installed, with Open MPI and with MPICH. Default
-    ``.venv-torch/bin/python`` and ``.venv-torch-mpich/bin/python``, made where they are missing.
+MPI_REPLICA_TEST_ARRAYS, MPI_REPLICA_TEST_ARRAYS_MPICH
+    Python interpreters beside which torch and JAX are installed, with Open MPI and with MPICH.
+    Default ``.venv-arrays/bin/python`` and ``.venv-arrays-mpich/bin/python``, which are made where
+    they are missing.
 """
 
 import contextlib
@@ -79,13 +80,16 @@ def has_what_tables_need():
     )
 
 
-def find_interpreter(library, *, torch=False):
-    """Return the path of the interpreter beside which an MPI library is installed, and torch."""
-    if torch:
+def find_interpreter(library, *, arrays=False):
+    """Return the path of the interpreter beside which an MPI library is installed.
+
+    With `arrays` one that has torch and JAX, too.
+    """
+    if arrays:
         suffix = "" if library == "openmpi" else f"-{library}"
-        given = os.environ.get(f"MPI_REPLICA_TEST_TORCH{suffix.replace('-', '_').upper()}")
-        made = f".venv-torch{suffix}", f"{library},test"
-        return given or _made(*made, make="make_torch_environment")
+        given = os.environ.get(f"MPI_REPLICA_TEST_ARRAYS{suffix.replace('-', '_').upper()}")
+        made = f".venv-arrays{suffix}", f"{library},test"
+        return given or _made(*made, make="make_array_environment")
     if library == "mpich":
         return os.environ.get("MPI_REPLICA_TEST_MPICH") or _made(".venv-mpich", "mpich,test")
     names = {distribution.name for distribution in importlib.metadata.distributions()}

@@ -31,6 +31,9 @@ FURTHER = ("test_all_reduce", "test_agreement")
 # Of gradients: one replica in a greenlet, and several on a rank, each in a thread.
 GRADIENTS_ON = {1: ["one", "two", "three each"], 2: ["one", "two"], 3: ["five"]}
 
+# Of JAX, which compiles each function for each replica of a rank.
+JAX_ON = {1: ["three each"], 2: ["one", "two"], 3: ["five"]}
+
 # Where sums have one order in all layouts: a rank hosts one subtree of it, or several.
 REPRODUCIBLE_ON = {
     1: ["one", "three each", "seven"],
@@ -56,6 +59,8 @@ def pytest_generate_tests(metafunc):
         name = metafunc.module.__name__.rpartition(".")[2]
         if name.startswith("test_gradients"):
             layouts = GRADIENTS_ON.get(size, layouts)
+        if name.startswith("test_jax"):
+            layouts = JAX_ON.get(size, layouts)
         if name in FURTHER:
             layouts = [*layouts, *FURTHER_ON.get(size, [])]
         metafunc.parametrize("strategy", layouts, indirect=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple, cast
 
-from ...core.array_libraries import is_of_torch
+from ...core.array_libraries import is_of_library
 from ...core.tracebacks import is_of_package
 
 _CACHE = dis.opmap["CACHE"]
@@ -49,6 +49,13 @@ class CallSite(NamedTuple):
         """All of it, for two sites that share their innermost line."""
         return f"{' called at '.join(self.lines)} (column {self.column})"
 
+    def inside_of(self, outer: CallSite) -> CallSite:
+        """Returns the site of a call that stands here, in a function that is called at `outer`."""
+        if outer.lines[: len(self.lines)] == self.lines:  # called as it is
+            return outer
+        digest = hashlib.blake2b(self.digest + outer.digest, digest_size=8).digest()
+        return CallSite(digest, self.lines + outer.lines, self.column)
+
 
 class _Memory(NamedTuple):
     """What was learnt about the code of the program.
@@ -79,23 +86,24 @@ def boundary(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def call_site(known: int = 0) -> CallSite:
+def call_site(known: int = 0, until: FrameType | None = None) -> CallSite:
     """Returns the site of the call that the program is in.
 
-    The innermost frames, so many as are `known` to be of the package, are not looked at.
+    The innermost frames, so many as are `known` to be of the package, are not looked at; nor is
+    `until`, and what has called that.
 
     The chain has every frame from here to the function that was given to ``run`` or
     ``merge_call``; outside of them, to the program itself: the first module from here that is
     ``__main__``. Below it stands what runs the program, which may be a debugger or a profiler on
-    one rank alone. Frames of the package are left out, and those of torch, which calls back what
-    goes through modules and gradients.
+    one rank alone. Frames of the package are left out, and those of torch and JAX, which call back
+    what goes through modules, gradients and traced functions.
     """
     frame: FrameType | None = sys._getframe(1 + known)
     memory = _memory
     known_code = memory.codes.get
     key: list[int] = []
     append = key.append
-    while frame is not None:
+    while frame is not None and frame is not until:
         code = frame.f_code
         name = id(code)
         user_code = known_code(name, _UNKNOWN)
@@ -114,10 +122,25 @@ def call_site(known: int = 0) -> CallSite:
     return _learn_site(memory, chain) if site is None else site
 
 
+def site_in_jax() -> CallSite:
+    """Returns the site of a call inside of the innermost function that JAX calls to trace it.
+
+    What has called that may be another place each time: JAX keeps what it has traced.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_of_library(file, "jax") and os.path.basename(file) != "tree_util.py":
+            break
+        frame = frame.f_back
+    return call_site(1, frame)
+
+
 def _learn_code(memory: _Memory, code: CodeType) -> CodeType | bool | None:
     memory.kept.append(code)
     known: CodeType | bool | None = code
-    if is_of_package(code.co_filename) or is_of_torch(code.co_filename):
+    file = code.co_filename
+    if is_of_package(file) or is_of_library(file, "torch") or is_of_library(file, "jax"):
         known = False if id(code) in _boundaries else None
     memory.codes[id(code)] = known
     return known

@@ -148,7 +148,7 @@ class EventLog:
         thread = self._threads.setdefault(owner_of_this_thread(), len(self._threads))
         if state is None or state.replica_context is None:
             return OF_RANK - thread
-        return thread * MOST_REPLICAS + state.replica_context.replica_id_in_sync_group
+        return thread * MOST_REPLICAS + state.replica_context.replica_id
 
     def note(self, text: str) -> None:
         """Takes something that happens now."""

@@ -1,7 +1,7 @@
-"""The tests that need torch, with interpreters that have it.
+"""The tests that need torch or JAX, with interpreters that have them.
 
-The one that runs all other tests has no torch: what imports none must work without, and there
-these tests are skipped.
+The one that runs all other tests has neither: what imports none must work without, and there these
+tests are skipped.
 """
 
 import subprocess
@@ -16,6 +16,7 @@ FOLDER = ROOT / "tests" / "ranks"
 # What does the same with any array library, and with torch only.
 NAMES = ("array_librar*", "*torch*", "gradients*")
 FILES = sorted({file for name in NAMES for file in FOLDER.glob(f"test_{name}.py")})
+FILES_OF_JAX = sorted(FOLDER.glob("test_jax_*.py"))
 
 # Few launches with many tests: a rank takes two seconds to import torch. The layouts of each, in
 # tests/ranks/conftest.py, have ranks of one replica, in a greenlet, and of several, in threads.
@@ -26,7 +27,14 @@ LAUNCHES = [("openmpi", 1), ("openmpi", 2), ("openmpi", 3), ("mpich", 2)]
 def test_ranks_with_torch(library, ranks):
     if library not in LIBRARIES or ranks not in RANKS:
         pytest.skip("MPI_REPLICA_TEST_LIBRARIES or MPI_REPLICA_RANKS leaves it out")
-    pass_on_ranks(library, ranks, FILES, torch=True)
+    pass_on_ranks(library, ranks, FILES, arrays=True)
+
+
+@pytest.mark.parametrize(("library", "ranks"), LAUNCHES)
+def test_ranks_with_jax(library, ranks):
+    if library not in LIBRARIES or ranks not in RANKS:
+        pytest.skip("MPI_REPLICA_TEST_LIBRARIES or MPI_REPLICA_RANKS leaves it out")
+    pass_on_ranks(library, ranks, FILES_OF_JAX, arrays=True)
 
 
 # What needs no ranks. Of the pages those programs that are no recipes.
@@ -39,7 +47,7 @@ IN_ONE_PROCESS = [
 
 
 def test_one_process_with_torch():
-    command = [find_interpreter("openmpi", torch=True), "-m", "pytest", "-p", "no:cacheprovider"]
+    command = [find_interpreter("openmpi", arrays=True), "-m", "pytest", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, *IN_ONE_PROCESS],
         cwd=ROOT,

@@ -1,0 +1,192 @@
+"""The place of one local replica in a run: what it runs, and where it waits for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import greenlet
+
+from ..collectives.agreement.agreement import CurrentRun
+from ..collectives.agreement.call import Call
+from ..collectives.agreement.site import FunctionIdentity, boundary
+from ..collectives.engine import Engine
+from ..collectives.strategy_base import StrategyBase
+from ..core.context import swap_state
+from ..core.exceptions import ContextError, ReplicaStopped, text_of
+from ..core.tracebacks import came_up_in_package
+from ..ranks.watch import event_log
+from ..ranks.watch.span import span
+from .replica import require_unstaged_call
+from .replica_context import ReplicaContext
+from .run_libraries import RunLibraries
+from .worker import Worker
+
+#: A replica that swallows `ReplicaStopped` this often is abandoned.
+MOST_REFUSALS = 100
+
+_abandoned: list[Seat] = []  # never resumed and never collected: that would run their code
+
+
+class SharedRun(CurrentRun):
+    """What the replicas of a run have in common."""
+
+    #: What came up where it did, for the hub.
+    failure: BaseException | None = None
+    strategy: StrategyBase
+    engine: Engine
+    fn: Callable[..., Any]
+    identity: FunctionIdentity
+    #: Whether this rank has one replica, which performs its calls itself.
+    is_alone: bool
+    libraries: RunLibraries
+
+    def stop_error(self, doom: BaseException) -> BaseException:
+        """Returns what a replica gets at a call in a run that is over because of `doom`."""
+        if not self.a_replica_failed:
+            return doom.with_traceback(None)
+        stopped = ReplicaStopped(
+            f"this replica stops at its call, because another one raised {type(doom).__name__}:"
+            f" {text_of(doom)}"
+        )
+        stopped.__cause__ = doom
+        return stopped
+
+
+class Seat:
+    """The place of one local replica in a run."""
+
+    #: "new", "waits" at a call, "returned", "raised" or "abandoned"
+    status = "new"
+    call: Call | None = None
+    value: Any = None
+    error: BaseException | None = None
+    worker: Worker | None = None
+    #: Of torch's tensors that it contributes, where replicas of its rank may share them.
+    versions: Any = None
+    _refusals = 0
+
+    def __init__(
+        self,
+        run: SharedRun,
+        position: int,
+        replica_id: int,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self.run = run
+        #: Among those of this rank.
+        self.position = position
+        self.replica_id = replica_id
+        self.args = args
+        self.kwargs = kwargs
+
+    @boundary
+    def work(self) -> None:
+        """Runs the step function to its end; called where the replica runs."""
+        strategy = self.run.strategy
+        context = ReplicaContext.in_run(strategy, self.replica_id, self)
+        swap_state(context.state)  # in a context of the replica's own, which is thrown away
+        try:
+            run = self.run
+            if event_log.current is None or run.is_alone:  # alone its step is all of the run
+                self.value = run.libraries.call(self.position, run.fn, self.args, self.kwargs)
+            else:
+                with span(run.identity.text, kind="run"):
+                    self.value = run.libraries.call(self.position, run.fn, self.args, self.kwargs)
+            self.status = "returned"
+        except greenlet.GreenletExit:
+            raise
+        except BaseException as error:
+            self.error = error
+            self.status = "raised"
+
+    def meet(self, call: Call) -> Any:
+        """Posts `call` and waits until the hub has performed it; called by the replica."""
+        if self.worker is None or not self.worker.is_here():
+            raise ContextError(
+                "a collective was called outside of the greenlet or thread of its replica. Call it"
+                " directly from the function given to strategy.run."
+            )
+        run = self.run
+        if run.libraries.is_jax_here:
+            require_unstaged_call(call)
+        if not run.is_alone:
+            run.libraries.check()
+            self.versions = run.libraries.versions_of(call)
+        if run.doom is not None:
+            self.refuse(run.doom)
+        call.replica_ids = (self.replica_id,)
+        self.call = call
+        self.status = "waits"
+        if run.is_alone and call.error is None and not call.runs_user_code:
+            # No partner to wait for: without two switches. The hub deals with errors.
+            try:
+                result = run.engine.perform([call])[0]
+            except BaseException as error:
+                run.failure = error
+            else:
+                self.call = None
+                self.status = "runs"
+                return result
+        return self._wait()
+
+    def meet_elsewhere(self, call: Call) -> Any:
+        """As `meet`, in a thread of JAX, while that of this replica waits for what is done there.
+
+        What comes up where this is the rank's only replica is settled in its own thread.
+        """
+        run = self.run
+        if run.doom is not None:
+            self.refuse(run.doom)
+        call.replica_ids = (self.replica_id,)
+        self.call = call
+        self.status = "waits"
+        if not run.is_alone:
+            return self._wait()
+        if call.error is not None:
+            raise call.error
+        try:
+            result = run.engine.perform([call])[0]
+        except BaseException as error:
+            run.failure = error
+            raise
+        self.call = None
+        self.status = "runs"
+        return result
+
+    def settle(self) -> None:
+        """Has the hub deal with what came up elsewhere, and raises what it makes of it."""
+        if self.status == "waits":
+            self._wait()
+
+    def _wait(self) -> Any:
+        try:
+            return cast("Worker", self.worker).wait()
+        finally:  # not by the hub: where a signal's handler raises there, this replica still waits
+            self.call = None
+            self.status = "runs"
+
+    def check_devices(self, devices: Sequence[Any]) -> None:
+        """Raises where a function on these devices of JAX would be in the way of other replicas."""
+        self.run.libraries.check_devices(self.position, devices)
+
+    def refuse(self, doom: BaseException) -> None:
+        """Raises, since the run is over; gives up on a replica that will not stop."""
+        self._refusals += 1
+        if self._refusals > MOST_REFUSALS:
+            self.status = "abandoned"
+            _abandoned.append(self)
+            if self.worker is not None:
+                self.worker.wait()
+        raise self.run.stop_error(doom)
+
+    def stop(self, error: BaseException) -> None:
+        """Raises `error` at the call at which the replica waits; called by the hub."""
+        self._refusals += self.run.doom is not None
+        trace = error.__traceback__ if came_up_in_package(error) else None
+        cast("Worker", self.worker).throw(error, trace)
+
+    def go_on(self, answer: Any) -> None:
+        """Returns `answer` from the call at which the replica waits; called by the hub."""
+        cast("Worker", self.worker).resume(answer)

@@ -1,0 +1,288 @@
+"""Mistakes in functions that JAX traces: errors on every rank, and JAX works on behind them."""
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from everywhere import (
+    check_works,
+    error_of,
+    gathered,
+    needs_two_replicas,
+    raises_everywhere,
+)
+from mpi_replica.errors import (
+    CollectiveMismatchError,
+    ContextError,
+    ReplicaStopped,
+    StructureMismatchError,
+)
+
+jax = pytest.importorskip("jax", reason="jax is not installed")
+
+jax.config.update("jax_num_cpu_devices", 8)  # the tests make strategies of several sizes
+
+import jax.numpy as jnp  # noqa: E402
+
+from mpi_replica.core.jax_state import require_version  # noqa: E402
+
+OTHERS = "outside of that function, and pass the result as an argument"
+
+
+def context():
+    return mr.get_replica_context()
+
+
+def own_id():
+    return context().replica_id_in_sync_group
+
+
+@jax.jit
+def summed(x):
+    return context().all_reduce("SUM", x)
+
+
+@jax.jit
+def averaged(x):
+    return context().all_reduce("MEAN", x)
+
+
+def by(function, x):
+    """A line more in the call site."""
+    return function(x)
+
+
+def check_jax_works(strategy):
+    """Check that JAX, and collectives inside and outside of it, give the right numbers."""
+    count = strategy.num_replicas_in_sync
+
+    def step():
+        plain = jnp.ones(2).sum() + 1
+        return float(plain), float(summed(jnp.full(2, 3.0))[0]), float(jax.jit(jnp.sin)(0.0))
+
+    found = strategy.experimental_local_results(strategy.run(step))
+    assert set(found) == {(3.0, 3.0 * count, 0.0)}
+    assert float(jnp.ones(2).sum()) == 2.0
+    check_works(strategy)
+
+
+def pulled_back(x, is_wanted):
+    result, pull_back = jax.vjp(summed, x)
+    return pull_back(result) if is_wanted else result
+
+
+# Each is run by all replicas, of which the last one does something else. The error, and a part of
+# its text.
+DISAGREEMENTS = {
+    "other function": (
+        lambda last: averaged(jnp.ones(3)) if last else summed(jnp.ones(3)),
+        CollectiveMismatchError,
+        "all_reduce(MEAN, float32[3])",
+    ),
+    "other shape": (
+        lambda last: summed(jnp.ones(4 if last else 3)),
+        StructureMismatchError,
+        "different shapes",
+    ),
+    "other dtype": (
+        lambda last: summed(jnp.ones(3, jnp.int32 if last else jnp.float32)),
+        StructureMismatchError,
+        "int32",
+    ),
+    "other place": (
+        lambda last: by(summed, jnp.ones(3)) if last else summed(jnp.ones(3)),
+        CollectiveMismatchError,
+        "replicas are at different calls",
+    ),
+    "another call": (
+        lambda last: context().all_reduce("SUM", np.ones(3)) if last else summed(jnp.ones(3)),
+        CollectiveMismatchError,
+        "replicas are at different calls",
+    ),
+    "no call": (
+        lambda last: None if last else summed(jnp.ones(3)),
+        CollectiveMismatchError,
+        "has returned from",
+    ),
+    "other rows": (
+        lambda last: jax.jit(lambda x: context().all_gather(x, 0))(jnp.ones(2 if last else 1)),
+        CollectiveMismatchError,
+        "traced for",
+    ),
+    "a result that one does not use": (
+        lambda last: jax.grad(
+            lambda x: summed(jax.lax.stop_gradient(x) if last else x).sum() + x.sum()
+        )(jnp.ones(3)),
+        CollectiveMismatchError,
+        "gradient of all_reduce",
+    ),
+    "a gradient that one does not take": (
+        lambda last: pulled_back(jnp.ones(3), not last),
+        CollectiveMismatchError,
+        "gradient of all_reduce",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DISAGREEMENTS)
+def test_what_replicas_disagree_about_is_the_same_error_on_every_rank(strategy, name):
+    needs_two_replicas(strategy)
+    step, kind, words = DISAGREEMENTS[name]
+    last = strategy.num_replicas_in_sync - 1
+    error = raises_everywhere(kind, lambda: strategy.run(lambda: step(own_id() == last)))
+    assert words in str(error)
+    check_jax_works(strategy)
+
+
+# What JAX traces, and would keep; or can't be done in it. The error is that of the replica.
+MISTAKES = {
+    "the id": (lambda x: x * own_id(), ContextError, OTHERS),
+    "random numbers": (lambda x: x * context().rng.random(), ContextError, OTHERS),
+    "a number": (lambda x: x * context().all_reduce("SUM", 1.0), ContextError, OTHERS),
+    "merge_call": (
+        lambda x: context().merge_call(lambda strategy, value: value, (x,)),
+        ContextError,
+        OTHERS,
+    ),
+    "op": (lambda x: context().all_reduce("SUMM", x), ValueError, "'SUMM' is not a reduce op"),
+    "bool": (lambda x: context().all_reduce("SUM", x > 0), TypeError, "SUM of bool"),
+    "text": (lambda x: context().all_reduce("SUM", (x, "a")), TypeError, "value[1]"),
+    "out": (lambda x: context().all_reduce("SUM", x, out=np.ones(3)), TypeError, "out="),
+    "scalar": (lambda x: context().all_gather(x.sum(), 0), ValueError, "got a scalar"),
+    "axis": (lambda x: context().all_gather(x, 1), ValueError, "axis 1 is out of range"),
+    "no axis": (lambda x: context().all_gather(x, "rows"), TypeError, "axis"),
+    "keys": (
+        lambda x: context().all_gather(jax.random.split(jax.random.key(x[0].astype(int)), 2), 0),
+        TypeError,
+        "jax.random.key_data",
+    ),
+    "its own": (lambda x: {}["missing"], KeyError, "missing"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_while_jax_traces_is_an_error_on_every_rank(strategy, name):
+    function, kind, words = MISTAKES[name]
+    last = strategy.num_replicas_in_sync - 1
+
+    def step():
+        return jax.jit(function)(jnp.ones(3)) if own_id() == last else summed(jnp.ones(3))
+
+    error = raises_everywhere(kind, lambda: strategy.run(step))
+    assert words in str(error)
+    check_jax_works(strategy)
+
+
+@pytest.mark.parametrize("name", ["the id", "random numbers", "a number"])
+def test_differentiated_and_mapped_functions_that_are_not_compiled_may_read_all(strategy, name):
+    function, _, _ = MISTAKES[name]
+
+    def step():
+        gradient = jax.grad(lambda x: function(x).sum())(jnp.ones(3))
+        return gradient.shape, jax.vmap(function)(jnp.ones((2, 3))).shape
+
+    found = strategy.experimental_local_results(strategy.run(step))
+    assert set(found) == {((3,), (2, 3))}
+
+
+@pytest.mark.parametrize("transform", [jax.grad, jax.vmap])
+def test_a_merge_call_takes_no_values_that_jax_traces(strategy, transform):
+    def step():
+        take = transform(lambda x: context().merge_call(lambda strategy, value: value, (x,)))
+        take(jnp.float32(1.0) if transform is jax.grad else jnp.ones(3))
+
+    error = raises_everywhere(TypeError, lambda: strategy.run(step))
+    assert "merge_call" in str(error)
+    assert "traces" in str(error)
+    check_jax_works(strategy)
+
+
+def test_an_error_can_be_caught_where_the_compiled_function_is_called(strategy):
+    needs_two_replicas(strategy)
+    last = strategy.num_replicas_in_sync - 1
+
+    def step():
+        function = averaged if own_id() == last else summed
+        try:
+            function(jnp.ones(3))
+        except CollectiveMismatchError as error:
+            return str(error), float(summed(jnp.ones(3))[0])
+
+    found = gathered(strategy.experimental_local_results(strategy.run(step)))
+    texts, sums = zip(*[pair for of_rank in found for pair in of_rank], strict=True)
+    assert len(set(texts)) == 1
+    assert set(sums) == {float(last + 1)}
+    check_jax_works(strategy)
+
+
+def test_who_waits_in_a_compiled_function_stops_for_an_exception_of_another(strategy):
+    needs_two_replicas(strategy)
+    last = strategy.num_replicas_in_sync - 1
+    stopped = []
+
+    def step():
+        if own_id() == last:
+            raise KeyError("mine")
+        try:
+            summed(jnp.ones(3))
+        except ReplicaStopped:
+            stopped.append(own_id())
+            raise
+
+    raises_everywhere(KeyError, lambda: strategy.run(step))
+    assert stopped == [i for i in strategy.local_replica_ids if i != last]
+    check_jax_works(strategy)
+
+
+def test_a_function_for_several_devices_is_refused(strategy):
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("rows")
+    spread = jax.shard_map(summed, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    for step in (
+        lambda: jax.jit(spread)(jnp.ones(4)),
+        lambda: jax.pmap(summed)(jnp.ones((1, 3))),
+        lambda: summed(jax.device_put(jnp.ones(4), sharding)),
+    ):
+        error = raises_everywhere(NotImplementedError, lambda step=step: strategy.run(step))
+        assert "several devices" in str(error)
+    check_jax_works(strategy)
+
+
+def test_a_version_of_jax_that_is_not_known_is_an_error_that_names_those_that_are(monkeypatch):
+    require_version()
+    monkeypatch.setattr(jax, "__version_info__", (0, 99, 1))
+    with pytest.raises(ImportError, match=r"jax>=0\.9,<0\.11"):
+        require_version()
+
+
+def test_in_cross_replica_context_there_is_no_replica_that_calls(strategy):
+    strategy.run(lambda: summed(jnp.ones(3)))
+    with strategy.scope():
+        error = error_of(lambda: summed(jnp.ones(3)))
+    assert isinstance(error, (ContextError, AttributeError)), error
+    check_jax_works(strategy)
+
+
+def test_an_array_that_is_committed_to_the_device_of_another_replica_is_an_error(strategy):
+    if max(map(len, gathered(strategy.local_replica_ids))) == 1:
+        pytest.skip("a replica alone has all devices")
+    first = strategy.local_replica_ids[0]
+    committed = jax.device_put(jnp.ones(3), jax.local_devices()[0])
+
+    def step(own):
+        own = summed(own)  # an argument comes along
+        return float((own if own_id() == first else summed(committed))[0])
+
+    assert "is committed to" in str(error_of(lambda: strategy.run(step, args=(committed,))))
+
+
+def test_a_gather_that_was_traced_for_other_replicas_is_an_error(world):
+    function = jax.jit(lambda x: context().all_gather(x, 0))
+    assert function(jnp.ones(2)).shape == (2,)  # outside of any strategy there is one replica
+    with mr.MPIStrategy() as strategy:
+        if world.size == 1:
+            return
+        error = raises_everywhere(ContextError, lambda: strategy.run(lambda: function(jnp.ones(2))))
+        assert "was traced for 1 replicas" in str(error)
+        check_jax_works(strategy)
