@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -83,13 +82,6 @@ def dtype_of(value: Any) -> np.dtype[Any] | None:
     """
     way = _way_of(type(value))
     return None if way is None else way.dtype(value)
-
-
-def is_of_library(file: str, name: str) -> bool:
-    """Returns whether a file is one of the library's own: "torch" or "jax"."""
-    library = sys.modules.get(name)
-    path = None if library is None else getattr(library, "__path__", None)
-    return path is not None and file.startswith(f"{path[0]}{os.sep}")
 
 
 def recorded_by_torch(leaves: Sequence[Any]) -> list[int]:

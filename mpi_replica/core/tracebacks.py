@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import os
+import sys
 import traceback
 
 _PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
@@ -17,6 +18,13 @@ _WAITS = ("worker.py", "wait")
 def is_of_package(file: str) -> bool:
     """Returns whether `file` is one of this package's, and not of the program that uses it."""
     return os.path.abspath(file).startswith(_PACKAGE_FOLDER)
+
+
+def is_of_library(file: str, name: str) -> bool:
+    """Returns whether a file is one of the library's own: "torch" or "jax"."""
+    library = sys.modules.get(name)
+    path = None if library is None else getattr(library, "__path__", None)
+    return path is not None and file.startswith(f"{path[0]}{os.sep}")
 
 
 def printed(error: BaseException) -> str:

@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple, cast
 
-from ...core.array_libraries import is_of_library
-from ...core.tracebacks import is_of_package
+from ...core.tracebacks import is_of_library, is_of_package
 
 _CACHE = dis.opmap["CACHE"]
 _CALL = dis.opmap["CALL"]
