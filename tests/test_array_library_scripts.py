@@ -1,6 +1,5 @@
 """The jobs that compute with another library, as their users start them."""
 
-import importlib.util
 import re
 import signal
 import subprocess
@@ -25,6 +24,7 @@ STOPPED = ROOT / "tests" / "stopped.py"
 OF_TORCH = [SCRIPTS / "train_torch.py", SCRIPTS / "contrastive.py"]
 BOTH = ["-c", ONE_AFTER_ANOTHER, len(OF_TORCH), *OF_TORCH]
 OPTIONS = ["--replicas", "4", "--epochs", "2"]
+OF_JAX = [SCRIPTS / "train_jax.py", "--replicas", "4", "--epochs", "4"]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
 HASH = r"^weights sha256 [0-9a-f]{64}$"
 
@@ -97,12 +97,26 @@ def test_a_module_a_replica_goes_on_without_a_rank_that_is_killed(of_torch):
     assert hashes(done.stdout) == hashes(of_torch)[:1]
 
 
-def test_four_replicas_learn_with_the_same_bits_of_jax_on_one_rank_and_on_two():
-    if importlib.util.find_spec("jax") is None:
-        pytest.skip("jax is not installed")
-    command = [SCRIPTS / "train_jax.py", "--replicas", "4", "--epochs", "6"]
-    printed = alone(find_interpreter("openmpi"), *command)
+@pytest.fixture(scope="module")
+def of_jax():
+    """What the program prints whose compiled step has its collectives inside."""
+    printed = alone(find_interpreter("openmpi", arrays=True), *OF_JAX)
     assert len(hashes(printed)) == 1, printed
-    together = run_ranks("openmpi", 2, command)
-    assert together.returncode == 0, together.stderr
-    assert together.stdout == printed
+    return printed
+
+
+@pytest.mark.parametrize(("library", "ranks"), LAYOUTS)
+def test_four_replicas_learn_with_the_same_bits_of_jax_on_any_ranks(library, ranks, of_jax):
+    done = on_ranks(library, ranks, OF_JAX)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == of_jax
+
+
+def test_a_compiled_step_goes_on_from_a_checkpoint_on_other_ranks(tmp_path, of_jax):
+    program = [*OF_JAX, "--checkpoint-dir", tmp_path]
+    for library, ranks, *stop in STOPS:
+        done = on_ranks(library, ranks, [STOPPED, *map(int, stop), *program])
+        assert (done.returncode == 0) == (stop[-1] == 0), done.stderr
+        assert mr.latest_checkpoint(tmp_path) is not None
+    assert "epoch 1:" not in done.stdout
+    assert hashes(done.stdout) == hashes(of_jax)

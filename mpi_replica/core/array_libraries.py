@@ -201,9 +201,10 @@ def mean_of(losses: Any, weights: Any, count: float) -> Any:
     return way.divide(losses.sum(), count)
 
 
-def divided_by_torch(total: Any, count: float) -> Any:
-    """Returns a tensor over `count`, in its dtype, by torch itself: it can be differentiated."""
-    return _Torch.divide(total, count)
+def divided(total: Any, count: Any) -> Any:
+    """Returns an array of torch or JAX over `count`, in its dtype; it can be differentiated."""
+    way: Any = _way_of(type(total))
+    return way.divide(total, count)
 
 
 class Origin(NamedTuple):

@@ -14,8 +14,9 @@ from ..core import nest
 from ..core.argument_checks import integer
 from ..core.array_libraries import (
     by_numpy,
-    divided_by_torch,
+    divided,
     dtype_of,
+    is_traced_by_jax,
     library_of,
     mean_of,
     recorded_by_torch,
@@ -41,7 +42,8 @@ def mean_over_global_batch(
         What this replica has added up over its own rows, such as losses and gradients; zeros where
         it has no rows.
     rows : int or float
-        How many rows these are, or the sum of their weights; 0 or more.
+        How many rows these are, or the sum of their weights; 0 or more. In a function that JAX
+        traces it may be a traced number.
     options : CommunicationOptions, optional
         As for ``all_reduce``.
 
@@ -50,7 +52,8 @@ def mean_over_global_batch(
     nest of numpy.ndarray
         The sums over all replicas, divided by the rows of all. Means of integers are float64. The
         sums must not overflow: sum up float16 in float32. Arrays of torch, JAX and others, and
-        gradients of torch, as for ``all_reduce``.
+        gradients of torch, as for ``all_reduce``. Where JAX traces a function, means of no rows
+        are NaN, and no error.
 
     Raises
     ------
@@ -82,6 +85,10 @@ def mean_over_global_batch(
     }
     """
     context = _replica("mean_over_global_batch")
+    if is_traced_by_jax([rows, *nest.flatten(sums)[0]]):
+        total = context.all_reduce(ReduceOp.SUM, {"rows": rows, "sums": sums}, options)
+        count = total["rows"]
+        return nest.map_structure(lambda leaf: divided(leaf, count), total["sums"])
     if isinstance(rows, bool) or not isinstance(rows, (int, float, np.integer, np.floating)):
         raise TypeError(f"rows must be a number, got {rows!r}: how many rows `sums` are of.")
     if not 0 <= rows < np.inf:
@@ -199,7 +206,7 @@ def _divided(total: Any, count: float) -> Any:
         mean.values = _divided(total.values, count)
         return mean
     if recorded_by_torch([total]):  # numpy would end what is recorded
-        return divided_by_torch(total, count)
+        return divided(total, count)
     if library_of(total) is not None:
         return by_numpy(lambda x: _divided(x if x.flags.writeable else x.copy(), count), total)
     dtype = total.dtype
