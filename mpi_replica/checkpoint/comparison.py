@@ -13,6 +13,7 @@ from ..core import object_state
 from ..core.abstract_variable import AbstractVariable
 from ..core.array_libraries import Array, library_of, of_library, require_library, written
 from ..core.exceptions import CheckpointError
+from ..core.jax_nodes import JaxNode, is_function_in_node, opened_by_jax
 from ..core.layout import Layout
 from ..core.values import Mirrored, PerReplica, per_replica
 from .array_kinds import ArrayKind, difference_of_shapes, kind_of
@@ -129,6 +130,8 @@ class Comparison:
             return self._mapping(live, items, path)
         if isinstance(live, (list, tuple)):
             return self._sequence(live, saved, path)
+        if (node := opened_by_jax(live)) is not None:
+            return self._node(live, node, saved, path)
         record = self._record(saved)
         is_scalar = live is None or record is None or not record.shape
         is_plain = is_scalar and mapping_items(saved) is None and tuple_items(saved) is None
@@ -176,6 +179,23 @@ class Comparison:
         ]
         matched += [self._decoding(item, path) for item in items[len(live) :]]
         return lambda: refilled(live, [put_back() for put_back in matched])
+
+    def _node(self, live: Any, node: JaxNode, saved: Any, path: str) -> _PutBack:
+        items = tuple_items(saved)
+        if items is None or len(items) != len(node.children):
+            what = f"a {type(live).__name__} of {len(node.children)}"
+            return self._other(live, saved, path, what)
+        # functions stay those of the program
+        matched = {
+            i: self._match(child, item, f"{path}.{key}")
+            for i, (key, child, item) in enumerate(
+                zip(node.make.keys, node.children, items, strict=True)
+            )
+            if not is_function_in_node(child)
+        }
+        return lambda: node.make(
+            [matched[i]() if i in matched else child for i, child in enumerate(node.children)]
+        )
 
     def _stateful(self, live: Any, saved: Any, path: str) -> _PutBack:
         state = state_of(saved)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import collections
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from ..core import object_state
 from ..core.array_libraries import Array, library_of
 from ..core.dtypes import as_array
+from ..core.jax_nodes import JaxNode, is_function_in_node, opened_by_jax
 from ..core.values import Mirrored
 
 # A JSON object with one of these keys stands for something that JSON does not have.
@@ -120,7 +121,15 @@ class Encoder:
         if isinstance(value, (list, tuple)):
             items = [self.encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
             return items if isinstance(value, list) else {_TUPLE: items}
+        if (node := opened_by_jax(value)) is not None:
+            return {_TUPLE: [*self._children(node, path)]}
         raise self._refused(value, path)
+
+    def _children(self, node: JaxNode, path: str) -> Iterator[Any]:
+        for key, child in zip(node.make.keys, node.children, strict=True):
+            # functions stay those of the program
+            is_function = is_function_in_node(child)
+            yield None if is_function else self.encode(child, f"{path}.{key}")
 
     def _kept(self, array: Array) -> str:
         """Keeps an array; returns its name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from ..core.digests import DIGEST_BYTES, digest_of_bytes
 from ..core.dtypes import as_plain_array, wire_name
+from .agreement.site import function_identity
 from .agreement.stand import LeafDescription
 
 # Longer texts are not shown whole.
@@ -59,6 +61,8 @@ def content_of(leaf: Any, path: str) -> Content:
         data = leaf.to_bytes(leaf.bit_length() // 8 + 1, "little", signed=True)
         text = hex(leaf) if leaf.bit_length() > 256 else str(leaf)
         return _content_of_text(text, "an int", data, _BYTE)
+    if isinstance(leaf, FunctionType) or hasattr(leaf, "__wrapped__"):
+        return _content_of_text(function_identity(leaf).text, "a function", b"", _BYTE)
     is_masked = isinstance(leaf, np.ma.MaskedArray)
     is_number = isinstance(leaf, (np.ndarray, np.generic, int, float, complex))
     array = None

@@ -1,8 +1,9 @@
 """Containers of classes that optree does not know: which are nests, and how they are made anew.
 
 A subclass of list or tuple becomes a list or tuple, as in tf; a mapping is made by its class, of a
-dict. A class is registered with optree when it is met, in a namespace of the package's own. What a
-program has registered there, or for all namespaces, optree opens itself: it is never met here.
+dict; and what JAX knows, by JAX. A class is registered with optree when it is met, in a namespace
+of the package's own. What a program has registered there, or for all namespaces, optree opens
+itself: it is never met here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 import optree
 from optree.utils import total_order_sorted
+
+from .jax_nodes import opened_by_jax
 
 NAMESPACE = "mpi_replica"
 
@@ -32,6 +35,9 @@ def open_class_of(value: Any) -> bool:
         _register(kind, _flat_sequence, optree.SequenceEntry)
     elif issubclass(kind, Mapping) and not _is_view(value):
         _register(kind, _flat_mapping, optree.MappingEntry)
+    elif (node := opened_by_jax(value)) is not None:
+        entry = optree.GetAttrEntry if node.has_attributes else optree.SequenceEntry
+        _register(kind, _flat_node, entry)
     else:
         return False
     return True
@@ -83,6 +89,13 @@ def _flat_mapping(mapping: Mapping[Any, Any]) -> _Flat:
     items = [mapping[key] for key in make.keys]
     make(items)  # what can't be made anew is an error now, before there are results
     return items, make, make.keys
+
+
+def _flat_node(value: Any) -> _Flat:
+    node = opened_by_jax(value)
+    if node is None:
+        raise TypeError(f"JAX no longer knows {type(value).__qualname__} as a container.")
+    return node.children, node.make, node.make.keys
 
 
 class _Remake:

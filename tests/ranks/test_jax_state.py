@@ -1,0 +1,115 @@
+"""What holds the weights of JAX: in checkpoints, ElasticState and verify, as it is."""
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from everywhere import raises_everywhere
+
+jax = pytest.importorskip("jax", reason="jax is not installed")
+optax = pytest.importorskip("optax", reason="optax is not installed")
+equinox = pytest.importorskip("equinox", reason="equinox is not installed")
+linen = pytest.importorskip("flax.linen", reason="flax is not installed")
+
+jax.config.update("jax_num_cpu_devices", 8)  # the tests make strategies of several sizes
+
+import jax.numpy as jnp  # noqa: E402
+
+
+class Network(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(2)(linen.relu(linen.Dense(4)(x)))
+
+
+def of_flax(seed):
+    return Network().init(jax.random.key(seed), jnp.ones((1, 3)))
+
+
+def of_equinox(seed):
+    return equinox.nn.MLP(3, 2, 4, 1, key=jax.random.key(seed))
+
+
+def of_optax(seed):
+    weights = of_flax(seed)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
+    state = optimizer.init(weights)
+    _, state = optimizer.update(jax.tree.map(lambda leaf: leaf * seed, weights), state)
+    return state
+
+
+STATES = {"flax": of_flax, "equinox": of_equinox, "optax": of_optax}
+
+
+def arrays_of(tree):
+    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+
+
+def are_equal(one, other):
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    pairs = list(zip(arrays_of(one), arrays_of(other), strict=True))
+    assert pairs
+    for here, there in pairs:
+        assert here.dtype == there.dtype
+        np.testing.assert_array_equal(np.asarray(here), np.asarray(there))
+
+
+@pytest.fixture(params=STATES.values(), ids=STATES)
+def make(request):
+    return request.param
+
+
+def test_a_checkpoint_takes_weights_as_they_are_and_gives_them_back(strategy, make, path):
+    saved = make(1)
+    checkpoint = mr.Checkpoint(strategy, state=saved, step=3)
+    file = checkpoint.save(path)
+    other = mr.Checkpoint(strategy, state=make(2), step=0)
+    other.restore(file)
+    are_equal(other.state, saved)
+    assert type(other.state) is type(saved)
+    assert other.step == 3
+
+
+def test_an_elastic_state_commits_weights_as_they_are(strategy, make):
+    state = mr.ElasticState(strategy, state=make(1), step=1)
+    strategy.run_elastic(state.commit, state)
+    are_equal(state.state, make(1))
+
+
+def test_a_nest_of_weights_goes_through_collectives_as_it_is(strategy, make):
+    count = strategy.num_replicas_in_sync
+    state = equinox.filter(make(1), equinox.is_array)  # None in place of functions
+
+    def step():
+        context = mr.get_replica_context()
+        inside = jax.jit(lambda tree: context.all_reduce("SUM", tree))(state)
+        return inside, context.all_reduce("SUM", state)
+
+    found = strategy.run(lambda: [jax.tree.leaves(tree) for tree in step()])
+    for inside, outside in strategy.experimental_local_results(found):
+        are_equal(inside, outside)
+        are_equal(inside, jax.tree.leaves(jax.tree.map(lambda leaf: leaf * count, state)))
+    inside, outside = strategy.experimental_local_results(strategy.run(step))[0]
+    assert jax.tree.structure(inside) == jax.tree.structure(outside) == jax.tree.structure(state)
+
+
+def test_verify_finds_the_leaf_in_which_ranks_differ(strategy, make):
+    strategy.verify(make(1))
+    if strategy.size > 1:
+        mine = make(1 if strategy.rank else 2)
+        error = raises_everywhere(mr.errors.MPIReplicaError, lambda: strategy.verify(mine))
+        assert "test_jax_state.py" in str(error)
+
+
+def test_what_a_compiled_step_gives_is_on_no_device_for_good(strategy):
+    """Where an array is committed to a device, what it is computed with is drawn there."""
+
+    def step(x):
+        return jax.jit(lambda y: mr.get_replica_context().all_reduce("SUM", y))(x)
+
+    committed = jax.device_put(jnp.ones(3), jax.local_devices()[0])
+    results = strategy.experimental_local_results(strategy.run(step, args=(jnp.ones(3),)))
+    assert not any(array.committed for array in results)
+    sum(results[1:], results[0])  # of several devices
+    results = strategy.experimental_local_results(strategy.run(step, args=(committed,)))
+    assert [float(array[0]) for array in results] == [strategy.num_replicas_in_sync] * len(results)
