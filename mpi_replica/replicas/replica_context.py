@@ -78,7 +78,8 @@ class ReplicaContext(Replica):
             Arrays of torch, JAX and others that know DLPack are taken as numpy's, and the results
             are of the same library. Where torch records a leaf, the result is part of its graph:
             what is differentiated is the sum of the losses of all replicas, and a way back is a
-            collective call, which every replica makes.
+            collective call, which every replica makes. In functions that JAX traces (jit, grad,
+            scan) values may be traced ones: the call is made where the function runs.
         options : CommunicationOptions, optional
             Fields that are set win over those of the strategy.
         out : nest of numpy.ndarray or torch.Tensor, optional
@@ -170,7 +171,8 @@ class ReplicaContext(Replica):
         value : nest of array_like
             Leaves of one dimension or more. All dimensions but `axis` are equal on every replica;
             that one may differ, and be 0. Every fixed-size dtype, and strings: the widest item
-            size wins. Arrays of torch, JAX and others as for `all_reduce`.
+            size wins. Arrays of torch, JAX and others as for `all_reduce`; where JAX traces them,
+            shapes are equal on all replicas.
         axis : int
             The dimension along which to gather; negative ones count from the end.
         options : CommunicationOptions, optional

@@ -1,7 +1,10 @@
-"""gradients: what those of torch cost, through a collective and in training, beside others.
+"""gradients: those of torch, and collectives in compiled functions of JAX, beside others.
 
 The first rows are `ctx.all_reduce` of a tensor that needs a gradient, and the way back, which is a
 second one, beside two calls with numpy's arrays of the same size.
+
+Then `ctx.all_reduce` inside of a function that JAX has compiled, beside a compiled function that
+hands its argument to Python and back (an ordered ``io_callback``), and a call with numpy's array.
 
 The others are steps of training, as they are written first: backward, one `ctx.all_reduce` of all
 gradients, a step of the optimizer. Beside them stands torch's DistributedDataParallel over gloo, in
@@ -46,6 +49,8 @@ _MOST_DIFFERENCE = 1e-3
 # Bytes, and goals: the most against two calls of numpy's, in seconds more and as a ratio.
 _SIZES = {4: ("difference", 30e-6), 1_000_000: ("ratio", 1.25), 100_000_000: ("ratio", 1.25)}
 
+_SIZES_OF_JAX = {**_SIZES, 4: ("difference", 40e-6)}
+
 # Keeps a core busy for as long as the process that started it is there.
 _NEIGHBOUR = "import os\nwhile os.getppid() == {}:\n    for _ in range(100_000): pass"
 
@@ -56,7 +61,8 @@ def launches(settings):
         batches = settings.repeat or (3 if settings.quick else 100)
         arguments = {"is_quick": settings.quick, "batches": batches}
         yield Launch("there_and_back", ranks, arguments)
-        arguments["batches"] = settings.repeat or (3 if settings.quick else 20)
+        yield Launch("compiled", ranks, arguments)
+        arguments = arguments | {"batches": settings.repeat or (3 if settings.quick else 20)}
         for name in _NETWORKS:
             for has_neighbour in (False, True):
                 about = {"name": name, "has_neighbour": has_neighbour}
@@ -91,6 +97,43 @@ def there_and_back(world, is_quick, batches):
             against = beside("two of numpy's arrays", ours, others, comparison, goal)
             what = f"there and back, {quantity(4 * length, 'B')}"
             yield row(what, world.size, ours, against)
+
+
+def compiled(world, is_quick, batches):
+    """Measure a collective inside of a compiled function, for each size."""
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import io_callback
+
+    @jax.jit
+    def inside(x):
+        return mr.get_replica_context().all_reduce("SUM", x)
+
+    @jax.jit
+    def through_python(x):
+        return io_callback(lambda array: array, jax.typeof(x), x, ordered=True)
+
+    with mr.MPIStrategy() as strategy:
+        for size, (comparison, goal) in _SIZES_OF_JAX.items():
+            length = size // 4 // (100 if is_quick and size > 4 else 1)
+            array = np.full(() if length == 1 else (length,), world.rank + 1.0, np.float32)
+            value = jnp.asarray(array)
+
+            def ours(context, value=value):
+                return inside(value).block_until_ready()
+
+            def apart(context, value=value, array=array):
+                through_python(value).block_until_ready()
+                return context.all_reduce("SUM", array)
+
+            found, expected = world.once(strategy, ours), world.once(strategy, apart)
+            world.require(np.array_equal(found, expected), "a sum in a compiled function")
+            loops = [world.in_replica(strategy, call) for call in (ours, apart)]
+            taken = world.in_turn(loops, batches)
+            against = beside("io_callback, and numpy's array", *taken, comparison, goal)
+            yield row(
+                f"compiled by JAX, {quantity(4 * length, 'B')}", world.size, taken[0], against
+            )
 
 
 def training(world, name, has_neighbour, is_quick, batches):
