@@ -16,6 +16,7 @@ LAYOUTS = {
     "four": lambda rank: {"num_replicas": 4},
     "five": lambda rank: {"num_replicas": 5},
     "six": lambda rank: {"num_replicas": 6},
+    "eight": lambda rank: {"num_replicas": 8},
     "seven": lambda rank: {"num_replicas": 7},
     "three each": lambda rank: {"replicas_per_rank": 3},
     "more and more": lambda rank: {"replicas_per_rank": rank + 1},
@@ -32,7 +33,7 @@ FURTHER = ("test_all_reduce", "test_agreement")
 GRADIENTS_ON = {1: ["one", "two", "three each"], 2: ["one", "two"], 3: ["five"]}
 
 # Of JAX, which compiles each function for each replica of a rank.
-JAX_ON = {1: ["three each"], 2: ["one", "two"], 3: ["five"]}
+JAX_ON = {1: ["four"], 2: ["one", "two"], 3: ["five"]}
 
 # Where sums have one order in all layouts: a rank hosts one subtree of it, or several.
 REPRODUCIBLE_ON = {
@@ -61,6 +62,8 @@ def pytest_generate_tests(metafunc):
             layouts = GRADIENTS_ON.get(size, layouts)
         if name.startswith("test_jax"):
             layouts = JAX_ON.get(size, layouts)
+        if name == "test_jax_executions" and size == 1:
+            layouts = ["one", "two", "eight"]
         if name in FURTHER:
             layouts = [*layouts, *FURTHER_ON.get(size, [])]
         metafunc.parametrize("strategy", layouts, indirect=True)

@@ -120,6 +120,55 @@ def test_a_compiled_function_and_its_gradient_are_those_of_one_process(strategy,
     check(strategy, jax.jit(step), stacked, expected, rtol=1e-4)
 
 
+def in_random_order(seed):
+    """Return a program of some random steps, one inside of the other or one after the other."""
+    random = np.random.default_rng(seed)
+
+    def step(depth):
+        kind = random.integers(8 if depth else 5)
+        op, factor = OPS[random.integers(4)], float(random.integers(1, 5)) / 4
+        if kind == 0:
+            return lambda c, x: jnp.sin(x) * factor
+        if kind < 3:
+            return lambda c, x: c.reduce(op, x * factor) / 4 + x
+        if kind == 3:
+            return lambda c, x: c.reduce(op, {"a": x, "b": [x.sum(), jnp.int32(2)]})["a"] * factor
+        if kind == 4:
+            return lambda c, x: x * jnp.cos(c.gather(jnp.stack([x, -x])).sum(0) * factor)
+        inner, other = step(depth - 1), step(depth - 1)
+        if kind == 5:
+            return lambda c, x: jax.checkpoint(lambda y: inner(c, y))(other(c, x))
+        if kind == 6:
+            return lambda c, x: jax.lax.scan(
+                lambda y, factor: (inner(c, y) * factor, None), x, jnp.array([0.5, 1.5])
+            )[0]
+        return lambda c, x: jax.vmap(lambda y: inner(c, y))(jnp.stack([x, other(c, x)])).mean(0)
+
+    steps = [step(2) for _ in range(3)]
+    return lambda c, x: functools.reduce(lambda y, one: one(c, y), steps, x)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_graph_of_collectives_has_the_value_and_the_gradient_of_one_process(
+    strategy, seed, with_64_bits
+):
+    program = in_random_order(seed)
+    stacked = data(strategy.num_replicas_in_sync, dtype=np.float64, seed=seed)
+    if seed % 2:
+        step = jax.grad(lambda x: program(Collectives, x).sum())
+    else:
+        step = jax.jit(
+            jax.grad(lambda x: jax.jit(functools.partial(program, Collectives))(x).sum())
+        )
+    check(
+        strategy,
+        lambda x: (jax.jit(functools.partial(program, Collectives))(x), step(x)),
+        stacked,
+        (jax.jit(functools.partial(of_all, program))(stacked), gradient_of_all(program, stacked)),
+        rtol=1e-9,
+    )
+
+
 @pytest.mark.parametrize("name", ["max", "gather", "scan"])
 def test_functions_are_differentiated_also_where_they_are_not_compiled(strategy, name, stacked):
     program = PROGRAMS[name]

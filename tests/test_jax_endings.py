@@ -1,0 +1,90 @@
+"""Ranks that end while others wait in compiled functions of JAX: no job hangs."""
+
+import textwrap
+
+import pytest
+
+from launching import LIBRARIES, ROOT, run_ranks
+
+pytestmark = [
+    pytest.mark.mpi_skip,  # it starts ranks itself
+    pytest.mark.skipif("openmpi" not in LIBRARIES, reason="not asked for"),
+]
+
+# XLA has threads of its own for what takes some tenths of a second.
+COMPILED = """
+    import os, signal, sys
+    import jax, jax.numpy as jnp, numpy as np
+    import mpi_replica as mr
+
+    matrix = np.random.default_rng(0).random((500, 500), np.float32)
+
+    @jax.jit
+    def summed(matrix, x):
+        for _ in range(6):
+            matrix = jnp.tanh(matrix @ matrix / 500)
+        return mr.get_replica_context().all_reduce("SUM", x + 0 * matrix[0, :3])
+
+    def step():
+        return summed(jnp.asarray(matrix), jnp.ones(3))
+"""
+
+TWO_RANKS = """
+    strategy = mr.MPIStrategy()
+
+    def run(k):
+        if strategy.rank == 1 and k == 2:
+            {ends}
+        return step()
+
+    for k in range(3):
+        strategy.run(run, args=(k,))
+    print("has not ended")
+"""
+
+ELASTIC = """
+    strategy = mr.MPIStrategy(num_replicas=4)
+    state = mr.ElasticState(strategy, step=0, total=jnp.zeros(3))
+
+    def train():
+        while state.step < 6:
+            if state.step == 3 and strategy.size == 3 and strategy.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            state.total += strategy.experimental_local_results(strategy.run(step))[0]
+            state.step += 1
+            state.commit()
+
+    strategy.run_elastic(train, state)
+    print("total", np.asarray(state.total), "on", strategy.size)
+"""
+
+
+def job(code, ranks, folder, **settings):
+    file = folder / "job.py"
+    file.write_text(textwrap.dedent(COMPILED) + textwrap.dedent(code))
+    environment = {"PYTHONPATH": str(ROOT)}
+    return run_ranks("openmpi", ranks, [file], env=environment, arrays=True, **settings)
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", None),
+        ("os.kill(os.getpid(), signal.SIGTERM)", None),
+        ("sys.exit(3)", 3),
+        ("raise KeyError('mine')", 1),
+    ],
+)
+def test_a_job_ends_when_a_rank_does_while_others_wait_in_a_compiled_function(
+    ends, status, tmp_path
+):
+    done = job(TWO_RANKS.format(ends=ends), 2, tmp_path)
+    assert done.returncode != 0
+    assert status in (None, done.returncode)
+    assert "has not ended" not in done.stdout
+
+
+def test_compiled_functions_go_on_without_a_rank_that_is_lost(tmp_path):
+    """And the replicas that moved here have devices of their own."""
+    done = job(ELASTIC, 3, tmp_path, options=["--with-ft", "ulfm"])
+    assert done.stdout.splitlines() == ["total [24. 24. 24.] on 2"] * 2, done.stderr
