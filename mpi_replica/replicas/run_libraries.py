@@ -107,7 +107,7 @@ class RunLibraries:
                 " share a device, on which one would wait for the other for ever: JAX had started"
                 " before the strategy was made. Write at the top of the program, before JAX is"
                 " used:\n    import jax\n    jax.config.update('jax_num_cpu_devices', N)\nwith as"
-                " many as a rank has replicas."
+                " many as a rank has replicas; or host one replica on each rank."
             )
         raise ContextError(
             f"a function that JAX has compiled has collectives, and runs on {devices}, since an"

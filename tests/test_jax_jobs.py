@@ -1,4 +1,4 @@
-"""Ranks that end while others wait in compiled functions of JAX: no job hangs."""
+"""Jobs with compiled functions of JAX: what ends them, and what they can't be begun with."""
 
 import textwrap
 
@@ -64,6 +64,26 @@ def job(code, ranks, folder, **settings):
     file.write_text(textwrap.dedent(COMPILED) + textwrap.dedent(code))
     environment = {"PYTHONPATH": str(ROOT)}
     return run_ranks("openmpi", ranks, [file], env=environment, arrays=True, **settings)
+
+
+STARTED_BEFORE = """
+    jnp.ones(2) + 1  # a device, for all replicas
+    strategy = mr.MPIStrategy(num_replicas=2)
+    print(strategy.run(lambda: float(jnp.ones(2).sum())))  # without a collective inside
+    try:
+        strategy.run(step)
+    except mr.errors.ContextError as error:
+        print(error)
+    print(strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1)))
+"""
+
+
+def test_replicas_that_share_a_device_are_told_what_to_write(tmp_path):
+    done = job(STARTED_BEFORE, 1, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "share a device" in done.stdout
+    assert "\n    jax.config.update('jax_num_cpu_devices', N)\n" in done.stdout
+    assert done.stdout.count("0: 2") == 2  # before and behind it
 
 
 @pytest.mark.parametrize(
