@@ -86,6 +86,46 @@ def test_replicas_that_share_a_device_are_told_what_to_write(tmp_path):
     assert done.stdout.count("0: 2") == 2  # before and behind it
 
 
+INTERRUPTED = """
+    import threading
+
+    strategy = mr.MPIStrategy(num_replicas={replicas})
+    is_due, is_wanted = threading.Event(), [False]
+
+    def send():
+        while True:
+            is_due.wait()
+            is_due.clear()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=send, daemon=True).start()
+
+    def noted(x):
+        if is_wanted[0]:
+            is_wanted[0] = False
+            is_due.set()
+        return x
+
+    @jax.jit
+    def interrupted(x):
+        return summed(jnp.asarray(matrix), jax.pure_callback(noted, jax.typeof(x), x))
+
+    for k in range(10):
+        is_wanted[0] = bool(k % 2)
+        try:
+            found = strategy.run(lambda: float(interrupted(jnp.ones(3))[0]))
+            print(set(strategy.experimental_local_results(found)))
+        except KeyboardInterrupt:
+            print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_ctrl_c_comes_up_as_such_wherever_a_compiled_function_is(replicas, tmp_path):
+    done = job(INTERRUPTED.format(replicas=replicas), 1, tmp_path)
+    assert done.stdout.splitlines() == [f"{{{replicas}.0}}", "interrupted"] * 5, done.stderr
+
+
 @pytest.mark.parametrize(
     ("ends", "status"),
     [

@@ -20,6 +20,7 @@ from ..core.exceptions import ContextError
 from ..core.thread_owners import forget_thread, owner_of_this_thread, stand_in_for
 from ..ranks.interrupts import gate
 from .replica import Replica
+from .turns import error_that_arrived
 
 T = TypeVar("T")
 
@@ -68,9 +69,10 @@ class JaxExecution:
         """Runs the function; an error of a call comes up here, where it belongs to the replica."""
         try:
             result = execute()
-        except BaseException:
+        except BaseException as error:
             self._end()
             if self.error is None:
+                _raise_interrupt(error)
                 raise
         else:
             self._end()
@@ -87,6 +89,19 @@ class JaxExecution:
         """Lets no more calls begin, and waits for one that is under way."""
         with self._lock:
             self._is_over = True
+
+
+def _raise_interrupt(error: BaseException) -> None:
+    """Raises what a signal's handler has raised in a callback: JAX makes an error of its own of it.
+
+    In a program's own callback, say, which runs in the thread of the replica.
+    """
+    if type(error).__name__ not in ("JaxRuntimeError", "XlaRuntimeError"):
+        return
+    if "\nKeyboardInterrupt" in str(error):
+        raise KeyboardInterrupt from error
+    if "\nCarrier" in str(error) and (arrived := error_that_arrived()) is not None:
+        raise arrived from error
 
 
 _under_way: list[JaxExecution] = []

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import ClassVar
 
 from ..core.exceptions import ContextError
-from ..core.thread_owners import at_work, stand_in_for
+from ..core.thread_owners import at_work, owner_of_this_thread, stand_in_for
 from ..ranks.interrupts import gate
 
 # How long the hub waits before it looks again whose turn it is, where an error is under way.
@@ -181,6 +181,8 @@ class Relay:
         self.owner = owner
         #: What has not arrived.
         self.errors: list[BaseException] = []
+        #: The last one that has: code of C may have made another one of it.
+        self.arrived: BaseException | None = None
         #: By ident, of each thread that works for the owner.
         self.turns: dict[int, Turns] = {}
         relay = self
@@ -195,7 +197,8 @@ class Relay:
                 turns = relay.turns.get(get_ident())
                 if turns is None or turns.waits:
                     return _NotNowError()
-                return relay.take()
+                relay.arrived = relay.take()
+                return relay.arrived
 
         self.carrier = Carrier
 
@@ -224,6 +227,13 @@ class Relay:
         interrupts = [one for one in self.errors if isinstance(one, KeyboardInterrupt)]
         if len(interrupts) > 1 and gate.abort is not None:
             gate.abort(128 + signal.SIGINT)
+
+
+def error_that_arrived() -> BaseException | None:
+    """Returns the last error that has arrived where the thread that calls stands; None for none."""
+    relay = Relay.of(owner_of_this_thread())
+    error, relay.arrived = relay.arrived, None
+    return error
 
 
 class _NotNowError(BaseException):
