@@ -4,6 +4,7 @@ On ranks of MPI, and by their own clock: see test_watch.py.
 """
 
 import gc
+import random
 import weakref
 
 import pytest
@@ -13,12 +14,12 @@ from watches import Clock, Post, World
 
 
 class Ranks:
-    """Three ranks with several strategies each, and their watchers."""
+    """Some ranks with several strategies each, and their watchers."""
 
     def __init__(self, monkeypatch):
         self.clock = Clock(monkeypatch)
-        self.searches = [CycleSearch("n", 100 + rank) for rank in range(3)]
-        self.watches = [[], [], []]
+        self.searches = [CycleSearch("n", 100 + rank) for rank in range(4)]
+        self.watches = [[] for _ in self.searches]
 
     def strategy(self, *ranks):
         """Return a strategy over some of the ranks."""
@@ -34,7 +35,7 @@ class Ranks:
         """Let the watchers of some ranks look ten times a second."""
         for _ in range(round(10 * seconds)):
             self.clock.now += 0.1
-            for rank in ranks or range(3):
+            for rank in ranks or range(4):
                 for watch in self.watches[rank]:
                     watch.tick(self.clock.now)
                 self.searches[rank].tick(self.watches[rank], self.clock.now)
@@ -80,6 +81,27 @@ def test_two_ranks_that_could_find_cycles_tell_of_one(ranks, monkeypatch, order,
         ranks.pass_time(slow_seconds, *order)
     ranks.pass_time(3, *order)
     one_text(one, two)
+
+
+@pytest.mark.parametrize("late", range(4))
+@pytest.mark.parametrize("late_seconds", [0.5, 1.5, 5])
+def test_ranks_that_wait_for_one_that_comes_late_tell_of_one_cycle(ranks, late, late_seconds):
+    """Each of them is in one, searches as the others do, and hears of them sooner or later."""
+    for seed in range(25):
+        draw = random.Random(seed)
+        one, two = ranks.strategy(0, 1, 2, 3), ranks.strategy(0, 1, 2, 3)
+        one.begin(*{0, 1, 2, 3} - {late}, call="first")
+        ranks.pass_time(late_seconds)
+        two.begin(late, call="second")
+        for _ in range(90):
+            for transport in (*one.transports, *two.transports):
+                transport.mailbox.is_slow = draw.random() < 0.3
+            ranks.pass_time(0.1, *draw.sample(range(4), 4))
+        text = one_text(one, two)
+        assert "first" in text
+        assert "second" in text
+        for watches in ranks.watches:
+            watches.clear()
 
 
 def test_who_finds_a_cycle_can_not_complete_a_call_of_it_any_more(ranks):
@@ -148,7 +170,7 @@ def test_what_is_kept_of_waits_does_not_grow_with_them(ranks):
         kept.append([sum(map(len, search._seen.values())) for search in ranks.searches])
         one.begin(2)
         one.end(0, 1, 2)
-    assert kept[0] == kept[-1] != [0, 0, 0]
+    assert kept[0] == kept[-1] != [0, 0, 0, 0]
 
 
 def test_watches_that_are_gone_are_not_kept(ranks):
@@ -157,7 +179,7 @@ def test_watches_that_are_gone_are_not_kept(ranks):
     ranks.pass_time(3)
     watches = [weakref.ref(watch) for world in (one, two) for watch in world.watches]
     del one, two
-    ranks.watches = [[], [], []]
+    ranks.watches = [[] for _ in ranks.watches]
     gc.collect()
     assert [watch() for watch in watches] == [None] * 6
-    assert [len(search._searches) for search in ranks.searches] == [0, 0, 0]
+    assert [len(search._searches) for search in ranks.searches] == [0, 0, 0, 0]

@@ -66,10 +66,10 @@ class World:
             watch.abort = lambda status, rank=rank: self.aborts.append(rank)
             self.watches.append(watch)
 
-    def begin(self, *ranks, timeout_seconds=None):
+    def begin(self, *ranks, call="call of rank {}", timeout_seconds=None):
         """Let ranks come to an exchange."""
         for rank in ranks:
-            self.watches[rank].recorder.begin(f"call of rank {rank}", timeout_seconds)
+            self.watches[rank].recorder.begin(call.format(rank), timeout_seconds)
             self.transports[rank].steps += 1
 
     def end(self, *ranks):

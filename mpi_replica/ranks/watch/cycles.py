@@ -4,13 +4,16 @@ Each strategy alone looks as if a rank were late. A rank that waits sends a prob
 the strategy; one that has not come there because it waits in a second strategy sends it on to the
 others of that one. A probe that comes back has found a cycle of waits, which nothing can end
 (K. M. Chandy, J. Misra, L. M. Haas: Distributed deadlock detection, 1983).
+
+Several ranks may find cycles at once, each another one: rank 0 of a strategy says with which it
+ends, to all others, so that all ranks have the same error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from .strategy_watch import StrategyWatch, head_start_seconds
 
@@ -26,9 +29,7 @@ class _Search(NamedTuple):
     step: int
     #: Seconds of waiting after which it searches again.
     due_seconds: float
-    number: int
-    #: Whether another rank that waits at the same call finds the cycle, if there is one.
-    is_left_to_another: bool
+    is_first: bool
 
 
 class _Wait(NamedTuple):
@@ -37,7 +38,8 @@ class _Wait(NamedTuple):
     host: str
     pid: int
     thread: int
-    text: str
+    replicas: str
+    call: str
 
     @property
     def address(self) -> _Address:
@@ -53,6 +55,14 @@ class _Origin(NamedTuple):
     step: int
 
 
+class _Cycle(NamedTuple):
+    """A cycle that was found."""
+
+    text: str
+    #: Of its processes; the first one has found it.
+    addresses: list[_Address]
+
+
 class CycleSearch:
     """Sends and follows the probes of one process."""
 
@@ -63,6 +73,10 @@ class CycleSearch:
         # nor an older one need be followed again.
         self._seen: WeakKeyDictionary[StrategyWatch, dict[_Address, int]] = WeakKeyDictionary()
         self._searches: WeakKeyDictionary[StrategyWatch, _Search] = WeakKeyDictionary()
+        # By a wait of this process: the strategy that misses it, by who sent the probe.
+        self._missed: WeakKeyDictionary[
+            StrategyWatch, WeakValueDictionary[_Address, StrategyWatch]
+        ] = WeakKeyDictionary()
         self._number = 0
 
     def tick(self, watches: Sequence[StrategyWatch], now: float) -> None:
@@ -71,10 +85,9 @@ class CycleSearch:
             return
         for watch in watches:
             waited = 0.0 if watch.is_over else watch.waits_for(now)
-            search = self._search(watch)
-            if waited >= search.due_seconds:
-                step, number = watch.step, search.number + 1
-                self._searches[watch] = _Search(step, 2 * waited, number, False)
+            if waited >= self._search(watch).due_seconds:
+                step = watch.step
+                self._searches[watch] = _Search(step, 2 * waited, False)
                 self._number += 1
                 wait = self._wait(watch)
                 origin = _Origin(wait.address, self._number, step)
@@ -83,33 +96,25 @@ class CycleSearch:
     def _search(self, watch: StrategyWatch) -> _Search:
         search = self._searches.get(watch)
         if search is None or search.step != watch.step:
-            # Of the ranks that wait at one call, each leaves the first search to those below it:
-            # two that find cycles at once would tell the others of different ones.
+            # Mostly one search is enough: of the ranks that wait at one call, each leaves the first
+            # one to those below it.
             due = _SECONDS_BEFORE_SEARCH + head_start_seconds(watch.layout.rank)
-            return _Search(watch.step, due, 0, False)
+            return _Search(watch.step, due, True)
         return search
-
-    def _leave_to(self, sender: _Wait, watch: StrategyWatch) -> None:
-        """Keeps still, once: another rank, which waits where this one does, has begun to search."""
-        search = self._search(watch)
-        if search.number == 0:
-            due = 2 * _SECONDS_BEFORE_SEARCH
-            self._searches[watch] = _Search(watch.step, due, 1, True)
-        elif search.number == 1 and sender.address < self._wait(watch).address:
-            self._searches[watch] = search._replace(is_left_to_another=True)
 
     def receive(self, watches: Sequence[StrategyWatch], watch: StrategyWatch, message: Any) -> None:
         """Deals with a message that came to `watch`."""
         kind, *contents = message
         if kind == "probe":
             self._follow(watches, watch, *contents)
+        elif kind == "found":
+            self._propose(watches, watch, *contents)
         else:
             self._end(watches, watch, *contents)
 
     def _wait(self, watch: StrategyWatch) -> _Wait:
-        strategy = f"a strategy of {watch.layout.num_replicas} replicas"
-        text = f"{watch.who()} of {strategy}: {watch.call()}"
-        return _Wait(self._host, self._pid, watch.thread(), text)
+        call = f"a strategy of {watch.layout.num_replicas} replicas: {watch.call()}"
+        return _Wait(self._host, self._pid, watch.thread(), watch.who(), call)
 
     def _follow(
         self,
@@ -120,8 +125,8 @@ class CycleSearch:
         path: tuple[_Wait, ...],
     ) -> None:
         if watch.step >= step:  # this rank came there itself
-            if len(path) == 1 and watch.step == step:
-                self._leave_to(path[0], watch)
+            if len(path) == 1 and watch.step == step and self._search(watch).is_first:
+                self._searches[watch] = _Search(step, 2 * _SECONDS_BEFORE_SEARCH, False)
             return
         seen = self._seen.setdefault(watch, {})
         if origin.number <= seen.get(origin.address, 0):
@@ -131,46 +136,58 @@ class CycleSearch:
             if other is watch or not other.is_waiting or other.thread() != watch.thread():
                 continue
             wait = self._wait(other)
+            missed = self._missed.setdefault(other, WeakValueDictionary())
+            missed[origin.address] = watch
             if wait.address == origin.address:
                 # It has waited there all the time, and so each of the path still waits. Every
-                # process of a cycle finds it, and may be in several: one of them speaks.
+                # process of a cycle finds it, and one of them tells. It is one that waits in the
+                # same strategy for all cycles through two of them, which so come to one rank 0.
                 is_same = wait == path[0] and other.step == origin.step
-                if is_same and wait.address == min(known.address for known in path):
-                    other.read()  # others that wait there may have begun to search, or be done
-                    if not self._search(other).is_left_to_another:
-                        self._end_cycle(watch, other, path)
+                if is_same and wait == min(path, key=lambda known: (known.call, known.address)):
+                    self._propose(watches, other, _cycle(path))
             elif wait.address not in [known.address for known in path]:
                 other.tell(("probe", origin, other.step, (*path, wait)))
 
-    def _end_cycle(
-        self, missed: StrategyWatch, waited: StrategyWatch, path: tuple[_Wait, ...]
+    def _propose(
+        self, watches: Sequence[StrategyWatch], watch: StrategyWatch, cycle: _Cycle
     ) -> None:
-        texts = sorted({wait.text for wait in path})  # the same, wherever the cycle is found
-        text = (
-            f"strategies wait for each other, for ever. {'; '.join(texts)}. Call the collectives"
-            " of several strategies in the same order on all ranks. These strategies can't be used"
-            " any more: end the program, or make new ones."
-        )
-        if not waited.is_over:
-            missed.give_up("cycle", text)  # before the wait ends, and this rank comes there
-            self._end_wait(waited, text, [wait.address for wait in path])
+        """Has rank 0 of a strategy end it."""
+        if watch.layout.rank != 0:
+            watch.tell(("found", cycle), 0)
+        elif not watch.is_over:  # by another cycle
+            watch.tell(("end", cycle))
+            self._end(watches, watch, cycle)
 
-    def _end(
-        self,
-        watches: Sequence[StrategyWatch],
-        watch: StrategyWatch,
-        text: str,
-        addresses: list[_Address],
-    ) -> None:
-        watch.give_up("cycle", text)
-        mine = (self._host, self._pid)
-        for other in watches:
-            if other.is_over or not other.is_waiting or other is watch:
-                continue
-            if (*mine, other.thread()) in addresses:
-                self._end_wait(other, text, addresses)
+    def _end(self, watches: Sequence[StrategyWatch], watch: StrategyWatch, cycle: _Cycle) -> None:
+        """Ends a strategy on this rank, where all others hear it from its rank 0.
 
-    def _end_wait(self, watch: StrategyWatch, text: str, addresses: list[_Address]) -> None:
-        """Ends the wait of this rank in `watch`, and tells its other ranks."""
-        watch.tell(("cycle", text, addresses))
-        watch.give_up("cycle", text)
+        In a cycle this process waits in one strategy, and another one misses it. That ends first:
+        then no call of it can be completed by the program, which goes on when its wait ends.
+        """
+        if watch.is_over:
+            return
+        here = (self._host, self._pid, watch.thread())
+        if here not in cycle.addresses:
+            watch.give_up("cycle", cycle.text)
+        elif watch.is_waiting:
+            missed = self._missed[watch].get(cycle.addresses[0])
+            if missed is not None and not missed.is_over:
+                self._propose(watches, missed, cycle)
+                missed.give_up("cycle", cycle.text)
+            if not watch.is_over:  # by what follows from that
+                watch.give_up("cycle", cycle.text)
+        else:
+            watch.give_up("cycle", cycle.text)
+            for other in watches:
+                if other.is_waiting and not other.is_over and other.thread() == watch.thread():
+                    self._propose(watches, other, cycle)
+
+
+def _cycle(path: Sequence[_Wait]) -> _Cycle:
+    texts = sorted({f"{wait.replicas} of {wait.call}" for wait in path})
+    text = (
+        f"strategies wait for each other, for ever. {'; '.join(texts)}. Call the collectives"
+        " of several strategies in the same order on all ranks. These strategies can't be used"
+        " any more: end the program, or make new ones."
+    )
+    return _Cycle(text, [wait.address for wait in path])

@@ -191,14 +191,15 @@ class StrategyWatch:
             self._place(),
         )
 
-    def tell(self, message: tuple[Any, ...]) -> None:
-        """Sends a message to the watchers of all other ranks."""
+    def tell(self, message: tuple[Any, ...], receiver: int | None = None) -> None:
+        """Sends a message to the watchers of all other ranks, or to that of one."""
         data = pickle.dumps(message, 5)
         with self._lock:
             mailbox = self._mailbox
             if mailbox is None:
                 return
-            for rank in range(self.layout.size):
+            receivers = range(self.layout.size) if receiver is None else [receiver]
+            for rank in receivers:
                 if rank != self.layout.rank:
                     mailbox.send(rank, data)
 
