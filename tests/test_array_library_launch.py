@@ -34,7 +34,9 @@ def test_ranks_with_torch(library, ranks):
 def test_ranks_with_jax(library, ranks):
     if library not in LIBRARIES or ranks not in RANKS:
         pytest.skip("MPI_REPLICA_TEST_LIBRARIES or MPI_REPLICA_RANKS leaves it out")
-    pass_on_ranks(library, ranks, FILES_OF_JAX, arrays=True)
+    # They compile a thousand functions, some of which take long enough as they are.
+    env = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} if library == "openmpi" else None
+    pass_on_ranks(library, ranks, FILES_OF_JAX, arrays=True, env=env)
 
 
 # What needs no ranks. Of the pages those programs that are no recipes.
