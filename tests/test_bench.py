@@ -35,6 +35,8 @@ from mistakes import MISTAKES
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
+# What is measured is the same with each library: some tables with both, most with the first.
+
 QUANTITY = r"[\d.]+ (?:s|ms|µs|%)"
 
 
@@ -86,7 +88,7 @@ def test_what_agreement_costs_is_told_beside_raw_collectives(library):
     assert all(re.search(r"[\d.]+ %  +5 %  (?:ok|over)$", row) for row in waits)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", LIBRARIES[:1])
 def test_each_mistake_has_a_row_with_the_time_to_its_error(library):
     rows = rows_of_a_quick_run("misuse", library)
     for name in [*(mistake.name for mistake in MISTAKES), "the script returns"]:
@@ -116,7 +118,7 @@ def test_this_runtime_stands_beside_other_ways_from_the_same_run(library, tmp_pa
     assert plot.read_bytes().startswith(b"\x89PNG\r\n")
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", LIBRARIES[:1])
 def test_reproducible_sums_stand_beside_default_ones_in_each_layout(library, tmp_path):
     kept = tmp_path / "rows.json"
     quick_run(library, "reproducible", "--json", kept)
@@ -134,7 +136,7 @@ def test_reproducible_sums_stand_beside_default_ones_in_each_layout(library, tmp
     assert ways == [("default", None), ("AUTO", 32e6), ("ALLTOALL", 32e6)] * 2
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", LIBRARIES[:1])
 def test_training_stands_beside_that_of_torch_alone_and_where_a_core_is_busy(library, tmp_path):
     """And both come to the same weights, or there would be no row."""
     suffix = "" if library == "openmpi" else "-mpich"
@@ -165,7 +167,7 @@ def test_training_stands_beside_that_of_torch_alone_and_where_a_core_is_busy(lib
     assert min(ratios) > 0
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", LIBRARIES[:1])
 def test_checkpoints_stand_beside_those_by_hand_and_leave_no_files(library, tmp_path):
     folder, kept = Path(os.environ.get("TMPDIR", ROOT)), tmp_path / "rows.json"
     before = set(folder.glob(".bench-*"))

@@ -7,32 +7,28 @@ from launching import LIBRARIES, RANKS, pass_on_ranks
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
 
-# Of the other numbers of ranks only what depends on the library and its processes: what calls do
-# with their data is the same for any number, and tests/test_steps.py shows it in one process.
 WHOLE = {("openmpi", 1), ("openmpi", 2), ("mpich", 2)}
-OF_THE_LIBRARY = (
-    "agreement",
-    "all_gather",
-    "all_reduce",
-    "barrier",
-    "communicators",
-    "failures",
-    "reproducible",
-    "shared_memory",
-    "transport_errors",
-    "transport_mpi",
-)
-
 
 # Where each of several replicas has a thread of its own, whatever is imported: that the tests hold
 # for both kinds is seen where it costs least.
-WITH_THREADS = ("openmpi", 1)
+WITH_THREADS = {("openmpi", 1)}
+
+# Of the other numbers of ranks what depends on how many there are, by one library each, and on all
+# of them what is the library's own: what calls do with their data is the same for any number, and
+# tests/test_steps.py shows it in one process.
+OF_MORE_RANKS = {("openmpi", 3), ("mpich", 4)}
+OF_THE_LIBRARY = ("barrier", "communicators", "shared_memory", "transport_errors", "transport_mpi")
+OF_THE_NUMBER = ("agreement", "all_gather", "all_reduce", "failures", "reproducible")
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_ranks(library, ranks):
-    check_ranks(library, ranks)
+    names = OF_THE_LIBRARY + OF_THE_NUMBER * ((library, ranks) in OF_MORE_RANKS)
+    files = [f"tests/ranks/test_{name}.py" for name in names]
+    threads = {"MPI_REPLICA_THREADS": "1"} if (library, ranks) in WITH_THREADS else None
+    is_whole = (library, ranks) in WHOLE
+    pass_on_ranks(library, ranks, ["tests/ranks"] if is_whole else files, env=threads)
 
 
 # Above 32 ranks agreement goes another way, which the tests of fewer ranks take by force.
@@ -41,18 +37,3 @@ def test_ranks_of_a_large_world():
     files = [f"tests/ranks/test_{name}.py" for name in ("barrier", "result_memory")]
     # They start one after the other, on few cores.
     pass_on_ranks("openmpi", 33, files, env={"MPI_REPLICA_TEST_FENCE": "120"})
-
-
-@pytest.mark.skipif(
-    WITH_THREADS[0] not in LIBRARIES or WITH_THREADS[1] not in RANKS, reason="not asked for"
-)
-def test_ranks_whose_replicas_have_threads():
-    check_ranks(*WITH_THREADS, env={"MPI_REPLICA_THREADS": "1"})
-
-
-def check_ranks(library, ranks, **settings):
-    """Run the tests, and fail where they do not pass on all ranks."""
-    files = ["tests/ranks"]
-    if (library, ranks) not in WHOLE:
-        files = [f"tests/ranks/test_{name}.py" for name in OF_THE_LIBRARY]
-    pass_on_ranks(library, ranks, files, **settings)

@@ -134,8 +134,10 @@ def test_the_doctor_says_that_these_hosts_are_one_machine(library, network):
     assert crowded == (len(cores()) < 6)
 
 
-@pytest.mark.parametrize(("hosts", "ranks_per_host"), [(HOSTS, 1), (HOSTS[:2], 2)])
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    ("library", "hosts", "ranks_per_host"),
+    zip(LIBRARIES, (HOSTS, HOSTS[:2]), (1, 2), strict=False),
+)
 def test_misuse_between_hosts_is_the_same_error_on_every_rank(
     library, hosts, ranks_per_host, network
 ):

@@ -1,6 +1,5 @@
 """What the tests on several ranks share. Each of them runs on every rank, in the same order."""
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -55,7 +54,7 @@ def pytest_generate_tests(metafunc):
     size = MPI.COMM_WORLD.size
     if "reproducible" in metafunc.fixturenames:
         layouts = REPRODUCIBLE_ON.get(size, ["one", "more and more"])
-        metafunc.parametrize("reproducible", of_several(layouts), indirect=True)
+        metafunc.parametrize("reproducible", layouts, indirect=True)
     if "strategy" in metafunc.fixturenames:
         layouts = LAYOUTS_ON.get(size, ["one", "mixed"])
         name = metafunc.module.__name__.rpartition(".")[2]
@@ -67,18 +66,11 @@ def pytest_generate_tests(metafunc):
             layouts = ["one", "two", "eight"]
         if name in FURTHER:
             layouts = [*layouts, *FURTHER_ON.get(size, [])]
-        metafunc.parametrize("strategy", of_several(layouts), indirect=True)
+        metafunc.parametrize("strategy", layouts, indirect=True)
     if "kept_strategy" in metafunc.fixturenames:
         layouts = [2] if size == 1 else [1, 2]
         name = "replicas_per_rank={}".format
         metafunc.parametrize("kept_strategy", layouts, ids=name, indirect=True, scope="module")
-
-
-def of_several(layouts):
-    """Return the layouts in which replicas have threads, where it is those that are tested."""
-    if os.environ.get("MPI_REPLICA_THREADS") != "1":
-        return layouts
-    return [layout for layout in layouts if layout != "one"]
 
 
 @pytest.fixture(scope="module")
