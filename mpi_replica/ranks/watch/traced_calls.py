@@ -43,32 +43,43 @@ class TracedCalls(FlightRecorder):
         self._number = self._sent_bytes = 0
         self._compared_ns = perf_counter_ns()
         self._compared_number = 0
-        # Never, where there is nobody to compare with.
-        self._next_number = math.inf if transport.size == 1 else 0
+        self._next_number: float = 0
+        # Looked up once: this runs at every call.
+        self._names, self._add = log.names, log.add
+
+    # What the base does stands here again: calls of it would be a third of the price.
 
     def begin(self, text: str, timeout_seconds: float | None) -> None:
-        FlightRecorder.begin(self, text, timeout_seconds)  # half the price of super()
+        self.timeout_seconds = timeout_seconds
+        latest = self._latest = [text, perf_counter_ns(), None]
+        self._calls.append(latest)
         if self._open is not None:  # a report of what is wrong with it
             return
         transport = self._transport
+        self._open, self._sent_bytes = latest, transport.sent_bytes
+        self._number = number = transport.steps
+        if number >= self._next_number:
+            self._begin_of_comparison()
+
+    def _begin_of_comparison(self) -> None:
         if not self._has_track:
             self._has_track = True
             self._log.tell(world=self._world, calls_track=self._log.track())
-        self._open, self._sent_bytes = self._latest, transport.sent_bytes
-        self._number = number = transport.steps
-        if number >= self._next_number:
+        if self._transport.size == 1:  # there is nobody to compare with
+            self._next_number = math.inf
+        else:
             self.is_clock_due = True
 
     def end(self) -> None:
-        FlightRecorder.end(self)
+        self._latest[2] = ended = perf_counter_ns()
         opened = self._open
         if opened is None:
             return
-        self._open, log = None, self._log
-        size = self._transport.sent_bytes - self._sent_bytes
+        self._open = None
         text, begun, _ = opened
-        ended, name = self._latest[2], log.names[text]
-        log.add(pack_event(_CALL, name, self._world, begun, ended, self._number, size))
+        size = self._transport.sent_bytes - self._sent_bytes
+        name, world = self._names[text], self._world
+        self._add(pack_event(_CALL, name, world, begun, ended, self._number, size))
 
     def note(self, text: str) -> None:
         self._log.note(text)
