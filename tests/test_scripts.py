@@ -70,7 +70,9 @@ def test_four_replicas_learn_digits_with_the_same_bits_on_any_ranks(
     assert trained(done, tmp_path) == alone(*options)
 
 
-@pytest.mark.parametrize(("library", "dtype"), zip(LIBRARIES, ["float32", "float64"], strict=False))
+@pytest.mark.parametrize(
+    ("library", "dtype"), list(zip(LIBRARIES, ["float32", "float64"], strict=False))
+)
 def test_six_replicas_on_four_ranks_have_the_bits_of_one_process(library, dtype, alone, tmp_path):
     options = ["--replicas", 6, "--dtype", dtype]
     done = run_ranks(library, 4, [*COMMAND, *options], cwd=tmp_path)

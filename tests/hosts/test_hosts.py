@@ -136,7 +136,7 @@ def test_the_doctor_says_that_these_hosts_are_one_machine(library, network):
 
 @pytest.mark.parametrize(
     ("library", "hosts", "ranks_per_host"),
-    zip(LIBRARIES, (HOSTS, HOSTS[:2]), (1, 2), strict=False),
+    list(zip(LIBRARIES, (HOSTS, HOSTS[:2]), (1, 2), strict=False)),
 )
 def test_misuse_between_hosts_is_the_same_error_on_every_rank(
     library, hosts, ranks_per_host, network
