@@ -15,7 +15,6 @@ from ..core.context import require_cross_replica
 from ..core.exceptions import ContextError, reporter_of
 from ..ranks.watch import event_log
 from ..ranks.watch.watcher import watcher
-from ..trace.trace_file import merge
 
 _END = "the end of trace"
 _BROKEN = "the end of a trace by an error"
@@ -88,6 +87,8 @@ class TraceContext:
 
     def _merge(self) -> None:
         if self._strategy.engine.layout.rank == 0:
+            from ..trace.trace_file import merge  # what reads traces: 6 ms for programs without any
+
             merge(os.fspath(self._path))
 
 

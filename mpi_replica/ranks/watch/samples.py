@@ -13,12 +13,6 @@ from types import FrameType
 from ...core.tracebacks import is_of_package
 from .event_log import OF_RANK, EventKind, EventLog, pack_event
 
-_LIBRARIES = tuple(
-    os.path.join(folder, "")
-    for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    if (folder := sysconfig.get_path(name))
-)
-
 
 def take_samples(log: EventLog, threads: Iterable[int]) -> None:
     """Notes where these threads of the process are."""
@@ -43,4 +37,10 @@ def _place(frame: FrameType) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _is_of_others(file: str) -> bool:
-    return file.startswith(("<frozen", *_LIBRARIES)) or is_of_package(file)
+    return file.startswith(("<frozen", *_library_folders())) or is_of_package(file)
+
+
+@functools.cache
+def _library_folders() -> list[str]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return [os.path.join(folder, "") for name in names if (folder := sysconfig.get_path(name))]
