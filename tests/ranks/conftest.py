@@ -64,6 +64,8 @@ def pytest_generate_tests(metafunc):
             layouts = JAX_ON.get(size, layouts)
         if name == "test_jax_executions" and size == 1:
             layouts = ["one", "two", "eight"]
+        if name == "test_jax_functions" and size == 1 and "seed" in metafunc.fixturenames:
+            layouts = ["one", "two", "four"]  # of random programs
         if name in FURTHER:
             layouts = [*layouts, *FURTHER_ON.get(size, [])]
         metafunc.parametrize("strategy", layouts, indirect=True)

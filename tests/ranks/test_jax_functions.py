@@ -20,6 +20,7 @@ from jax_programs import (  # noqa: E402
     data,
     gradient_of_all,
     of_all,
+    value_and_gradient_of_all,
 )
 
 OPS = ["SUM", "MEAN", "MIN", "MAX", "PROD"]
@@ -107,17 +108,23 @@ def stacked(strategy):
     return data(strategy.num_replicas_in_sync)
 
 
-def test_a_compiled_function_and_its_gradient_are_those_of_one_process(strategy, program, stacked):
+def value_and_gradient(program):
+    """Return what gives a replica both."""
+
     def loss(x):
-        result = program(Collectives, x)
-        return result.sum(), result
+        value = program(Collectives, x)
+        return value.sum(), value
 
     def step(x):
-        gradient, result = jax.grad(loss, has_aux=True)(x)
-        return result, gradient
+        gradient, value = jax.grad(loss, has_aux=True)(x)
+        return value, gradient
 
-    expected = of_all(program, stacked), gradient_of_all(program, stacked)
-    check(strategy, jax.jit(step), stacked, expected, rtol=1e-4)
+    return step
+
+
+def test_a_compiled_function_and_its_gradient_are_those_of_one_process(strategy, program, stacked):
+    expected = value_and_gradient_of_all(program, stacked)
+    check(strategy, jax.jit(value_and_gradient(program)), stacked, expected, rtol=1e-4)
 
 
 def in_random_order(seed):
@@ -154,19 +161,9 @@ def test_any_graph_of_collectives_has_the_value_and_the_gradient_of_one_process(
 ):
     program = in_random_order(seed)
     stacked = data(strategy.num_replicas_in_sync, dtype=np.float64, seed=seed)
-    if seed % 2:
-        step = jax.grad(lambda x: program(Collectives, x).sum())
-    else:
-        step = jax.jit(
-            jax.grad(lambda x: jax.jit(functools.partial(program, Collectives))(x).sum())
-        )
-    check(
-        strategy,
-        lambda x: (jax.jit(functools.partial(program, Collectives))(x), step(x)),
-        stacked,
-        (jax.jit(functools.partial(of_all, program))(stacked), gradient_of_all(program, stacked)),
-        rtol=1e-9,
-    )
+    step = value_and_gradient(program)
+    expected = value_and_gradient_of_all(program, stacked)
+    check(strategy, step if seed % 2 else jax.jit(step), stacked, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["max", "gather", "scan"])
