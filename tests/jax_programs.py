@@ -67,7 +67,7 @@ def gradient_of_all(program, stacked):
 
 
 def value_and_gradient_of_all(program, stacked):
-    """Return both, compiled as one function: each by itself would take as long."""
+    """Return both, compiled as one function: the gradient has to find the value, too."""
 
     def loss(xs):
         values = of_all(program, xs)
