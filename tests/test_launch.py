@@ -6,7 +6,6 @@ from launching import LIBRARIES, RANKS, pass_on_ranks
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
-
 WHOLE = {("openmpi", 1), ("openmpi", 2), ("mpich", 2)}
 
 # Where each of several replicas has a thread of its own, whatever is imported: that the tests hold
@@ -24,11 +23,11 @@ OF_THE_NUMBER = ("agreement", "all_gather", "all_reduce", "failures", "reproduci
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_ranks(library, ranks):
-    names = OF_THE_LIBRARY + OF_THE_NUMBER * ((library, ranks) in OF_MORE_RANKS)
-    files = [f"tests/ranks/test_{name}.py" for name in names]
-    threads = {"MPI_REPLICA_THREADS": "1"} if (library, ranks) in WITH_THREADS else None
-    is_whole = (library, ranks) in WHOLE
-    pass_on_ranks(library, ranks, ["tests/ranks"] if is_whole else files, env=threads)
+    job = (library, ranks)
+    names = OF_THE_LIBRARY + OF_THE_NUMBER if job in OF_MORE_RANKS else OF_THE_LIBRARY
+    files = ["tests/ranks"] if job in WHOLE else [f"tests/ranks/test_{name}.py" for name in names]
+    env = {"MPI_REPLICA_THREADS": "1"} if job in WITH_THREADS else None
+    pass_on_ranks(library, ranks, files, env=env)
 
 
 # Above 32 ranks agreement goes another way, which the tests of fewer ranks take by force.

@@ -51,7 +51,7 @@ def check_call(args: Any, kwargs: Any) -> None:
         raise ValueError(
             f"args must be a tuple or a list, got {args!r}. For one argument write args=(x,)."
         )
-    if type(kwargs) is not dict and not isinstance(kwargs, Mapping):  # asking an ABC costs 0.5 us
+    if type(kwargs) is not dict and not isinstance(kwargs, Mapping):  # asking an ABC costs 0.3 us
         raise ValueError(f"kwargs must be a mapping, got {kwargs!r}.")
 
 

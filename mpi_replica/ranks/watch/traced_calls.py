@@ -47,7 +47,7 @@ class TracedCalls(FlightRecorder):
         # Looked up once: this runs at every call.
         self._names, self._add = log.names, log.add
 
-    # What the base does stands here again: calls of it would be a third of the price.
+    # What the base does stands here again: calls of it would be a fifth of the price.
 
     def begin(self, text: str, timeout_seconds: float | None) -> None:
         self.timeout_seconds = timeout_seconds
