@@ -84,7 +84,7 @@ def test_what_is_written_is_read_back(path):
     process = found_at(path)
     assert process.pid == os.getpid()
     assert process.clock_ns <= process.end_ns <= perf_counter_ns()
-    assert (process.num_dropped, process.last_seconds, process.restart) == (0, None, 0)
+    assert (process.missing_ns, process.last_seconds, process.restart) == (0, None, 0)
     assert process.memberships == {world: Membership(77, 1, 2)}
     assert process.rows[:-1].tolist() == [list(event) for event in events]
     assert texts_of(process) == [*(kind.name for kind in EventKind), "größer\nals 1"]
@@ -249,6 +249,8 @@ def test_of_more_names_than_a_trace_can_have_the_last_ones_share_one(path):
     most = 65536
     for number in range(most + 10):
         log.add(span_of(log, f"name {number}"))
+        if number == most // 2:
+            log.write()
     log.close()
     process = found_at(path)
     texts = texts_of(process)
@@ -257,17 +259,30 @@ def test_of_more_names_than_a_trace_can_have_the_last_ones_share_one(path):
     assert set(texts[most - 1 :]) == {"(one of more than 65536 names)"}
 
 
-def test_events_that_a_slow_disk_has_no_time_for_are_counted(path):
+def test_of_events_that_a_slow_disk_has_no_time_for_the_last_are_kept_and_the_gap_is_told(path):
     log = EventLog(path)
-    event, count = span_of(log, "step"), 300_000
-    for _ in range(count):
-        log.add(event)
+    count, begin = 300_000, perf_counter_ns()
+    for number in range(count):  # one of each microsecond
+        log.add(span_of(log, "step", begin + number * 1000))
     log.write()
-    log.add(event)
+    log.add(span_of(log, "step", begin + count * 1000))
     log.close()
     process = found_at(path)
-    assert process.num_dropped > 0
-    assert len(process.rows) + process.num_dropped == count + 1
+    numbers = (process.rows[:, 3] - begin) // 1000
+    assert numbers.tolist() == list(range(numbers[0], count + 1))
+    assert 0 < len(process.rows) < count
+    assert process.missing_ns == process.rows[0, 4] - process.clock_ns
+
+
+def test_where_all_that_wait_are_written_in_time_nothing_is_told_to_be_missing(path):
+    log = EventLog(path)
+    for _ in range(10):
+        for number in range(10_000):
+            log.add(span_of(log, "step", number))
+        log.write()
+    log.close()
+    assert len(found_at(path).rows) == 100_000
+    assert found_at(path).missing_ns == 0
 
 
 @pytest.fixture

@@ -151,11 +151,11 @@ def test_what_is_missing_is_said():
     world = world_of(4)
     world.call(compares=True)
     traces = [process.traced(is_killed=n == 1) for n, process in enumerate(world.members)]
-    traces[2].num_dropped = 7
+    traces[2].missing_ns = 1_234_567_890
     found = summary(Timeline(traces[:3]))
     assert found["missing"] == [
         "the end of rank 1 (host1, pid 1001), which was killed",
-        "7 events of rank 2 (host2, pid 1002), whose disk was slow",
+        "1.23 s of rank 2 (host2, pid 1002), whose disk was slow",
         "all of rank 3, whose part is not here",
     ]
     text = table.text(found)

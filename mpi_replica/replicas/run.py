@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter_ns
 from typing import Any, NoReturn
 
 from greenlet import getcurrent
@@ -23,12 +24,12 @@ from ..collectives.agreement.stand import Note, Stand
 from ..collectives.merge import MergeCall
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
+from ..core.context import current_state
 from ..core.digests import digest_of
 from ..core.exceptions import add_note
 from ..core.options import CommunicationOptions
 from ..core.values import per_replica
 from ..ranks.watch import event_log
-from ..ranks.watch.span import span
 from .kept_by_runs import KeptByRuns
 from .merge_fn import comparable, run_merge_fn, unpacked
 from .run_end import RunEnd
@@ -73,10 +74,14 @@ class Run(SharedRun):
         agreement = self.engine.agreement
         try:
             agreement.enter_run(self)
-            if event_log.current is None:
+            log = event_log.current
+            if log is None:
                 return self._go_through(kept)
-            with span(self.identity.text, kind="run"):
+            begun = perf_counter_ns()
+            try:
                 return self._go_through(kept)
+            finally:
+                log.add_span(self.identity.text, "run", begun, current_state())
         finally:
             try:
                 agreement.leave_run(self)

@@ -49,8 +49,9 @@ def _missing(timeline: Timeline) -> list[str]:
     for process in timeline.processes:
         if process.end_ns is None:
             texts.append(f"the end of {process.label}, which was killed")
-        if process.num_dropped:
-            texts.append(f"{process.num_dropped} events of {process.label}, whose disk was slow")
+        if process.missing_ns:
+            seconds = process.missing_ns / 1e9
+            texts.append(f"{seconds:.3g} s of {process.label}, whose disk was slow")
         for one in process.memberships.values():
             absent.update(range(one.size))
             present.add(one.rank)

@@ -41,9 +41,11 @@ def merge(path: str) -> dict[str, Any]:
     with _opened(new, "wt") as file:
         other = json.dumps({"mpi_replica": {"version": _VERSION, **found}})
         file.write(f'{{"displayTimeUnit": "ms", "otherData": {other}, "traceEvents": [')
-        for index, event in enumerate(_events(timeline)):
-            file.write(",\n" if index else "\n")
-            json.dump(event, file)
+        # `json.dump` would take three times as long: it is no C.
+        encode, before = json.JSONEncoder(separators=(",", ":")).encode, "\n"
+        for event in _events(timeline):
+            file.write(before + encode(event))
+            before = ",\n"
         file.write("\n]}\n")
     os.replace(new, path)
     shutil.rmtree(folder_of_parts(path))

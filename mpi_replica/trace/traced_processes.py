@@ -63,7 +63,8 @@ class TracedProcess:
     clock_ns: int = 0
     #: When it has come to its end, by its own clock; None where it was killed.
     end_ns: int | None = None
-    num_dropped: int = 0
+    #: Of so long it has no events.
+    missing_ns: int = 0
     last_seconds: float | None = None
     memberships: dict[int, Membership] = field(default_factory=dict)
     names: Sequence[str] = ()

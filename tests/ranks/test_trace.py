@@ -6,7 +6,13 @@ import json
 import pytest
 
 import mpi_replica as mr
-from everywhere import check_works, needs_two_ranks, raises_everywhere
+from everywhere import (
+    check_works,
+    cost_of,
+    needs_two_ranks,
+    needs_two_replicas,
+    raises_everywhere,
+)
 
 
 def add_up(strategy):
@@ -93,3 +99,39 @@ def test_in_a_replica_it_is_an_error_everywhere(strategy, path):
 
     raises_everywhere(mr.errors.ContextError, lambda: strategy.run(traced))
     check_works(strategy)
+
+
+def add_up_unlike(ctx):
+    return ctx.all_reduce("SUM", 1.5 if ctx.replica_id_in_sync_group else 1)
+
+
+def test_a_call_that_is_made_again_with_floats_is_two_calls_of_which_both_have_ended(strategy):
+    needs_two_replicas(strategy)
+    strategy.run(lambda: add_up_unlike(mr.get_replica_context()))
+    *_, first, second, of_run = strategy.engine.watch.recorder.last()
+    # What this rank had: on all others than the first it was floats at once.
+    assert {first.text.partition(",")[0], second.text.partition(",")[0]} == {"all_reduce(SUM"}
+    assert "float64[]" in second.text
+    assert first.begun <= first.ended <= second.begun <= second.ended <= of_run.begun
+
+
+def test_a_call_that_fails_has_ended_for_the_record(strategy):
+    def fail():
+        ctx = mr.get_replica_context()
+        ctx.all_reduce("SUM", "no number" if ctx.replica_id_in_sync_group == 0 else 1.0)
+
+    raises_everywhere(TypeError, lambda: strategy.run(fail))
+    assert all(call.ended for call in strategy.engine.watch.recorder.last())
+
+
+def test_the_bytes_and_calls_of_a_trace_are_those_that_were_made(strategy, path):
+    needs_two_ranks(strategy)
+    add_up(strategy)  # before it
+    with strategy.trace(path):
+        for _ in range(3):
+            add_up(strategy)
+    sites = json.loads(path.read_text("utf-8"))["otherData"]["mpi_replica"]["sites"]
+    (site,) = [site for site in sites if site["call"].startswith("all_reduce")]
+    steps, sent_bytes = cost_of(strategy, lambda: add_up(strategy))
+    assert steps == 2  # of which one is the end of the run
+    assert (site["calls"], site["bytes"]) == (3, 3 * sent_bytes / 2)

@@ -119,6 +119,7 @@ class Driver:
                             else:
                                 answer = step.exchange(transport)
                 except Promotion as promotion:
+                    recorder.end()  # it is another call from here on
                     for call in calls:
                         call.promote(promotion.change)
                     return self.perform(calls)
@@ -187,6 +188,7 @@ class Driver:
             with self._lock:
                 try:
                     transport.timeout_seconds = first.options.timeout_seconds
+                    self.recorder.end()  # the call that is reported
                     self.recorder.begin(first.title, transport.timeout_seconds)
                     agreement.report(stands, originals, first)
                 except Promotion:

@@ -20,6 +20,8 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
@@ -42,7 +44,7 @@ MOST_REPLICAS = 1_000_000
 _log = logging.getLogger("mpi_replica")
 
 _SECONDS_BETWEEN_BLOCKS = 0.2
-# 6 MB: as many as wait for a file system that does not answer.
+# 6 MB: as many as wait for a file system that does not answer; the last ones.
 _MOST_WAITING = 1 << 16
 _MOST_NAMES = 1 << 16
 
@@ -67,10 +69,18 @@ class EventKind(enum.IntEnum):
 
 #: What a span counts as; its number says which.
 SPAN_KINDS = ("program", "input", "checkpoint", "run", "commit", "recovery")
+_NUMBER_OF_KIND = {kind: number for number, kind in enumerate(SPAN_KINDS)}
+_SPAN = int(EventKind.SPAN)  # without a look at the class
 
 #: Kind, name, track, begin and end in nanoseconds of the process's clock, number and size.
 NUM_FIELDS = 7
-pack_event = struct.Struct(f"{NUM_FIELDS}q").pack
+_EVENT = struct.Struct(f"{NUM_FIELDS}q")
+pack_event = _EVENT.pack
+
+
+def _end_of(event: bytes) -> int:
+    ended: int = _EVENT.unpack(event)[4]
+    return ended
 
 
 class _Names(dict[str, int]):
@@ -116,9 +126,11 @@ class EventLog:
         restart = int(os.environ.get(RESTART_VARIABLE, "0"))
         # In containers the processes of each start may have the same ids.
         self._stem = f"{socket.gethostname()}-{os.getpid()}-{restart}"
-        self._events: list[bytes] = []
-        self._most_waiting = _MOST_WAITING
-        self._num_dropped = 0
+        self._events: deque[bytes] = deque(maxlen=_MOST_WAITING)
+        #: Takes an event that is packed. No function of Python: this runs at every call.
+        self.add: Callable[[bytes], None] = self._events.append
+        # When the last event ended that was written, and in how much time the missing ones did.
+        self._written_ns = self._missing_ns = 0
         self._num_worlds = itertools.count()
         self._threads = {owner_of_this_thread(): 0}
         self._facts: list[dict[str, Any]] = []
@@ -126,22 +138,16 @@ class EventLog:
         self._due = 0.0
         self._parts: list[str] = []
         make_folder_of_parts(path)
+        self._written_ns = perf_counter_ns()
         self.tell(
             host=socket.gethostname(),
             pid=os.getpid(),
             restart=restart,
             epoch_ns=time.time_ns(),
-            clock_ns=perf_counter_ns(),
+            clock_ns=self._written_ns,
             last_seconds=last_seconds,
         )
         self._begin_part()
-
-    def add(self, event: bytes) -> None:
-        """Takes an event that is packed; this runs at every call."""
-        if len(self._events) < self._most_waiting:
-            self._events.append(event)
-        else:
-            self._num_dropped += 1
 
     def track(self, state: State | None = None) -> int:
         """Returns the track of the code that runs in this state, and in this thread."""
@@ -149,6 +155,11 @@ class EventLog:
         if state is None or state.replica_context is None:
             return OF_RANK - thread
         return thread * MOST_REPLICAS + state.replica_context.replica_id
+
+    def add_span(self, text: str, kind: str, begun: int, state: State | None) -> None:
+        """Takes a part of the program that ends now, in this state, and has begun at `begun`."""
+        ended, name, number = perf_counter_ns(), self.names[text], _NUMBER_OF_KIND[kind]
+        self.add(pack_event(_SPAN, name, self.track(state), begun, ended, number, 0))
 
     def note(self, text: str) -> None:
         """Takes something that happens now."""
@@ -182,19 +193,22 @@ class EventLog:
                     self._file.close()
                     self._begin_part()
             except OSError as error:
-                self._most_waiting = 0
-                self._events.clear()
+                self._take_no_more()
                 with contextlib.suppress(OSError):
                     self._file.close()
                 _log.warning("the trace ends here, since it can't be written: %s", error)
 
     def close(self) -> None:
         """Writes the rest, and that it is all."""
-        self.tell(end_ns=perf_counter_ns(), num_dropped=self._num_dropped)
+        self.tell(end_ns=perf_counter_ns())
         self.write()
-        self._most_waiting = 0
+        self._take_no_more()
         with self._lock, contextlib.suppress(OSError):
             self._file.close()
+
+    def _take_no_more(self) -> None:
+        self.add = deque[bytes](maxlen=0).append
+        self._events.clear()
 
     def _begin_part(self) -> None:
         """Opens the next file, and removes the one before the last: each says all names anew."""
@@ -214,7 +228,13 @@ class EventLog:
     def _write_blocks(self) -> None:
         # Other threads go on: events first, since all their names are there then.
         count = len(self._events)
-        events = b"".join(self._events[:count])
+        taken = list(itertools.islice(iter(self._events.popleft, None), count))
+        if count == _MOST_WAITING:  # there may have been more
+            self._missing_ns += max(0, _end_of(taken[0]) - self._written_ns)
+            self.tell(missing_ns=self._missing_ns)
+        if taken:
+            self._written_ns = _end_of(taken[-1])
+        events = b"".join(taken)
         facts = self._facts[self._num_written_facts :]
         names = list(self.names)[self._num_written_names :]
         text = json.dumps({"facts": facts, "names": names}).encode()
@@ -222,7 +242,6 @@ class EventLog:
         data = memoryview(lengths + text + events)
         while data:
             data = data[self._file.write(data) :]
-        del self._events[:count]
         self._num_written_facts += len(facts)
         self._num_written_names += len(names)
 

@@ -47,8 +47,9 @@ class FlightRecorder:
         self._calls.append(self._latest)
 
     def end(self) -> None:
-        """Notes that the latest call has ended, in whatever way."""
-        self._latest[2] = perf_counter_ns()
+        """Notes that the latest call has ended, in whatever way, where it had not."""
+        if self._latest[2] is None:
+            self._latest[2] = perf_counter_ns()
 
     def note(self, text: str) -> None:
         """Notes that something happens now."""

@@ -10,9 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from ...core.context import current_state
 from . import event_log
-from .event_log import SPAN_KINDS, EventKind, pack_event
-
-_SPAN = int(EventKind.SPAN)
+from .event_log import SPAN_KINDS
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -72,13 +70,9 @@ class span:
             self._begun = perf_counter_ns()
 
     def __exit__(self, kind_of_error: object, error: object, traceback: object) -> None:
-        log, begun = event_log.current, self._begun
-        if not begun or log is None:
-            return
-        track = log.track(current_state())
-        name = log.names[str(self._name)]
-        kind, ended = SPAN_KINDS.index(self._kind), perf_counter_ns()
-        log.add(pack_event(_SPAN, name, track, begun, ended, kind, 0))
+        log = event_log.current
+        if self._begun and log is not None:
+            log.add_span(str(self._name), self._kind, self._begun, current_state())
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):

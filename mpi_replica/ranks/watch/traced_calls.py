@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import secrets
 from time import perf_counter_ns
-from typing import Any
 
 import numpy as np
 
@@ -29,6 +28,9 @@ class TracedCalls(FlightRecorder):
     them in a row, in which no rank is late, show how far clocks are apart.
     """
 
+    #: Also of the first call: the clock of a rank that is killed soon shall be known.
+    is_clock_due = True
+
     def __init__(self, log: EventLog, transport: Transport, layout: Layout) -> None:
         super().__init__()
         self._log = log
@@ -37,49 +39,25 @@ class TracedCalls(FlightRecorder):
         log.write()  # a rank that is killed soon shall be known
         # The greatest of all ranks is the name of their world.
         self._name = secrets.randbits(63)
-        self._has_name = self._has_track = False
-        #: The call that has begun, and not ended; its number, and the bytes sent before it.
-        self._open: list[Any] | None = None
-        self._number = self._sent_bytes = 0
+        self._has_name = False
+        # Exchanges and bytes at the end of the last call.
+        self._number, self._sent_bytes = transport.steps, transport.sent_bytes
         self._compared_ns = perf_counter_ns()
         self._compared_number = 0
-        self._next_number: float = 0
-        # Looked up once: this runs at every call.
-        self._names, self._add = log.names, log.add
-
-    # What the base does stands here again: calls of it would be a fifth of the price.
-
-    def begin(self, text: str, timeout_seconds: float | None) -> None:
-        self.timeout_seconds = timeout_seconds
-        latest = self._latest = [text, perf_counter_ns(), None]
-        self._calls.append(latest)
-        if self._open is not None:  # a report of what is wrong with it
-            return
-        transport = self._transport
-        self._open, self._sent_bytes = latest, transport.sent_bytes
-        self._number = number = transport.steps
-        if number >= self._next_number:
-            self._begin_of_comparison()
-
-    def _begin_of_comparison(self) -> None:
-        if not self._has_track:
-            self._has_track = True
-            self._log.tell(world=self._world, calls_track=self._log.track())
-        if self._transport.size == 1:  # there is nobody to compare with
-            self._next_number = math.inf
-        else:
-            self.is_clock_due = True
+        self._next_number: float = math.inf
 
     def end(self) -> None:
-        self._latest[2] = ended = perf_counter_ns()
-        opened = self._open
-        if opened is None:
+        latest = self._latest
+        if latest[2] is not None:
             return
-        self._open = None
-        text, begun, _ = opened
-        size = self._transport.sent_bytes - self._sent_bytes
-        name, world = self._names[text], self._world
-        self._add(pack_event(_CALL, name, world, begun, ended, self._number, size))
+        text, begun, _ = latest
+        latest[2] = ended = perf_counter_ns()
+        transport, number, before = self._transport, self._number, self._sent_bytes
+        self._number, self._sent_bytes = steps, sent_bytes = transport.steps, transport.sent_bytes
+        name, size = self._log.names[text], sent_bytes - before
+        self._log.add(pack_event(_CALL, name, self._world, begun, ended, number, size))
+        if steps >= self._next_number:
+            self.is_clock_due = True
 
     def note(self, text: str) -> None:
         self._log.note(text)
@@ -90,6 +68,10 @@ class TracedCalls(FlightRecorder):
     def compare_clocks(self) -> None:
         transport, log = self._transport, self._log
         self.is_clock_due = False
+        if not self._has_name:
+            log.tell(world=self._world, calls_track=log.track())
+        if transport.size == 1:  # there is nobody to compare with
+            return
         number = transport.steps
         mine = np.array([perf_counter_ns() - self._compared_ns, self._name], np.uint64)
         greatest = mine

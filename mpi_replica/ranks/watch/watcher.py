@@ -43,8 +43,9 @@ class Watcher:
         self._watches: list[StrategyWatch] = []
         self._cycles: CycleSearch | None = None
         self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
-        self._is_stopping = False
+        # Held as long as the thread shall go on. It waits for it, in C: an Event costs a sampled
+        # program 40 us more, fifty times a second.
+        self._going_on = threading.Lock()
         self._has_failed = False
         self._printed = -_SECONDS_BETWEEN_PRINTS
         self._signal = StackSignal()
@@ -59,9 +60,10 @@ class Watcher:
         self._watches = [*self._watches, watch]
         if self._thread is None:
             self._signal.install()
-            self._is_stopping = False
+            self._going_on = threading.Lock()
+            self._going_on.acquire()
             self._thread = threading.Thread(
-                target=self._work, name="mpi_replica watch", daemon=True
+                target=self._work, args=[self._going_on], name="mpi_replica watch", daemon=True
             )
             self._thread.start()
 
@@ -76,10 +78,8 @@ class Watcher:
         """Ends the thread: MPI must not be called after it was finalized."""
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
-            self._is_stopping = True
-            self._wake.set()
+            self._going_on.release()
             thread.join(_STOP_SECONDS)
-            self._wake.clear()
             self._signal.remove()
 
     def forget(self) -> None:
@@ -99,16 +99,17 @@ class Watcher:
         if event_log.current is not None:
             event_log.current.write()  # what is killed now writes no more
 
-    def _work(self) -> None:
+    def _work(self, going_on: threading.Lock) -> None:
         due, draw = 0.0, random.Random()
-        while not self._is_stopping:
+        while True:
             log = event_log.current
             asking = any(watch.is_asking for watch in self._watches)
             seconds = _TICK_SECONDS_WHILE_ASKING if asking else _TICK_SECONDS
             if log is not None and log.has_samples:
                 # Not in step with the program, and without a draw from its own generator.
                 seconds = min(seconds, _SECONDS_BETWEEN_SAMPLES * draw.uniform(0.5, 1.5))
-            self._wake.wait(seconds)
+            if going_on.acquire(timeout=seconds):
+                return
             if log is not None:
                 self._do(self._trace, log)
             now = time.monotonic()
