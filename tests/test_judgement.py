@@ -153,6 +153,18 @@ def test_the_first_leaf_that_differs_is_named_by_its_path(leaf, words):
         assert word in str(error)
 
 
+def test_of_many_sides_the_first_are_shown_and_how_many_follow():
+    """A row more on each replica of a large job is one mistake, and no page for each of them."""
+    layout = Layout((100,) * 10, 0)
+    shapes = [all_reduce(leaves=(LeafDescription("float32", (i,)),)) for i in range(1000)]
+    text = str(error_of(*(calls(i, call) for i, call in enumerate(shapes)), layout=layout))
+    assert "float32[7] on replica 7 (rank 0); 992 more. Make the leaf" in text
+    ways = [all_reduce(at=site(100 + i)) for i in range(1000)]
+    text = str(error_of(*(calls(i, call) for i, call in enumerate(ways)), layout=layout))
+    assert text.count("train.py:") < 20
+    assert "; 992 more. " in text
+
+
 def test_the_same_line_reached_in_two_ways_is_told_with_the_whole_chain():
     one, other = all_reduce(at=site(41, 4, 60)), all_reduce(at=site(41, 4, 61))
     text = str(error_of(calls(0, one), *(calls(i, other) for i in range(1, 4))))

@@ -49,6 +49,13 @@ def test_runs_of_numbers_are_written_short(numbers, text):
     assert compressed(numbers) == text
 
 
+def test_of_many_runs_the_first_are_written_and_how_many_numbers_follow():
+    odd = list(range(1, 64, 2))
+    assert compressed(odd[:16]) == ", ".join(map(str, odd[:16]))
+    assert compressed(odd) == f"{compressed(odd[:16])} and 16 more"
+    assert compressed([*odd[:16], 100, 101, 102]) == f"{compressed(odd[:16])} and 3 more"
+
+
 def test_decision_11_ten_rows_over_four_replicas_are_3_3_3_1():
     assert [s.stop - s.start for s in shares(10, 4)] == [3, 3, 3, 1]
 

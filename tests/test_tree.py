@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 
 from in_order import combined
-from mpi_replica.core.tree import tree_of
+from mpi_replica.core.tree import in_a_row, tree_of
 
 #: How many replicas each rank hosts.
 COUNTS = st.lists(st.integers(1, 3) | st.integers(1, 20), min_size=1, max_size=7).map(tuple)
@@ -68,6 +68,21 @@ def nodes(start, stop):
 def test_in_every_layout_the_replicas_are_combined_along_the_same_tree(counts):
     found = over_ranks(counts, join, texts(sum(counts)), object)
     assert found.tolist() == expected(sum(counts))
+
+
+@given(st.integers(1, 70))
+def test_in_a_row_each_is_added_to_all_before_it(count):
+    local, order = in_a_row(count)
+    expected = "0"
+    for i in range(1, count):
+        expected = f"({expected}+{i})"
+    assert run(order, join, texts(count), object)[0] == expected
+    assert (local, order.count, order.temporaries) == (slice(0, count), count, 0)
+
+
+def test_thousands_in_a_row_are_no_deeper_than_a_few():
+    rows = list(np.arange(5000.0).reshape(-1, 1))
+    assert run(in_a_row(5000).order, np.add, rows, float) == [5000 * 4999 / 2]
 
 
 def test_the_order_over_many_ranks_with_as_many_replicas_has_levels():

@@ -9,6 +9,9 @@ from typing import TypeVar
 
 _Value = TypeVar("_Value", bound=Hashable)
 
+# Of runs of numbers in a text.
+_MOST_RUNS = 16
+
 
 class Era:
     """A time in which replicas stay where they are: what belongs to them here then, is theirs.
@@ -117,12 +120,14 @@ class Layout:
 
 
 def compressed(numbers: Iterable[int]) -> str:
-    """Returns sorted numbers as text, runs written short.
+    """Returns sorted numbers as text, runs written short, and of many runs only the first ones.
 
     Examples
     --------
     >>> compressed([0, 1, 2, 5])
     '0-2, 5'
+    >>> compressed(range(0, 100, 2))
+    '0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30 and 34 more'
     """
     runs: list[list[int]] = []
     for number in numbers:
@@ -130,7 +135,9 @@ def compressed(numbers: Iterable[int]) -> str:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs[:_MOST_RUNS])
+    more = sum(b - a + 1 for a, b in runs[_MOST_RUNS:])
+    return f"{text} and {more} more" if more else text
 
 
 def numbers_text(noun: str, numbers: Sequence[int]) -> str:

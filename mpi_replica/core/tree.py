@@ -23,8 +23,21 @@ _FEW = 16
 _Node = int | tuple[Any, Any]
 
 
+#: Combines two registers into one: where it goes, left, right. The arrays come first, then the
+#: target, then temporaries.
+_Step = tuple[int, int, int]
+
+
 class Order:
     """In which order arrays are combined: one of the binary trees over them.
+
+    Parameters
+    ----------
+    count : int
+        How many arrays.
+    steps : sequence of _Step
+    has_levels : bool
+        Whether `combine_rows` can do it, and takes less time.
 
     Attributes
     ----------
@@ -32,25 +45,27 @@ class Order:
         How many arrays `combine` needs beside the target.
     """
 
-    def __init__(self, count: int, root: _Node) -> None:
+    def __init__(self, count: int, steps: Sequence[_Step], *, has_levels: bool = False) -> None:
         self.count = count
-        #: Whether `combine_rows` can do it, and takes less time.
-        self.has_levels = count > _FEW and root == _balanced(0, count)
-        #: Each combines two registers into one: the arrays, then the target, then temporaries.
-        self._steps: list[tuple[int, int, int]] = []
-        self.temporaries = 0
-        self._emit(root, count)
+        self.has_levels = has_levels
+        self._steps = steps
+        self.temporaries = max([0, *(right - count for _, _, right in steps)])
 
-    def _emit(self, node: _Node, target: int) -> int:
-        """Adds the steps that leave `node` in `target`; returns where it is: an array stays."""
-        if isinstance(node, int):
-            return node
-        left = self._emit(node[0], target)
-        right = self._emit(node[1], target + 1)
-        if right == target + 1:
-            self.temporaries = max(self.temporaries, right - self.count)
-        self._steps.append((target, left, right))
-        return target
+    @classmethod
+    def of_tree(cls, count: int, root: _Node) -> Order:
+        """Returns the order of a tree that is not deep."""
+        steps: list[_Step] = []
+
+        def emit(node: _Node, target: int) -> int:
+            """Adds the steps that leave `node` in `target`; returns where it is: an array stays."""
+            if isinstance(node, int):
+                return node
+            left, right = emit(node[0], target), emit(node[1], target + 1)
+            steps.append((target, left, right))
+            return target
+
+        emit(root, count)
+        return cls(count, steps, has_levels=count > _FEW and root == _balanced(0, count))
 
     def combine(
         self,
@@ -132,14 +147,14 @@ class Tree:
         self.partials: list[list[Partial]] = [[] for _ in counts]
         self._number = 0
         root = self._cut(0, sum(counts), starts)
-        self.order = Order(self._number, root)
+        self.order = Order.of_tree(self._number, root)
 
     def _cut(self, start: int, stop: int, starts: Sequence[int]) -> _Node:
         """Makes a partial of each subtree that one rank hosts; returns the tree above them."""
         rank = self._ranks[start]
         if rank == self._ranks[stop - 1]:
             first = starts[rank]
-            order = Order(stop - start, _balanced(0, stop - start))
+            order = Order.of_tree(stop - start, _balanced(0, stop - start))
             self.partials[rank].append(Partial(slice(start - first, stop - first), order))
             self._number += 1
             return self._number - 1
@@ -165,10 +180,9 @@ def in_a_row(count: int) -> Partial:
     >>> total
     array([6., 9.])
     """
-    root: _Node = 0
-    for replica in range(1, count):
-        root = (root, replica)
-    return Partial(slice(0, count), Order(count, root))
+    # No tree: of a thousand replicas it would be deeper than Python can go.
+    steps = [(count, 0 if right == 1 else count, right) for right in range(1, count)]
+    return Partial(slice(0, count), Order(count, steps))
 
 
 def middle(start: int, stop: int) -> int:

@@ -20,6 +20,8 @@ _SAME_CALLS = (
 )
 _SAME_BEFORE_THE_END = "All ranks must make the same collective calls before they end"
 _SHOWN = 3
+# Of the sides that differ; there may be one for each of thousands of replicas.
+_SHOWN_SIDES = 8
 
 
 class Verdict(NamedTuple):
@@ -105,6 +107,12 @@ def _sides(
     return [(_who([stand for stand, _ in group], layout), group[0][1]) for group in groups.values()]
 
 
+def _listed(sides: Sequence[str], between: str = "; ") -> str:
+    """Returns one text of the first ones, and how many there are beside."""
+    more = len(sides) - _SHOWN_SIDES
+    return between.join([*sides[:_SHOWN_SIDES], *([f"{more} more"] if more > 0 else [])])
+
+
 def rank_left(causes: Mapping[int, str], layout: Layout) -> RankLostError:
     """Returns the error of the ranks that stay, where the program has ended on others.
 
@@ -151,10 +159,8 @@ def _failure(reports: Sequence[Report], layout: Layout) -> Verdict | None:
 def _one_has_returned(stands: Sequence[Stand], layout: Layout) -> CollectiveMismatchError:
     returned = [stand for stand in stands if stand.status == "returned"]
     calls = [(s, s.call) for s in stands if s.status == "calls" and s.call is not None]
-    waiting = "; ".join(
-        f"{who}: {call.what} at {call.where_and_why}"
-        for who, call in _sides(calls, lambda call: (call.what, call.where_and_why), layout)
-    )
+    sides = _sides(calls, lambda call: (call.what, call.where_and_why), layout)
+    waiting = _listed([f"{who}: {call.what} at {call.where_and_why}" for who, call in sides])
     ended = returned[0].call
     run = f" from the function given to {ended.what} at {ended.where}" if ended else ""
     have = "have" if sum(len(s.replica_ids) for s in returned) > 1 else "has"
@@ -240,7 +246,7 @@ def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError |
     if len(set(texts)) < len(texts):  # two functions on one line, or two instructions
         codes = [call.code or call.site.digest.hex() for _, call in sides]
         texts = [f"{text} (code {code})" for text, code in zip(texts, codes, strict=True)]
-    listed = "; ".join(f"{who}: {text}" for (who, _), text in zip(sides, texts, strict=True))
+    listed = _listed([f"{who}: {text}" for (who, _), text in zip(sides, texts, strict=True)])
     return CollectiveMismatchError(
         f"replicas are at different calls. {listed}. {_SAME_CALLS} (here: {_places(calls)})."
         f"{_advice(calls)}"
@@ -276,7 +282,7 @@ def _structure_difference(calls: _Calls, layout: Layout) -> StructureMismatchErr
 
 def _places(calls: _Calls) -> str:
     """Returns the place of a call; those of several lines that a name makes one call."""
-    return " and ".join(dict.fromkeys(call.where for _, call in calls))
+    return _listed(list(dict.fromkeys(call.where for _, call in calls)), " and ")
 
 
 def _first_difference(one: str, other: str) -> tuple[str, str]:
@@ -306,10 +312,8 @@ def _leaf_difference(
             aspect = "dtype"
         else:
             continue
-        sides = "; ".join(
-            f"{call.leaves[index]} on {who}"
-            for who, call in _sides(calls, lambda call, i=index: call.leaves[i], layout)  # type: ignore[misc]
-        )
+        different = _sides(calls, lambda call, i=index: call.leaves[i], layout)  # type: ignore[misc]
+        sides = _listed([f"{call.leaves[index]} on {who}" for who, call in different])
         first = calls[0][1]
         mend = (
             "Make the leaf the same shape on every replica, or use all_gather for uneven ones."

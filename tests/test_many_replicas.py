@@ -1,0 +1,70 @@
+"""Thousands of replicas in one process: more than Python's stack is deep."""
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+
+REPLICAS = 3000
+IDS = np.arange(REPLICAS)
+
+
+@pytest.fixture(scope="module")
+def strategy():
+    with mr.MPIStrategy(num_replicas=REPLICAS) as strategy:
+        yield strategy
+
+
+def each(strategy, call):
+    """Return what ``call(context, id)`` gives on each replica."""
+
+    def step():
+        context = mr.get_replica_context()
+        return call(context, context.replica_id_in_sync_group)
+
+    return strategy.experimental_local_results(strategy.run(step))
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+@pytest.mark.parametrize(
+    ("op", "expected"), [("SUM", IDS.sum()), ("MEAN", IDS.mean()), ("MAX", IDS.max())]
+)
+@pytest.mark.parametrize("items", [1, 20_000])
+def test_reductions_take_all_of_them(strategy, op, expected, items, reproducible):
+    options = mr.CommunicationOptions(reproducible=reproducible)
+    totals = []
+
+    def reduce(context, i):
+        totals.append(context.all_reduce(op, np.full(items, float(i)), options)[-1])
+
+    each(strategy, reduce)
+    assert totals == [expected] * REPLICAS
+
+
+def test_narrow_sums_and_extremes_take_all_of_them(strategy):
+    half = each(strategy, lambda context, i: context.all_reduce("SUM", np.float16(i % 2)))
+    small = each(strategy, lambda context, i: context.all_reduce("SUM", np.int8(i % 2)))
+    least = each(strategy, lambda context, i: context.all_reduce("MIN", np.float32(i - 7)))
+    assert set(half) == {np.float16(REPLICAS // 2)}
+    assert set(small) == {np.int64(REPLICAS // 2).astype(np.int8)}
+    assert set(least) == {np.float32(-7)}
+
+
+def test_gathers_and_merge_calls_have_a_row_of_each(strategy):
+    rows = each(strategy, lambda context, i: context.all_gather(np.full(i % 3, i), 0)[-1])
+    assert set(rows) == {IDS[IDS % 3 > 0][-1]}
+    sums = each(
+        strategy,
+        lambda context, i: context.merge_call(lambda strategy, x: sum(x.values), args=(i,)),
+    )
+    assert set(sums) == {IDS.sum()}
+
+
+def test_a_mistake_of_each_is_a_text_of_a_few_lines(strategy):
+    with pytest.raises(mr.errors.StructureMismatchError) as caught:
+        each(strategy, lambda context, i: context.all_reduce("SUM", np.ones(i)))
+    assert len(str(caught.value)) < 2000
+    with pytest.raises(mr.errors.StructureMismatchError) as caught:
+        each(strategy, lambda context, i: context.all_reduce("SUM", np.ones(i % 2)))
+    assert len(str(caught.value)) < 2000
+    assert set(each(strategy, lambda context, i: context.all_reduce("SUM", 1))) == {REPLICAS}
