@@ -55,20 +55,19 @@ class GreenletWorker(Worker):
     """A kept greenlet: making one costs more than all its switches in a step."""
 
     def __init__(self) -> None:
-        self._greenlet = greenlet.greenlet(self._work)
-        # Not an argument of the greenlet: that would be kept for as long as the greenlet is.
-        self._job: Callable[[], None] | None = None
         self._hub = getcurrent()
+        self._greenlet = greenlet.greenlet(_do_jobs)
+        # Without a job: the first arguments are kept for as long as the greenlet is.
+        self._greenlet.switch(self._hub)
 
     @property
     def is_alive(self) -> bool:
         return not self._greenlet.dead
 
     def begin(self, work: Callable[[], None]) -> None:
-        self._job = work
         self._hub = getcurrent()
         self._greenlet.gr_context = contextvars.copy_context()
-        self._greenlet.switch()
+        self._greenlet.switch(work, self._hub)
 
     def resume(self, answer: Any) -> None:
         self._greenlet.switch(answer)
@@ -88,9 +87,13 @@ class GreenletWorker(Worker):
     def rest(self) -> None:
         self._greenlet.gr_context = None
 
-    def _work(self) -> None:
-        while (job := self._job) is not None:
-            job()
-            del job  # an idle worker must not keep what the last step used
-            self._job = None
-            self._hub.switch()
+
+def _do_jobs(hub: greenlet.greenlet) -> None:
+    """Does one job after the other; each comes with the hub that hands it over.
+
+    It knows no worker: what a greenlet that waits refers to is never found to be garbage.
+    """
+    while True:
+        job, hub = hub.switch()
+        job()
+        del job  # an idle worker must not keep what the last step used

@@ -1,12 +1,16 @@
 """Making strategies on ranks: communicators and numbers of replicas (decision 21, section 3)."""
 
 import gc
+import threading
 
+import greenlet
 import numpy as np
 import pytest
 
 import mpi_replica as mr
 from everywhere import check_works, gathered, raises_everywhere
+from mpi_replica.core.layout import Layout
+from mpi_replica.replicas.worker import Worker
 
 
 class Awkward:
@@ -268,6 +272,30 @@ def test_a_with_block_closes_the_strategy():
     with mr.MPIStrategy() as strategy:
         check_works(strategy)
     raises_everywhere(mr.errors.ContextError, lambda: strategy.run(lambda: 1))
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_strategies_that_are_closed_leave_nothing_behind(threads):
+    """A program or a pytest session may make thousands."""
+
+    def use_one():
+        with mr.MPIStrategy(replicas_per_rank=2, replica_threads=threads) as strategy:
+            check_works(strategy)
+            with pytest.raises(ZeroDivisionError):
+                strategy.run(lambda: 1 / 0)
+
+    def count_objects():
+        while gc.collect():  # what is found to be garbage lets go of what is found the next time
+            pass
+        kinds = (greenlet.greenlet, mr.MPIStrategy, Worker, Layout)
+        return sum(isinstance(one, kinds) for one in gc.get_objects()) + threading.active_count()
+
+    use_one()
+    before, uses = count_objects(), 8
+    for _ in range(uses):
+        use_one()
+    # What other tests or threads hold may come and go; what is left behind is one of each use.
+    assert count_objects() - before < uses
 
 
 def test_leaving_a_with_block_by_an_exception_is_local(world):

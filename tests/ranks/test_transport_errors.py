@@ -89,7 +89,8 @@ CALLS = {
     "all_reduce": all_reduce("SUM", (1,)),
     "all_gather of large leaves": all_gather((90_000,), (9000, 2)),
     "merge_call that looks": merge_call(9000, 3, 9000, look=True),
-    "gather_objects": lambda strategy: strategy.gather_objects(bytes(2 << 20)),
+    # On many ranks each has them all, several times over.
+    "gather_objects": lambda strategy: strategy.gather_objects(bytes((4 << 20) // strategy.size)),
     "verify": lambda strategy: strategy.verify([1.0, np.ones(9000)]),
     "barrier": lambda strategy: strategy.barrier(),
     "end of a run": lambda strategy: strategy.run(int),
