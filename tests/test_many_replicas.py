@@ -1,11 +1,11 @@
-"""Thousands of replicas in one process: more than Python's stack is deep."""
+"""More replicas in one process than Python's stack is deep."""
 
 import numpy as np
 import pytest
 
 import mpi_replica as mr
 
-REPLICAS = 3000
+REPLICAS = 1200
 IDS = np.arange(REPLICAS)
 
 
