@@ -1,0 +1,29 @@
+"""Options that are wrong are told when they are made, with what would be right."""
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"timeout_seconds": "1"}, TypeError, "timeout_seconds must be a positive number or None"),
+        ({"timeout_seconds": 0}, ValueError, "timeout_seconds must be a positive number or None"),
+        ({"timeout_seconds": float("nan")}, ValueError, "must be a positive number or None"),
+        ({"bytes_per_pack": -1}, ValueError, "bytes_per_pack must be at least 0, got -1"),
+        ({"bytes_per_pack": 1.5}, TypeError, "bytes_per_pack must be an integer, got 1.5"),
+        ({"name": 3}, TypeError, "name must be a string or None, got 3"),
+        ({"implementation": "RING"}, ValueError, "Use one of AUTO"),
+        ({"reproducible": 1}, TypeError, "reproducible must be True, False or None, got 1"),
+    ],
+)
+def test_a_wrong_option_says_what_it_must_be(options, kind, text):
+    with pytest.raises(kind, match=text):
+        mr.CommunicationOptions(**options)
+
+
+def test_numbers_of_numpy_are_options():
+    options = mr.CommunicationOptions(timeout_seconds=np.float32(2), bytes_per_pack=np.int64(8))
+    assert (options.timeout_seconds, options.bytes_per_pack) == (2, 8)
