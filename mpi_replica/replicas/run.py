@@ -280,8 +280,6 @@ class Run(SharedRun):
 
     def _give_back(self, kept: KeptByRuns) -> None:
         for seat in self.seats:
-            if seat.worker is None:
-                continue
             if seat.status in ("returned", "raised"):
                 kept.keep(seat.replica_id, seat.worker)
             elif seat.status == "waits":  # a signal's handler has raised while it was to stop

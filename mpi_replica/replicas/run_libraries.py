@@ -54,6 +54,8 @@ class RunLibraries:
 
             self._shared_state = torch_shared_state
             torch_shared_state.watch_optimizers()
+        #: Whether `versions_of` may find some.
+        self.has_shared_state = self._shared_state is not None
 
     def call(
         self,

@@ -61,7 +61,8 @@ class Seat:
     call: Call | None = None
     value: Any = None
     error: BaseException | None = None
-    worker: Worker | None = None
+    #: None where it has not begun.
+    worker: Worker = cast("Worker", None)
     #: Of torch's tensors that it contributes, where replicas of its rank may share them.
     versions: Any = None
     _refusals = 0
@@ -103,7 +104,7 @@ class Seat:
 
     def meet(self, call: Call) -> Any:
         """Posts `call` and waits until the hub has performed it; called by the replica."""
-        if self.worker is None or not self.worker.is_here():
+        if not self.worker.is_here():
             raise ContextError(
                 "a collective was called outside of the greenlet or thread of its replica. Call it"
                 " directly from the function given to strategy.run."
@@ -113,7 +114,8 @@ class Seat:
             require_unstaged_call(call)
         if not run.is_alone:
             run.libraries.check()
-            self.versions = run.libraries.versions_of(call)
+            if run.libraries.has_shared_state:
+                self.versions = run.libraries.versions_of(call)
         if run.doom is not None:
             self.refuse(run.doom)
         call.replica_ids = (self.replica_id,)
@@ -162,7 +164,7 @@ class Seat:
 
     def _wait(self) -> Any:
         try:
-            return cast("Worker", self.worker).wait()
+            return self.worker.wait()
         finally:  # not by the hub: where a signal's handler raises there, this replica still waits
             self.call = None
             self.status = "runs"
@@ -177,16 +179,15 @@ class Seat:
         if self._refusals > MOST_REFUSALS:
             self.status = "abandoned"
             _abandoned.append(self)
-            if self.worker is not None:
-                self.worker.wait()
+            self.worker.wait()
         raise self.run.stop_error(doom)
 
     def stop(self, error: BaseException) -> None:
         """Raises `error` at the call at which the replica waits; called by the hub."""
         self._refusals += self.run.doom is not None
         trace = error.__traceback__ if came_up_in_package(error) else None
-        cast("Worker", self.worker).throw(error, trace)
+        self.worker.throw(error, trace)
 
     def go_on(self, answer: Any) -> None:
         """Returns `answer` from the call at which the replica waits; called by the hub."""
-        cast("Worker", self.worker).resume(answer)
+        self.worker.resume(answer)
