@@ -255,7 +255,10 @@ def _trace(options: argparse.Namespace) -> int:
     except (OSError, ValueError, ModuleNotFoundError) as error:
         raise LaunchError(str(error)) from None
     of_job = found["otherData"]["mpi_replica"]
-    print(json.dumps(of_job) if options.json else table.text(of_job))
+    try:
+        print(json.dumps(of_job) if options.json else table.text(of_job), flush=True)
+    except BrokenPipeError:  # `| head` has seen enough; what is left shall not come up at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -190,6 +192,16 @@ def test_a_part_that_fails_leaves_what_becomes_a_trace(parts_job, capsys):
     assert "all_reduce" in capsys.readouterr().out
     trace = checked(path)
     assert trace_format.summary(trace)["missing"] == []
+
+
+def test_whoever_reads_the_table_may_stop_in_the_middle(parts_job):
+    folder, _ = parts_job
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "mpi_replica", "trace", folder / "failed.json"]
+    with open(writer, "wb") as stdout:
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 # How it comes about ----------------------------------------------------------------------------
