@@ -100,6 +100,8 @@ class TestByWayOfOneRankOfEachHost(TransportContract):
 
         from mpi_replica.ranks.header_exchanges import HeaderExchanges
 
+        if MPI.COMM_WORLD.size > len(self.hosts):
+            pytest.skip("it has no host for so many ranks")
         transport = transport_over(None)
         transport._exchanges.free()
         hosts = self.hosts[: transport.size]
