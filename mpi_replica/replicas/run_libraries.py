@@ -48,14 +48,12 @@ class RunLibraries:
         #: A device of JAX for each replica, where there are so many.
         self._devices = None if self._jax is None else devices_of_replicas(num_replicas)
         #: What finds torch's state that replicas of this rank share; None where none can be.
-        self._shared_state: Any = None
+        self.shared_state: Any = None
         if self.has_threads and self._torch is not None:
             from . import torch_shared_state  # torch is imported
 
-            self._shared_state = torch_shared_state
+            self.shared_state = torch_shared_state
             torch_shared_state.watch_optimizers()
-        #: Whether `versions_of` may find some.
-        self.has_shared_state = self._shared_state is not None
 
     def call(
         self,
@@ -120,6 +118,6 @@ class RunLibraries:
 
     def versions_of(self, call: Call) -> Any:
         """Returns what finds tensors in a call that are written before it is performed, or None."""
-        if self._shared_state is None or type(call) is not AllReduce:
+        if type(call) is not AllReduce:
             return None
-        return self._shared_state.Versions(call)
+        return self.shared_state.Versions(call)

@@ -114,7 +114,7 @@ class Seat:
             require_unstaged_call(call)
         if not run.is_alone:
             run.libraries.check()
-            if run.libraries.has_shared_state:
+            if run.libraries.shared_state is not None:
                 self.versions = run.libraries.versions_of(call)
         if run.doom is not None:
             self.refuse(run.doom)

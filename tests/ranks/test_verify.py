@@ -139,14 +139,15 @@ def test_objects_with_an_array_in_them_are_compared_by_it(strategy):
 
 
 def cost_of_one(strategy):
-    """What a call takes: one message on 32 ranks and less."""
-    return cost_of(strategy, lambda: strategy.verify(0))
+    """What a call takes: one message, and above 32 ranks, where headers do not travel, two."""
+    return (1, 256) if strategy.size <= 32 else (2, 280)
 
 
-def test_it_takes_one_message_and_no_data(strategy, small_world):
+def test_it_takes_one_message_and_no_data(strategy):
     v = variable(strategy, np.zeros(200_000), name="v")
     strategy.verify({"v": v, "x": np.ones(200_000)})
-    assert cost_of(strategy, lambda: strategy.verify({"v": v, "x": np.ones(200_000)})) == (1, 256)
+    cost = cost_of(strategy, lambda: strategy.verify({"v": v, "x": np.ones(200_000)}))
+    assert cost == cost_of_one(strategy)
 
 
 def test_the_default_strategy_has_nothing_to_compare():
@@ -347,8 +348,7 @@ def test_what_is_synchronized_on_read_is_left_out(strategy):
     )
     v = variable(strategy, 1.0)
     strategy.run(lambda: count.assign(mr.get_replica_context().replica_id_in_sync_group))
-    without = cost_of(strategy, lambda: strategy.verify([v]))
-    assert cost_of(strategy, lambda: strategy.verify([count, v])) == without
+    assert cost_of(strategy, lambda: strategy.verify([count, v])) == cost_of_one(strategy)
     strategy.verify(count)
 
 

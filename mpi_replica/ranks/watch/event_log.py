@@ -129,8 +129,6 @@ class EventLog:
         self._events: deque[bytes] = deque(maxlen=_MOST_WAITING)
         #: Takes an event that is packed. No function of Python: this runs at every call.
         self.add: Callable[[bytes], None] = self._events.append
-        # When the last event ended that was written, and in how much time the missing ones did.
-        self._written_ns = self._missing_ns = 0
         self._num_worlds = itertools.count()
         self._threads = {owner_of_this_thread(): 0}
         self._facts: list[dict[str, Any]] = []
@@ -138,7 +136,8 @@ class EventLog:
         self._due = 0.0
         self._parts: list[str] = []
         make_folder_of_parts(path)
-        self._written_ns = perf_counter_ns()
+        # When the last event ended that was written, and in how much time the missing ones did.
+        self._written_ns, self._missing_ns = perf_counter_ns(), 0
         self.tell(
             host=socket.gethostname(),
             pid=os.getpid(),

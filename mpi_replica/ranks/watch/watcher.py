@@ -39,13 +39,14 @@ _SECONDS_BETWEEN_PRINTS = 1.0
 class Watcher:
     """Looks at watches while there are any."""
 
+    # Held as long as the thread shall go on, which waits for it: in C, and not as for an Event in
+    # Python, since the thread of a program that is sampled does so fifty times a second.
+    _going_on: threading.Lock
+
     def __init__(self) -> None:
         self._watches: list[StrategyWatch] = []
         self._cycles: CycleSearch | None = None
         self._thread: threading.Thread | None = None
-        # Held as long as the thread shall go on. It waits for it, in C: an Event costs a sampled
-        # program 40 us more, fifty times a second.
-        self._going_on = threading.Lock()
         self._has_failed = False
         self._printed = -_SECONDS_BETWEEN_PRINTS
         self._signal = StackSignal()
