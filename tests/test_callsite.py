@@ -2,13 +2,20 @@
 
 import argparse
 import ast
+import collections
+import configparser
 import dis
 import functools
 import operator
 import os
+import pathlib
+import shutil
 import subprocess
 import sys
+import tarfile
 import textwrap
+import types
+import zipfile
 
 import pytest
 
@@ -194,6 +201,48 @@ def at_the_end_of_with_after_return(is_to):
     return sites
 
 
+def at_the_end_of_with_after_return_of_a_value(is_to):
+    sites = []
+
+    def step():
+        with Exits(sites):
+            if is_to:
+                return str(sites)
+            fails(False)
+        return None
+
+    step()
+    return sites
+
+
+def of_a_value_that_was_chosen(is_to):
+    def step():
+        return site_with(0 if is_to else fails(False))
+
+    return step()
+
+
+def of_a_value_that_was_chosen_at_the_end(is_to):
+    sites = []
+
+    def step():
+        sites.append(site_with(0 if is_to else fails(False)))
+
+    step()
+    return sites
+
+
+def of_a_value_by_name_that_was_chosen(is_to):
+    def step():
+        return site_with(1, *(), value=is_to or fails(False))
+
+    return step()
+
+
+def site_with(*args, **kwargs):
+    return call_site().digest
+
+
 @pytest.mark.parametrize(
     "way",
     [
@@ -202,6 +251,10 @@ def at_the_end_of_with_after_return(is_to):
         in_finally_after_return,
         at_the_end_of_with,
         at_the_end_of_with_after_return,
+        at_the_end_of_with_after_return_of_a_value,
+        of_a_value_that_was_chosen,
+        of_a_value_that_was_chosen_at_the_end,
+        of_a_value_by_name_that_was_chosen,
     ],
 )
 def test_a_place_is_one_call_on_all_ways_on_which_python_comes_there(way):
@@ -217,6 +270,65 @@ def test_the_ends_of_two_withs_of_one_statement_differ():
     assert len(set(sites)) == len(sites) == 2
 
 
+def test_what_a_with_calls_are_three_calls():
+    sites = []
+
+    class Makes(Exits):
+        def __init__(self, sites):
+            super().__init__(sites)
+            sites.append(site())
+
+        def __enter__(self):
+            self.sites.append(site())
+
+    with Makes(sites):
+        pass
+    assert len(set(sites)) == len(sites) == 3
+
+
+CALLS = {"CALL", "CALL_KW", "CALL_FUNCTION_EX"}
+
+
+def positions_of_calls(tree):
+    """Yields those at which a program calls once: no ``with`` and no decorator calls there, too."""
+    calls, others = set(), set()
+    for node in ast.walk(tree):
+        several = [item.context_expr for item in getattr(node, "items", ())]
+        several += getattr(node, "decorator_list", [])
+        others.update(map(position_of, several))
+        if isinstance(node, ast.Call):
+            calls.add(position_of(node))
+    return calls - others
+
+
+def position_of(node):
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+
+
+def codes_in(code):
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes_in(constant)
+
+
+@pytest.mark.parametrize(
+    "module", [argparse, ast, configparser, dis, shutil, subprocess, tarfile, zipfile]
+)
+def test_every_call_of_a_program_has_one_name_however_often_python_has_written_it(module):
+    """Some have up to five copies, others in each version of Python."""
+    source = pathlib.Path(module.__file__).read_text(encoding="utf-8")
+    positions = positions_of_calls(ast.parse(source))
+    names = collections.defaultdict(set)
+    for code in codes_in(compile(source, module.__file__, "exec")):
+        for each in dis.get_instructions(code):
+            position = tuple(each.positions)
+            if each.opname in CALLS and position in positions:
+                names[code, position].add(callsite._place(code, each.offset).name)
+    assert len(names) > 100
+    assert {position: found for position, found in names.items() if len(found) > 1} == {}
+
+
 class Compares:
     def __init__(self, sites):
         self.sites = sites
@@ -229,7 +341,8 @@ class Compares:
 def test_two_calls_at_one_position_differ():
     sites = []
     x = y = z = Compares(sites)
-    assert x < y < z
+    is_in_order = x < y < z  # no assert, which pytest would write anew
+    assert is_in_order
     assert len(set(sites)) == 2
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import functools
 import hashlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -20,7 +21,8 @@ from ...core.tracebacks import is_of_library, is_of_package
 
 _CACHE = dis.opmap["CACHE"]
 _CALL = dis.opmap["CALL"]
-_LOAD_CONST = dis.opmap["LOAD_CONST"]
+# How Python comes by None; the second is of Python 3.15.
+_CONSTANTS = frozenset({dis.opmap["LOAD_CONST"], dis.opmap.get("LOAD_COMMON_CONSTANT")})
 _WITH_EXCEPT_START = dis.opmap["WITH_EXCEPT_START"]
 _PRECALL = dis.opmap.get("PRECALL")  # of Python 3.11
 
@@ -180,9 +182,9 @@ def _place(code: CodeType, offset: int) -> _Place:
     start = start_of_instruction(code, offset)
     file = os.path.basename(code.co_filename)
     positions = list(code.co_positions())
-    line, _, column, _ = positions[start // 2]
-    # Line and column tell lambdas and functions of one name apart, where a loop calls them.
-    name = f"{file}\0{code.co_qualname}\0{line}\0{column}\0{_role(code, start, positions)}\0"
+    position = line, _, column, _ = positions[start // 2]
+    # The position tells lambdas and functions of one name apart, where a loop calls them.
+    name = f"{file}\0{code.co_qualname}\0{position}\0{_role(code, start, positions)}\0"
     return _Place(name.encode(), f"{file}:{line}", column or 0)
 
 
@@ -192,9 +194,11 @@ _Position = tuple[int | None, int | None, int | None, int | None]
 def _role(code: CodeType, start: int, positions: Sequence[_Position]) -> str:
     """Returns what tells an instruction from others at the same position of the source.
 
-    Its offset would, but for one thing: a ``finally`` block, and the end of a ``with``, stand in
-    the code several times, for the ways on which Python comes there. They are one place: copies
-    have the same instructions for the same expression.
+    Its offset would, but for one thing: Python writes a part of the code several times, for the
+    ways on which it comes there. These copies are one place. Of a ``finally`` block and the end of
+    a ``with`` there is one for each way out. What ends a function has one for each branch that
+    leads there, as both of ``return f(a if b else c)``, which begins anywhere behind the branches:
+    so nothing counts that comes before, but what stands at the same position without a gap.
     """
     position = positions[start // 2]
     if None in position:  # Python may be told to leave them out
@@ -209,20 +213,11 @@ def _role(code: CodeType, start: int, positions: Sequence[_Position]) -> str:
     with_exits = [i for i in starts if instructions[i] == _WITH_EXCEPT_START]
     if [positions[i // 2] for i in with_exits].count(position) == 1:
         # Python calls `__exit__` with three times None where no exception is under way.
-        nones = [i for i in range(here - 3, here) if i > 0 and is_at(i)]
-        constants = [i for i in nones if instructions[starts[i]] == _LOAD_CONST]
-        if start in with_exits or (len(constants) == 3 and not is_at(here - 4)):
+        before = [instructions[starts[i]] for i in range(max(here - 3, 0), here) if is_at(i)]
+        if start in with_exits or (len(before) == 3 and _CONSTANTS.issuperset(before)):
             return "exit"
-    line, end_line, column, end_column = position
-    expression = []
-    for begin in reversed(starts[: here + 1]):
-        of_line, of_end_line, of_column, of_end_column = each = positions[begin // 2]
-        if None in each or (of_line, of_column) < (line, column):
-            break
-        if (of_end_line, of_end_column) > (end_line, end_column):
-            break
-        expression.append((instructions[begin], instructions[begin + 1], each))
-    return hashlib.blake2b(repr(expression).encode(), digest_size=8).hexdigest()
+    together = itertools.takewhile(is_at, range(here, -1, -1))
+    return repr([(instructions[starts[i]], instructions[starts[i] + 1]) for i in together])
 
 
 def start_of_instruction(code: CodeType, offset: int) -> int:
