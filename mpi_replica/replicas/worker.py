@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextvars
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import greenlet
 from greenlet import getcurrent
+
+# Calls of C below each replica. The stack of a greenlet has no end that can be seen: behind its
+# first frame is whatever the hub has left there, and who looks for a caller in it crashes. numpy
+# looks at 10 frames, where it may write into a temporary array (`temp_elision.c`: of 256 KiB and
+# more), torch at 64, for each of its errors (`c10/util/Backtrace.cpp`).
+_FRAMES_BELOW = 64
 
 
 class Worker(ABC):
@@ -56,7 +63,7 @@ class GreenletWorker(Worker):
 
     def __init__(self) -> None:
         self._hub = getcurrent()
-        self._greenlet = greenlet.greenlet(_do_jobs)
+        self._greenlet = greenlet.greenlet(_begin)
         # Without a job: the first arguments are kept for as long as the greenlet is.
         self._greenlet.switch(self._hub)
 
@@ -86,6 +93,12 @@ class GreenletWorker(Worker):
 
     def rest(self) -> None:
         self._greenlet.gr_context = None
+
+
+def _begin(hub: greenlet.greenlet) -> None:
+    """Does the jobs of a greenlet, above what libraries may look at."""
+    calls: list[Any] = [*[operator.call] * _FRAMES_BELOW, _do_jobs, hub]
+    operator.call(*calls)
 
 
 def _do_jobs(hub: greenlet.greenlet) -> None:

@@ -3,8 +3,10 @@
 import concurrent.futures
 import contextlib
 import contextvars
+import ctypes
 import functools
 import gc
+import operator
 import threading
 import time
 import warnings
@@ -525,6 +527,24 @@ def test_each_replica_runs_in_a_copy_of_the_callers_context_variables(strategy):
     assert after.values == local
     assert above.values == ("the caller's",) * len(local)
     setting.reset(token)
+
+
+def test_libraries_may_look_at_the_callers_of_c(strategy):
+    """As numpy and torch do; the stack of a greenlet ends in memory that is not its own."""
+    backtrace = ctypes.PyDLL(None).backtrace
+    frames = (ctypes.c_void_p * 64)()
+
+    def step():
+        has_ended = backtrace(frames, len(frames)) < len(frames)
+        assert not has_ended or threading.current_thread() is not threading.main_thread()
+        large = np.ones(1 << 16)
+        np.testing.assert_array_equal((large * 2 + 1) * 3, 9 * large)
+
+    def run_above(calls):
+        operator.call(*[operator.call] * calls, strategy.run, step)
+
+    for calls in (30, 0, 7, 1, 30):  # what the hub has left is another thing each time
+        run_above(calls)
 
 
 def test_what_numpy_keeps_in_context_variables_is_each_replicas_own(strategy):

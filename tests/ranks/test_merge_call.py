@@ -67,7 +67,7 @@ def test_three_plus_id(strategy):
         lambda i: Record(f"r{i}", [i] * i),
         lambda i: None if i % 2 else i,
         lambda i: np.float32(i),
-        lambda i: np.datetime64("2020-01-01") + i,
+        lambda i: np.datetime64("2020-01-01") + np.timedelta64(i, "D"),
         lambda i: slice(i),
         lambda i: "x" * (1000 * i),
         lambda i: b"x" * (1 << 17),
