@@ -71,5 +71,21 @@ def test_changes_that_cancel_in_sums_of_rows_and_of_columns_change_it():
     assert len(seen) == 2
 
 
+PADDED = [np.dtype(np.longdouble), np.dtype(np.clongdouble), np.dtype("i1, f8", align=True)]
+
+
+@pytest.mark.parametrize("dtype", PADDED, ids=str)
+@pytest.mark.parametrize("items", [1, 10_000])
+def test_bytes_that_mean_nothing_do_not_count(dtype, items):
+    """As behind a number of 80 bits, which is kept in 16 bytes."""
+    digests = []
+    for fill in (0x55, 0xAA):
+        array = np.full(items * dtype.itemsize, fill, np.uint8).view(dtype)
+        for place in [array[name] for name in dtype.names or ()] or [array]:
+            np.divide(np.ones(items, place.dtype), 4, out=place, casting="unsafe")
+        digests += [digest_of(array), digest_of({"last": array[-1]})]
+    assert digests[:2] == digests[2:]
+
+
 def test_a_digest_is_the_same_in_every_process():
     assert digest(drawn(100_000)).hex() == "204e17b5c9828549451adffa203e4836"

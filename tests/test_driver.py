@@ -1,10 +1,12 @@
 """What becomes of an error in the driver of calls: one rank, the other does what this one does."""
 
+import contextlib
 import dis
 import pickle
 import signal
 import sys
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -177,10 +179,8 @@ class Limit(Exception):
     """Raised by a handler of a signal."""
 
 
-FILES = {
-    module.__file__
-    for module in (agreement_module, call_module, driver_module, header_sizes_module)
-}
+MODULES = (agreement_module, call_module, driver_module, header_sizes_module)
+FILES = {module.__file__ for module in MODULES}
 # Python looks for signals behind these: at the beginning of a function, and behind a call.
 LOOKS = {"RESUME", "CALL", "CALL_FUNCTION_EX", "CALL_KW"}
 
@@ -208,26 +208,68 @@ def interrupted(do, number):
     """
     before, count = {}, 0
 
-    def trace(frame, event, argument):
+    def look(frame, offset):
         nonlocal count
-        if frame.f_code.co_filename not in FILES:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode":
-            last, before[frame] = before.get(frame), frame.f_lasti
-            count += last is not None and may_raise(frame.f_code, last, frame.f_lasti)
-            if count == number:
-                sys.settrace(None)
-                count += 1
-                raise Limit
-        return trace
+        last, before[frame] = before.get(frame), offset
+        count += last is not None and may_raise(frame.f_code, last, offset)
+        if count == number:
+            count += 1
+            raise Limit
 
-    sys.settrace(trace)
-    try:
+    with at_each_instruction(look):
         error = error_of(do)
-    finally:
-        sys.settrace(None)
     return error, count > number
+
+
+@contextlib.contextmanager
+def at_each_instruction(look):
+    """Call ``look(frame, offset)`` before each instruction in FILES, until it raises."""
+    if sys.version_info < (3, 12):
+
+        def trace(frame, event, argument):
+            if frame.f_code.co_filename not in FILES:
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            if event == "opcode":
+                look(frame, frame.f_lasti)
+            return trace
+
+        sys.settrace(trace)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+        return
+    # A tracer gets no instructions of code that has run without one.
+    tool, event = sys.monitoring.DEBUGGER_ID, sys.monitoring.events.INSTRUCTION
+    codes = [code for module in MODULES for code in codes_in(module)]
+    sys.monitoring.use_tool_id(tool, __name__)
+    sys.monitoring.register_callback(tool, event, lambda _, at: look(sys._getframe(1), at))
+    for code in codes:
+        sys.monitoring.set_local_events(tool, code, event)
+    try:
+        yield
+    finally:
+        for code in codes:
+            sys.monitoring.set_local_events(tool, code, 0)
+        sys.monitoring.register_callback(tool, event, None)
+        sys.monitoring.free_tool_id(tool)
+
+
+def codes_in(module):
+    """Yield the code of the functions that a module defines."""
+    found = list(vars(module).values())
+    while found:
+        one = found.pop()
+        if isinstance(one, types.CodeType):
+            yield one
+            found += one.co_consts
+        elif isinstance(one, types.FunctionType) and one.__module__ == module.__name__:
+            found.append(one.__code__)
+        elif isinstance(one, property):
+            found.append(one.fget)
+        elif isinstance(one, type) and one.__module__ == module.__name__:
+            found += vars(one).values()
 
 
 @pytest.mark.parametrize("name", CALLS)

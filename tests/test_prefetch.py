@@ -161,7 +161,8 @@ def test_what_is_asked_for_by_position_is_read_when_it_is_asked():
 def run(program):
     code = "from mpi_replica.data import Dataset\nimport os, sys, threading\n"
     done = subprocess.run(
-        [sys.executable, "-c", code + textwrap.dedent(program)],
+        # From Python 3.12 on who forks is warned of other threads.
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code + textwrap.dedent(program)],
         capture_output=True,
         text=True,
         timeout=60,

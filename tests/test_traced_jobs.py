@@ -127,7 +127,9 @@ def test_a_late_rank_is_named_with_its_share_its_lines_and_how_late_it_is(late_j
     mean = np.diff(begins)[:, -1].mean()
     assert late["seconds"] * 1e9 == pytest.approx(mean, rel=1e-6)
     place, share = next(iter(late["meanwhile"].items()))
-    assert place == f"{line_of(LATE, 'it is here')} in be_late"
+    file, _, line = line_of(LATE, "it is here").partition(":")
+    # Python 3.14 lets other threads run at the end of a loop.
+    assert place in {f"{file}:{number} in be_late" for number in (int(line), int(line) + 1)}
     assert share > 0.5
 
 

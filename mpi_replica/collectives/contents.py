@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..core.digests import DIGEST_BYTES, digest_of_bytes
 from ..core.dtypes import as_plain_array, wire_name
+from ..core.pad_bytes import without_padding
 from .agreement.site import function_identity
 from .agreement.stand import LeafDescription
 
@@ -87,8 +88,7 @@ def _content_of_array(array: np.ndarray[Any, Any]) -> Content:
     text = f"{name} {_shown(array[()])}" if array.ndim == 0 else kind
     if array.nbytes == 0:
         return Content(kind, text, _bytes_of(b""), array.dtype, array.shape)
-    if _has_padding(array.dtype):
-        array = _without_padding(array)
+    array = without_padding(array)
     return Content(kind, text, array.reshape(-1).view(np.uint8), array.dtype, array.shape)
 
 
@@ -103,47 +103,6 @@ def _content_of_text(text: str, kind: str, data: bytes, dtype: np.dtype[Any]) ->
 
 def _bytes_of(data: bytes) -> npt.NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8)
-
-
-def _has_padding(dtype: np.dtype[Any]) -> bool:
-    """Returns whether items have bytes that mean nothing, and may be anything."""
-    if dtype.subdtype is not None:
-        return _has_padding(dtype.subdtype[0])
-    if dtype.fields is not None:
-        fields = [field for field, *_ in dtype.fields.values()]
-        used = sum(field.itemsize for field in fields)
-        return used != dtype.itemsize or any(_has_padding(field) for field in fields)
-    return _extended_bytes(dtype) > 0
-
-
-def _extended_bytes(dtype: np.dtype[Any]) -> int:
-    """Returns the bytes of a real number of 80 bits, which is kept in more; 0 for other dtypes."""
-    if dtype.kind not in "fc" or dtype.itemsize <= (8 if dtype.kind == "f" else 16):
-        return 0
-    return dtype.itemsize // (2 if dtype.kind == "c" else 1) if np.finfo(dtype).nmant == 63 else 0
-
-
-def _without_padding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns a copy of `array` with zeros where its items have bytes that mean nothing."""
-    clean = np.zeros(
-        array.shape, array.dtype
-    )  # not zeros_like, which leaves such bytes as they are
-    _copy_values(array, clean)
-    return clean
-
-
-def _copy_values(source: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> None:
-    if source.dtype.fields is not None:
-        for name in source.dtype.fields:
-            _copy_values(source[name], target[name])
-        return
-    extended = _extended_bytes(source.dtype)
-    target[...] = source
-    if extended and source.size:
-        items = target if target.flags.c_contiguous else target.copy(order="C")
-        items.reshape(-1).view(np.uint8).reshape(-1, extended)[:, 10:] = 0
-        if items is not target:
-            target[...] = items
 
 
 def element_name(content: Content, unit_bytes: int, index: int) -> str:

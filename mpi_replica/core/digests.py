@@ -21,6 +21,7 @@ from . import nest
 from .array_libraries import dtype_of
 from .dtypes import as_plain_array
 from .indexed_slices import IndexedSlices
+from .pad_bytes import without_padding
 
 #: Size of a digest.
 DIGEST_BYTES = 16
@@ -86,7 +87,7 @@ def digest_of(value: Any) -> int:
         elif not _has_bits(leaf):
             digest.update(type(leaf).__qualname__.encode())
         else:
-            array = as_plain_array(leaf)
+            array = without_padding(as_plain_array(leaf))
             digest.update(f"{array.dtype.name}{array.shape}".encode())
             data = array.reshape(-1).view(np.uint8)
             digest.update(data.tobytes() if data.size <= BLAKE_BYTES else digest_of_bytes(data))

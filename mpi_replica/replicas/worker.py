@@ -80,7 +80,8 @@ class GreenletWorker(Worker):
         self._greenlet.switch(answer)
 
     def throw(self, error: BaseException, trace: Any) -> None:
-        self._greenlet.throw(type(error), error, trace)
+        # From Python 3.14 on None leaves the traceback that it has.
+        self._greenlet.throw(type(error), error.with_traceback(trace), trace)
 
     def wait(self) -> Any:
         return self._hub.switch()

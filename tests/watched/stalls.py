@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 
 from mpi4py import MPI
 
@@ -172,7 +173,9 @@ def fork(strategy, begin):
 
     threading.Thread(target=hold).start()
     is_held.wait()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: from Python 3.12 on
+        child = os.fork()
     if child == 0:
         signal.alarm(30)
         strategy.close()
