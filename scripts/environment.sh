@@ -41,6 +41,21 @@ make_environment() {
     printf '%s\n' "$state" "$extras" "$root" >"$stamp"
 }
 
+# newest_python: prints $PYTHON, or else the newest Python that is there, of those that the package is
+# known to work with: on PATH, or of pyenv.
+newest_python() {
+    local python minor newest=${PYTHON:-} greatest=0
+
+    for python in python3 python3.{12..15} "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[2-5].*/bin/python; do
+        [[ ! ${PYTHON:-} ]] || break
+        minor=$("$python" -c 'import sys, venv; print(sys.version_info[1])' 2>/dev/null) || continue
+        if ((minor > greatest)); then
+            newest=$python greatest=$minor
+        fi
+    done
+    printf '%s\n' "$newest"
+}
+
 # make_array_environment NAME EXTRAS: as make_environment, with torch and JAX, and what holds weights
 # for that. A build of torch for the CPU alone, where the package index has one, is a tenth of what
 # pip takes otherwise.
