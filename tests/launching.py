@@ -222,6 +222,8 @@ def find_interpreter(library, *, arrays=False):
     mpi4py takes the first library that it finds. Nor has the interpreter that runs the tests torch:
     all else must work without. Nor has it JAX.
     """
+    if library in ("openmpi", "mpich") and library not in LIBRARIES:
+        pytest.skip(f"MPI_REPLICA_TEST_LIBRARIES leaves {library} out")
     if arrays and "torch" not in ARRAY_LIBRARIES:
         pytest.skip("MPI_REPLICA_TEST_ARRAY_LIBRARIES leaves torch out")
     if library == "openmpi" and not arrays:

@@ -24,10 +24,10 @@ from benchmarks.plotting import series
 from benchmarks.tables import Beside, Row, quantity, table
 from hosts.network import joined_hosts
 from launching import (
+    INTERPRETERS,
     LIBRARIES,
     ROOT,
     find_interpreter,
-    not_installed,
     rank_environment,
     room_for,
 )
@@ -139,13 +139,9 @@ def test_reproducible_sums_stand_beside_default_ones_in_each_layout(library, tmp
 @pytest.mark.parametrize("library", LIBRARIES[:1])
 def test_training_stands_beside_that_of_torch_alone_and_where_a_core_is_busy(library, tmp_path):
     """And both come to the same weights, or there would be no row."""
-    suffix = "" if library == "openmpi" else "-mpich"
-    variable = f"MPI_REPLICA_TEST_ARRAYS{suffix.replace('-', '_').upper()}"
-    python = os.environ.get(variable) or ROOT / f".venv-arrays{suffix}" / "bin" / "python"
-    if not Path(python).exists():
-        not_installed(f"{python} with torch does not exist; {variable} may name another one")
-    kept = tmp_path / "rows.json"
-    quick_run(library, "gradients", "--json", kept, additions={variable: str(python)})
+    python, kept = find_interpreter(library, arrays=True), tmp_path / "rows.json"
+    variable, _ = INTERPRETERS[library, True]
+    quick_run(library, "gradients", "--json", kept, additions={variable: python})
     (found,) = json.loads(kept.read_text())["tables"]
     sides = {row["what"]: row["besides"] for row in found["rows"]}
     goals = {
