@@ -290,7 +290,7 @@ CALLS = {"CALL", "CALL_KW", "CALL_FUNCTION_EX"}
 
 
 def positions_of_calls(tree):
-    """Yields those at which a program calls once: no ``with`` and no decorator calls there, too."""
+    """Return those at which a program calls once: no ``with`` and no decorator calls there, too."""
     calls, others = set(), set()
     for node in ast.walk(tree):
         several = [item.context_expr for item in getattr(node, "items", ())]

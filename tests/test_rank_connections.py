@@ -662,7 +662,8 @@ def test_without_a_launcher_nothing_is_told_and_nothing_is_started(launch):
         assert not connection.has_told_end()
         assert threading.active_count() == 1
         files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-        assert "socket:" not in str(files), files
+        # The last was that of listdir; a libffi keeps its own file open.
+        assert [file for file in files[3:-1] if "libffi" not in file] == []
         """,
         env={VARIABLE: ""},
     )
