@@ -28,7 +28,7 @@ from .pause import SECONDS_BEFORE_SLEEP, pause
 from .point_to_point import MPIMailbox, PointToPoint
 from .survivors import Survivors
 from .transport import HEADER_BYTES, Bytes, Messages, Payload, Transport, WaitGivenUpError, Words
-from .ulfm import is_loss, loss_error
+from .ulfm import begin_to_agree, is_loss, loss_error
 from .windows import SharedWindows
 
 _MPI_OPS = {
@@ -259,7 +259,7 @@ class MPITransport(Transport):
     def agree(self, word: int) -> int:
         words, loss = np.array([word], np.int32), self.loss
         try:
-            self._wait(self._comm.Iagree(words), buffers=words)
+            self._wait(begin_to_agree(self._comm, words), buffers=words)
         except RankLostError:
             # The word is agreed on all the same. A loss that is new comes up at the next exchange.
             self.loss = loss

@@ -19,7 +19,7 @@ from .abort import abort_job
 from .library_facts import is_fault_tolerant
 from .single import WaitingTransport
 from .transport import Transport
-from .ulfm import agree, agree_in_steps, is_loss
+from .ulfm import agree, agree_in_steps, is_loss, shrink
 
 T = TypeVar("T")
 
@@ -177,7 +177,7 @@ class Survivors:
         """
         if self.is_fault_tolerant:
             # Unlike a duplicate it can be had where a rank is dead already.
-            self._world = self._world.Shrink()
+            self._world = shrink(self._world)
             # Who revokes it while others are still in that call ends them (Open MPI 5.0.11: a
             # segmentation fault in ompi_comm_revoke_local).
             self._world.Set_errhandler(self._mpi.ERRORS_RETURN)

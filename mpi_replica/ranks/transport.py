@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,15 @@ class Mailbox(abc.ABC):
 
     Nothing here waits for another rank. One thread at a time.
     """
+
+    #: Held by who uses a mailbox, of whatever strategy of this process: what comes in one of them
+    #: may have to be told in another. Living ranks begin to agree under it, too (see `ulfm`).
+    lock: ClassVar[threading.RLock] = threading.RLock()
+
+    @staticmethod
+    def renew_lock() -> None:
+        """Makes a new lock, in a forked child: a thread of the parent may have held the old one."""
+        Mailbox.lock = threading.RLock()
 
     @abc.abstractmethod
     def send(self, rank: int, data: bytes) -> None:

@@ -17,6 +17,7 @@ import warnings
 from mpi4py import MPI
 
 import mpi_replica as mr
+from mpi_replica.ranks.transport import Mailbox
 
 world = MPI.COMM_WORLD
 rank = world.rank
@@ -167,7 +168,7 @@ def fork(strategy, begin):
     is_held, is_forked = threading.Event(), threading.Event()
 
     def hold():  # as the watcher may at this moment
-        with strategy.engine.watch._lock:
+        with Mailbox.lock:
             is_held.set()
             is_forked.wait()
 

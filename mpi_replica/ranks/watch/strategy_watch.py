@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import threading
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from ...core.exceptions import (
     CollectiveMismatchError,
@@ -102,10 +101,6 @@ class StrategyWatch:
         Gives the place of that thread. Default: that of its stack.
     """
 
-    # One thread at a time may use a mailbox. One lock for those of all strategies: what comes in
-    # one of them may have to be told in another.
-    _lock: ClassVar[threading.RLock] = threading.RLock()
-
     def __init__(
         self,
         transport: Transport,
@@ -194,7 +189,7 @@ class StrategyWatch:
     def tell(self, message: tuple[Any, ...], receiver: int | None = None) -> None:
         """Sends a message to the watchers of all other ranks, or to that of one."""
         data = pickle.dumps(message, 5)
-        with self._lock:
+        with Mailbox.lock:
             mailbox = self._mailbox
             if mailbox is None:
                 return
@@ -205,7 +200,7 @@ class StrategyWatch:
 
     def read(self) -> None:
         """Deals with the messages that have come."""
-        with self._lock:
+        with Mailbox.lock:
             mailbox = self._mailbox
             while mailbox is not None and (letter := mailbox.receive()) is not None:
                 sender, data = letter
@@ -213,14 +208,14 @@ class StrategyWatch:
 
     def ask(self, seconds: float) -> dict[int, Answer]:
         """Returns where the ranks are, by rank: this one, and those that answer in this time."""
-        with self._lock:
+        with Mailbox.lock:
             inquiry = self._inquiry_of_thread = self._begin_inquiry(seconds)
         while len(inquiry.answers) < self.layout.size and time.monotonic() < inquiry.deadline:
             if self._mailbox is None:
                 break
             time.sleep(_POLL_SECONDS)
             self.read()
-        with self._lock:
+        with Mailbox.lock:
             self._inquiry_of_thread = None
         return inquiry.answers
 
@@ -238,18 +233,13 @@ class StrategyWatch:
 
         A watcher that goes through watches may still hold this one.
         """
-        with self._lock:
+        with Mailbox.lock:
             self.is_watched = False
             self._is_closed = True
 
-    @classmethod
-    def renew_lock(cls) -> None:
-        """Makes a new lock, in a forked child: a thread of the parent may have held the old one."""
-        cls._lock = threading.RLock()
-
     def tick(self, now: float) -> None:
         """Looks at the waits of this rank; called by the watcher, several times a second."""
-        with self._lock:
+        with Mailbox.lock:
             if not self.is_watched:
                 return
             self.read()

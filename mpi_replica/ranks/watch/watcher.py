@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..transport import Mailbox
 from . import event_log
 from .cycles import CycleSearch
 from .samples import take_samples
@@ -85,7 +86,7 @@ class Watcher:
 
     def forget(self) -> None:
         """Forgets all, in a forked child: thread and watches are the parent's."""
-        StrategyWatch.renew_lock()
+        Mailbox.renew_lock()
         self._watches, self._thread = [], None
         self._signal.remove()  # it would be told to the parent, whose pipe this is
 
