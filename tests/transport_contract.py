@@ -88,6 +88,18 @@ class TransportContract:
         assert received.tolist() == expected.tolist()
 
     @pytest.mark.parametrize("timeout_seconds", [None, 60])
+    @pytest.mark.parametrize("least", [0, 1])
+    def test_a_tiny_block_is_gathered_with_large_ones(self, transport, least, timeout_seconds):
+        """Intel MPI 2021.19 cuts all blocks of an Iallgatherv into pieces of the least one."""
+        transport.timeout_seconds = timeout_seconds
+        counts = [least, *[70_000] * (transport.size - 1)]
+        mine = np.full(counts[transport.rank], transport.rank, np.uint8)
+        received = np.full(sum(counts), 255, np.uint8)
+        transport.all_gather_blocks(mine, received, counts)
+        expected = np.repeat(np.arange(transport.size, dtype=np.uint8), counts)
+        np.testing.assert_array_equal(received, expected)
+
+    @pytest.mark.parametrize("timeout_seconds", [None, 60])
     @pytest.mark.parametrize("dtype", ["int8", "uint64", "float32", "float64", "complex128"])
     def test_sums_are_over_all_ranks_out_of_place_and_in_place(
         self, transport, dtype, timeout_seconds

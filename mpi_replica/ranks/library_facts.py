@@ -51,6 +51,11 @@ def is_fault_tolerant(mpi: Any) -> bool:
     return True
 
 
+def is_intel_mpi(mpi: Any) -> bool:
+    """Returns whether the library behind the module `mpi4py.MPI` is Intel's."""
+    return str(mpi.Get_library_version()).startswith("Intel")
+
+
 def _gpus(mpi: Any) -> tuple[str, ...] | None:
     info = mpi.COMM_WORLD.Get_info()
     kinds = info.Get("mpi_memory_alloc_kinds") or ""  # MPI 4.1

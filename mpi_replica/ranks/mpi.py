@@ -24,8 +24,9 @@ from .communicators import checked_communicator
 from .header_exchanges import Exchange, HeaderExchanges
 from .host import cores, is_crowded, machine
 from .interrupts import is_of_signal_handler
+from .library_facts import is_intel_mpi
 from .pause import SECONDS_BEFORE_SLEEP, pause
-from .point_to_point import MPIMailbox, PointToPoint
+from .point_to_point import Buffer, MPIMailbox, PointToPoint
 from .survivors import Survivors
 from .transport import HEADER_BYTES, Bytes, Messages, Payload, Transport, WaitGivenUpError, Words
 from .ulfm import begin_to_agree, is_loss, loss_error
@@ -114,6 +115,7 @@ class MPITransport(Transport):
         self.is_crowded = any(crowded.values())
         self.is_between_hosts = len(set(hosts)) > 1
         self._blocks = not self.is_crowded
+        self._is_intel = is_intel_mpi(MPI)
         self._windows = SharedWindows(MPI)
         self._exchanges = HeaderExchanges(MPI, self._comm, hosts)
         self.headers, self._of_size = self._exchanges.headers, self._exchanges.of_size
@@ -203,6 +205,17 @@ class MPITransport(Transport):
     ) -> None:
         starts = [0, *itertools.accumulate(counts)]
         self.sent_bytes += counts[self.rank]
+        if self._is_intel and not blocks:
+            # Its Iallgatherv goes in pieces as large as the smallest block: of 1 byte, for ever
+            # (2021.19, three ranks and more, blocks of 70 kB beside it).
+            if send is not None:
+                receive[starts[self.rank] : starts[self.rank + 1]] = send
+            parts = [receive[start:end].data for start, end in itertools.pairwise(starts)]
+            others = [rank for rank in range(self.size) if rank != self.rank]
+            self._exchange_messages(
+                dict.fromkeys(others, parts[self.rank]), {rank: parts[rank] for rank in others}
+            )
+            return
         if starts[-1] <= _LARGEST_MESSAGE_BYTES:
             spec = [receive, (list(counts), starts[:-1]), MPI.BYTE]
             source = MPI.IN_PLACE if send is None else [send, MPI.BYTE]
@@ -248,13 +261,20 @@ class MPITransport(Transport):
 
     def pass_on(self, messages: Messages, sizes: Mapping[int, int]) -> Messages:
         self.sent_bytes += sum(map(len, messages.values()))
+        received = {rank: bytearray(size) for rank, size in sizes.items()}
+        self._exchange_messages(messages, received)
+        return received
+
+    def _exchange_messages(
+        self, messages: Mapping[int, Buffer], received: Mapping[int, Buffer]
+    ) -> None:
+        """Sends to other ranks, and writes what they send over what is to be received."""
         try:
-            request = PointToPoint(MPI, self._comm, messages, sizes, _LARGEST_MESSAGE_BYTES)
+            request = PointToPoint(MPI, self._comm, messages, received, _LARGEST_MESSAGE_BYTES)
         except MPI.Exception as error:
             raise self._as_loss(error) from None
         self.is_in_flight = True
         self._wait(request)
-        return request.received
 
     def agree(self, word: int) -> int:
         words, loss = np.array([word], np.int32), self.loss

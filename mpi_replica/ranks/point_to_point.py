@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from .transport import Mailbox, Messages
+from .transport import Mailbox
 from .ulfm import is_loss
 
 # Open MPI's shared memory sends up to 4 KiB at once. Larger messages would wait for the receiver.
@@ -14,6 +14,8 @@ _LETTER_BYTES = 3072
 # The number of a letter, its part, and how many parts it has.
 _LETTER_HEAD = struct.Struct("<QII")
 _TAG = 2  # of a `PointToPoint`, on the communicator itself
+
+Buffer = bytes | bytearray | memoryview
 
 
 class MPIMailbox(Mailbox):
@@ -99,8 +101,8 @@ class PointToPoint:
     communicator : Intracomm
     messages : mapping
         Of each rank to which something is sent, the bytes.
-    sizes : mapping
-        Of each rank that sends something here, how many bytes.
+    received : mapping
+        Of each rank that sends something here, the memory for it.
     most_bytes : int
         Larger messages go in pieces of this size.
     """
@@ -109,14 +111,13 @@ class PointToPoint:
         self,
         mpi: Any,
         communicator: Any,
-        messages: Messages,
-        sizes: Mapping[int, int],
+        messages: Mapping[int, Buffer],
+        received: Mapping[int, Buffer],
         most_bytes: int,
     ) -> None:
-        self.received = {rank: bytearray(size) for rank, size in sizes.items()}
-        # MPI reads from memory that nobody else may hold any more.
-        self._messages = messages
-        both = (communicator.Irecv, self.received), (communicator.Isend, messages)
+        # MPI reads and writes memory that nobody else may hold any more.
+        self._buffers = messages, received
+        both = (communicator.Irecv, received), (communicator.Isend, messages)
         self._requests = [
             begin([piece, mpi.BYTE], rank, _TAG)
             for begin, data_by_rank in both
@@ -130,6 +131,6 @@ class PointToPoint:
         return not self._requests
 
 
-def _pieces(data: bytes | bytearray, most_bytes: int) -> list[memoryview]:
+def _pieces(data: Buffer, most_bytes: int) -> list[memoryview]:
     whole = memoryview(data)
     return [whole[start : start + most_bytes] for start in range(0, len(data), most_bytes)]

@@ -73,11 +73,12 @@ def test_a_message_goes_in_pieces_of_the_largest_size(size, num_pieces):
 
     world = MPI.COMM_WORLD.Dup()
     following, previous = (world.rank + 1) % world.size, (world.rank - 1) % world.size
-    messages = PointToPoint(MPI, world, {following: bytes(range(size))}, {previous: size}, 3)
+    received = {previous: bytearray(size)}
+    messages = PointToPoint(MPI, world, {following: bytes(range(size))}, received, 3)
     assert len(messages._requests) == 2 * num_pieces
     while not messages.Test():
         pass
-    assert messages.received == {previous: bytes(range(size))}
+    assert received == {previous: bytes(range(size))}
     world.Free()
 
 
@@ -88,6 +89,25 @@ class TestWithoutPersistentCollectives(TransportContract):
         transport = transport_over(None)
         transport._exchanges.free()
         return transport
+
+
+class TestIntel(TransportContract):
+    """Intel MPI's persistent collectives are wrong, and its Iallgatherv may never end."""
+
+    @pytest.fixture(autouse=True)
+    def is_intel(self, monkeypatch):
+        import mpi_replica.ranks.mpi
+
+        for module in (mpi_replica.ranks.mpi, mpi_replica.ranks.header_exchanges):
+            monkeypatch.setattr(module, "is_intel_mpi", lambda mpi: True)
+
+    def make(self):
+        transport = transport_over(None)
+        transport._blocks = False
+        return transport
+
+    def test_it_has_no_persistent_exchanges(self, transport):
+        assert {request for _, request in transport._of_size.values()} == {None}
 
 
 class TestByWayOfOneRankOfEachHost(TransportContract):
