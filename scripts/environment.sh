@@ -69,6 +69,15 @@ make_array_environment() {
         "$python" -m pip install --quiet --disable-pip-version-check torch
 }
 
+# make_intel_environment NAME: as make_environment, with Intel MPI for one host: without the libraries of
+# networks that its package asks for. Where the package index has none the environment has no MPI.
+make_intel_environment() {
+    make_environment "$1" test || return
+    [[ ! -x $root/$1/bin/mpiexec ]] || return 0
+    "$root/$1/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps impi-rt ||
+        echo "without Intel MPI: its tests are skipped" >&2
+}
+
 # open_mpi_environment RANKS: let Open MPI start so many ranks, whoever the user is.
 open_mpi_environment() {
     if ((EUID == 0)); then

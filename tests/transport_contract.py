@@ -7,9 +7,8 @@ hold different data, always.
 import numpy as np
 import pytest
 
-from mpi_replica.collectives.scratch import ALIGNMENT
 from mpi_replica.core.options import ReduceOp
-from mpi_replica.ranks.transport import HEADER_BYTES
+from mpi_replica.ranks.transport import ALIGNMENT, HEADER_BYTES
 
 # How many bytes a rank gives to another one, of so many.
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..core.array_libraries import Array
 from ..core.options import ReduceOp
+from ..ranks.transport import ALIGNMENT
 from .agreement.group import Group
 from .agreement.steps import Reduce, Steps
 from .choice_of_way import ChoiceOfWay
@@ -16,7 +17,7 @@ from .delivery import PackDelivery
 from .ordered_ways import OrderedWay
 from .parts import ALL_CHUNKS, PackPart, Part, StreamPart, groups_of_chunks
 from .plan import Pack, Plan, Stream
-from .scratch import ALIGNMENT, Scratch
+from .scratch import Scratch
 from .settlement import divide
 from .ways import Work
 

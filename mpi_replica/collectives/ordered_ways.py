@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from ..core.array_libraries import Array
 from ..core.tree import Partial, tree_of
+from ..ranks.transport import ALIGNMENT
 from .agreement.group import Group
 from .agreement.steps import AllToAll, Gather, Steps
 from .parts import Part
-from .scratch import ALIGNMENT
 from .settlement import settle
 from .ways import Way, Work
 

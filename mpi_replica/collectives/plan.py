@@ -19,9 +19,9 @@ import numpy as np
 from ..core.dtypes import accumulation, is_narrow_float
 from ..core.options import ReduceOp
 from ..core.ufuncs import EXTREMES
+from ..ranks.transport import ALIGNMENT
 from .extremes import are_keyed
 from .memory import LEAST_BYTES, Allocation
-from .scratch import ALIGNMENT
 
 # Bytes of a piece, where the user does not say: the fastest on the libraries that were measured.
 # A piece as large as its array, where this is new memory, would have MPI take memory from the

@@ -6,10 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ranks.transport import Bytes
-
-#: No number needs a larger one.
-ALIGNMENT = 16
+from ..ranks.transport import ALIGNMENT, Bytes
 
 
 class Scratch:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .library_facts import is_intel_mpi
+from .library_facts import has_sound_persistent_collectives
 from .transport import HEADER_BYTES, LARGER_HEADER_BYTES, Bytes
 from .two_level import TwoLevelExchange, is_two_level
 
@@ -62,9 +62,7 @@ class HeaderExchanges:
         self.of_size: dict[int, tuple[memoryview, Exchange | None]] = {}
         # What users send on theirs must not meet messages from rank to rank.
         self._own: Any = communicator.Dup() if is_two_level(hosts) else None
-        # With Intel MPI 2021.19 one of two ranks found after a persistent Allgather what had come
-        # the time before, without an error; with 4 KiB it died of a segmentation fault.
-        is_persistent = not is_intel_mpi(mpi)
+        is_persistent = has_sound_persistent_collectives(mpi)
         for size in sizes_of_headers(ranks):
             mine, every = np.zeros(size, np.uint8), np.zeros(size * ranks, np.uint8)
             request: Exchange | None = None

@@ -18,6 +18,9 @@ HEADER_BYTES = 256
 #: Larger ones, in which some numbers fit beside what is in the smallest.
 LARGER_HEADER_BYTES = tuple(64 + (1 << exponent) for exponent in range(9, 16))
 
+#: No number needs a larger one. Shared memory begins at a multiple of it.
+ALIGNMENT = 16
+
 Bytes = npt.NDArray[np.uint8]
 #: What travels behind the head of a header.
 Payload = bytes | memoryview

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .host import lack_of_shared_memory
-from .transport import Bytes, SharedMemoryError, Transport
+from .transport import ALIGNMENT, Bytes, SharedMemoryError, Transport
 
 
 class SharedWindows:
@@ -34,14 +34,17 @@ class SharedWindows:
             problem = lack_of_shared_memory(size_bytes)
         _raise_on_all(problem, transport, host)
         try:
-            # All of it on rank 0: one block for all ranks.
-            window = mpi.Win.Allocate_shared(size_bytes if is_first else 0, 1, comm=host)
+            # All of it on rank 0: one block for all ranks. Open MPI 4.1 does not align it.
+            least = size_bytes + ALIGNMENT if is_first else 0
+            window = mpi.Win.Allocate_shared(least, 1, comm=host)
         except mpi.Exception as error:
             problem = f"the MPI library gives none ({error})"
         _raise_on_all(problem, transport, host)
         window.Set_errhandler(mpi.ERRORS_RETURN)
         window.Lock_all(mpi.MODE_NOCHECK)
         memory: Bytes = np.frombuffer(window.Shared_query(0)[0], np.uint8)
+        start = -memory.ctypes.data % ALIGNMENT  # alike on all ranks, whose pages are the same
+        memory = memory[start : start + size_bytes]
         if is_first:
             memory[:] = 0  # while it is known to be there
         self._windows.append((window, host))
