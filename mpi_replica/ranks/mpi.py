@@ -206,8 +206,8 @@ class MPITransport(Transport):
         starts = [0, *itertools.accumulate(counts)]
         self.sent_bytes += counts[self.rank]
         if self._is_intel and not blocks:
-            # Its Iallgatherv goes in pieces as large as the smallest block: of 1 byte, for ever
-            # (2021.19, three ranks and more, blocks of 70 kB beside it).
+            # Its Iallgatherv goes in pieces of the smallest block: on three ranks 70 kB beside an
+            # empty one took 20 s, beside 1 kB none (2021.19).
             if send is not None:
                 receive[starts[self.rank] : starts[self.rank + 1]] = send
             parts = [receive[start:end].data for start, end in itertools.pairwise(starts)]

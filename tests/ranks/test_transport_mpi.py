@@ -99,7 +99,7 @@ class TestWithoutPersistentCollectives(TransportContract):
 
 
 class TestIntel(TransportContract):
-    """Its Iallgatherv may never end."""
+    """Its Iallgatherv takes too long."""
 
     def make(self):
         transport = transport_over(None)
