@@ -104,6 +104,7 @@ def test_pbs_lists_a_host_for_each_rank(tmp_path):
 
 ROOT_SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 CROWDED = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+CROWDED_IN_4 = {"OMPI_MCA_rmaps_base_oversubscribe": "1"}
 YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
@@ -122,6 +123,7 @@ def threads(number):
         # Open MPI counts cores, of which there may be half as many as the system says.
         ("openmpi", 5, 8, {}, CROWDED | threads(1)),
         ("openmpi", 9, 8, {}, CROWDED | YIELD | threads(1)),
+        ("openmpi", 5, 8, {"version": (4, 1, 4)}, CROWDED_IN_4 | threads(1)),
         # Too many ranks for what a batch system gave are a mistake that Open MPI shall tell.
         ("openmpi", 9, 8, {"is_allocated": True}, YIELD | threads(1)),
         ("openmpi", 8, 8, {"hosts": 4}, threads(4)),

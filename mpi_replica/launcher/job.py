@@ -151,6 +151,7 @@ def plan(
         ranks,
         Host(len(cores()), os.geteuid() == 0),
         environ,
+        version=version,
         hosts=hosts,
         is_allocated=bool(allocation.system) or options.hostfile is not None,
         cores_per_rank=1 if options.bind == "core" else cores_per_rank,

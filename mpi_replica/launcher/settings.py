@@ -12,6 +12,10 @@ _BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _NUM_REPLICAS = "MPI_REPLICA_NUM_REPLICAS"
 _SPARES = "MPI_REPLICA_SPARES"
 
+# With these Open MPI starts more ranks than cores.
+_CROWDED = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+_CROWDED_BEFORE_5 = {"OMPI_MCA_rmaps_base_oversubscribe": "1"}
+
 # Of the user's variables, those that ranks on other hosts must have, too.
 _OF_THE_JOB = ("MPI_REPLICA_", "MPI4PY_", "PYTHON")
 
@@ -29,6 +33,7 @@ def settings(
     host: Host,
     environ: Mapping[str, str],
     *,
+    version: tuple[int, ...] = (),
     hosts: int = 1,
     is_allocated: bool = False,
     cores_per_rank: int | None = None,
@@ -47,6 +52,8 @@ def settings(
         Other hosts are taken to be like this one.
     environ : mapping
         The variables that are set already.
+    version : tuple of int, optional
+        That of the launcher. Default: a new one.
     hosts : int
         Number of hosts.
     is_allocated : bool
@@ -75,7 +82,8 @@ def settings(
             added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         # It counts cores where the system counts hardware threads: up to two a core.
         if not is_allocated and host.cores < 2 * ranks_here:
-            added["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
+            is_old = () < version < (5,)
+            added |= _CROWDED_BEFORE_5 if is_old else _CROWDED
         if host.cores < ranks_here:
             added["OMPI_MCA_mpi_yield_when_idle"] = "1"
     try:
