@@ -20,6 +20,7 @@ def saying(text):
         ("Open MPI v5.0.11, package: Open MPI user@localhost Distribution", True),
         ("MPICH Version:      5.0.2\nMPICH Release date: Fri Sep 25", True),
         ("MPICH Version:      4.1.3\nMPICH Release date: Fri Sep 25", True),
+        ("MPICH Version:      4.1.2\nMPICH Release date: Fri Sep 25", False),
         ("MPICH Version:\t4.0.2\nMPICH Release date:\tThu Apr  7", False),
         ("MPICH Version:      3.4.3", False),
         ("Intel(R) MPI Library 2021.19.0 for Linux* OS\n", False),

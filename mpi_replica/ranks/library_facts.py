@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 
 from .open_mpi import FAULT_TOLERANCE
 
-_SOUND_PERSISTENT_COLLECTIVES = re.compile(r"Open MPI v|MPICH Version:\s*(4\.[1-9]|[5-9]|\d\d)")
+# From the version on that was tried.
+_SOUND_PERSISTENT_COLLECTIVES = re.compile(
+    r"Open MPI v|MPICH Version:\s*(4\.1\.[3-9]|4\.[2-9]|[5-9]|\d\d)"
+)
 
 _GPU_QUESTIONS = {"CUDA": "MPIX_Query_cuda_support", "ROCm": "MPIX_Query_rocm_support"}
 
