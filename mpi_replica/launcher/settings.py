@@ -33,7 +33,7 @@ def settings(
     host: Host,
     environ: Mapping[str, str],
     *,
-    version: tuple[int, ...] = (),
+    version: tuple[int, ...] = (5,),
     hosts: int = 1,
     is_allocated: bool = False,
     cores_per_rank: int | None = None,
@@ -53,7 +53,7 @@ def settings(
     environ : mapping
         The variables that are set already.
     version : tuple of int, optional
-        That of the launcher. Default: a new one.
+        That of the launcher.
     hosts : int
         Number of hosts.
     is_allocated : bool
@@ -82,8 +82,7 @@ def settings(
             added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         # It counts cores where the system counts hardware threads: up to two a core.
         if not is_allocated and host.cores < 2 * ranks_here:
-            is_old = () < version < (5,)
-            added |= _CROWDED_BEFORE_5 if is_old else _CROWDED
+            added |= _CROWDED_BEFORE_5 if version < (5,) else _CROWDED
         if host.cores < ranks_here:
             added["OMPI_MCA_mpi_yield_when_idle"] = "1"
     try:

@@ -26,7 +26,7 @@ from .host import cores, is_crowded, machine
 from .interrupts import is_of_signal_handler
 from .library_facts import is_intel_mpi
 from .pause import SECONDS_BEFORE_SLEEP, pause
-from .point_to_point import Buffer, MPIMailbox, PointToPoint
+from .point_to_point import MPIMailbox, PointToPoint
 from .survivors import Survivors
 from .transport import HEADER_BYTES, Bytes, Messages, Payload, Transport, WaitGivenUpError, Words
 from .ulfm import begin_to_agree, is_loss, loss_error
@@ -205,24 +205,15 @@ class MPITransport(Transport):
     ) -> None:
         starts = [0, *itertools.accumulate(counts)]
         self.sent_bytes += counts[self.rank]
-        if self._is_intel and not blocks:
-            # Its Iallgatherv goes in pieces of the smallest block: on three ranks 70 kB beside an
-            # empty one took 20 s, beside 1 kB none (2021.19).
-            if send is not None:
-                receive[starts[self.rank] : starts[self.rank + 1]] = send
-            parts = [receive[start:end].data for start, end in itertools.pairwise(starts)]
-            others = [rank for rank in range(self.size) if rank != self.rank]
-            self._exchange_messages(
-                dict.fromkeys(others, parts[self.rank]), {rank: parts[rank] for rank in others}
-            )
-            return
-        if starts[-1] <= _LARGEST_MESSAGE_BYTES:
+        # Intel's Iallgatherv goes in pieces of the smallest block: on three ranks 70 kB beside an
+        # empty one took 20 s, beside 1 kB none (2021.19).
+        if starts[-1] <= _LARGEST_MESSAGE_BYTES and (blocks or not self._is_intel):
             spec = [receive, (list(counts), starts[:-1]), MPI.BYTE]
             source = MPI.IN_PLACE if send is None else [send, MPI.BYTE]
             call = self._comm.Allgatherv if blocks else self._comm.Iallgatherv
             self._run(call, (source, spec))
             return
-        # One broadcast for each piece: only so has each its own base address.
+        # One broadcast for each piece: so has each its own base address, too.
         if send is not None:
             receive[starts[self.rank] : starts[self.rank + 1]] = send
         broadcast = self._comm.Bcast if blocks else self._comm.Ibcast
@@ -261,20 +252,13 @@ class MPITransport(Transport):
 
     def pass_on(self, messages: Messages, sizes: Mapping[int, int]) -> Messages:
         self.sent_bytes += sum(map(len, messages.values()))
-        received = {rank: bytearray(size) for rank, size in sizes.items()}
-        self._exchange_messages(messages, received)
-        return received
-
-    def _exchange_messages(
-        self, messages: Mapping[int, Buffer], received: Mapping[int, Buffer]
-    ) -> None:
-        """Sends to other ranks, and writes what they send over what is to be received."""
         try:
-            request = PointToPoint(MPI, self._comm, messages, received, _LARGEST_MESSAGE_BYTES)
+            request = PointToPoint(MPI, self._comm, messages, sizes, _LARGEST_MESSAGE_BYTES)
         except MPI.Exception as error:
             raise self._as_loss(error) from None
         self.is_in_flight = True
         self._wait(request)
+        return request.received
 
     def agree(self, word: int) -> int:
         words, loss = np.array([word], np.int32), self.loss

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from .transport import Mailbox
+from .transport import Mailbox, Messages
 from .ulfm import is_loss
 
 # Open MPI's shared memory sends up to 4 KiB at once. Larger messages would wait for the receiver.
@@ -14,8 +14,6 @@ _LETTER_BYTES = 3072
 # The number of a letter, its part, and how many parts it has.
 _LETTER_HEAD = struct.Struct("<QII")
 _TAG = 2  # of a `PointToPoint`, on the communicator itself
-
-Buffer = bytes | bytearray | memoryview
 
 
 class MPIMailbox(Mailbox):
@@ -101,8 +99,8 @@ class PointToPoint:
     communicator : Intracomm
     messages : mapping
         Of each rank to which something is sent, the bytes.
-    received : mapping
-        Of each rank that sends something here, the memory for it.
+    sizes : mapping
+        Of each rank that sends something here, how many bytes.
     most_bytes : int
         Larger messages go in pieces of this size.
     """
@@ -111,13 +109,14 @@ class PointToPoint:
         self,
         mpi: Any,
         communicator: Any,
-        messages: Mapping[int, Buffer],
-        received: Mapping[int, Buffer],
+        messages: Messages,
+        sizes: Mapping[int, int],
         most_bytes: int,
     ) -> None:
-        # MPI reads and writes memory that nobody else may hold any more.
-        self._buffers = messages, received
-        both = (communicator.Irecv, received), (communicator.Isend, messages)
+        self.received = {rank: bytearray(size) for rank, size in sizes.items()}
+        # MPI reads from memory that nobody else may hold any more.
+        self._messages = messages
+        both = (communicator.Irecv, self.received), (communicator.Isend, messages)
         self._requests = [
             begin([piece, mpi.BYTE], rank, _TAG)
             for begin, data_by_rank in both
@@ -131,6 +130,6 @@ class PointToPoint:
         return not self._requests
 
 
-def _pieces(data: Buffer, most_bytes: int) -> list[memoryview]:
+def _pieces(data: bytes | bytearray, most_bytes: int) -> list[memoryview]:
     whole = memoryview(data)
     return [whole[start : start + most_bytes] for start in range(0, len(data), most_bytes)]

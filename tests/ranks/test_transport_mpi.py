@@ -73,12 +73,11 @@ def test_a_message_goes_in_pieces_of_the_largest_size(size, num_pieces):
 
     world = MPI.COMM_WORLD.Dup()
     following, previous = (world.rank + 1) % world.size, (world.rank - 1) % world.size
-    received = {previous: bytearray(size)}
-    messages = PointToPoint(MPI, world, {following: bytes(range(size))}, received, 3)
+    messages = PointToPoint(MPI, world, {following: bytes(range(size))}, {previous: size}, 3)
     assert len(messages._requests) == 2 * num_pieces
     while not messages.Test():
         pass
-    assert received == {previous: bytes(range(size))}
+    assert messages.received == {previous: bytes(range(size))}
     world.Free()
 
 
