@@ -55,15 +55,17 @@ class OnePiece:
     It is what `Movement` does, without looking for parts and ways: half the Python of a call.
     """
 
-    def __init__(self, op: ReduceOp, send: Array | None, total: Array, scale: int) -> None:
+    def __init__(self, task: Task, send: Array | None, total: Array) -> None:
+        group, op = task.group, task.plan.op
         self._reduce = Reduce(send, total, op)
-        self._scale = scale
+        self._scale = group.layout.num_replicas if op is ReduceOp.MEAN else 1
+        self._quietly = group.quietly
 
     def steps(self) -> Steps[None]:
         """Moves everything."""
         yield self._reduce
         if self._scale != 1:
-            divide(self._reduce.total, self._scale)
+            self._quietly(divide, self._reduce.total, self._scale)
 
 
 def one_piece(task: Task) -> OnePiece | None:
@@ -78,8 +80,7 @@ def one_piece(task: Task) -> OnePiece | None:
         return None
     if task.has_outputs and not task.is_in_place and np.may_share_memory(leaf, total):
         return None  # MPI must not be given the memory of the result beside it
-    scale = layout.num_replicas if plan.op is ReduceOp.MEAN else 1
-    return OnePiece(plan.op, None if task.is_in_place else leaf, total, scale)
+    return OnePiece(task, None if task.is_in_place else leaf, total)
 
 
 class Movement:

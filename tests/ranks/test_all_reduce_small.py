@@ -144,22 +144,26 @@ BEYOND = [
     ("PROD", "float32", (1e30, 1e30)),
     ("SUM", "int8", (100, 100)),
     ("MEAN", "float64", (np.inf, -np.inf)),
+    ("MEAN", "float64", (5e-324, 1e-323)),
     ("MAX", "float64", (np.nan, 1.0)),
 ]
 
 
-@pytest.mark.parametrize("way", ["in the header", "in pieces"])
+@pytest.mark.parametrize("way", ["in the header", "in one piece", "in pieces"])
 @pytest.mark.parametrize(("op", "dtype", "numbers"), BEYOND)
 def test_numpy_neither_warns_nor_raises_of_what_a_reduction_gives(
     strategy, in_pieces, way, op, dtype, numbers
 ):
     """Whatever one rank has set: it would be alone with an error after all have agreed."""
     is_strict = strategy.rank == strategy.size - 1
+    length = 40_000 if way == "in one piece" else 3
 
     def reduce():
         with np.errstate(all="raise" if is_strict else "ignore"), warnings.catch_warnings():
             warnings.simplefilter("error")
-            return reduce_everywhere(strategy, op, lambda i: np.full(3, numbers[i % 2], dtype))
+            return reduce_everywhere(
+                strategy, op, lambda i: np.full(length, numbers[i % 2], dtype)
+            )
 
     results = in_pieces(reduce) if way == "in pieces" else reduce()
     assert all(result.dtype == dtype for result in results)
