@@ -448,6 +448,7 @@ def end_of_run(world):
 
 ROWS = IndexedSlices(np.ones((2, 3)), np.array([0, 2]), (4, 3))
 ORDERED = {"reproducible": True}
+BY_WINDOW = {"implementation": "SHARED_MEMORY"}
 MANY = [Leaf("f8", (k % 5,), k) for k in range(9)]
 CALLS = {
     "all_reduce in the header": all_reduce("SUM", Leaf("f8", (3,)), Leaf("i4", ())),
@@ -477,11 +478,16 @@ CALLS = {
     "ordered, in the header": all_reduce("SUM", Leaf("f8", (1,)), **ORDERED),
     "ordered, in a message": all_reduce("MEAN", Leaf("f8", (700,)), Leaf("i8", (3,)), **ORDERED),
     "ordered, by a window": all_reduce(
-        "SUM", Leaf("f8", (300_000,)), Leaf("f4", (9000,)), Leaf("float16", (80_000,)), **ORDERED
+        "SUM", Leaf("f8", (300_000,)), Leaf("f4", (9000,)), Leaf("float16", (80_000,)), **BY_WINDOW
     ),
     "ordered, by a window, in place": all_reduce(
-        "SUM", Plain("f8", (150_000,)), out="in place", **ORDERED
+        "SUM", Plain("f8", (150_000,)), out="in place", **BY_WINDOW
     ),
+    "ordered": all_reduce(
+        "MEAN", Leaf("f8", (300_000,)), Leaf("f4", (9000,)), Leaf("float16", (80_000,)), **ORDERED
+    ),
+    "ordered, in one piece": all_reduce("SUM", Leaf("f4", (300, 300)), **ORDERED),
+    "ordered, in place": all_reduce("SUM", Plain("f8", (150_000,)), out="in place", **ORDERED),
     "ordered, by Alltoallv": all_reduce(
         "PROD", Leaf("f8", (300_000,)), Leaf("float16", (9000,)), implementation="ALLTOALL"
     ),

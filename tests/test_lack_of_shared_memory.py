@@ -70,14 +70,16 @@ def launch(request, tmp_path):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_one_rank_warns_once_and_who_insists_gets_an_error_on_every_rank(launch, ranks):
+    """Two ranks need none."""
     lines = told(launch(PROGRAM.replace("MIB", str(MIB)), ranks))
     texts = {rank: [] for rank in range(ranks)}
     for line in lines:
         rank, _, text = line.partition("] ")
         texts[int(rank.removeprefix("["))].append(text)
-    warning = texts[0].pop(0)
-    assert warning.startswith("reproducible sums go by Alltoallv, which is slower than shared")
-    assert " KiB are needed in /dev/shm, and " in warning
+    if ranks > 2:
+        warning = texts[0].pop(0)
+        assert warning.startswith("reproducible sums go by Alltoallv, which is slower than shared")
+        assert " KiB are needed in /dev/shm, and " in warning
     for of_rank in texts.values():
         assert of_rank == texts[0]
         *errors, done = of_rank

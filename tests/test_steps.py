@@ -31,7 +31,7 @@ from everywhere import error_of
 from hard_numbers import numbers
 from in_order import reduced_in_order
 from mpi_replica.checkpoint.any_signal import AnySignal
-from mpi_replica.collectives.agreement.steps import AllToAll, Barrier
+from mpi_replica.collectives.agreement.steps import AllToAll, Barrier, OpenWindow, Reduce
 from mpi_replica.collectives.barrier import BarrierCall
 from mpi_replica.collectives.blobs import LARGE_BYTES
 from mpi_replica.collectives.reduce import AllReduce
@@ -58,14 +58,27 @@ def test_a_call_gives_what_numpy_gives_where_headers_travel_apart(name):
 
 
 ORDERED = all_reduce("SUM", Leaf("f8", (300_000,)), reproducible=True)
+ORDERED_MEAN = all_reduce("MEAN", Leaf("f4", (9, 2000)), Leaf("c8", (90_000,)), reproducible=True)
 
 
 @pytest.mark.parametrize("has_shared_memory", [True, False])
 def test_ordered_sums_go_by_a_window_where_there_is_one(has_shared_memory):
-    world = World((1, 1), has_shared_memory=has_shared_memory)
+    world = World((2, 3), has_shared_memory=has_shared_memory)
     ORDERED(world)
     assert (Barrier in world.done) == has_shared_memory
     assert (AllToAll in world.done) != has_shared_memory
+
+
+@pytest.mark.parametrize("layout", [(1, 1), (4, 3)])
+def test_ordered_sums_of_two_ranks_go_straight_where_each_hosts_a_whole_subtree(layout):
+    """The sum of two numbers is the same in either order, but MPI's of small integers is not."""
+    world = World(layout)
+    ORDERED(world)
+    ORDERED_MEAN(world)
+    assert Reduce in world.done
+    assert not {Barrier, AllToAll, OpenWindow}.intersection(world.done)
+    all_reduce("SUM", Leaf("i2", (90_000,)), reproducible=True)(world)
+    assert AllToAll in world.done
 
 
 def test_a_window_that_was_asked_for_and_can_not_be_had_is_an_error_on_all_ranks():

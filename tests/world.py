@@ -202,14 +202,14 @@ class World:
     def _reduce(self, steps):
         ((op, _, size),) = {(step.op, step.total.dtype, step.total.size) for step in steps}
         (is_in_place,) = {step.send is None for step in steps}
-        given = [step.total if is_in_place else step.send for step in steps]
+        given = [(step.total if is_in_place else step.send).reshape(-1) for step in steps]
         assert {(one.dtype, one.size) for one in given} == {(steps[0].total.dtype, size)}
         total = given[0].copy()
         with np.errstate(all="ignore"):
             for one in given[1:]:
                 UFUNCS[op](total, one, out=total)
         for step in steps:
-            np.copyto(step.total, total)
+            np.copyto(step.total, total.reshape(step.total.shape))
         return [None] * len(steps)
 
     def _all_to_all(self, steps):

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 
 from ..core.options import CommunicationImplementation, ReduceOp
+from ..core.tree import tree_of
 from ..ranks.transport import SharedMemoryError
 from .agreement.group import Group
 from .agreement.steps import OpenWindow, Raise, Steps
 from .extremes import are_keyed
-from .ordered_ways import Here, OrderedWay, Scattered
+from .ordered_ways import Here, OfTwo, OrderedWay, Scattered
 from .shared_window import SharedWindow, window_bytes
 from .ways import Keyed, Straight, Way
 
+_AUTO = CommunicationImplementation.AUTO
 _SHARED_MEMORY = CommunicationImplementation.SHARED_MEMORY
 _ALLTOALL = CommunicationImplementation.ALLTOALL
 
@@ -31,12 +33,16 @@ class ChoiceOfWay:
     def __init__(self, group: Group) -> None:
         self._group = group
         self.straight, self.keyed = Straight(group), Keyed(group)
-        #: For sums of floats of 2 bytes, where no order is asked for.
+        #: For what is ordered although no order is asked for, as sums of floats of 2 bytes.
         self.narrow: OrderedWay
         self._ordered: dict[CommunicationImplementation, OrderedWay]
-        if group.layout.size == 1:
+        layout = group.layout
+        if layout.size == 1:
             self.narrow = Here(group)
             self._ordered = dict.fromkeys(CommunicationImplementation, self.narrow)
+        elif layout.size == tree_of(layout.counts).order.count == 2:
+            self.narrow = OfTwo(group, _NARROW_PART_BYTES)
+            self._ordered = {_AUTO: self.narrow, _ALLTOALL: Scattered(group)}
         else:
             self.narrow = Scattered(group, _NARROW_PART_BYTES)
             self._ordered = {_ALLTOALL: Scattered(group)}

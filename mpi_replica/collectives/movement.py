@@ -14,11 +14,11 @@ from .agreement.group import Group
 from .agreement.steps import Reduce, Steps
 from .choice_of_way import ChoiceOfWay
 from .delivery import PackDelivery
-from .ordered_ways import OrderedWay
+from .ordered_ways import OfTwo, OrderedWay
 from .parts import ALL_CHUNKS, PackPart, Part, StreamPart, groups_of_chunks
 from .plan import Pack, Plan, Stream
 from .scratch import Scratch
-from .settlement import divide
+from .settlement import divide, settle
 from .ways import Work
 
 # Where each rank has one replica numpy has nothing to do for these, and so nothing to warn of.
@@ -56,27 +56,39 @@ class OnePiece:
     """
 
     def __init__(self, task: Task, send: Array | None, total: Array) -> None:
-        group, op = task.group, task.plan.op
-        self._reduce = Reduce(send, total, op)
-        self._scale = group.layout.num_replicas if op is ReduceOp.MEAN else 1
+        group, plan = task.group, task.plan
+        self._reduce = Reduce(send, total, plan.op)
+        self._scale = group.layout.num_replicas if plan.op is ReduceOp.MEAN else 1
         self._quietly = group.quietly
+        #: Where it must be the same on all layouts: the result, flat, and memory for a mask.
+        self._settled: tuple[Array, Scratch] | None = None
+        if plan.is_ordered:
+            self._settled = total.reshape(-1), Scratch(group.scratch(total.size + ALIGNMENT))
 
     def steps(self) -> Steps[None]:
         """Moves everything."""
         yield self._reduce
-        if self._scale != 1:
+        if self._settled is not None:
+            flat, scratch = self._settled
+            self._quietly(settle, flat, self._scale, scratch)
+        elif self._scale != 1:
             self._quietly(divide, self._reduce.total, self._scale)
 
 
-def one_piece(task: Task) -> OnePiece | None:
+def one_piece(task: Task, ordered: OrderedWay | None) -> OnePiece | None:
     """Returns the movement of a leaf that MPI can take as it is; None for any other."""
     layout, plan = task.group.layout, task.plan
     stream = plan.plain_stream
     if stream is None or not layout.has_one_each or layout.size == 1:
         return None
+    most = task.most_items(stream)
+    if stream.is_ordered:
+        if not isinstance(ordered, OfTwo):
+            return None
+        most = min(most, ordered.part_bytes // stream.dtype.itemsize)
     leaf, total = task.contributions[0][0], task.results[0][0]
     flags = leaf.flags
-    if leaf.size > task.most_items(stream) or not flags.c_contiguous or not flags.aligned:
+    if leaf.size > most or not flags.c_contiguous or not flags.aligned:
         return None
     if task.has_outputs and not task.is_in_place and np.may_share_memory(leaf, total):
         return None  # MPI must not be given the memory of the result beside it

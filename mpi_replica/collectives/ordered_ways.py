@@ -2,8 +2,9 @@
 
 Every rank combines what its replicas contribute, one partial for each subtree of the tree over the
 replicas that it hosts whole; then each rank combines a slice of all partials, and gives its result
-to all. Sums of floats of 2 bytes are always made so: where each rank has one replica its partial
-travels as it is, which is half of what it accumulates in.
+to all. Two partials, of two ranks, have no order: what MPI combines as numpy does goes straight
+there. Sums of floats of 2 bytes are always made in this order: where each rank has one replica its
+partial travels as it is, which is half of what it accumulates in.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from ..ranks.transport import ALIGNMENT
 from .agreement.group import Group
 from .agreement.steps import AllToAll, Gather, Steps
 from .parts import Part
+from .plan import mpi_agrees
 from .settlement import settle
-from .ways import Way, Work
+from .ways import Straight, Way, Work
 
 # Bytes of a part: the fastest that were measured.
 _MESSAGE_PART_BYTES = 1 << 20
@@ -203,3 +205,22 @@ class Scattered(OrderedWay):
         slices = [partial[start:stop] for start, stop in pairs for partial in partials]
         np.concatenate(slices, out=send)
         return send
+
+
+class OfTwo(Scattered):
+    """Two ranks with one partial each: the sum of two numbers is the same in either order.
+
+    So it needs no window. Only what MPI would combine in another way than numpy is scattered.
+    """
+
+    def __init__(self, group: Group, most_part_bytes: int) -> None:
+        super().__init__(group, most_part_bytes)
+        (partial,) = self.local
+        self._straight = Straight(group, partial)
+
+    def reduce(self, work: Work, parts: Iterable[Part]) -> Steps[None]:
+        for part in parts:
+            if part.result_dtype == part.dtype and mpi_agrees(part.dtype, work.op):
+                yield from self._straight.reduce(work, [part])
+            else:
+                yield from super().reduce(work, [part])

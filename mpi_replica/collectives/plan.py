@@ -199,13 +199,18 @@ class Plan:
 
     @functools.cached_property
     def plain_stream(self) -> Stream | None:
-        """The only leaf, where it is large and MPI reduces it as it is."""
+        """The only leaf, where it is large and MPI reduces it as it is.
+
+        Where the order counts, too: of two contributions it does not.
+        """
         if self.packs or len(self.streams) != 1:
             return None
         (stream,) = self.streams
         is_plain = stream.leaf_dtype == stream.dtype == stream.result_dtype
         is_of_mpi = stream.dtype.kind != "b" and not are_keyed(stream.dtype, self.op)
-        return stream if is_plain and is_of_mpi and not stream.is_ordered else None
+        if stream.is_ordered and not mpi_agrees(stream.dtype, self.op):
+            return None
+        return stream if is_plain and is_of_mpi else None
 
     @functools.cached_property
     def allocation(self) -> Allocation:
@@ -232,7 +237,7 @@ def plan(
         `op` has no meaning for a dtype.
     """
     most_pack_bytes = min(bytes_per_pack or _STAGED_BYTES, _LARGEST_PIECE_BYTES)
-    alone = _alone_in_their_packs(signature, op)
+    alone = _alone_in_their_packs(signature, op, is_ordered)
     open_packs: dict[tuple[np.dtype[Any], bool], _OpenPack] = {}
     packs: list[_OpenPack] = []
     streams: list[Stream] = []
@@ -243,7 +248,7 @@ def plan(
         results.append(alike.setdefault((result, shape), (result, shape)))
         length = math.prod(shape)
         size_bytes = length * wide.itemsize
-        least = _ALONE_BYTES if leaf in alone and not ordered else _SMALL_BYTES
+        least = _ALONE_BYTES if leaf in alone else _SMALL_BYTES
         if size_bytes >= min(least, most_pack_bytes):
             defaults = _default_piece_bytes(wide, op, size_bytes)
             if ordered:  # whoever moves them has limits
@@ -299,13 +304,22 @@ def _way_of(
     return wide, result, is_ordered or saturates or is_narrow_float(result)
 
 
-def _alone_in_their_packs(signature: Signature, op: ReduceOp) -> set[int]:
+def mpi_agrees(dtype: np.dtype[Any], op: ReduceOp) -> bool:
+    """Returns whether MPI gives the bits of numpy where it combines two contributions.
+
+    Sums of small integers may saturate. A product of complex numbers is a sum of products, where a
+    compiler may leave out a rounding.
+    """
+    return dtype.itemsize >= 4 and not (dtype.kind == "c" and op is ReduceOp.PROD)
+
+
+def _alone_in_their_packs(signature: Signature, op: ReduceOp, is_ordered: bool) -> set[int]:
     """Returns the leaves that would be in a pack without others."""
     of_dtype: dict[tuple[np.dtype[Any], bool], list[int]] = {}
     for leaf, (dtype, shape) in enumerate(zip(*signature, strict=True)):
-        wide, _, is_ordered = _way_of(dtype, op, False)
+        wide, _, ordered = _way_of(dtype, op, is_ordered)
         if math.prod(shape) * wide.itemsize < _SMALL_BYTES:
-            of_dtype.setdefault((wide, is_ordered), []).append(leaf)
+            of_dtype.setdefault((wide, ordered), []).append(leaf)
     return {leaves[0] for leaves in of_dtype.values() if len(leaves) == 1}
 
 

@@ -236,7 +236,7 @@ class AllReduce(Call):
         ]
         is_in_place = outputs is not None and outputs.are_values
         task = Task(group, self.plan, contributions, results, outputs is not None, is_in_place)
-        return one_piece(task) or Movement(task, ordered), results
+        return one_piece(task, ordered) or Movement(task, ordered), results
 
     def steps(
         self, group: Group, calls: Sequence[AllReduce], prepared: _Prepared

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ..core.array_libraries import Array
 from ..core.dtypes import is_narrow_float
 from .scratch import Scratch
 
-# Of so many items it takes no longer to replace all NaN than to look for one.
-_FEW = 4096
-
 
 def settle(total: Array, scale: int, scratch: Scratch) -> None:
-    """Divides `total` by `scale`, and makes every NaN in it numpy's own.
+    """Divides `total`, which is flat, by `scale`, and makes every NaN in it numpy's own.
 
     Which NaN a sum gives, of several or of inf - inf, depends on the order of its operands, and
     on the processor.
     """
     if scale != 1:
         divide(total, scale)
-    kind = total.dtype.kind
-    if kind == "c":
+    if total.dtype.kind == "c":
         total = total.view(f"f{total.dtype.itemsize // 2}")
-    elif kind != "f" and not is_narrow_float(total.dtype):
-        return
-    if total.size <= _FEW:
-        total[np.isnan(total)] = np.nan
-        return
-    # The greatest item is NaN where one of them is.
-    if kind in "fc" and not np.isnan(np.maximum.reduce(total)):
+    if total.dtype.kind == "f":
+        # It finds the first NaN, if there is one: half the time of `maximum.reduce` for 64 kB.
+        if total.size == 0 or not math.isnan(total[total.argmax()]):
+            return
+    elif not is_narrow_float(total.dtype):
         return
     is_nan = scratch.take(np.dtype(np.bool_), total.size)
     np.isnan(total, out=is_nan)

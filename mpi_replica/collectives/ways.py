@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.array_libraries import Array
 from ..core.options import ReduceOp
-from ..core.tree import in_a_row
+from ..core.tree import Partial, in_a_row
 from ..core.ufuncs import UFUNCS
 from .agreement.group import Group
 from .agreement.steps import Reduce, Steps
@@ -60,7 +60,19 @@ class Straight(Way):
 
     MPI wants "in place" from all ranks or from none: where one has several replicas, all combine in
     the result, or in scratch memory, and reduce that in place.
+
+    Parameters
+    ----------
+    group : Group
+    mine : Partial, optional
+        What combines all replicas of this rank, where the result must be the same on all layouts.
     """
+
+    def __init__(self, group: Group, mine: Partial | None = None) -> None:
+        super().__init__(group)
+        self._is_settled = mine is not None
+        if mine is not None:
+            self.mine = mine
 
     def reduce(self, work: Work, parts: Iterable[Part]) -> Steps[None]:
         scratch, op, scale = work.scratch, work.op, work.scale
@@ -73,7 +85,10 @@ class Straight(Way):
             if total is None:
                 total = scratch.take(dtype, part.length)
             if result is None or not has_one_each:
-                part.gather(mine, work.combine, total, ())
+                temporaries = [
+                    scratch.take(dtype, part.length) for _ in range(mine.order.temporaries)
+                ]
+                part.gather(mine, work.combine, total, temporaries)
             elif not is_in_place:
                 send = part.contribution(dtype)
                 # MPI must not be given the memory of the result beside it.
@@ -88,7 +103,9 @@ class Straight(Way):
                 yield Reduce(send if send is None else send.view(number), total.view(number), op)
             else:
                 yield Reduce(send, total, op)
-            if scale != 1:
+            if self._is_settled:
+                settle(total, scale, scratch)
+            elif scale != 1:
                 divide(total, scale)
             part.deliver(total if result is None else None)
 

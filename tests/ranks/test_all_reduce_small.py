@@ -161,9 +161,7 @@ def test_numpy_neither_warns_nor_raises_of_what_a_reduction_gives(
     def reduce():
         with np.errstate(all="raise" if is_strict else "ignore"), warnings.catch_warnings():
             warnings.simplefilter("error")
-            return reduce_everywhere(
-                strategy, op, lambda i: np.full(length, numbers[i % 2], dtype)
-            )
+            return reduce_everywhere(strategy, op, lambda i: np.full(length, numbers[i % 2], dtype))
 
     results = in_pieces(reduce) if way == "in pieces" else reduce()
     assert all(result.dtype == dtype for result in results)

@@ -42,8 +42,8 @@ CALLS = {
     "large, least": all_reduce("MIN", lambda i: np.full(300_000, i, "f8")),
     "reproducible": all_reduce("SUM", lambda i: np.full(5, i), reproducible=True),
     "reproducible, in a message": all_reduce("SUM", lambda i: np.full(900, i), reproducible=True),
-    "reproducible, large": all_reduce(
-        "MEAN", lambda i: [np.full(300_000, i), np.full(9, i)], reproducible=True
+    "reproducible, large, by a window": all_reduce(
+        "MEAN", lambda i: [np.full(300_000, i), np.full(9, i)], implementation="SHARED_MEMORY"
     ),
     "reproducible, large, by messages": all_reduce(
         "MEAN", lambda i: np.full(15_360, i), implementation="ALLTOALL"
