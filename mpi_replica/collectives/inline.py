@@ -240,12 +240,12 @@ class InlineReductions(dict[tuple[Plan, int], InlineReduction | None]):
         sizes, payload_bytes = self._group.sizes, self.payload_bytes(plan)
         # Where headers carry nothing, an Allreduce costs no more than what would carry it.
         is_inline = sizes.carries_payload and payload_bytes <= sizes.room_bytes
-        # Every rank gets the contributions of all, where they have an order.
+        # Where they have an order, every rank gets the contributions of all by a message, too.
         is_little = payload_bytes <= _LITTLE_BYTES
         most_bytes = self._most_bytes_of_little if is_little else _MOST_MESSAGE_BYTES
-        fits = plan.small_bytes * self._partials <= most_bytes
+        fits = plan.is_ordered and plan.small_bytes * self._partials <= most_bytes
         reduction = None
-        if fits if plan.is_ordered else is_inline:
+        if is_inline or fits:
             reduction = InlineReduction(plan, self._group, self._scratch, is_inline=is_inline)
             reduction.header_bytes = sizes.size_of(payload_bytes)
         self[key] = reduction

@@ -132,13 +132,13 @@ class ReplicaContext(Replica):
         keeps it, so much that results and this together have at most 16 MiB more than the results
         that have ever lived at once.
 
-        Reproducible sums that have more than 64 KiB, divided by the number of replicas, go through
-        a window of shared memory where all ranks are on one host: one barrier for each 512 KiB, and
-        two more. Between hosts that is one Alltoallv and one Allgatherv for each 1 MiB; smaller
-        ones take one Allgatherv. Two ranks that each host a whole subtree of the order, as with one
-        replica each, do one Allreduce for each 2 MiB (0.7 MB with several replicas on a rank), and
-        each looks for NaN: the sum of two numbers has no order. Counterpart of
-        ``tf.distribute.ReplicaContext.all_reduce``.
+        Reproducible sums that do not travel with the first message, and have more than 64 KiB,
+        divided by the number of replicas, go through a window of shared memory where all ranks are
+        on one host: one barrier for each 512 KiB, and two more. Between hosts that is one Alltoallv
+        and one Allgatherv for each 1 MiB; smaller ones take one Allgatherv. Two ranks that each
+        host a whole subtree of the order, as with one replica each, do one Allreduce for each 2 MiB
+        (0.7 MB with several replicas on a rank), and each looks for NaN: the sum of two numbers has
+        no order. Counterpart of ``tf.distribute.ReplicaContext.all_reduce``.
 
         Examples
         --------
