@@ -27,7 +27,7 @@ pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
 # By name: ranks, spares, replicas on each of the others, and 20 kills in all.
 TRIALS = {
-    "making the strategy, and shared memory": (4, 0, 1, "0:make:3 3:make:4 2:window:1"),
+    "making the strategy, and shared memory": (5, 0, 1, "0:make:3 3:make:4 2:window:1"),
     "one after another until one is left": (4, 0, 1, "0:any:100 3:any:250 1:any:400"),
     "a commit and its recovery": (5, 2, 1, "0:commit:21 2:commit:21 3:recover:5"),
     "a rank with its copy": (3, 0, 2, "0:any:210 1:any:210"),

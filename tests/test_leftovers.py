@@ -104,9 +104,13 @@ def kill(processes):
             os.kill(process, signal.SIGKILL)
 
 def left():
-    described = [open(path).read() for path in glob.glob("/tmp/hydra_hwloc_xmlfile_*")]
-    topologies = [text for text in described if '"HostName" value="alone"' in text]
-    return os.listdir("/dev/shm") + os.listdir(os.environ["TMPDIR"]) + topologies
+    found = os.listdir("/dev/shm") + os.listdir(os.environ["TMPDIR"])
+    for path in glob.glob("/tmp/hydra_hwloc_xmlfile_*"):
+        with contextlib.suppress(FileNotFoundError), open(path) as file:  # another job may end now
+            text = file.read()
+            if '"HostName" value="alone"' in text:
+                found.append(text)
+    return found
 
 who, *command = sys.argv[1:]
 since = time.time()
