@@ -63,7 +63,8 @@ class OnePiece:
         #: Where it must be the same on all layouts: the result, flat, and memory for a mask.
         self._settled: tuple[Array, Scratch] | None = None
         if plan.is_ordered:
-            self._settled = total.reshape(-1), Scratch(group.scratch(total.size + ALIGNMENT))
+            mask_bytes = 2 * total.size  # a complex number is two
+            self._settled = total.reshape(-1), Scratch(group.scratch(mask_bytes + ALIGNMENT))
 
     def steps(self) -> Steps[None]:
         """Moves everything."""
