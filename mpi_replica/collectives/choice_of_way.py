@@ -21,7 +21,8 @@ _AUTO = CommunicationImplementation.AUTO
 _SHARED_MEMORY = CommunicationImplementation.SHARED_MEMORY
 _ALLTOALL = CommunicationImplementation.ALLTOALL
 
-# Of floats of 2 bytes, in what they accumulate in, where half of that travels.
+# Of floats of 2 bytes, in what they accumulate in, where half of that travels; and of what goes by
+# Allreduce between two ranks. The fastest that were measured.
 _NARROW_PART_BYTES = 1 << 21
 
 _log = logging.getLogger("mpi_replica")
