@@ -73,10 +73,10 @@ class Outcome:
 
 
 def has_what_tables_need():
-    """Return whether this interpreter can import the package."""
+    """Return whether this interpreter can import the package, and what its examples need."""
     return sys.version_info >= (3, 11) and all(
         importlib.util.find_spec(name)
-        for name in ("numpy", "mpi4py", "optree", "greenlet", "threadpoolctl")
+        for name in ("numpy", "mpi4py", "optree", "greenlet", "threadpoolctl", "sklearn", "tqdm")
     )
 
 
@@ -88,18 +88,18 @@ def find_interpreter(library, *, arrays=False):
     if arrays:
         suffix = "" if library == "openmpi" else f"-{library}"
         given = os.environ.get(f"MPI_REPLICA_TEST_ARRAYS{suffix.replace('-', '_').upper()}")
-        made = f".venv-arrays{suffix}", f"{library},test"
-        return given or _made(*made, make="make_array_environment")
+        return given or _made(f".venv-arrays{suffix}", library, make="make_array_environment")
     if library == "mpich":
-        return os.environ.get("MPI_REPLICA_TEST_MPICH") or _made(".venv-mpich", "mpich,test")
+        return os.environ.get("MPI_REPLICA_TEST_MPICH") or _made(".venv-mpich", library)
     names = {distribution.name for distribution in importlib.metadata.distributions()}
     if library in names and has_what_tables_need():
         return sys.executable
-    return _made(".venv", "openmpi,test")
+    return _made(".venv", library)
 
 
-def _made(folder, extras, make="make_environment"):
-    """Return the interpreter of an environment of this checkout; make it where it is missing."""
+def _made(folder, library, make="make_environment"):
+    """Return the interpreter of an environment as of scripts/test; make it where it is missing."""
+    extras = f"{library},examples,test"  # train_digits.py is one of the programs that are measured
     command = ["bash", "-c", _MAKE, ROOT / "scripts" / "environment.sh", make, folder, extras]
     subprocess.run(command, check=True)
     return str(ROOT / folder / "bin" / "python")
