@@ -86,6 +86,7 @@ def run_ranks(
     prefix=(),
     options=(),
     mostly_waiting=False,
+    alone=False,
     arrays=False,
 ):
     """Run ``python ARGUMENTS...`` on some ranks and wait for the end of all.
@@ -113,6 +114,8 @@ def run_ranks(
         Of the launcher, such as ``['--host', 'node1:2,node2:2']``.
     mostly_waiting : bool
         Whether the ranks wait for a limit to pass, most of the time: they need no cores for it.
+    alone : bool
+        Whether the ranks compute for long.
     arrays : bool
         Whether torch or JAX is needed.
 
@@ -130,7 +133,7 @@ def run_ranks(
     start = [*prefix, find_launcher(python), *map(str, options), "-n", str(ranks)]
     command = [*start, python, *map(str, arguments)]
     with (
-        room_for(0 if mostly_waiting else ranks),
+        room_for(0 if mostly_waiting else ranks, alone=alone),
         subprocess.Popen(
             command,
             cwd=cwd,
@@ -174,6 +177,7 @@ def pass_on_ranks(library, ranks, files, *, arrays=False, env=None):
         # The cache is one folder, which all ranks would write.
         ["-m", "pytest", "--only-mpi", "--color=no", "-p", "no:cacheprovider", *files],
         timeout_seconds=600,
+        alone=True,
         arrays=arrays,
         env=env,
     )
@@ -195,17 +199,18 @@ def pass_on_ranks(library, ranks, files, *, arrays=False, env=None):
 
 
 @contextlib.contextmanager
-def room_for(ranks):
-    """Have no other launch beside this one whose ranks, too, take all cores.
+def room_for(ranks, *, alone=False):
+    """Have no launch beside this one that takes all cores for long, or none that takes all.
 
     Tests run side by side, with pytest-xdist. Ranks that wait ask again and again: those of two
-    such launches would keep each other from coming, and both would take twice as long.
+    launches that compute keep each other from coming, and both take more than twice as long. Short
+    ones begin and end, most of the time, and two at a time are a tenth faster.
     """
     # pytest's own limit would end this process, and leave the ranks behind.
     faulthandler.cancel_dump_traceback_later()
     with open(__file__, "r+") as lock:  # for writing: a network file system locks no other file
         if ranks >= len(cores()):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
 
 

@@ -12,6 +12,9 @@ WHOLE = {("openmpi", 1), ("openmpi", 2), ("mpich", 2)}
 # for both kinds is seen where it costs least.
 WITH_THREADS = {("openmpi", 1)}
 
+# Where each test runs once, with one replica on a rank and two on the other.
+IN_ONE_LAYOUT = {("mpich", 2): {"MPI_REPLICA_TEST_LAYOUT": "mixed"}}
+
 # Of the other numbers of ranks what depends on how many there are, by one library each, and on all
 # of them what is the library's own: what calls do with their data is the same for any number, and
 # tests/test_steps.py shows it in one process.
@@ -26,7 +29,7 @@ def test_ranks(library, ranks):
     job = (library, ranks)
     names = OF_THE_LIBRARY + OF_THE_NUMBER if job in OF_MORE_RANKS else OF_THE_LIBRARY
     files = ["tests/ranks"] if job in WHOLE else [f"tests/ranks/test_{name}.py" for name in names]
-    env = {"MPI_REPLICA_THREADS": "1"} if job in WITH_THREADS else None
+    env = {"MPI_REPLICA_THREADS": "1"} if job in WITH_THREADS else IN_ONE_LAYOUT.get(job)
     pass_on_ranks(library, ranks, files, env=env)
 
 

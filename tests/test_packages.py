@@ -40,8 +40,8 @@ def environment(folder, *requirements):
     """Make a fresh environment with these; return its folder of programs."""
     venv.create(folder, with_pip=True)
     programs = folder / "bin"
-    command = [programs / "python", "-m", "pip", "install", "--quiet", *requirements]
-    run(*command, "--disable-pip-version-check", cwd=folder)
+    install = ("-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check")
+    run(programs / "python", *install, *requirements, cwd=folder)
     return programs
 
 
