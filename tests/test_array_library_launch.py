@@ -17,8 +17,12 @@ FOLDER = ROOT / "tests" / "ranks"
 NAMES = ("array_librar*", "*torch*", "gradients*")
 FILES = sorted({file for name in NAMES for file in FOLDER.glob(f"test_{name}.py")})
 FILES_OF_JAX = sorted(FOLDER.glob("test_jax_*.py"))
-# On 3 ranks with 5 replicas, each of which compiles: what depends on the layout.
-FILES_OF_JAX_ON_MORE_RANKS = [FOLDER / "test_jax_functions.py", FOLDER / "test_jax_mistakes.py"]
+# On 3 ranks with 5 replicas, each of which compiles: random programs, and mistakes.
+RANDOM_PROGRAMS = "test_any_graph_of_collectives_has_the_value_and_the_gradient_of_one_process"
+OF_JAX_ON_MORE_RANKS = [
+    f"{FOLDER / 'test_jax_functions.py'}::{RANDOM_PROGRAMS}",
+    FOLDER / "test_jax_mistakes.py",
+]
 
 # Few launches with many tests: a rank takes two seconds to import torch. The layouts of each, in
 # tests/ranks/conftest.py, have ranks of one replica, in a greenlet, and of several, in threads.
@@ -38,8 +42,8 @@ def test_ranks_with_jax(library, ranks):
         pytest.skip("MPI_REPLICA_TEST_LIBRARIES or MPI_REPLICA_RANKS leaves it out")
     # XLA's optimizations, a seventh of the time, are seen with one of the libraries.
     env = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} if library == "openmpi" else None
-    files = FILES_OF_JAX if ranks < 3 else FILES_OF_JAX_ON_MORE_RANKS
-    pass_on_ranks(library, ranks, files, arrays=True, env=env)
+    tests = FILES_OF_JAX if ranks < 3 else OF_JAX_ON_MORE_RANKS
+    pass_on_ranks(library, ranks, tests, arrays=True, env=env)
 
 
 # What needs no ranks. Of the pages those programs that are no recipes.
