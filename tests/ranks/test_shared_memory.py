@@ -54,6 +54,7 @@ def windows(*strategies):
     return sum(any(size <= length < size + (1 << 16) for size in sizes) for length in lengths)
 
 
+@pytest.mark.usefixtures("small_world")
 def test_by_it_each_rank_sends_headers_only_and_waits_once_more_than_there_are_parts(reproducible):
     part_bytes, _ = window_bytes(reproducible.engine.layout)
     for parts in (1, 2, 5):
@@ -64,6 +65,7 @@ def test_by_it_each_rank_sends_headers_only_and_waits_once_more_than_there_are_p
         assert (steps, sent_bytes) == (2 + has_others * (parts + 1), 2 * 256)
 
 
+@pytest.mark.usefixtures("small_world")
 def test_the_other_way_two_messages_carry_a_part(reproducible):
     """A slice of all partials to each rank, and its result to all."""
     if reproducible.size == 1:
@@ -97,6 +99,7 @@ def test_strategies_side_by_side_have_one_each_until_they_are_closed():
             check(other)
 
 
+@pytest.mark.usefixtures("small_world")
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_a_strategy_that_needs_none_has_none():
     """Where all is small, or MPI does it as well; two ranks never do."""
