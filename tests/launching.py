@@ -203,8 +203,8 @@ def room_for(ranks, *, alone=False):
     """Have no launch beside this one that takes all cores for long, or none that takes all.
 
     Tests run side by side, with pytest-xdist. Ranks that wait ask again and again: those of two
-    launches that compute keep each other from coming, and both take more than twice as long. Short
-    ones begin and end, most of the time, and two at a time are a tenth faster.
+    launches that compute keep each other from coming, and take longer than one after the other.
+    Short ones begin and end, most of the time, and two at a time are a tenth faster.
     """
     # pytest's own limit would end this process, and leave the ranks behind.
     faulthandler.cancel_dump_traceback_later()

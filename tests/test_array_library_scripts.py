@@ -28,8 +28,6 @@ OF_JAX = [SCRIPTS / "train_jax.py", "--replicas", "4", "--epochs", "4"]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
 HASH = r"^weights sha256 [0-9a-f]{64}$"
 
-# Few launches: each rank takes two seconds to import torch.
-
 # On how many ranks of which library the job runs, which of them gets a signal at which of its
 # agreements, nearly 400, and what signal. Without one it comes to the end.
 STOPS = [

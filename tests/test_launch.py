@@ -8,12 +8,13 @@ pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
 WHOLE = {("openmpi", 1), ("openmpi", 2), ("mpich", 2)}
 
-# Where each of several replicas has a thread of its own, whatever is imported: that the tests hold
-# for both kinds is seen where it costs least.
-WITH_THREADS = {("openmpi", 1)}
-
-# Where each test runs once, with one replica on a rank and two on the other.
-IN_ONE_LAYOUT = {("mpich", 2): {"MPI_REPLICA_TEST_LAYOUT": "mixed"}}
+ENVIRONMENTS = {
+    # Each of several replicas has a thread of its own, whatever is imported: that the tests hold
+    # for both kinds is seen where it costs least.
+    ("openmpi", 1): {"MPI_REPLICA_THREADS": "1"},
+    # Each test runs once, with one replica on a rank and two on the other.
+    ("mpich", 2): {"MPI_REPLICA_TEST_LAYOUT": "mixed"},
+}
 
 # Of the other numbers of ranks what depends on how many there are, by one library each, and on all
 # of them what is the library's own: what calls do with their data is the same for any number, and
@@ -29,8 +30,7 @@ def test_ranks(library, ranks):
     job = (library, ranks)
     names = OF_THE_LIBRARY + OF_THE_NUMBER if job in OF_MORE_RANKS else OF_THE_LIBRARY
     files = ["tests/ranks"] if job in WHOLE else [f"tests/ranks/test_{name}.py" for name in names]
-    env = {"MPI_REPLICA_THREADS": "1"} if job in WITH_THREADS else IN_ONE_LAYOUT.get(job)
-    pass_on_ranks(library, ranks, files, env=env)
+    pass_on_ranks(library, ranks, files, env=ENVIRONMENTS.get(job))
 
 
 # Where its collectives were wrong: persistent ones of two ranks, and uneven ones of more.
