@@ -93,8 +93,8 @@ def test_numbers_become_arrays(value):
 @pytest.mark.parametrize("value", [np.arange(3), [1.5, np.arange(2)], [True, "a", np.int8(2)], []])
 def test_leaves_are_the_same_arrays_whether_it_is_known_that_they_are_plain(value):
     leaves, _, plain = nest.flatten_plain(value)
-    for arrays, ways in (as_arrays(leaves, plain), as_arrays(leaves)):
-        assert ways is None
+    for arrays, way in (as_arrays(leaves, plain), as_arrays(leaves)):
+        assert way is None
         assert all(type(array) is np.ndarray for array in arrays)
         assert [array.dtype for array in arrays] == [np.asarray(leaf).dtype for leaf in leaves]
         expected = [np.asarray(leaf) for leaf in leaves]

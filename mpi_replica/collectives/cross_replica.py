@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..core import nest
-from ..core.array_libraries import give_back, ways_back
+from ..core.array_libraries import give_back, way_back
 from ..core.dtypes import as_plain_array
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.values import DistributedValues, PerReplica
@@ -204,7 +204,7 @@ def _reduction(
             [as_plain_array(leaf).dtype for leaf in row] + [count.dtype for count in counts]
         )
 
-    ways = ways_back(rows[0])
+    way = way_back(rows[0])
 
     def finish(results: list[Any]) -> list[Any]:
         leaves = [
@@ -213,7 +213,7 @@ def _reduction(
                 results[:number], results[number:], dtypes[0][:number], paths, strict=True
             )
         ]
-        return give_back(leaves, ways)
+        return give_back(leaves, way)
 
     inner = ReduceOp.SUM if op is ReduceOp.MEAN else op
     all_paths = [*paths, *(f"{path} (its number of elements)" for path in paths)]

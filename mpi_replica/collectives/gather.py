@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core import nest
 from ..core.argument_checks import integer
-from ..core.array_libraries import Array, give_back, ways_back
+from ..core.array_libraries import Array, give_back, way_back
 from ..core.dtypes import as_plain_array, is_text, wire_name
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions
@@ -66,7 +66,7 @@ class AllGather(Call):
         self.flat_paths = paths
         self.axis = axis if type(axis) is int else integer("axis", axis)
         self.detail = f"axis={self.axis}" if detail is None else detail
-        self.ways_back = None if plain else ways_back(contributions[0])
+        self.way_back = None if plain else way_back(contributions[0])
         self.contributions = [self._arrays(leaves) for leaves in contributions]
         signature, *others = map(self._signature, self.contributions)
         self.agrees = others.count(signature) == len(others)
@@ -191,7 +191,7 @@ class AllGather(Call):
             call.gathering = self.gathering
         # Each replica may write into its result: it must not be the array of another one.
         each = [results, *([np.copy(result) for result in results] for _ in calls[1:])]
-        each = [give_back(mine, call.ways_back) for mine, call in zip(each, calls, strict=True)]
+        each = [give_back(mine, call.way_back) for mine, call in zip(each, calls, strict=True)]
         if self.flat_paths is not None:
             return each
         return [nest.unflatten(self.structure, mine) for mine in each]

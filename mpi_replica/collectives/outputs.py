@@ -7,6 +7,7 @@ contribution afterwards.
 from __future__ import annotations
 
 import bisect
+import ctypes
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,8 +29,10 @@ class Outputs:
         As the caller gave it.
     structure : nest.Structure
         Of the value that is reduced.
+    originals : sequence
+        The leaves of that value, as the caller gave them.
     values : sequence of numpy.ndarray
-        The leaves of that value.
+        These as arrays.
 
     Raises
     ------
@@ -37,21 +40,30 @@ class Outputs:
         `out` is another nest than the value.
     """
 
-    def __init__(self, out: Any, structure: nest.Structure, values: Sequence[Array]) -> None:
+    def __init__(
+        self,
+        out: Any,
+        structure: nest.Structure,
+        originals: Sequence[Any],
+        values: Sequence[Array],
+    ) -> None:
         self.nest = out
         self.leaves, of_out, is_plain = nest.flatten_plain(out)
-        self._given: Sequence[Any] = ()
-        if not is_plain:
-            self._given = self.leaves
-            self.leaves = [
-                _as_plain(leaf, path)
-                for leaf, path in zip(self.leaves, nest.leaf_paths(of_out), strict=True)
-            ]
         if of_out is not structure and of_out != structure:
             raise StructureMismatchError(
                 f"out must be the same nest as the value: it is {nest.structure_text(of_out)}, and"
                 f" the value is {nest.structure_text(structure)}."
             )
+        self._given: Sequence[Any] = ()
+        if not is_plain:
+            self._given = self.leaves
+            paths = nest.leaf_paths(of_out)
+            self.leaves = [
+                _as_plain(leaf, path, array if leaf is original else None)
+                for leaf, path, original, array in zip(
+                    self.leaves, paths, originals, values, strict=True
+                )
+            ]
         self._values = values
         #: Whether each result takes the place of its value.
         self.are_values = all(map(_is_same_memory, self.leaves, values))
@@ -92,6 +104,8 @@ class Outputs:
                     f"out{paths[index]} and out{paths[other]} share memory. Each leaf needs memory"
                     " of its own."
                 )
+        if self.are_values:  # which are apart, then
+            return
         for index, other in self._overlaps(self._values):
             if index != other or not _is_same_memory(self.leaves[index], self._values[other]):
                 raise _overlap(paths[index], paths[other], "")
@@ -128,7 +142,7 @@ class Outputs:
     def _spans(self) -> list[tuple[int, int, int]]:
         """Returns from where to where each leaf lies, in the order of addresses, and its index."""
         return sorted(
-            (*byte_bounds(leaf), index) for index, leaf in enumerate(self.leaves) if leaf.size
+            (*_bounds(leaf), index) for index, leaf in enumerate(self.leaves) if leaf.size
         )
 
     def _overlaps(self, values: Sequence[Array]) -> Iterator[tuple[int, int]]:
@@ -140,7 +154,7 @@ class Outputs:
         starts, stops = [start for start, _, _ in spans], [stop for _, stop, _ in spans]
         for other, value in enumerate(values):
             if value.size:
-                start, stop = byte_bounds(value)
+                start, stop = _bounds(value)
                 behind, before = bisect.bisect_right(stops, start), bisect.bisect_left(starts, stop)
                 for _, _, index in spans[behind:before]:
                     yield index, other
@@ -157,14 +171,18 @@ class Outputs:
             leaf[...] = result
 
 
-def _as_plain(leaf: Any, path: str) -> Any:
-    """Returns the memory of an array of another class, as np.matrix, or of torch, as an array."""
+def _as_plain(leaf: Any, path: str, array: Array | None) -> Any:
+    """Returns the memory of an array of another class, as np.matrix, or of torch, as an array.
+
+    `array` is the leaf as an array, where it is the value.
+    """
     try:
-        leaf = memory_of(leaf)
+        leaf = memory_of(leaf, array)
     except TypeError as error:
         raise TypeError(f"out{path} {error}") from None
-    is_array = isinstance(leaf, np.ndarray) and not isinstance(leaf, np.ma.MaskedArray)
-    return leaf.view(np.ndarray) if is_array else leaf
+    if type(leaf) is np.ndarray or not isinstance(leaf, np.ndarray):
+        return leaf
+    return leaf if isinstance(leaf, np.ma.MaskedArray) else leaf.view(np.ndarray)
 
 
 def _is_same_memory(leaf: Any, value: Array) -> bool:
@@ -173,7 +191,16 @@ def _is_same_memory(leaf: Any, value: Array) -> bool:
     if type(leaf) is not np.ndarray or (leaf.base is None and value.base is None):
         return False
     same = leaf.dtype == value.dtype and leaf.shape == value.shape
-    return same and value.flags.c_contiguous and byte_bounds(leaf) == byte_bounds(value)
+    return same and value.flags.c_contiguous and _bounds(leaf) == _bounds(value)
+
+
+def _bounds(array: Array) -> tuple[int, int]:
+    """Returns from where to where an array lies, as `byte_bounds`, in a fifth of its time."""
+    try:
+        start = ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # empty, read-only, in another order, or of a dtype of numpy's
+        return byte_bounds(array)
+    return start, start + array.nbytes
 
 
 def _require_fitting(leaf: Any, dtype: np.dtype[Any], shape: tuple[int, ...], path: str) -> None:

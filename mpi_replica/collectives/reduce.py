@@ -110,12 +110,12 @@ class AllReduce(Call):
         self.finish = finish
         self.writing = writing
         self.dtypes = dtypes
-        first, self.ways_back = as_arrays(contributions[0], plain)
+        first, self.way_back = as_arrays(contributions[0], plain)
         self.contributions: list[Sequence[Array]] = [first]
         if len(contributions) > 1:
             self.contributions += [as_arrays(leaves, plain)[0] for leaves in contributions[1:]]
         if out is not None:
-            outputs = self.outputs = Outputs(out, structure, first)
+            outputs = self.outputs = Outputs(out, structure, contributions[0], first)
             self.detail = outputs.words
         self._sign()
         if out is not None:
@@ -318,8 +318,8 @@ class AllReduce(Call):
         """Returns the results as this call gives them."""
         if self.outputs is not None:
             return self.outputs.filled()
-        if self.ways_back is not None:
-            results = give_back(results, self.ways_back)
+        if self.way_back is not None:
+            results = give_back(results, self.way_back)
         return results if self.flat_paths is not None else nest.unflatten(self.structure, results)
 
     def _check_outputs(self, calls: Sequence[AllReduce]) -> None:

@@ -24,8 +24,8 @@ COMMON_TYPES = frozenset(
     {np.ndarray, float, int, bool, *(np.dtype(code).type for code in "?bBhHiIlLqQefdFDSU")}
 )
 
-#: Turns a result into an array of the library of what was given.
-GiveBack = Callable[[Any], Any]
+#: Turns results into arrays of the libraries of what was given.
+GiveBack = Callable[[Sequence[Any]], list[Any]]
 
 
 def to_numpy(value: Any) -> Any:
@@ -40,27 +40,24 @@ def to_numpy(value: Any) -> Any:
     return value if way is None else way.take(value)
 
 
-def ways_back(leaves: Sequence[Any]) -> list[GiveBack | None] | None:
+def way_back(leaves: Sequence[Any]) -> GiveBack | None:
     """Returns how results are given back for leaves; None where all are numpy's and Python's."""
     if COMMON_TYPES.issuperset(map(type, leaves)):
         return None
     ways = [_way_of(type(leaf)) for leaf in leaves]
-    if not any(ways):
-        return None
+    return functools.partial(_give, leaves, ways) if any(ways) else None
+
+
+def _give(leaves: Sequence[Any], ways: Sequence[_Way | None], results: Sequence[Any]) -> list[Any]:
     return [
-        None if way is None else functools.partial(way.give, leaf)
-        for way, leaf in zip(ways, leaves, strict=True)
+        result if way is None else way.give(leaf, np.asarray(result))
+        for result, way, leaf in zip(results, ways, leaves, strict=True)
     ]
 
 
-def give_back(results: list[Any], ways: Sequence[GiveBack | None] | None) -> list[Any]:
-    """Returns the results, each as its way says."""
-    if ways is None:
-        return results
-    return [
-        result if way is None else way(np.asarray(result))
-        for result, way in zip(results, ways, strict=True)
-    ]
+def give_back(results: list[Any], way: GiveBack | None) -> list[Any]:
+    """Returns the results as the way says; as they are without one."""
+    return results if way is None else way(results)
 
 
 def by_numpy(compute: Callable[..., Any], first: Any, *others: Any) -> Any:
@@ -141,8 +138,10 @@ def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
     return leaves, originals
 
 
-def memory_of(value: Any) -> Any:
+def memory_of(value: Any, array: Any = None) -> Any:
     """Returns a torch tensor as an array in its own memory; anything else as it is.
+
+    `array` is the tensor as `to_numpy` gives it, where that is known.
 
     Raises
     ------
@@ -164,16 +163,17 @@ def memory_of(value: Any) -> Any:
             " plain memory of the host only. Leave out= away: the results are tensors on that"
             " device then."
         )
-    return _Torch.take(value)
+    return _Torch.take(value) if array is None else array
 
 
 def note_written(values: Sequence[Any]) -> None:
     """Tells torch of its tensors among these that their memory was written."""
     torch = sys.modules.get("torch")
     if torch is not None:
+        kind, increment_version = torch.Tensor, torch.autograd.graph.increment_version
         for value in values:
-            if isinstance(value, torch.Tensor) and not value.is_inference():
-                torch.autograd.graph.increment_version(value)
+            if isinstance(value, kind) and not value.is_inference():
+                increment_version(value)
 
 
 def copy_of(value: Any) -> Any:

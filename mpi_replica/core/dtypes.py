@@ -24,9 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from .array_libraries import COMMON_TYPES, GiveBack, to_numpy, ways_back
+from .array_libraries import COMMON_TYPES, GiveBack, to_numpy, way_back
 from .nest import ARRAYS, OTHERS
 from .options import ReduceOp
+from .plain_tensors import arrays_of_tensors, tensors_of
 from .ufuncs import EXTREMES
 
 _NARROW_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -95,7 +96,7 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
 
 def as_arrays(
     leaves: Sequence[Any], plain: int = OTHERS
-) -> tuple[Sequence[np.ndarray[Any, Any]], list[GiveBack | None] | None]:
+) -> tuple[Sequence[np.ndarray[Any, Any]], GiveBack | None]:
     """Returns leaves as arrays, in whatever order these are, and how results are given back.
 
     Parameters
@@ -108,8 +109,8 @@ def as_arrays(
     -------
     arrays : sequence of numpy.ndarray
         Perhaps `leaves` itself.
-    ways : list or None
-        As `ways_back` gives them.
+    way : callable or None
+        As `way_back` gives it.
 
     Raises
     ------
@@ -120,7 +121,9 @@ def as_arrays(
         return leaves, None
     if plain:
         return list(map(np.asarray, leaves)), None
-    return [as_array(leaf) for leaf in leaves], ways_back(leaves)  # `map` ends at a StopIteration
+    if (arrays := arrays_of_tensors(leaves)) is not None:
+        return arrays, tensors_of
+    return [as_array(leaf) for leaf in leaves], way_back(leaves)  # `map` ends at a StopIteration
 
 
 def as_plain_array(value: Any) -> np.ndarray[Any, Any]:

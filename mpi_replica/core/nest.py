@@ -18,6 +18,7 @@ import optree
 
 from .containers import NAMESPACE, open_class_of
 from .exceptions import StructureMismatchError
+from .plain_tensors import tensor_types
 
 Structure = optree.PyTreeSpec
 
@@ -100,26 +101,32 @@ def flatten_plain(value: Any) -> tuple[list[Any], Structure, int]:
         return [value], _LEAF, ARRAYS
     if kind in _LEAF_TYPES:
         return [value], _LEAF, PLAIN
+    if kind in tensor_types():
+        return [value], _LEAF, OTHERS
     if kind is dict:
         known = _flat_dicts.get(tuple(value))
         if known is not None and _STRINGS.issuperset(map(type, value)):
             keys, structure = known
             leaves = [value[key] for key in keys]
-            if plain := _plainness(leaves):
+            if (plain := _plainness(leaves)) is not None:
                 return leaves, structure, plain
-    elif kind is list and len(value) in _flat_lists and (plain := _plainness(value)):
-        return value.copy(), _flat_lists[len(value)], plain
+    elif kind is list and len(value) in _flat_lists:
+        if (plain := _plainness(value)) is not None:
+            return value.copy(), _flat_lists[len(value)], plain
     leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
-    if plain := _plainness(leaves):
+    if (plain := _plainness(leaves)) is not None:
         _learn(value, leaves, structure)
         return leaves, structure, plain
     return flatten_plain(value) if _open_classes(leaves) else (leaves, structure, OTHERS)
 
 
-def _plainness(leaves: Sequence[Any]) -> int:
+def _plainness(leaves: Sequence[Any]) -> int | None:
+    """Returns what `flatten_plain` tells of these; None where some may be no leaves."""
     if _ARRAY_TYPE.issuperset(map(type, leaves)):
         return ARRAYS
-    return PLAIN if _LEAF_TYPES.issuperset(map(type, leaves)) else OTHERS
+    if _LEAF_TYPES.issuperset(map(type, leaves)):
+        return PLAIN
+    return OTHERS if tensor_types().issuperset(map(type, leaves)) else None
 
 
 def flatten_arguments(

@@ -22,7 +22,7 @@ from ..core.array_libraries import (
     give_back,
     to_numpy,
     values_of,
-    ways_back,
+    way_back,
 )
 from ..core.nest import (
     flatten,
@@ -94,12 +94,12 @@ def as_arrays(value: Any, where: str) -> Any:
 def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:
     """Returns the elements stacked leaf by leaf; `numbers` are their names in an error."""
     first, structure = flatten(elements[0])
-    ways = ways_back(first)
-    first = first if ways is None else list(map(to_numpy, first))
+    way = way_back(first)
+    first = first if way is None else list(map(to_numpy, first))
     rows = [first]
     for number, element in zip(numbers[1:], elements[1:], strict=True):
         leaves, other = flatten(element)
-        leaves = leaves if ways is None else list(map(to_numpy, leaves))
+        leaves = leaves if way is None else list(map(to_numpy, leaves))
         if other != structure:
             raise ValueError(
                 f"elements do not stack to a batch: element {numbers[0]} is "
@@ -116,25 +116,24 @@ def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:
                 )
         rows.append(leaves)
     columns = [np.stack(column) for column in zip(*rows, strict=True)]
-    return unflatten(structure, give_back(columns, ways))
+    return unflatten(structure, give_back(columns, way))
 
 
-def unstacked(rows: Any, count: int, ways: Sequence[GiveBack | None] | None = None) -> list[Any]:
+def unstacked(rows: Any, count: int, way: GiveBack | None = None) -> list[Any]:
     """Returns the `count` elements that are stacked in `rows`, which are numpy's.
 
-    `ways` tell as what the leaves are given back.
+    `way` tells as what the leaves are given back.
     """
     leaves, structure = flatten(rows)
     return [
-        unflatten(structure, give_back([leaf[row] for leaf in leaves], ways))
-        for row in range(count)
+        unflatten(structure, give_back([leaf[row] for leaf in leaves], way)) for row in range(count)
     ]
 
 
 def unbatched(batch: Any, count: int) -> list[Any]:
     """Returns the `count` elements that are stacked in a batch of arrays of any library."""
     leaves, structure = flatten(batch)
-    return unstacked(unflatten(structure, map(to_numpy, leaves)), count, ways_back(leaves))
+    return unstacked(unflatten(structure, map(to_numpy, leaves)), count, way_back(leaves))
 
 
 def own_copy(element: Any) -> Any:

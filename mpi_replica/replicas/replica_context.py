@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ..collectives.gather import AllGather
@@ -17,7 +17,7 @@ from ..core.context import current_state, current_strategy
 from ..core.exceptions import ContextError
 from ..core.jax_state import require_version
 from ..core.options import CommunicationOptions, ReduceOp
-from ..core.values import component_of
+from ..core.values import DistributedValues, component_of
 from .merge_fn import call_directly
 from .replica import Replica
 
@@ -308,7 +308,7 @@ class ReplicaContext(Replica):
     def _reduce_components(
         self,
         reduce_op: ReduceOp | str,
-        leaves: Sequence[Any],
+        leaves: list[Any],
         structure: nest.Structure,
         options: CommunicationOptions | None,
         out: Any,
@@ -327,7 +327,10 @@ class ReplicaContext(Replica):
             self._engine, self.meet, reduce_op, lambda: mine, structure, options, out
         )
 
-    def _components(self, leaves: Sequence[Any]) -> list[Any]:
+    def _components(self, leaves: list[Any]) -> list[Any]:
+        # Most have none, and some have hundreds of leaves.
+        if not any([isinstance(leaf, DistributedValues) for leaf in leaves]):
+            return leaves
         mine, number = self.replica_id, self.num_replicas_in_sync
         return [component_of(leaf, mine, number) for leaf in leaves]
 

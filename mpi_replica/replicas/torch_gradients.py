@@ -30,6 +30,7 @@ from ..core.array_libraries import Array, recorded_by_torch
 from ..core.context import current_state
 from ..core.exceptions import ContextError
 from ..core.options import CommunicationOptions, ReduceOp
+from ..core.plain_tensors import arrays_of_tensors, tensors_of
 from .replica import Replica
 from .torch_functions import GATHER, REDUCTIONS
 
@@ -54,7 +55,7 @@ def all_reduce(
     out: Any,
 ) -> Any:
     """Returns ``all_reduce`` of a nest of which torch records the leaves at these places."""
-    owner = _Owner(context.strategy, context.replica_id_in_sync_group, "all_reduce", options)
+    owner = _Owner(context.strategy, context.replica_id, "all_reduce", options)
     try:
         op = ReduceOp.of(reduce_op)
         if out is not None:
@@ -78,7 +79,7 @@ def all_gather(
     options: CommunicationOptions | None,
 ) -> Any:
     """Returns ``all_gather`` of a nest of which torch records the leaves at these places."""
-    owner = _Owner(context.strategy, context.replica_id_in_sync_group, "all_gather", options)
+    owner = _Owner(context.strategy, context.replica_id, "all_gather", options)
     try:
         axis = integer("axis", axis)
     except Exception as error:
@@ -128,9 +129,9 @@ class _Owner(NamedTuple):
         state = current_state()
         context = None if state is None else state.replica_context
         if isinstance(context, Replica) and context.strategy is self.strategy:
-            if context.replica_id_in_sync_group == self.replica_id:
+            if context.replica_id == self.replica_id:
                 return context
-            where = f"by replica {context.replica_id_in_sync_group}"
+            where = f"by replica {context.replica_id}"
         elif self.strategy.num_replicas_in_sync == 1:
             return Replica(self.strategy, 0)
         else:
@@ -140,17 +141,6 @@ class _Owner(NamedTuple):
             " collective call. Make the backward pass in the function that is given to"
             " strategy.run, in each replica that of its own loss."
         )
-
-
-def _host_arrays(leaves: Sequence[Any]) -> list[Array] | None:
-    """Returns leaves as arrays, where all are tensors that numpy takes as they are; else None."""
-    for leaf in leaves:
-        if not isinstance(leaf, torch.Tensor):
-            return None
-    try:
-        return [leaf.detach().numpy() for leaf in leaves]
-    except (TypeError, RuntimeError):
-        return None
 
 
 @functools.cache
@@ -273,16 +263,14 @@ class _Pass:
                 " replicas would enter each other's. Differentiate backwards, or host one replica"
                 " on each rank."
             )
-        arrays = _host_arrays(leaves)
+        arrays = arrays_of_tensors(leaves)
         call = engine.make(owner.kind, owner.options, self._call, leaves, arrays)
         owner.mark(call)
         results: list[Any] = context.meet(call)
         context.num_recorded += 1
         self._performed = call.site.line, context.num_recorded, owner.run
         self._blocks = call.gathering.leaves if isinstance(call, AllGather) else []
-        if arrays is not None:
-            return [torch.from_numpy(np.asarray(result)) for result in results]
-        return results
+        return results if arrays is None else tensors_of(results)
 
     def _call(
         self,

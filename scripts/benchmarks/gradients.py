@@ -1,7 +1,8 @@
 """gradients: those of torch, and collectives in compiled functions of JAX, beside others.
 
 The first rows are `ctx.all_reduce` of a tensor that needs a gradient, and the way back, which is a
-second one, beside two calls with numpy's arrays of the same size.
+second one, beside two calls with numpy's arrays of the same size, and beside the shortest function
+of torch's that makes these two calls; and of many tensors that need none, beside as many arrays.
 
 Then `ctx.all_reduce` inside of a function that JAX has compiled, beside a compiled function that
 hands its argument to Python and back (an ordered ``io_callback``), and a call with numpy's array.
@@ -15,6 +16,7 @@ beside a process that keeps a core busy.
 
 import contextlib
 import copy
+import functools
 import os
 import subprocess
 import sys
@@ -23,6 +25,7 @@ import time
 import numpy as np
 
 import mpi_replica as mr
+from mpi_replica.core.array_libraries import values_of
 
 from .launching import Launch
 from .measuring import beside, row
@@ -31,6 +34,8 @@ from .tables import quantity
 
 #: bench.py starts the ranks with an interpreter that has it.
 NEEDS_ARRAYS = True
+
+_COUNT = 1000
 
 # By the name of the function in networks.py: what it is, its width in a trial, and the most of
 # DistributedDataParallel's time.
@@ -61,6 +66,7 @@ def launches(settings):
         batches = settings.repeat or (3 if settings.quick else 100)
         arguments = {"is_quick": settings.quick, "batches": batches}
         yield Launch("there_and_back", ranks, arguments)
+        yield Launch("many_tensors", ranks, arguments)
         yield Launch("compiled", ranks, arguments)
         arguments = arguments | {"batches": settings.repeat or (3 if settings.quick else 20)}
         for name in _NETWORKS:
@@ -72,6 +78,19 @@ def launches(settings):
 def there_and_back(world, is_quick, batches):
     """Measure a collective that is differentiated, for each size."""
     import torch
+
+    class ByHand(torch.autograd.Function):
+        """Knows neither which replicas have gradients nor what a second derivative is."""
+
+        @staticmethod
+        def forward(ctx, value):
+            total = mr.get_replica_context().all_reduce("SUM", value.detach().numpy())
+            return torch.from_numpy(np.asarray(total))
+
+        @staticmethod
+        def backward(ctx, upstream):
+            total = mr.get_replica_context().all_reduce("SUM", upstream.numpy())
+            return torch.from_numpy(np.asarray(total))
 
     with mr.MPIStrategy() as strategy:
         for size, (comparison, goal) in _SIZES.items():
@@ -88,15 +107,44 @@ def there_and_back(world, is_quick, batches):
             def twice(context, arrays=arrays):
                 return [context.all_reduce("SUM", array) for array in arrays]
 
-            for found, expected in zip(
-                world.once(strategy, differentiated), world.once(strategy, twice), strict=True
-            ):
-                world.require(np.array_equal(found.detach(), expected), "the way there and back")
-            loops = [world.in_replica(strategy, call) for call in (differentiated, twice)]
-            ours, others = world.in_turn(loops, batches)
-            against = beside("two of numpy's arrays", ours, others, comparison, goal)
+            def by_hand(context, value=value, upstream=upstream):
+                total = ByHand.apply(value)
+                return total, torch.autograd.grad(total, value, upstream)[0]
+
+            calls = (differentiated, twice, by_hand)
+            found, *others = (world.once(strategy, call) for call in calls)
+            for expected in others:
+                for mine, theirs in zip(found, expected, strict=True):
+                    is_equal = np.array_equal(values_of(mine), values_of(theirs))
+                    world.require(is_equal, "the way there and back")
+            taken = world.in_turn([world.in_replica(strategy, call) for call in calls], batches)
+            against = beside("two of numpy's arrays", taken[0], taken[1], comparison, goal)
+            floor = beside("a function by hand", taken[0], taken[2], comparison)
             what = f"there and back, {quantity(4 * length, 'B')}"
-            yield row(what, world.size, ours, against)
+            yield row(what, world.size, taken[0], against, floor)
+
+
+def many_tensors(world, is_quick, batches):
+    """Measure what it costs that a value is many tensors, of which torch records nothing."""
+    import torch
+
+    count = _COUNT // (10 if is_quick else 1)
+    tensors = [torch.full((64,), world.rank + 1.0) for _ in range(count)]
+    arrays = [np.full(64, world.rank + 1.0, np.float32) for _ in range(count)]
+    with mr.MPIStrategy() as strategy:
+        for where in ("fresh", "in place"):
+
+            def reduced(context, value, is_in_place=where == "in place"):
+                return context.all_reduce("MEAN", value, out=value if is_in_place else None)
+
+            calls = [functools.partial(reduced, value=value) for value in (tensors, arrays)]
+            found, expected = (world.once(strategy, call) for call in calls)
+            is_equal = all(map(np.array_equal, found, expected))
+            world.require(is_equal, "the means of many tensors")
+            loops = [world.in_replica(strategy, call) for call in calls]
+            ours, others = world.in_turn(loops, batches)
+            what = f"{count} tensors of 256 B, {where}"
+            yield row(what, world.size, ours, beside("numpy's arrays", ours, others))
 
 
 def compiled(world, is_quick, batches):

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...core.array_libraries import give_back, to_numpy, ways_back
+from ...core.array_libraries import give_back, to_numpy, way_back
 from ...core.exceptions import add_note
 from ...core.nest import flatten, leaf_paths, map_structure, unflatten
 from ..elements import ArraySpec, as_arrays, at, own_copy, unstacked
@@ -59,17 +59,17 @@ class Slices(DatasetPlan):
         rows = len(leaves[0])
         super().__init__(f"from_tensor_slices({rows} rows)", rows, indexable=True, batched=False)
         self._arrays = unflatten(structure, leaves)
-        self._ways = ways_back(originals)
+        self._way = way_back(originals)
 
     def spec(self) -> Any:
         return map_structure(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self._arrays)
 
     def elements(self, positions: Positions, epoch: int) -> list[Any]:
-        return unstacked(self._read(positions), positions.size, self._ways)
+        return unstacked(self._read(positions), positions.size, self._way)
 
     def read(self, positions: Positions, epoch: int) -> Any:
         leaves, structure = flatten(self._read(positions))
-        return unflatten(structure, give_back(leaves, self._ways))
+        return unflatten(structure, give_back(leaves, self._way))
 
     def _read(self, positions: Positions) -> Any:
         return map_structure(lambda leaf: leaf[positions], self._arrays)
