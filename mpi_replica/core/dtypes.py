@@ -27,7 +27,7 @@ import numpy as np
 from .array_libraries import COMMON_TYPES, GiveBack, to_numpy, way_back
 from .nest import ARRAYS, OTHERS
 from .options import ReduceOp
-from .plain_tensors import arrays_of_tensors, tensors_of
+from .torch_tensors import arrays_of_tensors, tensors_of
 from .ufuncs import EXTREMES
 
 _NARROW_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")

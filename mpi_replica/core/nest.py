@@ -18,7 +18,7 @@ import optree
 
 from .containers import NAMESPACE, open_class_of
 from .exceptions import StructureMismatchError
-from .plain_tensors import tensor_types
+from .torch_tensors import tensor_types
 
 Structure = optree.PyTreeSpec
 

@@ -30,7 +30,7 @@ from ..core.array_libraries import Array, recorded_by_torch
 from ..core.context import current_state
 from ..core.exceptions import ContextError
 from ..core.options import CommunicationOptions, ReduceOp
-from ..core.plain_tensors import arrays_of_tensors, tensors_of
+from ..core.torch_tensors import arrays_of_tensors, tensors_of
 from .replica import Replica
 from .torch_functions import GATHER, REDUCTIONS
 

@@ -6,6 +6,7 @@ import pytest
 import mpi_replica as mr
 from everywhere import check_works, raises_everywhere
 from gradient_programs import replica_id, results
+from mpi_replica.core.array_libraries import to_numpy
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -77,6 +78,71 @@ def test_memory_of_out_is_written_through_views_of_it(strategy):
         assert memory.tolist() == [[0] * 3, [count] * 3, [count] * 3, [0] * 3]
 
 
+# What a replica has, of which torch records nothing. The first six can be `out`, too.
+TENSORS = {
+    "float32": lambda: torch.arange(5) + replica_id() * 0.5,
+    "bfloat16": lambda: (torch.arange(70) + replica_id()).to(torch.bfloat16),
+    "integers": lambda: torch.arange(4).reshape(2, 2) * replica_id(),
+    "scalar": lambda: torch.tensor(1.5 + replica_id()),
+    "nothing": lambda: torch.ones(0, 3),
+    "part of a memory": lambda: torch.full((9,), 2.0 + replica_id())[3:7],
+    "parameter": lambda: torch.nn.Parameter(torch.ones(3) + replica_id(), requires_grad=False),
+    "transposed": lambda: (torch.arange(6.0) + replica_id()).reshape(2, 3).T,
+    "conjugate": lambda: torch.full((3,), 1 + 2j * replica_id()).conj(),
+    "float": lambda: 0.5 + replica_id(),
+}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["float32", "integers", "scalar", "nothing", "part of a memory", "parameter"],
+        ["bfloat16"],
+        ["parameter", "bfloat16", "float32"],
+        ["transposed", "scalar", "bfloat16"],
+        ["float32", "conjugate"],
+        ["float", "bfloat16", "nothing"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("op", ["SUM", "MEAN", "MAX"])
+def test_several_tensors_in_a_call_get_what_each_gets_alone(strategy, names, op):
+    names = [name for name in names if op != "MAX" or name != "conjugate"]
+
+    def step():
+        context = mr.get_replica_context()
+        alone = [context.all_reduce(op, TENSORS[name]()) for name in names]
+        together = context.all_reduce(op, [TENSORS[name]() for name in names])
+        return list(zip(alone, together, strict=True))
+
+    for pairs in results(strategy, step).values():
+        for one, other in pairs:
+            assert type(one) is type(other)
+            assert one.dtype == other.dtype
+            np.testing.assert_array_equal(*(np.asarray(to_numpy(x)) for x in (one, other)))
+
+
+@pytest.mark.parametrize("where", ["in place", "elsewhere"])
+def test_several_tensors_are_written_into_their_own_memory(strategy, where):
+    names = list(TENSORS)[:6]
+
+    def step():
+        context = mr.get_replica_context()
+        values = [TENSORS[name]() for name in names]
+        expected = context.all_reduce("SUM", values)
+        out = values if where == "in place" else [torch.empty_like(value) for value in values]
+        addresses, versions = zip(*((t.data_ptr(), t._version) for t in out), strict=True)
+        found = context.all_reduce("SUM", values, out=out)
+        assert all(one is other for one, other in zip(found, out, strict=True))
+        assert [tensor.data_ptr() for tensor in out] == list(addresses)
+        assert all(t._version > version for t, version in zip(out, versions, strict=True))
+        return list(zip(out, expected, strict=True))
+
+    for pairs in results(strategy, step).values():
+        for one, other in pairs:
+            assert torch.equal(one, other)
+
+
 WRONG_OUT = {
     "needs gradients": (lambda: (torch.ones(2), torch.ones(2).requires_grad_()), "gradient"),
     "value needs gradients": (lambda: (torch.ones(2).requires_grad_(), torch.ones(2)), "gradient"),
@@ -86,6 +152,9 @@ WRONG_OUT = {
     "strides": (lambda: (torch.ones(2, 3), torch.ones(3, 2).T), "contiguous"),
     "expanded": (lambda: (torch.ones(4), torch.ones(1).expand(4)), "contiguous"),
     "device": (lambda: (torch.ones(2), torch.empty(2, device="meta")), "meta"),
+    "in place, conjugate": (lambda: [torch.ones(2, dtype=torch.complex64).conj()] * 2, "plain"),
+    "in place, strides": (lambda: [torch.ones(2, 3).T] * 2, "contiguous"),
+    "in place, expanded": (lambda: [torch.ones(1).expand(4)] * 2, "contiguous"),
 }
 
 
