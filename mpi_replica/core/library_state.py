@@ -6,7 +6,6 @@ contextvars know nothing of them. torch is looked up where the program has impor
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self, TypeVar
@@ -74,12 +73,11 @@ class LibraryState(NamedTuple):
     def hold_in(self, function: Callable[[], T]) -> T:
         """Calls `function` in this state, in the thread that calls, and leaves nothing of it."""
         torch = sys.modules["torch"]
-        with contextlib.ExitStack() as stack:
-            # Its end also ends what the function has left, with all that belongs to it.
-            stack.enter_context(torch.inference_mode(self.is_inference))
-            # What goes back through a collective must run in the thread of its replica, and two
-            # replicas on one device would wait for each other in the thread of that device.
-            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        inference, in_threads = torch.inference_mode, torch.autograd.set_multithreading_enabled
+        # The end of the first also ends what the function has left, with all that belongs to it.
+        # The second: what goes back through a collective must run in the thread of its replica, and
+        # two replicas on one device would wait for each other in the thread of that device.
+        with inference(self.is_inference), in_threads(False):
             self._restore()
             try:
                 return function()

@@ -403,6 +403,20 @@ def test_what_a_step_leaves_switched_ends_with_its_replica(with_torch, mode):
     assert set(modes_in(strategy, torch)) == {outside}
 
 
+@pytest.mark.parametrize("mode", ["enable_grad", "no_grad", "inference_mode"])
+def test_torchs_way_back_stays_in_the_thread_of_its_replica(with_torch, mode):
+    """In a thread of its device two replicas would wait for each other: CPUs have none."""
+    strategy, torch = with_torch
+    is_elsewhere = torch._C._is_multithreading_enabled
+    found = []
+    # Set last: what a mode means for it is torch's.
+    with getattr(torch, mode)(), torch.autograd.set_multithreading_enabled(True):
+        strategy.run(lambda: found.append(is_elsewhere()))
+        assert is_elsewhere()
+    assert found
+    assert not any(found)
+
+
 def test_a_collective_in_torchs_way_back_is_right_with_three_replicas_on_a_rank(with_torch):
     strategy, torch = with_torch
 
