@@ -125,9 +125,9 @@ class Keyed(Way):
                 settle(total, 1, scratch)
             else:
                 key = np.dtype(f"i{total.dtype.itemsize}")
-                keys, shifted = scratch.take(key, total.size), scratch.take(key, total.size)
+                keys, spare = scratch.take(key, total.size), scratch.take(key, total.size)
                 is_nan = scratch.take(np.dtype(np.bool_), total.size)
-                to_keys(op, total, keys, shifted, is_nan)
+                to_keys(op, total, keys, spare, is_nan)
                 yield Reduce(None, keys, op)
-                from_keys(op, keys, total, shifted, is_nan)
+                from_keys(op, keys, total, spare, is_nan)
             part.deliver(total if part.result is None else None)
