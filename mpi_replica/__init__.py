@@ -104,6 +104,7 @@ from .core.options import (
 )
 from .core.values import DistributedValues, Mirrored, PerReplica
 from .data import DistributedDataset, DistributedIterator, InputContext, ValueContext
+from .ranks.launch import set_up_rank as _set_up_rank
 from .ranks.launcher_connection import tell as _tell
 from .ranks.watch.span import span
 from .replicas.batch_mean import compute_average_loss, mean_over_global_batch
@@ -158,6 +159,8 @@ for _door in (data.__name__, errors.__name__, __name__):
 
 # A launcher does not start a program again by itself that does without it.
 _tell(package=True)
+# Now: the program may import mpi4py.MPI next, with which MPI starts.
+_set_up_rank()
 
 
 def __getattr__(name: str) -> Any:

@@ -118,6 +118,15 @@ def library() -> LibraryFacts | None:
     return library_facts(sys.modules["mpi4py.MPI"])
 
 
+def set_up_rank() -> None:
+    """Sets what MPI needs when it starts, where a launcher has started this process as a rank.
+
+    Elsewhere nothing: what a job is started from may pass it on to hosts that need other things.
+    """
+    if launcher_variable() is not None:
+        set_up_open_mpi()
+
+
 def open_transport(communicator: Any = None) -> Transport:
     """Returns a transport over a duplicate of `communicator`. Collective over it.
 
