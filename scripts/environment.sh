@@ -35,11 +35,15 @@ make_environment() {
     elif [[ ! -f $stamp ]]; then
         "$python" -m venv "$venv" || return
     fi
-    # Python compiles the modules that are imported; pip would compile all, in half of its time.
-    "$venv/bin/python" -m pip install --no-compile --quiet --disable-pip-version-check \
-        --editable "${root}[$extras]" || return
+    pip_install "$venv" --editable "${root}[$extras]" || return
     # Last, so that an installation that was interrupted is made again.
     printf '%s\n' "$state" "$extras" "$root" >"$stamp"
+}
+
+# pip_install VENV ARGUMENTS...: Python compiles the modules that are imported; pip would compile all, in
+# half of its time.
+pip_install() {
+    "$1/bin/python" -m pip install --no-compile --quiet --disable-pip-version-check "${@:2}"
 }
 
 # newest_python: prints $PYTHON, or else the newest Python that is there, of those that the package is
@@ -61,13 +65,12 @@ newest_python() {
 # for that. A build of torch for the CPU alone, where the package index has one, is a tenth of what
 # pip takes otherwise.
 make_array_environment() {
-    local python=$root/$1/bin/python
+    local venv=$root/$1
 
     make_environment "$1" "$2,jax,test-jax" || return
-    "$python" -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))' && return
-    echo "installing torch in ${python%/bin/python}" >&2
-    "$python" -m pip install --no-compile --quiet --disable-pip-version-check torch==2.13.0+cpu 2>/dev/null ||
-        "$python" -m pip install --no-compile --quiet --disable-pip-version-check torch
+    "$venv/bin/python" -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))' && return
+    echo "installing torch in $venv" >&2
+    pip_install "$venv" torch==2.13.0+cpu 2>/dev/null || pip_install "$venv" torch
 }
 
 # make_intel_environment NAME: as make_environment, with Intel MPI for one host: without the libraries of
@@ -75,7 +78,7 @@ make_array_environment() {
 make_intel_environment() {
     make_environment "$1" test || return
     [[ ! -x $root/$1/bin/mpiexec ]] || return 0
-    "$root/$1/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps impi-rt ||
+    pip_install "$root/$1" --no-deps impi-rt ||
         echo "without Intel MPI: its tests are skipped" >&2
 }
 
