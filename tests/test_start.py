@@ -334,3 +334,48 @@ def test_a_program_that_imports_mpi4py_after_this_package_has_no_error_of_open_m
     assert done.returncode == 0
     assert done.stdout == "windows: 3\n" * 3
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        ("mpi4py.rc.initialize = False", "", "MPI.Init_thread()"),
+        ("", "MPI.Finalize()", "mpi4py makes it at the end of the program"),
+    ],
+)
+def test_a_strategy_where_mpi_is_not_running_is_a_launch_error(library, before, after, text):
+    program = f"""
+        import mpi4py
+        {before}
+        from mpi4py import MPI
+        import mpi_replica as mr
+        {after}
+        try:
+            mr.MPIStrategy()
+        except mr.errors.LaunchError as error:
+            print(f"LaunchError: {{error}}")
+        {"MPI.Init(); MPI.Finalize()" if before else ""}
+    """
+    done = run_ranks(library, 2, ["-c", textwrap.dedent(program)])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("LaunchError: ") == 2
+    assert done.stdout.count(text) == 2
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_program_may_start_mpi_by_itself(library):
+    program = """
+        import mpi4py
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+        import mpi_replica as mr
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        with mr.MPIStrategy(num_replicas=3) as strategy:
+            total = strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
+            print(f"sum: {strategy.experimental_local_results(total)[0]}")
+        MPI.Finalize()
+    """
+    done = run_ranks(library, 2, ["-c", textwrap.dedent(program)])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum: 3.0") == 2

@@ -165,7 +165,7 @@ def open_survivors(communicator: Any = None, num_spares: int = 0) -> Survivors |
     tell(begins_mpi=True)
     # A program without mpirun shall not pay for MPI_Init, which this import calls.
     try:
-        from .mpi import survivors_of, world_size
+        from .mpi import require_running, survivors_of, world_size
     except (ImportError, RuntimeError) as error:
         variable = launcher_variable() or _CHOICE
         raise LaunchError(
@@ -173,6 +173,7 @@ def open_survivors(communicator: Any = None, num_spares: int = 0) -> Survivors |
             f"{os.environ.get(variable, '')!r}), but mpi4py finds no MPI library: {error}."
             f" {INSTALL_ADVICE}"
         ) from error
+    require_running()
     tell_mpi_has_started()
     started = _started_processes()
     if communicator is None and started is not None and started[1] > 1 and world_size() == 1:

@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", RuntimeWarning)
     from mpi4py import MPI
 
-from ..core.exceptions import RankLostError
+from ..core.exceptions import LaunchError, RankLostError
 from ..core.options import ReduceOp
 from .abort import abort_job
 from .communicators import checked_communicator
@@ -59,6 +59,26 @@ _SPINS = 200
 _SPIN_SECONDS = 0.001
 # Where all have come, data only moves on while ranks ask: who sleeps holds it up.
 _SECONDS_OF_DATA = 1.0
+
+
+def require_running() -> None:
+    """Raises unless MPI has started, and has not ended: any call ends the process without a word.
+
+    Raises
+    ------
+    LaunchError
+        It is not running.
+    """
+    if not MPI.Is_initialized():
+        raise LaunchError(
+            "MPI has not started, since the program has set mpi4py.rc.initialize = False. Call"
+            " MPI.Init_thread() before a strategy is made, or leave that out."
+        )
+    if MPI.Is_finalized():
+        raise LaunchError(
+            "MPI has ended, by MPI.Finalize(): no strategy can be made any more. Leave that call"
+            " out: mpi4py makes it at the end of the program."
+        )
 
 
 def world_size() -> int:
