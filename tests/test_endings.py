@@ -150,3 +150,45 @@ def test_a_rank_that_can_not_tell_that_it_ends_ends_the_job(launch):
     )
     assert done.returncode == 1
     assert done.stderr.count("OSError: the network is gone") == 1
+
+
+def test_a_program_may_end_mpi_before_it_ends(launch):
+    done = launch(
+        """
+        from mpi4py import MPI
+
+        strategies = mr.MPIStrategy(num_replicas=3), mr.MPIStrategy(MPI.COMM_SELF), mr.MPIStrategy()
+        for strategy in strategies:
+            strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
+        MPI.Finalize()
+        for strategy in strategies:
+            try:
+                strategy.run(lambda: None)
+            except mr.errors.ContextError as error:
+                assert "MPI.Finalize()" in str(error), error
+                print("told")
+            strategy.close()
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("told") == 6
+    assert done.stderr == ""
+
+
+def test_ranks_that_wait_for_one_that_ends_mpi_are_told(launch):
+    done = launch(
+        """
+        from mpi4py import MPI
+
+        strategy = mr.MPIStrategy()
+        if strategy.rank == 0:
+            MPI.Finalize()
+        else:
+            try:
+                strategy.run(lambda: None)
+            except mr.errors.RankLostError as error:
+                print(error)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the program has ended on replica 0 (rank 0)" in done.stdout

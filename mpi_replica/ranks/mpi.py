@@ -81,6 +81,15 @@ def require_running() -> None:
         )
 
 
+def call_before_end(function: Callable[[], None]) -> None:
+    """Has `function` called where MPI begins to end, as long as Python is there.
+
+    MPI deletes the attributes of COMM_SELF before it does anything else (MPI-4.1, 11.2.4).
+    """
+    keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: function())
+    MPI.COMM_SELF.Set_attr(keyval, function)
+
+
 def world_size() -> int:
     """Returns the number of processes that MPI was started with."""
     return int(MPI.COMM_WORLD.Get_size())

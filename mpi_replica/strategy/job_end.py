@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import math
 import os
 import signal
@@ -16,9 +17,10 @@ import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..collectives.agreement.agreement import Life
+from ..core.context import open_strategies
 from ..core.exceptions import ContextError, RankLostError, reporter_of, text_of
 from ..core.tracebacks import printed
 from ..ranks.interrupts import gate
@@ -28,6 +30,7 @@ from ..ranks.watch.watcher import watcher
 
 if TYPE_CHECKING:
     from ..collectives.engine import Engine
+    from ..collectives.strategy_base import StrategyBase
 
 # What ended the program here, and another rank prints.
 _left_to_others: list[BaseException] = []
@@ -44,6 +47,7 @@ _SECONDS_TO_WRITE = 0.3
 _engines: list[Engine] = []
 _survivors: list[Survivors] = []
 _process = 0
+_has_left = False
 
 
 def shorten_tracebacks() -> None:
@@ -113,9 +117,31 @@ def abort(status: int) -> None:
     _engines[-1].transport.abort(status)
 
 
+@functools.cache
+def end_with_mpi() -> None:
+    """Has all strategies end where the program calls ``MPI.Finalize``: MPI has started."""
+    from ..ranks.mpi import call_before_end
+
+    call_before_end(_leave_before_mpi_ends)
+
+
+def _leave_before_mpi_ends() -> None:
+    _leave()
+    for strategy in open_strategies:
+        engine = cast("StrategyBase", strategy).engine
+        if engine.transport.communicator is not None:
+            engine.agreement.final = ContextError(
+                "a strategy was used after MPI.Finalize(), with which it ended. Leave that call"
+                " out: mpi4py makes it at the end of the program."
+            )
+
+
 def _leave() -> None:
-    if os.getpid() != _process:  # a forked child shares nothing with MPI
+    """Leaves, once: at the end of the program, or of MPI, if that comes first."""
+    global _has_left
+    if _has_left or os.getpid() != _process:  # a forked child shares nothing with MPI
         return
+    _has_left = True
     gate.close()  # Ctrl-C in between would leave without a word
     try:
         _leave_undisturbed()

@@ -123,8 +123,10 @@ class MPIStrategy(Strategy):
         self._release_blas = blas.hold(self) if options.reproducible else None
         gate.install(job_end.abort)
         job_end.shorten_tracebacks()
-        if survivors is not None and survivors.may_be_needed:
-            job_end.add_survivors(survivors)
+        if survivors is not None:  # without MPI there are none
+            job_end.end_with_mpi()
+            if survivors.may_be_needed:
+                job_end.add_survivors(survivors)
         self._be_watched()
         if transport.size == 1:  # one that is not closed, and that nobody else may wait for
             weakref.finalize(self, watcher.remove, self.engine.watch).atexit = False
