@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core import nest
-from ..core.array_libraries import Array, give_back
+from ..core.array_libraries import Array
 from ..core.dtypes import accumulation, as_arrays, wire_name
 from ..core.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from ..core.ufuncs import EXTREMES
@@ -319,7 +319,7 @@ class AllReduce(Call):
         if self.outputs is not None:
             return self.outputs.filled()
         if self.way_back is not None:
-            results = give_back(results, self.way_back)
+            results = self.way_back(results)
         return results if self.flat_paths is not None else nest.unflatten(self.structure, results)
 
     def _check_outputs(self, calls: Sequence[AllReduce]) -> None:

@@ -49,6 +49,7 @@ def arrays_of_tensors(leaves: Sequence[Any]) -> list[np.ndarray[Any, Any]] | Non
 def tensors_of(arrays: Sequence[Any]) -> list[Any]:
     """Returns numpy's arrays and scalars as tensors in their memory."""
     from_numpy = sys.modules["torch"].from_numpy
+    # A call of `tensor_of` for each takes a quarter longer.
     return [
         from_numpy(array) if array.dtype.kind != "V" else tensor_of(array)
         for array in map(np.asarray, arrays)

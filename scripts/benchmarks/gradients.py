@@ -35,7 +35,7 @@ from .tables import quantity
 #: bench.py starts the ranks with an interpreter that has it.
 NEEDS_ARRAYS = True
 
-_COUNT = 1000
+_TENSORS = 1000
 
 # By the name of the function in networks.py: what it is, its width in a trial, and the most of
 # DistributedDataParallel's time.
@@ -128,7 +128,7 @@ def many_tensors(world, is_quick, batches):
     """Measure what it costs that a value is many tensors, of which torch records nothing."""
     import torch
 
-    count = _COUNT // (10 if is_quick else 1)
+    count = _TENSORS // (10 if is_quick else 1)
     tensors = [torch.full((64,), world.rank + 1.0) for _ in range(count)]
     arrays = [np.full(64, world.rank + 1.0, np.float32) for _ in range(count)]
     with mr.MPIStrategy() as strategy:
