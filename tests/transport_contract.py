@@ -26,6 +26,8 @@ def all_to_the_last(sender, receiver, size):
 
 
 class TransportContract:
+    large_block_bytes = 70_000
+
     def make(self):
         raise NotImplementedError
 
@@ -91,7 +93,7 @@ class TransportContract:
     def test_a_tiny_block_is_gathered_with_large_ones(self, transport, least, timeout_seconds):
         """Intel MPI 2021.19 cuts all blocks of an Iallgatherv into pieces of the least one."""
         transport.timeout_seconds = timeout_seconds
-        counts = [least, *[70_000] * (transport.size - 1)]
+        counts = [least, *[self.large_block_bytes] * (transport.size - 1)]
         mine = np.full(counts[transport.rank], transport.rank, np.uint8)
         received = np.full(sum(counts), 255, np.uint8)
         transport.all_gather_blocks(mine, received, counts)

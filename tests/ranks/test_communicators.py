@@ -284,9 +284,14 @@ def test_strategies_that_are_closed_leave_nothing_behind(threads):
             with pytest.raises(ZeroDivisionError):
                 strategy.run(lambda: 1 / 0)
 
+    others = set(threading.enumerate())
+
     def count_objects():
-        while gc.collect():  # what is found to be garbage lets go of what is found the next time
-            pass
+        for _ in range(2):
+            while gc.collect():  # what is found to be garbage lets go of what is found next
+                pass
+            for thread in set(threading.enumerate()) - others:
+                thread.join(timeout=60)  # it was told to end
         kinds = (greenlet.greenlet, mr.MPIStrategy, Worker, Layout)
         return sum(isinstance(one, kinds) for one in gc.get_objects()) + threading.active_count()
 

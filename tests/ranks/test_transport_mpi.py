@@ -57,6 +57,8 @@ class TestReversed(TransportContract):
 class TestInSmallPieces(TransportContract):
     """Messages above the largest size go in pieces."""
 
+    large_block_bytes = 700
+
     @pytest.fixture(autouse=True)
     def small_messages(self, monkeypatch):
         import mpi_replica.ranks.mpi
