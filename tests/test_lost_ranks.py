@@ -21,7 +21,7 @@ pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 LOSING = ROOT / "tests" / "losing"
 NUM_REPLICAS = 5
 
-FEW = ["few", "1MB", "20MB", "all_gather", "merge_call", "reduce", "gather", "Variable", "save"]
+FEW = ["few", "1MB", "6MB", "all_gather", "merge_call", "reduce", "gather", "Variable", "save"]
 CALLS = [*FEW, "next", "run", "read", "assign", "verify", "commit"]
 STEP = {"begin": 0, **{name: step for step, name in enumerate(CALLS)}, "end": len(CALLS)}
 CHECKPOINT = None
@@ -68,9 +68,9 @@ JOBS = {
     "in agreements": Job(
         True, 5, one(0, "few", 1), one(3, "gather", 1), one(1, "run", 1), one(4, "verify", 1)
     ),
-    "in shared memory": Job(True, 4, one(2, "1MB", 4), one(0, "20MB", 9), one(3, "reduce", 2)),
+    "in shared memory": Job(True, 4, one(2, "1MB", 4), one(0, "6MB", 9), one(3, "reduce", 2)),
     "in sums": Job(
-        False, 5, one(0, "begin", 4), one(4, "1MB", 2), one(2, "20MB", 5), one(1, "assign", 1)
+        False, 5, one(0, "begin", 4), one(4, "1MB", 2), one(2, "6MB", 5), one(1, "assign", 1)
     ),
     "in gathers": Job(
         False,
@@ -118,7 +118,7 @@ JOBS = {
     "right behind a loss": Job(
         False, 4, one(0, "few", 1), one(2, "few", 5), one(3, "verify", 1), SWALLOW="other"
     ),
-    "errors caught": Job(False, 4, one(0, "20MB", 3), one(2, "gather", 1), SWALLOW="1"),
+    "errors caught": Job(False, 4, one(0, "6MB", 3), one(2, "gather", 1), SWALLOW="1"),
 }
 
 

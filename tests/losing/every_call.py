@@ -193,7 +193,7 @@ def verified():
 CALLS = {
     "few": reduced(3),
     "1MB": reduced(125_000, op="MEAN"),
-    "20MB": reduced(2_500_000),
+    "6MB": reduced(750_000),
     "all_gather": gathered,
     "merge_call": merged,
     "reduce": reduced_from_above,
