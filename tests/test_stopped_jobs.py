@@ -48,16 +48,15 @@ def hashes(done):
     return [line for line in done.stdout.splitlines() if " sha256 " in line]
 
 
-@pytest.mark.parametrize("first", range(len(LIBRARIES)), ids=LIBRARIES)
 def test_a_job_stopped_again_and_again_ends_with_the_bits_of_an_undisturbed_run(
-    first, tmp_path, undisturbed
+    tmp_path, undisturbed
 ):
     """Each part runs on other ranks, and of another library than the one before."""
     kept = tmp_path / "kept"
     end = ["--checkpoint-dir", kept, "--out", tmp_path / "digits.png"]
 
     def run(part, ranks, culprit, at, number):
-        library = LIBRARIES[(first + part) % len(LIBRARIES)]
+        library = LIBRARIES[part % len(LIBRARIES)]
         stop = [culprit, at, int(number)]
         return run_ranks(library, ranks, [STOPPED, *stop, DIGITS, *OPTIONS, *end], env=ENVIRONMENT)
 
