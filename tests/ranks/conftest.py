@@ -38,7 +38,7 @@ FURTHER = ("test_all_reduce", "test_agreement")
 GRADIENTS_ON = {1: ["one", "two", "three each"], 2: ["mixed"], 3: ["five"]}
 
 # Of JAX, which compiles each function for each replica of a rank.
-JAX_ON = {1: ["four"], 2: ["mixed"], 3: ["five"]}
+JAX_ON = {1: ["two"], 2: ["mixed"], 3: ["five"]}
 
 # Where sums have one order in all layouts: a rank hosts one subtree of it, or several.
 REPRODUCIBLE_ON = {
@@ -76,7 +76,7 @@ def pytest_generate_tests(metafunc):
         if name == "test_jax_executions" and size == 1:
             layouts = ["one", "two", "eight"]
         if name == "test_jax_functions" and size == 1 and "seed" in metafunc.fixturenames:
-            layouts = ["one", "two", "four"]  # of random programs
+            layouts = ["one", "three each"]  # of random programs
         if name in FURTHER:
             layouts = [*layouts, *FURTHER_ON.get(size, [])]
         if ONLY_LAYOUT:
