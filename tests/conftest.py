@@ -66,11 +66,12 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(items):
-    # pytest-xdist begins by giving one worker the first half of the tests, and the other the rest.
-    # Launches wait for each other (`launching.room_for`), most of all for long ones: so they do not
-    # hold up both workers, and none is left alone at the end.
+    # pytest-xdist begins by giving each worker as many tests, one behind the other. Launches wait
+    # for each other (`launching.room_for`), most of all for long ones: so they do not hold up all
+    # workers, and none is left alone at the end.
     def order(item):
         names = vars(item.module)
-        return ("pass_on_ranks" not in names, LAUNCH.isdisjoint(names))
+        is_long = "pass_on_ranks" in names or item.path.name.startswith("test_array_library")
+        return (not is_long, LAUNCH.isdisjoint(names))
 
     items.sort(key=order)

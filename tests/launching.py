@@ -204,7 +204,7 @@ def room_for(ranks, *, alone=False):
 
     Tests run side by side, with pytest-xdist. Ranks that wait ask again and again: those of two
     launches that compute keep each other from coming, and take longer than one after the other.
-    Short ones begin and end, most of the time, and two at a time are a tenth faster.
+    Short ones begin and end, most of the time, and some at a time are faster.
     """
     # pytest's own limit would end this process, and leave the ranks behind.
     faulthandler.cancel_dump_traceback_later()
