@@ -122,9 +122,6 @@ def test_mpi4py_loads_the_library_whose_launcher_is_asked_for():
 )
 def test_the_exit_status_is_that_of_the_program(library, program, status, tmp_path):
     done = call(library, "run", "-n", 2, written(tmp_path, f"\n    {program}"))
-    # MPICH's launcher may fail itself where it hears of both ranks' ends at once, on busy cores.
-    if "control_cb" in done.stderr and "assert (!closed) failed" in done.stderr:
-        status = 255
     assert done.returncode == status, done.stdout + done.stderr
 
 
