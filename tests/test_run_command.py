@@ -112,16 +112,29 @@ def test_mpi4py_loads_the_library_whose_launcher_is_asked_for():
     assert done.stdout.splitlines() == ["2 MPICH"] * 2
 
 
+EXITS = [
+    ("sys.exit(9 * rank)", 9),
+    ("os.kill(os.getpid(), signal.SIGKILL) if rank else signal.pause()", 128 + 9),
+]
+
+
 @each_library
-@pytest.mark.parametrize(
-    ("program", "status"),
-    [
-        ("sys.exit(9 * rank)", 9),
-        ("os.kill(os.getpid(), signal.SIGKILL) if rank else signal.pause()", 128 + 9),
-    ],
-)
+@pytest.mark.parametrize(("program", "status"), EXITS)
 def test_the_exit_status_is_that_of_the_program(library, program, status, tmp_path):
     done = call(library, "run", "-n", 2, written(tmp_path, f"\n    {program}"))
+    assert done.returncode == status, done.stdout + done.stderr
+
+
+@pytest.mark.skipif("mpich" not in LIBRARIES, reason="it is about MPICH's launcher")
+@pytest.mark.parametrize(("program", "status"), EXITS)
+def test_so_it_is_where_the_launcher_fails_itself(program, status, tmp_path):
+    """That of MPICH does, on busy cores: here one that ends as it does then."""
+    launcher = tmp_path / "mpiexec"
+    real = find_launcher(find_interpreter("mpich"))
+    launcher.write_text(f'#!/bin/sh\n"{real}" "$@" || exit 255\n')
+    launcher.chmod(0o755)
+    file = written(tmp_path, f"\n    {program}")
+    done = call("mpich", "run", "--mpi", launcher, "-n", 2, file)
     assert done.returncode == status, done.stdout + done.stderr
 
 

@@ -35,6 +35,9 @@ _HANDED_ON = {
 
 # What launchers return when a signal has ended them and their ranks.
 _STATUS_WHEN_ENDED = {"openmpi": 1, "mpich": 255}
+# That of MPICH's launcher where an assertion of its own fails, as 5.0's does now and then where it
+# hears of the ends of several ranks at once (pmiserv_cb.c, control_cb: "assert (!closed)").
+_STATUS_OF_A_FAULT = 255
 
 # How long the library may take to end the others where a rank has failed or was lost, and the
 # launcher where all ranks have come to their end. One that goes on without a lost rank can't where
@@ -296,6 +299,9 @@ class JobStart:
         if ranks is not None and ranks.have_ended_well(options.is_elastic):
             # Whoever is killed in the end of MPI does not change it.
             return RANKS_LOST if ranks.lost and options.on_loss == "warn-status" else 0
+        has_reason = is_lost or (ranks is not None and ranks.failed is not None)
+        if self._job.launcher == "mpich" and status == _STATUS_OF_A_FAULT and has_reason:
+            status = 0  # it says nothing of the ranks
         is_hidden = status == 0 or self.ended_because or options.is_elastic
         if ranks is not None and ranks.failed is not None and is_hidden and not is_lost:
             return int(ranks.failed.facts["status"])
