@@ -102,7 +102,12 @@ class Encoder:
         if library is not None:
             return {_TENSOR: [library, self._array_of_library(value, path)]}
         if isinstance(value, (np.ndarray, np.generic)):
-            array = as_array(value)
+            try:
+                array = as_array(value)
+            except TypeError as error:
+                raise TypeError(
+                    f"a checkpoint can't hold {type(value).__qualname__} ({path}): {error}"
+                ) from error
             try:
                 dtype_text(array.dtype)
             except TypeError as error:

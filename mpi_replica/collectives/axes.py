@@ -50,7 +50,10 @@ def partial(op: ReduceOp, component: Any, axes: tuple[int, ...], path: str) -> t
             f"{op.name} of IndexedSlices (value{path}) along axis {axes}: only the rows of all"
             " replicas can be put together. Use axis=None, or reduce to_dense()."
         )
-    array = as_plain_array(component)
+    try:
+        array = as_plain_array(component)
+    except TypeError as error:
+        raise TypeError(f"{op.name} of value{path}: {error}") from error
     for axis in axes:
         if not -array.ndim <= axis < array.ndim:
             raise ValueError(

@@ -64,10 +64,9 @@ def content_of(leaf: Any, path: str) -> Content:
         return _content_of_text(text, "an int", data, _BYTE)
     if isinstance(leaf, FunctionType) or hasattr(leaf, "__wrapped__"):
         return _content_of_text(function_identity(leaf).text, "a function", b"", _BYTE)
-    is_masked = isinstance(leaf, np.ma.MaskedArray)
     is_number = isinstance(leaf, (np.ndarray, np.generic, int, float, complex))
     array = None
-    if not is_masked and (is_number or hasattr(leaf, "__array__")):
+    if is_number or hasattr(leaf, "__array__"):
         try:
             array = as_plain_array(leaf)
         except Exception as error:  # each library has its own for what has no values
@@ -77,7 +76,7 @@ def content_of(leaf: Any, path: str) -> Content:
         raise TypeError(
             f"verify got {what} for {path}: it has no bits that could be compared between"
             " ranks. Pass arrays of numbers, numbers, strings, bytes or None: of an object, those"
-            " that it is made of; of a masked array, value.filled(...) and the mask."
+            " that it is made of."
         )
     return _content_of_array(array)
 

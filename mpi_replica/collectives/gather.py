@@ -86,7 +86,10 @@ class AllGather(Call):
                     f"{self.kind} of IndexedSlices (value{self.paths[index]}) is not supported, as"
                     " in tf.distribute. Gather its values and indices."
                 )
-            array = as_plain_array(leaf)
+            try:
+                array = as_plain_array(leaf)
+            except TypeError as error:
+                raise TypeError(f"{self.kind} of value{self.paths[index]}: {error}") from error
             if array.dtype.hasobject:
                 raise TypeError(
                     f"{self.kind} got {type(leaf).__name__} for value{self.paths[index]}, which is"

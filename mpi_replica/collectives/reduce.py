@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core import nest
 from ..core.array_libraries import Array
-from ..core.dtypes import accumulation, as_arrays, wire_name
+from ..core.dtypes import accumulation, as_array, as_arrays, wire_name
 from ..core.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from ..core.ufuncs import EXTREMES
 from ..ranks.transport import HEADER_BYTES, Bytes, Payload
@@ -110,16 +110,29 @@ class AllReduce(Call):
         self.finish = finish
         self.writing = writing
         self.dtypes = dtypes
-        first, self.way_back = as_arrays(contributions[0], plain)
-        self.contributions: list[Sequence[Array]] = [first]
-        if len(contributions) > 1:
-            self.contributions += [as_arrays(leaves, plain)[0] for leaves in contributions[1:]]
+        try:
+            first, self.way_back = as_arrays(contributions[0], plain)
+            self.contributions: list[Sequence[Array]] = [first]
+            if len(contributions) > 1:
+                self.contributions += [as_arrays(leaves, plain)[0] for leaves in contributions[1:]]
+        except TypeError as error:
+            raise self._at_its_leaf(error) from error
         if out is not None:
             outputs = self.outputs = Outputs(out, structure, contributions[0], first)
             self.detail = outputs.words
         self._sign()
         if out is not None:
             outputs.check(self.plan.results, self.paths)
+
+    def _at_its_leaf(self, error: TypeError) -> TypeError:
+        """Returns an error of `as_arrays` with the path of the leaf."""
+        for leaves in self.leaves:
+            for path, leaf in zip(self.paths, leaves, strict=True):
+                try:
+                    as_array(leaf)
+                except TypeError as found:
+                    return TypeError(f"{self.kind} of value{path}: {found}")
+        return error
 
     def _sign(self) -> None:
         contributions = self.contributions

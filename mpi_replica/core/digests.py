@@ -21,6 +21,7 @@ from . import nest
 from .array_libraries import dtype_of
 from .dtypes import as_plain_array
 from .indexed_slices import IndexedSlices
+from .more_than_numbers import is_only_numbers
 from .pad_bytes import without_padding
 
 #: Size of a digest.
@@ -97,7 +98,7 @@ def digest_of(value: Any) -> int:
 def _has_bits(leaf: Any) -> bool:
     """Returns whether it is a number, or an array of numbers or texts, of any library."""
     if isinstance(leaf, (np.ndarray, np.generic, int, float, complex)):
-        return not isinstance(leaf, np.ma.MaskedArray) and not np.asarray(leaf).dtype.hasobject
+        return is_only_numbers(leaf) and not np.asarray(leaf).dtype.hasobject
     try:
         return dtype_of(leaf) is not None
     except TypeError:  # numpy has no such dtype

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from .array_libraries import COMMON_TYPES, GiveBack, to_numpy, way_back
+from .more_than_numbers import require_only_numbers
 from .nest import ARRAYS, OTHERS
 from .options import ReduceOp
 from .torch_tensors import arrays_of_tensors, tensors_of
@@ -82,15 +83,11 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
     Raises
     ------
     TypeError
-        It is a masked array, or one of another library that numpy can't hold.
+        It is more than its numbers, or an array of another library that numpy can't hold.
     """
-    if type(value) in COMMON_TYPES:  # to ask for masked arrays takes longer than all else
+    if type(value) in COMMON_TYPES:  # of which nothing is lost
         return np.asarray(value)
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(
-            "masked arrays can't be communicated: the mask would be lost. Pass value.filled(...),"
-            " or value and mask as two leaves."
-        )
+    require_only_numbers(value)
     return np.asarray(to_numpy(value))
 
 

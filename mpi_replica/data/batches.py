@@ -16,6 +16,7 @@ from ..collectives.agreement.stand import LeafDescription
 from ..core import nest
 from ..core.array_libraries import copy_of, dtype_of, values_of
 from ..core.dtypes import is_text, wire_name
+from ..core.more_than_numbers import require_only_numbers
 from .elements import ArraySpec, rows_of, spec_of
 
 
@@ -28,8 +29,14 @@ def arrays_of(batch: Any) -> Any:
         A leaf has no rows, or another number of them.
     """
     leaves, structure = nest.flatten(batch)
-    arrays = [np.asarray(leaf) if dtype_of(leaf) is None else values_of(leaf) for leaf in leaves]
-    for array, path in zip(arrays, nest.leaf_paths(structure), strict=True):
+    arrays: list[Any] = []
+    for leaf, path in zip(leaves, nest.leaf_paths(structure), strict=True):
+        try:
+            require_only_numbers(leaf, takes_labels=True)
+        except TypeError as error:
+            raise TypeError(f"a batch of a distributed dataset, value{path}: {error}") from None
+        array = np.asarray(leaf) if dtype_of(leaf) is None else values_of(leaf)
+        arrays.append(array)
         if array.ndim == 0:
             raise ValueError(
                 f"a batch of a distributed dataset has a scalar for value{path}: it has no rows. "

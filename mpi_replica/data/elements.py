@@ -24,6 +24,7 @@ from ..core.array_libraries import (
     values_of,
     way_back,
 )
+from ..core.more_than_numbers import require_only_numbers
 from ..core.nest import (
     flatten,
     flatten_tensors,
@@ -71,17 +72,16 @@ def as_arrays(value: Any, where: str) -> Any:
             arrays.append(values_of(leaf))
             continue
         try:
+            require_only_numbers(leaf, takes_labels=True)
+        except TypeError as error:
+            raise TypeError(f"{where}: the leaf{at(path)}: {error}") from None
+        try:
             array = np.asarray(leaf)
         except ValueError as error:
             raise ValueError(
                 f"{where}: {reprlib.repr(leaf)}{at(path)} can't become an array: {error} Give all "
                 "its rows one length, or a tuple where it is several arrays."
             ) from error
-        if isinstance(leaf, np.ma.MaskedArray):
-            raise TypeError(
-                f"{where}: the leaf{at(path)} is a masked array, whose mask would be lost. Fill "
-                "it first: array.filled(value)."
-            )
         if array.dtype == object:
             raise TypeError(
                 f"{where}: {reprlib.repr(leaf)}{at(path)} has dtype object as an array. "

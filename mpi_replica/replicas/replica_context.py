@@ -106,8 +106,8 @@ class ReplicaContext(Replica):
         CollectiveMismatchError
             Replicas are at different calls, or at one with another op; on every rank.
         TypeError
-            A leaf can't be reduced: SUM of bool, strings, objects; a leaf of `out` has another
-            dtype than its result; on every rank.
+            A leaf can't be reduced: SUM of bool, strings, objects; it has a mask, a unit or labels,
+            which would be lost; a leaf of `out` has another dtype than its result; on every rank.
         ValueError
             A leaf of `out` has another shape, is read-only, not C-contiguous, or shares memory with
             another leaf, or with the value of another replica of the rank; on every rank.

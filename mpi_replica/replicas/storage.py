@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..collectives.broadcast import Writing
-from ..core.array_libraries import Array, to_numpy
-from ..core.dtypes import accumulation
+from ..core.array_libraries import Array
+from ..core.dtypes import accumulation, as_array
 from ..core.exceptions import RankLostError
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import ReduceOp, VariableAggregation, VariableSynchronization
@@ -224,7 +224,10 @@ class Storage:
 
     def _fitting_array(self, name: str, how: str, value: Any, shape: tuple[int, ...]) -> Array:
         dtype = self.any_array.dtype
-        array = np.asarray(to_numpy(value))
+        try:
+            array = as_array(value)
+        except TypeError as error:
+            raise TypeError(f"{name}.{how}: {error}") from error
         if type(value) in (int, float, complex):  # numbers that numpy counts as weak
             array = np.asarray(value, dtype=np.result_type(dtype, value))
         if not np.can_cast(array.dtype, dtype, "same_kind"):

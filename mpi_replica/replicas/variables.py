@@ -15,8 +15,9 @@ from ..collectives import cross_replica
 from ..collectives.agreement.site import CallSite
 from ..collectives.broadcast import Broadcast
 from ..collectives.strategy_base import StrategyBase
-from ..core.array_libraries import Array, to_numpy
+from ..core.array_libraries import Array
 from ..core.context import current_state, current_strategy, require_cross_replica
+from ..core.dtypes import as_array
 from ..core.exceptions import RankLostError
 from ..core.options import (
     CommunicationOptions,
@@ -56,7 +57,7 @@ class Variable(Assignable, ActsAsValue):
     ValueError
         Unknown or unfit synchronization or aggregation; MEAN of a dtype that is no float.
     TypeError
-        A dtype that is none of numbers.
+        A dtype that is none of numbers; a value with a mask, a unit or labels, which would be lost.
     StructureMismatchError
         The ranks gave values of different shape or dtype.
 
@@ -99,7 +100,7 @@ class Variable(Assignable, ActsAsValue):
 
         def first_value() -> Array:
             initial = plain_value(initial_value() if is_called else initial_value)
-            return np.array(to_numpy(component_of(initial, replica_id)), dtype=dtype, order="C")
+            return np.array(as_array(component_of(initial, replica_id)), dtype=dtype, order="C")
 
         self._on_read = synchronization is VariableSynchronization.ON_READ
         if strategy.engine.is_spare:  # should it be needed, a state comes with other values

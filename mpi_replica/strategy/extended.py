@@ -411,7 +411,7 @@ def _fresh_arrays(value: Any) -> Any:
     """Returns the nest `value` with arrays that are nobody else's: the caller may write to his."""
 
     def fresh(leaf: Any) -> Any:
-        return np.array(leaf, order="C") if isinstance(leaf, np.ndarray) else leaf
+        return leaf.copy() if isinstance(leaf, np.ndarray) else leaf  # with its mask, or unit
 
     return nest.map_structure(fresh, value)
 

@@ -36,3 +36,39 @@ def test_merge_call_passes_the_mask_on(strategy):
     count = strategy.num_replicas_in_sync
     results = strategy.experimental_local_results(strategy.run(step))
     assert results == (sum(min(i, 5) for i in range(count)),) * len(results)
+
+
+def in_a_variable(strategy, value):
+    with strategy.scope():
+        mr.Variable(np.zeros(3)).assign(value)
+
+
+def as_a_variable(strategy, value):
+    with strategy.scope():
+        mr.Variable(value)
+
+
+def in_a_batch(strategy, value):
+    list(strategy.experimental_distribute_dataset([value]))
+
+
+def in_a_reduction_along_an_axis(strategy, value):
+    strategy.reduce("SUM", strategy.run(lambda: value), axis=0)
+
+
+PLACES = [in_a_variable, as_a_variable, in_a_batch, in_a_reduction_along_an_axis]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+def test_a_masked_array_on_the_last_rank_alone_is_a_type_error_everywhere(strategy, place):
+    mine = np.arange(3.0)
+    if strategy.rank == strategy.size - 1:
+        mine = np.ma.masked_array(mine, [True, False, False])
+    error = raises_everywhere(TypeError, lambda: place(strategy, mine))
+    assert "filled" in str(error)
+    check_works(strategy)
+
+
+def test_broadcast_to_passes_the_mask_on(strategy):
+    mine = np.ma.masked_array([1.0, 2.0], [False, strategy.rank == 0])
+    assert strategy.extended.broadcast_to(mine).value.tolist() == [1.0, None]
