@@ -279,8 +279,15 @@ class Run(SharedRun):
                 pass  # where warnings are errors, the note tells it
 
     def _give_back(self, kept: KeptByRuns) -> None:
+        """Gives workers back, and lets go of all that is the program's.
+
+        A run and the contexts of its replicas refer to each other: what they hold would stay in
+        memory until a garbage collection, which large arrays do not bring about.
+        """
+        del self.fn
         for seat in self.seats:
             if seat.status in ("returned", "raised"):
                 kept.keep(seat.replica_id, seat.worker)
             elif seat.status == "waits":  # a signal's handler has raised while it was to stop
                 seat.worker.give_up()
+            seat.forget()

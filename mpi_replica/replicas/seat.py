@@ -188,6 +188,10 @@ class Seat:
         trace = error.__traceback__ if came_up_in_package(error) else None
         self.worker.throw(error, trace)
 
+    def forget(self) -> None:
+        """Lets go of what it was called with, and of what it returned; called by the hub."""
+        self.args, self.kwargs, self.value = (), {}, None
+
     def go_on(self, answer: Any) -> None:
         """Returns `answer` from the call at which the replica waits; called by the hub."""
         self.worker.resume(answer)

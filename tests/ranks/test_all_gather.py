@@ -30,7 +30,9 @@ def other_road(request, monkeypatch, passed_everywhere):
     if request.param == "many ranks":
         monkeypatch.setattr("mpi_replica.collectives.agreement.agreement._ALLGATHER_RANKS", 0)
     else:
-        monkeypatch.setattr("mpi_replica.ranks.mpi._LARGEST_MESSAGE_BYTES", 64)
+        # A message for each: on dozens of ranks those of 64 bytes would take minutes.
+        piece_bytes = 64 if MPI.COMM_WORLD.size <= 4 else 4096
+        monkeypatch.setattr("mpi_replica.ranks.mpi._LARGEST_MESSAGE_BYTES", piece_bytes)
     strategy = mr.MPIStrategy(replicas_per_rank=1 + MPI.COMM_WORLD.rank % 2)
     yield strategy
     if passed_everywhere():

@@ -1,6 +1,8 @@
 """Large results lie in memory that comes back: what the program still sees stays as it is."""
 
+import gc
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -96,3 +98,32 @@ def test_results_outlive_their_strategy(strategy):
     assert not pool._lent
     size = MPI.COMM_WORLD.size
     assert (result == size * (size + 1)).all()
+
+
+def test_no_memory_of_a_run_waits_for_a_garbage_collection(strategy):
+    """What it was called with, the function and what that returned go when nobody has them."""
+    living = []
+
+    def noted(array):
+        living.append(weakref.ref(array))
+        return array
+
+    def one_run():
+        caught = noted(np.ones(3))
+        given = mr.PerReplica([noted(np.ones(3)) for _ in range(strategy.num_replicas_in_sync)])
+
+        def step(value, *, other):
+            total = mr.get_replica_context().all_reduce("SUM", value + caught + other)
+            return noted(total), noted(value + 1)
+
+        strategy.run(step, args=(given,), kwargs={"other": noted(np.ones(3))})
+
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            one_run()
+        assert [array() for array in living if array() is not None] == []
+    finally:
+        gc.enable()
+    assert len(living) > 3 * 2
