@@ -27,6 +27,12 @@ _TUPLE, _DICT, _COUNTER = "$tuple", "$dict", "$counter"
 
 _AS_IT_IS = frozenset({bool, float, str, type(None)})
 
+# Why an object is refused of which nothing else is known.
+_NO_STATE = (
+    "it takes arrays of fixed item size, numbers, texts, bytes, None, and dicts, lists and tuples"
+    " of them. Give the object state_dict() and load_state_dict(), or leave it out."
+)
+
 #: Returns an array by its name, and that of the library whose it is; numpy's without one.
 ArrayOf = Callable[..., Any]
 
@@ -105,9 +111,7 @@ class Encoder:
             try:
                 array = as_array(value)
             except TypeError as error:
-                raise TypeError(
-                    f"a checkpoint can't hold {type(value).__qualname__} ({path}): {error}"
-                ) from error
+                raise self._refused(value, path, error) from error
             try:
                 dtype_text(array.dtype)
             except TypeError as error:
@@ -148,9 +152,7 @@ class Encoder:
             array = as_array(value)
             dtype_text(array.dtype)
         except Exception as error:  # each library has its own for what has no values
-            raise TypeError(
-                f"a checkpoint can't hold {type(value).__qualname__} ({path}): {error}"
-            ) from error
+            raise self._refused(value, path, error) from error
         place = (array.ctypes.data, array.dtype, array.shape, array.strides)
         if place not in self._names:
             self._names[place] = self._kept(array)
@@ -226,12 +228,8 @@ class Encoder:
             raise self._refused(key, path)
         return self.encode(plain, path)
 
-    def _refused(self, value: Any, path: str) -> TypeError:
-        return TypeError(
-            f"a checkpoint can't hold {type(value).__qualname__} ({path}): it takes arrays of fixed"
-            " item size, numbers, texts, bytes, None, and dicts, lists and tuples of them. Give the"
-            " object state_dict() and load_state_dict(), or leave it out."
-        )
+    def _refused(self, value: Any, path: str, why: object = _NO_STATE) -> TypeError:
+        return TypeError(f"a checkpoint can't hold {type(value).__qualname__} ({path}): {why}")
 
 
 def _inside(value: Any, *keys: str) -> Any:

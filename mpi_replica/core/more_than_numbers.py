@@ -52,18 +52,15 @@ def _labels(value: Any) -> str:
 
 
 def _unit(value: Any) -> str:
-    unit = getattr(value, "unit", None)
-    unit = getattr(value, "units", None) if unit is None else unit
-    text = str(unit or "")
+    unit = getattr(value, "unit", getattr(value, "units", None))
+    if unit is None:  # a column of a table has none, or one
+        return ""
+    text = str(unit)
     return (
         f"{_name(value)}{' in ' * bool(text)}{text} can't be taken as its numbers alone: the unit"
         " would be lost, and other replicas may have another one. Convert it to a unit that all"
         " replicas have, and pass its numbers."
     )
-
-
-def _unit_if_any(value: Any) -> str:
-    return "" if value.unit is None else _unit(value)
 
 
 def _name(value: Any) -> str:
@@ -76,7 +73,7 @@ _LOST: dict[tuple[str, str], _Lost] = {
     ("numpy", "MaskedArray"): _mask,
     ("astropy", "MaskedNDArray"): _mask,
     ("astropy", "Quantity"): _unit,
-    ("astropy", "Column"): _unit_if_any,
+    ("astropy", "Column"): _unit,
     ("pint", "PlainQuantity"): _unit,
     ("quantities", "Quantity"): _unit,
     ("unyt", "unyt_array"): _unit,

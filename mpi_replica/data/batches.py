@@ -27,6 +27,8 @@ def arrays_of(batch: Any) -> Any:
     ------
     ValueError
         A leaf has no rows, or another number of them.
+    TypeError
+        A leaf has a mask or a unit, which would be lost.
     """
     leaves, structure = nest.flatten(batch)
     arrays: list[Any] = []
