@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-LIBRARIES = ["torch", "jax", "array_api_strict"]
+from on_a_device import DEVICE
+
+LIBRARIES = ["torch", "jax", "array_api_strict", *(["cupy"] if DEVICE == "cuda" else [])]
 
 
 class Library:
@@ -20,7 +22,7 @@ class Library:
     def array(self, values, dtype=np.float32):
         values = np.array(values, dtype)
         if self.name == "torch":
-            return self.module.from_numpy(values)
+            return self.module.as_tensor(values)
         return self.numpy_like.asarray(values)
 
     def holds(self, found, expected):
@@ -28,10 +30,13 @@ class Library:
         assert isinstance(found, self.type), type(found)
         expected = np.asarray(expected)
         assert tuple(found.shape) == expected.shape
-        np.testing.assert_array_equal(np.asarray(found), expected)
+        np.testing.assert_array_equal(self.as_numpy(found), expected)
+
+    def as_numpy(self, array):
+        return array.get() if self.name == "cupy" else np.asarray(array)
 
     def as_bfloat16(self, array):
-        if self.name == "array_api_strict":
+        if self.name in ("array_api_strict", "cupy"):
             pytest.skip("the array API has no bfloat16")
         pytest.importorskip("ml_dtypes", reason="numpy knows bfloat16 by it")
         bfloat16 = self.numpy_like.bfloat16

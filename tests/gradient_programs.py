@@ -164,4 +164,4 @@ def as_numpy(tensor):
     import torch
 
     tensor = tensor.detach().resolve_conj().resolve_neg()
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return np.asarray(tensor.float() if tensor.dtype == torch.bfloat16 else tensor)

@@ -155,7 +155,7 @@ def test_shapes_that_do_not_stack_are_told_as_of_numpy(library):
 
 def test_nothing_is_recorded_for_gradients_of_torch():
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    rows = torch.from_numpy(ROWS.copy()).requires_grad_()
+    rows = torch.as_tensor(ROWS.copy()).requires_grad_()
     for source in SOURCES.values():
         dataset = source(rows)
         mapped = dataset.map(lambda row: row * rows[0])

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..core import object_state
 from ..core.abstract_variable import AbstractVariable
-from ..core.array_libraries import Array, library_of, of_library, require_library, written
+from ..core.array_libraries import library_of, of_library, require_library, written
+from ..core.array_ways import Array
 from ..core.exceptions import CheckpointError
 from ..core.jax_nodes import JaxNode, is_function_in_node, opened_by_jax
 from ..core.layout import Layout

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core import object_state
-from ..core.array_libraries import Array, library_of
+from ..core.array_libraries import address_of, library_of
+from ..core.array_ways import Array
 from ..core.dtypes import as_array
 from ..core.jax_nodes import JaxNode, is_function_in_node, opened_by_jax
 from ..core.values import Mirrored
@@ -75,7 +76,7 @@ class Encoder:
         self.own_arrays: dict[str, Array] = {}
         self._is_in_state = False
         # By where they are in memory: tied parameters of a module are one array.
-        self._names: dict[tuple[Any, ...], str] = {}
+        self._named: dict[tuple[Any, ...], tuple[str, Any]] = {}
 
     def encode(self, value: Any, path: str) -> Any:
         """Returns what stands for `value`; `path` is where it is, for errors.
@@ -153,10 +154,10 @@ class Encoder:
             dtype_text(array.dtype)
         except Exception as error:  # each library has its own for what has no values
             raise self._refused(value, path, error) from error
-        place = (array.ctypes.data, array.dtype, array.shape, array.strides)
-        if place not in self._names:
-            self._names[place] = self._kept(array)
-        return self._names[place]
+        place = (address_of(value, array), array.dtype, array.shape, array.strides)
+        if place not in self._named:
+            self._named[place] = self._kept(array), value  # which keeps its memory
+        return self._named[place][0]
 
     def _object(self, value: Any, path: str) -> Any:
         """Returns what stands for the state of an object."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.exceptions import CheckpointError, CorruptCheckpointError
 
 # Large enough to be fast, and small enough that the sum finds in the cache what was just written.

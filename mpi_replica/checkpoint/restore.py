@@ -11,7 +11,7 @@ from ..collectives.agreement.call import Call
 from ..collectives.agreement.group import Group
 from ..collectives.agreement.site import CallSite
 from ..collectives.agreement.steps import Agree, Steps, Texts
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.exceptions import CorruptCheckpointError
 from ..core.layout import Layout
 from ..core.options import CommunicationOptions

@@ -19,7 +19,7 @@ from ..collectives.agreement.group import Group
 from ..collectives.agreement.site import CallSite
 from ..collectives.agreement.stand import CallDescription, LeafDescription
 from ..collectives.agreement.steps import Agree, Steps, Texts
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.dtypes import wire_name
 from ..core.exceptions import CheckpointError
 from ..core.options import CommunicationOptions

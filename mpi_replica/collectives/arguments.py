@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.array_libraries import Array, Origin, dtype_of, from_numpy, origin_of, to_numpy
+from ..core.array_libraries import Origin, dtype_of, from_numpy, origin_of, to_numpy
+from ..core.array_ways import Array
 from ..core.units import in_units
 from ..core.values import DistributedValues
 

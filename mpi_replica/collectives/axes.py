@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..core.argument_checks import integer
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.dtypes import accumulation, as_plain_array
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import ReduceOp

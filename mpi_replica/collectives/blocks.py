@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.dtypes import is_text
 from .memory import Allocation
 

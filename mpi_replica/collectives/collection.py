@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.dtypes import is_text
+from ..core.gpu_tensors import Lender
 from ..core.layout import Layout
 from .agreement.group import Group
 from .agreement.steps import Gather, Steps
@@ -25,8 +26,8 @@ class OneRow:
     It is what `Collection` does, without what several leaves, rows and replicas need.
     """
 
-    def __init__(self, group: Group, gathering: Gathering, leaf: Array) -> None:
-        self.results = gathering.allocation.make(group.pool)
+    def __init__(self, gathering: Gathering, leaf: Array, memory: Lender) -> None:
+        self.results = gathering.allocation.make(memory)
         self._rank_bytes = gathering.leaves[0].rank_row_bytes
         self._leaf = leaf
 
@@ -37,12 +38,12 @@ class OneRow:
 
 
 def collection(
-    group: Group, gathering: Gathering, contributions: Sequence[Sequence[Array]]
+    group: Group, gathering: Gathering, contributions: Sequence[Sequence[Array]], memory: Lender
 ) -> OneRow | Collection:
-    """Returns what moves the C-contiguous leaves of each local replica."""
+    """Returns what moves the C-contiguous leaves of each local replica; `memory` is for results."""
     if gathering.is_one_row and gathering.result_bytes and group.layout.has_one_each:
-        return OneRow(group, gathering, contributions[0][0])
-    return Collection(group, gathering, contributions)
+        return OneRow(gathering, contributions[0][0], memory)
+    return Collection(group, gathering, contributions, memory)
 
 
 class Collection:
@@ -59,7 +60,11 @@ class Collection:
     """
 
     def __init__(
-        self, group: Group, gathering: Gathering, contributions: Sequence[Sequence[Array]]
+        self,
+        group: Group,
+        gathering: Gathering,
+        contributions: Sequence[Sequence[Array]],
+        memory: Lender,
     ) -> None:
         self._layout = group.layout
         self._gathering = gathering
@@ -70,7 +75,7 @@ class Collection:
             if is_text(blocks.dtype):
                 column = [leaf.astype(blocks.dtype, copy=False) for leaf in column]
             self._columns.append(column)
-        self.results = gathering.allocation.make(group.pool)
+        self.results = gathering.allocation.make(memory)
         self._scratch = group.scratch(gathering.scratch_bytes)
 
     def steps(self) -> Steps[list[Array]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from .plan import Pack, Plan, Slot, cut
 
 

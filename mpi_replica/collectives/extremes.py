@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.dtypes import is_narrow_float
 from ..core.options import ReduceOp
 from ..core.ufuncs import EXTREMES, UFUNCS

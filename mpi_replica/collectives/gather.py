@@ -14,8 +14,10 @@ import numpy as np
 
 from ..core import nest
 from ..core.argument_checks import integer
-from ..core.array_libraries import Array, give_back, way_back
+from ..core.array_libraries import give_back, way_back
+from ..core.array_ways import Array
 from ..core.dtypes import as_plain_array, is_text, wire_name
+from ..core.gpu_tensors import are_on_gpus, lender, on_host
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions
 from ..ranks.transport import HEADER_BYTES
@@ -62,6 +64,7 @@ class AllGather(Call):
         self.site = site
         self.options = options
         self.kind = kind
+        self.leaves = contributions
         self.structure = structure
         self.flat_paths = paths
         self.axis = axis if type(axis) is int else integer("axis", axis)
@@ -80,7 +83,7 @@ class AllGather(Call):
 
     def _arrays(self, leaves: Sequence[Any]) -> list[Array]:
         arrays = []
-        for index, leaf in enumerate(leaves):
+        for index, leaf in enumerate(on_host(leaves)):
             if isinstance(leaf, IndexedSlices):
                 raise NotImplementedError(
                     f"{self.kind} of IndexedSlices (value{self.paths[index]}) is not supported, as"
@@ -180,7 +183,8 @@ class AllGather(Call):
         self.gathering = gathering
 
         def make() -> OneRow | Collection:
-            return collection(group, gathering, contributions)
+            pool = lender(self.leaves[0], group.pool)
+            return collection(group, gathering, contributions, pool)
 
         if gathering.result_bytes > LARGE_BYTES:
             made = yield Agree(lambda: (b"", make()))
@@ -193,7 +197,11 @@ class AllGather(Call):
         for call in calls[1:]:
             call.gathering = self.gathering
         # Each replica may write into its result: it must not be the array of another one.
-        each = [results, *([np.copy(result) for result in results] for _ in calls[1:])]
+        each = [
+            results if are_on_gpus(call.leaves[0]) else [np.copy(result) for result in results]
+            for call in calls[1:]
+        ]
+        each.insert(0, results)
         each = [give_back(mine, call.way_back) for mine, call in zip(each, calls, strict=True)]
         if self.flat_paths is not None:
             return each

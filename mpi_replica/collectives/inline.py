@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.options import ReduceOp
 from ..core.tree import in_a_row, tree_of
 from ..core.ufuncs import UFUNCS

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from .agreement.group import Group
 from .agreement.header import PAYLOAD_START
 from .blocks import Gathering, GatheringPlan

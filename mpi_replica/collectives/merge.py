@@ -15,7 +15,8 @@ import numpy as np
 
 from ..core import nest
 from ..core.argument_checks import check_call
-from ..core.array_libraries import Array, as_constants
+from ..core.array_libraries import as_constants
+from ..core.array_ways import Array
 from ..core.exceptions import ContextError
 from ..core.library_state import LibraryState
 from ..core.options import CommunicationOptions

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.options import ReduceOp
 from ..ranks.transport import ALIGNMENT
 from .agreement.group import Group

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.tree import Partial, tree_of
 from ..ranks.transport import ALIGNMENT
 from .agreement.group import Group

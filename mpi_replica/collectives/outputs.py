@@ -16,7 +16,8 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from ..core import nest
-from ..core.array_libraries import Array, memory_of, note_written
+from ..core.array_libraries import memory_of, note_written
+from ..core.array_ways import Array
 from ..core.exceptions import StructureMismatchError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.tree import Partial
 from .delivery import PackDelivery
 from .plan import Pack, Piece, Stream

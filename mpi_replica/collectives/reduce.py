@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..core import nest
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.dtypes import accumulation, as_array, as_arrays, wire_name
+from ..core.gpu_tensors import are_on_gpus, lender
 from ..core.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from ..core.ufuncs import EXTREMES
 from ..ranks.transport import HEADER_BYTES, Bytes, Payload
@@ -244,7 +245,9 @@ class AllReduce(Call):
         """Returns what moves the data, with all the memory that it needs."""
         outputs = self.outputs
         results = [
-            self.plan.allocation.make(group.pool) if call.outputs is None else call.outputs.leaves
+            self.plan.allocation.make(lender(call.leaves[0], group.pool))
+            if call.outputs is None
+            else call.outputs.leaves
             for call in calls
         ]
         is_in_place = outputs is not None and outputs.are_values
@@ -324,8 +327,14 @@ class AllReduce(Call):
         each = results
         if len(results) < len(calls):
             # Each replica may write into its results: they must not be those of another one.
-            each = [*results, *(_copies(results[0]) for _ in calls[len(results) :])]
+            each = [*results, *(call.copies(results[0]) for call in calls[len(results) :])]
         return [call.given_back(mine) for call, mine in zip(calls, each, strict=True)]
+
+    def copies(self, results: list[Any]) -> list[Any]:
+        """Returns `results` of another call as ones of this call: as they are where it copies."""
+        if are_on_gpus(self.leaves[0]):
+            return results
+        return [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in results]
 
     def given_back(self, results: list[Any]) -> Any:
         """Returns the results as this call gives them."""
@@ -343,10 +352,6 @@ class AllReduce(Call):
         for call, other in itertools.permutations(calls, 2):
             if call.outputs is not None:
                 call.outputs.check_apart(other.contributions[0], self.paths)
-
-
-def _copies(results: list[Any]) -> list[Any]:
-    return [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in results]
 
 
 def _native(signature: Signature) -> Signature:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.dtypes import is_narrow_float
 from .scratch import Scratch
 

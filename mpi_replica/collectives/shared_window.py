@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.layout import Layout
 from ..core.tree import tree_of
 from ..ranks.transport import Bytes

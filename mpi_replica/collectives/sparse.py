@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core import nest
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.dtypes import accumulation
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions, ReduceOp

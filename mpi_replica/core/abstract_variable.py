@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .abstract_strategy import AbstractStrategy
-from .array_libraries import Array
+from .array_ways import Array
 from .values import DistributedValues
 
 

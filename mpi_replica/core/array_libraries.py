@@ -1,9 +1,7 @@
 """Arrays of other libraries: taken as numpy arrays without a copy, and given back as they came.
 
-torch and JAX are looked up where the program has imported them, and imported here only for an
-array that comes from a rank that has. Any other library is met by the array API standard:
-``__dlpack__`` and ``__array_namespace__``. Arrays on a device other than the host's memory are
-copied to the host, and results to that device.
+Libraries are looked up where the program has imported them (`array_ways`), and torch and JAX
+imported here only for an array that comes from a rank that has.
 """
 
 from __future__ import annotations
@@ -16,15 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .torch_tensors import array_of_bfloat16, tensor_of
-
-#: Of numpy.
-Array = np.ndarray[Any, Any]
-
-#: What nearly all leaves are: asking for a base class takes longer.
-COMMON_TYPES = frozenset(
-    {np.ndarray, float, int, bool, *(np.dtype(code).type for code in "?bBhHiIlLqQefdFDSU")}
-)
+from .array_ways import COMMON_TYPES, Array, JaxWay, StandardWay, TorchWay, Way, way_of
+from .gpu_tensors import ToGpus
+from .torch_tensors import tensor_of
 
 #: Turns results into arrays of the libraries of what was given.
 GiveBack = Callable[[Sequence[Any]], list[Any]]
@@ -38,7 +30,7 @@ def to_numpy(value: Any) -> Any:
     TypeError
         It has no values, as in a traced function, or numpy has no such dtype.
     """
-    way = _way_of(type(value))
+    way = way_of(type(value))
     return value if way is None else way.take(value)
 
 
@@ -46,14 +38,21 @@ def way_back(leaves: Sequence[Any]) -> GiveBack | None:
     """Returns how results are given back for leaves; None where all are numpy's and Python's."""
     if COMMON_TYPES.issuperset(map(type, leaves)):
         return None
-    ways = [_way_of(type(leaf)) for leaf in leaves]
-    return functools.partial(_give, leaves, ways) if any(ways) else None
+    ways = [way_of(type(leaf)) for leaf in leaves]
+    return functools.partial(_give, leaves, ways, ToGpus(leaves)) if any(ways) else None
 
 
-def _give(leaves: Sequence[Any], ways: Sequence[_Way | None], results: Sequence[Any]) -> list[Any]:
+def _give(
+    leaves: Sequence[Any], ways: Sequence[Way | None], to_gpus: ToGpus, results: Sequence[Any]
+) -> list[Any]:
+    given = to_gpus.copied(results)
     return [
-        result if way is None else way.give(leaf, np.asarray(result))
-        for result, way, leaf in zip(results, ways, leaves, strict=True)
+        given[place]
+        if place in given
+        else result
+        if way is None
+        else way.give(leaf, np.asarray(result))
+        for place, (result, way, leaf) in enumerate(zip(results, ways, leaves, strict=True))
     ]
 
 
@@ -64,7 +63,7 @@ def give_back(results: list[Any], way: GiveBack | None) -> list[Any]:
 
 def by_numpy(compute: Callable[..., Any], first: Any, *others: Any) -> Any:
     """Returns what `compute` makes of arrays, as an array of the library of the first one."""
-    way = _way_of(type(first))
+    way = way_of(type(first))
     result = compute(to_numpy(first), *map(to_numpy, others))
     return result if way is None else way.give(first, np.asarray(result))
 
@@ -79,7 +78,7 @@ def dtype_of(value: Any) -> np.dtype[Any] | None:
     TypeError
         As for `to_numpy`.
     """
-    way = _way_of(type(value))
+    way = way_of(type(value))
     return None if way is None else way.dtype(value)
 
 
@@ -114,7 +113,7 @@ def is_traced_by_jax(leaves: Sequence[Any]) -> bool:
 
 def values_of(value: Any) -> Any:
     """Returns an array of any library without what is recorded for its gradients."""
-    return value.detach() if _way_of(type(value)) is _Torch else value
+    return value.detach() if way_of(type(value)) is TorchWay else value
 
 
 def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
@@ -151,7 +150,7 @@ def memory_of(value: Any, array: Any = None) -> Any:
         It has no such memory, or torch would have to record what is written there; the text goes on
         after its name.
     """
-    if _way_of(type(value)) is not _Torch:
+    if way_of(type(value)) is not TorchWay:
         return value
     torch = sys.modules["torch"]
     if value.requires_grad and torch.is_grad_enabled():
@@ -165,7 +164,17 @@ def memory_of(value: Any, array: Any = None) -> Any:
             " plain memory of the host only. Leave out= away: the results are tensors on that"
             " device then."
         )
-    return _Torch.take(value) if array is None else array
+    return TorchWay.take(value) if array is None else array
+
+
+def address_of(value: Any, array: Array) -> tuple[str, int]:
+    """Returns where the elements of an array of another library are, for as long as it lives.
+
+    `array` is it as `to_numpy` gives it: its memory, or a copy of what is on a device.
+    """
+    if way_of(type(value)) is TorchWay and not value.is_cpu:
+        return str(value.device), value.data_ptr()
+    return "", array.ctypes.data
 
 
 def note_written(values: Sequence[Any]) -> None:
@@ -180,7 +189,7 @@ def note_written(values: Sequence[Any]) -> None:
 
 def copy_of(value: Any) -> Any:
     """Returns an array in memory of its own, and itself where nobody can write into it."""
-    way = _way_of(type(value))
+    way = way_of(type(value))
     if way is not None:
         return way.copy(value)
     return value.copy() if isinstance(value, np.ndarray) else value
@@ -192,20 +201,20 @@ def mean_of(losses: Any, weights: Any, count: float) -> Any:
     So it can be differentiated. None where the losses are no array of theirs. The weights, which
     may be None, have no more dimensions than the losses, and lack the last ones.
     """
-    way = _way_of(type(losses))
-    if way is None or issubclass(way, _Standard):
+    way = way_of(type(losses))
+    if way is None or issubclass(way, StandardWay):
         return None
     if weights is not None:
-        if _way_of(type(weights)) is not way:
+        if way_of(type(weights)) is not way:
             weights = np.array(to_numpy(weights))
-            weights = _Torch.give(losses, weights) if way is _Torch else weights
+            weights = TorchWay.give(losses, weights) if way is TorchWay else weights
         losses = losses * weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
     return way.divide(losses.sum(), count)
 
 
 def divided(total: Any, count: Any) -> Any:
     """Returns an array of torch or JAX over `count`, in its dtype; it can be differentiated."""
-    way: Any = _way_of(type(total))
+    way: Any = way_of(type(total))
     return way.divide(total, count)
 
 
@@ -220,14 +229,14 @@ class Origin(NamedTuple):
 def origin_of(value: Any) -> Origin | None:
     """Returns which library's an array is; None for numpy's, and for objects that hold more."""
     kind = type(value)
-    way = _way_of(kind)
+    way = way_of(kind)
     if way is None:
         return None
-    if way is _Torch:
+    if way is TorchWay:
         torch = sys.modules["torch"]
         is_plain = kind is torch.Tensor or kind is torch.nn.Parameter
         return Origin("torch", value.requires_grad) if is_plain else None
-    return Origin("jax" if way is _Jax else value.__array_namespace__().__name__, False)
+    return Origin(way.library(value), False)
 
 
 def from_numpy(array: Array, origin: Origin, beside: Any) -> Any:
@@ -238,7 +247,7 @@ def from_numpy(array: Array, origin: Origin, beside: Any) -> Any:
     if not array.flags.aligned:
         array = array.copy()
     module = importlib.import_module("jax.numpy" if origin.library == "jax" else origin.library)
-    way, other = _way_of(type(beside)), origin_of(beside)
+    way, other = way_of(type(beside)), origin_of(beside)
     if way is not None and other is not None and other.library == origin.library:
         result = way.give(beside, array)
     else:
@@ -251,12 +260,8 @@ def library_of(value: Any) -> str | None:
 
     Unlike `origin_of` also for objects that hold more, as quantized tensors.
     """
-    way = _way_of(type(value))
-    if way is None:
-        return None
-    if way is _Torch:
-        return "torch"
-    return "jax" if way is _Jax else str(value.__array_namespace__().__name__)
+    way = way_of(type(value))
+    return None if way is None else way.library(value)
 
 
 def require_library(library: str) -> None:
@@ -290,15 +295,15 @@ def written(live: Any, array: Array) -> Any:
     `array` has its dtype and shape, and nobody else holds it. A tensor of torch is written into:
     whoever looks into its memory sees them. What can't be written is replaced.
     """
-    way = _way_of(type(live))
-    if way is _Torch and not _shares_elements(live):
+    way = way_of(type(live))
+    if way is TorchWay and not _shares_elements(live):
         torch = sys.modules["torch"]
         # torch refuses to write into a tensor that was made in this mode from outside of it.
         with torch.inference_mode(live.is_inference()), torch.no_grad():
             return live.copy_(tensor_of(array))
-    if way is _Torch:
-        return _Torch.give(live, array).requires_grad_(live.requires_grad)
-    if way is _Jax:
+    if way is TorchWay:
+        return TorchWay.give(live, array).requires_grad_(live.requires_grad)
+    if way is JaxWay:
         jax = sys.modules["jax"]
         new = jax.numpy.asarray(array)
         return jax.device_put(new, live.sharding) if live.committed else new
@@ -308,172 +313,3 @@ def written(live: Any, array: Array) -> Any:
 def _shares_elements(tensor: Any) -> bool:
     """Returns whether elements share memory, as in an expanded tensor."""
     return any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
-
-
-class _Torch:
-    """torch.Tensor, by its values: what is differentiated goes by `replicas.torch_gradients`."""
-
-    @staticmethod
-    def dtype(tensor: Any) -> np.dtype[Any]:
-        _Torch._require_dense(tensor)
-        # of one without elements: nothing is copied from a device
-        dtype: np.dtype[Any] = _Torch.take(tensor.new_empty(0)).dtype
-        return dtype
-
-    @staticmethod
-    def take(tensor: Any) -> Array:
-        if tensor.dtype is sys.modules["torch"].bfloat16:  # an error of torch's takes 10 us
-            return _Torch._take_other(tensor)
-        try:
-            return tensor.detach().numpy()  # type: ignore[no-any-return]
-        except (TypeError, RuntimeError):  # nearly all are dense, on the host, and of such a dtype
-            return _Torch._take_other(tensor)
-
-    @staticmethod
-    def _take_other(tensor: Any) -> Array:
-        torch = sys.modules["torch"]
-        _Torch._require_dense(tensor)
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-        if plain.dtype is torch.bfloat16:
-            return array_of_bfloat16(plain)
-        try:
-            array: Array = plain.numpy()
-        except TypeError as error:
-            raise TypeError(
-                f"a torch tensor of {tensor.dtype} can't be communicated: numpy has no such dtype."
-                " Convert it first, tensor.to(torch.float32) say."
-            ) from error
-        return array
-
-    @staticmethod
-    def give(like: Any, result: Array) -> Any:
-        tensor = tensor_of(result)
-        return tensor if like.is_cpu else tensor.to(like.device)
-
-    @staticmethod
-    def copy(tensor: Any) -> Any:
-        return tensor.clone()
-
-    @staticmethod
-    def divide(total: Any, count: float) -> Any:
-        torch = sys.modules["torch"]
-        # float16 and bfloat16 can't hold many counts
-        mean = (total.float() if total.dtype in (torch.float16, torch.bfloat16) else total) / count
-        return mean.to(total.dtype) if total.is_floating_point() else mean
-
-    @staticmethod
-    def _require_dense(tensor: Any) -> None:
-        if tensor.layout is not sys.modules["torch"].strided or tensor.is_meta:
-            raise TypeError(
-                f"a torch tensor with layout {tensor.layout} on {tensor.device} can't be"
-                " communicated. Pass a dense one (tensor.to_dense())."
-            )
-
-
-class _Jax:
-    """jax.Array."""
-
-    @staticmethod
-    def dtype(array: Any) -> np.dtype[Any]:
-        jax = sys.modules["jax"]
-        if isinstance(array, jax.core.Tracer):
-            raise TypeError(
-                f"{array!r} has no values yet: in a function that JAX traces (jit, grad, vmap) only"
-                " all_reduce and all_gather can be called with it. Call this between such"
-                " functions."
-            )
-        if not isinstance(array.dtype, np.dtype):
-            raise TypeError(
-                f"a JAX array of {array.dtype} can't be communicated: numpy has no such dtype."
-                " Of random keys pass jax.random.key_data(keys)."
-            )
-        return np.dtype(array.dtype)
-
-    @staticmethod
-    def take(array: Any) -> Array:
-        _Jax.dtype(array)
-        return np.asarray(array)
-
-    @staticmethod
-    def give(like: Any, result: Array) -> Any:
-        jax = sys.modules["jax"]
-        # An array over several devices has a layout that may not fit the result.
-        is_there = like.committed and len(like.devices()) == 1
-        array = jax.numpy.asarray(result)
-        return jax.device_put(array, like.sharding) if is_there else array
-
-    @staticmethod
-    def copy(array: Any) -> Any:
-        return array  # nobody can write into it
-
-    @staticmethod
-    def divide(total: Any, count: float) -> Any:
-        jnp = sys.modules["jax"].numpy
-        is_float = jnp.issubdtype(total.dtype, jnp.inexact)
-        # float16 and bfloat16 can't hold many counts
-        mean = (total.astype(jnp.float32) if is_float and total.itemsize < 4 else total) / count
-        return mean.astype(total.dtype) if is_float else mean
-
-
-class _OnHost:
-    """An array of any library, asked for by DLPack as one in the memory of the host.
-
-    ``np.from_dlpack(array, device="cpu")`` asks so, too, but only from numpy 2.1 on.
-    """
-
-    def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def __dlpack__(self, **wishes: Any) -> Any:
-        wishes.pop("dl_device", None)
-        return self._array.__dlpack__(dl_device=_HOST, **wishes)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return _HOST
-
-
-class _Standard:
-    """An array of a library that follows the array API standard, such as CuPy."""
-
-    @staticmethod
-    def dtype(array: Any) -> np.dtype[Any]:
-        none = array.__array_namespace__().empty(0, dtype=array.dtype)
-        dtype: np.dtype[Any] = _Standard.take(none).dtype
-        return dtype
-
-    @staticmethod
-    def take(array: Any) -> Array:
-        is_here = array.__dlpack_device__()[0] == _HOST[0]
-        return np.from_dlpack(array if is_here else _OnHost(array))
-
-    @staticmethod
-    def give(like: Any, result: Array) -> Any:
-        return like.__array_namespace__().asarray(result, device=like.device)
-
-    @staticmethod
-    def copy(array: Any) -> Any:
-        return array.__array_namespace__().asarray(array, copy=True)
-
-
-#: The memory of the host, as DLPack numbers devices.
-_HOST = (1, 0)
-
-_Way = type[_Torch] | type[_Jax] | type[_Standard]
-
-
-def _found_way(kind: type) -> _Way | None:
-    """Returns how arrays of a type are taken; None where numpy takes it as it is."""
-    if kind in COMMON_TYPES or issubclass(kind, (np.ndarray, np.generic, int, float, complex, str)):
-        return None
-    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
-    if torch is not None and issubclass(kind, torch.Tensor):
-        return _Torch
-    if jax is not None and issubclass(kind, (jax.Array, jax.core.Tracer)):
-        return _Jax
-    if hasattr(kind, "__dlpack__") and hasattr(kind, "__array_namespace__"):
-        return _Standard
-    return None
-
-
-# An array of a library has a type only where that is imported.
-_way_of: Callable[[type], _Way | None] = functools.lru_cache(maxsize=1024)(_found_way)

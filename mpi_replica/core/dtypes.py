@@ -24,7 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from .array_libraries import COMMON_TYPES, GiveBack, to_numpy, way_back
+from .array_libraries import GiveBack, to_numpy, way_back
+from .array_ways import COMMON_TYPES
+from .gpu_tensors import on_host
 from .more_than_numbers import require_only_numbers
 from .nest import ARRAYS, OTHERS
 from .options import ReduceOp
@@ -118,9 +120,10 @@ def as_arrays(
         return leaves, None
     if plain:
         return list(map(np.asarray, leaves)), None
-    if (arrays := arrays_of_tensors(leaves)) is not None:
-        return arrays, tensors_of
-    return [as_array(leaf) for leaf in leaves], way_back(leaves)  # `map` ends at a StopIteration
+    here = on_host(leaves)
+    if (arrays := arrays_of_tensors(here)) is not None:
+        return arrays, tensors_of if here is leaves else way_back(leaves)
+    return [as_array(leaf) for leaf in here], way_back(leaves)  # `map` ends at a StopIteration
 
 
 def as_plain_array(value: Any) -> np.ndarray[Any, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .array_libraries import Array, recorded_by_torch
+from .array_libraries import recorded_by_torch
+from .array_ways import Array
 from .dtypes import accumulation, as_array
 from .options import ReduceOp
 from .tree import middle

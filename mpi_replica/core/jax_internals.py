@@ -17,7 +17,7 @@ from jax._src import callback as jax_callback
 from jax._src import core, dispatch, effects
 from jax._src.interpreters import ad, batching, mlir, partial_eval, pxla
 
-from .array_libraries import Array
+from .array_ways import Array
 
 #: Shapes and dtypes of arrays, one for each leaf.
 Forms = Sequence[Any]

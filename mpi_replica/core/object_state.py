@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .array_libraries import COMMON_TYPES
+from .array_ways import COMMON_TYPES
 
 # What most leaves are.
 _NO_OBJECTS = COMMON_TYPES | {str, bytes, type(None)}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .array_libraries import Array
+from .array_ways import Array
 
 
 def without_padding(array: Array) -> Array:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .array_libraries import Array
+from .array_ways import Array
 
 # Of so many arrays a call of numpy for each takes less time than one for each level.
 _FEW = 16

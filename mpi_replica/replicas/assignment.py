@@ -18,7 +18,7 @@ from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.abstract_strategy import AbstractReplicaContext
 from ..core.abstract_variable import AbstractVariable
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.context import current_state, require_cross_replica
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions, ReduceOp, VariableAggregation

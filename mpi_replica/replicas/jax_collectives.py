@@ -24,7 +24,7 @@ from ..collectives.reduce import AllReduce
 from ..collectives.sparse import has_slices
 from ..core import nest
 from ..core.argument_checks import integer
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.dtypes import accumulation, as_array
 from ..core.exceptions import ContextError
 from ..core.jax_internals import Forms, bind

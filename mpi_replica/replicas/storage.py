@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..collectives.broadcast import Writing
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.dtypes import accumulation, as_array
 from ..core.exceptions import RankLostError
 from ..core.indexed_slices import IndexedSlices

@@ -26,7 +26,8 @@ from ..collectives.sparse import has_slices
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.argument_checks import integer
-from ..core.array_libraries import Array, recorded_by_torch
+from ..core.array_libraries import recorded_by_torch
+from ..core.array_ways import Array
 from ..core.context import current_state
 from ..core.exceptions import ContextError
 from ..core.options import CommunicationOptions, ReduceOp
@@ -132,7 +133,7 @@ class _Owner(NamedTuple):
             if context.replica_id == self.replica_id:
                 return context
             where = f"by replica {context.replica_id}"
-        elif self.strategy.num_replicas_in_sync == 1:
+        elif self.strategy.num_replicas_in_sync == 1 and self.strategy.engine.is_in_its_thread():
             return Replica(self.strategy, 0)
         else:
             where = "outside of its strategy.run"

@@ -15,7 +15,7 @@ from ..collectives import cross_replica
 from ..collectives.agreement.site import CallSite
 from ..collectives.broadcast import Broadcast
 from ..collectives.strategy_base import StrategyBase
-from ..core.array_libraries import Array
+from ..core.array_ways import Array
 from ..core.context import current_state, current_strategy, require_cross_replica
 from ..core.dtypes import as_array
 from ..core.exceptions import RankLostError

@@ -12,6 +12,9 @@ gradients, a step of the optimizer. Beside them stands torch's DistributedDataPa
 the same processes, some steps in turn, with the same first weights and the same rows; before that
 both train a little, and must come to the same weights. They are measured once alone, and once
 beside a process that keeps a core busy.
+
+Where there is a GPU, tensors on it follow, beside the same in the memory of the host, and the steps
+with all that they compute there. All ranks share one GPU.
 """
 
 import contextlib
@@ -21,6 +24,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -72,6 +76,11 @@ def launches(settings):
         for name in _NETWORKS:
             for has_neighbour in (False, True):
                 about = {"name": name, "has_neighbour": has_neighbour}
+                yield Launch("training", ranks, arguments | about, limit_seconds=600)
+        if Path("/dev/nvidia0").exists():
+            yield Launch("on_gpu", ranks, arguments)
+            for name in _NETWORKS:
+                about = {"name": name, "device": "cuda"}
                 yield Launch("training", ranks, arguments | about, limit_seconds=600)
 
 
@@ -147,6 +156,32 @@ def many_tensors(world, is_quick, batches):
             yield row(what, world.size, ours, beside("numpy's arrays", ours, others))
 
 
+def on_gpu(world, is_quick, batches):
+    """Measure what it costs that tensors are on a GPU, where results are, too."""
+    import torch
+
+    with mr.MPIStrategy() as strategy:
+        for count, size in ((1, 4), (1, 1_000_000), (1, 100_000_000), (161, 600_000)):
+            length = size // 4 // (100 if is_quick and size > 4 else 1)
+            shape = () if length == 1 else (length,)
+            here = [torch.full(shape, world.rank + 1.0) for _ in range(count)]
+            there = [tensor.cuda() for tensor in here]
+
+            def reduced(context, tensors):
+                found = context.all_reduce("SUM", tensors)
+                torch.cuda.synchronize()
+                return found
+
+            calls = [functools.partial(reduced, tensors=tensors) for tensors in (there, here)]
+            found, expected = (world.once(strategy, call) for call in calls)
+            is_equal = all(map(torch.equal, (tensor.cpu() for tensor in found), expected))
+            world.require(is_equal, "sums on a GPU")
+            loops = [world.in_replica(strategy, call) for call in calls]
+            ours, others = world.in_turn(loops, batches)
+            what = f"on a GPU, {f'{count} of ' * (count > 1)}{quantity(4 * length, 'B')}"
+            yield row(what, world.size, ours, beside("in the host's memory", ours, others))
+
+
 def compiled(world, is_quick, batches):
     """Measure a collective inside of a compiled function, for each size."""
     import jax
@@ -184,7 +219,7 @@ def compiled(world, is_quick, batches):
             )
 
 
-def training(world, name, has_neighbour, is_quick, batches):
+def training(world, name, is_quick, batches, has_neighbour=False, device="cpu"):
     """Measure steps of training of one network."""
     import torch
 
@@ -197,6 +232,7 @@ def training(world, name, has_neighbour, is_quick, batches):
     network, _, _ = make(small) if is_quick else make()
     torch.manual_seed(1 + world.rank)  # each rank has rows of its own
     _, *batch = make(small) if is_quick else make()
+    network, batch = network.to(device), [tensor.to(device) for tensor in batch]
     with mr.MPIStrategy() as strategy:
         ours, others = _Ours(copy.deepcopy(network), batch), _Distributed(network, batch)
         _check(world, strategy, ours, others)
@@ -205,7 +241,10 @@ def training(world, name, has_neighbour, is_quick, batches):
             taken = world.in_turn(loops, batches, _LIMIT_SECONDS)
     size = quantity(sum(weight.nbytes for weight in ours.weights), "B")
     what = f"a step of {described}, {size}{', a core is busy' * has_neighbour}"
-    goal = _MOST_BESIDE_A_NEIGHBOUR if has_neighbour else goal
+    if device != "cpu":
+        what, goal = f"{what}, on a GPU", None
+    elif has_neighbour:
+        goal = _MOST_BESIDE_A_NEIGHBOUR
     yield row(what, world.size, taken[0], beside("DistributedDataParallel", *taken, goal=goal))
 
 
@@ -224,14 +263,26 @@ class _Trained:
         self._optimizer.zero_grad()
         self._loss_of(self._network(self._inputs), self._targets).backward()
 
+    def _finish(self):
+        self._optimizer.step()
+        if not self._inputs.is_cpu:  # a GPU goes on by itself
+            import torch
+
+            torch.cuda.synchronize()
+
 
 class _Ours(_Trained):
     def step(self, context):
         """Go a step with the mean of all replicas' gradients."""
         self._backward()
         gradients = [weight.grad for weight in self.weights]
-        context.all_reduce("MEAN", gradients, out=gradients)
-        self._optimizer.step()
+        if gradients[0].is_cpu:
+            context.all_reduce("MEAN", gradients, out=gradients)
+        else:
+            mean = context.all_reduce("MEAN", gradients)
+            for weight, gradient in zip(self.weights, mean, strict=True):
+                weight.grad = gradient
+        self._finish()
 
 
 class _Distributed(_Trained):
@@ -245,7 +296,7 @@ class _Distributed(_Trained):
     def step(self):
         """Go a step; the means are made in the way back."""
         self._backward()
-        self._optimizer.step()
+        self._finish()
 
 
 def _check(world, strategy, ours, others):

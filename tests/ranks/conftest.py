@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from everywhere import gathered
+from on_a_device import DEVICE, make_tensors_there
 
 # By name: the arguments of MPIStrategy on a rank.
 LAYOUTS = {
@@ -47,6 +48,11 @@ REPRODUCIBLE_ON = {
     3: ["more and more", "seven"],
     4: ["two", "six"],
 }
+
+
+def pytest_configure():
+    if DEVICE != "cpu":
+        make_tensors_there()
 
 
 def pytest_itemcollected(item):

@@ -103,7 +103,7 @@ def in_batches(rows):
 
 def test_tensors_that_record_gradients_are_cut_by_value(strategy):
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    rows = torch.from_numpy(ROWS.copy()).requires_grad_()
+    rows = torch.as_tensor(ROWS.copy()).requires_grad_()
     for batches in (in_batches(rows), INPUTS["slices"](rows)):
         for batch in strategy.experimental_distribute_dataset(batches):
             for part in strategy.experimental_local_results(batch):

@@ -22,6 +22,7 @@ from mpi_replica.errors import (
     DivergenceError,
     StructureMismatchError,
 )
+from on_a_device import DEVICE
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("ml_dtypes", reason="numpy knows bfloat16 by it")
@@ -39,7 +40,7 @@ def restored(strategy, path, **objects):
 
 def same(one, other):
     """Whether two tensors have the same bits, dtype and shape."""
-    return one.dtype == other.dtype and one.shape == other.shape and one.equal(other)
+    return one.dtype == other.dtype and one.shape == other.shape and one.cpu().equal(other.cpu())
 
 
 def same_state(one, other):
@@ -57,12 +58,12 @@ def same_state(one, other):
 
 
 def made(seed, *shape, dtype=torch.float32):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randn(*shape, generator=torch.Generator(DEVICE).manual_seed(seed)).to(dtype)
 
 
 def network(seed):
     """A module with parameters, buffers, tied weights, and a scalar."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     model = torch.nn.Sequential(
         torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
     )
@@ -230,7 +231,7 @@ def test_the_state_of_an_object_has_tensors_where_it_had_some(strategy, path):
 def test_an_object_in_the_state_of_another_one_is_an_error_that_says_what_to_put_there(
     strategy, path
 ):
-    for inner in (network(1), torch.Generator()):
+    for inner in (network(1), torch.Generator(DEVICE)):
         error = raises_everywhere(
             TypeError, lambda x=inner: save(strategy, path, trainer=Stateful(parts=[x]))
         )
@@ -461,7 +462,7 @@ def test_a_scheduler_goes_on_where_it_was(strategy, path, name):
 def test_generators_and_scalers_go_on_where_they_were(strategy, path):
     def make(seed):
         return {
-            "generator": torch.Generator().manual_seed(seed),
+            "generator": torch.Generator(DEVICE).manual_seed(seed),
             "rng": np.random.default_rng(seed),
             "twister": np.random.Generator(np.random.MT19937(seed)),
             "scaler": torch.amp.GradScaler("cpu", init_scale=2.0**seed),
@@ -612,7 +613,7 @@ def test_a_module_of_each_rank_that_differs_is_an_error(strategy, path):
     )
     assert "checkpoint.model['0.weight'] differs" in str(error)
     assert "checkpoint.model.load_state_dict" in str(error)
-    generator = torch.Generator().manual_seed(strategy.rank)
+    generator = torch.Generator(DEVICE).manual_seed(strategy.rank)
     error = raises_everywhere(DivergenceError, lambda: save(strategy, path, generator=generator))
     assert "give all the same seed" in str(error)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1 + strategy.rank)
@@ -627,10 +628,10 @@ def test_a_generator_of_each_replica_goes_on_with_its_replica(strategy, path):
     def draws(generators):
         return [torch.rand(2, generator=one).tolist() for one in generators.values]
 
-    generators = each(strategy, lambda i: torch.Generator().manual_seed(i))
+    generators = each(strategy, lambda i: torch.Generator(DEVICE).manual_seed(i))
     save(strategy, path, generators=generators)
     wanted = draws(generators)
-    again = each(strategy, lambda i: torch.Generator().manual_seed(99))
+    again = each(strategy, lambda i: torch.Generator(DEVICE).manual_seed(99))
     before = again.values
     found = restored(strategy, path, generators=again).generators
     assert found.values == before

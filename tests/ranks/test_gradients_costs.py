@@ -8,6 +8,7 @@ import pytest
 import mpi_replica as mr
 from everywhere import check_works, cost_of
 from gradient_programs import replica_id, results
+from on_a_device import in_memory_of_the_host
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -89,6 +90,7 @@ def test_a_way_back_of_one_leaf_takes_as_many_messages_as_the_call(strategy):
     assert costs[True] - costs[False] == costs[False] - nothing
 
 
+@in_memory_of_the_host
 def test_where_nothing_is_recorded_a_call_costs_as_much_as_of_arrays(strategy):
     def step(x):
         with torch.no_grad():

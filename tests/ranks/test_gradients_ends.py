@@ -7,6 +7,7 @@ import mpi_replica as mr
 from everywhere import check_works, raises_everywhere
 from gradient_programs import replica_id, results
 from mpi_replica.core.array_libraries import to_numpy
+from on_a_device import in_memory_of_the_host
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -22,6 +23,7 @@ def needs(*values):
 # out
 
 
+@in_memory_of_the_host
 @pytest.mark.parametrize("size", [1, 5, 3000, 100_000])
 @pytest.mark.parametrize("op", ["SUM", "MEAN", "MAX"])
 def test_out_takes_tensors_and_the_results_are_in_their_memory(strategy, op, size):
@@ -49,6 +51,7 @@ def test_out_takes_tensors_and_the_results_are_in_their_memory(strategy, op, siz
         np.testing.assert_array_equal(mine, base + i)
 
 
+@in_memory_of_the_host
 @pytest.mark.parametrize("size", [1, 3000])
 def test_gradients_are_reduced_in_place(strategy, size):
     """The ordinary loop: `out` is the value itself."""
@@ -67,6 +70,7 @@ def test_gradients_are_reduced_in_place(strategy, size):
         np.testing.assert_allclose(bias, [1, 1])
 
 
+@in_memory_of_the_host
 def test_memory_of_out_is_written_through_views_of_it(strategy):
     def step():
         memory = torch.zeros(4, 3)
@@ -122,6 +126,7 @@ def test_several_tensors_in_a_call_get_what_each_gets_alone(strategy, names, op)
             np.testing.assert_array_equal(*(np.asarray(to_numpy(x)) for x in (one, other)))
 
 
+@in_memory_of_the_host
 @pytest.mark.parametrize("where", ["in place", "elsewhere"])
 def test_several_tensors_are_written_into_their_own_memory(strategy, where):
     names = list(TENSORS)[:6]
@@ -158,6 +163,7 @@ WRONG_OUT = {
 }
 
 
+@in_memory_of_the_host
 @pytest.mark.parametrize("name", WRONG_OUT)
 def test_a_wrong_out_is_the_same_error_on_all_ranks_that_says_why(strategy, name):
     make, word = WRONG_OUT[name]
@@ -173,6 +179,7 @@ def test_a_wrong_out_is_the_same_error_on_all_ranks_that_says_why(strategy, name
     check_works(strategy)
 
 
+@in_memory_of_the_host
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_where_nothing_is_recorded_out_takes_what_needs_gradients_elsewhere(strategy, mode):
     count = strategy.num_replicas_in_sync
@@ -195,6 +202,7 @@ def test_where_nothing_is_recorded_out_takes_what_needs_gradients_elsewhere(stra
         assert x.tolist() == [(count + 1) / 2, 2]
 
 
+@in_memory_of_the_host
 def test_a_write_into_out_is_one_that_torch_sees(strategy):
     """A tensor that a graph has saved and that is written must be torch's error, as in `copy_`."""
 

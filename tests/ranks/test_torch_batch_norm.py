@@ -32,7 +32,7 @@ def numbers(seed, i, inner, dtype, offset=0.0):
     """Rows of replica i, as many as it has."""
     random = np.random.default_rng([seed, i])
     values = random.standard_normal((ROWS[i], CHANNELS, *inner)) * (1 + i) + i + offset
-    return torch.from_numpy(values).to(dtype)
+    return torch.as_tensor(values).to(dtype)
 
 
 def batches(i, steps, inner, dtype, offset=0.0):

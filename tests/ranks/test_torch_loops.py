@@ -11,6 +11,7 @@ import mpi_replica as mr
 from everywhere import check_works, gathered, holds_everywhere, raises_everywhere
 from gradient_programs import as_numpy, replica_id, results
 from mpi_replica.errors import ContextError
+from on_a_device import DEVICE
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -22,7 +23,7 @@ F64 = torch.float64
 def network():
     """The same on all replicas and ranks."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator(DEVICE).manual_seed(3)
     with torch.no_grad():
         for parameter in model.double().parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=F64))
@@ -33,7 +34,7 @@ def batch(i, number):
     """The rows of replica i in a step, and what is to be learnt of them."""
     random = np.random.default_rng([i, number])
     x, y = random.standard_normal((ROWS[i], 3)), random.standard_normal((ROWS[i], 1))
-    return torch.from_numpy(x), torch.from_numpy(y + i)
+    return torch.as_tensor(x), torch.as_tensor(y + i)
 
 
 def global_batch(count, number):

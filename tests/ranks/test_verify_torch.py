@@ -12,13 +12,14 @@ from everywhere import (
     raises_everywhere,
 )
 from mpi_replica.errors import DivergenceError, StructureMismatchError
+from on_a_device import DEVICE
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 
 def network(seed=0):
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
@@ -56,7 +57,7 @@ def test_what_is_the_same_passes_in_one_message(strategy):
         "model": model,
         "optimizer": stepped(model),
         "tensors": [torch.ones(3, dtype=torch.float16), torch.tensor(True), model[0].weight.t()],
-        "generator": torch.Generator().manual_seed(3),
+        "generator": torch.Generator(DEVICE).manual_seed(3),
         "rng": np.random.default_rng(3),
         "models": each(strategy, lambda i: network()),
         "both": each(strategy, lambda i: [network(), i * 0]),
@@ -81,7 +82,7 @@ def test_a_parameter_that_differs_on_a_rank_is_named(strategy):
     optimizer = stepped(model)
     diverges(strategy, {"optimizer": optimizer}, "value['optimizer']['state'][0]['exp_avg']")
     diverges(strategy, torch.full((), strategy.rank / 3), "value differs: 0.0 on ")
-    generator = torch.Generator().manual_seed(strategy.rank)
+    generator = torch.Generator(DEVICE).manual_seed(strategy.rank)
     diverges(strategy, generator, "give all the same seed")
 
 

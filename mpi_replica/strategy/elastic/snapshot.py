@@ -18,7 +18,7 @@ from ...checkpoint.encoder import Encoder, replicas_name
 from ...checkpoint.files import Extent
 from ...checkpoint.index import ArrayRecord, Index
 from ...collectives.strategy_base import StrategyBase
-from ...core.array_libraries import Array
+from ...core.array_ways import Array
 from ...core.exceptions import CheckpointError
 from ...core.layout import Layout
 from ...core.values import Mirrored, PerReplica

@@ -1,0 +1,245 @@
+"""The array libraries that are known, and by which ways their arrays are numpy's, and back.
+
+torch, JAX and CuPy are looked up where the program has imported them. Any other library is met by
+the array API standard: ``__dlpack__`` and ``__array_namespace__``. Arrays on a device other than
+the host's memory are copied to the host, and results to that device.
+
+Of each way: `library` is its name, `dtype` numpy's dtype of an array, without a copy; `take` gives
+the array of numpy, `give` a result as an array of the library on the device of another one, `copy`
+an array in memory of its own, and `divide` an array over a number, which can be differentiated.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .gpu_tensors import on_host
+from .torch_tensors import array_of_bfloat16, tensor_of
+
+#: Of numpy.
+Array = np.ndarray[Any, Any]
+
+#: What nearly all leaves are: asking for a base class takes longer.
+COMMON_TYPES = frozenset(
+    {np.ndarray, float, int, bool, *(np.dtype(code).type for code in "?bBhHiIlLqQefdFDSU")}
+)
+
+
+class TorchWay:
+    """torch.Tensor, by its values: what is differentiated goes by `replicas.torch_gradients`."""
+
+    @staticmethod
+    def library(tensor: Any) -> str:
+        return "torch"
+
+    @staticmethod
+    def dtype(tensor: Any) -> np.dtype[Any]:
+        TorchWay._require_dense(tensor)
+        none = sys.modules["torch"].empty(0, dtype=tensor.dtype, device="cpu")
+        dtype: np.dtype[Any] = TorchWay.take(none).dtype
+        return dtype
+
+    @staticmethod
+    def take(tensor: Any) -> Array:
+        if tensor.dtype is sys.modules["torch"].bfloat16:  # an error of torch's takes 10 us
+            return TorchWay._take_other(tensor)
+        try:
+            return tensor.detach().numpy()  # type: ignore[no-any-return]
+        except (TypeError, RuntimeError):  # nearly all are dense, on the host, and of such a dtype
+            return TorchWay._take_other(tensor)
+
+    @staticmethod
+    def _take_other(tensor: Any) -> Array:
+        torch = sys.modules["torch"]
+        TorchWay._require_dense(tensor)
+        (here,) = on_host([tensor])
+        plain = here.detach().cpu().resolve_conj().resolve_neg()
+        if plain.dtype is torch.bfloat16:
+            return array_of_bfloat16(plain)
+        try:
+            array: Array = plain.numpy()
+        except TypeError as error:
+            raise TypeError(
+                f"a torch tensor of {tensor.dtype} can't be communicated: numpy has no such dtype."
+                " Convert it first, tensor.to(torch.float32) say."
+            ) from error
+        return array
+
+    @staticmethod
+    def give(like: Any, result: Array) -> Any:
+        tensor = tensor_of(result)
+        return tensor if like.is_cpu else tensor.to(like.device)
+
+    @staticmethod
+    def copy(tensor: Any) -> Any:
+        return tensor.clone()
+
+    @staticmethod
+    def divide(total: Any, count: float) -> Any:
+        torch = sys.modules["torch"]
+        # float16 and bfloat16 can't hold many counts
+        wide = total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
+        # by a number a GPU multiplies with its reciprocal, which has other bits
+        divisor = count if wide.is_cpu or not wide.is_floating_point() else wide.new_full((), count)
+        mean = wide / divisor
+        return mean.to(total.dtype) if total.is_floating_point() else mean
+
+    @staticmethod
+    def _require_dense(tensor: Any) -> None:
+        if tensor.layout is not sys.modules["torch"].strided or tensor.is_meta:
+            raise TypeError(
+                f"a torch tensor with layout {tensor.layout} on {tensor.device} can't be"
+                " communicated. Pass a dense one (tensor.to_dense())."
+            )
+
+
+class JaxWay:
+    """jax.Array."""
+
+    @staticmethod
+    def library(array: Any) -> str:
+        return "jax"
+
+    @staticmethod
+    def dtype(array: Any) -> np.dtype[Any]:
+        jax = sys.modules["jax"]
+        if isinstance(array, jax.core.Tracer):
+            raise TypeError(
+                f"{array!r} has no values yet: in a function that JAX traces (jit, grad, vmap) only"
+                " all_reduce and all_gather can be called with it. Call this between such"
+                " functions."
+            )
+        if not isinstance(array.dtype, np.dtype):
+            raise TypeError(
+                f"a JAX array of {array.dtype} can't be communicated: numpy has no such dtype."
+                " Of random keys pass jax.random.key_data(keys)."
+            )
+        return np.dtype(array.dtype)
+
+    @staticmethod
+    def take(array: Any) -> Array:
+        JaxWay.dtype(array)
+        return np.asarray(array)
+
+    @staticmethod
+    def give(like: Any, result: Array) -> Any:
+        jax = sys.modules["jax"]
+        # An array over several devices has a layout that may not fit the result.
+        is_there = like.committed and len(like.devices()) == 1
+        array = jax.numpy.asarray(result)
+        return jax.device_put(array, like.sharding) if is_there else array
+
+    @staticmethod
+    def copy(array: Any) -> Any:
+        return array  # nobody can write into it
+
+    @staticmethod
+    def divide(total: Any, count: float) -> Any:
+        jnp = sys.modules["jax"].numpy
+        is_float = jnp.issubdtype(total.dtype, jnp.inexact)
+        # float16 and bfloat16 can't hold many counts
+        mean = (total.astype(jnp.float32) if is_float and total.itemsize < 4 else total) / count
+        return mean.astype(total.dtype) if is_float else mean
+
+
+class _OnHost:
+    """An array of any library, asked for by DLPack as one in the memory of the host.
+
+    ``np.from_dlpack(array, device="cpu")`` asks so, too, but only from numpy 2.1 on.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **wishes: Any) -> Any:
+        wishes.pop("dl_device", None)
+        return self._array.__dlpack__(dl_device=_HOST, **wishes)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _HOST
+
+
+class StandardWay:
+    """An array of a library that follows the array API standard."""
+
+    @staticmethod
+    def library(array: Any) -> str:
+        return str(array.__array_namespace__().__name__)
+
+    @staticmethod
+    def dtype(array: Any) -> np.dtype[Any]:
+        none = array.__array_namespace__().empty(0, dtype=array.dtype)
+        dtype: np.dtype[Any] = StandardWay.take(none).dtype
+        return dtype
+
+    @staticmethod
+    def take(array: Any) -> Array:
+        is_here = array.__dlpack_device__()[0] == _HOST[0]
+        return np.from_dlpack(array if is_here else _OnHost(array))
+
+    @staticmethod
+    def give(like: Any, result: Array) -> Any:
+        return like.__array_namespace__().asarray(result, device=like.device)
+
+    @staticmethod
+    def copy(array: Any) -> Any:
+        return array.__array_namespace__().asarray(array, copy=True)
+
+
+class CuPyWay(StandardWay):
+    """cupy.ndarray, which follows that standard but for a few names."""
+
+    @staticmethod
+    def library(array: Any) -> str:
+        return "cupy"
+
+    @staticmethod
+    def dtype(array: Any) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = array.dtype
+        return dtype
+
+    @staticmethod
+    def take(array: Any) -> Array:
+        here: Array = array.get()
+        return here
+
+    @staticmethod
+    def give(like: Any, result: Array) -> Any:
+        with like.device:
+            return sys.modules["cupy"].asarray(result)
+
+    @staticmethod
+    def copy(array: Any) -> Any:
+        with array.device:
+            return array.copy()
+
+
+#: The memory of the host, as DLPack numbers devices.
+_HOST = (1, 0)
+
+Way = type[TorchWay] | type[JaxWay] | type[StandardWay]
+
+
+def _found_way(kind: type) -> Way | None:
+    """Returns how arrays of a type are taken; None where numpy takes it as it is."""
+    if kind in COMMON_TYPES or issubclass(kind, (np.ndarray, np.generic, int, float, complex, str)):
+        return None
+    torch, jax, cupy = map(sys.modules.get, ("torch", "jax", "cupy"))
+    if torch is not None and issubclass(kind, torch.Tensor):
+        return TorchWay
+    if jax is not None and issubclass(kind, (jax.Array, jax.core.Tracer)):
+        return JaxWay
+    if cupy is not None and issubclass(kind, cupy.ndarray):
+        return CuPyWay
+    if hasattr(kind, "__dlpack__") and hasattr(kind, "__array_namespace__"):
+        return StandardWay
+    return None
+
+
+# An array of a library has a type only where that is imported.
+way_of: Callable[[type], Way | None] = functools.lru_cache(maxsize=1024)(_found_way)

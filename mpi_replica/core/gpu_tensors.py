@@ -1,0 +1,154 @@
+"""Tensors of torch on a GPU pass through the host's memory: all of a nest at once, page-locked.
+
+From and to page-locked memory a GPU copies by itself, several times as fast as by way of the
+driver's own buffers, and nobody needs to wait for a copy to it. torch keeps such memory for reuse,
+and gives none of it away that a GPU still reads (its caching allocator of the host).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .torch_tensors import tensor_of, tensor_types
+
+_ALIGNMENT = 64
+
+
+def on_host(leaves: Sequence[Any]) -> Sequence[Any]:
+    """Returns leaves with plain tensors on a GPU as copies in page-locked memory of the host.
+
+    `leaves` itself where there are none. They are copied together, and waited for once.
+    """
+    places = _on_gpus(leaves)
+    if not places:
+        return leaves
+    here = list(leaves)
+    tensors = [leaves[place].detach() for place in places]
+    for place, copy in zip(places, _page_locked(tensors), strict=True):
+        here[place] = copy
+    current_stream = sys.modules["torch"].cuda.current_stream
+    for device in {tensor.device for tensor in tensors}:
+        current_stream(device).synchronize()
+    return here
+
+
+def are_on_gpus(leaves: Sequence[Any]) -> bool:
+    """Returns whether all leaves are plain tensors on a GPU: results are copied to there."""
+    return bool(leaves) and len(_on_gpus(leaves)) == len(leaves)
+
+
+class ToGpus:
+    """Copies results to where leaves are that are tensors on a GPU.
+
+    They come there in the order of the streams that are current when it is made, by the replica's
+    thread: the one that gives results back can have others.
+    """
+
+    def __init__(self, leaves: Sequence[Any]) -> None:
+        self._devices = {place: leaves[place].device for place in _on_gpus(leaves)}
+        devices = set(self._devices.values())
+        self._streams = [sys.modules["torch"].cuda.current_stream(device) for device in devices]
+
+    def copied(self, results: Sequence[Any]) -> dict[int, Any]:
+        """Returns the tensors of those leaves by their places; nobody waits for them."""
+        if not self._devices:
+            return {}
+        tensors, others = {}, {}
+        for place in self._devices:
+            array = np.asarray(results[place])
+            inside = _inside_of_block(array)
+            if inside is None:
+                others[place] = tensor_of(array)
+            else:
+                tensors[place] = inside
+        if others:
+            tensors |= zip(others, _page_locked(list(others.values())), strict=True)
+        make_current = sys.modules["torch"].cuda.stream
+        with contextlib.ExitStack() as stack:
+            for stream in self._streams:
+                stack.enter_context(make_current(stream))
+            return {
+                place: tensor.to(self._devices[place], non_blocking=True)
+                for place, tensor in tensors.items()
+            }
+
+
+class Lender(Protocol):
+    """Lends memory, as `MemoryPool` does."""
+
+    def lend(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+        """Returns uninitialised memory, which comes back when no array refers to it any more."""
+
+
+class PageLockedMemory:
+    """Lends memory from which GPUs copy by themselves; torch keeps what comes back."""
+
+    def lend(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+        """Returns uninitialised memory, which comes back when no array refers to it any more."""
+        lent: npt.NDArray[np.uint8] = _block(size_bytes).numpy()
+        return lent
+
+
+def lender(leaves: Sequence[Any], pool: Lender) -> Lender:
+    """Returns who lends memory for results that are given back as `leaves` are."""
+    return PageLockedMemory() if are_on_gpus(leaves) else pool
+
+
+def _on_gpus(leaves: Sequence[Any]) -> list[int]:
+    """Returns which leaves are plain tensors on a GPU, by their places."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return []
+    plain = tensor_types()
+    return [
+        place
+        for place, leaf in enumerate(leaves)
+        if type(leaf) in plain
+        and leaf.is_cuda
+        and leaf.layout is torch.strided
+        and not leaf.is_quantized
+    ]
+
+
+def _block(size_bytes: int) -> Any:
+    """Returns page-locked memory, as a tensor of bytes."""
+    torch = sys.modules["torch"]
+    return torch.empty(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+
+def _page_locked(tensors: Sequence[Any]) -> list[Any]:
+    """Returns copies of tensors in one block; those from a GPU are on their way."""
+    starts, size_bytes = [], 0
+    for tensor in tensors:
+        starts.append(size_bytes)
+        size_bytes += tensor.nbytes + -tensor.nbytes % _ALIGNMENT
+    block = _block(size_bytes)
+    return [
+        block[start : start + tensor.nbytes]
+        .view(tensor.dtype)
+        .view(tensor.shape)
+        .copy_(tensor, non_blocking=True)
+        for start, tensor in zip(starts, tensors, strict=True)
+    ]
+
+
+def _inside_of_block(array: np.ndarray[Any, Any]) -> Any:
+    """Returns an array that lies in memory of `PageLockedMemory` as a tensor there; None of others.
+
+    As a part of torch's own tensor: so torch knows of the block that a GPU reads it.
+    """
+    torch = sys.modules["torch"]
+    whole = array.base
+    block = whole.base if isinstance(whole, np.ndarray) else None
+    if not isinstance(block, torch.Tensor) or not array.flags.c_contiguous:
+        return None
+    if block.dtype is not torch.uint8 or block.ndim != 1 or not block.is_pinned():
+        return None
+    start = array.ctypes.data - block.data_ptr()
+    return block[start : start + array.nbytes].view(tensor_of(array).dtype).view(array.shape)
