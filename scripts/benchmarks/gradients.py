@@ -226,6 +226,8 @@ def training(world, name, is_quick, batches, has_neighbour=False, device="cpu"):
     from . import networks
 
     torch_over_gloo(world)
+    # Of a GPU: the same way of computing each time, in all bits, or both sides go apart.
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = True, False
     described, small, goal = _NETWORKS[name]
     make = getattr(networks, name)
     torch.manual_seed(0)

@@ -368,7 +368,9 @@ def test_a_lazy_module_gets_its_shapes(strategy, path):
 OPTIMIZERS = {
     "SGD": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
     "SGD without momentum": lambda ps: torch.optim.SGD(ps, lr=0.1),
-    "Adam": lambda ps: torch.optim.Adam(ps, lr=torch.tensor(0.01), amsgrad=True, foreach=False),
+    "Adam": lambda ps: torch.optim.Adam(
+        ps, lr=torch.tensor(0.01, device="cpu"), amsgrad=True, foreach=False
+    ),
     "AdamW in groups": lambda ps: torch.optim.AdamW(
         [{"params": ps[:2], "weight_decay": 0.1}, {"params": ps[2:], "lr": 0.02}]
     ),
