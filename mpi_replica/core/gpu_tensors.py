@@ -18,6 +18,8 @@ import numpy.typing as npt
 from .torch_tensors import tensor_of, tensor_types
 
 _ALIGNMENT = 64
+# torch rounds memory for good up to a power of two: of one block for all, much would be waste.
+_BLOCK_BYTES = 1 << 24
 
 
 def on_host(leaves: Sequence[Any]) -> Sequence[Any]:
@@ -123,19 +125,27 @@ def _block(size_bytes: int) -> Any:
 
 
 def _page_locked(tensors: Sequence[Any]) -> list[Any]:
-    """Returns copies of tensors in one block; those from a GPU are on their way."""
-    starts, size_bytes = [], 0
-    for tensor in tensors:
-        starts.append(size_bytes)
-        size_bytes += tensor.nbytes + -tensor.nbytes % _ALIGNMENT
-    block = _block(size_bytes)
-    return [
-        block[start : start + tensor.nbytes]
-        .view(tensor.dtype)
-        .view(tensor.shape)
-        .copy_(tensor, non_blocking=True)
-        for start, tensor in zip(starts, tensors, strict=True)
-    ]
+    """Returns copies of tensors in a few blocks; those from a GPU are on their way."""
+    sizes = [tensor.nbytes + -tensor.nbytes % _ALIGNMENT for tensor in tensors]
+    copies: list[Any] = []
+    block, start = _block(0), 0
+    for tensor, size in zip(tensors, sizes, strict=True):
+        if start + size > block.nbytes:
+            block, start = _block(_size_of_block(sizes[len(copies) :])), 0
+        place = block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        copies.append(place.copy_(tensor, non_blocking=True))
+        start += size
+    return copies
+
+
+def _size_of_block(sizes: Sequence[int]) -> int:
+    """Returns how large a block is that holds the first tensors of these sizes; one at least."""
+    size_bytes = sizes[0]
+    for size in sizes[1:]:
+        if size_bytes + size > _BLOCK_BYTES:
+            break
+        size_bytes += size
+    return size_bytes
 
 
 def _inside_of_block(array: np.ndarray[Any, Any]) -> Any:

@@ -39,6 +39,7 @@ def tensors_of_the_host_stand_in(monkeypatch):
     monkeypatch.setattr(
         gpu_tensors, "_block", lambda size: torch.empty(size, dtype=torch.uint8, device="cpu")
     )
+    monkeypatch.setattr(gpu_tensors, "_BLOCK_BYTES", 1 << 12)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: NoStream())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
