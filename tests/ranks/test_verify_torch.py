@@ -51,7 +51,7 @@ def changed(model, parameter, index):
     return model
 
 
-def test_what_is_the_same_passes_in_one_message(strategy):
+def test_what_is_the_same_passes_in_one_message(strategy, small_world):
     model = network()
     value = {
         "model": model,
