@@ -70,10 +70,12 @@ STARTED_BEFORE = """
     jnp.ones(2) + 1  # a device, for all replicas
     strategy = mr.MPIStrategy(num_replicas=2)
     print(strategy.run(lambda: float(jnp.ones(2).sum())))  # without a collective inside
-    try:
-        strategy.run(step)
-    except mr.errors.ContextError as error:
-        print(error)
+    for backend in ("cpu", "gpu"):
+        jax.default_backend = lambda: backend  # as where there is one
+        try:
+            strategy.run(step)
+        except mr.errors.ContextError as error:
+            print(error)
     print(strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1)))
 """
 
@@ -83,6 +85,7 @@ def test_replicas_that_share_a_device_are_told_what_to_write(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "share a device" in done.stdout
     assert "\n    jax.config.update('jax_num_cpu_devices', N)\n" in done.stdout
+    assert "\n    jax.config.update('jax_platforms', 'cpu')\n" in done.stdout
     assert done.stdout.count("0: 2") == 2  # before and behind it
 
 

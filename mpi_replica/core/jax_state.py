@@ -54,6 +54,22 @@ def devices_of_replicas(count: int) -> Sequence[Any] | None:
     return devices[:count] if len(devices) >= count else None
 
 
+def way_to_more_devices() -> str:
+    """Returns why JAX has fewer devices than there are replicas, and how it gets more."""
+    backend = sys.modules["jax"].default_backend()
+    if backend == "cpu":
+        return (
+            "had started before the strategy was made. Write at the top of the program, before JAX"
+            " is used:\n    import jax\n    jax.config.update('jax_num_cpu_devices', N)\nwith as"
+            " many as a rank has replicas"
+        )
+    return (
+        f"computes on a {backend}, of which this rank sees too few. Compute on the host, by this at"
+        " the top of the program:\n    import jax\n    jax.config.update('jax_platforms', 'cpu')\n"
+        "where each replica gets a device"
+    )
+
+
 def uncommitted(value: Any, device: Any) -> Any:
     """Returns a nest with arrays of JAX that are committed to other devices as ones on `device`.
 

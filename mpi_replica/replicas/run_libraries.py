@@ -10,7 +10,12 @@ from typing import Any
 from ..collectives.agreement.call import Call
 from ..collectives.reduce import AllReduce
 from ..core.exceptions import ContextError
-from ..core.jax_state import JaxState, devices_of_replicas, uncommitted
+from ..core.jax_state import (
+    JaxState,
+    devices_of_replicas,
+    uncommitted,
+    way_to_more_devices,
+)
 from ..core.library_state import LibraryState, needs_threads
 
 
@@ -104,10 +109,8 @@ class RunLibraries:
         if self._devices is None:
             raise ContextError(
                 "a function that JAX has compiled has collectives, and the replicas of this rank"
-                " share a device, on which one would wait for the other for ever: JAX had started"
-                " before the strategy was made. Write at the top of the program, before JAX is"
-                " used:\n    import jax\n    jax.config.update('jax_num_cpu_devices', N)\nwith as"
-                " many as a rank has replicas; or host one replica on each rank."
+                " share a device, on which one would wait for the other for ever: JAX"
+                f" {way_to_more_devices()}; or host one replica on each rank."
             )
         raise ContextError(
             f"a function that JAX has compiled has collectives, and runs on {devices}, since an"
