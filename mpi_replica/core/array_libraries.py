@@ -34,18 +34,26 @@ def to_numpy(value: Any) -> Any:
     return value if way is None else way.take(value)
 
 
-def way_back(leaves: Sequence[Any]) -> GiveBack | None:
-    """Returns how results are given back for leaves; None where all are numpy's and Python's."""
+def way_back(leaves: Sequence[Any], *, is_of_call: bool = True) -> GiveBack | None:
+    """Returns how results are given back for leaves; None where all are numpy's and Python's.
+
+    Those of a call come to a GPU in the order of the stream that is current now. All others are
+    there when they are given: nobody knows in which stream they will be used.
+    """
     if COMMON_TYPES.issuperset(map(type, leaves)):
         return None
     ways = [way_of(type(leaf)) for leaf in leaves]
-    return functools.partial(_give, leaves, ways, ToGpus(leaves)) if any(ways) else None
+    to_gpus = ToGpus(leaves) if is_of_call else None
+    return functools.partial(_give, leaves, ways, to_gpus) if any(ways) else None
 
 
 def _give(
-    leaves: Sequence[Any], ways: Sequence[Way | None], to_gpus: ToGpus, results: Sequence[Any]
+    leaves: Sequence[Any],
+    ways: Sequence[Way | None],
+    to_gpus: ToGpus | None,
+    results: Sequence[Any],
 ) -> list[Any]:
-    given = to_gpus.copied(results)
+    given = {} if to_gpus is None else to_gpus.copied(results)
     return [
         given[place]
         if place in given

@@ -94,7 +94,7 @@ def as_arrays(value: Any, where: str) -> Any:
 def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:
     """Returns the elements stacked leaf by leaf; `numbers` are their names in an error."""
     first, structure = flatten(elements[0])
-    way = way_back(first)
+    way = way_back(first, is_of_call=False)
     first = first if way is None else list(map(to_numpy, first))
     rows = [first]
     for number, element in zip(numbers[1:], elements[1:], strict=True):
@@ -133,7 +133,8 @@ def unstacked(rows: Any, count: int, way: GiveBack | None = None) -> list[Any]:
 def unbatched(batch: Any, count: int) -> list[Any]:
     """Returns the `count` elements that are stacked in a batch of arrays of any library."""
     leaves, structure = flatten(batch)
-    return unstacked(unflatten(structure, map(to_numpy, leaves)), count, way_back(leaves))
+    way = way_back(leaves, is_of_call=False)
+    return unstacked(unflatten(structure, map(to_numpy, leaves)), count, way)
 
 
 def own_copy(element: Any) -> Any:

@@ -59,7 +59,7 @@ class Slices(DatasetPlan):
         rows = len(leaves[0])
         super().__init__(f"from_tensor_slices({rows} rows)", rows, indexable=True, batched=False)
         self._arrays = unflatten(structure, leaves)
-        self._way = way_back(originals)
+        self._way = way_back(originals, is_of_call=False)
 
     def spec(self) -> Any:
         return map_structure(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self._arrays)
