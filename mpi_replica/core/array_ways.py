@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from .gpu_tensors import on_host
 from .torch_tensors import array_of_bfloat16, tensor_of
 
 #: Of numpy.
@@ -57,8 +56,7 @@ class TorchWay:
     def _take_other(tensor: Any) -> Array:
         torch = sys.modules["torch"]
         TorchWay._require_dense(tensor)
-        (here,) = on_host([tensor])
-        plain = here.detach().cpu().resolve_conj().resolve_neg()
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg()
         if plain.dtype is torch.bfloat16:
             return array_of_bfloat16(plain)
         try:

@@ -1,8 +1,9 @@
-"""Tensors of torch on a GPU pass through the host's memory: all of a nest at once, page-locked.
+"""What a call reduces or gathers of torch on a GPU passes through page-locked memory of the host.
 
 From and to page-locked memory a GPU copies by itself, several times as fast as by way of the
 driver's own buffers, and nobody needs to wait for a copy to it. torch keeps such memory for reuse,
-and gives none of it away that a GPU still reads (its caching allocator of the host).
+and gives none of it away that a GPU still reads (its caching allocator of the host). What is copied
+once, as for a checkpoint, would only make that memory larger.
 """
 
 from __future__ import annotations
