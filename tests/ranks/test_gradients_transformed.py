@@ -267,7 +267,8 @@ def test_activation_checkpoints_make_their_collectives_again(strategy, use_reent
     x = all_values(strategy).requires_grad_()
     y = torch.sin((x * x).sum(0)) * x
     z = torch.sin((y * y).sum(0)) * y
-    (z * torch.tensor([weight(i) for i in range(count)])[:, None]).sum().backward()
+    of_all = torch.tensor([weight(i) for i in range(count)], dtype=torch.float64)
+    (z * of_all[:, None]).sum().backward()
     found = results(strategy, step)
     assert len(seen) == 4 * len(found)
     for i, gradient in found.items():
