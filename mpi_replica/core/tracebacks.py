@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
+import inspect
 import os
 import sys
 import traceback
+from types import FrameType
 
 _PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
@@ -42,6 +45,37 @@ def printed(error: BaseException) -> str:
                 f" {_SHOW_ALL}=1 shows them)\n"
             )
     return "".join(parts.format())
+
+
+def let_go(error: BaseException) -> None:
+    """Has functions of this package that an error came through hold nothing any more.
+
+    They hold the error, or a list of errors: with its traceback, and so with all that is held by
+    functions of the program, it would stay in memory until a garbage collection.
+    """
+    seen: set[int] = set()
+    errors: list[BaseException | None] = [error]
+    while errors:
+        one = errors.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        errors += (one.__cause__, one.__context__)
+        for innermost, _ in traceback.walk_tb(one.__traceback__):
+            frame: FrameType | None = innermost
+            # One that is kept keeps those that called it, also where an error was thrown into it.
+            while frame is not None and id(frame) not in seen:
+                seen.add(id(frame))
+                _clear(frame)
+                frame = frame.f_back
+
+
+def _clear(frame: FrameType) -> None:
+    code = frame.f_code
+    # A generator may wait: that would close it.
+    if is_of_package(code.co_filename) and not code.co_flags & inspect.CO_GENERATOR:
+        with contextlib.suppress(RuntimeError):  # it goes on
+            frame.clear()
 
 
 def _leave_out(parts: traceback.TracebackException) -> int:

@@ -28,6 +28,7 @@ from ..core.context import current_state
 from ..core.digests import digest_of
 from ..core.exceptions import add_note
 from ..core.options import CommunicationOptions
+from ..core.tracebacks import let_go
 from ..core.values import per_replica
 from ..ranks.watch import event_log
 from .kept_by_runs import KeptByRuns
@@ -82,6 +83,9 @@ class Run(SharedRun):
                 return self._go_through(kept)
             finally:
                 log.add_span(self.identity.text, "run", begun, current_state())
+        except BaseException as error:
+            let_go(error)
+            raise
         finally:
             try:
                 agreement.leave_run(self)
@@ -119,7 +123,9 @@ class Run(SharedRun):
                     # Popped: what is kept here would live until the next call is done.
                     seat.go_on(answers.pop())
             except BaseException as error:
-                self._deal_with(error, waiting)
+                told = self._deal_with(error, waiting)
+                let_go(error)
+                let_go(told)
         self._unwind()
         raise self.doom
 
@@ -178,8 +184,11 @@ class Run(SharedRun):
             )
         return unpacked(result, [seat.replica_id for seat in self.seats], originals)
 
-    def _deal_with(self, error: BaseException, waiting: Sequence[Seat]) -> None:
-        """Passes an error on to the replicas, and to the other ranks where they don't know it."""
+    def _deal_with(self, error: BaseException, waiting: Sequence[Seat]) -> BaseException:
+        """Passes an error on to the replicas, and to the other ranks where they don't know it.
+
+        Returns what has become of it there.
+        """
         if self.doom is None and not self.engine.agreement.is_agreed(error):
             error = self._tell(error)
         if self.doom is None and not waiting:
@@ -188,6 +197,7 @@ class Run(SharedRun):
             if seat.status == "waits":
                 at_call = error if self.doom is None else self.stop_error(self.doom)
                 seat.stop(at_call.with_traceback(None) if at_call is not error else error)
+        return error
 
     def _tell(self, error: BaseException) -> BaseException:
         """Tells the other ranks of an error that came up here, between collectives."""
@@ -285,6 +295,11 @@ class Run(SharedRun):
         memory until a garbage collection, which large arrays do not bring about.
         """
         del self.fn
+        if self.failure is not None:
+            let_go(self.failure)
+            self.failure = None
+        if not any([seat.status == "abandoned" for seat in self.seats]):
+            self.doom = None
         for seat in self.seats:
             if seat.status in ("returned", "raised"):
                 kept.keep(seat.replica_id, seat.worker)

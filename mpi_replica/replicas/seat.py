@@ -14,7 +14,7 @@ from ..collectives.engine import Engine
 from ..collectives.strategy_base import StrategyBase
 from ..core.context import swap_state
 from ..core.exceptions import ContextError, ReplicaStopped, text_of
-from ..core.tracebacks import came_up_in_package
+from ..core.tracebacks import came_up_in_package, let_go
 from ..ranks.watch import event_log
 from ..ranks.watch.span import span
 from .replica import require_unstaged_call
@@ -101,6 +101,7 @@ class Seat:
         except BaseException as error:
             self.error = error
             self.status = "raised"
+            let_go(error)  # now: the next replica may get the same one, with another traceback
 
     def meet(self, call: Call) -> Any:
         """Posts `call` and waits until the hub has performed it; called by the replica."""
@@ -166,8 +167,10 @@ class Seat:
         try:
             return self.worker.wait()
         finally:  # not by the hub: where a signal's handler raises there, this replica still waits
-            self.call = None
+            call, self.call = self.call, None
             self.status = "runs"
+            if call is not None and call.error is not None:
+                let_go(call.error)
 
     def check_devices(self, devices: Sequence[Any]) -> None:
         """Raises where a function on these devices of JAX would be in the way of other replicas."""
@@ -189,8 +192,9 @@ class Seat:
         self.worker.throw(error, trace)
 
     def forget(self) -> None:
-        """Lets go of what it was called with, and of what it returned; called by the hub."""
-        self.args, self.kwargs, self.value = (), {}, None
+        """Lets go of what it was called with, and of what came of it; called by the hub."""
+        self.args, self.kwargs = (), {}
+        self.value = self.error = self.versions = None
 
     def go_on(self, answer: Any) -> None:
         """Returns `answer` from the call at which the replica waits; called by the hub."""

@@ -127,3 +127,71 @@ def test_no_memory_of_a_run_waits_for_a_garbage_collection(strategy):
     finally:
         gc.enable()
     assert len(living) > 3 * 2
+
+
+def raises(context, value):
+    raise ValueError(value.sum())
+
+
+def raises_on_the_last(context, value):
+    if mine(context) == context.num_replicas_in_sync - 1:
+        raise ValueError(value.sum())
+    context.all_reduce("SUM", value)
+
+
+def calls_with_what_is_no_number(context, value):
+    context.all_reduce("SUM", [value, object()])
+
+
+def names_no_op(context, value):
+    context.all_reduce("NOPE", value)
+
+
+def disagrees(context, value):
+    context.all_reduce("SUM", value[: 1 + mine(context)])
+
+
+def raises_in_merge_fn(context, value):
+    def merge(strategy, value):
+        raise KeyError("no")
+
+    context.merge_call(merge, args=(value,))
+
+
+def catches_and_goes_on(context, value):
+    try:
+        disagrees(context, value)
+    except mr.errors.CollectiveMismatchError:
+        pass
+    raises(context, value)
+
+
+MISTAKES = [raises, raises_on_the_last, calls_with_what_is_no_number, names_no_op, disagrees]
+MISTAKES += [raises_in_merge_fn, catches_and_goes_on]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_no_memory_of_a_mistake_that_is_caught_waits_for_a_garbage_collection(strategy, mistake):
+    """A loop that tries again keeps what its last mistake held, and not that of each before."""
+    living = []
+
+    def step():
+        value = np.ones(1000)
+        living[-1].append(weakref.ref(value))
+        mistake(mr.get_replica_context(), value)
+
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(4):
+            living.append([])
+            try:
+                strategy.run(step)
+            except (ValueError, TypeError, KeyError, mr.errors.CollectiveMismatchError):
+                pass
+        seen = [[array() is not None for array in of_run] for of_run in living]
+    finally:
+        gc.enable()
+    assert all(seen)
+    if mistake is not disagrees or strategy.num_replicas_in_sync > 1:
+        assert not any(map(any, seen[:-1])), seen
