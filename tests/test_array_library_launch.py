@@ -13,7 +13,7 @@ from launching import LIBRARIES, RANKS, ROOT, find_interpreter, pass_on_ranks, r
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
 FOLDER = ROOT / "tests" / "ranks"
-# What does the same with any array library, and with torch only; memory where replicas have threads.
+# What does the same with any array library, and with torch only; and memory of threads.
 NAMES = ("array_librar*", "*torch*", "gradients*", "result_memory")
 FILES = sorted({file for name in NAMES for file in FOLDER.glob(f"test_{name}.py")})
 FILES_OF_JAX = sorted(FOLDER.glob("test_jax_*.py"))

@@ -18,7 +18,7 @@ from mpi_replica.errors import ContextError, StructureMismatchError
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 CHANNELS = 3
-ROWS = (3, 0, 2, 4, 1, 5, 2)
+ROWS = (3, 0, 2, 4, 1, 5, 2) * 10  # of up to 70 replicas
 INNER = {2: (), 3: (4,), 4: (4, 2), 5: (2, 1, 3)}
 PLAIN = {
     2: torch.nn.BatchNorm1d,

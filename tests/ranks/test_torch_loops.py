@@ -15,7 +15,7 @@ from on_a_device import DEVICE
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-ROWS = (3, 0, 2, 4, 1, 5, 2)
+ROWS = (3, 0, 2, 4, 1, 5, 2) * 10  # of up to 70 replicas
 STEPS = 4
 F64 = torch.float64
 
