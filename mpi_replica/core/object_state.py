@@ -109,8 +109,27 @@ def put_state(value: Any, state: Any) -> None:
         value.bit_generator.state = state
     elif is_generator(value):
         value.set_state(state)
+    elif is_optimizer(value):
+        _put_state_of_optimizer(value, state)
     else:
         value.load_state_dict(state)
+
+
+def _put_state_of_optimizer(optimizer: Any, state: Any) -> None:
+    """Gives it a state; tensors of its groups, such as a learning rate, come to where they were.
+
+    Those of its parameters torch puts where these are.
+    """
+    groups = optimizer.param_groups
+    devices = [
+        {key: part.device for key, part in group.items() if _is_of_torch(part, "Tensor")}
+        for group in groups
+    ]
+    optimizer.load_state_dict(state)
+    for group, of_group in zip(optimizer.param_groups, devices, strict=True):
+        for key in of_group.keys() & group.keys():
+            if _is_of_torch(group[key], "Tensor"):
+                group[key] = group[key].to(of_group[key])
 
 
 def parameter_shapes(optimizer: Any) -> list[list[list[int] | None]]:

@@ -16,6 +16,7 @@ from everywhere import (
     needs_two_replicas,
     raises_everywhere,
 )
+from mpi_replica.core.object_state import put_state
 from mpi_replica.errors import (
     CheckpointError,
     ContextError,
@@ -397,6 +398,14 @@ def test_training_goes_on_as_if_it_had_not_been_stopped(strategy, path, name, st
         trained(*again, 3)
         assert same_state(dict(again[0].state_dict()), dict(model.state_dict()))
         assert same_state(again[1].state_dict(), optimizer.state_dict())
+
+
+def test_a_learning_rate_that_is_a_tensor_stays_on_its_device():
+    optimizer, saved = (torch.optim.SGD([torch.zeros(2)], lr=torch.tensor(0.5)) for _ in range(2))
+    # another device than that of what was read, as a GPU is
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.25, device="meta")
+    put_state(optimizer, saved.state_dict())
+    assert optimizer.param_groups[0]["lr"].device.type == "meta"
 
 
 def test_an_optimizer_of_other_parameters_is_told_before_anything_changes(strategy, path):
