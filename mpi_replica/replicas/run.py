@@ -298,10 +298,10 @@ class Run(SharedRun):
         if self.failure is not None:
             let_go(self.failure)
             self.failure = None
-        if not any([seat.status == "abandoned" for seat in self.seats]):
-            self.doom = None
+        if self.doom is not None and all(seat.is_over for seat in self.seats):
+            self.doom = None  # which is for replicas that call once more
         for seat in self.seats:
-            if seat.status in ("returned", "raised"):
+            if seat.is_over:
                 kept.keep(seat.replica_id, seat.worker)
             elif seat.status == "waits":  # a signal's handler has raised while it was to stop
                 seat.worker.give_up()

@@ -82,6 +82,11 @@ class Seat:
         self.args = args
         self.kwargs = kwargs
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the step function has come to its end."""
+        return self.status in ("returned", "raised")
+
     @boundary
     def work(self) -> None:
         """Runs the step function to its end; called where the replica runs."""
