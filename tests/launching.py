@@ -18,6 +18,9 @@ MPI_REPLICA_TEST_ARRAY_LIBRARIES
 MPI_REPLICA_TEST_ARRAYS, MPI_REPLICA_TEST_ARRAYS_MPICH
     Python interpreters beside which torch and JAX are installed, with Open MPI and with MPICH.
     Default ``.venv-arrays/bin/python`` and ``.venv-arrays-mpich/bin/python``.
+MPI_REPLICA_TEST_JAX_MPICH
+    Python interpreter beside which MPICH and JAX are installed, without torch: of the newest Python,
+    for which there are newer versions of JAX. Default ``.venv-jax-mpich/bin/python``.
 MPI_REPLICA_TEST_REQUIRE
     With ``1`` a library that is missing is a failure, otherwise a skip. Intel's is always a skip.
 """
@@ -116,8 +119,8 @@ def run_ranks(
         Whether the ranks wait for a limit to pass, most of the time: they need no cores for it.
     alone : bool
         Whether the ranks compute for long.
-    arrays : bool
-        Whether torch or JAX is needed.
+    arrays : bool or 'jax'
+        Whether torch or JAX is needed, or JAX alone.
 
     Returns
     -------
@@ -214,13 +217,15 @@ def room_for(ranks, *, alone=False):
         yield
 
 
-# By MPI library and whether torch or JAX is needed: the variable that names an interpreter, and
-# where scripts/test makes one.
+# By MPI library and whether torch or JAX is needed, or JAX alone: the variable that names an
+# interpreter, and where scripts/test makes one.
 INTERPRETERS = {
     ("mpich", False): ("MPI_REPLICA_TEST_MPICH", ".venv-mpich"),
     ("intel", False): ("MPI_REPLICA_TEST_INTEL", ".venv-intel"),
     ("openmpi", True): ("MPI_REPLICA_TEST_ARRAYS", ".venv-arrays"),
+    ("openmpi", "jax"): ("MPI_REPLICA_TEST_ARRAYS", ".venv-arrays"),
     ("mpich", True): ("MPI_REPLICA_TEST_ARRAYS_MPICH", ".venv-arrays-mpich"),
+    ("mpich", "jax"): ("MPI_REPLICA_TEST_JAX_MPICH", ".venv-jax-mpich"),
 }
 
 
@@ -249,9 +254,9 @@ def find_interpreter(library, *, arrays=False):
     if library == "intel" and not python.with_name("mpiexec").exists():
         pytest.skip(f"Intel MPI is not installed beside {python}: no package index may have it")
     if not python.exists():
-        needed = f"{library} with torch and JAX" if arrays else library
+        beside = {False: "", True: " with torch and JAX", "jax": " with JAX"}[arrays]
         not_installed(
-            f"{needed} needs an environment of its own and {python} does not exist: scripts/test"
+            f"{library}{beside} needs an environment of its own and {python} does not exist: scripts/test"
             f" makes it, or {variable} names an interpreter that has it"
         )
     return str(python)

@@ -43,7 +43,7 @@ def test_ranks_with_jax(library, ranks):
     # XLA's optimizations, a seventh of the time, are seen with one of the libraries.
     env = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} if library == "openmpi" else None
     tests = FILES_OF_JAX if ranks < 3 else OF_JAX_ON_MORE_RANKS
-    pass_on_ranks(library, ranks, tests, arrays=True, env=env)
+    pass_on_ranks(library, ranks, tests, arrays="jax", env=env)
 
 
 # What needs no ranks. Of the pages those programs that are no recipes.

@@ -23,7 +23,7 @@ _MOST_DEVICES = 64
 
 # Of JAX, in which the private names of `jax_internals` mean what they mean there. pyproject.toml
 # says the same.
-_OLDEST, _NEWER = (0, 9), (0, 11)
+_OLDEST, _NEWER = (0, 9), (0, 12)
 
 
 def ask_for_devices(count: int) -> None:
@@ -135,8 +135,8 @@ def require_version() -> None:
     jax: Any = sys.modules["jax"]
     if not _OLDEST <= jax.__version_info__ < _NEWER:
         raise ImportError(
-            "collectives in functions that JAX traces need JAX 0.9 or 0.10, and this is"
-            f" {jax.__version__}. Write pip install 'jax>=0.9,<0.11', or call them between such"
+            "collectives in functions that JAX traces need JAX 0.9 to 0.11, and this is"
+            f" {jax.__version__}. Write pip install 'jax>=0.9,<0.12', or call them between such"
             " functions."
         )
 

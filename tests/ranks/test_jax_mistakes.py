@@ -252,7 +252,7 @@ def test_a_function_for_several_devices_is_refused(strategy):
 def test_a_version_of_jax_that_is_not_known_is_an_error_that_names_those_that_are(monkeypatch):
     require_version()
     monkeypatch.setattr(jax, "__version_info__", (0, 99, 1))
-    with pytest.raises(ImportError, match=r"jax>=0\.9,<0\.11"):
+    with pytest.raises(ImportError, match=r"jax>=0\.9,<0\.12"):
         require_version()
 
 
