@@ -19,8 +19,8 @@ MPI_REPLICA_TEST_ARRAYS, MPI_REPLICA_TEST_ARRAYS_MPICH
     Python interpreters beside which torch and JAX are installed, with Open MPI and with MPICH.
     Default ``.venv-arrays/bin/python`` and ``.venv-arrays-mpich/bin/python``.
 MPI_REPLICA_TEST_JAX_MPICH
-    Python interpreter beside which MPICH and JAX are installed, without torch: of the newest Python,
-    for which there are newer versions of JAX. Default ``.venv-jax-mpich/bin/python``.
+    Python interpreter beside which MPICH and JAX are installed, without torch: of the newest
+    Python, for which there are newer versions of JAX. Default ``.venv-jax-mpich/bin/python``.
 MPI_REPLICA_TEST_REQUIRE
     With ``1`` a library that is missing is a failure, otherwise a skip. Intel's is always a skip.
 """
@@ -256,8 +256,8 @@ def find_interpreter(library, *, arrays=False):
     if not python.exists():
         beside = {False: "", True: " with torch and JAX", "jax": " with JAX"}[arrays]
         not_installed(
-            f"{library}{beside} needs an environment of its own and {python} does not exist: scripts/test"
-            f" makes it, or {variable} names an interpreter that has it"
+            f"{library}{beside} needs an environment of its own and {python} does not exist:"
+            f" scripts/test makes it, or {variable} names an interpreter that has it"
         )
     return str(python)
 

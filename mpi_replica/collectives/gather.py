@@ -17,7 +17,7 @@ from ..core.argument_checks import integer
 from ..core.array_libraries import give_back, way_back
 from ..core.array_ways import Array
 from ..core.dtypes import as_plain_array, is_text, wire_name
-from ..core.gpu_tensors import are_on_gpus, lender, on_host
+from ..core.gpu_tensors import lender, on_host, own_results
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions
 from ..ranks.transport import HEADER_BYTES
@@ -196,12 +196,7 @@ class AllGather(Call):
     def answer(self, calls: Sequence[AllGather], results: list[Array]) -> list[Any]:
         for call in calls[1:]:
             call.gathering = self.gathering
-        # Each replica may write into its result: it must not be the array of another one.
-        each = [
-            results if are_on_gpus(call.leaves[0]) else [np.copy(result) for result in results]
-            for call in calls[1:]
-        ]
-        each.insert(0, results)
+        each = [results, *(own_results(call.leaves[0], results) for call in calls[1:])]
         each = [give_back(mine, call.way_back) for mine, call in zip(each, calls, strict=True)]
         if self.flat_paths is not None:
             return each

@@ -16,7 +16,7 @@ import numpy as np
 from ..core import nest
 from ..core.array_ways import Array
 from ..core.dtypes import accumulation, as_array, as_arrays, wire_name
-from ..core.gpu_tensors import are_on_gpus, lender
+from ..core.gpu_tensors import lender, own_results
 from ..core.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from ..core.ufuncs import EXTREMES
 from ..ranks.transport import HEADER_BYTES, Bytes, Payload
@@ -326,15 +326,9 @@ class AllReduce(Call):
             return [self.given_back(results[0])]
         each = results
         if len(results) < len(calls):
-            # Each replica may write into its results: they must not be those of another one.
-            each = [*results, *(call.copies(results[0]) for call in calls[len(results) :])]
+            others = calls[len(results) :]
+            each = [*results, *(own_results(call.leaves[0], results[0]) for call in others)]
         return [call.given_back(mine) for call, mine in zip(calls, each, strict=True)]
-
-    def copies(self, results: list[Any]) -> list[Any]:
-        """Returns `results` of another call as ones of this call: as they are where it copies."""
-        if are_on_gpus(self.leaves[0]):
-            return results
-        return [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in results]
 
     def given_back(self, results: list[Any]) -> Any:
         """Returns the results as this call gives them."""

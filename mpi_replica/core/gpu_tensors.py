@@ -41,9 +41,14 @@ def on_host(leaves: Sequence[Any]) -> Sequence[Any]:
     return here
 
 
-def are_on_gpus(leaves: Sequence[Any]) -> bool:
-    """Returns whether all leaves are plain tensors on a GPU: results are copied to there."""
-    return bool(leaves) and len(_on_gpus(leaves)) == len(leaves)
+def own_results(leaves: Sequence[Any], results: list[Any]) -> list[Any]:
+    """Returns another replica's results as ones of the replica that gave `leaves`.
+
+    Each may write into its results: they are copies, where none are made on the way to a GPU.
+    """
+    if _are_on_gpus(leaves):
+        return results
+    return [result.copy() if isinstance(result, np.ndarray) else result for result in results]
 
 
 class ToGpus:
@@ -100,7 +105,12 @@ class PageLockedMemory:
 
 def lender(leaves: Sequence[Any], pool: Lender) -> Lender:
     """Returns who lends memory for results that are given back as `leaves` are."""
-    return PageLockedMemory() if are_on_gpus(leaves) else pool
+    return PageLockedMemory() if _are_on_gpus(leaves) else pool
+
+
+def _are_on_gpus(leaves: Sequence[Any]) -> bool:
+    """Returns whether all leaves are plain tensors on a GPU: results are copied to there."""
+    return bool(leaves) and len(_on_gpus(leaves)) == len(leaves)
 
 
 def _on_gpus(leaves: Sequence[Any]) -> list[int]:

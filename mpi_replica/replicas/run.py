@@ -298,7 +298,9 @@ class Run(SharedRun):
         if self.failure is not None:
             let_go(self.failure)
             self.failure = None
-        if all([seat.is_over or seat.status == "new" for seat in self.seats]):
+        if self.doom is not None and all(
+            [seat.is_over or seat.status == "new" for seat in self.seats]
+        ):
             self.doom = None  # which is for replicas that call once more
         for seat in self.seats:
             if seat.is_over:
