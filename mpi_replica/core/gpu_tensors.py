@@ -32,7 +32,8 @@ def on_host(leaves: Sequence[Any]) -> Sequence[Any]:
     if not places:
         return leaves
     here = list(leaves)
-    tensors = [leaves[place].detach() for place in places]
+    # Resolved there: torch would conjugate what a copy shall become before the copy is here.
+    tensors = [leaves[place].detach().resolve_conj().resolve_neg() for place in places]
     for place, copy in zip(places, _page_locked(tensors), strict=True):
         here[place] = copy
     current_stream = sys.modules["torch"].cuda.current_stream

@@ -22,6 +22,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is n
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64]
 DTYPES += [torch.int64, torch.uint8, torch.bool]
+ORDERS = ["plain", "transposed", "every other", "conjugate", "negative"]
 
 
 class NoStream:
@@ -41,8 +42,26 @@ def tensors_of_the_host_stand_in(monkeypatch):
     )
     monkeypatch.setattr(gpu_tensors, "_BLOCK_BYTES", 1 << 12)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: NoStream())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: NoStream())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    copy = torch.Tensor.copy_
+    monkeypatch.setattr(
+        torch.Tensor,
+        "copy_",
+        lambda tensor, other, non_blocking=False: copy(
+            tensor, memory_of(other) if non_blocking else other
+        ),
+    )
+
+
+def memory_of(tensor):
+    """Return the values that lie in memory, of which a tensor may be a conjugate or negative view.
+
+    torch conjugates what a copy from a GPU shall become before the copy is there.
+    """
+    if tensor.is_conj():
+        return tensor.conj()
+    return -tensor.resolve_neg() if tensor.is_neg() else tensor
 
 
 def tensor(seed, dtype, shape, order):
@@ -51,6 +70,8 @@ def tensor(seed, dtype, shape, order):
         return values.T if values.ndim == 2 else values
     if order == "every other":
         return values.repeat(2)[::2] if values.ndim == 1 else values
+    if order == "negative" and dtype in (torch.float32, torch.float64):
+        return torch.complex(values, -values).conj().imag
     return values.conj() if order == "conjugate" and dtype.is_complex else values
 
 
@@ -62,7 +83,7 @@ def nests(draw):
             seed,
             draw(st.sampled_from(DTYPES)),
             draw(st.sampled_from([(), (0,), (1,), (7,), (3, 5), (0, 4), (1000,)])),
-            draw(st.sampled_from(["plain", "transposed", "every other", "conjugate"])),
+            draw(st.sampled_from(ORDERS)),
         )
         if draw(st.booleans())
         else np.arange(seed)
