@@ -168,7 +168,8 @@ def check_many_calls(strategy, in_stream, device, rounds):
                     a += 1
                     b = torch.full((size // 3 + 1, 2), i + number, device=device)
                     c = torch.full((5,), float(i), device=device, dtype=torch.bfloat16)
-                    nest = {"a": a, "b": b, "c": c, **({"d": 2.0} if number % 2 else {})}
+                    e = torch.complex(a, -a).conj()
+                    nest = {"a": a, "b": b, "c": c, **({"d": 2.0} if number % 2 else {}), "e": e}
                     found = context.all_reduce("SUM", nest)
                     rows = context.all_gather(b[: i + 1].T, axis=1)
                     a += 1  # what was given is the program's again
@@ -177,6 +178,7 @@ def check_many_calls(strategy, in_stream, device, rounds):
                     gathered = sum(min(j + 1, size // 3 + 1) * (j + number) for j in range(count))
                     wrong += (found["a"] != total + count).sum() + (found["b"] != total).sum()
                     wrong += (found["c"] != sum(range(count))).sum()
+                    wrong += (found["e"] != (1 + 1j) * (total + count)).sum()
                     wrong += rows.sum() != 2 * gathered
         return int(wrong)
 
