@@ -104,14 +104,25 @@ def differentiated(loss, leaves, *, twice=False):
 
 
 def reference(program, leaves_of, count, *, twice=False):
-    """The gradients of all replicas, in the order of their ids."""
-    leaves = [leaves_of(i) for i in range(count)]
+    """The gradients of all replicas, in the order of their ids.
+
+    In float32 where leaves have less: torch rounds each of the sums of many replicas.
+    """
+    given = [leaves_of(i) for i in range(count)]
+    leaves = [[widened(leaf) for leaf in mine] for mine in given]
     losses = by_torch([program(i, *mine) for i, mine in enumerate(leaves)])
     flat = [leaf for mine in leaves for leaf in mine]
     gradients = iter(
         differentiated(functools.reduce(lambda x, y: x + y, losses), flat, twice=twice)
     )
-    return [[next(gradients) for _ in mine] for mine in leaves]
+    return [[next(gradients).to(leaf.dtype) for leaf in mine] for mine in given]
+
+
+def widened(leaf):
+    """A narrow float in float32, others as they are."""
+    if leaf.is_floating_point() and leaf.element_size() < 4:
+        return leaf.detach().float().requires_grad_(leaf.requires_grad)
+    return leaf
 
 
 def results(strategy, step):

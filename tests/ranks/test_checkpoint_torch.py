@@ -278,7 +278,7 @@ def test_each_parameter_is_written_once_and_each_rank_writes_about_as_much(strat
     layers[5].weight = layers[4].weight  # tied
     save(strategy, path, models=each(strategy, lambda i: copy.deepcopy(model)))
     sizes = [os.path.getsize(file) for file in path.parent.glob("trained.*.data-*")]
-    assert len(sizes) == strategy.size
+    assert len(sizes) == min(strategy.size, 5)
     assert max(sizes) - min(sizes) <= 400
     assert sum(sizes) == 5 * 400
     gathered(None)

@@ -42,7 +42,12 @@ def tensors_of_the_host_stand_in(monkeypatch):
     )
     monkeypatch.setattr(gpu_tensors, "_BLOCK_BYTES", 1 << 12)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: NoStream())
+    current_stream = torch.cuda.current_stream
+    monkeypatch.setattr(
+        torch.cuda,
+        "current_stream",
+        lambda device=None: NoStream() if is_of_host(device) else current_stream(device),
+    )
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     copy = torch.Tensor.copy_
     monkeypatch.setattr(
@@ -52,6 +57,10 @@ def tensors_of_the_host_stand_in(monkeypatch):
             tensor, memory_of(other) if non_blocking else other
         ),
     )
+
+
+def is_of_host(device):
+    return isinstance(device, torch.device) and device.type == "cpu"
 
 
 def memory_of(tensor):
