@@ -17,6 +17,7 @@ from .doctor.checks import text, to_json, would_work
 from .doctor.examination import examine
 from .launcher.elasticity import RANKS_LOST
 from .launcher.job import Options, plan
+from .launcher.output import open_standard_streams
 from .launcher.supervisor import start
 from .ranks.watch.event_log import (
     LAST_VARIABLE,
@@ -273,8 +274,8 @@ def _doctor(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     program = options.program
     for flag, words in (("-m", options.module), ("-c", options.text)):
-        if words is not None:
-            program = [flag, *words]
+        if words is not None:  # argparse ends the words of an option at "--": others follow it
+            program = [flag, *words, *program]
     if program[:1] == ["--"]:
         program = program[1:]
     if not program:
@@ -287,6 +288,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.dry_run:
         print(job.line)
         return 0
+    open_standard_streams()
     trace = dict(options.variables).get(TRACE_VARIABLE)
     if trace:
         _begin_trace(trace)

@@ -138,6 +138,10 @@ class Color(enum.IntEnum):
     RED = 3
 
 
+class Phase(str, enum.Enum):  # noqa: UP042 (`str` of it is another text)
+    WARM = "warm"
+
+
 @pytest.mark.parametrize(
     ("value", "found"),
     [
@@ -147,6 +151,8 @@ class Color(enum.IntEnum):
         (bytearray(b"ab"), b"ab"),
         (np.str_("a"), "a"),
         (Color.RED, 3),
+        (Phase.WARM, "warm"),
+        ({Phase.WARM: 1}, {"warm": 1}),
         ({np.int64(3): 1, np.str_("a"): 2}, {3: 1, "a": 2}),
         ({np.float32(0.1): 1}, {float(np.float32(0.1)): 1}),
         (np.rec.array([(1, 2.0)]), np.array([(1, 2.0)], "i8,f8")),

@@ -53,6 +53,7 @@ WAIT = """
     while True:  # pause() would wait for ever behind a signal that comes right before it
         time.sleep(0.1)
 """
+SHOW_ARGUMENTS = "import sys; print(sys.argv[1:])"
 
 
 def written(folder, program):
@@ -92,6 +93,34 @@ def test_the_line_of_a_dry_run_does_the_same_in_a_shell(library, tmp_path):
     assert (line.returncode, done.returncode) == (0, 0), line.stderr
     assert sorted(line.stdout.splitlines()) == sorted(done.stdout.splitlines())
     assert len(done.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("words", [["-m", "train"], ["-c", SHOW_ARGUMENTS]], ids=["-m", "-c"])
+def test_what_stands_behind_two_dashes_is_the_programs(words, tmp_path):
+    (tmp_path / "train.py").write_text(SHOW_ARGUMENTS)
+    done = call(LIBRARIES[0], "run", "-n", 1, *words, "a", "--", "b", "-n", "--", cwd=tmp_path)
+    assert done.stdout.splitlines() == ["['a', '--', 'b', '-n', '--']"], done.stderr
+
+
+@each_library
+@pytest.mark.parametrize("way", ["full", "closed"])
+def test_an_output_that_takes_no_more_ends_no_job(library, way, tmp_path):
+    program = written(tmp_path, SHOW + "    open(f'done {rank}', 'w').close()")
+    command = [find_interpreter(library), "-m", "mpi_replica", "run", "--tag", "-n", "2", program]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-' if way == "closed" else '"$@" >/dev/full', "sh", *command],
+        env=variables(),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(file.name for file in tmp_path.glob("done *")) == ["done 0", "done 1"]
+    told = [line for line in done.stderr.splitlines() if "mpi_replica run" in line]
+    assert len(told) == (way == "full"), done.stderr
+    assert way == "closed" or "stdout takes no more: [Errno 28] No space left" in told[0]
 
 
 @each_library

@@ -126,7 +126,7 @@ class Comparison:
             return self._arrays(live, saved, path)
         if isinstance(live, Mapping):
             items = mapping_items(saved)
-            if items is None or not isinstance(live, MutableMapping):
+            if items is None or not (isinstance(live, MutableMapping) or _can_be_made_anew(live)):
                 return self._other(live, saved, path, f"a {type(live).__name__}")
             return self._mapping(live, items, path)
         if isinstance(live, (list, tuple)):
@@ -140,9 +140,7 @@ class Comparison:
             return self._other(live, saved, path, f"a {type(live).__name__}")
         return self._decoding(saved, path)
 
-    def _mapping(
-        self, live: MutableMapping[Any, Any], saved: Mapping[Any, Any], path: str
-    ) -> _PutBack:
+    def _mapping(self, live: Mapping[Any, Any], saved: Mapping[Any, Any], path: str) -> _PutBack:
         def where(key: Any) -> str:
             return f"{path}[{key!r}]" if path else str(key)
 
@@ -157,6 +155,9 @@ class Comparison:
             matched |= {key: self._decoding(saved[key], where(key)) for key in added}
         else:
             self.unexpected += map(where, added)
+        if not isinstance(live, MutableMapping):
+            make: Callable[[dict[Any, Any]], Any] = type(live)
+            return lambda: make({key: put_back_item() for key, put_back_item in matched.items()})
 
         def put_back() -> None:
             if self._is_exact:
@@ -361,6 +362,16 @@ def _changing(live: Any, change: Callable[[], None]) -> _PutBack:
         return live
 
     return put_back
+
+
+def _can_be_made_anew(live: Mapping[Any, Any]) -> bool:
+    """Returns whether a read-only mapping is made of a dict, as by its own constructor."""
+    make: Callable[[dict[Any, Any]], Any] = type(live)
+    try:
+        made = make(dict(live))
+        return isinstance(made, Mapping) and set(made) == set(live)
+    except Exception:  # it takes something else
+        return False
 
 
 def _is_data(saved: Any) -> bool:

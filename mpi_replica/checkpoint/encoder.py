@@ -104,7 +104,8 @@ class Encoder:
             return {_MIRRORED: self.encode(value.value, path)}
         value = self._plain(value)
         if value is None or isinstance(value, (bool, str)):
-            return value if value is None or isinstance(value, bool) else str(value)
+            # not `str(value)`: an Enum of texts has a name for that
+            return str.__str__(value) if isinstance(value, str) else value
         library = library_of(value)
         if library is not None:
             return {_TENSOR: [library, self._array_of_library(value, path)]}

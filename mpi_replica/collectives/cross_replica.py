@@ -14,7 +14,7 @@ from ..core import nest
 from ..core.array_libraries import give_back, way_back
 from ..core.dtypes import as_plain_array
 from ..core.options import CommunicationOptions, ReduceOp
-from ..core.values import DistributedValues, PerReplica
+from ..core.values import DistributedValues
 from .agreement.call import Call
 from .agreement.site import CallSite
 from .at_hand import AtHand
@@ -147,7 +147,7 @@ class _Leaves:
         here, elsewhere = [], []
         try:
             for index, leaf in enumerate(self.leaves):
-                if isinstance(leaf, PerReplica):
+                if isinstance(leaf, DistributedValues):
                     leaf.require(layout.num_replicas)
                 if self._is_shared(leaf):
                     value = leaf.shared_value() if isinstance(leaf, DistributedValues) else leaf

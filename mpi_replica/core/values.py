@@ -42,6 +42,9 @@ class DistributedValues:
         """Whether the components of all replicas are here."""
         return False
 
+    def require(self, num_replicas: int) -> None:
+        """Raise unless a strategy with so many replicas can use it."""
+
     def components(self, replica_ids: Sequence[int]) -> list[Any] | None:
         """Return the components of these local replicas; None where all replicas share one value.
 
@@ -408,14 +411,21 @@ def component_of(value: Any, replica_id: int, num_replicas: int | None = None) -
     return value
 
 
-def local_results(value: Any, local_replica_ids: Sequence[int]) -> tuple[Any, ...]:
+def local_results(value: Any, layout: Layout) -> tuple[Any, ...]:
     """Returns the components of the nest `value` that are here; a nest for each replica.
 
     Those of all replicas where they are at hand, otherwise those of the local ones. A value that
     is not distributed, and no nest, comes back alone.
     """
     leaves, structure = nest.flatten(value)
-    held = [leaf.replica_ids for leaf in leaves if isinstance(leaf, PerReplica)]
+    local_replica_ids = layout.local_replica_ids
+    held = []
+    for leaf in leaves:
+        if isinstance(leaf, PerReplica):
+            held.append(leaf.replica_ids)
+        elif isinstance(leaf, DistributedValues) and leaf.components(()) is not None:
+            leaf.require(layout.num_replicas)
+            held.append(local_replica_ids)
     if not held and nest.structure_text(structure) == "*":
         (leaf,) = leaves
         if not isinstance(leaf, DistributedValues):

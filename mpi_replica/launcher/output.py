@@ -33,6 +33,15 @@ _BEGINNINGS = {
 }
 
 
+def open_standard_streams() -> None:
+    """Opens those that are closed: other files would get their numbers."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
 class OutputStream:
     """A stream from a pipe of the launcher to a file of the command's own.
 
@@ -66,6 +75,7 @@ class OutputStream:
         self._notice = notice
         self._tags = tags
         self._has_ended = False
+        self._is_lost = False
         self._text = b""
         selector.register(pipe, selectors.EVENT_READ, self.pass_on)
 
@@ -103,6 +113,12 @@ class OutputStream:
             return
         except BrokenPipeError:  # nobody reads it any more: the launcher shall learn it, too
             self._text, self._has_ended = b"", True
+        except OSError as error:  # a disk that is full: no reason to end a job of hours
+            self._text = b""
+            if not self._is_lost and self._target == 1:
+                text = f"mpi_replica run: what ranks write is lost, stdout takes no more: {error}\n"
+                os.write(2, text.encode())
+            self._is_lost = True
         if not self._text:
             self._selector.unregister(self._target)
             self._selector.register(self._pipe, selectors.EVENT_READ, self.pass_on)

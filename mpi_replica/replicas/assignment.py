@@ -20,6 +20,7 @@ from ..core.abstract_strategy import AbstractReplicaContext
 from ..core.abstract_variable import AbstractVariable
 from ..core.array_ways import Array
 from ..core.context import current_state, require_cross_replica
+from ..core.exceptions import ContextError
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions, ReduceOp, VariableAggregation
 from ..core.values import Mirrored, PerReplica, component_of
@@ -331,19 +332,9 @@ class Assignable(AbstractVariable):
         state = current_state()
         engine = self._strategy.engine
         if state is not None and state.kind == "update" and state.strategy is self._strategy:
-            if state.component is not None:
-                value = component_of(value, state.component)
-            elif isinstance(value, PerReplica):  # whose component is here depends on the rank
-                raise ValueError(
-                    f"{self.name}.{how} got a PerReplica in update: the variable would differ"
-                    " between ranks. Reduce it first: strategy.extended.reduce_to(op, value, var)."
-                )
-            mine = self._storage.fitting(self.name, how, plain_value(value))
-            if state.component is None and engine.layout.size > 1:
-                engine.cross_replica(engine.make("update", None, self._compared_update, how, mine))
-            else:
-                self._storage.write(state.component, how, mine)
-            return self
+            if self._is_updated(how, state.component):
+                self._assign_in_update(how, value, state.component)
+                return self
         context = None if state is None else state.replica_context
         if context is None or context.strategy is not self._strategy:
             require_cross_replica(self._strategy, f"{self.name}.{how}")
@@ -364,6 +355,36 @@ class Assignable(AbstractVariable):
                 engine.make(kind, None, self._assignment_in_replica, kind, how, value, replica_id)
             )
         return self
+
+    def _is_updated(self, how: str, component: int | None) -> bool:
+        """Returns whether the update of a variable, or of its component, writes this one as it is.
+
+        Otherwise it is assigned as above the replicas.
+        """
+        if component is None:
+            return not self._on_read
+        if not self._on_read:
+            raise ContextError(
+                f"{self.name}.{how} was called in the update of a variable that is synchronized on"
+                f" read, whose function is called for each replica of a rank: {self.name} would"
+                " depend on how many a rank hosts. Assign to it after the update."
+            )
+        return True
+
+    def _assign_in_update(self, how: str, value: Any, component: int | None) -> None:
+        engine = self._strategy.engine
+        if component is not None:
+            value = component_of(value, component)
+        elif isinstance(value, PerReplica):  # whose component is here depends on the rank
+            raise ValueError(
+                f"{self.name}.{how} got a PerReplica in update: the variable would differ"
+                " between ranks. Reduce it first: strategy.extended.reduce_to(op, value, var)."
+            )
+        mine = self._storage.fitting(self.name, how, plain_value(value))
+        if component is None and engine.layout.size > 1:
+            engine.cross_replica(engine.make("update", None, self._compared_update, how, mine))
+        else:
+            self._storage.write(component, how, mine)
 
     def _reduced_rows(self, context: AbstractReplicaContext, how: str, value: Any) -> IndexedSlices:
         """Returns the rows of all replicas, one behind the other; of MEAN, divided by their number.

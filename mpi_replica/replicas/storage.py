@@ -80,12 +80,20 @@ class Storage:
         ------
         RankLostError
             It is lost.
+        ValueError
+            Another strategy, which has that replica on this rank, asks for it.
         """
         if key in self._lost:
             raise RankLostError(
                 f"{self.identity} has no components any more: replicas have moved since a rank was"
                 " lost. Hold it in the mr.ElasticState, or assign to it first, in the function that"
                 " is given to run_elastic."
+            )
+        if key not in self._values:
+            raise ValueError(
+                f"{self.identity} has components for the replicas {list(self._values)} on this"
+                f" rank, and not for replica {key}. Mixing different strategies: give it to its"
+                " own, or its value."
             )
         return self._values[key]
 
@@ -224,6 +232,11 @@ class Storage:
 
     def _fitting_array(self, name: str, how: str, value: Any, shape: tuple[int, ...]) -> Array:
         dtype = self.any_array.dtype
+        if isinstance(value, IndexedSlices):
+            raise TypeError(
+                f"{name}.{how} got IndexedSlices. scatter_update, scatter_add and scatter_sub take"
+                " them; or give all rows: value.to_dense()."
+            )
         try:
             array = as_array(value)
         except TypeError as error:

@@ -284,6 +284,16 @@ class Variable(Assignable, ActsAsValue):
         except RankLostError as error:
             self._strategy.engine.fail(f"reading {self.name}", error)
 
+    def require(self, num_replicas: int) -> None:
+        """Raise where its components are those of a strategy with other replicas."""
+        engine = self._strategy.engine
+        if self._on_read and engine.layout.num_replicas != num_replicas:
+            raise ValueError(
+                f"{self.name} has components for the {engine.layout.num_replicas} replicas of its"
+                f" own strategy, and was given to one that has {num_replicas}. Mixing different"
+                " strategies: give it to its own, or its value."
+            )
+
     def components(self, replica_ids: Sequence[int]) -> list[Any] | None:
         """Return the components of these local replicas; None for a mirrored variable."""
         if not self._on_read:

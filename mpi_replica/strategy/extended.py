@@ -345,7 +345,8 @@ class StrategyExtended:
             A variable of this strategy.
         fn : callable
             What it assigns to `var` is written as it is, whatever the aggregation. For a variable
-            that is synchronized on read it is called for each local replica.
+            that is synchronized on read it is called for each local replica. Other variables that
+            are synchronized on read are assigned as in cross-replica context.
         args, kwargs : tuple or list, and mapping
             Nests; a `Mirrored` is passed as the value in it.
         group : bool, default True
@@ -354,15 +355,18 @@ class StrategyExtended:
         Returns
         -------
         object
-            What `fn` returned.
+            What `fn` returned; for a variable that is synchronized on read, as ``strategy.run``
+            returns it: a nest with a `PerReplica` in the place of each value.
 
         Raises
         ------
         ValueError
             An argument is a `PerReplica`: the ranks would diverge. `var` is no variable of this
             strategy. The ranks assigned different values; on every rank, at this or a later call.
+            For the replicas of a rank `fn` returned nests of different structure.
         ContextError
-            Called in a replica.
+            Called in a replica. `fn`, where it is called for each local replica, assigned to a
+            variable that they share.
 
         Notes
         -----
@@ -398,9 +402,17 @@ class StrategyExtended:
                 results.append(fn(var, *args, **named))
         if not group:
             return tuple(results)
-        return (
-            results[0] if len(results) == 1 else per_replica(results, self._strategy.engine.layout)
-        )
+        if each == [None]:
+            return results[0]
+        return nest.transposed(results, self._of_replicas, "update")
+
+    def _of_replicas(self, values: list[Any]) -> Any:
+        """Returns a value of each local replica as one, as `run` does."""
+        first = values[0]
+        if first is None or self._strategy.name_of_variable(first):
+            if all([value is first for value in values]):
+                return first
+        return per_replica(values, self._strategy.engine.layout)
 
 
 def _mirrored(value: Any) -> Any:

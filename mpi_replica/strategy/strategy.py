@@ -341,6 +341,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         ------
         ContextError
             An argument of a ``merge_fn`` that was not looked at before it returned.
+        ValueError
+            A variable of a strategy that has its replicas elsewhere.
         RankLostError
             It was made before a rank was lost, and replicas have moved since.
 
@@ -351,7 +353,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         >>> strategy.experimental_local_results(strategy.run(lambda: 7))
         (7, 7)
         """
-        return local_results(value, self.engine.layout.local_replica_ids)
+        return local_results(value, self.engine.layout)
 
     def name_of_variable(self, value: Any) -> str | None:
         """Return a name for a variable, the same on all ranks; None for anything else."""

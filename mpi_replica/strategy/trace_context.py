@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from ..core.context import require_cross_replica
 from ..core.exceptions import ContextError, reporter_of
 from ..ranks.watch import event_log
 from ..ranks.watch.watcher import watcher
+
+_log = logging.getLogger("mpi_replica")
 
 _END = "the end of trace"
 _BROKEN = "the end of a trace by an error"
@@ -89,7 +92,15 @@ class TraceContext:
         if self._strategy.engine.layout.rank == 0:
             from ..trace.trace_file import merge  # what reads traces: 6 ms for programs without any
 
-            merge(os.fspath(self._path))
+            path = os.fspath(self._path)
+            try:
+                merge(path)
+            except OSError as error:  # the program has done its work
+                _log.warning(
+                    "the trace %s can't be written: %s. What the ranks have left beside it stays:"
+                    " python -m mpi_replica trace %s makes the trace of it.",
+                    *(path, error, path),
+                )
 
 
 class Traced(StrategyBase):

@@ -38,7 +38,19 @@ def merge(path: str) -> dict[str, Any]:
     timeline = Timeline(read_processes(path))
     found = summary(timeline)
     new = f"{path}.new"
-    with _opened(new, "wt") as file:
+    try:
+        _write(new, timeline, found)
+        os.replace(new, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.remove(new)
+        raise
+    shutil.rmtree(folder_of_parts(path))
+    return found
+
+
+def _write(path: str, timeline: Timeline, found: dict[str, Any]) -> None:
+    with _opened(path, "wt") as file:
         other = json.dumps({"mpi_replica": {"version": _VERSION, **found}})
         file.write(f'{{"displayTimeUnit": "ms", "otherData": {other}, "traceEvents": [')
         # `json.dump` would take three times as long: it is no C.
@@ -47,9 +59,6 @@ def merge(path: str) -> dict[str, Any]:
             file.write(before + encode(event))
             before = ",\n"
         file.write("\n]}\n")
-    os.replace(new, path)
-    shutil.rmtree(folder_of_parts(path))
-    return found
 
 
 def has_parts(path: str) -> bool:

@@ -1,6 +1,7 @@
 """Checkpoints on ranks: saved by all, restored on any number of ranks and replicas."""
 
 import os
+import types
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from checkpoints import (
     save,
     variable,
 )
-from everywhere import gathered
+from everywhere import gathered, raises_everywhere
 from mpi_replica import VariableAggregation as Aggregation
+from mpi_replica.errors import CheckpointError
 
 SUM, MEAN, FIRST = Aggregation.SUM, Aggregation.MEAN, Aggregation.ONLY_FIRST_REPLICA
 
@@ -47,6 +49,24 @@ def test_what_was_saved_is_restored_on_any_number_of_ranks_and_replicas(strategy
     again = program(strategy)
     again.restore(path)
     assert content(again) == wanted
+
+
+def test_mappings_that_can_not_be_changed_are_made_anew(strategy, path):
+    checkpoint = mr.Checkpoint(strategy, config=types.MappingProxyType({"x": np.ones(3), "n": 1}))
+    checkpoint.save(path)
+    array = np.zeros(3)
+    live = types.MappingProxyType({"x": array, "n": 7})
+    other = mr.Checkpoint(strategy, config=live, alias=None)
+    assert "n" in str(raises_everywhere(CheckpointError, lambda: other.restore(path)))
+    other = mr.Checkpoint(strategy, config=live)
+    other.restore(path)
+    assert type(other.config) is types.MappingProxyType
+    assert other.config["n"] == 1
+    assert other.config["x"] is array  # which could be changed
+    assert array.tolist() == [1, 1, 1]
+    fewer = mr.Checkpoint(strategy, config=types.MappingProxyType({"x": array}))
+    error = raises_everywhere(CheckpointError, lambda: fewer.restore(path))
+    assert "not in the program: config['n']" in str(error)
 
 
 def test_each_array_is_written_once_and_each_rank_writes_about_as_much(strategy, path):

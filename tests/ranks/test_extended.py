@@ -331,6 +331,98 @@ def test_a_wrong_shape_in_update_is_an_error_everywhere(strategy):
     assert on_all_ranks(v) == [1.0, 2.0]
 
 
+ON_READ = {"synchronization": mr.VariableSynchronization.ON_READ}
+FIRST, SUM = mr.VariableAggregation.ONLY_FIRST_REPLICA, mr.VariableAggregation.SUM
+
+
+def test_the_update_of_components_gives_a_value_per_replica_on_any_layout(strategy):
+    v = variable(strategy, 1.0, aggregation=SUM, **ON_READ)
+    R = strategy.num_replicas_in_sync
+    strategy.run(lambda: v.assign(1.0 + replica_id()))
+
+    def twice(x):
+        x.assign_add(x.value())
+        return {"value": float(x.value()), "variable": x, "none": None}
+
+    found = strategy.extended.update(v, twice)
+    assert found["variable"] is v
+    assert found["none"] is None
+    assert isinstance(found["value"], mr.PerReplica)
+    assert strategy.reduce("SUM", found["value"], axis=None) == R * (R + 1)
+
+    def merge(strategy):
+        return strategy.extended.update(v, lambda x: float(x.value()))
+
+    seen = strategy.run(lambda: mr.get_replica_context().merge_call(merge))
+    for i, value in zip(
+        strategy.local_replica_ids, strategy.experimental_local_results(seen), strict=True
+    ):
+        assert value == 2.0 * (1 + i)
+    check_works(strategy)
+
+
+def test_the_update_of_a_variable_assigns_to_components_as_above_the_replicas(strategy):
+    weight = variable(strategy, 1.0)
+    first, total = (variable(strategy, 0, aggregation=one, **ON_READ) for one in (FIRST, SUM))
+    R = strategy.num_replicas_in_sync
+    strategy.extended.update(weight, lambda x: (first.assign(4), total.assign(3 * R)))
+    assert on_all_ranks(first.value()) == 4
+    assert on_all_ranks(total.value()) == 3 * R
+    assert {int(part) for part in strategy.experimental_local_results(total)} == {3}
+    assert_fails(
+        strategy,
+        ValueError,
+        "summed on read",
+        lambda: strategy.extended.update(weight, lambda x: total.assign_add(1)),
+    )
+
+
+def test_the_update_of_components_can_not_assign_to_what_replicas_share(strategy):
+    """It would be assigned once for each replica of a rank."""
+    shared = variable(strategy, 1.0, name="last")
+    own = variable(strategy, 0.0, aggregation=SUM, **ON_READ)
+    assert_fails(
+        strategy,
+        mr.errors.ContextError,
+        "last.assign_add.*synchronized on read.*after the update",
+        lambda: strategy.extended.update(own, lambda x: shared.assign_add(1.0)),
+    )
+    assert on_all_ranks(shared.value()) == 1.0
+
+
+def test_components_of_a_strategy_with_other_replicas_are_an_error_everywhere(strategy):
+    R = strategy.num_replicas_in_sync
+    other = mr.MPIStrategy(num_replicas=R + strategy.size)
+    v = variable(other, 1.0, aggregation=SUM, name="hits", **ON_READ)
+
+    def in_merge_fn():
+        def merge(strategy, x):
+            return strategy.reduce("SUM", x, axis=None)
+
+        strategy.run(lambda: mr.get_replica_context().merge_call(merge, args=(v,)))
+
+    for call in (
+        lambda: strategy.reduce("SUM", v, axis=None),
+        lambda: strategy.experimental_local_results(v),
+        lambda: strategy.experimental_local_results([v, 1]),
+        in_merge_fn,
+    ):
+        assert_fails(strategy, ValueError, "hits has components.*Mixing different strategies", call)
+    other.close()
+
+
+def test_local_results_in_a_merge_fn_are_those_of_which_all_is_here(strategy):
+    v = variable(strategy, 1.0, aggregation=SUM, **ON_READ)
+    strategy.run(lambda: v.assign(10.0 * replica_id()))
+    seen = []
+
+    def merge(strategy, x):
+        seen.append(strategy.experimental_local_results((x, v)))
+
+    strategy.run(lambda: mr.get_replica_context().merge_call(merge, args=(replica_id(),)))
+    assert seen == [tuple((i, 10.0 * i) for i in strategy.local_replica_ids)]
+
+
 # The other names of tf
 
 

@@ -13,6 +13,7 @@ from everywhere import (
     needs_two_replicas,
     raises_everywhere,
 )
+from mpi_replica.trace.trace_file import merge
 
 
 def add_up(strategy):
@@ -27,6 +28,26 @@ def test_it_writes_one_file_for_all_ranks(strategy, path):
     assert found["missing"] == []
     assert found["step"]["runs"] == 1
     check_works(strategy)
+
+
+def test_what_can_not_be_written_at_its_end_is_a_warning_and_the_program_goes_on(
+    strategy, path, caplog
+):
+    with strategy.trace(path):
+        add_up(strategy)
+        if strategy.rank == 0:
+            path.mkdir()  # as a disk that is full
+        strategy.barrier()
+    told = [record.getMessage() for record in caplog.records]
+    if strategy.rank == 0:
+        assert any(f"python -m mpi_replica trace {path}" in text for text in told), told
+    check_works(strategy)
+    assert not path.with_name(f"{path.name}.new").exists()
+    if strategy.rank == 0:
+        path.rmdir()
+        found = merge(str(path))
+        assert len(found["ranks"]) == strategy.size
+    strategy.barrier()
 
 
 def test_what_ends_in_gz_is_compressed(strategy, path):

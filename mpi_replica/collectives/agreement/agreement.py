@@ -198,7 +198,7 @@ class Agreement:
         if self.life in (Life.LEFT, Life.BROKEN):
             return
         self._end(Life.LEFT, RankLostError("the program of this rank has ended."))
-        payload = cause.encode()[:INLINE_BYTES]
+        payload = cause.encode(errors="replace")[:INLINE_BYTES]
         mine = head(0, 0, LEAVES, len(payload)) + payload
         try:
             if self._wide:

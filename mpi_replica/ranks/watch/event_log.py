@@ -52,8 +52,8 @@ _MOST_NAMES = 1 << 16
 class EventKind(enum.IntEnum):
     """What an event is."""
 
-    #: A collective call. Track: the world; number: how many exchanges were begun before; size: the
-    #: bytes that this rank gave to it.
+    #: A collective call. Track: the world; number: how many exchanges had begun by its end; size:
+    #: the bytes that this rank gave to it.
     CALL = 1
     #: A part of the program or of the package. Track: a replica, or `OF_RANK`; number: that of
     #: its kind.

@@ -40,8 +40,8 @@ class TracedCalls(FlightRecorder):
         # The greatest of all ranks is the name of their world.
         self._name = secrets.randbits(63)
         self._has_name = False
-        # Exchanges and bytes at the end of the last call.
-        self._number, self._sent_bytes = transport.steps, transport.sent_bytes
+        # At the end of the last call.
+        self._sent_bytes = transport.sent_bytes
         self._compared_ns = perf_counter_ns()
         self._compared_number = 0
         self._next_number: float = math.inf
@@ -52,10 +52,11 @@ class TracedCalls(FlightRecorder):
             return
         text, begun, _ = latest
         latest[2] = ended = perf_counter_ns()
-        transport, number, before = self._transport, self._number, self._sent_bytes
-        self._number, self._sent_bytes = steps, sent_bytes = transport.steps, transport.sent_bytes
-        name, size = self._log.names[text], sent_bytes - before
-        self._log.add(pack_event(_CALL, name, self._world, begun, ended, number, size))
+        transport, log = self._transport, self._log
+        steps, sent_bytes = transport.steps, transport.sent_bytes
+        name, size = log.names[text], sent_bytes - self._sent_bytes
+        log.add(pack_event(_CALL, name, self._world, begun, ended, steps, size))
+        self._sent_bytes = sent_bytes
         if steps >= self._next_number:
             self.is_clock_due = True
 
