@@ -676,3 +676,11 @@ def test_the_chain_of_verbs_is_told_without_addresses():
         "<Dataset.zip(range(0, 3, 1), range(0, 4, 1)).concatenate(zip(range(0, 3, 1), "
         "range(0, 4, 1))).prefetch(2)>"
     )
+
+
+@pytest.mark.parametrize("text", [b"ab\0", "ab\0", [b"a", b"b\0"]], ids=repr)
+def test_texts_that_end_with_nul_are_an_error(text):
+    """numpy would give them back without it."""
+    with pytest.raises(ValueError, match=r"ends with a NUL.*frombuffer"):
+        list(Dataset.from_source([text]))
+    assert list(Dataset.from_source([b"a\0b"])) == [b"a\0b"]

@@ -30,7 +30,8 @@ def opened_by_jax(value: Any) -> JaxNode | None:
         return None
     one_level = {"is_leaf": lambda node: node is not value and node is not None}
     pairs, structure = tree_util.tree_flatten_with_path(value, **one_level)
-    if tree_util.treedef_is_leaf(structure):
+    # Not `treedef_is_leaf`: that takes a module without fields for a leaf, too.
+    if value is None or any([child is value for _, child in pairs]):
         return None
     keys = [path[0] for path, _ in pairs]
     has_attributes = all(isinstance(key, tree_util.GetAttrKey) for key in keys)

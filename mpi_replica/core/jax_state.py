@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 
 from . import nest
+from .exceptions import ContextError
 
 T = TypeVar("T")
 
@@ -122,6 +123,22 @@ def is_staged() -> bool:
     """
     internals = _internals()
     return internals is not None and bool(internals.is_staged())
+
+
+def require_unstaged(what: str) -> None:
+    """Raises where `what` happens while JAX traces a function, to run it later.
+
+    Raises
+    ------
+    ContextError
+        It does.
+    """
+    if is_staged():
+        raise ContextError(
+            f"{what} in a function that JAX traces (jit, scan, while_loop, cond): JAX would keep"
+            " what came of it this once, for all later calls, and of several replicas. Do it"
+            " outside of that function, and pass the result as an argument."
+        )
 
 
 def require_version() -> None:

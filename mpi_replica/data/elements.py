@@ -87,8 +87,19 @@ def as_arrays(value: Any, where: str) -> Any:
                 f"{where}: {reprlib.repr(leaf)}{at(path)} has dtype object as an array. "
                 "Give numbers or strings: .astype(float) or .astype(str)."
             )
+        if array.dtype.kind in "SU" and _ends_with_nul(leaf):
+            raise ValueError(
+                f"{where}: {reprlib.repr(leaf)}{at(path)} ends with a NUL, which numpy's texts"
+                " lose. Give np.frombuffer(data, np.uint8) of bytes, or leave it out."
+            )
         arrays.append(array)
     return unflatten(structure, arrays)
+
+
+def _ends_with_nul(leaf: Any) -> bool:
+    if isinstance(leaf, list):
+        return any(map(_ends_with_nul, leaf))
+    return isinstance(leaf, (bytes, str)) and leaf[-1:] in (b"\0", "\0")
 
 
 def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:

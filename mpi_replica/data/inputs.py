@@ -11,7 +11,7 @@ from ..collectives.engine import Engine
 from ..core import nest
 from ..core.layout import shares
 from ..core.options import InputOptions, InputReplicationMode
-from .batches import arrays_of, cut, empty_like
+from .batches import arrays_of, cut, empty_like, kept_batch
 from .dataset import Dataset, drops_remainder
 from .elements import ArraySpec, rows_of
 from .function_contexts import InputContext
@@ -78,6 +78,7 @@ class Input:
             )
         check_source(dataset, "experimental_distribute_dataset")
         number = engine.layout.num_replicas
+        ahead = options.experimental_per_replica_buffer_size
 
         def steps(epoch: int, start: int) -> Iterator[Step]:
             ids = engine.layout.local_replica_ids  # others than before, where a rank was lost
@@ -92,6 +93,8 @@ class Input:
             else:
                 rest = itertools.islice(dataset, start, None)
                 batches = (cut(batch, rows_of_rank) for batch in rest)
+                if ahead:
+                    batches = ((rows, kept_batch(mine)) for rows, mine in batches)
             for rows, mine in batches:
                 parts = shares(rows, number)
                 first = parts[ids[0]].start
@@ -106,7 +109,6 @@ class Input:
                     " batched. Call dataset.batch(global_batch_size) first."
                 )
             length = dataset.cardinality()
-        ahead = options.experimental_per_replica_buffer_size
         return cls(steps, [dataset], length=length, pipelines=None, ahead=ahead)
 
     @classmethod
@@ -122,6 +124,7 @@ class Input:
         per_replica = options.experimental_replication_mode is InputReplicationMode.PER_REPLICA
         pipelines = Pipelines(engine.layout, dataset_fn, per_replica=per_replica)
         sources = pipelines.sources(engine.layout.local_replica_ids)
+        ahead = options.experimental_per_replica_buffer_size
 
         def needs_all() -> bool:
             local = pipelines.sources(engine.layout.local_replica_ids)
@@ -129,7 +132,8 @@ class Input:
 
         def steps(epoch: int, start: int) -> Iterator[Step]:
             last = None
-            for values in pipelines.steps(engine.layout.local_replica_ids, epoch, start):
+            local = engine.layout.local_replica_ids
+            for values in pipelines.steps(local, epoch, start, are_kept=bool(ahead)):
                 batches = [value for value in values if value is not END]
                 if not batches or (len(batches) < len(values) and needs_all()):
                     return
@@ -141,7 +145,6 @@ class Input:
                     nest.transposed(filled, tuple, "a distributed dataset")
                 yield filled, 0
 
-        ahead = options.experimental_per_replica_buffer_size
         # How long it is on other ranks can't be known.
         unknown, count = UNKNOWN_CARDINALITY, pipelines.count
         return cls(

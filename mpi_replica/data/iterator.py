@@ -93,7 +93,8 @@ class DistributedIterator:
     def __len__(self) -> int:
         if self._input.length < 0:
             raise TypeError("the length of this distributed iterator is infinite or not known.")
-        return self._input.length - self._place.steps
+        # it may stand beyond the end: that of a state of smaller batches
+        return max(0, self._input.length - self._place.steps)
 
     def __bool__(self) -> bool:
         return True

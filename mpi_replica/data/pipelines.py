@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..core.layout import Layout
+from .batches import kept_batch
 from .dataset import Dataset, elements_of
 from .function_contexts import InputContext
 
@@ -61,14 +62,22 @@ class Pipelines:
             self._made[number] = source
         return self._made[number]
 
-    def steps(self, replica_ids: Sequence[int], epoch: int, start: int) -> Iterator[list[Any]]:
-        """Returns what these replicas get in each step from `start` on: an element, or `END`."""
+    def steps(
+        self, replica_ids: Sequence[int], epoch: int, start: int, *, are_kept: bool
+    ) -> Iterator[list[Any]]:
+        """Returns what these replicas get in each step from `start` on: an element, or `END`.
+
+        `are_kept` says whether it is still wanted when the next step is read.
+        """
         layout = self._shared_by
         of_pipelines = []
         for number in dict.fromkeys(layout.rank_of(i) for i in replica_ids):
             sharing = layout.replica_ids(number)
             mine = [position for position, i in enumerate(sharing) if i in replica_ids]
-            elements = _elements(self._source(number), epoch, start * len(sharing))
+            source = self._source(number)
+            elements = _elements(source, epoch, start * len(sharing))
+            if (are_kept or len(sharing) > 1) and not isinstance(source, Dataset):
+                elements = map(kept_batch, elements)
             of_pipelines.append((elements, len(sharing), mine))
         while True:
             values = []

@@ -86,7 +86,8 @@ def mean_over_global_batch(
     """
     context = _replica("mean_over_global_batch")
     if is_traced_by_jax([rows, *nest.flatten(sums)[0]]):
-        total = context.all_reduce(ReduceOp.SUM, {"rows": rows, "sums": sums}, options)
+        # a float: JAX's integers have 32 bits, most of the time
+        total = context.all_reduce(ReduceOp.SUM, {"rows": rows * 1.0, "sums": sums}, options)
         count = total["rows"]
         return nest.map_structure(lambda leaf: divided(leaf, count), total["sums"])
     if isinstance(rows, bool) or not isinstance(rows, (int, float, np.integer, np.floating)):

@@ -91,10 +91,22 @@ def _traced(
     return nest.unflatten(structure, bind(call, values))
 
 
+def _array_of_jax(array: Array) -> Any:
+    value = jnp.asarray(array)
+    if value.dtype != array.dtype and array.dtype.kind in "iu":
+        narrow = array.astype(value.dtype)
+        if not np.array_equal(narrow, array):
+            raise TypeError(
+                f"its values do not fit into {value.dtype}, and JAX computes without 64 bits. Pass"
+                " floats, or write jax.config.update('jax_enable_x64', True)."
+            )
+    return value
+
+
 def _value(kind: str, how: ReduceOp | int, path: str, leaf: Any) -> Any:
     """Returns a leaf as an array of JAX, checked."""
     try:
-        value = jnp.asarray(leaf if isinstance(leaf, jax.Array) else as_array(leaf))
+        value = leaf if isinstance(leaf, jax.Array) else _array_of_jax(as_array(leaf))
         if not isinstance(value.dtype, np.dtype):
             raise TypeError(
                 f"numpy has no dtype {value.dtype}. Of random keys pass jax.random.key_data(keys)."

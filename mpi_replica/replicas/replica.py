@@ -16,7 +16,7 @@ from ..core.abstract_strategy import AbstractReplicaContext
 from ..core.argument_checks import integer
 from ..core.context import State, require_cross_replica, restore_state, swap_state
 from ..core.exceptions import ContextError
-from ..core.jax_state import is_staged
+from ..core.jax_state import require_unstaged
 from .merge_fn import perform_alone
 
 
@@ -122,7 +122,7 @@ class Replica(AbstractReplicaContext):
         ContextError
             JAX traces a function (jit, scan): other replicas may run it with this id in it.
         """
-        _require_unstaged("replica_id_in_sync_group was read")
+        require_unstaged("replica_id_in_sync_group was read")
         return self.replica_id
 
     @property
@@ -159,7 +159,7 @@ class Replica(AbstractReplicaContext):
           1: np.int64(19)
         }
         """
-        _require_unstaged("rng was used")
+        require_unstaged("rng was used")
         return self._strategy.generators.of_replica(self.replica_id)
 
     @property
@@ -201,13 +201,4 @@ def require_unstaged_call(call: Call) -> None:
     """
     takes_traced = call.kind in ("all_reduce", "all_gather")
     what = " with values that JAX does not trace" if takes_traced else ""
-    _require_unstaged(f"{call.kind} was called{what}")
-
-
-def _require_unstaged(what: str) -> None:
-    if is_staged():
-        raise ContextError(
-            f"{what} in a function that JAX traces (jit, scan, while_loop, cond): JAX would keep"
-            " what came of it this once, for all later calls, and of several replicas. Do it"
-            " outside of that function, and pass the result as an argument."
-        )
+    require_unstaged(f"{call.kind} was called{what}")

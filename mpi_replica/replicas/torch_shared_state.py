@@ -42,7 +42,13 @@ def _check_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         return  # in a merge_fn, or outside of steps
     strategy, mine = replica.strategy, replica.replica_id_in_sync_group
     run = weakref.ref(strategy), strategy.engine.agreement.run_ordinal
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    has_closure = bool(args or kwargs)  # which computes gradients, perhaps the first ones
+    parameters = [
+        one
+        for group in optimizer.param_groups
+        for one in group["params"]
+        if one.grad is not None or (has_closure and one.requires_grad)
+    ]  # the others it leaves as they are
     for thing in (optimizer, *parameters):
         before = _steps.get(thing)
         if before is not None and before[0] == run and before[1] != mine:
@@ -61,6 +67,26 @@ class _Version(NamedTuple):
     path: str
     tensor: torch.Tensor
     number: int
+    #: Its values, where it is a part of a memory: that has one number, whichever part is written.
+    values: torch.Tensor | None
+
+    def is_written(self) -> bool:
+        """Returns whether it has been written since."""
+        if self.tensor._version == self.number:
+            return False
+        if self.values is None:
+            return True
+        now = self.tensor.detach()
+        is_same = (now == self.values) | ((now != now) & (self.values != self.values))  # NaN
+        return not bool(is_same.all())
+
+
+def _is_part(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor has only a part of its memory, as rows of a batch do."""
+    try:
+        return bool(tensor.untyped_storage().nbytes() > tensor.nbytes)
+    except (NotImplementedError, RuntimeError):  # a sparse one, say
+        return False
 
 
 class Versions:
@@ -70,19 +96,20 @@ class Versions:
         self._call = call
         [leaves] = call.leaves
         self._versions = [
-            _Version(path, leaf, leaf._version)
+            _Version(path, leaf, leaf._version, leaf.detach().clone() if _is_part(leaf) else None)
             for path, leaf in zip(call.paths, leaves, strict=True)
             if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
         ]
 
     def check(self) -> None:
         """Makes it an error of the call where one was written since: by another replica."""
-        for path, tensor, number in self._versions:
-            if tensor._version != number:
+        for version in self._versions:
+            if version.is_written():
                 call = self._call
                 call.error = ContextError(
-                    f"value{path} of replica {call.replica_ids[0]} was written while it waited in"
-                    f" {call.kind} for the other replicas of its rank: one of these has the same"
-                    f" tensor, such as the gradient of a parameter that they share. {_ADVICE}."
+                    f"value{version.path} of replica {call.replica_ids[0]} was written while it"
+                    f" waited in {call.kind} for the other replicas of its rank: one of these has"
+                    " the same tensor, such as the gradient of a parameter that they share."
+                    f" {_ADVICE}."
                 )
                 return

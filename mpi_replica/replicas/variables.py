@@ -19,6 +19,7 @@ from ..core.array_ways import Array
 from ..core.context import current_state, current_strategy, require_cross_replica
 from ..core.dtypes import as_array
 from ..core.exceptions import RankLostError
+from ..core.jax_state import require_unstaged
 from ..core.options import (
     CommunicationOptions,
     ReduceOp,
@@ -198,7 +199,8 @@ class Variable(Assignable, ActsAsValue):
         ValueError
             Synchronized on read with aggregation NONE, in cross-replica context.
         ContextError
-            Synchronized on read, and read while another strategy is the current one.
+            Synchronized on read, and read while another strategy is the current one. JAX traces a
+            function (jit, scan): it would keep the value for all later calls.
         RankLostError
             The value went with a lost rank, and was not assigned since.
 
@@ -213,6 +215,7 @@ class Variable(Assignable, ActsAsValue):
         >>> mr.Variable([1.0, 2.0]).value()
         array([1., 2.])
         """
+        require_unstaged(f"{self.name} was read")
         if not self._on_read:
             return self._storage.read(None)[()]
         key = self._own_key()

@@ -342,3 +342,23 @@ def test_options_go_with_a_traced_call(strategy, is_ordered):
             assert inside == outside or not is_ordered
 
     holds_everywhere(are_the_same)
+
+
+@pytest.mark.parametrize("rows", [2**30, np.int64(3_000_000_000), 2.0**40])
+def test_means_over_rows_that_32_bits_can_not_count_are_right(strategy, rows):
+    def mean(total):
+        return mr.mean_over_global_batch(total, rows=rows)
+
+    for function in (mean, jax.jit(mean)):
+        found = strategy.run(lambda function=function: function(jnp.float32(rows)))
+        for value in strategy.experimental_local_results(found):
+            np.testing.assert_allclose(np.asarray(value), 1.0, rtol=1e-6)
+
+
+def test_means_over_rows_that_jax_counts_are_right(strategy):
+    def mean(total, rows):
+        return mr.mean_over_global_batch(total, rows=rows)
+
+    found = strategy.run(lambda: jax.jit(mean)(jnp.float32(2**30), jnp.int32(2**30)))
+    for value in strategy.experimental_local_results(found):
+        np.testing.assert_allclose(np.asarray(value), 1.0, rtol=1e-6)

@@ -249,6 +249,37 @@ def test_a_function_for_several_devices_is_refused(strategy):
     check_jax_works(strategy)
 
 
+@pytest.mark.parametrize("read", ["value", "numpy", "__array__"])
+def test_a_variable_that_is_read_in_a_traced_function_is_an_error(strategy, read):
+    """Its value of now would be kept for all later calls."""
+    with strategy.scope():
+        weight = mr.Variable(np.float32(1.0), name="weight")
+
+    @jax.jit
+    def scaled(x):
+        return context().all_reduce("SUM", x * jnp.asarray(getattr(weight, read)()))
+
+    error = raises_everywhere(ContextError, lambda: strategy.run(lambda: scaled(jnp.ones(2))))
+    assert "weight was read in a function that JAX traces" in str(error)
+    assert OTHERS in str(error)
+    value = strategy.run(lambda: summed(jnp.ones(2) * weight.value()))
+    expected = float(strategy.num_replicas_in_sync)
+    assert [float(x[0]) for x in strategy.experimental_local_results(value)] == [expected] * len(
+        strategy.local_replica_ids
+    )
+    check_jax_works(strategy)
+
+
+def test_integers_that_jax_can_not_hold_are_an_error(strategy):
+    def step():
+        return jax.jit(lambda x: context().all_reduce("SUM", [x, np.int64(3_000_000_000)]))(1.0)
+
+    error = raises_everywhere(TypeError, lambda: strategy.run(step))
+    assert "value[1]" in str(error)
+    assert "jax_enable_x64" in str(error)
+    check_jax_works(strategy)
+
+
 def test_a_version_of_jax_that_is_not_known_is_an_error_that_names_those_that_are(monkeypatch):
     require_version()
     monkeypatch.setattr(jax, "__version_info__", (0, 99, 1))

@@ -38,7 +38,13 @@ def of_optax(seed):
     return state
 
 
+def with_a_part_without_fields(seed):
+    linear = equinox.nn.Linear(3, 2, key=jax.random.key(seed))
+    return equinox.nn.Sequential([linear, equinox.nn.Identity()])
+
+
 STATES = {"flax": of_flax, "equinox": of_equinox, "optax": of_optax}
+STATES["a part without fields"] = with_a_part_without_fields
 
 
 def arrays_of(tree):

@@ -439,3 +439,59 @@ def test_a_shared_module_whose_gradients_are_set_to_none_gives_each_replicas_own
                 np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
     holds_everywhere(check)
+
+
+def test_replicas_may_write_their_own_rows_of_one_memory_in_place(strategy):
+    """torch counts writes to a memory, whichever part of it is written."""
+    count = strategy.num_replicas_in_sync
+    memory = torch.arange(2.0 * count).reshape(count, 2)
+    memory[0, 1] = torch.nan
+
+    def step():
+        rows = memory[replica_id()]
+        rows.mul_(2)
+        return mr.get_replica_context().all_reduce("SUM", rows)
+
+    for found in results(strategy, step).values():
+        assert as_numpy(found)[0] == 2.0 * count * (count - 1)
+        assert np.isnan(as_numpy(found)[1])
+    check_works(strategy)
+
+
+def test_a_part_of_a_memory_that_another_replica_writes_is_an_error(strategy):
+    if len(strategy.local_replica_ids) < 2 and strategy.size == 1:
+        pytest.skip("a single replica has nobody to write for it")
+    memory = torch.ones(2, 2)
+
+    def step():
+        memory[0].add_(1.0)
+        return mr.get_replica_context().all_reduce("SUM", memory[0])
+
+    if strategy.num_replicas_in_sync > strategy.size:
+        error = raises_everywhere(ContextError, lambda: strategy.run(step))
+        assert "was written while" in str(error)
+    else:
+        strategy.run(step)
+    check_works(strategy)
+
+
+def test_optimizers_of_replicas_may_have_parameters_that_are_frozen_and_shared(strategy):
+    backbone = torch.nn.Linear(3, 3).double().requires_grad_(False)
+
+    def make(context):
+        head = network()
+        parameters = [*backbone.parameters(), *head.parameters()]
+        return head, torch.optim.SGD(parameters, lr=0.1)
+
+    def step(head, optimizer):
+        x, y = batch(replica_id(), 0)
+        optimizer.zero_grad()
+        ((head(backbone(x)) - y) ** 2).sum().backward()
+        for parameter in head.parameters():
+            parameter.grad = mr.get_replica_context().all_reduce("MEAN", parameter.grad)
+        optimizer.step()
+
+    before = as_numpy(backbone.weight).copy()
+    strategy.run(step, args=strategy.experimental_distribute_values_from_function(make))
+    assert (as_numpy(backbone.weight) == before).all()
+    check_works(strategy)
