@@ -162,6 +162,12 @@ class AllReduce(Call):
             self.paths, self.leaves[0], self.contributions[0], strict=True
         ):
             dtype = array.dtype
+            if leaf is None:
+                raise TypeError(
+                    f"{self.kind} got None for value{path}: {self.op.name} needs numbers. Leave it"
+                    " out on all replicas, or give zeros, as for the gradient of a parameter that"
+                    " was not used."
+                )
             if dtype.kind not in "biufc" and (dtype.kind != "V" or dtype.names is not None):
                 raise TypeError(
                     f"{self.kind} got {type(leaf).__name__} of dtype {dtype} for value{path}:"

@@ -62,9 +62,10 @@ class TorchWay:
         try:
             array: Array = plain.numpy()
         except TypeError as error:
+            wider = torch.complex64 if tensor.is_complex() else torch.float32
             raise TypeError(
                 f"a torch tensor of {tensor.dtype} can't be communicated: numpy has no such dtype."
-                " Convert it first, tensor.to(torch.float32) say."
+                f" Convert it first, tensor.to({wider}) say."
             ) from error
         return array
 
@@ -89,7 +90,13 @@ class TorchWay:
 
     @staticmethod
     def _require_dense(tensor: Any) -> None:
-        if tensor.layout is not sys.modules["torch"].strided or tensor.is_meta:
+        if tensor.is_meta:
+            raise TypeError("a torch tensor on the device meta has no values to communicate.")
+        if tensor.is_quantized:
+            raise TypeError(
+                "a quantized torch tensor can't be communicated. Pass tensor.dequantize()."
+            )
+        if tensor.layout is not sys.modules["torch"].strided:
             raise TypeError(
                 f"a torch tensor with layout {tensor.layout} on {tensor.device} can't be"
                 " communicated. Pass a dense one (tensor.to_dense())."

@@ -162,12 +162,15 @@ def test_torch_tensors_that_need_gradients_are_reduced_like_others(strategy):
         np.testing.assert_array_equal(gradient, np.full(3, count * (count + 1)))
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch: some kinds are on trial, or going
 def test_torch_tensors_that_have_no_numpy_array_say_what_to_do(strategy):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     for wrong, words in (
         (lambda: torch.ones(2, 2).to_sparse(), "to_dense"),
         (lambda: torch.empty(3, device="meta"), "meta"),
         (lambda: torch.ones(4).to(torch.float8_e5m2), "float8_e5m2"),
+        (lambda: torch.ones(4).to(torch.complex32), "torch.complex64"),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "dequantize"),
     ):
 
         def step(wrong=wrong):
