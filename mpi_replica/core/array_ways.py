@@ -91,10 +91,11 @@ class TorchWay:
     @staticmethod
     def _require_dense(tensor: Any) -> None:
         if tensor.is_meta:
-            raise TypeError("a torch tensor on the device meta has no values to communicate.")
+            raise TypeError("a torch tensor on meta has no values to communicate.")
         if tensor.is_quantized:
             raise TypeError(
-                "a quantized torch tensor can't be communicated. Pass tensor.dequantize()."
+                "a quantized torch tensor can't be communicated: numpy has no such dtype. Pass"
+                " tensor.dequantize()."
             )
         if tensor.layout is not sys.modules["torch"].strided:
             raise TypeError(
