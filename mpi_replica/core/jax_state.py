@@ -125,17 +125,17 @@ def is_staged() -> bool:
     return internals is not None and bool(internals.is_staged())
 
 
-def require_unstaged(what: str) -> None:
-    """Raises where `what` happens while JAX traces a function, to run it later.
+def require_unstaged(name: str, what: str) -> None:
+    """Raises where `name` "was read", say, while JAX traces a function, to run it later.
 
     Raises
     ------
     ContextError
         It does.
     """
-    if is_staged():
+    if "jax" in sys.modules and is_staged():
         raise ContextError(
-            f"{what} in a function that JAX traces (jit, scan, while_loop, cond): JAX would keep"
+            f"{name} {what} in a function that JAX traces (jit, scan, while_loop, cond): JAX would keep"
             " what came of it this once, for all later calls, and of several replicas. Do it"
             " outside of that function, and pass the result as an argument."
         )

@@ -122,7 +122,7 @@ class Replica(AbstractReplicaContext):
         ContextError
             JAX traces a function (jit, scan): other replicas may run it with this id in it.
         """
-        require_unstaged("replica_id_in_sync_group was read")
+        require_unstaged("replica_id_in_sync_group", "was read")
         return self.replica_id
 
     @property
@@ -159,7 +159,7 @@ class Replica(AbstractReplicaContext):
           1: np.int64(19)
         }
         """
-        require_unstaged("rng was used")
+        require_unstaged("rng", "was used")
         return self._strategy.generators.of_replica(self.replica_id)
 
     @property
@@ -201,4 +201,4 @@ def require_unstaged_call(call: Call) -> None:
     """
     takes_traced = call.kind in ("all_reduce", "all_gather")
     what = " with values that JAX does not trace" if takes_traced else ""
-    require_unstaged(f"{call.kind} was called{what}")
+    require_unstaged(call.kind, f"was called{what}")

@@ -215,7 +215,7 @@ class Variable(Assignable, ActsAsValue):
         >>> mr.Variable([1.0, 2.0]).value()
         array([1., 2.])
         """
-        require_unstaged(f"{self.name} was read")
+        require_unstaged(self.name, "was read")
         if not self._on_read:
             return self._storage.read(None)[()]
         key = self._own_key()
