@@ -135,8 +135,8 @@ def require_unstaged(name: str, what: str) -> None:
     """
     if "jax" in sys.modules and is_staged():
         raise ContextError(
-            f"{name} {what} in a function that JAX traces (jit, scan, while_loop, cond): JAX would keep"
-            " what came of it this once, for all later calls, and of several replicas. Do it"
+            f"{name} {what} in a function that JAX traces (jit, scan, while_loop, cond): JAX would"
+            " keep what came of it this once, for all later calls, and of several replicas. Do it"
             " outside of that function, and pass the result as an argument."
         )
 
