@@ -237,10 +237,12 @@ MADE_BY_THE_PACKAGE = {
 FOR_THE_PACKAGE = {
     "DistributedDataset.begin_anew",
     "DistributedValues.components",
+    "DistributedValues.require",
     "DistributedValues.shared_value",
     "IndexedSlices.of_replicas",
     "MPIStrategy.move",
     "Mirrored.components",
+    "Mirrored.require",
     "Mirrored.shared_value",
     "PerReplica.components",
     "PerReplica.require",
@@ -252,6 +254,7 @@ FOR_THE_PACKAGE = {
     "Variable.components",
     "Variable.put_back",
     "Variable.put_back_components",
+    "Variable.require",
     "Variable.shared_value",
 }
 
