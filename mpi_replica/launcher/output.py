@@ -5,6 +5,7 @@ Whoever reads it may be slow, and may have said that writing must not block.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -13,6 +14,8 @@ from typing import IO
 
 #: What MPICH's launcher is told to mark output with: no text of a program looks like it.
 MPICH_MARK = "\x1e%r\x1f"
+
+_SECONDS_TO_TELL = 2.0
 
 _READ_BYTES = 1 << 16
 # A pipe that can be written to takes so much at once: nothing blocks, and signals are served.
@@ -31,6 +34,13 @@ _BEGINNINGS = {
     "mpich": rb"\x1e\d*\Z",
     "srun": rb"(?:(?<=\n)|\A)[^\n]+\Z",
 }
+
+
+def tell(text: str) -> None:
+    """Writes a line of the command's own, unless nobody reads, or no more can be written."""
+    if select.select([], [2], [], _SECONDS_TO_TELL)[1]:
+        with contextlib.suppress(OSError):
+            os.write(2, f"mpi_replica run: {text}\n".encode())
 
 
 def open_standard_streams() -> None:
@@ -116,8 +126,7 @@ class OutputStream:
         except OSError as error:  # a disk that is full: no reason to end a job of hours
             self._text = b""
             if not self._is_lost and self._target == 1:
-                text = f"mpi_replica run: what ranks write is lost, stdout takes no more: {error}\n"
-                os.write(2, text.encode())
+                tell(f"what ranks write is lost, stdout takes no more: {error}")
             self._is_lost = True
         if not self._text:
             self._selector.unregister(self._target)

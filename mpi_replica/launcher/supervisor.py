@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import selectors
 import signal
 import time
@@ -16,6 +15,7 @@ from .host_questions import HostQuestions
 from .job import Job, plan
 from .job_start import SAVED, TIMED_OUT, JobStart
 from .leftovers import remove_leftovers
+from .output import tell
 from .processes import adopt_orphans
 from .restarts import Restarts
 
@@ -113,7 +113,7 @@ class _Supervisor:
             self._may_leave_files |= current.may_leave_files or bool(outcome.loss)
             seconds, text = self._restarts.pause_seconds(outcome)
             if text or current.ended_because:
-                _tell(text or f"{current.ended_because}: the job was ended.")
+                tell(text or f"{current.ended_because}: the job was ended.")
             if seconds is None:
                 if self._may_leave_files:
                     self._clean_up({} if outcome.is_final else self._job.questions)
@@ -123,7 +123,7 @@ class _Supervisor:
             try:
                 goes_on = self._pause(seconds)
             except LaunchError as error:
-                _tell(f"the job is not started again: {error}")
+                tell(f"the job is not started again: {error}")
                 return outcome.status
             if not goes_on:
                 return self._status(128 + self._signal if self._signal else TIMED_OUT)
@@ -139,7 +139,7 @@ class _Supervisor:
         if self._num_replicas is None:
             self._num_replicas = num_replicas
         elif num_replicas not in (None, self._num_replicas):
-            _tell(
+            tell(
                 f"the program has made {num_replicas} replicas, and {self._num_replicas} when it"
                 " was started first: its results differ. Give MPIStrategy num_replicas instead of"
                 " replicas_per_rank."
@@ -152,7 +152,7 @@ class _Supervisor:
                 self._steps.pop(0)[1](current)
             reason, report = current.look()
             if report:
-                _tell(report)
+                tell(report)
             if reason:
                 current.end()
                 self._give_time_to_end(current)
@@ -220,7 +220,7 @@ class _Supervisor:
             raise LaunchError(f"none of its hosts answers ({missing}).")
         if missing:
             self._job = plan(self._job.options, self._environ, left, self._num_replicas)
-            _tell(f"{missing} left out, no answer came: {self._job.num_ranks} ranks go on.")
+            tell(f"{missing} left out, no answer came: {self._job.num_ranks} ranks go on.")
 
     def _seconds_to_wait(self, seconds: float | None) -> float | None:
         if not self._steps:
@@ -276,15 +276,8 @@ class _Supervisor:
     def _tell_of_timeout(self, current: JobStart) -> None:
         current.is_timed_out = True
         seconds = f"{self._job.options.timeout_seconds:g}"
-        _tell(
+        tell(
             f"the job did not end within {seconds} s (--timeout {seconds}): its ranks get SIGTERM,"
             f" and SIGKILL {SECONDS_TO_SAVE} s later."
         )
         current.forward(signal.SIGTERM)
-
-
-def _tell(text: str) -> None:
-    """Writes a line of the command's own, unless nobody reads."""
-    if select.select([], [2], [], _SECONDS_TO_END)[1]:
-        with contextlib.suppress(BrokenPipeError):
-            os.write(2, f"mpi_replica run: {text}\n".encode())

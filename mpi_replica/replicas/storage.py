@@ -89,13 +89,14 @@ class Storage:
                 " lost. Hold it in the mr.ElasticState, or assign to it first, in the function that"
                 " is given to run_elastic."
             )
-        if key not in self._values:
+        try:
+            return self._values[key]
+        except KeyError:
             raise ValueError(
                 f"{self.identity} has components for the replicas {list(self._values)} on this"
                 f" rank, and not for replica {key}. Mixing different strategies: give it to its"
                 " own, or its value."
-            )
-        return self._values[key]
+            ) from None
 
     @property
     def is_lost(self) -> bool:
