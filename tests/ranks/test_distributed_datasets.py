@@ -44,78 +44,6 @@ def distributed(strategy, source):
     return strategy.experimental_distribute_dataset(source)
 
 
-def reusing_one_buffer(start, steps=3):
-    buffer = np.empty(4)
-    for number in range(steps):
-        buffer[:] = start + 10 * number + np.arange(4)
-        yield buffer
-
-
-class ReusingOneBuffer:
-    def __iter__(self):
-        return reusing_one_buffer(0)
-
-
-@pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_batches_of_any_iterable_may_reuse_a_buffer(strategy, ahead):
-    options = mr.InputOptions(experimental_per_replica_buffer_size=ahead)
-    dataset = strategy.experimental_distribute_dataset(ReusingOneBuffer(), options)
-
-    def total(rows):
-        return mr.get_replica_context().all_gather(rows, axis=0)
-
-    for number, batch in enumerate(dataset):
-        for rows in strategy.experimental_local_results(strategy.run(total, args=(batch,))):
-            assert rows.tolist() == [10 * number + i for i in range(4)]
-
-
-def test_replicas_that_share_a_pipeline_get_its_batches_though_it_reuses_a_buffer(strategy):
-    dataset = strategy.distribute_datasets_from_function(
-        lambda context: reusing_one_buffer(100 * context.input_pipeline_id, steps=12)
-    )
-    steps = []
-    for batch in dataset:
-        steps.append(strategy.run(lambda rows: rows.copy(), args=(batch,)))
-    found = [
-        float(rows[0])
-        for step in steps
-        for rows in strategy.experimental_local_results(step)
-        if len(rows)
-    ]
-    first = 100 * strategy.rank
-    assert found == [first + 10.0 * number for number in range(12)]
-
-
-def test_what_is_skipped_is_read_for_no_replica_however_few_rows_there_are(strategy):
-    """A replica without rows needs the form of a row, and not of one that is skipped."""
-
-    def parsed(line):
-        return np.array([int(cell) for cell in str(line).split(",")])
-
-    lines = Dataset.from_source(["a,b", "1,2", "3,4"]).map(parsed)
-    for dataset in (lines.skip(1), lines.shard(3, 1).concatenate(lines.skip(2))):
-        total = np.zeros(2, int)
-        for batch in strategy.experimental_distribute_dataset(dataset.batch(2)):
-            summed = strategy.run(
-                lambda rows: mr.get_replica_context().all_reduce("SUM", rows.sum(axis=0)),
-                args=(batch,),
-            )
-            total += strategy.experimental_local_results(summed)[0]
-        assert total.tolist() == [4, 6]
-
-
-def test_a_state_of_smaller_batches_stands_at_the_end(strategy):
-    dataset = strategy.experimental_distribute_dataset(Dataset.range(80).batch(4))
-    iterator = iter(dataset)
-    for _ in range(10):
-        next(iterator)
-    larger = strategy.experimental_distribute_dataset(Dataset.range(80).batch(20))
-    larger.load_state_dict(dataset.state_dict())
-    iterator = iter(larger)
-    assert len(iterator) == 0
-    assert list(iterator) == []
-
-
 def generated(rows):
     """A dataset whose length nobody knows."""
     return Dataset.from_generator(lambda: iter(rows))
@@ -519,3 +447,75 @@ def test_another_epoch_on_one_rank_is_an_error_at_the_next_collective(strategy):
 
     assert_fails(strategy, mr.errors.CollectiveMismatchError, "", epoch)
     assert sum(epoch()) == 28
+
+
+def reusing_one_buffer(start, steps=3):
+    buffer = np.empty(4)
+    for number in range(steps):
+        buffer[:] = start + 10 * number + np.arange(4)
+        yield buffer
+
+
+class ReusingOneBuffer:
+    def __iter__(self):
+        return reusing_one_buffer(0)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_batches_of_any_iterable_may_reuse_a_buffer(strategy, ahead):
+    options = mr.InputOptions(experimental_per_replica_buffer_size=ahead)
+    dataset = strategy.experimental_distribute_dataset(ReusingOneBuffer(), options)
+
+    def total(rows):
+        return mr.get_replica_context().all_gather(rows, axis=0)
+
+    for number, batch in enumerate(dataset):
+        for rows in strategy.experimental_local_results(strategy.run(total, args=(batch,))):
+            assert rows.tolist() == [10 * number + i for i in range(4)]
+
+
+def test_replicas_that_share_a_pipeline_get_its_batches_though_it_reuses_a_buffer(strategy):
+    dataset = strategy.distribute_datasets_from_function(
+        lambda context: reusing_one_buffer(100 * context.input_pipeline_id, steps=12)
+    )
+    steps = []
+    for batch in dataset:
+        steps.append(strategy.run(lambda rows: rows.copy(), args=(batch,)))
+    found = [
+        float(rows[0])
+        for step in steps
+        for rows in strategy.experimental_local_results(step)
+        if len(rows)
+    ]
+    first = 100 * strategy.rank
+    assert found == [first + 10.0 * number for number in range(12)]
+
+
+def test_what_is_skipped_is_read_for_no_replica_however_few_rows_there_are(strategy):
+    """A replica without rows needs the form of a row, and not of one that is skipped."""
+
+    def parsed(line):
+        return np.array([int(cell) for cell in str(line).split(",")])
+
+    lines = Dataset.from_source(["a,b", "1,2", "3,4"]).map(parsed)
+    for dataset in (lines.skip(1), lines.shard(3, 1).concatenate(lines.skip(2))):
+        total = np.zeros(2, int)
+        for batch in strategy.experimental_distribute_dataset(dataset.batch(2)):
+            summed = strategy.run(
+                lambda rows: mr.get_replica_context().all_reduce("SUM", rows.sum(axis=0)),
+                args=(batch,),
+            )
+            total += strategy.experimental_local_results(summed)[0]
+        assert total.tolist() == [4, 6]
+
+
+def test_a_state_of_smaller_batches_stands_at_the_end(strategy):
+    dataset = strategy.experimental_distribute_dataset(Dataset.range(80).batch(4))
+    iterator = iter(dataset)
+    for _ in range(10):
+        next(iterator)
+    larger = strategy.experimental_distribute_dataset(Dataset.range(80).batch(20))
+    larger.load_state_dict(dataset.state_dict())
+    iterator = iter(larger)
+    assert len(iterator) == 0
+    assert list(iterator) == []

@@ -44,21 +44,6 @@ def variable(strategy, *args, **kwargs):
         return mr.Variable(*args, **kwargs)
 
 
-def test_what_its_name_is_made_of_does_not_matter(strategy):
-    v = variable(strategy, 1.0, name="weights-\udc80.npy")  # as of a file that is no UTF-8
-    strategy.run(lambda: v.assign(2.0))
-    assert everywhere(v) == 2.0
-    check_works(strategy)
-
-
-def test_rows_that_are_assigned_are_an_error_that_says_what_takes_them(strategy):
-    v = variable(strategy, np.zeros((3, 2)))
-    rows = mr.IndexedSlices(np.ones((1, 2)), [1])
-    for how in ("assign", "assign_add", "assign_sub"):
-        call = functools.partial(getattr(v, how), rows)
-        assert_fails(strategy, TypeError, "scatter_add.*to_dense", call)
-
-
 def everywhere(v):
     """The value of a mirrored variable, which must be the same on all ranks."""
     values = gathered(np.asarray(v).tolist())
@@ -559,3 +544,18 @@ def test_large_values_in_another_order_are_not_the_same_value(strategy, change, 
     assert_fails(strategy, ValueError, "differ", lambda: strategy.run(step))
     strategy.run(lambda: v.assign(a.copy()) is None)
     np.testing.assert_array_equal(v, a)
+
+
+def test_what_its_name_is_made_of_does_not_matter(strategy):
+    v = variable(strategy, 1.0, name="weights-\udc80.npy")  # as of a file that is no UTF-8
+    strategy.run(lambda: v.assign(2.0))
+    assert everywhere(v) == 2.0
+    check_works(strategy)
+
+
+def test_rows_that_are_assigned_are_an_error_that_says_what_takes_them(strategy):
+    v = variable(strategy, np.zeros((3, 2)))
+    rows = mr.IndexedSlices(np.ones((1, 2)), [1])
+    for how in ("assign", "assign_add", "assign_sub"):
+        call = functools.partial(getattr(v, how), rows)
+        assert_fails(strategy, TypeError, "scatter_add.*to_dense", call)
