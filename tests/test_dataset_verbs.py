@@ -498,6 +498,14 @@ def test_what_does_not_fit_and_must_be_read_to_know_is_an_error_when_it_is_read(
         list(dataset.batch(3))
 
 
+def test_numbers_of_a_source_stack_alike_within_a_pass_and_across_two():
+    batches = Dataset.from_source([1, 2.5, 3]).repeat(2).batch(4)
+    assert [(batch.dtype, batch.tolist()) for batch in batches] == [
+        (float, [1, 2.5, 3, 1]),
+        (float, [2.5, 3]),
+    ]
+
+
 def test_enumerate_puts_numbers_before_the_elements():
     dataset = Dataset.from_tensor_slices(np.array(list("abc"))).enumerate(start=5)
     assert [(number.item(), str(text)) for number, text in dataset] == [

@@ -7,7 +7,7 @@ own is alike in structure only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..core import nest
 from ..core.array_libraries import copy_of, dtype_of, values_of
 from ..core.dtypes import is_text, wire_name
 from ..core.more_than_numbers import require_only_numbers
-from .elements import ArraySpec, rows_of, spec_of
+from .elements import ArraySpec, parts_of, rows_of, spec_of
 
 
 def arrays_of(batch: Any) -> Any:
@@ -52,12 +52,12 @@ def arrays_of(batch: Any) -> Any:
     return nest.unflatten(structure, arrays)
 
 
-def cut(batch: Any, wanted: Callable[[int], slice]) -> tuple[int, Any]:
-    """Returns the number of rows of a batch, and those that are wanted."""
+def cut(batch: Any, wanted: Callable[[int], Sequence[slice]]) -> tuple[int, list[Any]]:
+    """Returns the number of rows of a batch, and the parts of them that are wanted."""
     arrays = arrays_of(batch)
     leaves, _ = nest.flatten(arrays)
     rows = leaves[0].shape[0] if leaves else 0
-    return rows, rows_of(arrays, wanted(rows))
+    return rows, parts_of(arrays, wanted(rows))
 
 
 def kept_batch(batch: Any) -> Any:

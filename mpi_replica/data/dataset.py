@@ -8,7 +8,7 @@ computed from its seed and the number of the pass.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from ..core.argument_checks import integer
@@ -16,7 +16,7 @@ from .element_verbs import ElementVerbs
 from .elements import numpy_values
 from .factories import Factories
 from .order_verbs import OrderVerbs
-from .plans.dataset_plan import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, DatasetPlan, SliceRows
+from .plans.dataset_plan import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Cut, DatasetPlan
 
 
 class Dataset(Factories, OrderVerbs, ElementVerbs):
@@ -130,7 +130,11 @@ class Dataset(Factories, OrderVerbs, ElementVerbs):
         return map(numpy_values, self)
 
     def batches(
-        self, slice_rows: SliceRows | None = None, *, epoch: int | None = None, start: int = 0
+        self,
+        slice_rows: Callable[[int], slice] | None = None,
+        *,
+        epoch: int | None = None,
+        start: int = 0,
     ) -> Iterator[tuple[int, Any]]:
         """Start an epoch: iterate (rows of the global batch, the wanted rows of it).
 
@@ -172,12 +176,21 @@ class Dataset(Factories, OrderVerbs, ElementVerbs):
             )
         start = integer("start", start, 0)
         epoch = next(self._epochs) if epoch is None else integer("epoch", epoch, 0)
-        return self._plan.iterate(epoch, slice_rows or _all_rows, start)
+        wanted = slice_rows or _all_rows
+        steps = parts_of_batches(self, lambda rows: [wanted(rows)], epoch, start)
+        return ((rows, part) for rows, (part,) in steps)
 
 
 def elements_of(dataset: Dataset, epoch: int, start: int) -> Iterator[Any]:
     """Iterates the elements of an epoch, batched or not, from element `start` on."""
     return dataset._plan.values(epoch, start)
+
+
+def parts_of_batches(
+    dataset: Dataset, cut: Cut, epoch: int, start: int
+) -> Iterator[tuple[int, list[Any]]]:
+    """Iterates (rows of the global batch, the parts that `cut` wants of it) from `start` on."""
+    return dataset._plan.iterate(epoch, cut, start)
 
 
 def drops_remainder(source: Any) -> bool:

@@ -42,6 +42,12 @@ class ElementVerbs(Chain):
         ValueError
             When iterated, if elements differ in structure, shape or kind of dtype.
 
+        Notes
+        -----
+        Distributed, the rows of each replica are stacked by themselves where they are reached by
+        position: they must fit one another, texts are as wide as its widest, and all replicas need
+        one dtype and number of axes. A stream's are stacked as a whole, and then cut.
+
         Examples
         --------
         >>> [batch.tolist() for batch in mr.data.Dataset.range(5).batch(2)]

@@ -193,12 +193,17 @@ def rows_of(batch: Any, wanted: slice) -> Any:
     return map_structure(operator.itemgetter((wanted, ...)), batch)
 
 
+def parts_of(batch: Any, wanted: Sequence[slice]) -> list[Any]:
+    """Returns the wanted parts of the rows of a batch."""
+    return [rows_of(batch, part) for part in wanted]
+
+
 def cut_batch(
-    batch: Any, wanted: Callable[[int], slice], where: Callable[[], str]
-) -> tuple[int, Any]:
-    """Returns how many rows a batch has, and those of them that are wanted."""
+    batch: Any, cut: Callable[[int], Sequence[slice]], where: Callable[[], str]
+) -> tuple[int, list[Any]]:
+    """Returns how many rows a batch has, and the parts of them that are wanted."""
     rows = row_count(batch, where)
-    return rows, rows_of(batch, wanted(rows))
+    return rows, parts_of(batch, cut(rows))
 
 
 def require_fit(one: Any, other: Any, where: str) -> None:

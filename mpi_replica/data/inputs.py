@@ -12,8 +12,8 @@ from ..core import nest
 from ..core.layout import shares
 from ..core.options import InputOptions, InputReplicationMode
 from .batches import arrays_of, cut, empty_like, kept_batch
-from .dataset import Dataset, drops_remainder
-from .elements import ArraySpec, rows_of
+from .dataset import Dataset, drops_remainder, parts_of_batches
+from .elements import ArraySpec
 from .function_contexts import InputContext
 from .pipelines import END, Pipelines, check_source
 from .plans.dataset_plan import UNKNOWN_CARDINALITY
@@ -79,27 +79,23 @@ class Input:
         check_source(dataset, "experimental_distribute_dataset")
         number = engine.layout.num_replicas
         ahead = options.experimental_per_replica_buffer_size
+        is_kept = bool(ahead) and not isinstance(dataset, Dataset)
 
         def steps(epoch: int, start: int) -> Iterator[Step]:
             ids = engine.layout.local_replica_ids  # others than before, where a rank was lost
 
-            def rows_of_rank(rows: int) -> slice:
+            def local_parts(rows: int) -> list[slice]:
                 parts = shares(rows, number)
-                return slice(parts[ids[0]].start, parts[ids[-1]].stop)
+                return [parts[i] for i in ids]
 
-            batches: Iterable[tuple[int, Any]]
+            batches: Iterable[tuple[int, list[Any]]]
             if isinstance(dataset, Dataset):
-                batches = dataset.batches(rows_of_rank, epoch=epoch, start=start)
+                batches = parts_of_batches(dataset, local_parts, epoch, start)
             else:
                 rest = itertools.islice(dataset, start, None)
-                batches = (cut(batch, rows_of_rank) for batch in rest)
-                if ahead:
-                    batches = ((rows, kept_batch(mine)) for rows, mine in batches)
-            for rows, mine in batches:
-                parts = shares(rows, number)
-                first = parts[ids[0]].start
-                wanted = (slice(parts[i].start - first, parts[i].stop - first) for i in ids)
-                yield [rows_of(mine, part) for part in wanted], rows
+                batches = (cut(batch, local_parts) for batch in rest)
+            for rows, parts in batches:
+                yield list(map(kept_batch, parts)) if is_kept else parts, rows
 
         length = UNKNOWN_CARDINALITY
         if isinstance(dataset, Dataset):

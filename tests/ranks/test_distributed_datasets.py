@@ -99,6 +99,42 @@ def test_replicas_without_rows_get_arrays_of_the_right_dtype_and_shape(strategy,
     assert {part.dtype for part in parts} == {np.dtype(np.float32)}
 
 
+def test_texts_are_as_wide_as_those_of_their_replica(strategy):
+    """So that the same text fits into them, whoever hosts the others."""
+    words = ["no" + "o" * (i // 2) for i in range(2 * strategy.num_replicas_in_sync)]
+    sources = [Dataset.from_source(words), Dataset.range(len(words)).map(words.__getitem__)]
+    sources.append(
+        functools.reduce(Dataset.concatenate, (Dataset.from_tensor_slices([w]) for w in words))
+    )
+    for source in sources:
+        (parts,) = steps_of(strategy, distributed(strategy, source.batch(len(words))))
+        expected = [np.array(words[i : i + 2]) for i in range(0, len(words), 2)]
+        for part, texts in zip(parts, expected, strict=True):
+            np.testing.assert_array_equal(part, texts, strict=True)
+
+
+def test_rows_of_one_replica_alone_need_one_length(strategy):
+    replicas = strategy.num_replicas_in_sync
+    source = Dataset.range(2 * replicas).map(lambda i: np.full(i // 2, i))
+    (parts,) = steps_of(strategy, distributed(strategy, source.batch(2 * replicas)))
+    assert [part.shape for part in parts] == [(2, i) for i in range(replicas)]
+    for i, part in enumerate(parts):
+        np.testing.assert_array_equal(part, [[2 * i] * i, [2 * i + 1] * i])
+
+
+def test_replicas_with_rows_of_other_dtypes_are_an_error_everywhere(strategy):
+    replicas = strategy.num_replicas_in_sync
+    if replicas == 1:
+        pytest.skip("one replica has rows of one dtype: numpy's promotion of them")
+    numbers = [1] * (2 * replicas - 1) + [2.5]
+
+    def epoch():
+        for _ in distributed(strategy, Dataset.from_source(numbers).batch(2 * replicas)):
+            strategy.run(lambda: None)  # where an epoch needs no message the next call finds out
+
+    assert_fails(strategy, mr.errors.StructureMismatchError, "float64", epoch)
+
+
 @pytest.mark.parametrize("is_known", [True, False], ids=["known length", "unknown length"])
 def test_drop_remainder_leaves_out_the_last_partial_batch(strategy, is_known):
     source = Dataset.range(7) if is_known else generated(np.arange(7))

@@ -14,14 +14,14 @@ import numpy as np
 
 from ...core.exceptions import add_note
 from ...core.nest import Structure, map_structure, unflatten
-from ..elements import ArraySpec, as_arrays, cut_batch, own_copy, rows_of, stack
+from ..elements import ArraySpec, as_arrays, cut_batch, own_copy, parts_of, stack
 from .dataset_plan import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
+    Cut,
     DatasetPlan,
     Element,
     Positions,
-    SliceRows,
     Verb,
 )
 from .function_calls import FunctionCalls, name_of, spread
@@ -38,6 +38,7 @@ class Batch(Verb):
         super().__init__(source, verb, length=length, batched=True)
         self._batch_size = batch_size
         self.drops_remainder = drop_remainder
+        self.is_uniform = self.is_uniform and drop_remainder
 
     def spec(self) -> Any:
         rows = self._batch_size if self.drops_remainder else None
@@ -45,28 +46,29 @@ class Batch(Verb):
             lambda spec: ArraySpec((rows, *spec.shape), spec.dtype), self._source.spec()
         )
 
-    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
+    def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
         if self.indexable:
             return super().iterate(epoch, cut, start)
         return self._stream(epoch, cut, start * self._batch_size)
 
-    def element(self, position: int, epoch: int, cut: SliceRows | None) -> Element:
+    def element(self, position: int, epoch: int, cut: Cut | None) -> Element:
         start = position * self._batch_size
         stop = start + self._batch_size
         if self._source.length >= 0:
             stop = min(stop, self._source.length)
         positions = np.arange(start, stop, dtype=np.int64)
-        wanted = positions if cut is None else positions[cut(len(positions))]
-        return len(positions), self._source.read(wanted, epoch)
+        parts = [positions] if cut is None else [positions[part] for part in cut(len(positions))]
+        made = self._source.read_parts(parts, epoch)
+        return len(positions), made[0] if cut is None else made
 
-    def _stream(self, epoch: int, cut: SliceRows | None, start: int) -> Iterator[Element]:
+    def _stream(self, epoch: int, cut: Cut | None, start: int) -> Iterator[Element]:
         elements = enumerate(self._source.values(epoch, start), start)
         while rows := list(itertools.islice(elements, self._batch_size)):
             if self.drops_remainder and len(rows) < self._batch_size:
                 return
             numbers, values = zip(*rows, strict=True)
-            wanted = slice(None) if cut is None else cut(len(rows))
-            yield len(rows), rows_of(stack(values, numbers), wanted)
+            batch = stack(values, numbers)
+            yield len(rows), batch if cut is None else parts_of(batch, cut(len(rows)))
 
 
 class Map(Verb):
@@ -77,7 +79,7 @@ class Map(Verb):
     ) -> None:
         self._name = f"map({name_of(function)})"
         super().__init__(source, self._name)
-        self.spec_is_free = False
+        self.spec_is_free = self.is_uniform = False
         self._function = function
         self._calls = FunctionCalls(parallel_calls)
 
@@ -93,13 +95,13 @@ class Map(Verb):
             spec,
         )
 
-    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
+    def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
         return self._calls.results(
             functools.partial(self._call, element, position, epoch, cut)
             for position, element in enumerate(self._source.values(epoch, start), start)
         )
 
-    def element(self, position: int, epoch: int, cut: SliceRows | None) -> Element:
+    def element(self, position: int, epoch: int, cut: Cut | None) -> Element:
         _, element = self._source.element(position, epoch, None)
         return self._call(element, position, epoch, cut)
 
@@ -114,7 +116,7 @@ class Map(Verb):
     def place(self, position: int, epoch: int) -> str:
         return self._source.place(position, epoch)
 
-    def _call(self, element: Any, position: int, epoch: int, cut: SliceRows | None) -> Element:
+    def _call(self, element: Any, position: int, epoch: int, cut: Cut | None) -> Element:
         rows = 1
         try:
             made = as_arrays(spread(self._function, element), f"what {self._name} returned")
@@ -148,14 +150,14 @@ class Zip(DatasetPlan):
     def spec(self) -> Any:
         return unflatten(self._structure, [source.spec() for source in self._sources])
 
-    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
+    def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
         inputs = [source.iterate(epoch, cut, start) for source in self._sources]
         steps: Iterator[Sequence[Element]] = zip(*inputs, strict=False)
         if self.length >= 0:  # nothing is read of the longer ones beyond the end
             steps = itertools.islice(steps, max(0, self.length - start))
         return (self._joined(step, start + n, cut) for n, step in enumerate(steps))
 
-    def element(self, position: int, epoch: int, cut: SliceRows | None) -> Element:
+    def element(self, position: int, epoch: int, cut: Cut | None) -> Element:
         parts = [source.element(position, epoch, cut) for source in self._sources]
         return self._joined(parts, position, cut)
 
@@ -173,11 +175,16 @@ class Zip(DatasetPlan):
             return super().place(position, epoch)
         return " and ".join(source.place(position, epoch) for source in self._sources)
 
-    def _joined(self, parts: Sequence[Element], position: int, cut: SliceRows | None) -> Element:
+    def _joined(self, parts: Sequence[Element], position: int, cut: Cut | None) -> Element:
         rows = [count for count, _ in parts]
         if cut is not None and len(set(rows)) > 1:
             raise ValueError(
                 f"the batches of element {position} of {self.text} have {rows} rows, so they can't "
                 "be cut alike. Zip first: Dataset.zip(...).batch(global_batch_size)."
             )
-        return rows[0], unflatten(self._structure, [value for _, value in parts])
+        values = [value for _, value in parts]
+        if cut is None:
+            return rows[0], unflatten(self._structure, values)
+        return rows[0], [
+            unflatten(self._structure, of_part) for of_part in zip(*values, strict=True)
+        ]

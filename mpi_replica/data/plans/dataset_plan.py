@@ -10,23 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.array_libraries import copy_of
+from ...core.exceptions import StructureMismatchError
 from ...core.nest import map_structure
-from ..elements import no_rows_of, spec_of, stack
+from ..elements import no_rows_of, require_fit, rows_of, spec_of, stack
 
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
 
 Positions = NDArray[np.int64]
-SliceRows = Callable[[int], slice]
+#: Gets the number of rows of a batch, returns which of them each replica gets.
+Cut = Callable[[int], Sequence[slice]]
 
-#: An element behind its number of rows: of the whole batch, 1 where there is no batch.
+#: An element behind its number of rows: of the whole batch, 1 where there is no batch. With a `Cut`
+#: the list of its parts.
 Element = tuple[int, Any]
 
 
 class DatasetPlan:
     """How a dataset gets its elements.
 
-    `cut` picks the rows wanted of an outermost batch of n; None wants all. Where it is not said, a
+    `cut` picks the parts wanted of an outermost batch; None wants it whole. Where it is not said, a
     plan is `indexable`, and `batched`, if all of its sources are.
     """
 
@@ -51,6 +54,8 @@ class DatasetPlan:
         self.drops_remainder: bool = bool(sources) and all(plan.drops_remainder for plan in sources)
         #: Whether `spec` reads nothing.
         self.spec_is_free: bool = all(plan.spec_is_free for plan in sources)
+        #: Whether any elements of it stack to the same dtypes and shapes.
+        self.is_uniform: bool = all(plan.is_uniform for plan in sources)
         self._first_spec: Any = None
         self._no_rows: Any = None
 
@@ -77,7 +82,7 @@ class DatasetPlan:
             self._first_spec = spec_of(first[1])
         return self._first_spec
 
-    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
+    def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
         """Iterates the elements of one epoch, from position `start` on."""
         positions = itertools.count(start) if self.length < 0 else range(start, self.length)
         return (self.element(position, epoch, cut) for position in positions)
@@ -86,7 +91,7 @@ class DatasetPlan:
         """Iterates the elements of one epoch without their numbers of rows."""
         return (value for _, value in self.iterate(epoch, None, start))
 
-    def element(self, position: int, epoch: int, cut: SliceRows | None) -> Element:
+    def element(self, position: int, epoch: int, cut: Cut | None) -> Element:
         """Returns the element at a position, where the plan is indexable."""
         (element,) = self.elements(np.array([position], np.int64), epoch)
         return 1, element
@@ -97,10 +102,43 @@ class DatasetPlan:
 
     def read(self, positions: Positions, epoch: int) -> Any:
         """Returns the elements at these positions, stacked, where the plan is indexable."""
+        return self._stacked(self.elements(positions, epoch), positions)
+
+    def read_parts(self, parts: Sequence[Positions], epoch: int) -> list[Any]:
+        """Returns the elements of each part, stacked by themselves, where the plan is indexable.
+
+        What a part is does not depend on which others are read with it.
+
+        Raises
+        ------
+        StructureMismatchError
+            The parts differ in structure, dtypes or numbers of axes.
+        """
+        positions = np.concatenate(parts)
+        if self.is_uniform:
+            rows = self.read(positions, epoch)
+            stops = itertools.accumulate(part.size for part in parts)
+            return [
+                rows_of(rows, slice(stop - part.size, stop))
+                for stop, part in zip(stops, parts, strict=True)
+            ]
+        elements = iter(self.elements(positions, epoch))
+        stacked = [
+            self._stacked(list(itertools.islice(elements, part.size)), part) for part in parts
+        ]
+        first, *others = map(spec_of, stacked)
+        for other in others:
+            try:
+                require_fit(first, other, f"what replicas get of {self.text}")
+            except TypeError as error:
+                raise StructureMismatchError(str(error)) from None
+        return stacked
+
+    def _stacked(self, elements: Sequence[Any], positions: Positions) -> Any:
         if not positions.size:
             self.first_spec()  # the first element shows the shape of none
             return map_structure(copy_of, self._no_rows)
-        return stack(self.elements(positions, epoch), positions.tolist())
+        return stack(elements, positions.tolist())
 
     def place(self, position: int, epoch: int) -> str:
         """Returns the words for an element in a message: the row that it comes from, if it can."""

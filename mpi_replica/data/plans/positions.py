@@ -18,10 +18,10 @@ from ..read_ahead import read_ahead
 from .dataset_plan import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
+    Cut,
     DatasetPlan,
     Element,
     Positions,
-    SliceRows,
     Verb,
 )
 from .random_order import RandomOrder
@@ -45,6 +45,11 @@ class _Route(NamedTuple):
     places: Positions | None = None
 
 
+def _order(routes: Sequence[_Route]) -> Positions:
+    """Returns the order that puts elements, one route's after the other's, where they belong."""
+    return np.argsort(np.concatenate([route.places for route in routes]))
+
+
 class _Picking(Verb):
     """Elements that are a source's, where they are reached by position: only that differs."""
 
@@ -56,29 +61,26 @@ class _Picking(Verb):
         """Returns at which positions of the source they are, in the same epoch."""
         return positions
 
-    def element(self, position: int, epoch: int, cut: SliceRows | None) -> Element:
+    def element(self, position: int, epoch: int, cut: Cut | None) -> Element:
         (route,) = self.routes(np.array([position], np.int64), epoch)
         return route.source.element(int(route.positions[0]), route.epoch, cut)
 
     def elements(self, positions: Positions, epoch: int) -> list[Any]:
-        elements: list[Any] = [None] * positions.size
-        for source, inner, inner_epoch, places in self.routes(positions, epoch):
-            where = range(positions.size) if places is None else places.tolist()
-            for place, element in zip(where, source.elements(inner, inner_epoch), strict=True):
-                elements[place] = element
-        return elements
+        routes = self.routes(positions, epoch)
+        parts = [route.source.elements(route.positions, route.epoch) for route in routes]
+        if len(parts) == 1:
+            return parts[0]
+        if routes[0].source is not routes[-1].source:
+            require_fit(spec_of(parts[0][0]), spec_of(parts[-1][0]), self.text)
+        elements = list(itertools.chain.from_iterable(parts))
+        return [elements[place] for place in _order(routes).tolist()]
 
     def read(self, positions: Positions, epoch: int) -> Any:
-        if not positions.size and not self.spec_is_free:
-            # The form of an element of its own: one of the source that is skipped may fail.
-            return super().read(positions, epoch)
         routes = self.routes(positions, epoch)
         parts = [route.source.read(route.positions, route.epoch) for route in routes]
         if len(parts) == 1:
             return parts[0]
-        require_fit(spec_of(parts[0]), spec_of(parts[-1]), self.text)
-        # The parts lie one after the other; this order puts each row where it was asked for.
-        order = np.argsort(np.concatenate([route.places for route in routes]))
+        order = _order(routes)
         return map_structure(
             lambda leaf: by_numpy(lambda array: array[order], leaf), concatenate(parts)
         )
@@ -150,7 +152,7 @@ class Repeat(_Picking):
             for number, where in zip(passes, places, strict=True)
         ]
 
-    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
+    def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
         length = self._source.length
         if self.length == 0:
             return iter(())
@@ -158,7 +160,7 @@ class Repeat(_Picking):
             return itertools.islice(self._run(epoch, cut, 0, 0), start, None)
         return self._run(epoch, cut, *(divmod(start, length) if length > 0 else (0, start)))
 
-    def _run(self, epoch: int, cut: SliceRows | None, number: int, start: int) -> Iterator[Element]:
+    def _run(self, epoch: int, cut: Cut | None, number: int, start: int) -> Iterator[Element]:
         """Iterates from pass `number` on, and in that one from element `start` on."""
         while self._count is None or number < self._count:
             yielded = start > 0
@@ -190,7 +192,7 @@ class Section(_Picking):
     def inner(self, positions: Positions, epoch: int) -> Positions:
         return self._start + positions
 
-    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
+    def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
         count = None if self._count is None else max(0, self._count - start)
         return itertools.islice(self._source.iterate(epoch, cut, self._start + start), count)
 
@@ -202,7 +204,7 @@ class Prefetch(_Picking):
         super().__init__(source, f"prefetch({buffer_size})")
         self._buffer_size = buffer_size
 
-    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
+    def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
         make = functools.partial(self._source.iterate, epoch, cut, start)
         return read_ahead(make, self._buffer_size)
 
@@ -224,7 +226,7 @@ class Shard(_Picking):
     def inner(self, positions: Positions, epoch: int) -> Positions:
         return self._index + self._number * positions
 
-    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
+    def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
         if self.indexable:
             return super().iterate(epoch, cut, start)
         first = self._index + self._number * start
@@ -245,6 +247,7 @@ class Concatenate(_Picking):
         self._other = second
         if self.spec_is_free:
             self.spec()
+            self.is_uniform = self.is_uniform and first.spec() == second.spec()
 
     def spec(self) -> Any:
         first, second = self._source.spec(), self._other.spec()
@@ -265,7 +268,7 @@ class Concatenate(_Picking):
             _Route(self._other, positions[~is_first] - length, epoch, np.flatnonzero(~is_first)),
         ]
 
-    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
+    def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
         first, second = self._source, self._other
         if first.length == UNKNOWN_CARDINALITY:
             both = (plan.iterate(epoch, cut) for plan in (first, second))

@@ -16,7 +16,7 @@ from ...core.array_libraries import give_back, to_numpy, way_back
 from ...core.exceptions import add_note
 from ...core.nest import flatten, leaf_paths, map_structure, unflatten
 from ..elements import ArraySpec, as_arrays, at, own_copy, unstacked
-from .dataset_plan import UNKNOWN_CARDINALITY, DatasetPlan, Element, Positions, SliceRows
+from .dataset_plan import UNKNOWN_CARDINALITY, Cut, DatasetPlan, Element, Positions
 from .function_calls import name_of
 
 
@@ -103,10 +103,10 @@ class Items(DatasetPlan):
     def __init__(self, source: HasRows, rows: int) -> None:
         text = f"from_source({type(source).__qualname__}, {rows} rows)"
         super().__init__(text, rows, indexable=True, batched=False)
-        self.spec_is_free = False
+        self.spec_is_free = self.is_uniform = False
         self._source = source
 
-    def element(self, position: int, epoch: int, cut: SliceRows | None) -> Element:
+    def element(self, position: int, epoch: int, cut: Cut | None) -> Element:
         try:
             row = as_arrays(self._source[position], f"what {self.text} gave")
         except Exception as error:
@@ -125,10 +125,10 @@ class Generated(DatasetPlan):
     def __init__(self, generator: Callable[[], Iterable[Any]]) -> None:
         text = f"from_generator({name_of(generator)})"
         super().__init__(text, UNKNOWN_CARDINALITY, indexable=False, batched=False)
-        self.spec_is_free = False
+        self.spec_is_free = self.is_uniform = False
         self._generator = generator
 
-    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
+    def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
         made = self._generator()
         if not isinstance(made, Iterable):
             raise TypeError(

@@ -19,9 +19,9 @@ from ..elements import cut_batch, row_count, unbatched
 from .dataset_plan import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
+    Cut,
     DatasetPlan,
     Element,
-    SliceRows,
     Verb,
 )
 from .function_calls import name_of, spread
@@ -36,7 +36,7 @@ class BufferShuffle(Verb):
         self._reshuffle = reshuffle
         self._buffer_size = buffer_size
 
-    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
+    def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
         random = _random(self._seed, epoch if self._reshuffle else 0)
         if self._source.indexable:  # an endless one: positions are drawn, and few are read
             drawn = itertools.islice(self._draws(itertools.count(), random), start, None)
@@ -62,7 +62,7 @@ class Filter(Verb):
         super().__init__(source, self._name, length=UNKNOWN_CARDINALITY, indexable=False)
         self._predicate = predicate
 
-    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
+    def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
         # The predicate sees whole batches.
         kept = (
             value
@@ -106,7 +106,7 @@ class Unbatch(Verb):
             lambda leaf: dataclasses.replace(leaf, shape=leaf.shape[1:]), self._source.spec()
         )
 
-    def iterate(self, epoch: int, cut: SliceRows | None, start: int = 0) -> Iterator[Element]:
+    def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
         for position, value in enumerate(self._source.values(epoch)):
             rows = row_count(value, functools.partial(self._source.place, position, epoch))
             for element in unbatched(value, rows)[start:]:
