@@ -132,6 +132,28 @@ def test_a_frame_is_taken_as_a_dict_of_columns():
     ]
 
 
+def test_a_column_of_texts_is_taken_as_texts():
+    frame = pandas.DataFrame({"a": ["x", "später"], "b": [1, 2]})
+    (batch,) = mr.data.Dataset.from_tensor_slices(dict(frame)).batch(2)
+    np.testing.assert_array_equal(batch["a"], np.array(["x", "später"]), strict=True)
+    for mixed in (["x", None], ["x", 1.5]):
+        with pytest.raises(TypeError, match="dtype object"):
+            mr.data.Dataset.from_tensor_slices({"a": np.array(mixed, object)})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pandas.Series([1.0, 2.0], index=[1, 0]),
+        lambda: pandas.DataFrame({0: [1.0, 2.0], 1: [3.0, 4.0]}),
+    ],
+    ids=["series", "frame"],
+)
+def test_what_goes_by_label_is_no_source_of_rows(make):
+    with pytest.raises(TypeError, match=r"goes by label or column.*from_tensor_slices"):
+        mr.data.Dataset.from_source(make())
+
+
 def same(one, other):
     assert type(one) is type(other)
     assert str(one) == str(other)

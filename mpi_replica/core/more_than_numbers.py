@@ -29,6 +29,11 @@ def require_only_numbers(value: Any, *, takes_labels: bool = False) -> None:
         raise TypeError(text)
 
 
+def has_labels(kind: type) -> bool:
+    """Returns whether objects of this class have labels, by which their parts are reached."""
+    return _lost_by(kind) is _labels
+
+
 def is_only_numbers(value: Any) -> bool:
     """Returns whether `require_only_numbers` passes."""
     lost = _lost_by(type(value))

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from ..core.argument_checks import integer
+from ..core.more_than_numbers import has_labels
 from ..core.nest import flatten_tensors, leaf_paths
 from .chain import Chain
 from .elements import as_arrays, at
@@ -114,7 +115,7 @@ class Factories(Chain):
         Raises
         ------
         TypeError
-            If it has no length or no rows by number.
+            If it has no length or no rows by number, as a dict or a frame.
 
         Notes
         -----
@@ -136,6 +137,12 @@ class Factories(Chain):
             raise TypeError(
                 f"from_source got a {kind.__name__}, whose rows are not reached by number. Call "
                 "from_tensor_slices for a dict of arrays."
+            )
+        if has_labels(kind):
+            raise TypeError(
+                f"from_source got a {kind.__name__}, whose [i] goes by label or column. Call"
+                " from_tensor_slices(dict(frame)) or from_tensor_slices(series.to_numpy()), which"
+                " take its rows in their order."
             )
         rows = number_of_rows(source) if hasattr(kind, "__getitem__") else None
         if rows is None:

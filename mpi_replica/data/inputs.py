@@ -11,7 +11,7 @@ from ..collectives.engine import Engine
 from ..core import nest
 from ..core.layout import shares
 from ..core.options import InputOptions, InputReplicationMode
-from .batches import arrays_of, cut, empty_like, kept_batch
+from .batches import arrays_of, cut, kept_batch
 from .dataset import Dataset, drops_remainder, parts_of_batches
 from .elements import ArraySpec
 from .function_contexts import InputContext
@@ -127,19 +127,15 @@ class Input:
             return all(map(drops_remainder, local))
 
         def steps(epoch: int, start: int) -> Iterator[Step]:
-            last = None
             local = engine.layout.local_replica_ids
             for values in pipelines.steps(local, epoch, start, are_kept=bool(ahead)):
+                values = [value if value is END else arrays_of(value) for value in values]
                 batches = [value for value in values if value is not END]
                 if not batches or (len(batches) < len(values) and needs_all()):
                     return
-                last = batches[0] if last is None else last
-                filled = [
-                    empty_like(last) if value is END else arrays_of(value) for value in values
-                ]
-                if len(filled) > 1:  # a difference is an error of this rank's input: all are told
-                    nest.transposed(filled, tuple, "a distributed dataset")
-                yield filled, 0
+                if len(batches) > 1:  # a difference is an error of this rank's input: all are told
+                    nest.transposed(batches, tuple, "a distributed dataset")
+                yield values, 0
 
         # How long it is on other ranks can't be known.
         unknown, count = UNKNOWN_CARDINALITY, pipelines.count

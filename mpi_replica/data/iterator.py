@@ -22,6 +22,7 @@ from ..ranks.watch.span import span
 from .batches import empty_like, kind_of, kind_text
 from .inputs import Input
 from .next_step import NextStep
+from .pipelines import END
 from .plans.dataset_plan import UNKNOWN_CARDINALITY
 
 _SAME_STEPS = "All ranks must take the same steps: call next() equally often on each."
@@ -83,7 +84,8 @@ class DistributedIterator:
         self._is_global = made_of.pipelines is None
         self._must_agree = made_of.length == UNKNOWN_CARDINALITY
         self._name = name
-        self._spec: Any = None
+        #: By replica of this rank: its newest batch, without rows.
+        self._forms: dict[int, Any] = {}
         #: What kind of batch the newest one is, for this rank and in words for all.
         self._kind: Any = None
         self._kind_text = ""
@@ -326,7 +328,7 @@ class DistributedIterator:
     @span("next", kind="input")
     def _agreed_step(self) -> list[Any] | None:
         engine = self._engine
-        values, self._spec = engine.cross_replica(engine.make("next", None, self._next_step))
+        values, self._forms = engine.cross_replica(engine.make("next", None, self._next_step))
         return values  # type: ignore[no-any-return]
 
     def _next_step(self, site: CallSite, options: CommunicationOptions) -> NextStep:
@@ -334,14 +336,17 @@ class DistributedIterator:
         place = self._place
         step = self._reader.read(place.epoch, place.steps)
         if step is not None:
-            self._spec = empty_like(step[0][0])
-            self._look_at(step[0][0])
+            replica_ids = self._engine.layout.local_replica_ids
+            pairs = zip(replica_ids, step[0], strict=True)
+            batches = {i: batch for i, batch in pairs if batch is not END}
+            self._forms.update((i, empty_like(batch)) for i, batch in batches.items())
+            self._look_at(next(iter(batches.values())))
         named = dataclasses.replace(options, name=self._name_of_epoch)
         return NextStep(
             site,
             named,
             step,
-            self._spec,
+            self._forms,
             place.steps,
             self._kind_text,
             is_global=self._is_global,

@@ -16,6 +16,7 @@ from ..core.digests import digest_of
 from ..core.exceptions import CollectiveMismatchError, StructureMismatchError
 from ..core.layout import sides
 from ..core.options import CommunicationOptions
+from .pipelines import END
 from .step_reader import Step
 
 
@@ -32,7 +33,7 @@ class NextStep(Call):
         site: CallSite,
         options: CommunicationOptions,
         step: Step | None,
-        spec: Any,
+        forms: dict[int, Any],
         num_steps: int,
         kind_text: str,
         *,
@@ -41,7 +42,8 @@ class NextStep(Call):
     ) -> None:
         super().__init__(site, options)
         self.step = step
-        self.spec = spec
+        #: By replica of this rank: its newest batch, without rows.
+        self.forms = forms
         self.num_steps = num_steps
         self.is_global = is_global
         self.needs_all = needs_all
@@ -54,33 +56,44 @@ class NextStep(Call):
         digest = digest_of(self.kind_text) if self.kind_text else 0
         return self._STATE.pack(state, number, self.num_steps, digest), None
 
-    def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[tuple[Any, Any]]:
-        """Returns this rank's values and their spec, None for values at the end."""
+    def steps(
+        self, group: Group, calls: Sequence[Call], prepared: None
+    ) -> Steps[tuple[list[Any] | None, dict[int, Any]]]:
+        """Returns this rank's values and their forms, None for values at the end."""
         of_ranks = [self._STATE.unpack(data) for data in group.sizes.payloads()]
         states, rows, num_steps, digests = zip(*of_ranks, strict=True)
         if len(set(num_steps)) > 1:
             yield Raise(self._at_other_places(num_steps))
         if self._HAS not in states or self._ENDS_ALL in states:
-            return None, self.spec
+            return None, self.forms
         if len({*digests} - {0}) > 1:
             texts = yield Texts(self.kind_text.encode())
             yield Raise(self._of_other_kinds([text.decode() for text in texts]))
-        spec = self.spec
+        forms = self.forms
         if self._ENDED_UNSEEN in states:  # such a rank can't tell what its replicas' nothing is
             first = states.index(self._HAS)
             is_first = group.layout.rank == first
-            packed = yield Agree(lambda: (b"", _packed(spec) if is_first else b""))
-            specs = yield Texts(packed)
-            spec = yield Agree(lambda: (b"", pickle.loads(specs[first])))
+            packed = yield Agree(lambda: (b"", _packed(self._form(forms)) if is_first else b""))
+            of_ranks = yield Texts(packed)
+            form = yield Agree(lambda: (b"", pickle.loads(of_ranks[first])))
+            forms = forms or dict.fromkeys(self.replica_ids, form)
         if self.is_global and len(set(rows)) > 1:
             yield Raise(self._of_other_lengths(rows))
-        values = self.step[0] if self.step else [spec] * len(self.replica_ids)
-        return values, spec
+        values = self.step[0] if self.step else [END] * len(self.replica_ids)
+        return [
+            forms.get(i, self._form(forms)) if value is END else value
+            for i, value in zip(self.replica_ids, values, strict=True)
+        ], forms
 
     def _ended(self) -> tuple[int, int]:
         if self.needs_all:
             return self._ENDS_ALL, -1
-        return self._ENDED_UNSEEN if self.spec is None else self._ENDED, -1
+        return self._ENDED if self.forms else self._ENDED_UNSEEN, -1
+
+    @staticmethod
+    def _form(forms: dict[int, Any]) -> Any:
+        """Returns that of a replica that never had a batch: of the first one that had."""
+        return next(iter(forms.values()))
 
     def _of_other_kinds(self, texts: Sequence[str]) -> StructureMismatchError:
         """Returns what is raised where batches are not of one kind."""

@@ -220,7 +220,8 @@ class OrderVerbs(Chain):
         ------
         TypeError
             If it is no dataset, or its elements do not fit. Where nothing need be read for it this
-            is found out at once; else when `element_spec` is asked for, or both are in one batch.
+            is found out at once; else when `element_spec` is asked for, or both are in one batch
+            that is read by position. A stream's batch takes what stacks.
 
         Examples
         --------

@@ -9,7 +9,8 @@ from typing import Any
 
 from .read_ahead import read_ahead
 
-#: A step of this rank: one value for each local replica, and the rows of the whole global batch.
+#: A step of this rank: one value for each local replica, which is `END` where its own pipeline has
+#: no more, and the rows of the whole global batch.
 Step = tuple[list[Any], int]
 
 #: Gets an epoch and the number of its first step that is wanted; returns the steps from there on.

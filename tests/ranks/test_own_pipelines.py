@@ -151,6 +151,23 @@ def test_nests_of_a_pipeline_without_batches_are_filled_like_those_of_the_others
     }
 
 
+def test_a_replica_whose_pipeline_has_ended_gets_none_of_its_own_kind(strategy):
+    dtypes = [np.dtype(name) for name in ("int8", "float32", "complex64", "<U3", "bool")]
+    last = strategy.num_replicas_in_sync - 1
+
+    def pipeline(context):
+        i = context.input_pipeline_id
+        rows = np.zeros((1 if i < last else 3, 2 + i), dtypes[i % len(dtypes)])
+        return Dataset.from_tensor_slices(rows).batch(1)
+
+    steps = steps_of(strategy, strategy.distribute_datasets_from_function(pipeline, PER_REPLICA))
+    assert len(steps) == 3
+    for number, parts in enumerate(steps):
+        for i, part in enumerate(parts):
+            assert part.shape == (1 if number == 0 or i == last else 0, 2 + i)
+            assert part.dtype == dtypes[i % len(dtypes)]
+
+
 def test_a_dataset_of_a_pipeline_reshuffles_at_each_iteration(strategy):
     def shuffled(context):
         return Dataset.range(50).shuffle(seed=context.input_pipeline_id).batch(50)
