@@ -7,10 +7,9 @@ import contextlib
 import functools
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from .core.exceptions import LaunchError
 from .doctor.checks import text, to_json, would_work
@@ -23,6 +22,7 @@ from .ranks.watch.event_log import (
     LAST_VARIABLE,
     SAMPLES_VARIABLE,
     TRACE_VARIABLE,
+    clear_parts,
     folder_of_parts,
     make_folder_of_parts,
 )
@@ -84,6 +84,7 @@ ranks of a job have left beside FILE is put together first. https://ui.perfetto.
 """
 
 _Parsers = Any
+_T = TypeVar("_T")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -300,7 +301,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _begin_trace(path: str) -> None:
     """Sees to it that a trace can be written; what an earlier job has left for one goes."""
-    shutil.rmtree(folder_of_parts(path), ignore_errors=True)
+    clear_parts(path)
     try:
         make_folder_of_parts(path)
     except OSError as error:
@@ -336,17 +337,24 @@ def _positive_int(text: str) -> int:
 
 
 def _natural(text: str, least: int = 0) -> int:
-    number = int(text)
+    number = _number(int, text, "integer")
     if number < least:
         raise argparse.ArgumentTypeError(f"{text} is less than {least}")
     return number
 
 
 def _positive_float(text: str) -> float:
-    number = float(text)
+    number = _number(float, text, "number of seconds")
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
     return number
+
+
+def _number(kind: Callable[[str], _T], text: str, what: str) -> _T:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}") from None
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from time import perf_counter_ns
 import pytest
 
 from launching import ROOT
+from mpi_replica import span
 from mpi_replica.ranks.watch.event_log import (
     BLOCK_HEAD,
     LAST_VARIABLE,
@@ -173,6 +174,27 @@ def test_facts_are_in_each_file_of_the_last_seconds(path):
     log.close()
     assert found_at(path).pid == os.getpid()
     assert found_at(path).memberships == {world: Membership(5, 0, 1)}
+
+
+@pytest.mark.parametrize("kind", ["run", "commit", "recovery", "Input", None])
+def test_a_program_has_no_spans_of_the_package_s_own_kinds(kind):
+    with pytest.raises(ValueError, match=r"none of \('program', 'input', 'checkpoint'\)"):
+        span("step", kind=kind)
+
+
+def test_what_is_not_together_in_time_is_no_span():
+    def generator():
+        yield
+
+    async def coroutine():
+        pass
+
+    async def both():
+        yield
+
+    for function in (generator, coroutine, both):
+        with pytest.raises(TypeError, match="can't decorate"):
+            span("step")(function)
 
 
 def test_a_full_disk_ends_the_trace_with_one_warning_and_the_process_goes_on(path):

@@ -125,6 +125,49 @@ def test_a_call_within_a_part_is_a_call():
     assert [one["waits"] for one in seconds] == pytest.approx([1.0, 0.0], abs=0.001)
 
 
+def test_a_part_within_a_part_counts_once():
+    world = world_of(2)
+    world.call(compares=True)
+    for process in world.members:
+        begun = process.at
+        for part in ("input", "checkpoint"):
+            process.span(SPAN_KINDS.index(part), SECOND)
+            process.add(EventKind.SPAN, "all", -1, begun, process.at, SPAN_KINDS.index(part))
+        process.add(EventKind.SPAN, "again", -1, begun, process.at, SPAN_KINDS.index("input"))
+    for rank in summary_of(world.members)["ranks"]:
+        seconds = rank["seconds"]
+        assert sum(seconds.values()) == pytest.approx(2 * seconds["total"])
+        assert seconds["checkpoint"] == pytest.approx(2, rel=1e-3)
+        assert seconds["input"] == pytest.approx(0, abs=1e-3)
+
+
+def test_a_part_of_a_replica_counts_as_what_it_is():
+    world = world_of(2)
+    world.call(compares=True)
+    for process in world.members:
+        begun = process.at
+        process.works(SECOND)
+        process.add(EventKind.SPAN, "load", 1, begun, process.at, SPAN_KINDS.index("input"))
+    for rank in summary_of(world.members)["ranks"]:
+        assert rank["seconds"]["input"] == pytest.approx(1, rel=1e-3)
+
+
+def test_what_a_checkpoint_does_is_no_communication_but_for_its_waits():
+    world = world_of(2)
+    world.call(compares=True)
+    world.compare()
+    begun = [process.at for process in world.members]
+    world.call("Checkpoint.save at train.py:4", late={world.members[1]: SECOND})
+    for process, begin in zip(world.members, begun, strict=True):
+        process.works(SECOND)
+        number = SPAN_KINDS.index("checkpoint")
+        process.add(EventKind.SPAN, "save", -1, begin, process.at, number)
+    seconds = [rank["seconds"] for rank in summary_of(world.members)["ranks"]]
+    assert [one["checkpoint"] for one in seconds] == pytest.approx([1.0, 2.0], rel=0.01)
+    assert [one["waits"] for one in seconds] == pytest.approx([1.0, 0.0], abs=0.001)
+    assert [one["moves"] for one in seconds] == pytest.approx([0.0, 0.0], abs=0.01)
+
+
 def test_a_step_is_said_to_take_less_without_waits():
     world = world_of(2)
     world.call(compares=True)

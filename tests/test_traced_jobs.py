@@ -196,6 +196,44 @@ def test_a_part_that_fails_leaves_what_becomes_a_trace(parts_job, capsys):
     assert trace_format.summary(trace)["missing"] == []
 
 
+def test_what_an_earlier_one_has_left_is_in_no_later_trace(parts_job):
+    folder, errors = parts_job
+    assert (errors["failed at first"][0], errors["again"]) == ("KeyError", None)
+    found = trace_format.summary(checked(folder / "again.json"))
+    assert (found["missing"], found["starts"]) == ([], 1)
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
+    assert found["step"]["runs"] == 5
+
+
+def test_a_span_that_replicas_share_has_the_times_of_each(parts_job):
+    folder, errors = parts_job
+    assert errors["of replicas"] is None
+    slices = trace_format.slices(checked(folder / "replicas.json"), "program")
+    for replica_id in range(4):
+        (end,) = [one for one in slices if one.name == f"end of {replica_id}"]
+        track = end.pid, end.tid
+        outer, inner = [
+            one for one in slices if (one.pid, one.tid) == track and one.name == "shared"
+        ]
+        assert outer.begin <= inner.begin < inner.end <= end.begin <= end.end <= outer.end
+
+
+def test_a_picture_is_drawn_of_any_trace(parts_job, tmp_path, capsys):
+    """Also of one in which some processes have done nothing that is shown."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    folder, _ = parts_job
+    trace = trace_format.read(folder / "first.json")
+    for kept in ([0, 1], [1], []):
+        trace["traceEvents"] = [
+            event for event in trace["traceEvents"] if event["ph"] != "X" or event["pid"] in kept
+        ]
+        path, picture = tmp_path / "trace.json", tmp_path / f"{len(kept)}.png"
+        path.write_text(json.dumps(trace))
+        assert main(["trace", str(path), "--plot", str(picture)]) == 0
+        assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+        assert "all_reduce" in capsys.readouterr().out
+
+
 def test_whoever_reads_the_table_may_stop_in_the_middle(parts_job):
     folder, _ = parts_job
     reader, writer = os.pipe()
@@ -235,6 +273,8 @@ MISTAKES = {
     "Is a directory: 'folder'": ["trace", "folder"],
     "text.json/a.json: nothing can be": ["run", "--trace", "text.json/a.json", "-n", "1"],
     "--trace-last": ["run", "--trace", "a.json", "--trace-last", "0", "-n", "1"],
+    "'soon' is no number of seconds": ["run", "--trace", "a", "--trace-last", "soon", "-n", "1"],
+    "'two' is no integer": ["run", "-n", "two"],
 }
 
 

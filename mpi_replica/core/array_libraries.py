@@ -209,15 +209,18 @@ def mean_of(losses: Any, weights: Any, count: float) -> Any:
     So it can be differentiated. None where the losses are no array of theirs. The weights, which
     may be None, have no more dimensions than the losses, and lack the last ones.
     """
-    way = way_of(type(losses))
+    way: Any = way_of(type(losses))
     if way is None or issubclass(way, StandardWay):
         return None
-    if weights is not None:
+    weighted = way.widened(losses)
+    if isinstance(weights, (int, float)):  # as such it has no dtype that could be the result's
+        weighted = weighted * weights
+    elif weights is not None:
         if way_of(type(weights)) is not way:
             weights = np.array(to_numpy(weights))
             weights = TorchWay.give(losses, weights) if way is TorchWay else weights
-        losses = losses * weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
-    return way.divide(losses.sum(), count)
+        weighted = weighted * weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
+    return way.narrowed(way.divide(weighted.sum(), count), losses)
 
 
 def divided(total: Any, count: Any) -> Any:

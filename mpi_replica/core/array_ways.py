@@ -79,14 +79,20 @@ class TorchWay:
         return tensor.clone()
 
     @staticmethod
-    def divide(total: Any, count: float) -> Any:
+    def widened(tensor: Any) -> Any:
         torch = sys.modules["torch"]
-        # float16 and bfloat16 can't hold many counts
-        wide = total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
+        return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+    @staticmethod
+    def narrowed(tensor: Any, like: Any) -> Any:
+        return tensor.to(like.dtype) if like.is_floating_point() or like.is_complex() else tensor
+
+    @staticmethod
+    def divide(total: Any, count: float) -> Any:
+        wide = TorchWay.widened(total)
         # by a number a GPU multiplies with its reciprocal, which has other bits
         divisor = count if wide.is_cpu or not wide.is_floating_point() else wide.new_full((), count)
-        mean = wide / divisor
-        return mean.to(total.dtype) if total.is_floating_point() else mean
+        return TorchWay.narrowed(wide / divisor, total)
 
     @staticmethod
     def _require_dense(tensor: Any) -> None:
@@ -145,12 +151,19 @@ class JaxWay:
         return array  # nobody can write into it
 
     @staticmethod
-    def divide(total: Any, count: float) -> Any:
+    def widened(array: Any) -> Any:
         jnp = sys.modules["jax"].numpy
-        is_float = jnp.issubdtype(total.dtype, jnp.inexact)
-        # float16 and bfloat16 can't hold many counts
-        mean = (total.astype(jnp.float32) if is_float and total.itemsize < 4 else total) / count
-        return mean.astype(total.dtype) if is_float else mean
+        is_narrow = jnp.issubdtype(array.dtype, jnp.inexact) and array.itemsize < 4
+        return array.astype(jnp.float32) if is_narrow else array
+
+    @staticmethod
+    def narrowed(array: Any, like: Any) -> Any:
+        jnp = sys.modules["jax"].numpy
+        return array.astype(like.dtype) if jnp.issubdtype(like.dtype, jnp.inexact) else array
+
+    @staticmethod
+    def divide(total: Any, count: float) -> Any:
+        return JaxWay.narrowed(JaxWay.widened(total) / count, total)
 
 
 class _OnHost:

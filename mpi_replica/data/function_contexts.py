@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..core.argument_checks import integer
+
 
 @dataclasses.dataclass(frozen=True)
 class ValueContext:
@@ -73,6 +75,8 @@ class InputContext:
 
         Raises
         ------
+        TypeError
+            It is no integer.
         ValueError
             It can't be divided evenly.
 
@@ -85,6 +89,7 @@ class InputContext:
         >>> InputContext(num_replicas_in_sync=4).get_per_replica_batch_size(12)
         3
         """
+        global_batch_size = integer("global_batch_size", global_batch_size)
         if global_batch_size % self.num_replicas_in_sync:
             raise ValueError(
                 f"global_batch_size {global_batch_size!r} is not divisible by the"

@@ -15,6 +15,7 @@ from ..collectives.agreement.site import CallSite, call_site
 from ..collectives.agreement.stand import Note
 from ..collectives.engine import Engine
 from ..core import nest
+from ..core.argument_checks import integer
 from ..core.context import current_state
 from ..core.options import CommunicationOptions
 from ..core.values import per_replica
@@ -43,10 +44,13 @@ class Progress:
 
         Raises
         ------
+        TypeError, ValueError
+            Its numbers are no integers, or negative.
         ValueError
             It is in the middle of input of each rank's own, and there are other ranks now.
         """
-        place = cls(int(state["epoch"]), int(state["steps"]))
+        epoch, steps = (integer(key, state[key], 0) for key in ("epoch", "steps"))
+        place = cls(epoch, steps)
         if place.steps and state["pipelines"] != pipelines:
             raise ValueError(
                 f"the input stood at step {place.steps} of {state['pipelines'] or 'no'} input"
@@ -133,8 +137,9 @@ class DistributedIterator:
         Raises
         ------
         ValueError
-            It stood in the middle of input of each rank's own, and there are other ranks now.
-        KeyError
+            It stood in the middle of input of each rank's own, and there are other ranks now; or
+            its numbers are negative.
+        KeyError, TypeError
             It is no such mapping.
 
         Examples
@@ -291,7 +296,7 @@ class DistributedIterator:
         steps = self._place.steps
         try:
             step = self._reader.read(self._place.epoch, steps)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if is_shared:  # the others sent no message for this step: they hear at their next call
                 self._note_steps(steps)
                 self._engine.fail("next", error)

@@ -22,7 +22,7 @@ from ..core.array_libraries import (
     recorded_by_torch,
     to_numpy,
 )
-from ..core.dtypes import accumulation
+from ..core.dtypes import accumulation, is_narrow_float
 from ..core.exceptions import ContextError
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions, ReduceOp
@@ -156,7 +156,8 @@ def compute_average_loss(
     shape = np.shape(per_example_loss)
     rows = shape[0] if shape else 1
     weight_shape = np.shape(sample_weight)
-    if len(weight_shape) > max(1, len(shape)):
+    lengths = zip(weight_shape, shape or (1,), strict=False)
+    if len(weight_shape) > max(1, len(shape)) or any(w not in (1, n) for w, n in lengths):
         raise ValueError(
             f"sample_weight has shape {tuple(weight_shape)}, and the losses {tuple(shape)}. Give a"
             " weight for each loss, or for each row."
@@ -175,10 +176,20 @@ def compute_average_loss(
     if mean is not None:
         return mean
     losses = np.atleast_1d(to_numpy(per_example_loss))
-    if sample_weight is not None:
+    dtype = losses.dtype
+    is_float = dtype.kind in "fc" or is_narrow_float(dtype)
+    weighted = (
+        losses.astype(accumulation(dtype, ReduceOp.SUM)[0], copy=False) if is_float else losses
+    )
+    if isinstance(
+        sample_weight, (int, float)
+    ):  # as such it has no dtype that could be the result's
+        weighted = weighted * sample_weight
+    elif sample_weight is not None:
         weights = np.asarray(to_numpy(sample_weight))
-        losses = losses * weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
-    return _divided(losses.sum(), float(rows))
+        weighted = weighted * weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
+    average = _divided(weighted.sum(), float(rows))
+    return average.astype(dtype) if is_float else average
 
 
 def _require_values(losses: Any) -> None:

@@ -16,7 +16,7 @@ from ..core.context import swap_state
 from ..core.exceptions import ContextError, ReplicaStopped, text_of
 from ..core.tracebacks import came_up_in_package, let_go
 from ..ranks.watch import event_log
-from ..ranks.watch.span import span
+from ..ranks.watch.span import span_of_package
 from .replica import require_unstaged_call
 from .replica_context import ReplicaContext
 from .run_libraries import RunLibraries
@@ -98,7 +98,7 @@ class Seat:
             if event_log.current is None or run.is_alone:  # alone its step is all of the run
                 self.value = run.libraries.call(self.position, run.fn, self.args, self.kwargs)
             else:
-                with span(run.identity.text, kind="run"):
+                with span_of_package(run.identity.text, "run"):
                     self.value = run.libraries.call(self.position, run.fn, self.args, self.kwargs)
             self.status = "returned"
         except greenlet.GreenletExit:

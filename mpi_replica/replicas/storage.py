@@ -243,7 +243,10 @@ class Storage:
         except TypeError as error:
             raise TypeError(f"{name}.{how}: {error}") from error
         if type(value) in (int, float, complex):  # numbers that numpy counts as weak
-            array = np.asarray(value, dtype=np.result_type(dtype, value))
+            try:
+                array = np.asarray(value, dtype=np.result_type(dtype, value))
+            except OverflowError:
+                raise _overflow(f"{name}.{how}", value, dtype) from None
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise TypeError(
                 f"{name}.{how} got dtype {array.dtype} for a variable of dtype {dtype}."
@@ -255,7 +258,19 @@ class Storage:
                 f"{name}.{how} got shape {array.shape} for a variable of shape"
                 f" {self.any_array.shape}. {what} its shape."
             )
+        if dtype.kind in "iu" and array.dtype != dtype and array.size:
+            limits = np.iinfo(dtype)
+            for number in (array.min(), array.max()):
+                if not limits.min <= number <= limits.max:  # the cast would wrap it around
+                    raise _overflow(f"{name}.{how}", number, dtype)
         return np.asarray(array, dtype=dtype, order="C")
+
+
+def _overflow(what: str, number: Any, dtype: np.dtype[Any]) -> OverflowError:
+    return OverflowError(
+        f"{what} got {number}, which a variable of dtype {dtype} can't hold. Make the variable of"
+        " a wider one."
+    )
 
 
 class StorageWriting(Writing):

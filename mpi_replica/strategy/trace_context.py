@@ -40,6 +40,7 @@ class TraceContext:
         self._name = str(self._path)
         try:
             self._meet("trace")
+            self._meet("trace, room made", self._make_room)
             self._meet("trace, begun", self._open)
         except BaseException:
             self._close()
@@ -68,15 +69,21 @@ class TraceContext:
         call.is_last = kind == _END
         engine.cross_replica(call)
 
-    def _open(self) -> None:
+    def _make_room(self) -> None:
+        """Removes what a trace of this name that was not ended has left: it is of other calls."""
         if event_log.current is not None:
             raise ContextError(
                 "this process is traced already, by strategy.trace or MPI_REPLICA_TRACE. Leave out"
                 " one of the two."
             )
-        has_samples = flag("samples", self._has_samples)
+        flag("samples", self._has_samples)
         self._path = os.path.abspath(self._path)  # the program may go elsewhere
-        self._log = event_log.open_log(self._path, self._last_seconds, has_samples=has_samples)
+        if self._strategy.engine.layout.rank == 0:
+            event_log.clear_parts(os.fspath(self._path))
+
+    def _open(self) -> None:
+        path = os.fspath(self._path)
+        self._log = event_log.open_log(path, self._last_seconds, has_samples=self._has_samples)
         engine = self._strategy.engine
         engine.record(self._log)
         if not engine.watch.is_watched:  # nobody waits for its one replica

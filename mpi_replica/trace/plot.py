@@ -38,11 +38,14 @@ def draw(trace: dict[str, Any], path: str) -> None:
 
     ranks = trace["otherData"]["mpi_replica"]["ranks"]
     slices = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] == 0]
-    edges = np.linspace(0, max(e["ts"] + e["dur"] for e in slices), _NUM_BINS + 1)
+    end = max((e["ts"] + e["dur"] for e in slices), default=1.0)
+    edges = np.linspace(0, end, _NUM_BINS + 1)
     figure = Figure(figsize=(12, 1.5 + 0.6 * len(ranks)), layout="constrained")
     axes = figure.add_subplot()
     for n in range(len(ranks)):
         mine = [e for e in slices if e["pid"] == n]
+        if not mine:  # a spare, say
+            continue
         first, last = mine[0]["ts"], max(e["ts"] + e["dur"] for e in mine)
         left = np.diff(np.clip(edges, first, last)) / np.diff(edges)
         low = np.full(_NUM_BINS, n + 0.4)

@@ -66,17 +66,39 @@ def _missing(timeline: Timeline) -> list[str]:
 def _seconds_by_kind(timeline: Timeline, n: int) -> dict[str, float]:
     """Returns how long a process has done what: together that is its whole time."""
     calls, spans = timeline.calls[n], timeline.events(n, EventKind.SPAN)
-    total = timeline.processes[n].rows[:, 3:5]
-    took = calls.end - calls.begin
-    spent = {"waits": calls.wait.sum(), "moves": (took - calls.wait).sum()}
-    for kind, names in _KINDS.items():
-        is_kind = np.isin(spans.number, [SPAN_KINDS.index(name) for name in names])
-        is_it = is_kind & (spans.track == OF_RANK)
-        begin, end = spans.begin[is_it], spans.end[is_it]
-        spent[kind] = (end - begin).sum() - took[_is_within(calls.begin, begin, end)].sum()
-    whole = float(np.ptp(total)) if total.size else 0.0
-    spent = {"compute": max(0.0, whole - sum(spent.values())), **spent, "total": whole}
-    return {kind: float(time) / 1e9 for kind, time in spent.items()}
+
+    def of_spans(kind: str) -> tuple[Floats, Floats]:
+        is_it = np.isin(spans.number, [SPAN_KINDS.index(name) for name in _KINDS[kind]])
+        return spans.begin[is_it], spans.end[is_it]
+
+    # What is in several counts as the first of them: a call of a checkpoint writes to the disk.
+    intervals = {
+        "waits": (calls.begin, calls.begin + calls.wait),
+        "checkpoint": of_spans("checkpoint"),
+        "moves": (calls.begin, calls.end),
+        "elastic": of_spans("elastic"),
+        "input": of_spans("input"),
+    }
+    spent = _seconds_in_first(intervals)
+    times = timeline.processes[n].rows[:, 3:5]
+    total = float(np.ptp(times)) / 1e9 if times.size else 0.0
+    shown = {kind: spent[kind] for kind in ("waits", "moves", *_KINDS)}
+    return {"compute": max(0.0, total - sum(shown.values())), **shown, "total": total}
+
+
+def _seconds_in_first(intervals: dict[str, tuple[Floats, Floats]]) -> dict[str, float]:
+    """Returns how long each of some kinds of intervals, in nanoseconds, lie in none before it."""
+    edges = np.unique(np.concatenate([times for pair in intervals.values() for times in pair]))
+    lengths, is_told = np.diff(edges), np.zeros(max(0, len(edges) - 1), bool)
+    spent = {}
+    for kind, (begins, ends) in intervals.items():
+        steps = np.bincount(np.searchsorted(edges, begins), minlength=len(edges)) - np.bincount(
+            np.searchsorted(edges, ends), minlength=len(edges)
+        )
+        is_in = (np.cumsum(steps)[:-1] > 0) & ~is_told
+        spent[kind] = float(lengths[is_in].sum()) / 1e9
+        is_told |= is_in
+    return spent
 
 
 def _is_within(times: Floats, begins: Floats, ends: Floats) -> npt.NDArray[np.bool_]:

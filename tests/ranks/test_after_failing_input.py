@@ -335,6 +335,20 @@ def test_an_iterator_goes_on_from_a_state_before_its_first_step_and_not_later(st
     check_works(strategy)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [({"steps": -1}, ValueError), ({"epoch": -1}, ValueError), ({"steps": 1.5}, TypeError)],
+    ids=str,
+)
+def test_a_state_that_is_none_is_told(strategy, wrong, kind):
+    dataset = strategy.experimental_distribute_dataset(Dataset.range(8).batch(4))
+    (key,) = wrong
+    for loaded in (dataset, iter(dataset)):
+        with pytest.raises(kind, match=f"{key} must be"):
+            loaded.load_state_dict(loaded.state_dict() | wrong)
+    check_works(strategy)
+
+
 # Ranks that are apart
 
 

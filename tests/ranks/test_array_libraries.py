@@ -1,5 +1,7 @@
 """Arrays of other libraries as leaves: taken as they are, and given back as the same kind."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -225,6 +227,17 @@ def test_the_average_loss_is_computed_where_jax_traces_if_the_batch_size_is_give
     )
     assert "global_batch_size" in str(error)
     check_works(strategy)
+
+
+def test_average_losses_keep_their_dtype_and_narrow_floats_add_up_in_float32(strategy, library):
+    if library.name in ("array_api_strict", "cupy"):
+        pytest.skip("the array API has no float16")
+    for kind, weight in (("float32", 0.5), ("float16", 1), ("float16", None), ("float64", 2)):
+        losses = library.array(np.full(4, 60000, kind))
+        mean = 60000.0 * (1 if weight is None else weight)
+        average = functools.partial(mr.compute_average_loss, losses, weight, 4)
+        for found in results(strategy, average):
+            assert (found.dtype, float(found)) == (losses.dtype, mean)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

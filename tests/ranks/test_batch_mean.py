@@ -162,10 +162,29 @@ def test_rows_that_are_no_number_of_rows_are_told(strategy, rows, kind):
     check_works(strategy)
 
 
+@pytest.mark.parametrize("dtype", ["f2", ml_dtypes.bfloat16, "f4", "f8"])
+@pytest.mark.parametrize("weight", [0.5, 2, np.float64(0.5), np.full(4, 0.5)], ids=repr)
+def test_average_losses_have_the_dtype_of_the_losses_whatever_the_weights_are(
+    strategy, dtype, weight
+):
+    losses = np.ones(4, dtype)
+    for found in results(strategy, lambda: mr.compute_average_loss(losses, weight, 4)):
+        assert (found.dtype, float(found)) == (losses.dtype, float(np.mean(weight)))
+
+
+def test_average_losses_of_float16_add_up_in_float32(strategy):
+    losses = np.full(4, 60000, np.float16)
+    for found in results(strategy, lambda: mr.compute_average_loss(losses, None, 4)):
+        assert (found.dtype, float(found)) == (np.float16, 60000)
+
+
 def test_weights_and_batch_sizes_that_make_no_sense_are_told(strategy):
     losses = np.ones((2, 3))
     for call, kind, words in (
         (lambda: mr.compute_average_loss(losses, np.ones((2, 3, 1))), ValueError, "sample_weight"),
+        (lambda: mr.compute_average_loss(losses, np.ones((3, 1))), ValueError, "sample_weight"),
+        (lambda: mr.compute_average_loss(losses[:1], np.ones(5)), ValueError, "sample_weight"),
+        (lambda: mr.compute_average_loss(1.0, np.ones(2)), ValueError, "sample_weight"),
         (lambda: mr.compute_average_loss(losses, None, 0), ValueError, "0 rows"),
         (lambda: mr.compute_average_loss(losses, None, 2.0), TypeError, "global_batch_size"),
     ):

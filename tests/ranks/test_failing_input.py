@@ -52,6 +52,15 @@ def rows_until(count, bad):
         yield number
 
 
+def ends_at(bad):
+    def double(number):
+        if number == bad:
+            raise SystemExit("bad file")
+        return 2 * number
+
+    return double
+
+
 SOURCES = {
     "source": lambda n, bad: Dataset.from_source(Rows(n, bad)).map(lambda row: row["y"]),
     "shuffled source": lambda n, bad: (
@@ -204,4 +213,17 @@ def test_reading_in_a_thread_may_not_communicate(strategy):
     source = Dataset.range(4).map(shares).batch(4).prefetch(1)
     dataset = strategy.experimental_distribute_dataset(source)
     raises_everywhere(mr.errors.ContextError, lambda: list(dataset))
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known length", "unknown length"])
+def test_input_that_ends_the_program_ends_it_on_all_ranks(strategy, is_known):
+    rows = Dataset.range(4 * strategy.num_replicas_in_sync).map(ends_at(1))
+    rows = rows if is_known else rows.filter(lambda number: True)
+
+    def epoch():
+        for batch in strategy.experimental_distribute_dataset(rows.batch(2)):
+            strategy.reduce("SUM", batch, axis=0)
+
+    raises_everywhere(SystemExit, epoch)
     check_works(strategy)

@@ -210,6 +210,9 @@ def test_input_context(strategy):
     assert context.get_per_replica_batch_size(12) == 3
     with pytest.raises(ValueError, match=r"10.*4"):
         context.get_per_replica_batch_size(10)
+    for wrong in ("12", 12.0):
+        with pytest.raises(TypeError, match="global_batch_size must be an integer"):
+            context.get_per_replica_batch_size(wrong)
     assert str(context) == "mr.InputContext(input pipeline id 1, total: 2)"
     assert mr.InputContext() == mr.InputContext(1, 0, 1)
 

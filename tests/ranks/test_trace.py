@@ -50,6 +50,25 @@ def test_what_can_not_be_written_at_its_end_is_a_warning_and_the_program_goes_on
     strategy.barrier()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        ({"last_seconds": "a"}, TypeError),
+        ({"last_seconds": 0}, ValueError),
+        ({"samples": 1}, TypeError),
+    ],
+    ids=str,
+)
+def test_an_argument_that_is_wrong_is_told_by_its_name(strategy, path, wrong, kind):
+    def begin():
+        with strategy.trace(path, **wrong):
+            add_up(strategy)
+
+    (name,) = wrong
+    assert name in str(raises_everywhere(kind, begin))
+    check_works(strategy)
+
+
 def test_what_ends_in_gz_is_compressed(strategy, path):
     path = path.with_name("trace.json.gz")
     with strategy.trace(str(path)):

@@ -407,6 +407,24 @@ def test_an_integer_variable_takes_no_float(strategy):
     assert everywhere(v) == 3
 
 
+@pytest.mark.parametrize(
+    "value",
+    [2**40, -(2**40), [2**40, 1], np.array([1, -(2**31) - 1]), np.array([2**31, 0], "u4")],
+    ids=repr,
+)
+def test_a_number_that_the_dtype_can_not_hold_is_an_error_everywhere(strategy, value):
+    """It is never wrapped around."""
+    counts = variable(strategy, np.zeros(np.shape(value), np.int32), name="counts")
+    for change in (counts.assign, counts.assign_add):
+        error = raises_everywhere(
+            OverflowError, lambda change=change: strategy.run(change, args=(value,))
+        )
+        assert "counts.assign" in str(error)
+        assert "int32 can't hold" in str(error)
+    np.testing.assert_array_equal(counts.numpy(), np.zeros(np.shape(value)))
+    check_works(strategy)
+
+
 def test_the_dtype_never_changes(strategy):
     R = strategy.num_replicas_in_sync
     for dtype in ("float16", "float32", "int8", "complex64"):

@@ -13,6 +13,7 @@ import mpi_replica as mr
 folder = Path(sys.argv[1])
 strategy = mr.MPIStrategy(replicas_per_rank=2)
 rank = strategy.rank
+shared = mr.span("shared")
 
 
 @mr.span("add up")
@@ -28,6 +29,21 @@ def work():
 def fail():
     work()
     raise KeyError("no such row")
+
+
+def wait_in_one_span():
+    """Be in one and the same span on all replicas, and twice on each."""
+
+    def step():
+        context = mr.get_replica_context()
+        with shared:
+            context.all_reduce("SUM", 1.0)
+            with shared:
+                context.all_reduce("SUM", 1.0)
+            with mr.span(f"end of {context.replica_id_in_sync_group}"):
+                pass
+
+    strategy.run(step)
 
 
 def move():
@@ -56,6 +72,9 @@ told = {
     "a folder": traced(folder / "of parts"),
     "another on each rank": traced(f"{rank}.json"),
     "failed": traced("failed.json", fail),
+    "failed at first": traced("again.json", fail),
+    "again": traced("again.json"),
+    "of replicas": traced("replicas.json", wait_in_one_span),
 }
 if rank == 1:
     os.chdir("/proc")

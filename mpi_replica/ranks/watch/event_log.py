@@ -16,6 +16,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import socket
 import struct
 import threading
@@ -24,6 +25,8 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
+
+import numpy as np
 
 from ...core.context import State
 from ...core.thread_owners import owner_of_this_thread
@@ -68,7 +71,8 @@ class EventKind(enum.IntEnum):
 
 
 #: What a span counts as; its number says which.
-SPAN_KINDS = ("program", "input", "checkpoint", "run", "commit", "recovery")
+KINDS_OF_PROGRAMS = ("program", "input", "checkpoint")
+SPAN_KINDS = (*KINDS_OF_PROGRAMS, "run", "commit", "recovery")
 _NUMBER_OF_KIND = {kind: number for number, kind in enumerate(SPAN_KINDS)}
 _SPAN = int(EventKind.SPAN)  # without a look at the class
 
@@ -109,15 +113,18 @@ class EventLog:
     ------
     OSError
         The file can't be written.
-    ValueError
-        `last_seconds` is not positive.
+    TypeError, ValueError
+        `last_seconds` is not a positive number.
     """
 
     def __init__(
         self, path: str, last_seconds: float | None = None, *, has_samples: bool = True
     ) -> None:
-        if last_seconds is not None and not 0 < last_seconds < math.inf:
-            raise ValueError(f"last_seconds={last_seconds!r} is not a positive number.")
+        if last_seconds is not None:
+            if not isinstance(last_seconds, int | float | np.integer | np.floating):
+                raise TypeError(f"last_seconds={last_seconds!r} is not a number.")
+            if not 0 < last_seconds < math.inf:
+                raise ValueError(f"last_seconds={last_seconds!r} is not a positive number.")
         self.has_samples = has_samples
         #: The number of each text that events name.
         self.names = _Names({f"(one of more than {_MOST_NAMES} names)": 0})
@@ -248,6 +255,11 @@ class EventLog:
 def folder_of_parts(path: str) -> str:
     """Returns the folder for what the ranks write, beside the trace."""
     return f"{path}.parts"
+
+
+def clear_parts(path: str) -> None:
+    """Removes what an earlier job has left for a trace that was not put together."""
+    shutil.rmtree(folder_of_parts(path), ignore_errors=True)
 
 
 def make_folder_of_parts(path: str) -> None:

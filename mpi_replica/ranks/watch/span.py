@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from ...core.context import current_state
 from . import event_log
-from .event_log import SPAN_KINDS
+from .event_log import KINDS_OF_PROGRAMS, EventLog
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,23 +59,36 @@ class span:
     __slots__ = ("_begun", "_kind", "_name")
 
     def __init__(self, name: str, *, kind: str = "program") -> None:
-        if kind not in SPAN_KINDS:
-            raise ValueError(f"span has kind={kind!r}, which is none of {SPAN_KINDS}.")
+        if kind not in KINDS_OF_PROGRAMS:
+            raise ValueError(f"span has kind={kind!r}, which is none of {KINDS_OF_PROGRAMS}.")
         self._name = name
         self._kind = kind
-        self._begun = 0
+        #: When it was entered and not left, in which trace: by track, since replicas of a rank may
+        #: be in one and the same span, and more than once where it recurs.
+        self._begun: dict[int, list[tuple[EventLog, int]]] = {}
 
     def __enter__(self) -> None:
-        if event_log.current is not None:
-            self._begun = perf_counter_ns()
+        log = event_log.current
+        if log is not None:
+            track = log.track(current_state())
+            self._begun.setdefault(track, []).append((log, perf_counter_ns()))
 
     def __exit__(self, kind_of_error: object, error: object, traceback: object) -> None:
         log = event_log.current
-        if self._begun and log is not None:
-            log.add_span(str(self._name), self._kind, self._begun, current_state())
+        if log is None or not self._begun:
+            return
+        state = current_state()
+        if begun := self._begun.get(log.track(state)):
+            of_log, at = begun.pop()
+            if of_log is log:
+                log.add_span(str(self._name), self._kind, at, state)
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        if (
+            inspect.isgeneratorfunction(function)
+            or inspect.iscoroutinefunction(function)
+            or inspect.isasyncgenfunction(function)
+        ):
             raise TypeError(
                 f"span({self._name!r}) can't decorate {function.__qualname__}, a generator or"
                 " coroutine: others run between its parts. Use 'with span(...)' inside of it."
@@ -83,7 +96,14 @@ class span:
 
         @functools.wraps(function)
         def traced(*args: P.args, **kwargs: P.kwargs) -> T:
-            with span(self._name, kind=self._kind):
+            with self:
                 return function(*args, **kwargs)
 
         return traced
+
+
+def span_of_package(name: str, kind: str) -> span:
+    """Returns a span of a kind that programs can't have."""
+    made = span(name)
+    made._kind = kind
+    return made

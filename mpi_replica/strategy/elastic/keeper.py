@@ -17,7 +17,7 @@ from ...core.layout import Layout, numbers_text
 from ...core.options import CommunicationOptions
 from ...ranks.survivors import Survivors
 from ...ranks.transport import Transport
-from ...ranks.watch.span import span
+from ...ranks.watch.span import span_of_package
 from ...replicas.assignment import lose_components, lose_values
 from .commit import Committing, Guarded
 from .losses import Loss
@@ -90,7 +90,7 @@ class Keeper:
             snapshot = take(self._strategy, objects, reuse=self._reusable)
         return Committing(site, options, list(objects), snapshot)
 
-    @span("ElasticState.commit", kind="commit")
+    @span_of_package("ElasticState.commit", "commit")
     def commit(self) -> None:
         """Commits, on all ranks; see `ElasticState.commit`."""
         require_cross_replica(self._strategy, Committing.kind)
@@ -117,7 +117,7 @@ class Keeper:
             return False
         return survivors.is_fault_tolerant and self._strategy.engine.transport.loss is not None
 
-    @span("recovery from a loss", kind="recovery")
+    @span_of_package("recovery from a loss", "recovery")
     def recover(self) -> None:
         """Leaves lost ranks behind, and goes back to the last commit. All living ranks come here.
 
