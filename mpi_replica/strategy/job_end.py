@@ -181,7 +181,7 @@ def _tell_that_it_ends(cause: str = "", seconds: float = math.inf) -> bool:
     for survivors in _survivors:
         survivors.say_farewell(cause)
     # All at once: another rank may be in a call of the second strategy, and leave the first later.
-    left = [e.agreement.leaving(cause) for e in _engines if e.is_in_its_thread()]
+    left = [e.agreement.leaving(cause) for e in _engines if e.may_end_here()]
     try:
         return _go_through(left, limit)
     except Exception as error:  # they can't be told, and would wait for ever

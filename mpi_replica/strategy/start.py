@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ..collectives.agreement.site import call_site
 from ..core.argument_checks import integer
 from ..core.exceptions import LaunchError, MPIReplicaError, RankLostError, add_note, text_of
 from ..core.jax_state import ask_for_devices
@@ -21,6 +24,7 @@ from ..ranks.single import SingleTransport
 from ..ranks.survivors import Survivors
 from ..ranks.transport import Transport
 from ..ranks.watch import event_log
+from ..ranks.watch.strategy_watch import stall_seconds
 
 _NUM_REPLICAS = "MPI_REPLICA_NUM_REPLICAS"
 _SPARES = "MPI_REPLICA_SPARES"
@@ -112,10 +116,36 @@ def start(
         survivors.share(terms)
         return transport, terms
 
-    transport, terms = survivors.come_together(begin)
+    with _reported(survivors, call_site().line):
+        transport, terms = survivors.come_together(begin)
     _prepare_libraries(terms.layout, may_grow=survivors.is_fault_tolerant)
     tell(num_replicas=terms.layout.num_replicas)
     return transport, terms, survivors
+
+
+@contextlib.contextmanager
+def _reported(survivors: Survivors, line: str) -> Iterator[None]:
+    """Reports a long wait: a strategy that is being made has no watch, and hears of no other rank.
+
+    Another thread does, since this one waits within the library.
+    """
+    seconds = stall_seconds()
+    report = threading.Timer(
+        seconds,
+        _log.warning,
+        (
+            "rank %d of %d has waited %g s to make a strategy at %s: not all ranks of the"
+            " communicator do. Make it on all of them, as often and in the same order as other"
+            " strategies, or give it the communicator of those that do.",
+            *(survivors.rank, survivors.size, seconds, line),
+        ),
+    )
+    report.daemon = True
+    report.start()
+    try:
+        yield
+    finally:
+        report.cancel()
 
 
 def _prepare_libraries(layout: Layout, *, may_grow: bool) -> None:
