@@ -26,7 +26,17 @@ from .agreement.group import Group
 from .agreement.site import CallSite, FunctionIdentity, call_site, function_identity
 from .agreement.stand import LeafDescription
 from .agreement.steps import Steps
-from .arguments import Elsewhere, Held, bytes_of, held_by, joined, largest, pack, unpack_all
+from .arguments import (
+    Elsewhere,
+    Held,
+    Packed,
+    bytes_of,
+    held_by,
+    joined,
+    largest,
+    pack,
+    unpack_all,
+)
 from .blobs import all_blobs, payload_of
 from .collection import gathered
 from .engine import Engine
@@ -84,7 +94,7 @@ class MergeCall(Call):
             components = [component_of(leaf, replica_id) for leaf in self.leaves]
             self.leaves, self.originals = as_constants(components)
             self.shared = [is_shared(leaf) for leaf in self.leaves]
-        self.packed = pack(self.leaves) if engine.layout.size > 1 else ([], b"")
+        self.packed = self._packed() if engine.layout.size > 1 else ([], b"")
         self.identify((identity.digest, nest.key(self.structure), tuple(self.shared)))
 
     def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
@@ -120,6 +130,21 @@ class MergeCall(Call):
         ]
         args, kwargs = nest.unflatten(self.structure, merged)
         return [(scope, args, kwargs)]
+
+    def _packed(self) -> Packed:
+        try:
+            return pack(self.leaves)
+        except Exception:
+            for path, leaf in zip(nest.leaf_paths(self.structure), self.leaves, strict=True):
+                try:
+                    pack([leaf])
+                except Exception as error:
+                    raise TypeError(
+                        f"merge_call got {type(leaf).__name__} for value{path}, which can't travel"
+                        f" to the other ranks: {error} Pass arrays, numbers, texts, or objects that"
+                        " pickle knows."
+                    ) from error
+            raise
 
     def _written(self, calls: Sequence[MergeCall]) -> bytes:
         packed = [call.packed for call in calls]
@@ -186,10 +211,15 @@ class LazyPerReplica(PerReplica):
             self._gather()
         return tuple(entry.value for entry in self._column if isinstance(entry, Held))
 
-    def component(self, replica_id: int) -> Any:
-        entry = self._column[replica_id]
-        is_local = replica_id in self._scope.engine.layout.local_replica_ids
-        return entry.value if is_local and isinstance(entry, Held) else self.values[replica_id]
+    def components(self, replica_ids: Sequence[int]) -> list[Any]:
+        """Return the components of these replicas; those of this rank without communication."""
+        local_replica_ids = self._scope.engine.layout.local_replica_ids
+        return [
+            entry.value
+            if i in local_replica_ids and isinstance(entry := self._column[i], Held)
+            else self.values[i]
+            for i in replica_ids
+        ]
 
     def _texts(self, show: Callable[[Any], str]) -> list[str]:
         return [

@@ -405,17 +405,20 @@ def component_of(value: Any, replica_id: int, num_replicas: int | None = None) -
     if isinstance(value, PerReplica):
         if num_replicas is not None:
             value.require(num_replicas)
-        return value.component(replica_id)
+        return value.components((replica_id,))[0]
     if isinstance(value, Mirrored):
         return value.value
     return value
 
 
-def local_results(value: Any, layout: Layout) -> tuple[Any, ...]:
+def local_results(
+    value: Any, layout: Layout, replica_ids: Sequence[int] | None = None
+) -> tuple[Any, ...]:
     """Returns the components of the nest `value` that are here; a nest for each replica.
 
     Those of all replicas where they are at hand, otherwise those of the local ones. A value that
-    is not distributed, and no nest, comes back alone.
+    is not distributed, and no nest, comes back alone; a nest without distributed values comes for
+    each of `replica_ids`, by default the local ones.
     """
     leaves, structure = nest.flatten(value)
     local_replica_ids = layout.local_replica_ids
@@ -432,7 +435,7 @@ def local_results(value: Any, layout: Layout) -> tuple[Any, ...]:
             return (leaf,)
         components = leaf.components(local_replica_ids)
         return (leaf.shared_value(),) if components is None else tuple(components)
-    ids = min(held, key=len) if held else local_replica_ids
+    ids = min(held, key=len) if held else replica_ids or local_replica_ids
     rows = []
     for leaf in leaves:
         row = leaf.components(ids) if isinstance(leaf, DistributedValues) else [leaf] * len(ids)

@@ -14,9 +14,10 @@ from ..core import nest
 from ..core.array_libraries import as_constants, copy_of
 from ..core.context import State, entered
 from ..core.library_state import LibraryState
-from ..core.values import DistributedValues, Mirrored, PerReplica, component_of
+from ..core.values import DistributedValues, Mirrored, component_of
+from .memory_of_replicas import MemoryOfReplicas
 
-# Leaves of a result above this size are not compared between ranks.
+# Of leaves of a result above this size dtype and shape are compared between ranks.
 _HASHED_BYTES = 1 << 16
 
 
@@ -28,7 +29,7 @@ def perform_alone(strategy: StrategyBase, call: Call) -> Any:
     result = strategy.engine.perform([call])[0]
     if not isinstance(call, MergeCall):
         return result
-    return unpacked(run_merge_fn(strategy, call, *result), [0], call.originals)[0]
+    return unpacked(run_merge_fn(strategy, call, *result), [0], [call])[0]
 
 
 def run_merge_fn(
@@ -73,25 +74,39 @@ def invoke_merge_fn(
     return library_state.hold_in(functools.partial(merge_fn, strategy, *args, **kwargs))
 
 
-def unpacked(value: Any, replica_ids: Sequence[int], originals: Mapping[int, Any]) -> list[Any]:
+def unpacked(value: Any, replica_ids: Sequence[int], calls: Sequence[MergeCall]) -> list[Any]:
     """Returns, for each local replica, the nest `value` with its component of each PerReplica.
 
-    Each replica may write into the arrays that it gets: they must not be those of another one. What
-    a ``merge_fn`` gives back as it got it is the replica's own argument, by `originals`.
+    Each replica may write into the arrays that it gets: they must not be those of another one, nor
+    what another one has passed to its call. What a ``merge_fn`` gives back as it got it is the
+    replica's own argument.
     """
     if value is None:
         return [None] * len(replica_ids)
+    originals: dict[int, Any] = {}
+    for call in calls:
+        originals |= call.originals
+    memory = MemoryOfReplicas()
+    if len(replica_ids) > 1:
+        for i, call in zip(replica_ids, calls, strict=True):
+            for leaf in call.leaves:
+                memory.add(leaf, i)
 
-    def component(leaf: Any, replica_id: int) -> Any:
+    def component(leaf: Any, replica_id: int, copies: dict[int, Any]) -> Any:
         own = component_of(leaf, replica_id)
         own = originals.get(id(own), own)
-        is_shared = replica_id != replica_ids[0] and not isinstance(leaf, PerReplica)
-        return copy_of(own) if is_shared else own
+        if len(replica_ids) == 1:
+            return own
+        if id(own) not in copies:  # what it gets twice is one thing, as where it gets the original
+            copies[id(own)] = copy_of(own) if memory.is_of_another(own, replica_id) else own
+            memory.add(copies[id(own)], replica_id)
+        return copies[id(own)]
 
-    return [
-        nest.map_structure(lambda leaf, i=i: component(leaf, i), value)  # type: ignore[misc]
-        for i in replica_ids
-    ]
+    def of_replica(replica_id: int) -> Any:
+        copies: dict[int, Any] = {}
+        return nest.map_structure(lambda leaf: component(leaf, replica_id, copies), value)
+
+    return list(map(of_replica, replica_ids))
 
 
 def comparable(result: Any) -> Any:
@@ -100,8 +115,10 @@ def comparable(result: Any) -> Any:
     def of_leaf(leaf: Any) -> Any:
         if isinstance(leaf, Mirrored):
             leaf = leaf.value
-        if isinstance(leaf, DistributedValues) or getattr(leaf, "nbytes", 0) > _HASHED_BYTES:
+        if isinstance(leaf, DistributedValues):
             return None
+        if getattr(leaf, "nbytes", 0) > _HASHED_BYTES:
+            return str(leaf.dtype), tuple(leaf.shape)
         return leaf
 
     return nest.map_structure(of_leaf, result)

@@ -32,6 +32,9 @@ class Place(Protocol):
     def settle(self) -> None:
         """Raises what has come up elsewhere, where the others are still to be told."""
 
+    def will_draw(self, generator: np.random.Generator) -> None:
+        """Notes that the replica uses its generator."""
+
     def check_devices(self, devices: Sequence[Any]) -> None:
         """Raises where a function on these devices of JAX would be in the way of other replicas."""
 
@@ -160,7 +163,10 @@ class Replica(AbstractReplicaContext):
         }
         """
         require_unstaged("rng", "was used")
-        return self._strategy.generators.of_replica(self.replica_id)
+        generator = self._strategy.generators.of_replica(self.replica_id)
+        if self._place is not None:
+            self._place.will_draw(generator)
+        return generator
 
     @property
     def _engine(self) -> Engine:

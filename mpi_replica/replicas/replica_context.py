@@ -255,19 +255,21 @@ class ReplicaContext(Replica):
         -------
         object
             What `merge_fn` returned; of each PerReplica in it, this replica's component. An
-            argument that it returns unchanged is the replica's own, with its graph.
+            argument that it returns unchanged is the replica's own, with its graph; arrays that
+            are, or were given to, another replica's are copied.
 
         Raises
         ------
         CollectiveMismatchError
             The replicas gave different functions, or are at different calls; on every rank. Also
             where what `merge_fn` returned differs between ranks, because it used something from
-            outside: pass what differs through `args`.
+            outside: pass what differs through `args`. Of arrays above 64 KiB shape and dtype are
+            compared, of a PerReplica nothing.
         StructureMismatchError
             The nests of the arguments differ; on every rank.
         TypeError, ValueError
             `merge_fn` can't be called; `args` is no tuple or list; `kwargs` is no mapping; an
-            object that is no array has 2 GiB or more, as pickle writes it.
+            object that is no array can't be pickled, or has 2 GiB or more as pickle writes it.
 
         Notes
         -----

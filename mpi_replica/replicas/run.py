@@ -84,6 +84,8 @@ class Run(SharedRun):
             finally:
                 log.add_span(self.identity.text, "run", begun, current_state())
         except BaseException as error:
+            for seat in self.seats:
+                seat.put_random_numbers_back()
             let_go(error)
             raise
         finally:
@@ -160,17 +162,11 @@ class Run(SharedRun):
             originals = {call.replica_ids[0]: call.error for call in failed if call.error}
             self.engine.report(stands, originals, calls[0])
         results = self.engine.perform(calls)
-        if isinstance(calls[0], MergeCall):
-            originals = {}
-            for call in calls:
-                if isinstance(call, MergeCall):
-                    originals.update(call.originals)
-            return self._merge(calls[0], originals, *results[0])
-        return results
+        merge_calls = [call for call in calls if isinstance(call, MergeCall)]
+        return self._merge(merge_calls, *results[0]) if merge_calls else results
 
-    def _merge(
-        self, call: MergeCall, originals: dict[int, Any], scope: Any, args: Any, kwargs: Any
-    ) -> list[Any]:
+    def _merge(self, calls: list[MergeCall], scope: Any, args: Any, kwargs: Any) -> list[Any]:
+        call = calls[0]
         result = run_merge_fn(self.strategy, call, scope, args, kwargs)
         if self.engine.layout.size > 1:
             advice = (
@@ -182,7 +178,7 @@ class Run(SharedRun):
             self.engine.agreement.notes.add(
                 Note(what, call.site, digest, advice, "CollectiveMismatchError")
             )
-        return unpacked(result, [seat.replica_id for seat in self.seats], originals)
+        return unpacked(result, [seat.replica_id for seat in self.seats], calls)
 
     def _deal_with(self, error: BaseException, waiting: Sequence[Seat]) -> BaseException:
         """Passes an error on to the replicas, and to the other ranks where they don't know it.
@@ -228,7 +224,8 @@ class Run(SharedRun):
                 originals[seat.replica_id] = seat.error
                 stands.append(agreement.failed_stand(end, seat.error, "raised"))
             elif seat.status == "returned":
-                stands.append(Stand(ids, "returned", end.describe(), None, self.ordinal))
+                its_end = self._run_end(seat.value, seat.replica_id)
+                stands.append(Stand(ids, "returned", its_end.describe(), None, self.ordinal))
         self.engine.report(stands, originals, end)
 
     def _end(self, kept: KeptByRuns) -> Any:
@@ -244,8 +241,10 @@ class Run(SharedRun):
         else:
             ends = [self._run_end(seat.value, seat.replica_id) for seat in seats]
         kinds = self.engine.perform(ends)[0]
-        if is_empty and kinds == _NO_VALUE:
-            return None
+        if is_empty:
+            if kinds == _NO_VALUE:
+                return None
+            kept.empty_ends.clear()  # this one has become that of values
         leaves: list[Any] = []
         for index, kind in enumerate(kinds):
             if kind == "none":

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import greenlet
+import numpy as np
 
 from ..collectives.agreement.agreement import CurrentRun
 from ..collectives.agreement.call import Call
@@ -65,6 +66,8 @@ class Seat:
     worker: Worker = cast("Worker", None)
     #: Of torch's tensors that it contributes, where replicas of its rank may share them.
     versions: Any = None
+    #: Its generator, if it was used, and the state in which the run has found it.
+    _random: tuple[np.random.Generator, Any] | None = None
     _refusals = 0
 
     def __init__(
@@ -86,6 +89,21 @@ class Seat:
     def is_over(self) -> bool:
         """Whether the step function has come to its end."""
         return self.status in ("returned", "raised")
+
+    def will_draw(self, generator: np.random.Generator) -> None:
+        """Notes that the replica uses its generator."""
+        if self._random is None:
+            self._random = generator, generator.bit_generator.state
+
+    def put_random_numbers_back(self) -> None:
+        """Has the replica draw the same numbers again.
+
+        Of a run that fails some replicas may not have begun, and which depends on who shares a
+        rank.
+        """
+        if self._random is not None:
+            generator, state = self._random
+            generator.bit_generator.state = state
 
     @boundary
     def work(self) -> None:

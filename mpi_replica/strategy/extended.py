@@ -317,6 +317,9 @@ class StrategyExtended:
         {'seed': Mirrored:7}
         """
         require_cross_replica(self._strategy, "broadcast_to")
+        for leaf in nest.flatten(value)[0]:
+            if isinstance(leaf, PerReplica):
+                _ = leaf.values  # large arguments of a merge_fn come now: on all ranks, or on none
 
         engine, kind = self._strategy.engine, "broadcast_to"
         result = engine.cross_replica(

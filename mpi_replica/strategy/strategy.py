@@ -12,10 +12,10 @@ from ..collectives.agreement.site import call_site
 from ..collectives.engine import Engine
 from ..core import nest
 from ..core.argument_checks import check_call
-from ..core.context import Scope, require_cross_replica
+from ..core.context import Scope, current_state, require_cross_replica
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.randomness import Generators
-from ..core.values import PerReplica, component_of, local_results
+from ..core.values import Mirrored, PerReplica, component_of, local_results
 from ..ranks import blas
 from ..replicas.kept_by_runs import KeptByRuns
 from ..replicas.run import Run
@@ -154,7 +154,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             ``threading.local`` is a replica's own, what torch keeps for a thread is as the caller
             has it, and ``signal.signal`` can't be called.
         args, kwargs : tuple or list, and mapping
-            Nests. Each replica gets its component of a `DistributedValues` leaf; variables are
+            Nests. Each replica gets its component of a `DistributedValues` leaf; the array of a
+            `Mirrored` can't be written to, since the replicas of a rank share it. Variables are
             passed whole, all else by reference. Containers are new for each replica.
         options : CommunicationOptions, optional
             For the agreement at the end.
@@ -224,7 +225,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             if isinstance(leaf, PerReplica):
                 leaf.require(layout.num_replicas)
         return [
-            (i, *nest.unflatten(structure, [component_of(leaf, i) for leaf in leaves]))
+            (i, *nest.unflatten(structure, [_passed(leaf, i) for leaf in leaves]))
             for i in layout.local_replica_ids
         ]
 
@@ -353,8 +354,19 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         >>> strategy.experimental_local_results(strategy.run(lambda: 7))
         (7, 7)
         """
-        return local_results(value, self.engine.layout)
+        layout, state = self.engine.layout, current_state()
+        is_in_merge_fn = state is not None and state.kind == "merge_fn"
+        return local_results(value, layout, range(layout.num_replicas) if is_in_merge_fn else None)
 
     def name_of_variable(self, value: Any) -> str | None:
         """Return a name for a variable, the same on all ranks; None for anything else."""
         return value.identity if isinstance(value, Variable) else None
+
+
+def _passed(value: Any, replica_id: int) -> Any:
+    """Returns what a replica gets for an argument of its run."""
+    own = component_of(value, replica_id)
+    if isinstance(value, Mirrored) and isinstance(own, np.ndarray):
+        own = own.view()
+        own.flags.writeable = False
+    return own

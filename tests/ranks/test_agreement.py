@@ -202,6 +202,30 @@ def test_a_name_makes_runs_at_two_lines_one_call(strategy):
     check_works(strategy)
 
 
+def test_none_from_all_replicas_is_none_also_after_one_of_them_returned_a_value(strategy):
+    values = [1.0, None, None, 2.0, None]
+
+    def step(value):
+        return None if mr.get_replica_context().replica_id_in_sync_group else value
+
+    # one call site, as in the loop of a training
+    found = [strategy.run(step, args=(value,)) for value in values]
+    assert [one is None for one in found] == [one is None for one in values]
+
+
+def test_what_a_replica_returned_is_told_alike_whoever_shares_its_rank(strategy):
+    needs_two_replicas(strategy)
+
+    def step():
+        ctx = mr.get_replica_context()
+        return 5.0 if ctx.replica_id_in_sync_group == 0 else ctx.all_reduce("SUM", 1.0)
+
+    error = raises_everywhere(CALL, lambda: strategy.run(step))
+    assert "none" not in str(error)
+    assert "value" in str(error)
+    check_works(strategy)
+
+
 def test_none_on_some_replicas_is_no_mistake(strategy):
     """Decision 2: None from all R replicas is None, all else a PerReplica."""
 

@@ -177,6 +177,20 @@ def test_broadcast_to_gives_an_array_that_is_nobody_elses(strategy):
     assert result.flags.c_contiguous
 
 
+def test_a_replica_can_not_write_into_what_was_broadcast(strategy):
+    """The replicas of a rank share it."""
+    given = strategy.extended.broadcast_to({"w": np.arange(3.0)})
+
+    def step(given):
+        with pytest.raises(ValueError, match="read-only"):
+            given["w"] += 1
+        return given["w"] + 1
+
+    for found in strategy.experimental_local_results(strategy.run(step, args=(given,))):
+        assert found.tolist() == [1, 2, 3]
+    assert given["w"].value.flags.writeable
+
+
 def test_broadcast_to_does_not_compare_what_other_ranks_pass(strategy):
     value = np.arange(3) if strategy.rank == 0 else None
     assert on_all_ranks(strategy.extended.broadcast_to(value)) == [0, 1, 2]

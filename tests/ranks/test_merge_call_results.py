@@ -25,6 +25,121 @@ def test_writing_into_a_result_does_not_reach_other_replicas(strategy, wrap):
         assert result.tolist() == [count * 2.0**replica] * 2
 
 
+def test_replicas_may_change_their_arrays_with_each_other(strategy):
+    """As parallel tempering does: on one rank, too, each gets the values of another one."""
+
+    def changed(strategy, x):
+        values = strategy.experimental_local_results(x)
+        return mr.PerReplica(values[1:] + values[:1])
+
+    def step():
+        ctx = mr.get_replica_context()
+        mine = np.full(3, float(ctx.replica_id_in_sync_group))
+        mine[:] = ctx.merge_call(changed, (mine,))
+        return mine
+
+    count = strategy.num_replicas_in_sync
+    results = strategy.experimental_local_results(strategy.run(step))
+    for replica, result in zip(strategy.local_replica_ids, results, strict=True):
+        assert result.tolist() == [(replica + 1) % count] * 3
+
+
+@pytest.mark.parametrize("size", [3, 20_000])
+@pytest.mark.parametrize("is_per_replica", [True, False])
+def test_the_array_of_one_replica_stays_its_own_where_all_get_it(strategy, size, is_per_replica):
+    last = strategy.num_replicas_in_sync - 1
+
+    def merge(strategy, x):
+        best = strategy.experimental_local_results(x)[last]
+        return mr.PerReplica([best] * (last + 1)) if is_per_replica else best
+
+    def step():
+        ctx = mr.get_replica_context()
+        mine = np.full(size, float(ctx.replica_id_in_sync_group))
+        best = ctx.merge_call(merge, (mine,))
+        best += 1 + ctx.replica_id_in_sync_group
+        return mine[0], best[-1], best is mine
+
+    results = strategy.experimental_local_results(strategy.run(step))
+    for replica, found in zip(strategy.local_replica_ids, results, strict=True):
+        best = last + 1.0 + replica
+        assert found == (best if replica == last else replica, best, replica == last)
+
+
+def test_what_a_replica_gets_twice_is_one_thing_on_all_replicas(strategy):
+    def step():
+        ctx = mr.get_replica_context()
+        one, other = ctx.merge_call(lambda s, x: (s.reduce("SUM", x, None),) * 2, (np.ones(2),))
+        one += 1
+        return one is other
+
+    assert set(strategy.experimental_local_results(strategy.run(step))) == {True}
+
+
+@pytest.mark.parametrize("size", [3, 20_000])
+def test_merge_fn_may_look_at_one_component_and_broadcast_all(strategy, size):
+    """Also of large arguments, which come when all ranks look at them."""
+    last = strategy.num_replicas_in_sync - 1
+
+    def merge(strategy, x):
+        given = strategy.extended.broadcast_to(x)
+        return float(x.component(last)[-1]), float(given.component(last)[0])
+
+    def step():
+        ctx = mr.get_replica_context()
+        return ctx.merge_call(merge, (np.full(size, float(ctx.replica_id_in_sync_group)),))
+
+    for found in strategy.experimental_local_results(strategy.run(step)):
+        assert found == (last, last)
+
+    def outside(strategy, x):
+        return x.component(-1)
+
+    def wrong():
+        return mr.get_replica_context().merge_call(outside, (np.zeros(size),))
+
+    error = raises_everywhere(ValueError, lambda: strategy.run(wrong))
+    assert "none for replica -1" in str(error)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("nest", [{}, (), {"a": 1}, {"a": [None]}], ids=repr)
+def test_local_results_in_merge_fn_are_those_of_all_replicas_for_any_nest(strategy, nest):
+    def merge(strategy):
+        return strategy.experimental_local_results(nest)
+
+    def step():
+        return len(mr.get_replica_context().merge_call(merge))
+
+    lengths = strategy.experimental_local_results(strategy.run(step))
+    assert set(lengths) == {strategy.num_replicas_in_sync}
+    assert len(strategy.experimental_local_results(nest)) == len(strategy.local_replica_ids)
+
+
+def test_large_results_of_other_shapes_on_some_ranks_are_an_error_everywhere(strategy):
+    if strategy.size == 1:
+        pytest.skip("one rank has one result")
+    sizes = [20_000 + (rank == strategy.size - 1) for rank in range(strategy.size)]
+
+    def apart():
+        strategy.run(lambda: mr.get_replica_context().merge_call(lambda s: np.zeros(sizes[s.rank])))
+        strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1.0))
+
+    raises_everywhere(mr.errors.CollectiveMismatchError, apart)
+
+
+def test_an_object_that_can_not_travel_is_told_with_its_place(strategy):
+    if strategy.size == 1:
+        pytest.skip("on one rank nothing travels")
+
+    def step():
+        return mr.get_replica_context().merge_call(lambda s, x: 1, ({"a": (lambda: 1)},))
+
+    error = raises_everywhere(TypeError, lambda: strategy.run(step))
+    assert "merge_call got function for value[0][0]['a'], which can't travel" in str(error)
+    check_works(strategy)
+
+
 def test_a_failed_run_refuses_the_collectives_of_merge_fn_on_the_other_ranks(strategy):
     """Decision 16: one rank raises, and cleaning up on the others puts nothing out of step."""
     needs_two_replicas(strategy)

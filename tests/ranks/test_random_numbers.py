@@ -63,6 +63,26 @@ def test_a_replica_that_draws_more_than_the_others_draws_for_itself_alone(strate
         assert all(one != other for one, other in zip(found[1:], first[1:], strict=True))
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
+def test_a_run_that_fails_draws_nothing_whoever_shares_a_rank(strategy, first):
+    """Some replicas of a rank have not begun when another one of it fails."""
+    count = strategy.num_replicas_in_sync
+    fails = 0 if first else count - 1
+    with make(strategy, seed=5) as mine:
+
+        def step():
+            draw()
+            if mr.get_replica_context().replica_id_in_sync_group == fails:
+                raise KeyError("once")
+            draw()
+
+        draws(mine)
+        for _ in range(2):
+            error = raises_everywhere(KeyError, lambda: mine.run(step))
+        assert "once" in str(error)
+        assert draws(mine) == at_hand(5, count, times=2)
+
+
 def test_all_ranks_draw_the_same_above_the_replicas(strategy):
     with make(strategy, seed=7) as seeded, make(strategy) as unseeded:
         for one in (seeded, unseeded):
