@@ -142,7 +142,8 @@ class Replica(AbstractReplicaContext):
         """The random numbers of this replica: other ones than those of any other replica.
 
         A generator that depends on the ``seed`` of the strategy and on the id of the replica, never
-        on the rank that hosts it. It goes on from one ``run`` to the next.
+        on the rank that hosts it. It goes on from one ``run`` to the next; a run that fails, and
+        has asked for it, leaves it as it was.
 
         Raises
         ------
