@@ -1,5 +1,6 @@
 """Programs whose ranks end at different places (DESIGN.md section 8)."""
 
+import os
 import textwrap
 
 import pytest
@@ -84,6 +85,60 @@ def test_a_thread_that_ends_by_sys_exit_ends_nothing_else(launch):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("(np.int64(2),)") == 2
+
+
+def test_a_strategy_whose_thread_has_ended_on_one_rank_ends_with_the_program(launch):
+    done = launch(
+        """
+        import threading
+        from mpi4py import MPI
+
+        def train():
+            options = mr.CommunicationOptions(name="the same from anywhere")
+            strategy = mr.MPIStrategy()
+            total = strategy.run(
+                lambda: mr.get_replica_context().all_reduce("SUM", 1), options=options
+            )
+            print(strategy.experimental_local_results(total))
+
+        if MPI.COMM_WORLD.rank == 0:
+            thread = threading.Thread(target=train)
+            thread.start()
+            thread.join()
+        else:
+            train()
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("(np.int64(2),)") == 2
+
+
+def test_a_rank_that_waits_long_for_others_to_make_a_strategy_says_so(launch, tmp_path):
+    fifo = tmp_path / "reported"
+    os.mkfifo(fifo)
+    done = launch(
+        f"""
+        import logging, os
+        from mpi4py import MPI
+
+        class Reports(logging.Handler):
+            def emit(self, record):
+                print(record.getMessage(), flush=True)
+                open({str(fifo)!r}, "w").close()
+
+        os.environ["MPI_REPLICA_STALL_SECONDS"] = "0.1"
+        if MPI.COMM_WORLD.rank == 1:
+            open({str(fifo)!r}).close()  # until rank 0 has reported
+            os.environ["MPI_REPLICA_STALL_SECONDS"] = "1000"
+        else:
+            logging.getLogger("mpi_replica").addHandler(Reports())
+        strategy = mr.MPIStrategy()
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("rank 0 of 2 has waited 0.1 s to make a strategy at train.py:")
+    assert "Make it on all of them" in line
 
 
 def test_an_interrupt_that_came_in_the_last_exchange_is_not_lost(launch):

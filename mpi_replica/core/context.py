@@ -93,6 +93,12 @@ def current_state() -> State | None:
     return _state.get()
 
 
+def is_in_merge_fn() -> bool:
+    """Returns whether the code that runs now is a ``merge_fn``."""
+    state = current_state()
+    return state is not None and state.kind == "merge_fn"
+
+
 def swap_state(state: State | None) -> contextvars.Token[State | None]:
     """Makes `state` the current one; `restore_state` takes the token back."""
     return _state.set(state)

@@ -12,7 +12,13 @@ from ..collectives import cross_replica
 from ..collectives.broadcast import Broadcast
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
-from ..core.context import State, current_strategy, entered, require_cross_replica
+from ..core.context import (
+    State,
+    current_strategy,
+    entered,
+    is_in_merge_fn,
+    require_cross_replica,
+)
 from ..core.exceptions import ContextError
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.values import DistributedValues, Mirrored, PerReplica, per_replica
@@ -317,9 +323,10 @@ class StrategyExtended:
         {'seed': Mirrored:7}
         """
         require_cross_replica(self._strategy, "broadcast_to")
-        for leaf in nest.flatten(value)[0]:
-            if isinstance(leaf, PerReplica):
-                _ = leaf.values  # large arguments of a merge_fn come now: on all ranks, or on none
+        if is_in_merge_fn():  # whose large arguments come now: on all ranks, or on none
+            for leaf in nest.flatten(value)[0]:
+                if isinstance(leaf, PerReplica):
+                    _ = leaf.values
 
         engine, kind = self._strategy.engine, "broadcast_to"
         result = engine.cross_replica(

@@ -12,7 +12,7 @@ from ..collectives.agreement.site import call_site
 from ..collectives.engine import Engine
 from ..core import nest
 from ..core.argument_checks import check_call
-from ..core.context import Scope, current_state, require_cross_replica
+from ..core.context import Scope, is_in_merge_fn, require_cross_replica
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.randomness import Generators
 from ..core.values import Mirrored, PerReplica, component_of, local_results
@@ -354,9 +354,9 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         >>> strategy.experimental_local_results(strategy.run(lambda: 7))
         (7, 7)
         """
-        layout, state = self.engine.layout, current_state()
-        is_in_merge_fn = state is not None and state.kind == "merge_fn"
-        return local_results(value, layout, range(layout.num_replicas) if is_in_merge_fn else None)
+        layout = self.engine.layout
+        every = range(layout.num_replicas) if is_in_merge_fn() else None
+        return local_results(value, layout, every)
 
     def name_of_variable(self, value: Any) -> str | None:
         """Return a name for a variable, the same on all ranks; None for anything else."""
