@@ -16,6 +16,8 @@ import numpy as np
 
 from .array_ways import COMMON_TYPES, Array, JaxWay, StandardWay, TorchWay, Way, way_of
 from .gpu_tensors import ToGpus
+from .jax_state import JaxState
+from .thread_owners import is_stand_in
 from .torch_tensors import tensor_of
 
 #: Turns results into arrays of the libraries of what was given.
@@ -43,8 +45,14 @@ def way_back(leaves: Sequence[Any], *, is_of_call: bool = True) -> GiveBack | No
     if COMMON_TYPES.issuperset(map(type, leaves)):
         return None
     ways = [way_of(type(leaf)) for leaf in leaves]
+    if not any(ways):
+        return None
     to_gpus = ToGpus(leaves) if is_of_call else None
-    return functools.partial(_give, leaves, ways, to_gpus) if any(ways) else None
+    give = functools.partial(_give, leaves, ways, to_gpus)
+    if is_of_call and JaxWay in ways and is_stand_in() and (state := JaxState.of_this_thread()):
+        # another thread will give them, which may not have the x64 of this one, say
+        return functools.partial(state.hold_elsewhere, give)
+    return give
 
 
 def _give(

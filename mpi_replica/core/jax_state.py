@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 import numpy as np
 
 from . import nest
 from .exceptions import ContextError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # Each has threads of its own.
@@ -114,6 +115,16 @@ class JaxState(NamedTuple):
                 return function()
         finally:
             restore(self.options)
+
+    def hold_elsewhere(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls `function` with these options in a thread that has its own, which it gets back."""
+        restore = _internals().restore
+        own = _internals().options_of_thread()
+        restore(self.options)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            restore(own)
 
 
 def is_staged() -> bool:

@@ -13,7 +13,7 @@ from ..collectives.sparse import reduce_values
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.array_libraries import is_traced_by_jax, recorded_by_torch
-from ..core.context import current_state, current_strategy
+from ..core.context import current_state, current_strategy, is_in_merge_fn
 from ..core.exceptions import ContextError
 from ..core.jax_state import require_version
 from ..core.options import CommunicationOptions, ReduceOp
@@ -346,7 +346,7 @@ class ReplicaContext(Replica):
             self._check_is_only(call)
             return
         if current is None:
-            where = "a merge_fn" if state is not None and state.kind == "merge_fn" else "scope()"
+            where = "a merge_fn" if is_in_merge_fn() else "scope()"
             raise ContextError(
                 f"{call} was called in cross-replica context ({where}): it needs a replica. Use"
                 f" {instead}."

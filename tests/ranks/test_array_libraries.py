@@ -208,6 +208,26 @@ def test_the_average_loss_is_computed_by_torch_itself_and_can_be_differentiated(
         np.testing.assert_allclose(gradient, 2 * number / rows)
 
 
+def test_results_have_the_precision_that_the_replica_asks_jax_for(strategy):
+    """Its options are those of a thread, and another one performs calls of several replicas."""
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    count = strategy.num_replicas_in_sync
+
+    def step():
+        context = mr.get_replica_context()
+        with jax.enable_x64(True):
+            total = context.all_reduce("SUM", jax.numpy.int64(2**40 + 1))
+            mean = context.all_reduce("MEAN", {"x": jax.numpy.float64(0.1)})["x"]
+            rows = context.all_gather(jax.numpy.arange(2) + 2**40 * replica_id(), axis=0)
+        narrow = context.all_reduce("SUM", jax.numpy.ones(2))
+        return int(total), float(mean), rows.tolist(), narrow.dtype
+
+    every = [2**40 * i + row for i in range(count) for row in range(2)]
+    for found in results(strategy, step):
+        assert found == (count * (2**40 + 1), pytest.approx(0.1, rel=1e-15), every, np.float32)
+    assert (jax.numpy.ones(2) * 2).dtype == np.float32
+
+
 def test_the_average_loss_is_computed_where_jax_traces_if_the_batch_size_is_given(strategy):
     jax = pytest.importorskip("jax", reason="jax is not installed")
 
