@@ -242,6 +242,17 @@ def _inside(value: Any, *keys: str) -> Any:
     return inner if key in keys else None
 
 
+def structure_of(value: Any) -> Any:
+    """Returns what stands for a value without its numbers and texts; the keys of mappings stay."""
+    if isinstance(value, list):
+        return [structure_of(item) for item in value]
+    if not isinstance(value, dict):
+        return type(value).__name__
+    if (pairs := _inside(value, _DICT, _COUNTER)) is not None:
+        return {next(iter(value)): [[key, structure_of(item)] for key, item in pairs]}
+    return {key: structure_of(item) for key, item in value.items()}
+
+
 def array_name(value: Any) -> str | None:
     """Returns the name of the array that `value` stands for; None where it stands for none.
 

@@ -25,6 +25,7 @@ from ..core.exceptions import CheckpointError
 from ..core.options import CommunicationOptions
 from . import files
 from .abandoned_saves import remove_abandoned_saves
+from .encoder import structure_of
 from .index import ArrayRecord, Index, index_path, packed, packed_record, unpacked_record
 
 
@@ -70,7 +71,7 @@ class Saving(Call):
         self._leaves = tuple(
             LeafDescription(wire_name(array.dtype), array.shape) for array in arrays.values()
         )
-        self._structure = json.dumps(_shape_of(self.state))
+        self._structure = json.dumps(structure_of(self.state))
         # Not by `identify`, which keeps what it is given: that is large, and of another path each
         # time.
         description = self.describe()
@@ -176,12 +177,3 @@ def _shares(arrays: Mapping[str, Array], size: int) -> list[list[str]]:
         shares[rank].append(name)
         loads[rank] += arrays[name].nbytes
     return shares
-
-
-def _shape_of(state: Any) -> Any:
-    """Returns the structure of state, without its numbers and texts."""
-    if isinstance(state, dict):
-        return {key: _shape_of(item) for key, item in state.items()}
-    if isinstance(state, list):
-        return [_shape_of(item) for item in state]
-    return type(state).__name__

@@ -1,5 +1,6 @@
 """Checkpoints that can't be saved or restored: an error on one rank is the same one on all."""
 
+import collections
 import errno
 import os
 import shutil
@@ -279,6 +280,7 @@ def test_a_read_only_folder_is_an_error_on_all(strategy, path):
 
 # What the ranks disagree in
 
+ONES, ZEROS = np.ones(3), np.zeros(3)
 DIFFERENT = {
     "a shape": ({"w": np.zeros(3)}, {"w": np.zeros(4)}),
     "a dtype": ({"w": np.zeros(3)}, {"w": np.zeros(3, "f4")}),
@@ -287,6 +289,17 @@ DIFFERENT = {
     "a kind": ({"w": np.zeros(())}, {"w": 0.0}),
     "a length": ({"w": [1, 2]}, {"w": [1, 2, 3]}),
     "a key": ({"w": {"a": 1, "b": 2}}, {"w": {"a": 1, "c": 2}}),
+    "a key that is no text": ({"w": {1: 0, 2: 0}}, {"w": {1: 0, 3: 0}}),
+    "the order of keys": ({"w": {"a": ONES, "b": ZEROS}}, {"w": {"b": ZEROS, "a": ONES}}),
+    "the order of numbers": ({"w": {1: ONES, 0: ZEROS}}, {"w": {0: ZEROS, 1: ONES}}),
+    "the order of tuples": ({"w": {(1,): ONES, (0,): ZEROS}}, {"w": {(0,): ZEROS, (1,): ONES}}),
+    "the order of $": ({"w": {"$1": ONES, "$0": ZEROS}}, {"w": {"$0": ZEROS, "$1": ONES}}),
+    "the order in a state": (
+        {"w": Stateful(s={1: ONES, 0: ZEROS})},
+        {"w": Stateful(s={0: ZEROS, 1: ONES})},
+    ),
+    "what is counted": ({"w": collections.Counter("ab")}, {"w": collections.Counter("ac")}),
+    "the order of counts": ({"w": collections.Counter("ab")}, {"w": collections.Counter("ba")}),
 }
 
 

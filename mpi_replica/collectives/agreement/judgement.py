@@ -276,7 +276,7 @@ def _structure_difference(calls: _Calls, layout: Layout) -> StructureMismatchErr
         difference = f"{a} on {one}, {b} on {other}"
     return StructureMismatchError(
         f"{first.kind} got different structures at {_places(calls)}: {difference}. Pass the same"
-        " nest, with the same keys and containers, on every replica."
+        " nest, with the same keys and containers in the same order, on every replica."
     )
 
 
