@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pickle
+import re
 import sys
 import tracemalloc
 import zlib
@@ -157,6 +158,12 @@ def test_a_missing_checkpoint_is_an_error_that_names_the_index(path):
     make_checkpoint(path)
     os.unlink(data_file(path))
     refused(path)
+
+
+@pytest.mark.parametrize("name", ["save", "_objects", "$array", "$x"])
+def test_a_name_that_the_checkpoint_needs_is_refused_before_anything_is_saved(name):
+    with pytest.raises(ValueError, match=rf"named '{re.escape(name)}'.* Give it another one\."):
+        mr.Checkpoint(mr.get_strategy(), **{name: 1})
 
 
 def test_saving_twice_leaves_exactly_the_new_files(path):

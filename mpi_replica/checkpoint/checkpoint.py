@@ -47,8 +47,8 @@ class Checkpoint:
     Raises
     ------
     ValueError
-        A name is that of a method. Where it is saved or restored: its variables belong to several
-        strategies.
+        A name is that of a method, or begins with _ or $. Where it is saved or restored: its
+        variables belong to several strategies.
 
     Notes
     -----
@@ -72,12 +72,12 @@ class Checkpoint:
 
     def __init__(self, strategy: StrategyBase | None = None, /, **objects: Any) -> None:
         names = sorted(
-            name for name in objects if hasattr(type(self), name) or name.startswith("_")
+            name for name in objects if hasattr(type(self), name) or name.startswith(("_", "$"))
         )
         if names:
             raise ValueError(
-                f"Checkpoint can't have an object named {names[0]!r}: that is one of its own names."
-                " Give it another one."
+                f"Checkpoint can't have an object named {names[0]!r}: the names of its methods, and"
+                " those that begin with _ or $, are its own. Give it another one."
             )
         self._given_strategy = strategy
         self.__dict__.update(objects)
