@@ -215,6 +215,17 @@ def test_what_can_be_no_key_is_a_type_error_that_says_where(key):
         encoded({"a": 1, key: 2})
 
 
+def test_a_key_that_is_nested_too_deep_is_an_error_that_says_where():
+    key = ()
+    for _ in range(99):
+        key = (key,)
+    assert there_and_back({key: 1}) == {key: 1}
+    for _ in range(3):
+        key = (key,)
+    with pytest.raises(ValueError, match=r"100 levels deep \(the keys of checkpoint\.x"):
+        encoded({key: 1})
+
+
 def test_a_masked_array_is_a_type_error():
     with pytest.raises(TypeError, match="masked"):
         encoded([np.ma.masked_array([1, 2], [0, 1])])

@@ -386,12 +386,14 @@ def _is_data(saved: Any) -> bool:
 
 
 def variables_in(live: Any) -> Iterator[AbstractVariable]:
-    """Returns the variables in a nest; nothing in it need be made anew (see `nest`)."""
-    if isinstance(live, AbstractVariable):
-        yield live
-    elif isinstance(live, (Mapping, list, tuple)):
-        for item in live.values() if isinstance(live, Mapping) else live:
-            yield from variables_in(item)
+    """Returns the variables in a nest, however deep; nothing in it need be made anew (see `nest`)."""
+    found, opened = [live], set()
+    for value in found:
+        if isinstance(value, AbstractVariable):
+            yield value
+        elif isinstance(value, (Mapping, list, tuple)) and id(value) not in opened:
+            opened.add(id(value))  # a list may contain itself
+            found += value.values() if isinstance(value, Mapping) else value
 
 
 def _has_objects(live: Any) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -27,6 +28,9 @@ _ARRAY, _SCALAR, _TENSOR, _BYTES, _COMPLEX = "$array", "$scalar", "$tensor", "$b
 _TUPLE, _DICT, _COUNTER = "$tuple", "$dict", "$counter"
 
 _AS_IT_IS = frozenset({bool, float, str, type(None)})
+
+# Python and its JSON go no deeper than some hundred levels, where they are restored.
+_MOST_LEVELS = 100
 
 # Why an object is refused of which nothing else is known.
 _NO_STATE = (
@@ -75,6 +79,7 @@ class Encoder:
         self.of_replicas: dict[str, dict[str, Any]] = {}
         self.own_arrays: dict[str, Array] = {}
         self._is_in_state = False
+        self._depth = 0
         # By where they are in memory: tied parameters of a module are one array.
         self._named: dict[tuple[Any, ...], tuple[str, Any]] = {}
 
@@ -86,12 +91,31 @@ class Encoder:
         TypeError
             It is no nest of arrays, numbers, texts, bytes and None.
         ValueError
-            An int has more digits than Python writes.
+            An int has more digits than Python writes, or it is nested too deep.
         """
         if type(value) in _AS_IT_IS:  # of a long list each
             return value
         if type(value) is int:
             return self._number(value, path)
+        with self._level(path):
+            return self._encoded(value, path)
+
+    @contextlib.contextmanager
+    def _level(self, path: str) -> Iterator[None]:
+        """Returns a context for what is one level deeper in a nest."""
+        if self._depth > _MOST_LEVELS:
+            raise ValueError(
+                f"a checkpoint can't hold what is nested more than {_MOST_LEVELS} levels deep"
+                f" ({path:.60}…). Make it flat; a list that contains itself has no end."
+            )
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def _encoded(self, value: Any, path: str) -> Any:
+        """Returns what `encode` does, of anything but the commonest leaves."""
         if object_state.has_state(value):
             return self._object(value, path)
         components = None if self._own is None else self._own(value)
@@ -223,7 +247,8 @@ class Encoder:
     def _key(self, key: Any, path: str) -> Any:
         """Returns what stands for a key: numpy's scalars are equal to Python's."""
         if isinstance(key, tuple):
-            return {_TUPLE: [self._key(item, path) for item in key]}
+            with self._level(path):
+                return {_TUPLE: [self._key(item, path) for item in key]}
         plain = key.item() if isinstance(key, (np.bool_, np.number, np.character)) else key
         is_object = object_state.has_state(key) or library_of(key) is not None
         if is_object or isinstance(plain, np.generic):  # Python has nothing like it

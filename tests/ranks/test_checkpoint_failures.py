@@ -364,6 +364,50 @@ def test_an_int_of_too_many_digits_on_one_rank_is_an_error_on_all_before_a_file_
     check_works(strategy)
 
 
+CONTAINERS = {
+    "list": lambda item: [item],
+    "tuple": lambda item: (item, 0),
+    "dict": lambda item: {"a": item},
+    "dict of tuples": lambda item: {(0, 0): item},
+}
+
+
+def nested(make, levels, item):
+    for _ in range(levels):
+        item = make(item)
+    return item
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+@pytest.mark.parametrize("wrap", [lambda nest: nest, lambda nest: Stateful(nest=nest)])
+def test_a_nest_is_restored_or_too_deep_on_all_ranks_before_a_file_is_made(
+    strategy, path, kind, wrap
+):
+    def make(levels):
+        return wrap(nested(CONTAINERS[kind], levels, strategy.rank))
+
+    save(strategy, path, nest=make(98))
+    assert restored(strategy, path, nest=make(98)).nest
+    before = listing(path)
+    for levels in (103, 330, 3000):
+        deep = make(levels if strategy.rank == strategy.size - 1 else 98)
+        error = raises_everywhere(ValueError, lambda deep=deep: save(strategy, path, nest=deep))
+        assert "nested more than 100 levels deep (" in str(error)
+        assert "checkpoint.nest" in str(error)
+        assert len(str(error)) < 1000
+        assert listing(path) == before
+    check_works(strategy)
+
+
+def test_a_list_that_contains_itself_is_an_error_on_all_that_says_where(strategy, path):
+    endless = [variable(strategy, 1.0)]
+    endless += [endless, endless]
+    error = raises_everywhere(ValueError, lambda: save(strategy, path, nest={"a": endless}))
+    assert "(checkpoint.nest['a'][1][1][1]" in str(error)
+    assert listing(path) == []
+    check_works(strategy)
+
+
 def test_saving_on_one_rank_and_restoring_on_others_is_an_error_on_all(strategy, path):
     needs_two_ranks(strategy)
     checkpoint = program(strategy, 1.0)
