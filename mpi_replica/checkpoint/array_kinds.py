@@ -19,7 +19,9 @@ class ArrayKind(NamedTuple):
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
-        return str(LeafDescription(wire_name(self.dtype), self.shape))
+        # The numpy name of one with another byte order tells that, as ">i4" does.
+        name = wire_name(self.dtype) if self.dtype.isnative else str(self.dtype)
+        return str(LeafDescription(name, self.shape))
 
 
 def kind_of(array: Any, path: str) -> ArrayKind:

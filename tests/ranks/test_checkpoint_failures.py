@@ -56,6 +56,14 @@ def test_strict_names_all_that_does_not_fit_on_all_ranks_and_changes_nothing(str
     check_works(strategy)
 
 
+def test_another_byte_order_is_told_as_such(strategy, path):
+    save(strategy, path, counts=np.arange(3, dtype=">i4"), pairs=np.zeros(2, "i4,>f4"))
+    here = {"counts": np.zeros(3, "<i4"), "pairs": np.zeros(2, "i4,f4")}
+    error = raises_everywhere(CheckpointError, lambda: restored(strategy, path, **here))
+    assert "counts is int32[3] here, and >i4[3] in the checkpoint" in str(error)
+    assert "and [('f0', '<i4'), ('f1', '>f4')][2] in the checkpoint" in str(error)
+
+
 def test_without_strict_what_fits_is_restored(strategy, path):
     program(strategy, 7.0).save(path)
     checkpoint = program(strategy, 1.0)
