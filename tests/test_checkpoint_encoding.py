@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import mpi_replica as mr
 from mpi_replica.checkpoint.encoder import Encoder, decoded, dtype_from, dtype_text
 from mpi_replica.core.pad_bytes import without_padding
 
@@ -208,7 +209,10 @@ def test_what_has_no_plain_data_is_a_type_error_that_says_where(value):
 
 @pytest.mark.parametrize(
     "key",
-    [frozenset(), np.longdouble(1), np.datetime64(1, "s"), object(), (1, (np.longdouble(1),))],
+    [
+        *(frozenset(), np.longdouble(1), np.datetime64(1, "s"), object(), (1, (np.longdouble(1),))),
+        *(mr.Mirrored(1.0), (mr.Mirrored(np.zeros(3)),)),
+    ],
 )
 def test_what_can_be_no_key_is_a_type_error_that_says_where(key):
     with pytest.raises(TypeError, match=r"the keys of checkpoint\.x"):

@@ -19,7 +19,7 @@ from ..core.array_libraries import address_of, library_of
 from ..core.array_ways import Array
 from ..core.dtypes import as_array
 from ..core.jax_nodes import JaxNode, is_function_in_node, opened_by_jax
-from ..core.values import Mirrored
+from ..core.values import DistributedValues, Mirrored
 
 # A JSON object with one of these keys stands for something that JSON does not have.
 _REPLICAS, _ALIKE, _MIRRORED = "$replicas", "$alike", "$mirrored"
@@ -251,7 +251,8 @@ class Encoder:
                 return {_TUPLE: [self._key(item, path) for item in key]}
         plain = key.item() if isinstance(key, (np.bool_, np.number, np.character)) else key
         is_object = object_state.has_state(key) or library_of(key) is not None
-        if is_object or isinstance(plain, np.generic):  # Python has nothing like it
+        # Python has nothing like these.
+        if is_object or isinstance(plain, (np.generic, DistributedValues)):
             raise self._refused(key, path)
         return self.encode(plain, path)
 
