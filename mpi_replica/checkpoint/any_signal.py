@@ -15,6 +15,10 @@ from ..core.layout import sides
 from ..core.options import CommunicationOptions
 
 
+#: The steps travel as such numbers.
+MOST_STEP = (1 << 63) - 1
+
+
 class AnySignal(Call):
     """The call that tells whether any rank got a signal.
 
@@ -34,7 +38,7 @@ class AnySignal(Call):
         self, site: CallSite, options: CommunicationOptions, step: int, signal: int
     ) -> None:
         super().__init__(site, options)
-        self._mine = self._STATE.pack(integer("step", step, 0), signal)
+        self._mine = self._STATE.pack(integer("step", step, 0, MOST_STEP), signal)
         self.identify(None)
 
     def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:

@@ -17,12 +17,12 @@ from ..core.exceptions import CheckpointError, CorruptCheckpointError
 from ..ranks.launcher_connection import tell
 from . import files, preemption
 from .abandoned_saves import remove_abandoned_saves
-from .any_signal import AnySignal
+from .any_signal import MOST_STEP, AnySignal
 from .checkpoint import Checkpoint
 from .index import MOST_BYTES, index_path, order_of, unpacked
 
 _NAME = "ckpt"
-_INDEX = re.compile(rf"{_NAME}-(\d+)\.index")
+_INDEX = re.compile(rf"{_NAME}-(0|[1-9][0-9]*)\.index")  # as `_path` writes it
 
 # os.EX_TEMPFAIL, which not all systems have: a failure that another try may not have.
 _EXIT_STATUS = 75
@@ -127,7 +127,7 @@ class CheckpointManager:
         Parameters
         ----------
         step : int
-            Its number, 0 or more, the same on all ranks.
+            Its number, from 0 to 2**63 - 1, the same on all ranks.
 
         Returns
         -------
@@ -156,7 +156,7 @@ class CheckpointManager:
         """
         engine = self._checkpoint.strategy.engine
         try:
-            step = integer("step", step, 0)
+            step = integer("step", step, 0, MOST_STEP)
         except (TypeError, ValueError) as error:
             engine.fail("CheckpointManager.save", error)
         path = self._checkpoint.save(self._path(step))
@@ -332,5 +332,6 @@ def _steps_in(folder: Path) -> list[int]:
         names = os.listdir(folder)
     except OSError:
         return []
-    steps = [(name, int(match[1])) for name in names if (match := _INDEX.fullmatch(name))]
-    return [step for _, step in sorted((order_of(folder / name), step) for name, step in steps)]
+    found = [(name, int(match[1])) for name in names if (match := _INDEX.fullmatch(name))]
+    steps = [(order_of(folder / name), step) for name, step in found if step <= MOST_STEP]
+    return [step for _, step in sorted(steps)]

@@ -35,7 +35,10 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
         raise TypeError(f"{name} must be an integer, got {value!r}. Convert it with int().")
     if (least is not None and number < least) or (most is not None and number > most):
         limits = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{name} must be {limits}, got {value!r}.")
+        # Python writes no more than some thousand digits.
+        bits = number.bit_length()
+        got = repr(value) if bits < 1000 else f"a number of {bits} bits"
+        raise ValueError(f"{name} must be {limits}, got {got}.")
     return number
 
 

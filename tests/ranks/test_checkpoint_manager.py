@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import shutil
 import signal
 import threading
 
@@ -181,13 +182,40 @@ def test_one_that_is_whole_and_does_not_fit_is_no_reason_to_take_an_older_one(ma
 def test_a_rank_with_a_step_that_is_none_is_an_error_on_all(managed, strategy):
     needs_two_ranks(strategy)
     manager = managed(save_on_signal=True)
-    for step, kind in ((-1, ValueError), (1.5, TypeError), (True, TypeError)):
+    steps = ((-1, ValueError), (2**63, ValueError), (1.5, TypeError), (True, TypeError))
+    for step, kind in steps:
         for call in (manager.save, manager.exit_if_signalled):
             mine = step if strategy.rank == strategy.size - 1 else 3
             error = error_of(lambda call=call, mine=mine: call(mine))
             assert set(gathered(type(error))) == {kind}
             assert f"got {step!r}" in str(error)
     check_works(strategy)
+
+
+def test_a_step_of_more_digits_than_python_writes_is_an_error_on_all(managed, strategy):
+    manager = managed(save_on_signal=True)
+    for call in (manager.save, manager.exit_if_signalled):
+        error = raises_everywhere(ValueError, lambda call=call: call(10**5000))
+        assert "step must be from 0 to 9223372036854775807, got a number of 16610 bits" in str(
+            error
+        )
+    save(manager, 2**63 - 1)
+    manager.exit_if_signalled(2**63 - 1)
+    assert manager.restore_or_initialize() == manager.latest_checkpoint
+    check_works(strategy)
+
+
+def test_only_names_that_a_save_writes_are_steps(managed, strategy):
+    manager = managed()
+    save(manager, 0, 3)
+    if strategy.rank == 0:
+        for name in ("0007", "٧", "+7", str(2**63), "9" * 200):
+            shutil.copy(
+                f"{manager.directory}/ckpt-3.index", f"{manager.directory}/ckpt-{name}.index"
+            )
+    gathered(None)  # all see them
+    assert manager.steps == [0, 3]
+    assert manager.restore_or_initialize() == os.path.join(manager.directory, "ckpt-3")
 
 
 @pytest.mark.parametrize(
