@@ -201,7 +201,8 @@ class Checkpoint:
             What was given to `save`.
         strict : bool, default True
             Whether it is an error if something is missing, too much, or of another shape or dtype.
-            Otherwise what fits is restored.
+            Otherwise what fits is restored. Numbers, texts, bytes and None take the place of each
+            other, and lists of nothing but numbers, texts and None may have another length.
 
         Raises
         ------
@@ -216,8 +217,9 @@ class Checkpoint:
         Notes
         -----
         Variables, writable arrays, tensors, dicts, lists and objects are changed; what can't be
-        changed (numbers, texts, tuples, read-only mappings, arrays of JAX) is a new attribute. All
-        bytes are checked before, each by one rank.
+        changed (numbers, texts, tuples, read-only mappings, arrays of JAX) is a new attribute; also
+        a bytearray, which is bytes in the state of an object. All bytes are checked before, each by
+        one rank.
 
         Memory: a few MiB beyond the state. What is not changed but made anew is there twice: values
         of variables that the program still holds, read-only arrays, `Mirrored` values, and what an

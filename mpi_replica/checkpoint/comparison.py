@@ -23,6 +23,7 @@ from .encoder import (
     alike_of,
     array_name,
     decoded,
+    is_bytes,
     mapping_items,
     replicas_name,
     state_of,
@@ -138,7 +139,10 @@ class Comparison:
         is_plain = is_scalar and mapping_items(saved) is None and tuple_items(saved) is None
         if not is_plain or state_of(saved) is not None or replicas_name(saved) is not None:
             return self._other(live, saved, path, f"a {type(live).__name__}")
-        return self._decoding(saved, path)
+        load = self._decoding(saved, path)
+        if isinstance(live, bytearray) and is_bytes(saved):
+            return lambda: bytearray(load())
+        return load
 
     def _mapping(self, live: Mapping[Any, Any], saved: Mapping[Any, Any], path: str) -> _PutBack:
         def where(key: Any) -> str:

@@ -338,6 +338,11 @@ def _no_array(name: str, library: str = "") -> Array:
     raise ValueError(f"array {name} is the key of a mapping")
 
 
+def is_bytes(value: Any) -> bool:
+    """Returns whether `value` stands for bytes."""
+    return _inside(value, _BYTES) is not None
+
+
 def tuple_items(value: Any) -> list[Any] | None:
     """Returns what stands for the items of a list or tuple; None where it is none."""
     items = _inside(value, _TUPLE) if isinstance(value, dict) else value

@@ -69,6 +69,23 @@ def test_mappings_that_can_not_be_changed_are_made_anew(strategy, path):
     assert "not in the program: config['n']" in str(error)
 
 
+def test_a_list_of_numbers_and_texts_is_restored_at_any_length_and_stays_that_list(strategy, path):
+    save(strategy, path, losses=[3.0, 2, "low", None], none=[])
+    losses, none = [strategy.rank], [True, "a"]
+    restored(strategy, path, losses=losses, none=none)
+    assert (losses, none) == ([3.0, 2, "low", None], [])
+
+
+def test_what_is_no_nest_takes_the_place_of_any_other_and_a_bytearray_is_one_again(strategy, path):
+    save(strategy, path, a="text", b=1.5, c=None, buffer=bytearray(b"new"), d=[bytearray(b"1"), 2])
+    here = {"a": strategy.rank, "b": None, "c": b"c", "buffer": bytearray(9), "d": [bytearray(), 0]}
+    found = restored(strategy, path, **here)
+    assert (found.a, found.b, found.c) == ("text", 1.5, None)
+    assert repr((found.buffer, found.d)) == repr((bytearray(b"new"), [bytearray(b"1"), 2]))
+    found = restored(strategy, path, **here | {"a": bytearray(9), "b": bytearray(9)})
+    assert (found.a, found.b) == ("text", 1.5)
+
+
 def test_each_array_is_written_once_and_each_rank_writes_about_as_much(strategy, path):
     arrays = [np.full(1000, i, "i8") for i in range(2 * strategy.size)]
     v = variable(strategy, np.arange(500.0))
