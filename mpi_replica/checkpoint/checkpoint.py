@@ -15,7 +15,7 @@ from ..collectives.verify import Verification
 from ..core.abstract_variable import AbstractVariable
 from ..core.context import current_strategy, open_strategies, require_cross_replica
 from ..core.exceptions import CheckpointError, ContextError
-from ..core.options import CommunicationOptions
+from ..core.options import CommunicationOptions, VariableAggregation
 from ..core.values import Mirrored, PerReplica
 from ..ranks.watch.span import span
 from .comparison import Comparison, Reader, variables_in
@@ -125,8 +125,9 @@ class Checkpoint:
         Each rank writes about as many bytes, and what belongs to its own replicas: their random
         numbers and the components of each `PerReplica`. Variables that are synchronized on read are
         saved as they read from above, as in tf: SUM is saved summed, and reads the same bits on any
-        number of replicas; MEAN, then that of equal numbers, may differ in its last digit. Memory:
-        a few MiB beyond the state, and the values that were combined for that.
+        number of replicas; MEAN, then that of equal numbers, may differ in its last digit; NONE
+        can't be saved. Memory: a few MiB beyond the state, and the values that were combined for
+        that.
 
         A save that is broken off, by a rank that is killed, leaves files that belong to no
         checkpoint: the next save to this path removes them, where the file system has locks, by
@@ -148,10 +149,13 @@ class Checkpoint:
         require_cross_replica(strategy, "Checkpoint.save")
         engine = strategy.engine
         # Reading a variable that is synchronized on read is a collective call of its own.
-        combined = {id(v): v.value() for v in self._variables() if not v.is_mirrored}
+        on_read = [v for v in self._variables() if not v.is_mirrored]
+        combined = {id(v): v.value() for v in on_read if v.aggregation is not _NO_AGGREGATION}
 
         def plain(value: Any) -> Any:
             if isinstance(value, AbstractVariable):
+                if not value.is_mirrored and id(value) not in combined:
+                    raise ValueError(_NO_VALUE)
                 shared = combined[id(value)] if id(value) in combined else value.shared_value()
                 return np.asarray(shared)
             return value.value if isinstance(value, Mirrored) else value
@@ -298,6 +302,14 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         return f"<mr.Checkpoint of {', '.join(self._objects)}>"
+
+
+_NO_AGGREGATION = VariableAggregation.NONE
+_NO_VALUE = (
+    "it is synchronized on read with aggregation NONE, so that there is no one value to save. Give"
+    " it another aggregation, or save strategy.run(variable.value) in its place, which is restored"
+    " into the variable."
+)
 
 
 def require_same(strategy: StrategyBase, kind: str, objects: Mapping[str, Any]) -> None:

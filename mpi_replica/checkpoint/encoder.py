@@ -48,7 +48,8 @@ class Encoder:
     Parameters
     ----------
     plain : callable
-        Returns the plain value that stands for an object, or the object.
+        Returns the plain value that stands for an object, or the object; raises a ValueError that
+        says why there is none.
     own : callable, optional
         Returns the components of this rank's replicas of a value, by their ids; None where it has
         none. Without it no value has.
@@ -126,7 +127,10 @@ class Encoder:
         if self._own is None and isinstance(value, Mirrored):
             # Nothing in the program will stand beside it and say what it was.
             return {_MIRRORED: self.encode(value.value, path)}
-        value = self._plain(value)
+        try:
+            value = self._plain(value)
+        except ValueError as error:
+            raise ValueError(f"a checkpoint can't hold {path}: {error}") from error
         if value is None or isinstance(value, (bool, str)):
             # not `str(value)`: an Enum of texts has a name for that
             return str.__str__(value) if isinstance(value, str) else value

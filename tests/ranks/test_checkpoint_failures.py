@@ -13,7 +13,9 @@ from checkpoints import (
     Stateful,
     content,
     listing,
+    on_read,
     program,
+    replica_id,
     restored,
     save,
     variable,
@@ -347,6 +349,20 @@ def test_an_object_that_cannot_be_saved_on_one_rank_is_a_type_error_on_all(strat
     error = raises_everywhere(TypeError, lambda: save(strategy, path, nest={"a": [value]}))
     assert "checkpoint.nest['a'][0]" in str(error)
     assert listing(path) == []
+    check_works(strategy)
+
+
+def test_a_variable_without_one_value_is_named_and_what_the_error_says_saves_it(strategy, path):
+    apart = on_read(strategy, mr.VariableAggregation.NONE)
+    strategy.run(lambda: apart.assign(float(replica_id())))
+    error = raises_everywhere(ValueError, lambda: save(strategy, path, nest=[apart]))
+    assert "can't hold checkpoint.nest[0]: " in str(error)
+    assert "save strategy.run(variable.value) in its place" in str(error)
+    assert listing(path) == []
+    save(strategy, path, nest=[strategy.run(apart.value)])
+    strategy.run(lambda: apart.assign(-1.0))
+    restored(strategy, path, nest=[apart])
+    strategy.run(lambda: np.testing.assert_equal(apart.value(), replica_id()))
     check_works(strategy)
 
 
