@@ -14,7 +14,6 @@ from ..core.exceptions import CollectiveMismatchError
 from ..core.layout import sides
 from ..core.options import CommunicationOptions
 
-
 #: The steps travel as such numbers.
 MOST_STEP = (1 << 63) - 1
 

@@ -390,7 +390,7 @@ def _is_data(saved: Any) -> bool:
 
 
 def variables_in(live: Any) -> Iterator[AbstractVariable]:
-    """Returns the variables in a nest, however deep; nothing in it need be made anew (see `nest`)."""
+    """Returns the variables in a nest, however deep, of which nothing need be made anew."""
     found, opened = [live], set()
     for value in found:
         if isinstance(value, AbstractVariable):

@@ -209,7 +209,7 @@ def test_only_names_that_a_save_writes_are_steps(managed, strategy):
     manager = managed()
     save(manager, 0, 3)
     if strategy.rank == 0:
-        for name in ("0007", "٧", "+7", str(2**63), "9" * 200):
+        for name in ("0007", "\u0667", "+7", str(2**63), "9" * 200):
             shutil.copy(
                 f"{manager.directory}/ckpt-3.index", f"{manager.directory}/ckpt-{name}.index"
             )
