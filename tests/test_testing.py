@@ -165,6 +165,22 @@ MISTAKES = {
         check(strategy)
 
     @pytest.fixture
+    def broken_before():
+        if rank == 1:
+            raise OSError("no folder on rank 1")
+
+    def test_setup_fails_on_one_before_the_strategy(broken_before, strategy):
+        check(strategy)
+
+    @pytest.mark.skipif(rank == 1, reason="not on rank 1")
+    def test_a_mark_skips_setup_on_one(strategy):
+        check(strategy)
+
+    def test_fails_on_one_before_it_asks_for_the_strategy(request):
+        assert rank != 1, "too early"
+        check(request.getfixturevalue("strategy"))
+
+    @pytest.fixture
     def broken_later(strategy):
         yield
         if rank == 2:
@@ -234,6 +250,16 @@ FAILED = {
     "test_is_skipped_on_one": ["rank 1 skipped", "no data on rank 1"],
     "test_passes_unexpectedly": ["[XPASS(strict)] known"],
     "test_setup_fails_on_one": ["ranks 0, 2 passed, rank 1 failed", "OSError: no file on rank 1"],
+    "test_setup_fails_on_one_before_the_strategy": [
+        "ranks 0, 2 stopped, rank 1 failed",
+        "OSError: no folder on rank 1",
+        "waits in the fixture `strategy`",
+    ],
+    "test_a_mark_skips_setup_on_one": ["ranks 0, 2 stopped, rank 1 skipped", "not on rank 1"],
+    "test_fails_on_one_before_it_asks_for_the_strategy": [
+        "ranks 0, 2 stopped, rank 1 failed",
+        "AssertionError: too early",
+    ],
     "test_teardown_fails_on_one": ["ranks 0-1 passed, rank 2 failed", "to remove on rank 2"],
     "test_subtest_fails_on_one": ["ranks 0, 2 passed, rank 1 failed", "AssertionError: subtest"],
     "test_fails_beside_a_shared_strategy": ["rank 1 failed", "assert 1 != 1"],
@@ -261,14 +287,14 @@ def test_what_goes_wrong_on_one_rank_goes_wrong_on_all_and_the_next_test_runs(
             assert text in found[name][1], f"{name}: {found[name][1]}"
     # The body of a test whose setup failed on one rank ran on none, so nobody waited in it.
     assert "waits in" not in found["test_setup_fails_on_one"][1]
-    # 12 tests fail, one of them after its body has passed.
-    assert summary(done) == "8 failed, 4 passed, 3 skipped, 2 xfailed, 4 errors"
+    # 15 tests fail, one of them after its body has passed.
+    assert summary(done) == "9 failed, 4 passed, 3 skipped, 2 xfailed, 6 errors"
     check_failures_come_again(LIBRARIES[-1], launch, tmp_path)
 
 
 def check_failures_come_again(library, launch, tmp_path):
     done = launch(library, 2, {}, "--with-mpi", "--lf", "-x", "-p", "mpi_replica.testing")
-    assert "run-last-failure: rerun previous 12 failures" in done.stdout, done.stdout + done.stderr
+    assert "run-last-failure: rerun previous 15 failures" in done.stdout, done.stdout + done.stderr
     assert re.search(r"1 (failed|error)", summary(done))
     assert "stopping after 1 failures" in done.stdout
 

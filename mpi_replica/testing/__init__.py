@@ -13,11 +13,11 @@ A test is written as for one rank, and every rank runs it::
 Start it with ``mpiexec -n 4 python -m pytest``, or without a launcher: then there is one rank, and
 the plugin starts no MPI. It works beside pytest-mpi, with its options and marks, and without.
 
-Between the parts of a test (setup, body, teardown) the ranks meet. What fails on one rank fails on
-all, with the texts of all ranks; what is skipped on some only has failed; what is expected to fail
-has failed as expected where one rank did. Rank 0 alone reports and writes files. Where ranks
-collect different tests, or one ends its session (an interrupt, `pytest.exit`), all stop, and say
-why.
+Between the parts of a test (setup, body, teardown) the ranks meet, and before the fixture
+`strategy` makes one. What fails on one rank fails on all, with the texts of all ranks; what is
+skipped on some only has failed; what is expected to fail has failed as expected where one rank did.
+Rank 0 alone reports and writes files. Where ranks collect different tests, or one ends its session
+(an interrupt, `pytest.exit`), all stop, and say why.
 
 A rank that waits in a collective call of a strategy, which a rank with a failure does not make,
 gets a `RankLostError`. A rank that waits elsewhere, for instance in a raw MPI call, can't be called
@@ -60,6 +60,7 @@ from .plugin import BODY_PASSED, RankFence, quieten
 
 __all__ = ["passed_everywhere", "strategy"]
 
+_FENCE = "rank-fence"
 _LIMIT = "MPI_REPLICA_TEST_FENCE"
 _LIMIT_SECONDS = "30"
 
@@ -79,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if transport.rank > 0:
         quieten(config, transport.rank)
-    config.pluginmanager.register(RankFence(Fence(transport, limit_seconds)), "rank-fence")
+    config.pluginmanager.register(RankFence(Fence(transport, limit_seconds)), _FENCE)
 
 
 def _open_when_all_ranks_have_started(limit_seconds: float) -> Transport:
@@ -132,6 +133,9 @@ def strategy(
     request: pytest.FixtureRequest, passed_everywhere: Callable[[], bool]
 ) -> Iterator[MPIStrategy]:
     """Give a strategy over all ranks, for one test."""
+    fence = request.config.pluginmanager.get_plugin(_FENCE)
+    if fence is not None:
+        fence.come_to_strategy(request.node)  # to make one is collective
     strategy = MPIStrategy(**getattr(request, "param", {}))
     yield strategy
     if passed_everywhere():

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ..core.exceptions import RankLostError, add_note
 from ..strategy import job_end
 from .arrivals import (
     FAILED,
@@ -28,6 +29,9 @@ from .fence import Fence, RanksMissingError
 
 #: Of a test: whether its body passed, on every rank.
 BODY_PASSED = pytest.StashKey[bool]()
+
+# What a rank tells that waits for the others to make the strategy of a test with it.
+_FOR_STRATEGY = "the fixture `strategy`"
 
 _INTERRUPTED = int(pytest.ExitCode.INTERRUPTED)
 
@@ -170,7 +174,7 @@ class RankFence:
             return report
         place = f"{item.nodeid} ({call.when})"
         try:
-            arrivals = self._meet(self._arrival(place, report, call))
+            arrivals = self._meet_at_end_of_part(self._arrival(place, report, call))
         except RanksMissingError as error:
             _set_failed(report, str(error))
             item.session.shouldstop = "some ranks did not come"
@@ -181,6 +185,28 @@ class RankFence:
         if report.failed:
             self._fence.failures.append(f"{place}: {report.longrepr}")
         return report
+
+    def come_to_strategy(self, item: pytest.Item) -> None:
+        """Waits for the others, before all ranks make the strategy of a test.
+
+        Raises
+        ------
+        RankLostError
+            Not all ranks come to it: one has failed before, or skips the test.
+        """
+        place = f"{item.nodeid} ({'call' if self._is_in_body else 'setup'})"
+        arrivals = self._meet_or_exit(Arrival(place, detail=_FOR_STRATEGY))
+        if any(arrival.detail != _FOR_STRATEGY for arrival in arrivals):
+            error = RankLostError(f"not all ranks have come to {_FOR_STRATEGY}")
+            add_note(error, f"waits in {_FOR_STRATEGY}")
+            raise error
+
+    def _meet_at_end_of_part(self, mine: Arrival) -> list[Arrival]:
+        """Meets until all ranks are at the end; those before a strategy learn that this one is."""
+        while True:
+            arrivals = self._meet(mine)
+            if all(arrival.detail is None for arrival in arrivals):
+                return arrivals
 
     def _arrival(
         self, place: str, report: pytest.TestReport, call: pytest.CallInfo[None]
