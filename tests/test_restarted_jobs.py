@@ -309,6 +309,28 @@ def test_an_error_in_training_is_not_started_again(library, options, tmp_path):
     assert "Start 2" not in done.stderr
 
 
+@each_job
+def test_a_program_that_ends_well_too_early_on_one_rank_is_not_started_again(
+    library, options, tmp_path
+):
+    """The others raise RankLostError, but nothing was lost."""
+    program = """
+    import mpi_replica as mr
+
+    strategy = mr.MPIStrategy()
+    tell(f"rank {rank} of start {start}")
+    if rank == 2:
+        sys.exit(0)
+    strategy.barrier()
+    """
+    options = [*options, "--restarts", 3, "-n", 3]
+    done = call(library, "run", *options, written(tmp_path, program))
+    assert done.returncode == 1, done.stderr
+    assert "RankLostError: the program has ended on replica 2 (rank 2)" in done.stderr
+    assert told(done.stdout) == [f"rank {rank} of start 0" for rank in range(3)]
+    assert "Start 2" not in done.stderr
+
+
 def test_an_error_is_started_again_where_that_is_asked_for(tmp_path):
     program = TOLD + "    if start == 0 and rank == 1:\n        sys.exit(3)\n"
     options = ["--restarts", 1, "--restart-on", "any", "-n", 2]

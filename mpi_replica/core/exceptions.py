@@ -78,6 +78,9 @@ class RankLostError(MPIReplicaError, RuntimeError):
     raise it, too, when they are used.
     """
 
+    # Whether the program has ended elsewhere by itself: it is none of a loss.
+    _is_of_program = False
+
 
 class ReplicaStopped(MPIReplicaError):
     """Raised at the collective call of a replica whose partners failed.

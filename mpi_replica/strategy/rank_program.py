@@ -126,7 +126,7 @@ def _is_of_a_loss(error: BaseException | None) -> bool:
     """Returns whether a rank was lost first, as an error of the package says."""
     errors: Any = sys.modules.get(_ERRORS)
     while errors is not None and error is not None:
-        if isinstance(error, errors.RankLostError):
+        if isinstance(error, errors.RankLostError) and not error._is_of_program:
             return True
         error = error.__cause__ or error.__context__
     return False

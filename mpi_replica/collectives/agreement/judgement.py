@@ -125,10 +125,12 @@ def rank_left(causes: Mapping[int, str], layout: Layout) -> RankLostError:
         for rank, cause in causes.items()
         if cause
     )
-    return RankLostError(
+    error = RankLostError(
         f"the program has ended on {layout.describe(ended)}, while {layout.describe(stay)} still"
         f" make{'s' if len(stay) == 1 else ''} collective calls. {failed or _SAME_BEFORE_THE_END}."
     )
+    error._is_of_program = not failed  # what failed tells the launcher itself whether by a loss
+    return error
 
 
 def _failure(reports: Sequence[Report], layout: Layout) -> Verdict | None:
