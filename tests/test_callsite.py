@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import textwrap
+import threading
 import types
 import zipfile
 
@@ -408,6 +409,18 @@ def test_frames_of_the_package_do_not_count():
 
     through = invoke_merge_fn(merge_fn, None, (), {})
     assert [line.partition(":")[0] for line in through.lines] == ["test_callsite.py"]
+
+
+def test_frames_that_start_a_thread_do_not_count():
+    found = []
+
+    def train():
+        found.append(call_site())
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert found[0].lines == (f"test_callsite.py:{train.__code__.co_firstlineno + 1}",)
 
 
 def test_the_chain_ends_at_the_function_given_to_merge_call():

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple, cast
@@ -97,7 +98,8 @@ def call_site(known: int = 0, until: FrameType | None = None) -> CallSite:
     ``merge_call``; outside of them, to the program itself: the first module from here that is
     ``__main__``. Below it stands what runs the program, which may be a debugger or a profiler on
     one rank alone. Frames of the package are left out, and those of torch and JAX, which call back
-    what goes through modules, gradients and traced functions.
+    what goes through modules, gradients and traced functions; and those with which Python starts a
+    thread.
     """
     frame: FrameType | None = sys._getframe(1 + known)
     memory = _memory
@@ -141,7 +143,8 @@ def _learn_code(memory: _Memory, code: CodeType) -> CodeType | bool | None:
     memory.kept.append(code)
     known: CodeType | bool | None = code
     file = code.co_filename
-    if is_of_package(file) or is_of_library(file, "torch") or is_of_library(file, "jax"):
+    is_left_out = is_of_package(file) or file == threading.__file__
+    if is_left_out or is_of_library(file, "torch") or is_of_library(file, "jax"):
         known = False if id(code) in _boundaries else None
     memory.codes[id(code)] = known
     return known
