@@ -16,6 +16,7 @@ import optree
 from optree.utils import total_order_sorted
 
 from .jax_nodes import opened_by_jax
+from .more_than_numbers import is_sparse_of_jax
 
 NAMESPACE = "mpi_replica"
 
@@ -35,6 +36,8 @@ def open_class_of(value: Any) -> bool:
         _register(kind, _flat_sequence, optree.SequenceEntry)
     elif issubclass(kind, Mapping) and not _is_view(value):
         _register(kind, _flat_mapping, optree.MappingEntry)
+    elif is_sparse_of_jax(kind):
+        return False  # sums of its arrays would add up row numbers
     elif (node := opened_by_jax(value)) is not None:
         entry = optree.GetAttrEntry if node.has_attributes else optree.SequenceEntry
         _register(kind, _flat_node, entry)

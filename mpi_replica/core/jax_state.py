@@ -16,6 +16,7 @@ import numpy as np
 
 from . import nest
 from .exceptions import ContextError
+from .more_than_numbers import is_sparse_of_jax
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -80,6 +81,8 @@ def uncommitted(value: Any, device: Any) -> Any:
     jax = sys.modules["jax"]
 
     def here(leaf: Any) -> Any:
+        if is_sparse_of_jax(type(leaf)):
+            return jax.tree_util.tree_map(here, leaf)
         if not isinstance(leaf, jax.Array) or not leaf.committed or leaf.devices() == {device}:
             return leaf
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):

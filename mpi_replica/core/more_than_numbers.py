@@ -22,7 +22,7 @@ def require_only_numbers(value: Any, *, takes_labels: bool = False) -> None:
     Raises
     ------
     TypeError
-        It has a mask, a unit, or labels.
+        It has a mask, a unit, or labels; or it is a sparse matrix of JAX.
     """
     lost = _lost_by(type(value))
     if lost is not None and not (takes_labels and lost is _labels) and (text := lost(value)):
@@ -32,6 +32,11 @@ def require_only_numbers(value: Any, *, takes_labels: bool = False) -> None:
 def has_labels(kind: type) -> bool:
     """Returns whether objects of this class have labels, by which their parts are reached."""
     return _lost_by(kind) is _labels
+
+
+def is_sparse_of_jax(kind: type) -> bool:
+    """Returns whether objects of this class are sparse matrices of JAX: nests to it, not here."""
+    return _lost_by(kind) is _places
 
 
 def is_only_numbers(value: Any) -> bool:
@@ -44,6 +49,13 @@ def _mask(value: Any) -> str:
     return (
         "masked arrays can't be taken as their numbers alone: the mask would be lost. Pass"
         " value.filled(...), or value and mask as two leaves."
+    )
+
+
+def _places(value: Any) -> str:
+    return (
+        f"a sparse matrix of JAX ({type(value).__qualname__}) can't be taken as its numbers alone:"
+        " other replicas may have theirs in other places. Pass a dense one (value.todense())."
     )
 
 
@@ -82,6 +94,7 @@ _LOST: dict[tuple[str, str], _Lost] = {
     ("pint", "PlainQuantity"): _unit,
     ("quantities", "Quantity"): _unit,
     ("unyt", "unyt_array"): _unit,
+    ("jax", "JAXSparse"): _places,
     ("pandas", "Series"): _labels,
     ("pandas", "DataFrame"): _labels,
     ("polars", "DataFrame"): _labels,

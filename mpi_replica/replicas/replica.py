@@ -16,7 +16,7 @@ from ..core.abstract_strategy import AbstractReplicaContext
 from ..core.argument_checks import integer
 from ..core.context import State, require_cross_replica, restore_state, swap_state
 from ..core.exceptions import ContextError
-from ..core.jax_state import require_unstaged
+from ..core.jax_state import is_staged, require_unstaged
 from .merge_fn import perform_alone
 
 
@@ -207,5 +207,7 @@ def require_unstaged_call(call: Call) -> None:
         It does.
     """
     takes_traced = call.kind in ("all_reduce", "all_gather")
+    if takes_traced and call.error is not None and is_staged():
+        raise call.error  # of its values, such as a sparse matrix, in which JAX traces some
     what = " with values that JAX does not trace" if takes_traced else ""
     require_unstaged(call.kind, f"was called{what}")

@@ -23,6 +23,7 @@ jax = pytest.importorskip("jax", reason="jax is not installed")
 jax.config.update("jax_num_cpu_devices", 8)  # the tests make strategies of several sizes
 
 import jax.numpy as jnp  # noqa: E402
+from jax.experimental import sparse  # noqa: E402
 
 from mpi_replica.core.jax_state import require_version  # noqa: E402
 
@@ -278,6 +279,61 @@ def test_integers_that_jax_can_not_hold_are_an_error(strategy):
     assert "value[1]" in str(error)
     assert "jax_enable_x64" in str(error)
     check_jax_works(strategy)
+
+
+def own_matrix():
+    return sparse.BCOO.fromdense(jnp.zeros((3, 3)).at[own_id() % 3, 0].set(1 + own_id()))
+
+
+# Calls of a sparse matrix, of which each replica has its elements in other places.
+SPARSE_CALLS = {
+    "all_reduce": lambda matrix: context().all_reduce("SUM", {"a": matrix}),
+    "all_gather": lambda matrix: context().all_gather({"a": matrix}, 0),
+    "compiled": lambda matrix: jax.jit(SPARSE_CALLS["all_reduce"])(matrix),
+    "compiled gather": lambda matrix: jax.jit(SPARSE_CALLS["all_gather"])(matrix),
+    "compiled beside others": lambda matrix: jax.jit(
+        lambda a: context().all_reduce("SUM", {"a": a, "b": a.data})
+    )(matrix),
+    "other kind": lambda matrix: context().all_reduce(
+        "SUM", {"a": sparse.BCSR.from_bcoo(matrix.sort_indices())}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE_CALLS)
+def test_a_sparse_matrix_is_an_error_that_says_what_to_convert(strategy, name):
+    error = raises_everywhere(
+        TypeError, lambda: strategy.run(lambda: SPARSE_CALLS[name](own_matrix()))
+    )
+    assert "value['a']" in str(error)
+    assert "value.todense()" in str(error)
+    check_jax_works(strategy)
+
+
+@pytest.mark.parametrize("name", ["reduce", "gather"])
+def test_sparse_matrices_of_replicas_are_not_reduced_or_gathered(strategy, name):
+    matrices = strategy.run(own_matrix)
+    call = {
+        "reduce": lambda: strategy.reduce("SUM", matrices, axis=None),
+        "gather": lambda: strategy.gather(matrices, axis=0),
+    }[name]
+    assert "value.todense()" in str(raises_everywhere(TypeError, call))
+    check_jax_works(strategy)
+
+
+def test_a_sparse_matrix_goes_through_runs_and_merge_calls_as_it_is(strategy):
+    def total(strategy, matrices):
+        return sum(matrix.todense() for matrix in strategy.gather_objects(matrices))
+
+    def step(matrix):
+        own = jax.jit(lambda x: context().all_reduce("SUM", x.todense()))(matrix)
+        return own, context().merge_call(total, (matrix,))
+
+    # each is on the device of the first replica of its rank
+    committed = strategy.run(lambda: jax.device_put(own_matrix(), jax.local_devices()[0]))
+    found = strategy.run(step, args=(committed,))
+    for compiled, merged in strategy.experimental_local_results(found):
+        np.testing.assert_array_equal(np.asarray(compiled), np.asarray(merged))
 
 
 def test_a_version_of_jax_that_is_not_known_is_an_error_that_names_those_that_are(monkeypatch):
