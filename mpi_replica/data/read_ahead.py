@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import atexit
 import contextvars
+import functools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, TypeVar
+
+from ..core.thread_state import ThreadState
 
 T = TypeVar("T")
 
@@ -50,11 +53,12 @@ class _Reader:
         self._process = os.getpid()
         for _ in range(count):
             self._wishes.put(None)
-        # What the caller has set with np.errstate, and its strategy, hold here as well.
-        run = contextvars.copy_context().run
+        # What the caller has set with np.errstate, torch and JAX, and its strategy, hold here too.
+        run, hold = contextvars.copy_context().run, ThreadState.of_this_thread().hold_in
+        read = functools.partial(self._read, make)
         # A daemon: Python waits for other threads before it lets anybody tell them to end.
         self._thread = threading.Thread(
-            target=run, args=(self._read, make), name="mpi_replica-prefetch", daemon=True
+            target=run, args=(hold, read), name="mpi_replica-prefetch", daemon=True
         )
         _readers.add(self)
         self._thread.start()

@@ -17,6 +17,7 @@ from ..core.jax_state import (
     way_to_more_devices,
 )
 from ..core.library_state import LibraryState, needs_threads
+from ..core.thread_state import ThreadState
 
 
 def libraries_of_run(num_replicas: int, *, asks_for_threads: bool) -> RunLibraries:
@@ -48,13 +49,13 @@ class RunLibraries:
         self.has_threads = not is_alone and (asks_for_threads or needs_threads())
         self.is_jax_here = "jax" in sys.modules
         self._share_a_thread = not is_alone and not self.has_threads
-        self._torch = LibraryState.of_this_thread()
-        self._jax = JaxState.of_this_thread() if self.has_threads else None
+        jax = JaxState.of_this_thread() if self.has_threads else None
+        self._state = ThreadState(LibraryState.of_this_thread(), jax)
         #: A device of JAX for each replica, where there are so many.
-        self._devices = None if self._jax is None else devices_of_replicas(num_replicas)
+        self._devices = None if jax is None else devices_of_replicas(num_replicas)
         #: What finds torch's state that replicas of this rank share; None where none can be.
         self.shared_state: Any = None
-        if self.has_threads and self._torch is not None:
+        if self.has_threads and self._state.torch is not None:
             from . import torch_shared_state  # torch is imported
 
             self.shared_state = torch_shared_state
@@ -71,15 +72,13 @@ class RunLibraries:
 
         `position` is that of its replica among those of this rank.
         """
-        if self._torch is None and self._jax is None:
+        if self._state == (None, None):
             return function(*args, **kwargs)
+        device = None
         if self._devices is not None:
-            args, kwargs = uncommitted((args, kwargs), self._devices[position])
-        step = functools.partial(function, *args, **kwargs)
-        if self._jax is not None:
-            device = None if self._devices is None else self._devices[position]
-            step = functools.partial(self._jax.hold_in, step, device)
-        return step() if self._torch is None else self._torch.hold_in(step)
+            device = self._devices[position]
+            args, kwargs = uncommitted((args, kwargs), device)
+        return self._state.hold_in(functools.partial(function, *args, **kwargs), device)
 
     def check(self) -> None:
         """Raises where a library has come meanwhile that needs threads; called at a collective.

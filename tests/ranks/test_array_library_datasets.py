@@ -101,6 +101,50 @@ def in_batches(rows):
     return [rows[:5], rows[5:10], rows[10:]]
 
 
+AHEAD = mr.InputOptions(experimental_per_replica_buffer_size=2)
+READERS = {
+    "prefetch": (lambda source, function: source.map(function).prefetch(2), None),
+    "steps ahead": (lambda source, function: source.map(function), AHEAD),
+    "calls at once": (lambda source, function: source.map(function, num_parallel_calls=2), None),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_read_in_another_thread_has_the_settings_of_torch_of_who_iterates(strategy, name):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    read, options = READERS[name]
+    weights = torch.eye(2, requires_grad=True)
+    records = []
+
+    def product(rows):
+        result = rows @ weights
+        records.append(result.requires_grad)
+        return result
+
+    def dtypes():
+        source = Dataset.from_tensor_slices(torch.from_numpy(ROWS)).batch(6)
+        steps = strategy.experimental_distribute_dataset(read(source, product), options)
+        return {x.dtype for step in steps for x in strategy.experimental_local_results(step)}
+
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert dtypes() == {torch.bfloat16}
+    assert not any(records)
+    assert dtypes() == {torch.float32}
+    assert any(records)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_read_in_another_thread_has_the_settings_of_jax_of_who_iterates(strategy, name):
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    read, options = READERS[name]
+    with jax.enable_x64(True):
+        source = Dataset.from_tensor_slices(jax.numpy.arange(12) + 2**40).batch(6)
+        source = read(source, lambda numbers: numbers * 1)
+        steps = strategy.experimental_distribute_dataset(source, options)
+        rows = [strategy.gather(step, axis=0) for step in steps]
+        np.testing.assert_array_equal(np.concatenate(rows), np.arange(12) + 2**40)
+
+
 def test_tensors_that_record_gradients_are_cut_by_value(strategy):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     rows = torch.as_tensor(ROWS.copy()).requires_grad_()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import itertools
 import os
 from collections import deque
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from ...core.thread_state import ThreadState
 from ...ranks.host import cores
 
 #: Leave a number to the dataset.
@@ -63,9 +65,10 @@ class FunctionCalls:
 
     def _futures(self, calls: Iterator[Callable[[], T]]) -> Iterator[Future[T]]:
         """Begins a call for each that is asked for; what making one raises, the last one has."""
+        hold = ThreadState.of_this_thread().hold_in
         try:
             for call in calls:
-                yield self._begin(call)
+                yield self._begin(functools.partial(hold, call))
         except Exception as error:
             failed: Future[T] = Future()
             failed.set_exception(error)
@@ -76,5 +79,6 @@ class FunctionCalls:
         if self._pool is None or self._process != os.getpid():
             self._pool = ThreadPoolExecutor(self._count, "mpi_replica-map")
             self._process = os.getpid()
-        # A copy for each: what the caller has set with np.errstate holds in its calls, too.
+        # A copy for each: what the caller has set with np.errstate holds in its calls, too, as does
+        # what it has set of torch and JAX.
         return self._pool.submit(contextvars.copy_context().run, call)
