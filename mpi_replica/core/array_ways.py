@@ -98,6 +98,16 @@ class TorchWay:
     def _require_dense(tensor: Any) -> None:
         if tensor.is_meta:
             raise TypeError("a torch tensor on meta has no values to communicate.")
+        if sys.modules["torch"].masked.is_masked_tensor(tensor):
+            raise TypeError(
+                "masked tensors can't be taken as their numbers alone: the mask would be lost. Pass"
+                " tensor.to_tensor(value), or data and mask (get_data(), get_mask()) as two leaves."
+            )
+        if tensor.is_nested:
+            raise TypeError(
+                "a nested torch tensor can't be communicated: its rows differ in length. Pass them"
+                " as leaves (tensor.unbind()), or tensor.to_padded_tensor(padding)."
+            )
         if tensor.is_quantized:
             raise TypeError(
                 "a quantized torch tensor can't be communicated: numpy has no such dtype. Pass"

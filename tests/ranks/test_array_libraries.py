@@ -173,13 +173,20 @@ def test_torch_tensors_that_have_no_numpy_array_say_what_to_do(strategy):
         (lambda: torch.ones(4).to(torch.float8_e5m2), "float8_e5m2"),
         (lambda: torch.ones(4).to(torch.complex32), "torch.complex64"),
         (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "dequantize"),
+        (lambda: torch.masked.masked_tensor(torch.ones(2), torch.arange(2) > 0), "the mask"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "unbind()"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), "unbind()"),
     ):
 
         def step(wrong=wrong):
             mr.get_replica_context().all_reduce("SUM", wrong())
 
-        error = raises_everywhere(TypeError, lambda step=step: strategy.run(step))
-        assert words in str(error)
+        def gather(wrong=wrong):
+            mr.get_replica_context().all_gather(wrong(), axis=0)
+
+        for call in (step, gather):
+            error = raises_everywhere(TypeError, lambda call=call: strategy.run(call))
+            assert words in str(error)
     check_works(strategy)
 
 
