@@ -16,7 +16,7 @@ import numpy as np
 
 from .array_ways import COMMON_TYPES, Array, JaxWay, StandardWay, TorchWay, Way, way_of
 from .gpu_tensors import ToGpus
-from .jax_state import JaxState
+from .jax_state import JaxState, is_staged
 from .thread_owners import is_stand_in
 from .torch_tensors import tensor_of
 
@@ -122,8 +122,13 @@ def recorded_by_torch(leaves: Sequence[Any]) -> list[int]:
 
 
 def is_traced_by_jax(leaves: Sequence[Any]) -> bool:
-    """Returns whether JAX traces some of these leaves: they have no values yet, or not only."""
+    """Returns whether JAX traces some of these leaves: they have no values yet, or not only.
+
+    Of no leaves, whether it traces the code that calls.
+    """
     jax = sys.modules.get("jax")
+    if jax is not None and not leaves:
+        return is_staged()
     return jax is not None and any([isinstance(leaf, jax.core.Tracer) for leaf in leaves])
 
 

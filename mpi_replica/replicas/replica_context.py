@@ -149,7 +149,7 @@ class ReplicaContext(Replica):
         if current_state() is not self._state or self._state is None:  # before a call of `_check`
             self._check("all_reduce", "strategy.reduce")
         leaves, structure, is_plain = nest.flatten_plain(value)
-        if not is_plain:
+        if not is_plain or not leaves:
             return self._reduce_components(reduce_op, leaves, structure, options, out)
         call = self._strategy.engine.make(
             "all_reduce",
@@ -220,7 +220,7 @@ class ReplicaContext(Replica):
                 leaves = self._components(leaves)
         except Exception as error:
             return self.meet(engine.failed(kind, options, error))
-        if not is_plain and is_traced_by_jax(leaves):
+        if (not is_plain or not leaves) and is_traced_by_jax(leaves):
             return _jax_collectives().all_gather(self, axis, leaves, structure, options)
         if not is_plain and (recorded := recorded_by_torch(leaves)):
             return _torch_gradients().all_gather(self, axis, leaves, recorded, structure, options)

@@ -309,6 +309,23 @@ def test_any_shape_goes_through_a_compiled_function(strategy, shape):
     holds_everywhere(are_right)
 
 
+@pytest.mark.parametrize("nest", [{}, [], {"a": ()}], ids=str)
+def test_a_nest_without_leaves_goes_through_a_compiled_function(strategy, nest):
+    def step(x):
+        context = mr.get_replica_context()
+        gathered = context.all_gather(nest, 0)
+        return context.all_reduce("SUM", nest), gathered, context.all_reduce("SUM", x)
+
+    def compiled(x):
+        jax.grad(lambda x: step(x)[2].sum())(x)
+        return jax.jit(step)(x), step(x)
+
+    found = strategy.run(lambda: compiled(jnp.ones(2)))
+    for inside, outside in strategy.experimental_local_results(found):
+        assert inside[:2] == outside[:2] == (nest, nest)
+        assert float(inside[2][0]) == strategy.num_replicas_in_sync
+
+
 def test_a_function_is_compiled_once_and_goes_on_for_many_runs(strategy):
     traced = []
 
