@@ -135,3 +135,15 @@ def test_on_ranks_one_of_them_prints_the_frames_of_the_program(library, tmp_path
     assert done.returncode != 0
     assert frames(done.stderr) == [(str(file), "<module>"), (str(file), "step")]
     assert len(LEFT_OUT.findall(done.stderr)) == 1
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_where_no_strategy_can_be_made_each_rank_prints_the_frames_of_the_program(
+    library, tmp_path
+):
+    file = tmp_path / "train.py"
+    file.write_text("import mpi_replica as mr\nmr.MPIStrategy(num_replicas=-1)\n")
+    done = run_ranks(library, 2, [file], env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode != 0
+    assert set(frames(done.stderr)) == {(str(file), "<module>")}
+    assert "ValueError: num_replicas must be at least 1, got -1." in done.stderr

@@ -212,7 +212,7 @@ class LazyPerReplica(PerReplica):
         return tuple(entry.value for entry in self._column if isinstance(entry, Held))
 
     def components(self, replica_ids: Sequence[int]) -> list[Any]:
-        """Return the components of these replicas; those of this rank without communication."""
+        """Returns the components of these replicas; those of this rank without communication."""
         local_replica_ids = self._scope.engine.layout.local_replica_ids
         return [
             entry.value

@@ -106,6 +106,7 @@ class MPIStrategy(Strategy):
         replica_threads: bool | None = None,
         seed: int | None = None,
     ) -> None:
+        job_end.shorten_tracebacks()
         transport, terms, survivors = start(
             communicator,
             spares,
@@ -122,7 +123,6 @@ class MPIStrategy(Strategy):
         enter_open_strategy(self)
         self._release_blas = blas.hold(self) if options.reproducible else None
         gate.install(job_end.abort)
-        job_end.shorten_tracebacks()
         if survivors is not None:  # without MPI there are none
             job_end.end_with_mpi()
             if survivors.may_be_needed:

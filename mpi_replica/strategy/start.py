@@ -109,7 +109,7 @@ def start(
             terms = _agreed_terms(transport, wishes, num_lost)
         except (MPIReplicaError, ValueError, TypeError) as error:
             if not isinstance(error, RankLostError):
-                survivors.share(error.with_traceback(None))
+                survivors.share(error)
                 if not survivors.is_fault_tolerant:  # otherwise all are woken by it, to raise it
                     transport.close()
             raise
