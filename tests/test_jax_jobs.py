@@ -89,6 +89,23 @@ def test_replicas_that_share_a_device_are_told_what_to_write(tmp_path):
     assert done.stdout.count("0: 2") == 2  # before and behind it
 
 
+MORE_THAN_ARE_ASKED_FOR = """
+    strategy = mr.MPIStrategy(num_replicas=65)
+    try:
+        strategy.run(step)
+    except mr.errors.ContextError as error:
+        print(error)
+"""
+
+
+def test_more_replicas_than_devices_are_asked_for_are_told_so(tmp_path):
+    done = job(MORE_THAN_ARE_ASKED_FOR, 1, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "JAX has 64, the most that a strategy asks for" in done.stdout
+    assert "had started" not in done.stdout
+    assert "\n    jax.config.update('jax_num_cpu_devices', N)\n" in done.stdout
+
+
 INTERRUPTED = """
     import threading
 

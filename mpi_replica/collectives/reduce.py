@@ -163,11 +163,7 @@ class AllReduce(Call):
         ):
             dtype = array.dtype
             if leaf is None:
-                raise TypeError(
-                    f"{self.kind} got None for value{path}: {self.op.name} needs numbers. Leave it"
-                    " out on all replicas, or give zeros, as for the gradient of a parameter that"
-                    " was not used."
-                )
+                raise none_error(self.kind, path, self.op)
             if dtype.kind not in "biufc" and (dtype.kind != "V" or dtype.names is not None):
                 raise TypeError(
                     f"{self.kind} got {type(leaf).__name__} of dtype {dtype} for value{path}:"
@@ -352,6 +348,14 @@ class AllReduce(Call):
         for call, other in itertools.permutations(calls, 2):
             if call.outputs is not None:
                 call.outputs.check_apart(other.contributions[0], self.paths)
+
+
+def none_error(kind: str, path: str, op: ReduceOp) -> TypeError:
+    """Returns the error of a call that got None for a leaf."""
+    return TypeError(
+        f"{kind} got None for value{path}: {op.name} needs numbers. Leave it out on all replicas,"
+        " or give zeros, as for the gradient of a parameter that was not used."
+    )
 
 
 def _native(signature: Signature) -> Signature:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .array_libraries import recorded_by_torch
+from .array_libraries import is_traced_by_jax, recorded_by_torch
 from .array_ways import Array
 from .dtypes import accumulation, as_array
 from .options import ReduceOp
@@ -33,7 +33,7 @@ class IndexedSlices:
         There are not as many indices as rows, or `dense_shape` does not fit.
     TypeError
         `indices` are not integers; an array has a mask, which would be lost; torch would record
-        what is computed with `values`.
+        what is computed with `values`, or JAX traces them.
 
     Examples
     --------
@@ -50,6 +50,11 @@ class IndexedSlices:
             raise TypeError(
                 "IndexedSlices got values that need gradients: it holds numpy arrays, and no"
                 " gradient passes it. Give it values.detach(), or reduce a dense tensor."
+            )
+        if is_traced_by_jax([values, indices]):
+            raise TypeError(
+                "IndexedSlices got rows or indices that JAX traces: it holds numpy arrays. Make and"
+                " reduce it outside of the traced function, or reduce a dense array."
             )
         self.values = as_array(values)
         self.indices = as_array(indices)

@@ -59,12 +59,15 @@ def devices_of_replicas(count: int) -> Sequence[Any] | None:
 
 def way_to_more_devices() -> str:
     """Returns why JAX has fewer devices than there are replicas, and how it gets more."""
-    backend = sys.modules["jax"].default_backend()
+    jax = sys.modules["jax"]
+    backend, count = jax.default_backend(), len(jax.local_devices())
     if backend == "cpu":
+        why = f"has {count}, the most that a strategy asks for by itself"
+        if count < _MOST_DEVICES:
+            why = "had started before the strategy was made"
         return (
-            "had started before the strategy was made. Write at the top of the program, before JAX"
-            " is used:\n    import jax\n    jax.config.update('jax_num_cpu_devices', N)\nwith as"
-            " many as a rank has replicas"
+            f"{why}. Write at the top of the program, before JAX is used:\n    import jax\n"
+            "    jax.config.update('jax_num_cpu_devices', N)\nwith as many as a rank has replicas"
         )
     return (
         f"computes on a {backend}, of which this rank sees too few. Compute on the host, by this at"

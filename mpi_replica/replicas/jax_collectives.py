@@ -20,7 +20,7 @@ import numpy as np
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.site import CallSite, site_in_jax
 from ..collectives.gather import AllGather
-from ..collectives.reduce import AllReduce
+from ..collectives.reduce import AllReduce, none_error
 from ..collectives.sparse import has_slices
 from ..core import nest
 from ..core.argument_checks import integer
@@ -105,6 +105,8 @@ def _array_of_jax(array: Array) -> Any:
 
 def _value(kind: str, how: ReduceOp | int, path: str, leaf: Any) -> Any:
     """Returns a leaf as an array of JAX, checked."""
+    if leaf is None and isinstance(how, ReduceOp):
+        raise none_error(kind, path, how)
     try:
         value = leaf if isinstance(leaf, jax.Array) else _array_of_jax(as_array(leaf))
         if not isinstance(value.dtype, np.dtype):

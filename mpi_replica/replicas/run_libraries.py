@@ -111,11 +111,19 @@ class RunLibraries:
                 " share a device, on which one would wait for the other for ever: JAX"
                 f" {way_to_more_devices()}; or host one replica on each rank."
             )
+        own = self._devices[position]
+        why = "an argument is committed to it"
+        what = (
+            "Pass arrays as arguments of strategy.run, or put them nowhere: jax.device_put(x)"
+            " without a device"
+        )
+        if sys.modules["jax"].config.jax_default_device != own:
+            why = "the step has set jax.default_device"
+            what = "Leave it as it is: in a step that is the device of the replica"
         raise ContextError(
-            f"a function that JAX has compiled has collectives, and runs on {devices}, since an"
-            f" argument is committed to it; this replica's device is {self._devices[position]}."
-            " There it may wait for ever for a replica that has it. Pass arrays as arguments of"
-            " strategy.run, or put them nowhere: jax.device_put(x) without a device."
+            f"a function that JAX has compiled has collectives, and runs on {devices}, since {why};"
+            f" this replica's device is {own}. There it may wait for ever for a replica that has"
+            f" it. {what}."
         )
 
     def versions_of(self, call: Call) -> Any:

@@ -147,7 +147,22 @@ MISTAKES = {
     ),
     "op": (lambda x: context().all_reduce("SUMM", x), ValueError, "'SUMM' is not a reduce op"),
     "bool": (lambda x: context().all_reduce("SUM", x > 0), TypeError, "SUM of bool"),
+    "slices": (
+        lambda x: context().all_reduce("SUM", mr.IndexedSlices(x, [0, 1, 2], (3,))),
+        TypeError,
+        "IndexedSlices got rows or indices that JAX traces",
+    ),
     "text": (lambda x: context().all_reduce("SUM", (x, "a")), TypeError, "value[1]"),
+    "none": (
+        lambda x: context().all_reduce("SUM", {"a": x, "b": None}),
+        TypeError,
+        "got None for value['b']: SUM needs numbers. Leave it out on all replicas",
+    ),
+    "none alone": (
+        lambda x: context().all_reduce("SUM", {"b": None}),
+        TypeError,
+        "got None for value['b']: SUM needs numbers. Leave it out on all replicas",
+    ),
     "out": (lambda x: context().all_reduce("SUM", x, out=np.ones(3)), TypeError, "out="),
     "scalar": (lambda x: context().all_gather(x.sum(), 0), ValueError, "got a scalar"),
     "axis": (lambda x: context().all_gather(x, 1), ValueError, "axis 1 is out of range"),
@@ -362,6 +377,18 @@ def test_an_array_that_is_committed_to_the_device_of_another_replica_is_an_error
         return float((own if own_id() == first else summed(committed))[0])
 
     assert "is committed to" in str(error_of(lambda: strategy.run(step, args=(committed,))))
+
+
+def test_a_step_that_sets_the_default_device_is_told_so(strategy):
+    if max(map(len, gathered(strategy.local_replica_ids))) == 1:
+        pytest.skip("a replica alone has all devices")
+    last = jax.local_devices()[-1]  # of no replica
+
+    def step():
+        with jax.default_device(last):
+            return summed(jnp.ones(3))
+
+    assert "the step has set jax.default_device" in str(error_of(lambda: strategy.run(step)))
 
 
 def test_a_gather_that_was_traced_for_other_replicas_is_an_error(world):
