@@ -141,8 +141,8 @@ class MergeCall(Call):
                 except Exception as error:
                     raise TypeError(
                         f"merge_call got {type(leaf).__name__} for value{path}, which can't travel"
-                        f" to the other ranks: {error} Pass arrays, numbers, texts, or objects that"
-                        " pickle knows."
+                        f" to the other ranks: {str(error).rstrip('.')}. Pass arrays, numbers,"
+                        " texts, or objects that pickle knows."
                     ) from error
             raise
 

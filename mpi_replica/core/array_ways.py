@@ -85,7 +85,8 @@ class TorchWay:
 
     @staticmethod
     def narrowed(tensor: Any, like: Any) -> Any:
-        return tensor.to(like.dtype) if like.is_floating_point() or like.is_complex() else tensor
+        is_real = like.is_floating_point() and not tensor.is_complex()
+        return tensor.to(like.dtype) if is_real or like.is_complex() else tensor
 
     @staticmethod
     def divide(total: Any, count: float) -> Any:
@@ -169,7 +170,8 @@ class JaxWay:
     @staticmethod
     def narrowed(array: Any, like: Any) -> Any:
         jnp = sys.modules["jax"].numpy
-        return array.astype(like.dtype) if jnp.issubdtype(like.dtype, jnp.inexact) else array
+        kind = jnp.inexact if jnp.issubdtype(array.dtype, jnp.floating) else jnp.complexfloating
+        return array.astype(like.dtype) if jnp.issubdtype(like.dtype, kind) else array
 
     @staticmethod
     def divide(total: Any, count: float) -> Any:

@@ -29,9 +29,10 @@ def require_only_numbers(value: Any, *, takes_labels: bool = False) -> None:
         raise TypeError(text)
 
 
-def has_labels(kind: type) -> bool:
-    """Returns whether objects of this class have labels, by which their parts are reached."""
-    return _lost_by(kind) is _labels
+def goes_by_label(kind: type) -> bool:
+    """Returns whether ``[i]`` of objects of this class is what has the label i, or a column."""
+    library = kind.__module__.partition(".")[0]
+    return _lost_by(kind) is _labels and library in ("pandas", "pyarrow")
 
 
 def is_sparse_of_jax(kind: type) -> bool:

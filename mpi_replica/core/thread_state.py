@@ -23,6 +23,15 @@ class ThreadState(NamedTuple):
         """Returns the state of the thread that calls."""
         return cls(LibraryState.of_this_thread(), JaxState.of_this_thread())
 
+    def outside_of_inference(self) -> Self:
+        """Returns it without torch's inference mode.
+
+        What is made in that can't be used outside of it, and who iterates may leave it in between.
+        """
+        if self.torch is None:
+            return self
+        return self._replace(torch=self.torch._replace(is_inference=False))
+
     def hold_in(self, function: Callable[[], T], device: Any = None) -> T:
         """Calls `function` in this state, in the thread that calls, and leaves nothing of it.
 

@@ -83,13 +83,12 @@ def as_arrays(value: Any, where: str) -> Any:
                 "its rows one length, or a tuple where it is several arrays."
             ) from error
         if array.dtype == object:
-            leaf = array.tolist()
-            if not _holds_only(str, leaf):
+            if not array.size or not all(isinstance(item, str) for item in array.flat):
                 raise TypeError(
                     f"{where}: {reprlib.repr(leaf)}{at(path)} has dtype object as an array. "
                     "Give numbers or strings: .astype(float) or .astype(str)."
                 )
-            array = array.astype(str)  # a column of texts of pandas
+            leaf, array = array.tolist(), array.astype(str)  # a column of texts of pandas
         if array.dtype.kind in "SU" and _ends_with_nul(leaf):
             raise ValueError(
                 f"{where}: {reprlib.repr(leaf)}{at(path)} ends with a NUL, which numpy's texts"
@@ -97,12 +96,6 @@ def as_arrays(value: Any, where: str) -> Any:
             )
         arrays.append(array)
     return unflatten(structure, arrays)
-
-
-def _holds_only(kind: type, leaf: Any) -> bool:
-    if isinstance(leaf, list):
-        return all(_holds_only(kind, item) for item in leaf)
-    return isinstance(leaf, kind)
 
 
 def _ends_with_nul(leaf: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from ..core.argument_checks import integer
-from ..core.more_than_numbers import has_labels
+from ..core.more_than_numbers import goes_by_label
 from ..core.nest import flatten_tensors, leaf_paths
 from .chain import Chain
 from .elements import as_arrays, at
@@ -138,7 +138,7 @@ class Factories(Chain):
                 f"from_source got a {kind.__name__}, whose rows are not reached by number. Call "
                 "from_tensor_slices for a dict of arrays."
             )
-        if has_labels(kind):
+        if goes_by_label(kind):
             raise TypeError(
                 f"from_source got a {kind.__name__}, whose [i] goes by label or column. Call"
                 " from_tensor_slices(dict(frame)) or from_tensor_slices(series.to_numpy()), which"

@@ -88,7 +88,7 @@ class DistributedIterator:
         self._is_global = made_of.pipelines is None
         self._must_agree = made_of.length == UNKNOWN_CARDINALITY
         self._name = name
-        #: By replica of this rank: its newest batch, without rows.
+        #: By replica of this rank: its first batch, without rows.
         self._forms: dict[int, Any] = {}
         #: What kind of batch the newest one is, for this rank and in words for all.
         self._kind: Any = None
@@ -344,7 +344,9 @@ class DistributedIterator:
             replica_ids = self._engine.layout.local_replica_ids
             pairs = zip(replica_ids, step[0], strict=True)
             batches = {i: batch for i, batch in pairs if batch is not END}
-            self._forms.update((i, empty_like(batch)) for i, batch in batches.items())
+            for i, batch in batches.items():
+                if i not in self._forms:
+                    self._forms[i] = empty_like(batch)
             self._look_at(next(iter(batches.values())))
         named = dataclasses.replace(options, name=self._name_of_epoch)
         return NextStep(

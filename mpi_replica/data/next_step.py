@@ -42,7 +42,7 @@ class NextStep(Call):
     ) -> None:
         super().__init__(site, options)
         self.step = step
-        #: By replica of this rank: its newest batch, without rows.
+        #: By replica of this rank: its first batch, without rows.
         self.forms = forms
         self.num_steps = num_steps
         self.is_global = is_global

@@ -16,6 +16,8 @@ from ..core.thread_state import ThreadState
 
 T = TypeVar("T")
 
+_END: Any = object()
+
 # How long to wait for a thread that was told to end. One that reads just now ends after that read;
 # one whose read never returns must not keep the program from ending.
 _SECONDS_TO_END = 1.0
@@ -46,19 +48,19 @@ class _Reader:
     """
 
     def __init__(self, make: Callable[[], Iterator[Any]], count: int) -> None:
-        self._wishes: SimpleQueue[None] = SimpleQueue()
+        # What torch and JAX have in the thread that asks; None where nothing is asked for.
+        self._wishes: SimpleQueue[ThreadState | None] = SimpleQueue()
         # (element, None), (None, an exception), or None at the end
         self._answers: SimpleQueue[tuple[Any, BaseException | None] | None] = SimpleQueue()
         self._has_ended = False
         self._process = os.getpid()
         for _ in range(count):
-            self._wishes.put(None)
-        # What the caller has set with np.errstate, torch and JAX, and its strategy, hold here too.
-        run, hold = contextvars.copy_context().run, ThreadState.of_this_thread().hold_in
-        read = functools.partial(self._read, make)
+            self._ask()
+        # What the caller has set with np.errstate, and its strategy, hold here as well.
+        run = contextvars.copy_context().run
         # A daemon: Python waits for other threads before it lets anybody tell them to end.
         self._thread = threading.Thread(
-            target=run, args=(hold, read), name="mpi_replica-prefetch", daemon=True
+            target=run, args=(self._read, make), name="mpi_replica-prefetch", daemon=True
         )
         _readers.add(self)
         self._thread.start()
@@ -71,8 +73,11 @@ class _Reader:
                 "other process. Iterate the dataset anew here."
             )
         answer = self._answers.get()
-        self._wishes.put(None)
+        self._ask()
         return answer
+
+    def _ask(self) -> None:
+        self._wishes.put(ThreadState.of_this_thread().outside_of_inference())
 
     def end(self) -> None:
         """Ends the thread, and waits for its end."""
@@ -87,12 +92,11 @@ class _Reader:
         try:
             elements = make()
             while True:
-                self._wishes.get()
-                if self._has_ended:
+                state = self._wishes.get()
+                if self._has_ended or state is None:
                     return
-                self._answers.put((next(elements), None))
-        except StopIteration:
-            self._answers.put(None)
+                element = state.hold_in(functools.partial(next, elements, _END))
+                self._answers.put(None if element is _END else (element, None))
         except BaseException as error:
             self._answers.put((None, error))
 

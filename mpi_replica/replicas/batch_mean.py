@@ -189,7 +189,8 @@ def compute_average_loss(
         weights = np.asarray(to_numpy(sample_weight))
         weighted = weighted * weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
     average = _divided(weighted.sum(), float(rows))
-    return average.astype(dtype) if is_float else average
+    is_narrowed = is_float and (average.dtype.kind != "c" or dtype.kind == "c")
+    return average.astype(dtype) if is_narrowed else average
 
 
 def _require_values(losses: Any) -> None:

@@ -2,50 +2,71 @@
 
 from __future__ import annotations
 
-import collections
+import bisect
 from typing import Any
 
 import numpy as np
 
+from ..collectives.outputs import bounds_of
 from ..core.array_libraries import library_of
+from ..core.array_ways import COMMON_TYPES
 
 
 class MemoryOfReplicas:
-    """The arrays that replicas hold."""
+    """The memory that replicas hold arrays in: of each its parts, apart from each other, in order.
+
+    Attributes
+    ----------
+    begins, ends : dict of list of int
+        Addresses, by replica.
+    """
 
     def __init__(self) -> None:
-        # By what the memory belongs to: the arrays in it, and the replicas that hold them.
-        self._held: collections.defaultdict[Any, list[tuple[Any, int]]] = collections.defaultdict(
-            list
-        )
+        self.begins: dict[int, list[int]] = {}
+        self.ends: dict[int, list[int]] = {}
 
     def add(self, value: Any, replica_id: int) -> None:
         """Notes that a replica holds a value, which may be no array."""
-        owner = _owner(value)
-        if owner is not None:
-            self._held[owner].append((value, replica_id))
+        extent = _extent(value)
+        if extent is None:
+            return
+        begin, end = extent
+        begins = self.begins.setdefault(replica_id, [])
+        ends = self.ends.setdefault(replica_id, [])
+        first, last = bisect.bisect_left(ends, begin), bisect.bisect_right(begins, end)
+        if first < last:
+            begin, end = min(begin, begins[first]), max(end, ends[last - 1])
+        begins[first:last], ends[first:last] = [begin], [end]
 
     def is_of_another(self, value: Any, replica_id: int) -> bool:
-        """Returns whether a value is in memory of another replica than this one."""
-        owner = _owner(value)
-        return owner is not None and any(
-            holder != replica_id and _may_overlap(value, held)
-            for held, holder in self._held.get(owner, ())
-        )
+        """Returns whether a value is, or may be, in memory of another replica than this one."""
+        extent = _extent(value)
+        if extent is None:
+            return False
+        begin, end = extent
+        for holder, ends in self.ends.items():
+            if holder != replica_id:
+                place = bisect.bisect_right(ends, begin)
+                if place < len(ends) and self.begins[holder][place] < end:
+                    return True
+        return False
 
 
-def _owner(value: Any) -> Any:
-    """Returns what tells which block of memory an array is in; None for no array."""
+def _extent(value: Any) -> tuple[int, int] | None:
+    """Returns the addresses between which an array lies; None of what nobody can write into."""
+    if type(value) in COMMON_TYPES and not isinstance(value, np.ndarray):
+        return None
     if isinstance(value, np.ndarray):
-        while isinstance(value.base, np.ndarray):
-            value = value.base
-        return id(value if value.base is None else value.base)
+        return bounds_of(value) if value.size else None
     library = library_of(value)
+    if library is None or library == "jax":
+        return None
     if library == "torch":
-        return library, value.untyped_storage().data_ptr()
-    return None if library is None else (library, id(value))
-
-
-def _may_overlap(one: Any, other: Any) -> bool:
-    is_numpys = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
-    return not is_numpys or np.may_share_memory(one, other)
+        try:
+            storage = value.untyped_storage()
+            begin = storage.data_ptr()
+        except (NotImplementedError, RuntimeError):  # a sparse tensor, say
+            begin = 0
+        if begin:
+            return begin, begin + storage.nbytes()
+    return id(value), id(value) + 1  # it is known by itself alone

@@ -14,7 +14,7 @@ from ..core import nest
 from ..core.array_libraries import as_constants, copy_of
 from ..core.context import State, entered
 from ..core.library_state import LibraryState
-from ..core.values import DistributedValues, Mirrored, component_of
+from ..core.values import DistributedValues, Mirrored, PerReplica, component_of
 from .memory_of_replicas import MemoryOfReplicas
 
 # Of leaves of a result above this size dtype and shape are compared between ranks.
@@ -83,30 +83,35 @@ def unpacked(value: Any, replica_ids: Sequence[int], calls: Sequence[MergeCall])
     """
     if value is None:
         return [None] * len(replica_ids)
-    originals: dict[int, Any] = {}
-    for call in calls:
-        originals |= call.originals
-    memory = MemoryOfReplicas()
+    memory = None
     if len(replica_ids) > 1:
+        memory = MemoryOfReplicas()
         for i, call in zip(replica_ids, calls, strict=True):
             for leaf in call.leaves:
                 memory.add(leaf, i)
 
-    def component(leaf: Any, replica_id: int, copies: dict[int, Any]) -> Any:
-        own = component_of(leaf, replica_id)
-        own = originals.get(id(own), own)
-        if len(replica_ids) == 1:
-            return own
-        if id(own) not in copies:  # what it gets twice is one thing, as where it gets the original
-            copies[id(own)] = copy_of(own) if memory.is_of_another(own, replica_id) else own
-            memory.add(copies[id(own)], replica_id)
-        return copies[id(own)]
+    def of_replica(replica_id: int, originals: Mapping[int, Any]) -> Any:
+        copies: dict[int, Any] = {}  # what it gets twice is one thing, as where it is no copy
 
-    def of_replica(replica_id: int) -> Any:
-        copies: dict[int, Any] = {}
-        return nest.map_structure(lambda leaf: component(leaf, replica_id, copies), value)
+        def own(leaf: Any) -> Any:
+            found = originals.get(id(leaf), leaf)
+            if memory is None:
+                return found
+            if id(found) not in copies:
+                is_shared = memory.is_of_another(found, replica_id)
+                copies[id(found)] = copy_of(found) if is_shared else found
+                memory.add(copies[id(found)], replica_id)
+            return copies[id(found)]
 
-    return list(map(of_replica, replica_ids))
+        def component(leaf: Any) -> Any:
+            if isinstance(leaf, PerReplica):  # of nests, perhaps
+                return nest.map_structure(own, component_of(leaf, replica_id))
+            return own(component_of(leaf, replica_id))
+
+        return nest.map_structure(component, value)
+
+    pairs = zip(replica_ids, calls, strict=True)
+    return [of_replica(replica_id, call.originals) for replica_id, call in pairs]
 
 
 def comparable(result: Any) -> Any:
@@ -117,8 +122,10 @@ def comparable(result: Any) -> Any:
             leaf = leaf.value
         if isinstance(leaf, DistributedValues):
             return None
-        if getattr(leaf, "nbytes", 0) > _HASHED_BYTES:
-            return str(leaf.dtype), tuple(leaf.shape)
-        return leaf
+        try:
+            is_large = getattr(leaf, "nbytes", 0) > _HASHED_BYTES
+        except RuntimeError:  # of a sparse tensor
+            is_large = True
+        return (str(leaf.dtype), tuple(leaf.shape)) if is_large else leaf
 
     return nest.map_structure(of_leaf, result)

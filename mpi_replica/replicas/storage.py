@@ -258,17 +258,19 @@ class Storage:
                 f"{name}.{how} got shape {array.shape} for a variable of shape"
                 f" {self.any_array.shape}. {what} its shape."
             )
-        if dtype.kind in "iu" and array.dtype != dtype and array.size:
+        if dtype.kind in "iu" and array.dtype.kind in "iu" and array.dtype != dtype and array.size:
             limits = np.iinfo(dtype)
-            for number in (array.min(), array.max()):
+            for number in (int(array.min()), int(array.max())):
                 if not limits.min <= number <= limits.max:  # the cast would wrap it around
                     raise _overflow(f"{name}.{how}", number, dtype)
         return np.asarray(array, dtype=dtype, order="C")
 
 
 def _overflow(what: str, number: Any, dtype: np.dtype[Any]) -> OverflowError:
+    is_short = not isinstance(number, int) or number.bit_length() <= 128  # Python writes no others
+    text = number if is_short else f"an int of {number.bit_length()} bits"
     return OverflowError(
-        f"{what} got {number}, which a variable of dtype {dtype} can't hold. Make the variable of"
+        f"{what} got {text}, which a variable of dtype {dtype} can't hold. Make the variable of"
         " a wider one."
     )
 

@@ -113,6 +113,27 @@ def test_arrays_travel_as_their_bytes_and_are_not_pickled(library):
     assert not any(isinstance(item, bytes) for item in entry)
 
 
+@pytest.mark.parametrize("form", ["sparse", "empty", "recorded"])
+def test_tensors_of_any_form_come_back_as_their_own_and_others_as_copies(strategy, form):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    forms = {
+        "sparse": lambda: torch.eye(2).to_sparse(),
+        "empty": lambda: torch.empty(0),
+        "recorded": lambda: torch.ones(2, requires_grad=True) * 2,
+    }
+
+    def step():
+        mine = forms[form]()
+        merge_call = mr.get_replica_context().merge_call
+        same = merge_call(lambda s, x: x, (mine,))
+        first = merge_call(lambda s, x: s.experimental_local_results(x)[0], (mine,))
+        return same is mine, first.requires_grad, first.layout == mine.layout
+
+    results = strategy.experimental_local_results(strategy.run(step))
+    for i, found in zip(strategy.local_replica_ids, results, strict=True):
+        assert found == (True, form == "recorded" and i == 0, True)
+
+
 def test_each_replica_may_write_into_what_merge_fn_returned(strategy, library):
     library.needs_writable_arrays()
 

@@ -5,6 +5,7 @@ import pytest
 
 import mpi_replica as mr
 from array_kinds import LIBRARIES, Library
+from everywhere import check_works
 
 Dataset = mr.data.Dataset
 ROWS = np.arange(24, dtype="f4").reshape(12, 2)
@@ -152,3 +153,24 @@ def test_tensors_that_record_gradients_are_cut_by_value(strategy):
         for batch in strategy.experimental_distribute_dataset(batches):
             for part in strategy.experimental_local_results(batch):
                 assert not part.requires_grad
+
+
+@pytest.mark.parametrize("reads", ["prefetch", "parallel map"])
+def test_what_is_read_ahead_in_inference_mode_can_be_trained_with_after_it(strategy, reads):
+    """So a look at the first batch changes nothing for the others; nor does no_grad for good."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    weight = torch.ones(2, requires_grad=True)
+    count = strategy.num_replicas_in_sync
+    rows = mr.data.Dataset.from_tensor_slices(torch.ones(8 * count, 2))
+    calls = 2 if reads == "parallel map" else None
+    rows = rows.map(lambda row: row * weight, calls).batch(count)
+    rows = rows.prefetch(2) if reads == "prefetch" else rows
+    iterator = iter(strategy.experimental_distribute_dataset(rows))
+    with torch.inference_mode():
+        first = strategy.experimental_local_results(next(iterator))
+    assert not any(part.requires_grad for part in first)
+    *_, last = (strategy.experimental_local_results(batch) for batch in iterator)
+    for part in last:
+        (part * weight).sum().backward()
+    assert weight.grad.abs().sum() > 0
+    check_works(strategy)

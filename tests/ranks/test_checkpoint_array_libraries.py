@@ -62,3 +62,19 @@ def test_an_array_that_differs_is_named(strategy, library):
     value = {"x": library.array([1, strategy.rank])}
     error = raises_everywhere(DivergenceError, lambda: strategy.verify(value))
     assert "value['x'] differs: 1 of 2 elements, first element [1]: " in str(error)
+
+
+def test_a_sparse_matrix_of_jax_in_a_per_replica_comes_back_as_one(strategy, path):
+    pytest.importorskip("jax", reason="jax is not installed")
+    sparse = pytest.importorskip("jax.experimental.sparse", reason="jax is not installed")
+
+    def step():
+        mine = 1.0 + mr.get_replica_context().replica_id_in_sync_group
+        return {"w": sparse.BCOO.fromdense(np.diag([mine, 0]).astype("f4")), "n": 3}
+
+    checkpoint = mr.Checkpoint(strategy, of_replicas=strategy.run(step))
+    checkpoint.save(path)
+    checkpoint.restore(path)
+    found = strategy.experimental_local_results(checkpoint.of_replicas)
+    for i, one in zip(strategy.local_replica_ids, found, strict=True):
+        assert one["w"].todense().tolist() == [[1.0 + i, 0], [0, 0]]

@@ -66,6 +66,38 @@ def test_the_array_of_one_replica_stays_its_own_where_all_get_it(strategy, size,
         assert found == (best if replica == last else replica, best, replica == last)
 
 
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: {"a": [x]},
+        lambda x: x[::-1][::-1],
+        lambda x: np.lib.stride_tricks.as_strided(x),
+        lambda x: np.frombuffer(x.data),
+    ],
+    ids=["nest", "view", "strided", "buffer"],
+)
+def test_no_replica_writes_into_the_argument_of_another_one(strategy, wrap):
+    def changed(strategy, x):
+        values = strategy.experimental_local_results(x)
+        return mr.PerReplica([wrap(value) for value in values[1:] + values[:1]])
+
+    def step():
+        ctx = mr.get_replica_context()
+        mine = np.full(3, float(ctx.replica_id_in_sync_group))
+        got = ctx.merge_call(changed, (mine,))
+        array = got["a"][0] if isinstance(got, dict) else got
+        array += 100
+        return mine[0], array[-1]
+
+    count = strategy.num_replicas_in_sync
+    results = strategy.experimental_local_results(strategy.run(step))
+    for replica, found in zip(strategy.local_replica_ids, results, strict=True):
+        if count > 1:
+            assert found == (replica, (replica + 1) % count + 100)
+        else:
+            assert found == (100, 100)  # its own
+
+
 def test_what_a_replica_gets_twice_is_one_thing_on_all_replicas(strategy):
     def step():
         ctx = mr.get_replica_context()

@@ -407,6 +407,13 @@ def test_an_integer_variable_takes_no_float(strategy):
     assert everywhere(v) == 3
 
 
+@pytest.mark.parametrize("dtype", ["u8", "i8", "u1", "i1"])
+def test_integers_take_bools(strategy, dtype):
+    v = variable(strategy, np.zeros(2, dtype))
+    strategy.run(v.assign, args=(np.array([True, False]),))
+    assert everywhere(v) == [1, 0]
+
+
 @pytest.mark.parametrize(
     "value",
     [2**40, -(2**40), [2**40, 1], np.array([1, -(2**31) - 1]), np.array([2**31, 0], "u4")],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import functools
 import itertools
 import os
 from collections import deque
@@ -65,10 +64,9 @@ class FunctionCalls:
 
     def _futures(self, calls: Iterator[Callable[[], T]]) -> Iterator[Future[T]]:
         """Begins a call for each that is asked for; what making one raises, the last one has."""
-        hold = ThreadState.of_this_thread().hold_in
         try:
             for call in calls:
-                yield self._begin(functools.partial(hold, call))
+                yield self._begin(call)
         except Exception as error:
             failed: Future[T] = Future()
             failed.set_exception(error)
@@ -79,6 +77,6 @@ class FunctionCalls:
         if self._pool is None or self._process != os.getpid():
             self._pool = ThreadPoolExecutor(self._count, "mpi_replica-map")
             self._process = os.getpid()
-        # A copy for each: what the caller has set with np.errstate holds in its calls, too, as does
-        # what it has set of torch and JAX.
-        return self._pool.submit(contextvars.copy_context().run, call)
+        # For each: what the caller has set with np.errstate, torch and JAX holds in its calls, too.
+        run, state = contextvars.copy_context().run, ThreadState.of_this_thread()
+        return self._pool.submit(run, state.outside_of_inference().hold_in, call)
