@@ -69,7 +69,8 @@ class ElasticState(Checkpoint):
         ContextError
             Called outside of `run_elastic`, or in a replica.
         TypeError, ValueError
-            An object can't be kept: as for ``Checkpoint.save``.
+            An object can't be kept: as for ``Checkpoint.save``; where the job can go on without a
+            rank, since nothing is kept elsewhere.
         DivergenceError
             A `PerReplica` of objects, of which one state is kept, does not hold the same for all.
         CollectiveMismatchError
