@@ -178,12 +178,10 @@ def compute_average_loss(
     losses = np.atleast_1d(to_numpy(per_example_loss))
     dtype = losses.dtype
     is_float = dtype.kind in "fc" or is_narrow_float(dtype)
-    weighted = (
-        losses.astype(accumulation(dtype, ReduceOp.SUM)[0], copy=False) if is_float else losses
-    )
-    if isinstance(
-        sample_weight, (int, float)
-    ):  # as such it has no dtype that could be the result's
+    weighted = losses
+    if is_float:
+        weighted = losses.astype(accumulation(dtype, ReduceOp.SUM)[0], copy=False)
+    if isinstance(sample_weight, (int, float)):  # a number has no dtype that could be the result's
         weighted = weighted * sample_weight
     elif sample_weight is not None:
         weights = np.asarray(to_numpy(sample_weight))

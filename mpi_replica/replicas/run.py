@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from greenlet import getcurrent
 
@@ -162,8 +162,9 @@ class Run(SharedRun):
             originals = {call.replica_ids[0]: call.error for call in failed if call.error}
             self.engine.report(stands, originals, calls[0])
         results = self.engine.perform(calls)
-        merge_calls = [call for call in calls if isinstance(call, MergeCall)]
-        return self._merge(merge_calls, *results[0]) if merge_calls else results
+        if isinstance(calls[0], MergeCall):
+            return self._merge(cast("list[MergeCall]", calls), *results[0])
+        return results
 
     def _merge(self, calls: list[MergeCall], scope: Any, args: Any, kwargs: Any) -> list[Any]:
         call = calls[0]
