@@ -342,7 +342,7 @@ def next_step(has_input, taken=lambda rank: 2, text=lambda rank: "rows", nothing
                 SITE,
                 OPTIONS,
                 (mine, 2 * len(mine)) if is_there else None,
-                nothing if is_there else None,
+                dict.fromkeys(layout.local_replica_ids, nothing) if is_there else {},
                 taken(layout.rank),
                 text(layout.rank),
                 is_global=False,
@@ -351,13 +351,13 @@ def next_step(has_input, taken=lambda rank: 2, text=lambda rank: "rows", nothing
 
         answers = world.perform(one)
         some_have = any(map(has_input, world.ranks))
-        for layout, [(values, spec)] in zip(world.layouts, answers, strict=True):
+        for layout, [(values, forms)] in zip(world.layouts, answers, strict=True):
             ids = layout.local_replica_ids
             expected = [np.full(2, i) for i in ids]
             if not has_input(layout.rank):
                 expected = [nothing] * len(ids)
             np.testing.assert_equal(values, expected if some_have else None)
-            np.testing.assert_equal(spec, nothing if some_have else None)
+            np.testing.assert_equal(forms, dict.fromkeys(ids, nothing) if some_have else {})
 
     return call
 

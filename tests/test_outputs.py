@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.array_utils import byte_bounds
 
-from mpi_replica.collectives.outputs import _bounds
+from mpi_replica.collectives.outputs import bounds_of
 
 DTYPES = ["?", "i1", "f2", "f4", ">f8", "g", "c16", "U3", "S5", "M8[s]", "V3", "O"]
 DTYPES += [ml_dtypes.bfloat16, [("a", "f4"), ("b", "i2")]]
@@ -23,10 +23,10 @@ def test_bounds_of_any_view_are_those_that_numpy_tells(dtype, data):
     if data.draw(st.booleans()):
         view.flags.writeable = False
     if view.size:
-        assert _bounds(view) == byte_bounds(view)
+        assert bounds_of(view) == byte_bounds(view)
 
 
 def test_bounds_hold_no_memory():
     array = np.zeros(10)
-    _bounds(array)
+    bounds_of(array)
     array.resize(20)  # refused where somebody looks into it
