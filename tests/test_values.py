@@ -190,3 +190,56 @@ def test_outside_of_any_strategy_collectives_are_those_of_one_replica():
         ctx.all_gather(3, axis=0)
     with pytest.raises(TypeError, match="bool"):
         ctx.all_reduce("SUM", True)
+
+
+NANOSECONDS = 1_732_000_000_000_000_000
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x * 10,
+        lambda x: 10 * x,
+        lambda x: x << 70,
+        lambda x: x**-1,
+        lambda x: x + x,
+        lambda x: divmod(x, 7),
+        lambda x: divmod(7, x),
+        lambda x: [-x, +x, abs(x), ~x],
+        lambda x: [x == 5, 5 == x, x != 5, x > 4.5, 4.5 > x],
+        lambda x: [round(x, -1), complex(x), f"{x:.2f}", f"{x:08d}"],
+    ],
+)
+@pytest.mark.parametrize("value", [5, NANOSECONDS, 2**70, True])
+def test_a_mirrored_int_has_the_operators_of_an_int(value, compute):
+    expected = compute(value)
+    got = compute(mr.Mirrored(value))
+    assert (got, type(got)) == (expected, type(expected))
+
+
+def test_a_mirrored_int_divides_by_zero_as_an_int_does():
+    with pytest.raises(ZeroDivisionError):
+        mr.Mirrored(2) // 0
+
+
+@pytest.mark.parametrize("others", [[7], [np.float64(7)], [np.ones(2)], [mr.PerReplica([7])]])
+def test_a_per_replica_is_equal_to_itself_and_compared_with_nothing_else(others):
+    value = mr.PerReplica([7])
+    assert value == value
+    assert value in [0, value][1:]
+    assert not value != value
+    assert {value: 1}[value] == 1
+    for other in others:
+        for compare in (operator.eq, operator.ne):
+            with pytest.raises(TypeError, match="no __eq__"):
+                compare(value, other)
+            with pytest.raises(TypeError, match="no __eq__"):
+                compare(other, value)
+
+
+def test_variables_and_mirrored_values_have_the_formats_of_the_value_in_them():
+    variable = mr.Variable(2.345)
+    assert (f"{variable:.1f}", f"{mr.Mirrored(2.345):.1f}") == ("2.3", "2.3")
+    assert (f"{variable}", f"{mr.Mirrored(1)}") == (str(variable), str(mr.Mirrored(1)))
+    assert round(variable, 1) == round(mr.Mirrored(2.345), 1) == 2.3
+    assert complex(mr.Mirrored(1 + 2j)) == 1 + 2j

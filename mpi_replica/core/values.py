@@ -81,7 +81,8 @@ class PerReplica(DistributedValues):
     -----
     It converts (``float``, ``int``, ``bool``, ``np.asarray``, ``.item()``) only when the strategy
     has one replica; a program that runs on four ranks with one replica each must run on two with
-    two. It has no arithmetic. Counterpart of ``tf.types.experimental.PerReplica``.
+    two. It has no arithmetic, and is compared with nothing but itself: where it stands in the place
+    of a number, that is an error. Counterpart of ``tf.types.experimental.PerReplica``.
 
     Examples
     --------
@@ -288,6 +289,14 @@ for _name in (
     setattr(PerReplica, f"__{_name}__", _refuse(f"__{_name}__"))
 
 
+def _is_itself(self: PerReplica, other: Any) -> bool:
+    return self is other or _refuse("__eq__")(self)
+
+
+# Python's own would be False for any number, and `if strategy.run(step) == 0:` go the wrong way.
+PerReplica.__eq__ = _is_itself  # type: ignore[method-assign,assignment]
+
+
 class ActsAsValue(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
     """What converts, and is looked into, as the one value in it: `shared_value`."""
 
@@ -302,8 +311,17 @@ class ActsAsValue(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
     def __index__(self) -> int:
         return operator.index(self.shared_value())
 
+    def __complex__(self) -> complex:
+        return complex(self.shared_value())
+
     def __bool__(self) -> bool:
         return bool(self.shared_value())
+
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return round(self.shared_value(), ndigits)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.shared_value(), spec) if spec else str(self)
 
     def __len__(self) -> int:
         return len(self.shared_value())
@@ -379,6 +397,32 @@ class Mirrored(ActsAsValue):
         return getattr(ufunc, method)(*plain, **kwargs)
 
 
+def _operator(name: str) -> Callable[..., Any]:
+    compute = divmod if name == "divmod" else getattr(operator, f"__{name}__")
+
+    def method(self: Mirrored, *others: Any) -> Any:
+        plain = [x.value if isinstance(x, Mirrored) else x for x in others]
+        return compute(self.value, *plain)
+
+    return method
+
+
+def _reflected(name: str) -> Callable[..., Any]:
+    compute = divmod if name == "divmod" else getattr(operator, f"__{name}__")
+    return lambda self, other: compute(other, self.value)
+
+
+# Those of the value: numpy's have 64 bits, where ints of Python have as many as they need.
+for _name in (
+    *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow"),
+    *("lshift", "rshift", "and", "or", "xor"),
+):
+    setattr(Mirrored, f"__{_name}__", _operator(_name))
+    setattr(Mirrored, f"__r{_name}__", _reflected(_name))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "abs", "invert"):
+    setattr(Mirrored, f"__{_name}__", _operator(_name))
+
+
 def per_replica(values: Sequence[Any], layout: Layout) -> PerReplica:
     """Returns the components of this rank's replicas; an error once these have moved.
 
@@ -408,6 +452,17 @@ def component_of(value: Any, replica_id: int, num_replicas: int | None = None) -
         return value.components((replica_id,))[0]
     if isinstance(value, Mirrored):
         return value.value
+    return value
+
+
+def read_only(value: Any) -> Any:
+    """Returns a view of an array of numpy that can't be written into; anything else as it is.
+
+    For what several replicas of a rank get: how many these are, depends on the layout.
+    """
+    if isinstance(value, np.ndarray):
+        value = value.view()
+        value.flags.writeable = False
     return value
 
 

@@ -21,7 +21,7 @@ from ..core.context import (
 )
 from ..core.exceptions import ContextError
 from ..core.options import CommunicationOptions, ReduceOp
-from ..core.values import DistributedValues, Mirrored, PerReplica, per_replica
+from ..core.values import DistributedValues, Mirrored, PerReplica, per_replica, read_only
 from ..replicas.variables import Variable
 
 
@@ -305,6 +305,8 @@ class StrategyExtended:
         Exception
             What pickle raises where rank 0's value can't be pickled, or not be loaded on some rank;
             on every rank.
+        ValueError
+            Rank 0's value is a `PerReplica`, and this is no ``merge_fn``; on every rank.
         CollectiveMismatchError
             Ranks are at different calls; on every rank.
         ContextError
@@ -323,12 +325,16 @@ class StrategyExtended:
         {'seed': Mirrored:7}
         """
         require_cross_replica(self._strategy, "broadcast_to")
-        if is_in_merge_fn():  # whose large arguments come now: on all ranks, or on none
-            for leaf in nest.flatten(value)[0]:
-                if isinstance(leaf, PerReplica):
-                    _ = leaf.values
-
         engine, kind = self._strategy.engine, "broadcast_to"
+        layout = engine.layout
+        per_replica_values = [x for x in nest.flatten(value)[0] if isinstance(x, PerReplica)]
+        if is_in_merge_fn():  # whose large arguments come now: on all ranks, or on none
+            for leaf in per_replica_values:
+                _ = leaf.values
+        elif per_replica_values and layout.rank == layout.rank_of(0):
+            wrong = "broadcast_to got a PerReplica, of which every rank holds other components."
+            advice = " Give it one value: strategy.reduce or strategy.gather makes one of all."
+            engine.fail(kind, ValueError(wrong + advice))
         result = engine.cross_replica(
             engine.make(
                 kind, None, Broadcast, kind, "", value, compared=False, finish=_fresh_arrays
@@ -358,7 +364,8 @@ class StrategyExtended:
             that is synchronized on read it is called for each local replica. Other variables that
             are synchronized on read are assigned as in cross-replica context.
         args, kwargs : tuple or list, and mapping
-            Nests; a `Mirrored` is passed as the value in it.
+            Nests; a `Mirrored` is passed as the value in it. Where `fn` is called for each local
+            replica, with containers of its own, and arrays of numpy that it can't write into.
         group : bool, default True
             Whether the result comes alone; otherwise as a tuple with an entry for each call.
 
@@ -403,16 +410,18 @@ class StrategyExtended:
                     " between ranks. Reduce it first: strategy.extended.reduce_to(op, value, var)."
                 )
         plain = [leaf.value if isinstance(leaf, Mirrored) else leaf for leaf in leaves]
-        args, named = nest.unflatten(structure, plain)
         local = self._strategy.engine.layout.local_replica_ids
-        each = [None] if var.components(local) is None else list(local)
+        each: Sequence[int | None] = [None]
+        if var.components(local) is not None:
+            each, plain = local, [read_only(leaf) for leaf in plain]
         results = []
         for replica_id in each:
+            args, named = nest.unflatten(structure, plain)
             with entered(State(self._strategy, None, "update", replica_id)):
                 results.append(fn(var, *args, **named))
         if not group:
             return tuple(results)
-        if each == [None]:
+        if each[0] is None:
             return results[0]
         return nest.transposed(results, self._of_replicas, "update")
 

@@ -15,7 +15,7 @@ from ..core.argument_checks import check_call
 from ..core.context import Scope, is_in_merge_fn, require_cross_replica
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.randomness import Generators
-from ..core.values import Mirrored, PerReplica, component_of, local_results
+from ..core.values import Mirrored, PerReplica, component_of, local_results, read_only
 from ..ranks import blas
 from ..replicas.kept_by_runs import KeptByRuns
 from ..replicas.run import Run
@@ -366,7 +366,4 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
 def _passed(value: Any, replica_id: int) -> Any:
     """Returns what a replica gets for an argument of its run."""
     own = component_of(value, replica_id)
-    if isinstance(value, Mirrored) and isinstance(own, np.ndarray):
-        own = own.view()
-        own.flags.writeable = False
-    return own
+    return read_only(own) if isinstance(value, Mirrored) else own

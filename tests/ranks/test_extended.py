@@ -196,6 +196,13 @@ def test_broadcast_to_does_not_compare_what_other_ranks_pass(strategy):
     assert on_all_ranks(strategy.extended.broadcast_to(value)) == [0, 1, 2]
 
 
+def test_broadcast_to_of_a_value_per_replica_is_an_error_everywhere(strategy):
+    value = {"a": strategy.run(lambda: 1)}
+    with pytest.raises(ValueError, match=r"broadcast_to got a PerReplica.*strategy\.reduce"):
+        strategy.extended.broadcast_to(value)
+    assert strategy.extended.broadcast_to(1).value == 1
+
+
 def test_a_value_that_can_not_travel_is_an_error_everywhere(strategy):
     needs_two_ranks(strategy)
     value = (lambda: 1) if strategy.rank == 0 else 1
@@ -251,6 +258,25 @@ def test_update_gets_the_value_in_a_mirrored_argument(strategy):
 
     strategy.extended.update(v, add, args=({"d": [mirrored]},))
     assert on_all_ranks(v) == 1.0 + total
+
+
+def test_an_update_of_components_gets_arguments_that_are_nobody_elses(strategy):
+    with strategy.scope():
+        v = mr.Variable(np.zeros(2), synchronization=mr.VariableSynchronization.ON_READ)
+    total = strategy.extended.reduce_to("SUM", strategy.run(lambda: np.ones(2)))
+    seen = []
+
+    def apply(v, total, more):
+        more["rows"].append(1)
+        seen.append(len(more["rows"]))
+        with pytest.raises(ValueError, match="read-only"):
+            total *= 0.5
+        v.assign_add(total)
+
+    strategy.extended.update(v, apply, args=(total, {"rows": [0]}))
+    assert seen == [2] * len(strategy.extended.worker_devices)
+    for own in strategy.experimental_local_results(v):
+        np.testing.assert_array_equal(own, np.full(2, strategy.num_replicas_in_sync))
 
 
 def test_update_with_a_per_replica_argument_is_a_value_error_that_names_it(strategy):
