@@ -3,8 +3,10 @@
 import collections
 import concurrent.futures
 import enum
+import fractions
 import itertools
 import os
+import re
 import threading
 import types
 from typing import NamedTuple
@@ -388,3 +390,32 @@ def test_two_threads_that_learn_a_structure_at_once_leave_no_number_without_a_st
     assert any(structure is known for structure in found)
     for structure in found:
         assert isinstance(nest.key(structure), int) == (structure is known)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"a": 1, "b": {"a": [2]}}, {np.str_("a"): 1, "b": {Letter.a: [2]}}),
+        ({1: {0: "x"}}, {True: {np.int64(0): "x"}}),
+        ({1: 5, 0.5: [6, 7]}, {np.float32(1): 5, fractions.Fraction(1, 2): [6, 7]}),
+        (collections.OrderedDict({1: 5}), collections.OrderedDict({1.0: 5})),
+        (collections.Counter({"a": 1}), collections.Counter({np.str_("a"): 1})),
+        ({("a", 1): [0]}, {(np.str_("a"), np.int8(1)): [0]}),
+    ],
+)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_structures_with_equal_keys_have_one_text_whichever_was_met_first(one, other, swapped):
+    first, second = (nest.flatten(x)[1] for x in ((other, one) if swapped else (one, other)))
+    assert first == second
+    for describe in (nest.structure_text, nest.leaf_paths):
+        texts = set()
+        for structure in (first, second):
+            describe.cache_clear()
+            texts.add(describe(structure))
+        assert len(texts) == 1
+    assert not re.search("np|Letter|True|Fraction", nest.structure_text(first))
+
+
+def test_keys_that_differ_have_texts_that_differ():
+    keys = [1, 2, 0.5, "1", "True", None, b"1", (1,), "np.str_('a')", "a", 1j, 10**30]
+    assert len({nest.structure_text(nest.flatten({key: 0})[1]) for key in keys}) == len(keys)

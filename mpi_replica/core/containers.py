@@ -8,10 +8,12 @@ itself: it is never met here.
 
 from __future__ import annotations
 
+import numbers
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import optree
 from optree.utils import total_order_sorted
 
@@ -117,7 +119,7 @@ class _Remake:
         return hash(self.keys)
 
     def __repr__(self) -> str:
-        return repr(list(self.keys))[1:-1]
+        return repr([plain_key(key) for key in self.keys])[1:-1]
 
     def __call__(self, items: Iterable[Any]) -> Any:
         values = dict(zip(self.keys, items, strict=True))
@@ -142,6 +144,34 @@ class _Remake:
             and len(made) == len(values)
             and all(key in made and _is_same(made[key], item) for key, item in values.items())
         )
+
+
+def plain_key(key: Any) -> Any:
+    """Returns the key of Python that equals one of numpy, an enum or another class of numbers.
+
+    Structures whose keys are equal are equal: what is written about one must hold for the other.
+
+    Examples
+    --------
+    >>> plain_key(np.str_("a")), plain_key(True), plain_key((np.float64(2.0), 0.5))
+    ('a', 1, (2, 0.5))
+    """
+    kind = type(key)
+    if kind is int or kind is str:
+        return key
+    if isinstance(key, str):
+        return str.__str__(key)
+    if isinstance(key, tuple):
+        return tuple([plain_key(part) for part in key])
+    if isinstance(key, (numbers.Number, np.bool_)):
+        kinds: tuple[Any, ...] = (int, float, complex)
+        for plain in kinds:
+            try:
+                if (equal := plain(key)) == key:
+                    return equal
+            except (TypeError, ValueError, OverflowError):
+                continue
+    return key
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from .containers import NAMESPACE, open_class_of
+from .containers import NAMESPACE, open_class_of, plain_key
 from .exceptions import StructureMismatchError
 from .torch_tensors import tensor_types
 
@@ -222,13 +222,18 @@ def transposed(values: Sequence[Any], join: Callable[[list[Any]], Any], caller: 
 def structure_text(structure: Structure) -> str:
     """Returns a text that tells `structure` from every other one, the same in every process.
 
+    Those with equal keys are equal, also to the caches that ask for it: 1, 1.0 and True are one.
+
     Examples
     --------
     >>> structure_text(flatten({"b": [1, 2], "a": None})[1])
     "{'a': *, 'b': [*, *]}"
     """
     text = str(structure).removeprefix("PyTreeSpec(").rpartition(", NoneIsLeaf")[0]
-    return _ADDRESS.sub(">", text)  # that of a defaultdict's function, say
+    text = _ADDRESS.sub(">", text)  # that of a defaultdict's function, say
+    for key, plain in _unplain_keys(structure):
+        text = text.replace(f"{key!r}: ", f"{plain!r}: ")
+    return text
 
 
 @functools.lru_cache(maxsize=_CACHE_SIZE)
@@ -242,5 +247,17 @@ def leaf_paths(structure: Structure) -> tuple[str, ...]:
     """
     if structure.type in (list, tuple, dict) and structure.num_nodes == len(structure) + 1:
         # of thousands of leaves, without an object for each
-        return tuple([f"[{entry!r}]" for entry in structure.entries()])
-    return tuple(accessor.codify("") for accessor in structure.accessors())
+        return tuple([f"[{plain_key(entry)!r}]" for entry in structure.entries()])
+    paths = [accessor.codify("") for accessor in structure.accessors()]
+    for key, plain in _unplain_keys(structure):
+        paths = [path.replace(f"[{key!r}]", f"[{plain!r}]") for path in paths]
+    return tuple(paths)
+
+
+def _unplain_keys(structure: Structure) -> list[tuple[Any, Any]]:
+    """Returns the keys in it that are none of Python, and those that equal them."""
+    pairs = [(key, plain_key(key)) for key in structure.entries()]
+    found = [pair for pair in pairs if pair[0] is not pair[1]]
+    for child in structure.children():
+        found += _unplain_keys(child)
+    return found

@@ -326,15 +326,15 @@ class StrategyExtended:
         """
         require_cross_replica(self._strategy, "broadcast_to")
         engine, kind = self._strategy.engine, "broadcast_to"
-        layout = engine.layout
-        per_replica_values = [x for x in nest.flatten(value)[0] if isinstance(x, PerReplica)]
         if is_in_merge_fn():  # whose large arguments come now: on all ranks, or on none
-            for leaf in per_replica_values:
-                _ = leaf.values
-        elif per_replica_values and layout.rank == layout.rank_of(0):
-            wrong = "broadcast_to got a PerReplica, of which every rank holds other components."
-            advice = " Give it one value: strategy.reduce or strategy.gather makes one of all."
-            engine.fail(kind, ValueError(wrong + advice))
+            for leaf in nest.flatten(value)[0]:
+                if isinstance(leaf, PerReplica):
+                    _ = leaf.values
+        elif engine.layout.rank == engine.layout.rank_of(0):
+            try:
+                _refuse_per_replica(value)
+            except Exception as error:
+                engine.fail(kind, error)
         result = engine.cross_replica(
             engine.make(
                 kind, None, Broadcast, kind, "", value, compared=False, finish=_fresh_arrays
@@ -462,3 +462,11 @@ def _root(pair: Any, size: int) -> int | None:
     if not 0 <= destinations < size:
         raise ValueError(f"destinations={destinations} is no rank: there are {size}, from 0 on.")
     return destinations
+
+
+def _refuse_per_replica(value: Any) -> None:
+    if any(isinstance(leaf, PerReplica) for leaf in nest.flatten(value)[0]):
+        raise ValueError(
+            "broadcast_to got a PerReplica, of which every rank holds other components. Give it one"
+            " value: strategy.reduce or strategy.gather makes one of all."
+        )

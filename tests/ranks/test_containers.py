@@ -436,3 +436,16 @@ def test_a_checkpoint_puts_back_what_is_in_containers_of_any_class(strategy, pat
     kinds = [type(getattr(later, name)) for name in ("rows", "options", "wrapped", "kept")]
     assert kinds == [Rows, Options, Wrapped, TwoArguments]
     assert gathered(kinds) == [kinds] * strategy.size
+
+
+def test_keys_that_are_equal_are_the_same_of_whatever_class(strategy):
+    kinds = [str, np.str_]
+
+    def step():
+        context = mr.get_replica_context()
+        mine = kinds[context.replica_id_in_sync_group % 2]
+        return context.all_reduce("SUM", {mine("a"): 1.0, mine("b"): 2.0})
+
+    count = strategy.num_replicas_in_sync
+    for result in strategy.experimental_local_results(strategy.run(step)):
+        assert result == {"a": count, "b": 2 * count}
