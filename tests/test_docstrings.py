@@ -239,6 +239,7 @@ FOR_THE_PACKAGE = {
     "DistributedValues.components",
     "DistributedValues.require",
     "DistributedValues.shared_value",
+    "IndexedSlices.divided",
     "IndexedSlices.of_replicas",
     "MPIStrategy.move",
     "Mirrored.components",

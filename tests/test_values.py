@@ -243,3 +243,10 @@ def test_variables_and_mirrored_values_have_the_formats_of_the_value_in_them():
     assert (f"{variable}", f"{mr.Mirrored(1)}") == (str(variable), str(mr.Mirrored(1)))
     assert round(variable, 1) == round(mr.Mirrored(2.345), 1) == 2.3
     assert complex(mr.Mirrored(1 + 2j)) == 1 + 2j
+
+
+def test_slices_can_not_be_given_other_rows_than_those_they_were_checked_with():
+    slices = mr.IndexedSlices([1.0], [0], dense_shape=(2,))
+    for name, value in (("values", [1.0, 2.0]), ("indices", [0, 1]), ("dense_shape", (1,))):
+        with pytest.raises(AttributeError):
+            setattr(slices, name, value)

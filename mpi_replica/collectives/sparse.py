@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ..core import nest
-from ..core.array_ways import Array
 from ..core.dtypes import accumulation
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions, ReduceOp
@@ -93,9 +92,10 @@ def reduce_with_slices(
         values, indices, lengths = gathered[3 * position : 3 * position + 3]
         slices = rows[0][index]
         _, result = accumulation(slices.values.dtype, op)
-        values = engine.group.quietly(_divided, values, count, result)
+        if count != 1:
+            values = engine.group.quietly(np.divide, values, count)
         shape = slices.dense_shape
-        results[index] = IndexedSlices.of_replicas(values, indices, shape, lengths.tolist())
+        results[index] = IndexedSlices.of_replicas(values, result, indices, shape, lengths.tolist())
     if dense:
         dense_rows = [[row[index] for index in dense] for row in rows]
         names = [paths[index] for index in dense]
@@ -179,11 +179,6 @@ def _first_call(
     names = [f"{paths[index]}.{part}" for index in sparse for part in ("values", "indices", "rows")]
     words += f", {detail}" if detail else ""
     return AllGather(site, options, kind, 0, [parts], structure, words, names)
-
-
-def _divided(values: Array, count: int, dtype: np.dtype[Any]) -> Array:
-    quotients = values if count == 1 else np.divide(values, count)
-    return quotients.astype(dtype, copy=False)
 
 
 class _Apart(Call):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class IndexedSlices:
            [0., 0.]])
     """
 
-    __slots__ = ("_rows_of_replicas", "dense_shape", "indices", "values")
+    __slots__ = ("_dense_shape", "_indices", "_rows_of_replicas", "_values", "_wide_values")
 
     def __init__(self, values: Any, indices: Any, dense_shape: Iterable[int] | None = None) -> None:
         if recorded_by_torch([values]):
@@ -56,13 +56,15 @@ class IndexedSlices:
                 "IndexedSlices got rows or indices that JAX traces: it holds numpy arrays. Make and"
                 " reduce it outside of the traced function, or reduce a dense array."
             )
-        self.values = as_array(values)
-        self.indices = as_array(indices)
-        self.dense_shape = None if dense_shape is None else tuple(int(n) for n in dense_shape)
+        self._values = as_array(values)
+        self._indices = as_array(indices)
+        self._dense_shape = None if dense_shape is None else tuple(int(n) for n in dense_shape)
+        #: The rows before they were rounded to their dtype.
+        self._wide_values = self._values
         #: How many rows each replica gave, where they are to be added in the order of the replicas.
         self._rows_of_replicas: tuple[int, ...] | None = None
         if self.indices.size == 0 and self.indices.dtype.kind == "f":
-            self.indices = self.indices.astype(np.int64)  # what np.asarray([]) gives
+            self._indices = self.indices.astype(np.int64)  # what np.asarray([]) gives
         if self.indices.dtype.kind not in "iu":
             raise TypeError(f"indices must be integers, got dtype {self.indices.dtype}.")
         if self.values.ndim < 1 or self.indices.shape != self.values.shape[:1]:
@@ -75,6 +77,26 @@ class IndexedSlices:
                 f"dense_shape {self.dense_shape} does not fit rows of shape"
                 f" {self.values.shape[1:]}. All but its first dimension must be theirs."
             )
+
+    @property
+    def values(self) -> Array:
+        """The rows."""
+        return self._values
+
+    @property
+    def indices(self) -> Array:
+        """Where each row belongs."""
+        return self._indices
+
+    @property
+    def dense_shape(self) -> tuple[int, ...] | None:
+        """Shape of the dense array, where it is known."""
+        return self._dense_shape
+
+    @property
+    def wide_values(self) -> Array:
+        """Return the rows as they are added up: those of a mean, before they were rounded."""
+        return self._wide_values
 
     def to_dense(self) -> np.ndarray[Any, Any]:
         """Return the dense array; rows with the same index are added.
@@ -116,20 +138,35 @@ class IndexedSlices:
 
     @classmethod
     def of_replicas(
-        cls, values: Array, indices: Array, dense_shape: Iterable[int] | None, rows: Sequence[int]
+        cls,
+        wide_values: Array,
+        dtype: np.dtype[Any],
+        indices: Array,
+        dense_shape: Iterable[int] | None,
+        rows: Sequence[int],
     ) -> IndexedSlices:
-        """Return slices of which the first `rows` are replica 0's, and so on.
+        """Return slices of this dtype of which the first `rows` are replica 0's, and so on.
 
         `to_dense` then adds up each replica's, and these sums in the order of the tree over the
         replicas: as a reproducible sum of each replica's dense array.
         """
-        slices = cls(values, indices, dense_shape)
+        with np.errstate(all="ignore"):
+            slices = cls(wide_values.astype(dtype, copy=False), indices, dense_shape)
+        slices._wide_values = wide_values
         slices._rows_of_replicas = tuple(rows)
         return slices
 
+    def divided(self, divide: Callable[[Array], Array]) -> IndexedSlices:
+        """Return the same slices with other rows: of their dtype, where that holds fractions."""
+        wide_values = divide(self._wide_values)
+        holds_fractions = self._values.dtype.kind not in "biu"
+        dtype = self._values.dtype if holds_fractions else wide_values.dtype
+        rows = self._rows_of_replicas or (len(self._indices),)
+        return self.of_replicas(wide_values, dtype, self._indices, self._dense_shape, rows)
+
     def _sums_by_tree(self, count: int, places: Array) -> Array:
         """Returns the sums of the rows that have the same place, of so many places."""
-        values, rows = self.values, self._rows_of_replicas or ()
+        values, rows = self._wide_values, self._rows_of_replicas or ()
         wide, _ = accumulation(values.dtype, ReduceOp.SUM)
         starts = [0, *itertools.accumulate(rows)]
 
@@ -147,7 +184,7 @@ class IndexedSlices:
             sums = total(0, len(rows))
             if wide.kind in "fc":
                 sums[np.isnan(sums)] = np.nan
-            return sums.astype(values.dtype, copy=False)
+            return sums.astype(self._values.dtype, copy=False)
 
     def __repr__(self) -> str:
         return (

@@ -5,7 +5,6 @@ A mean of the replicas' means is another number: a row counts more where there a
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -213,9 +212,7 @@ def _replica(name: str) -> ReplicaContext:
 def _divided(total: Any, count: float) -> Any:
     """Returns `total` over `count`, in its dtype where that holds fractions; it may be changed."""
     if isinstance(total, IndexedSlices):
-        mean = copy.copy(total)
-        mean.values = _divided(total.values, count)
-        return mean
+        return total.divided(lambda rows: _divided(rows, count))
     if recorded_by_torch([total]):  # numpy would end what is recorded
         return divided(total, count)
     if library_of(total) is not None:

@@ -229,7 +229,8 @@ class Storage:
             )
         rows = (len(indices), *array.shape[1:])
         values = self._fitting_array(name, how, value.values, rows)
-        return IndexedSlices(values, indices, array.shape)
+        wide = value.wide_values if values.dtype == value.values.dtype else values
+        return IndexedSlices.of_replicas(wide, values.dtype, indices, array.shape, [len(indices)])
 
     def _fitting_array(self, name: str, how: str, value: Any, shape: tuple[int, ...]) -> Array:
         dtype = self.any_array.dtype
@@ -340,7 +341,7 @@ def _scattered(how: str, old: Array, rows: IndexedSlices) -> Array:
     ufunc, op = combining
     wide, _ = accumulation(old.dtype, op)
     new = old.astype(wide)
-    ufunc.at(new, rows.indices, rows.values.astype(wide, copy=False))
+    ufunc.at(new, rows.indices, rows.wide_values.astype(wide, copy=False))
     return new.astype(old.dtype, copy=False)
 
 

@@ -135,6 +135,25 @@ def test_a_mean_of_slices_is_as_quiet_as_that_of_dense_values(strategy, dtype):
         np.testing.assert_allclose(sparse.to_dense(), dense, rtol=0, atol=2 * float(tiny))
 
 
+def test_a_mean_of_slices_keeps_what_is_small_beside_float16(strategy):
+    least = np.float16(6e-8)  # divided by the replicas it is no float16 but zero
+    with strategy.scope():
+        v = mr.Variable(np.zeros(2, "f2"), aggregation=mr.VariableAggregation.MEAN)
+
+    def step():
+        context = mr.get_replica_context()
+        slices = mr.IndexedSlices(np.full(1, least), [1], dense_shape=(2,))
+        v.scatter_add(slices)
+        mean = context.all_reduce("MEAN", slices)
+        of_rows = mr.mean_over_global_batch(slices, 1)
+        return mean.to_dense(), of_rows.to_dense(), mean.values.dtype
+
+    for mean, of_rows, dtype in strategy.experimental_local_results(strategy.run(step)):
+        assert mean.tolist() == of_rows.tolist() == [0, least]
+        assert mean.dtype == of_rows.dtype == dtype == np.float16
+    assert v.numpy().tolist() == [0, least]
+
+
 def test_the_mean_of_mirrored_slices_is_themselves(strategy):
     slices = rows(0)
     assert strategy.reduce("MEAN", mr.Mirrored(slices), axis=None) is slices
