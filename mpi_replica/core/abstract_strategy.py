@@ -20,6 +20,11 @@ class AbstractStrategy:
         raise NotImplementedError
 
     @property
+    def is_in_run(self) -> bool:
+        """Whether a step is under way."""
+        raise NotImplementedError
+
+    @property
     def is_between_replicas(self) -> bool:
         """Whether a step is under way, and the code that runs now is in none of its replicas."""
         raise NotImplementedError

@@ -48,6 +48,12 @@ _has_entered = contextvars.ContextVar("mpi_replica has entered", default=False)
 #: Those that were made and not closed, but for the default ones.
 open_strategies: weakref.WeakSet[AbstractStrategy] = weakref.WeakSet()
 
+_NO_PART = (
+    "A thread, greenlet or contextvars.Context that a step starts is no part of its replica, nor is"
+    " a signal's handler: compute there, and call collectives in the function given to"
+    " strategy.run."
+)
+
 # Set by the strategy module, which lies above this one.
 _default_strategy: Callable[[], AbstractStrategy]
 
@@ -80,9 +86,7 @@ def require_default(call: str) -> None:
             continue
         raise ContextError(
             f"{call} was called on the default strategy, which has one replica, while {strategy!r}"
-            " is open. A thread, greenlet or contextvars.Context that a step starts is no part of"
-            " its replica, nor is a signal's handler: compute there, and call collectives in the"
-            " function given to strategy.run. Outside of steps hand the context on with"
+            f" is open. {_NO_PART} Outside of steps hand the context on with"
             " contextvars.copy_context().run(function), or enter strategy.scope() there. If one"
             " replica is meant, call mr.experimental_set_strategy(None) there first."
         )
@@ -229,6 +233,11 @@ def require_cross_replica(strategy: AbstractStrategy, call: str) -> None:
     """
     state = _state.get()
     if state is None:
+        if strategy.is_in_run:
+            raise ContextError(
+                f"{call} was called while {strategy!r} is in the middle of a step, and in none of"
+                f" its replicas. {_NO_PART} Or make another strategy for it."
+            )
         return
     if state.strategy is not strategy:
         raise ContextError(

@@ -80,6 +80,11 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         return self.engine.layout.num_replicas
 
     @property
+    def is_in_run(self) -> bool:
+        """Whether a step is under way."""
+        return bool(self.engine.agreement.runs)
+
+    @property
     def is_between_replicas(self) -> bool:
         """Whether a step is under way, and the code that runs now is in none of its replicas."""
         runs = self.engine.agreement.runs

@@ -653,6 +653,33 @@ def test_what_a_step_starts_elsewhere_is_not_silently_for_one_replica(strategy, 
     check_works(strategy)
 
 
+ON_THE_STRATEGY_OF_THE_STEP = {
+    "assign": lambda strategy, v: v.assign_add(1.0),
+    "barrier": lambda strategy, v: strategy.barrier(),
+    "run": lambda strategy, v: strategy.run(lambda: 1),
+    "gather_objects": lambda strategy, v: strategy.gather_objects(1),
+    "reduce": lambda strategy, v: strategy.reduce("MEAN", 1.0, axis=None),
+    "rng": lambda strategy, v: strategy.rng.random(),
+    "scope": lambda strategy, v: strategy.scope().__enter__(),
+}
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
+@pytest.mark.parametrize("call", ON_THE_STRATEGY_OF_THE_STEP)
+def test_what_a_step_starts_elsewhere_is_not_above_its_replicas(strategy, place, call):
+    """A call for each replica of a rank: how often it counts would depend on the layout."""
+    with strategy.scope():
+        v = mr.Variable(0.0, aggregation=mr.VariableAggregation.SUM)
+
+    def step():
+        ELSEWHERE[place](lambda: ON_THE_STRATEGY_OF_THE_STEP[call](strategy, v))
+
+    error = raises_everywhere(mr.errors.ContextError, lambda: strategy.run(step))
+    assert "in none of its replicas" in str(error)
+    assert v.numpy() == 0
+    check_works(strategy)
+
+
 class CallsWhenLoaded:
     """Calls a collective where its pickle is loaded: in no replica."""
 
