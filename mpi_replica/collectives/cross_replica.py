@@ -1,6 +1,7 @@
 """reduce and gather in cross-replica context: for values of replicas, on every rank.
 
-Where the components of all replicas are at hand (in a ``merge_fn``) no message is needed.
+Where the components of all replicas are at hand (in a ``merge_fn``) no message is needed. Above the
+replicas a call that has nothing to send is compared with that of the other ranks nevertheless.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .agreement.site import CallSite
 from .at_hand import AtHand
 from .axes import finished, normalized, partial
 from .engine import Engine
+from .equal_everywhere import EqualEverywhere
 from .gather import AllGather
 from .reduce import AllReduce
 from .sparse import has_slices, reduce_with_slices
@@ -46,7 +48,11 @@ def reduce(
     `plain_is_component`: a value that is not distributed is that of the only replica.
     """
     engine.check_thread(kind)  # also where all components are at hand
-    leaves = _Leaves(engine, kind, value, plain_is_component)
+
+    def words() -> str:
+        return f"{ReduceOp.of(reduce_op).name}, axis={normalized(axis)}"
+
+    leaves = _Leaves(engine, kind, value, options, words, plain_is_component)
     structure = leaves.structure
 
     def combine(perform: _Perform, rows: _Rows, paths: Sequence[str]) -> list[Any]:
@@ -86,7 +92,7 @@ def gather(
 ) -> Any:
     """Returns the nest `value` with the components of each leaf concatenated. Collective."""
     engine.check_thread("gather")  # also where all components are at hand
-    leaves = _Leaves(engine, "gather", value, plain_is_component)
+    leaves = _Leaves(engine, "gather", value, options, lambda: f"axis={axis!r}", plain_is_component)
     structure = leaves.structure
 
     def combine(perform: _Perform, rows: _Rows, paths: Sequence[str]) -> list[Any]:
@@ -108,9 +114,19 @@ def gather(
 class _Leaves:
     """The leaves of a nest, by where their components are."""
 
-    def __init__(self, engine: Engine, kind: str, value: Any, plain_is_component: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        kind: str,
+        value: Any,
+        options: CommunicationOptions | None,
+        words: Callable[[], str],
+        plain_is_component: bool,
+    ) -> None:
         self.engine = engine
         self._kind = kind
+        self._options = options
+        self._words = words
         try:
             self.leaves, self.structure = nest.flatten(value)
         except Exception as error:
@@ -144,13 +160,17 @@ class _Leaves:
         """
         engine, layout = self.engine, self.engine.layout
         results: list[Any] = [None] * len(self.leaves)
-        here, elsewhere = [], []
+        here, elsewhere, plain = [], [], []
         try:
             for index, leaf in enumerate(self.leaves):
                 if isinstance(leaf, DistributedValues):
                     leaf.require(layout.num_replicas)
                 if self._is_shared(leaf):
-                    value = leaf.shared_value() if isinstance(leaf, DistributedValues) else leaf
+                    value = leaf
+                    if isinstance(leaf, DistributedValues):
+                        value = leaf.shared_value()
+                    else:
+                        plain.append(leaf)
                     results[index] = of_shared(value, self.paths[index])
                 elif isinstance(leaf, DistributedValues) and leaf.holds_all:
                     here.append(index)
@@ -160,6 +180,8 @@ class _Leaves:
             rows = self._rows(layout.local_replica_ids, elsewhere)
         except Exception as error:
             engine.fail(self._kind, error)
+        if rows_here or plain or not elsewhere:
+            self._compare([*rows_here, *plain])
         at_hand: AtHand = engine.group.kept[AtHand]
         for wanted, those, perform in (
             (here, rows_here, at_hand.perform),
@@ -170,6 +192,31 @@ class _Leaves:
                 for index, result in zip(wanted, own_results, strict=True):
                     results[index] = result
         return nest.unflatten(self.structure, results)
+
+    def _compare(self, values: list[Any]) -> None:
+        """Has the ranks compare what does not travel; of nothing, that all make the call.
+
+        Not in a ``merge_fn``, whose results are compared.
+        """
+        engine, kind = self.engine, self._kind
+        if engine.layout.size == 1 or engine.agreement.runs:
+            return
+
+        def make(site: CallSite, options: CommunicationOptions) -> Call:
+            return EqualEverywhere(
+                site,
+                options,
+                kind,
+                f"{self._words()}, {nest.structure_text(self.structure)}",
+                values,
+                "What is no value per replica must be the same on all ranks. Pass what strategy.run"
+                " returned; strategy.gather_objects takes an object of each rank.",
+                write=lambda value: lambda: None,
+                held_bytes=0,
+                at_once=bool(values),
+            )
+
+        engine.cross_replica(engine.make(kind, self._options, make))
 
 
 def _reduction(

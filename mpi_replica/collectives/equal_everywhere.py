@@ -26,6 +26,8 @@ class EqualEverywhere(Call):
         returns what takes it back if they don't.
     held_bytes : int
         Memory that is held by what takes it back.
+    at_once : bool
+        Whether the ranks send a header here in any case.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class EqualEverywhere(Call):
         advice: str,
         write: Callable[[Any], Callable[[], None]],
         held_bytes: int,
+        at_once: bool = False,
     ) -> None:
         super().__init__(site, options)
         self.kind = kind
@@ -45,6 +48,7 @@ class EqualEverywhere(Call):
         self.value = value
         self.write = write
         self.held_bytes = held_bytes
+        self.at_once = at_once
         self.note = Note(f"{kind}({detail})", site, digest_of(value), advice, "ValueError")
         self.identify(detail)
 
@@ -59,4 +63,4 @@ class EqualEverywhere(Call):
         undo = self.write(self.value)
         if group.layout.size > 1:
             group.notes.add(self.note, undo, self.held_bytes)
-        return (b"", None) if group.notes.are_due else None
+        return (b"", None) if self.at_once or group.notes.are_due else None

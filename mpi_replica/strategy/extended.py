@@ -232,8 +232,8 @@ class StrategyExtended:
 
         Notes
         -----
-        Messages as for one ``Strategy.reduce`` of a nest of all values; none for an empty sequence.
-        Counterpart of ``tf.distribute.StrategyExtended.batch_reduce_to``.
+        Messages as for one ``Strategy.reduce`` of a nest of all values. Counterpart of
+        ``tf.distribute.StrategyExtended.batch_reduce_to``.
 
         Examples
         --------
@@ -263,8 +263,6 @@ class StrategyExtended:
             roots = [_root(pair, size) for pair in pairs]
         except (TypeError, ValueError) as error:
             engine.fail(kind, error)
-        if not pairs:
-            return []
         results = cross_replica.reduce(
             engine,
             kind,

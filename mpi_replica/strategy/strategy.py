@@ -244,7 +244,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         reduce_op : ReduceOp or str
             SUM, MEAN, MIN, MAX or PROD; strings in any case.
         value : nest of PerReplica
-            What `run` returned, or a distributed batch. A `Mirrored` is itself under MEAN.
+            What `run` returned, or a distributed batch. A `Mirrored` is itself under MEAN, MIN and
+            MAX, and so is what is the same on all ranks.
         axis : None, int or tuple of int
             None combines element by element: all components have one shape. Otherwise each
             component is reduced along these axes too, where extents may differ; MEAN weighs by
@@ -259,15 +260,16 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         Raises
         ------
         ValueError
-            SUM of a value that is not per replica; `axis` out of range, or not None for
-            `IndexedSlices`; on every rank.
+            SUM of a value that is not per replica, or MEAN, MIN or MAX of one that differs between
+            ranks; `axis` out of range, or not None for `IndexedSlices`; on every rank.
         StructureMismatchError, CollectiveMismatchError, TypeError, ContextError
             As for `ReplicaContext.all_reduce`.
 
         Notes
         -----
         Messages as for `ReplicaContext.all_reduce`; none where the components of all replicas are
-        at hand (in a ``merge_fn``). Counterpart of ``tf.distribute.Strategy.reduce``.
+        at hand (in a ``merge_fn``). What is no value per replica does not travel: a hash of it
+        does. Counterpart of ``tf.distribute.Strategy.reduce``.
 
         Examples
         --------

@@ -1,5 +1,6 @@
 """strategy.reduce against numpy, over the values of all replicas."""
 
+import re
 import warnings
 
 import hypothesis.strategies as st
@@ -19,7 +20,7 @@ from contributions import (
     nests,
     reduced,
 )
-from everywhere import check_works, raises_everywhere
+from everywhere import check_works, needs_two_ranks, raises_everywhere
 
 UFUNCS = {"SUM": np.add, "MEAN": np.add, "MIN": np.minimum, "MAX": np.maximum, "PROD": np.multiply}
 
@@ -258,6 +259,44 @@ def test_decision_9_mean_of_a_plain_or_mirrored_value_is_itself(strategy):
         assert strategy.reduce("MEAN", value, axis=None) == 3.0
     nest = {"loss": strategy.run(lambda: 1.0), "rate": 0.5}
     assert strategy.reduce("MEAN", nest, axis=None) == {"loss": 1.0, "rate": 0.5}
+
+
+@pytest.mark.parametrize("op", ["MEAN", "MIN", "MAX"])
+@pytest.mark.parametrize("axis", [None, 0])
+def test_a_plain_value_that_differs_between_ranks_is_an_error_everywhere(strategy, op, axis):
+    needs_two_ranks(strategy)
+    plain = {"a": strategy.run(lambda: np.ones(2)), "b": np.array([1.0, strategy.rank])}
+
+    def call():
+        strategy.reduce(op, plain, axis=axis)
+
+    assert re.search(
+        "values differ between.*gather_objects", str(raises_everywhere(ValueError, call))
+    )
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("call", ["reduce", "gather", "batch_reduce_to"])
+def test_a_call_with_nothing_to_send_is_none_with_something(strategy, call):
+    """Otherwise that of one rank would go with the next one of another rank."""
+    needs_two_ranks(strategy)
+    one = strategy.run(lambda: np.ones(1))
+    calls = {
+        "reduce": lambda values: strategy.reduce("SUM", values, axis=None),
+        "gather": lambda values: strategy.gather(values, axis=0),
+        "batch_reduce_to": lambda values: strategy.extended.batch_reduce_to(
+            "SUM", [(value, None) for value in values]
+        ),
+    }
+
+    def loop():
+        for step in range(3):
+            calls[call]([one] if step % 2 == strategy.rank % 2 else [])
+
+    raises_everywhere(mr.errors.CollectiveMismatchError, loop)
+    check_works(strategy)
+    assert calls[call]([]) == []
+    check_works(strategy)
 
 
 def test_decision_9_sum_of_a_plain_or_mirrored_value_is_a_value_error(strategy):
