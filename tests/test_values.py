@@ -37,6 +37,11 @@ def test_a_per_replica_needs_a_component_for_each_id():
         mr.PerReplica([1, 2], replica_ids=[0])
 
 
+def test_a_per_replica_has_one_component_of_a_replica():
+    with pytest.raises(ValueError, match=r"\(0, 0\), of which one stands twice"):
+        mr.PerReplica([1, 2], replica_ids=[0, 0])
+
+
 def test_decision_3_one_of_one_replica_converts():
     value = mr.PerReplica([np.float64(2.5)])
     assert float(value) == 2.5

@@ -93,7 +93,7 @@ class AllGather(Call):
                 array = as_plain_array(leaf)
             except TypeError as error:
                 raise TypeError(f"{self.kind} of value{self.paths[index]}: {error}") from error
-            if array.dtype.hasobject:
+            if array.dtype.hasobject or not array.dtype.itemsize:
                 raise TypeError(
                     f"{self.kind} got {type(leaf).__name__} for value{self.paths[index]}, which is"
                     f" no array of a fixed item size. Use {self._for_objects} for other values."

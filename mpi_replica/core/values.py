@@ -75,7 +75,7 @@ class PerReplica(DistributedValues):
     Raises
     ------
     ValueError
-        There are not as many ids as components.
+        There are not as many ids as components, or one stands twice.
 
     Notes
     -----
@@ -113,6 +113,10 @@ class PerReplica(DistributedValues):
             raise ValueError(
                 f"PerReplica got {count} components for the {len(self._replica_ids)} replica ids"
                 f" {self._replica_ids!r}. Give one component for each."
+            )
+        if replica_ids is not None and len(set(self._replica_ids)) != count:
+            raise ValueError(
+                f"PerReplica got the replica ids {self._replica_ids!r}, of which one stands twice."
             )
 
     @property

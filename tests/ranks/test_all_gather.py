@@ -297,7 +297,9 @@ def test_the_axis_must_be_given(strategy):
 
 def test_objects_are_a_type_error_that_names_the_call_for_them(strategy):
     calls = {"in_step": "merge_call", "above": "strategy.gather_objects"}
-    for bad in (None, object(), np.array([object()]), np.array(["a"], np.dtypes.StringDType())):
+    of_nothing = np.zeros(2, np.dtype([]))
+    texts = np.array(["a"], np.dtypes.StringDType())
+    for bad in (None, object(), np.array([object()]), texts, of_nothing):
         check_refused(strategy, TypeError, bad, np.ones(1), 0, "value[0]", **calls)
 
 
