@@ -1,6 +1,7 @@
 """The texts of the watcher, and what they are made of: calls, stacks, a signal (issue 3)."""
 
 import threading
+import types
 
 import pytest
 
@@ -15,6 +16,7 @@ from mpi_replica.ranks.watch.stall_report import (
     stall_report,
 )
 from mpi_replica.ranks.watch.strategy_watch import stall_seconds
+from mpi_replica.strategy.start import _reported
 
 CALL = "all_reduce(SUM, 12 leaves, 4.1 MB) at train.py:88"
 BEFORE = RecordedCall("all_gather(axis=0) at train.py:80", 1000.0, 1000.5)
@@ -244,3 +246,11 @@ def test_the_limit_is_read_from_the_environment(given, seconds, monkeypatch, cap
     assert caplog.records == []
     monkeypatch.delenv("MPI_REPLICA_STALL_SECONDS")
     assert stall_seconds() == 60.0
+
+
+@pytest.mark.parametrize("given", ["1e10", "inf"])
+def test_a_limit_beyond_what_a_thread_can_wait_for_is_never_reached(given, monkeypatch):
+    monkeypatch.setenv("MPI_REPLICA_STALL_SECONDS", given)
+    with _reported(types.SimpleNamespace(rank=0, size=2), "train.py:1"):
+        (timer,) = (one for one in threading.enumerate() if isinstance(one, threading.Timer))
+        assert timer.interval == threading.TIMEOUT_MAX

@@ -131,7 +131,7 @@ def _reported(survivors: Survivors, line: str) -> Iterator[None]:
     """
     seconds = stall_seconds()
     report = threading.Timer(
-        seconds,
+        min(seconds, threading.TIMEOUT_MAX),
         _log.warning,
         (
             "rank %d of %d has waited %g s to make a strategy at %s: not all ranks of the"
