@@ -3,15 +3,18 @@
 Each launch runs a user's small project, with tests that go wrong in many ways.
 """
 
+import math
 import re
 import subprocess
 import sys
 import textwrap
+import types
 import xml.etree.ElementTree as ET
 
 import pytest
 
 from launching import LIBRARIES, ROOT, rank_environment, run_ranks
+from mpi_replica.testing import _limit_seconds
 from mpi_replica.testing.arrivals import Arrival, failure, judge
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
@@ -487,6 +490,11 @@ def test_a_limit_that_is_no_time_is_refused(given, tmp_path):
     done = run_alone(tmp_path, {"MPI_REPLICA_TEST_FENCE": given}, "-p", "mpi_replica.testing")
     assert done.returncode == int(pytest.ExitCode.USAGE_ERROR)
     assert f"MPI_REPLICA_TEST_FENCE={given!r} is not a positive number of seconds" in done.stderr
+
+
+def test_a_limit_beyond_what_a_timer_knows_is_none(monkeypatch):
+    monkeypatch.setenv("MPI_REPLICA_TEST_FENCE", "1e12")
+    assert _limit_seconds(types.SimpleNamespace(getoption=lambda name: False)) == math.inf
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ from __future__ import annotations
 import faulthandler
 import math
 import os
+import threading
 from collections.abc import Callable, Generator, Iterator
 
 import pytest
@@ -107,7 +108,7 @@ def _limit_seconds(config: pytest.Config) -> float:
         seconds = 0.0
     if not seconds > 0:
         raise pytest.UsageError(f"{_LIMIT}={text!r} is not a positive number of seconds")
-    return seconds
+    return seconds if seconds <= threading.TIMEOUT_MAX else math.inf  # no timer takes more
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
