@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..collectives.broadcast import Broadcast
 from ..core.argument_checks import flag, integer
 from ..core.context import require_cross_replica
 from ..core.exceptions import CheckpointError, CorruptCheckpointError
@@ -254,17 +255,21 @@ class CheckpointManager:
         from the beginning
         """
         tell(goes_on=True)  # a start of this job after another one repeats little
-        strategy = self._checkpoint.strategy
-        if strategy.engine.is_spare:  # it gets its state with its replicas
+        strategy, kind = self._checkpoint.strategy, "CheckpointManager.restore_or_initialize"
+        engine = strategy.engine
+        if engine.is_spare:  # it gets its state with its replicas
             return None
+        require_cross_replica(strategy, kind)
         # Rank 0's view counts: a folder on several hosts may not look alike at once.
-        steps = strategy.extended.broadcast_to(tuple(self.steps))
-        for step in reversed([int(step) for step in steps]):
+        steps: list[int] = engine.cross_replica(
+            engine.make(kind, None, Broadcast, kind, "", self.steps, compared=False)
+        )
+        for step in reversed(steps):
             path = self._path(step)
             try:
                 self._checkpoint.restore(path)
             except CorruptCheckpointError as error:
-                if strategy.engine.layout.rank == 0:
+                if engine.layout.rank == 0:
                     _log.warning("%s is skipped: %s", path, error)
             else:
                 return str(path)

@@ -168,6 +168,16 @@ def test_a_torn_or_corrupt_checkpoint_is_skipped_and_rank_0_says_so(managed, str
     check_works(strategy)
 
 
+def test_a_rank_that_does_not_restore_is_told_what_the_others_do(managed, strategy):
+    needs_two_ranks(strategy)
+    manager = managed()
+    call = strategy.barrier if strategy.rank == 0 else manager.restore_or_initialize
+    error = raises_everywhere(CollectiveMismatchError, call)
+    assert "CheckpointManager.restore_or_initialize" in str(error)
+    assert "broadcast_to" not in str(error)
+    check_works(strategy)
+
+
 def test_one_that_is_whole_and_does_not_fit_is_no_reason_to_take_an_older_one(managed, strategy):
     manager = managed()
     save(manager, 1)
