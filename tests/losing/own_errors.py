@@ -5,8 +5,9 @@ Environment variables
 KILLS
     See dying.py: rank 1 may die in step 2, or in step 5, at the time of the mistake.
 MISTAKE
-    What happens in step 5, on rank 2 alone or in a replica; or before run_elastic, for ``at once``
-    on rank 0.
+    What happens in step 5, on rank 2 alone or in a replica; with ``once`` and ``merge_fn`` it comes
+    up there, and not again when the step is done again; or before run_elastic, for ``at once`` on
+    rank 0.
 CAUGHT
     With ``1`` the program catches whatever comes out of run_elastic, and tells it.
 SPARES
@@ -25,12 +26,25 @@ dying.watch_exchanges(strategy)
 state = mr.ElasticState(strategy, step=0)
 mistake = os.environ["MISTAKE"]
 is_alone = dying.first_rank == 2
+made = []
+
+
+def fail_once():
+    if state.step == 5 and not made:
+        made.append(mistake)
+        dying.enter("once")
+        if is_alone:
+            raise ValueError("the mistake")
 
 
 def total():
     context = mr.get_replica_context()
     if mistake == "replica" and state.step == 5 and context.replica_id_in_sync_group == 4:
         raise ValueError("the mistake")
+    if mistake == "once":
+        fail_once()
+    if mistake == "merge_fn":
+        context.merge_call(lambda strategy: fail_once())
     return context.all_reduce("SUM", 1.0)
 
 

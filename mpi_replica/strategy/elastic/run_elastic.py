@@ -11,6 +11,7 @@ from ...collectives.agreement.site import function_identity
 from ...collectives.barrier import BarrierCall
 from ...core.context import require_cross_replica
 from ...core.exceptions import ContextError, RankLostError, mark_reporter, text_of
+from ...core.tracebacks import printed
 from ...ranks import Dismissal
 from ...ranks.pause import pause
 from ...ranks.watch.strategy_watch import stall_seconds
@@ -148,6 +149,13 @@ def _train(
                     text = f"{type(error).__name__}: {text_of(error)}"
                     _await_spares(survivors.dismiss(text, status), strategy)
                 raise
+            if not isinstance(error, RankLostError):
+                _log.warning(
+                    "rank %d was told of a loss before this came up, and goes back to the last"
+                    " commit:\n%s",
+                    engine.layout.rank,
+                    printed(error),
+                )
         else:
             if survivors is not None:
                 _await_spares(survivors.dismiss(), strategy)
