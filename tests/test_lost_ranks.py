@@ -395,6 +395,12 @@ def test_a_loss_outside_of_run_elastic_ends_the_job_with_an_error_that_names_it(
         assert re.match(r"rank 1 \(pid \d+ on .*\) has died|a rank has died", text)
 
 
+def test_a_loss_that_another_strategy_meets_in_run_elastic_says_that_it_is_not_made_anew():
+    done = lose("own_errors.py", 3, succeeds=False, MISTAKE="another", KILLS="1:step5:0")
+    assert re.search(r"^mpi_replica.errors.RankLostError: .* not made anew", done.stderr, re.M)
+    assert "NOT REACHED" not in done.stdout
+
+
 def test_ranks_agree_on_what_all_of_them_say_while_their_watchers_look_for_messages():
     """Open MPI 5.0.11 gave 0 where all had said 1, now and then."""
     found = told(lose("agreed_words.py", 3))

@@ -6,8 +6,8 @@ KILLS
     See dying.py: rank 1 may die in step 2, or in step 5, at the time of the mistake.
 MISTAKE
     What happens in step 5, on rank 2 alone or in a replica; with ``once`` and ``merge_fn`` it comes
-    up there, and not again when the step is done again; or before run_elastic, for ``at once`` on
-    rank 0.
+    up there, and not again when the step is done again; with ``another`` all ranks use another
+    strategy; or before run_elastic, for ``at once`` on rank 0.
 CAUGHT
     With ``1`` the program catches whatever comes out of run_elastic, and tells it.
 SPARES
@@ -25,6 +25,7 @@ strategy = mr.MPIStrategy(num_replicas=5, spares=int(os.environ.get("SPARES", 0)
 dying.watch_exchanges(strategy)
 state = mr.ElasticState(strategy, step=0)
 mistake = os.environ["MISTAKE"]
+another = mr.MPIStrategy(num_replicas=5) if mistake == "another" else None
 is_alone = dying.first_rank == 2
 made = []
 
@@ -60,6 +61,8 @@ def train():
             while not strategy.communicator.Is_revoked():  # the others have met the loss
                 MPI.COMM_SELF.Iprobe()  # in which what comes from the others is heard
             raise ValueError("the mistake")
+        if state.step == 5 and another is not None:
+            another.run(total)
         if state.step == 5 and is_alone and mistake in ("rank", "again"):
             raise ValueError("the mistake")
         if state.step == 5 and is_alone and mistake == "exit":

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from ...collectives.agreement.site import function_identity
 from ...collectives.barrier import BarrierCall
-from ...core.context import require_cross_replica
+from ...collectives.strategy_base import StrategyBase
+from ...core.context import open_strategies, require_cross_replica
 from ...core.exceptions import ContextError, RankLostError, mark_reporter, text_of
 from ...core.tracebacks import printed
 from ...ranks import Dismissal
@@ -148,6 +149,12 @@ def _train(
                     status = code if isinstance(code, int) else None
                     text = f"{type(error).__name__}: {text_of(error)}"
                     _await_spares(survivors.dismiss(text, status), strategy)
+                if _is_of_another(strategy, error):
+                    raise RankLostError(
+                        "a rank was lost, in a call of another strategy than the one whose"
+                        " run_elastic this is: others are not made anew. Use one strategy, or start"
+                        " the program again from a checkpoint."
+                    ) from error
                 raise
             if not isinstance(error, RankLostError):
                 _log.warning(
@@ -162,6 +169,12 @@ def _train(
             keeper.say_end()
             return result
         keeper.recover()
+
+
+def _is_of_another(strategy: ElasticStrategy, error: BaseException) -> bool:
+    """Returns whether `error` is the loss that another strategy has met."""
+    others = cast("set[StrategyBase]", set(open_strategies) - {strategy})
+    return any(other.engine.transport.loss is error for other in others)
 
 
 def _await_spares(spares: Iterator[int], strategy: ElasticStrategy) -> None:
