@@ -49,6 +49,10 @@ def generated(rows):
     return Dataset.from_generator(lambda: iter(rows))
 
 
+def reshuffled(dataset, is_reshuffled):
+    return dataset.shuffle(8, seed=1, reshuffle_each_iteration=is_reshuffled).batch(8)
+
+
 class Tensor:
     """What other libraries have: it becomes an array when numpy asks."""
 
@@ -378,6 +382,8 @@ def test_a_pipeline_that_raises_on_one_rank_raises_everywhere(strategy):
         lambda rank: Dataset.range(rank, 8 + rank).batch(4),
         lambda rank: Dataset.range(8).batch(4 + rank),
         lambda rank: Dataset.range(8).shuffle(seed=rank).batch(4),
+        lambda rank: reshuffled(Dataset.range(8), rank > 0),
+        lambda rank: reshuffled(generated(range(8)), rank > 0),
         lambda rank: Dataset.range(8).repeat(None if rank else 9).batch(4),
         lambda rank: generated(np.arange(8 - rank)).batch(8),
         lambda rank: generated(np.arange(8 + rank)).batch(4),
@@ -387,7 +393,8 @@ def test_a_pipeline_that_raises_on_one_rank_raises_everywhere(strategy):
         lambda rank: Dataset.range(4).batch(2) if rank else generated(np.arange(4)).batch(2),
     ],
     ids=[
-        *("steps", "last batch", "start", "batch size", "seed", "end"),
+        *("steps", "last batch", "start", "batch size", "seed"),
+        *("reshuffling", "reshuffling of a stream", "end"),
         *("rows of a stream", "length of a stream", "rows of a list", "length of a list"),
         *("empty list", "kind of source"),
     ],

@@ -96,7 +96,8 @@ class Permutation(_Picking):
     """All elements of an indexable source in a random order."""
 
     def __init__(self, source: DatasetPlan, seed: int, reshuffle: bool) -> None:
-        super().__init__(source, f"shuffle(seed={seed})")
+        same = ", reshuffle_each_iteration=False" * (not reshuffle)
+        super().__init__(source, f"shuffle(seed={seed}{same})")
         self._seed = seed
         self._reshuffle = reshuffle
         self._order: tuple[int, RandomOrder] | None = None

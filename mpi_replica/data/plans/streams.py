@@ -31,7 +31,9 @@ class BufferShuffle(Verb):
     """Elements of a stream, each drawn at random from a buffer."""
 
     def __init__(self, source: DatasetPlan, seed: int, reshuffle: bool, buffer_size: int) -> None:
-        super().__init__(source, f"shuffle({buffer_size}, seed={seed})", indexable=False)
+        same = ", reshuffle_each_iteration=False" * (not reshuffle)
+        verb = f"shuffle({buffer_size}, seed={seed}{same})"
+        super().__init__(source, verb, indexable=False)
         self._seed = seed
         self._reshuffle = reshuffle
         self._buffer_size = buffer_size
