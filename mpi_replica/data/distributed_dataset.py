@@ -93,7 +93,8 @@ class DistributedDataset:
         -------
         dict
             Plain data: "epoch", "steps" that were taken, and "pipelines", how many ranks or
-            replicas have input of their own. Steps that were read ahead do not count.
+            replicas have input of their own; where they have, "replicas" that take of each. Steps
+            that were read ahead do not count.
 
         Notes
         -----
@@ -123,7 +124,8 @@ class DistributedDataset:
         Raises
         ------
         ValueError
-            It stood in the middle of input of each rank's own, and there are other ranks now.
+            It stood in the middle of input of each rank's own, and there are other ranks, or
+            replicas on them, now.
         KeyError
             It is no such mapping.
 

@@ -31,8 +31,8 @@ class Input:
         What they are made of.
     length : int
         How many there are, the same on all ranks; or infinite, or unknown.
-    pipelines : int or None
-        How many ranks or replicas have input of their own; None where all cut the same.
+    pipelines : tuple of int or None
+        How many replicas take of each rank's, or replica's, own input; None where all cut the same.
     ahead : int
         How many steps are read before they are asked for.
     needs_all : callable
@@ -46,7 +46,7 @@ class Input:
         sources: Sequence[Any],
         *,
         length: int,
-        pipelines: int | None,
+        pipelines: tuple[int, ...] | None,
         ahead: int,
         needs_all: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -138,9 +138,9 @@ class Input:
                 yield values, 0
 
         # How long it is on other ranks can't be known.
-        unknown, count = UNKNOWN_CARDINALITY, pipelines.count
+        unknown, counts = UNKNOWN_CARDINALITY, pipelines.counts
         return cls(
-            steps, sources, length=unknown, pipelines=count, ahead=ahead, needs_all=needs_all
+            steps, sources, length=unknown, pipelines=counts, ahead=ahead, needs_all=needs_all
         )
 
     @property

@@ -27,6 +27,10 @@ from .pipelines import END
 from .plans.dataset_plan import UNKNOWN_CARDINALITY
 
 _SAME_STEPS = "All ranks must take the same steps: call next() equally often on each."
+_LOST = (
+    "rows would be lost or repeated. Use experimental_distribute_dataset, or save between two"
+    " epochs."
+)
 
 
 @dataclasses.dataclass
@@ -39,7 +43,7 @@ class Progress:
     has_ended: bool = False
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any], pipelines: int | None) -> Progress:
+    def of_state(cls, state: Mapping[str, Any], pipelines: Sequence[int] | None) -> Progress:
         """Returns the place of a state.
 
         Raises
@@ -47,21 +51,34 @@ class Progress:
         TypeError, ValueError
             Its numbers are no integers, or negative.
         ValueError
-            It is in the middle of input of each rank's own, and there are other ranks now.
+            It is in the middle of input of each rank's own, and there are other ranks, or replicas
+            on them, now.
         """
         epoch, steps = (integer(key, state[key], 0) for key in ("epoch", "steps"))
         place = cls(epoch, steps)
-        if place.steps and state["pipelines"] != pipelines:
+        if not steps:
+            return place
+        number = None if pipelines is None else len(pipelines)
+        if state["pipelines"] != number:
             raise ValueError(
-                f"the input stood at step {place.steps} of {state['pipelines'] or 'no'} input"
-                f" pipelines of their own, and has {pipelines or 'none'} now: rows would be lost or"
-                " repeated. Use experimental_distribute_dataset, or save between two epochs."
+                f"the input stood at step {steps} of {state['pipelines'] or 'no'} input pipelines"
+                f" of their own, and has {number or 'none'} now: {_LOST}"
             )
+        if pipelines is not None and "replicas" in state:  # not in those of older versions
+            for i, (had, has) in enumerate(zip(state["replicas"], pipelines, strict=True)):
+                if had != has:
+                    raise ValueError(
+                        f"the input stood at step {steps}, and the number of replicas at input"
+                        f" pipeline {i} was {had} then, and is {has} now: {_LOST}"
+                    )
         return place
 
-    def state(self, pipelines: int | None) -> dict[str, Any]:
+    def state(self, pipelines: Sequence[int] | None) -> dict[str, Any]:
         """Returns it for a checkpoint."""
-        return {"epoch": self.epoch, "steps": self.steps, "pipelines": pipelines}
+        place = {"epoch": self.epoch, "steps": self.steps}
+        if pipelines is None:
+            return {**place, "pipelines": None}
+        return {**place, "pipelines": len(pipelines), "replicas": list(pipelines)}
 
     def go_back(self, epoch: int, steps: int) -> None:
         """Stands where fewer steps were taken."""
@@ -137,8 +154,8 @@ class DistributedIterator:
         Raises
         ------
         ValueError
-            It stood in the middle of input of each rank's own, and there are other ranks now; or
-            its numbers are negative.
+            It stood in the middle of input of each rank's own, and there are other ranks, or
+            replicas on them, now; or its numbers are negative.
         KeyError, TypeError
             It is no such mapping.
 

@@ -40,8 +40,8 @@ class Pipelines:
         counts = (1,) * layout.num_replicas if per_replica else layout.counts
         #: Which replicas take of each pipeline, in turns.
         self._shared_by = Layout(counts, 0)
-        #: How many there are on all ranks.
-        self.count = len([count for count in counts if count])
+        #: How many replicas take of each.
+        self.counts = self._shared_by.hosting_counts
         self._made: dict[int, Any] = {}
 
     def sources(self, replica_ids: Sequence[int]) -> list[Any]:
@@ -57,7 +57,7 @@ class Pipelines:
 
     def _source(self, number: int) -> Any:
         if number not in self._made:
-            source = self._dataset_fn(InputContext(self.count, number, self._num_replicas))
+            source = self._dataset_fn(InputContext(len(self.counts), number, self._num_replicas))
             check_source(source, "dataset_fn")
             self._made[number] = source
         return self._made[number]

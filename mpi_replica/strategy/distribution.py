@@ -159,7 +159,8 @@ class Distribution(StrategyBase):
         Notes
         -----
         No communication. ``dataset.shard(context.num_input_pipelines, context.input_pipeline_id)``
-        gives each pipeline rows of its own.
+        gives each pipeline rows of its own. A checkpoint of mid-epoch goes on only where as many
+        replicas take of each.
 
         Examples
         --------

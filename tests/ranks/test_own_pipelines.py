@@ -179,6 +179,32 @@ def test_a_dataset_of_a_pipeline_reshuffles_at_each_iteration(strategy):
         assert sorted(one) == sorted(other) == list(range(50))
 
 
+def test_a_place_in_mid_epoch_is_one_of_as_many_replicas_at_each_pipeline(strategy):
+    """They take turns: with others rows would be lost, or come twice."""
+
+    def rows(context):
+        return Dataset.range(24 + context.input_pipeline_id).batch(1)
+
+    dataset = strategy.distribute_datasets_from_function(rows)
+    begun = iter(dataset)
+    next(begun)
+    state = dataset.state_dict()
+    expected = steps_of(strategy, list(begun))
+    without = {key: value for key, value in state.items() if key != "replicas"}
+    for given in (state, without):  # states of older versions do not tell
+        dataset.load_state_dict(given)
+        assert str(steps_of(strategy, list(dataset))) == str(expected)
+    counts = [count + (rank == strategy.size - 1) for rank, count in enumerate(state["replicas"])]
+    with mr.MPIStrategy(replicas_per_rank=counts[strategy.rank]) as other:
+        dataset = other.distribute_datasets_from_function(rows)
+        for loading in (dataset, iter(dataset)):
+            error = raises_everywhere(ValueError, lambda to=loading: to.load_state_dict(state))
+            last, had = strategy.size - 1, state["replicas"][-1]
+            text = f"replicas at input pipeline {last} was {had} then, and is {had + 1} now: rows"
+            assert text in str(error)
+            loading.load_state_dict({**state, "steps": 0})
+
+
 def test_batches_of_other_structure_on_replicas_of_one_rank_are_an_error_everywhere(strategy):
     mine = strategy.local_replica_ids
     if gathered(len(mine))[-1] == 1:
