@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 
 import mpi_replica as mr
+from datasets import lists
 from everywhere import check_works, needs_two_ranks, raises_everywhere, steps_of
 from mpi_replica.data import Dataset
 
@@ -216,6 +217,27 @@ def test_it_can_be_iterated_again_and_reshuffles_alike_on_all_ranks(strategy):
     again = distributed(strategy, Dataset.from_tensor_slices(data).shuffle(seed=3).batch(8))
     steps = steps_of(strategy, again)
     assert np.concatenate([part for parts in steps for part in parts]).tolist() == epochs[0]
+
+
+def test_a_dataset_iterated_in_a_step_begins_the_same_epochs_on_each_replica(strategy):
+    """Wherever a replica is: what it sees does not depend on others of its rank."""
+
+    def made():
+        return Dataset.range(8).shuffle(seed=3).batch(8)
+
+    def rows_of(batches):
+        return lists(rows for _, rows in batches)
+
+    expected = [rows_of(made().batches(epoch=epoch)) for epoch in range(4)]
+    dataset = made()
+
+    def step():
+        return [lists(dataset), rows_of(dataset.batches())]
+
+    for epoch in (0, 2):
+        seen = strategy.gather_objects(strategy.run(step))
+        assert list(seen) == [expected[epoch : epoch + 2]] * strategy.num_replicas_in_sync
+    assert lists(dataset) == expected[0]  # above the replicas it counts for itself
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["infinite", "unknown length"])
