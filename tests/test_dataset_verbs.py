@@ -516,6 +516,19 @@ def test_enumerate_puts_numbers_before_the_elements():
     assert len(dataset) == 3
 
 
+@pytest.mark.parametrize("source", [Dataset.range(3), generated(0, 1, 2)], ids=["rows", "stream"])
+def test_an_endless_dataset_stays_one_with_numbers_and_is_shuffled_by_a_buffer(source):
+    dataset = source.repeat().enumerate(5)
+    assert dataset.cardinality() == INFINITE_CARDINALITY
+    numbers, rows = zip(*itertools.islice(dataset, 7), strict=True)
+    assert (numbers, rows) == (tuple(range(5, 12)), (0, 1, 2, 0, 1, 2, 0))
+    with pytest.raises(ValueError, match="never end"):
+        dataset.shuffle(seed=0)
+    drawn = [number for number, _ in itertools.islice(dataset.shuffle(4, seed=0), 50)]
+    assert all(number < 5 + 4 + place for place, number in enumerate(drawn))
+    assert len(set(drawn)) == 50
+
+
 # unbatch
 
 

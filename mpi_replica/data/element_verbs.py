@@ -11,6 +11,7 @@ from ..core.argument_checks import flag, integer
 from ..core.nest import flatten
 from .chain import Chain, require_callable
 from .plans import changes, positions, sources, streams
+from .plans.dataset_plan import INFINITE_CARDINALITY
 from .plans.function_calls import AUTOTUNE
 
 
@@ -187,7 +188,8 @@ class ElementVerbs(Chain):
         limits = np.iinfo(np.int64)
         start = integer("start", start, limits.min, limits.max)
         _, structure = flatten((0, 0))
-        return self._with(changes.Zip(structure, [sources.Range(start, limits.max, 1), self._plan]))
+        stop = None if self._plan.length == INFINITE_CARDINALITY else limits.max
+        return self._with(changes.Zip(structure, [sources.Range(start, stop, 1), self._plan]))
 
     def prefetch(self, buffer_size: int) -> Self:
         """Read ahead in a thread while elements are worked on.

@@ -16,7 +16,14 @@ from ...core.array_libraries import give_back, to_numpy, way_back
 from ...core.exceptions import add_note
 from ...core.nest import flatten, leaf_paths, map_structure, unflatten
 from ..elements import ArraySpec, as_arrays, at, own_copy, unstacked
-from .dataset_plan import UNKNOWN_CARDINALITY, Cut, DatasetPlan, Element, Positions
+from .dataset_plan import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Cut,
+    DatasetPlan,
+    Element,
+    Positions,
+)
 from .function_calls import name_of
 
 
@@ -79,10 +86,10 @@ class Slices(DatasetPlan):
 
 
 class Range(DatasetPlan):
-    """Numbers at equal distances."""
+    """Numbers at equal distances, without end where `stop` is None."""
 
-    def __init__(self, start: int, stop: int, step: int) -> None:
-        length = max(0, -((start - stop) // step))
+    def __init__(self, start: int, stop: int | None, step: int) -> None:
+        length = INFINITE_CARDINALITY if stop is None else max(0, -((start - stop) // step))
         super().__init__(f"range({start}, {stop}, {step})", length, indexable=True, batched=False)
         self._start = start
         self._step = step
