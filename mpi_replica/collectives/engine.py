@@ -181,7 +181,7 @@ class Engine:
             if options is not None:
                 merged = merged.merge(options)
             call = make(site, merged, *args, **kwargs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             call = Call(site, merged)
             call.kind, call.error = kind, error
         if (handled := sys.exception()) is not None:

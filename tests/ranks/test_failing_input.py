@@ -216,13 +216,22 @@ def test_reading_in_a_thread_may_not_communicate(strategy):
     check_works(strategy)
 
 
-@pytest.mark.parametrize("is_known", [True, False], ids=["known length", "unknown length"])
-def test_input_that_ends_the_program_ends_it_on_all_ranks(strategy, is_known):
+@pytest.mark.parametrize("kind", ["known length", "unknown length", "a pipeline of the last rank"])
+def test_input_that_ends_the_program_ends_it_on_all_ranks(strategy, kind):
     rows = Dataset.range(4 * strategy.num_replicas_in_sync).map(ends_at(1))
-    rows = rows if is_known else rows.filter(lambda number: True)
+    if kind == "known length":
+        dataset = strategy.experimental_distribute_dataset(rows.batch(2))
+    elif kind == "unknown length":
+        rows = rows.filter(lambda number: True)
+        dataset = strategy.experimental_distribute_dataset(rows.batch(2))
+    else:
+        last = strategy.size - 1
+        dataset = strategy.distribute_datasets_from_function(
+            lambda c: (rows if c.input_pipeline_id == last else Dataset.range(9)).batch(2)
+        )
 
     def epoch():
-        for batch in strategy.experimental_distribute_dataset(rows.batch(2)):
+        for batch in dataset:
             strategy.reduce("SUM", batch, axis=0)
 
     raises_everywhere(SystemExit, epoch)
