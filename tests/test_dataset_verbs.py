@@ -293,14 +293,25 @@ def test_elements_before_the_one_that_fails_come_first():
             next(iterator)
 
 
-def test_a_map_that_runs_out_of_something_does_not_end_the_dataset():
-    empty = iter(())
-    for calls in (None, 2):
-        for dataset in (Dataset.range(3).map(lambda x: next(empty), calls),):
-            with pytest.raises(RuntimeError, match="StopIteration"):
-                list(dataset)
-            with pytest.raises(RuntimeError, match="StopIteration"):
-                list(dataset.batch(2))
+@pytest.mark.parametrize("calls", [None, 2])
+def test_a_function_that_runs_out_of_something_does_not_end_the_dataset(calls):
+    class Rows(list):
+        def __getitem__(self, row):
+            return fail(row)
+
+    def fail(row):
+        return next(iter(())) if row == 1 else True
+
+    for dataset, place in (
+        (Dataset.range(3).map(fail, calls), "element 1 of range(0, 3, 1)"),
+        (Dataset.range(3).filter(fail), "element 1 of range(0, 3, 1)"),
+        (Dataset.from_source(Rows([0, 1, 2])), "row 1 of from_source"),
+    ):
+        for chain in (dataset, dataset.batch(2), dataset.batch(2).prefetch(1)):
+            with pytest.raises(RuntimeError, match=r"StopIteration.*Raise another") as caught:
+                list(chain)
+            (note,) = caught.value.__notes__
+            assert place in note
 
 
 def test_parallel_calls_run_at_once_and_keep_the_order():

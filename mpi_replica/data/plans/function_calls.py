@@ -29,7 +29,24 @@ def name_of(function: Callable[..., Any]) -> str:
 def spread(function: Callable[..., Any], element: Any) -> Any:
     """Calls a function with an element; the items of a tuple are arguments, as in tf."""
     # A named tuple is one argument, as a dict is.
-    return function(*element) if type(element) is tuple else function(element)
+    return called(function, *element) if type(element) is tuple else called(function, element)
+
+
+def called(function: Callable[..., T], *arguments: Any) -> T:
+    """Calls a function of the program, that makes a row.
+
+    Raises
+    ------
+    RuntimeError
+        It has raised a StopIteration, which generators above make an error that tells no row.
+    """
+    try:
+        return function(*arguments)
+    except StopIteration as error:
+        raise RuntimeError(
+            f"a row of the input raised {error!r}, which would end what iterates over it. Raise"
+            " another error, or leave rows out with filter or take."
+        ) from error
 
 
 class FunctionCalls:

@@ -24,7 +24,7 @@ from .dataset_plan import (
     Element,
     Positions,
 )
-from .function_calls import name_of
+from .function_calls import called, name_of
 
 
 class HasRows(Protocol):
@@ -115,7 +115,9 @@ class Items(DatasetPlan):
 
     def element(self, position: int, epoch: int, cut: Cut | None) -> Element:
         try:
-            row = as_arrays(self._source[position], f"what {self.text} gave")
+            row = as_arrays(
+                called(operator.getitem, self._source, position), f"what {self.text} gave"
+            )
         except Exception as error:
             add_note(error, f"Raised for {self.place(position, epoch)}.")
             raise
