@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from datasets import generated, lists
+from datasets import generated, lists, order
 from mpi_replica.data import (
     AUTOTUNE,
     INFINITE_CARDINALITY,
@@ -490,6 +490,21 @@ def test_a_batch_over_what_is_concatenated_crosses_from_one_to_the_other():
     assert rows == [[], []]
     shuffled = Dataset.range(5).concatenate(Dataset.range(5, 9)).shuffle(seed=2).batch(9)
     assert sorted(*lists(shuffled)) == list(range(9))
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["rows", "stream"])
+def test_a_thousand_datasets_one_after_the_other_are_no_deeper_than_two(is_stream):
+    whole = generated(0) if is_stream else Dataset.range(1)
+    for number in range(1, 1200):  # some have no rows, and others more than one
+        whole = whole.concatenate(Dataset.range(number, number + number % 3))
+    expected = [0, *(n + i for n in range(1, 1200) for i in range(n % 3))]
+    assert lists(whole) == expected
+    assert [n for batch in lists(whole.batch(50)) for n in batch] == expected
+    assert [n for _, rows in whole.batch(7).batches(start=20) for n in rows] == expected[140:]
+    if not is_stream:
+        (rows,) = whole.shuffle(seed=1).batch(len(expected))
+        assert rows.tolist() == [expected[i] for i in order(len(expected), 1, 0)]
+    assert whole.element_spec == ArraySpec((), np.dtype(np.int64))
 
 
 def test_the_spec_of_what_is_concatenated_leaves_open_what_differs():

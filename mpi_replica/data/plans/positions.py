@@ -70,8 +70,9 @@ class _Picking(Verb):
         parts = [route.source.elements(route.positions, route.epoch) for route in routes]
         if len(parts) == 1:
             return parts[0]
-        if routes[0].source is not routes[-1].source:
-            require_fit(spec_of(parts[0][0]), spec_of(parts[-1][0]), self.text)
+        for route, part in zip(routes, parts, strict=True):
+            if route.source is not routes[0].source:
+                require_fit(spec_of(parts[0][0]), spec_of(part[0]), self.text)
         elements = list(itertools.chain.from_iterable(parts))
         return [elements[place] for place in _order(routes).tolist()]
 
@@ -235,7 +236,7 @@ class Shard(_Picking):
 
 
 class Concatenate(_Picking):
-    """The elements of one source, then those of another."""
+    """The elements of one source, then those of another; a chain of these holds one flat list."""
 
     def __init__(self, first: DatasetPlan, second: DatasetPlan) -> None:
         lengths = first.length, second.length
@@ -245,40 +246,52 @@ class Concatenate(_Picking):
         else:
             length = sum(lengths)
         super().__init__(first, f"concatenate({second.text})", length=length, others=[second])
-        self._other = second
+        firsts = first._sources if isinstance(first, Concatenate) else [first]
+        self._sources: list[DatasetPlan] = [*firsts, second]
+        self._source = self._sources[0]
+        self._spec: Any = None
         if self.spec_is_free:
-            self.spec()
+            self._spec = _common_spec([first.spec(), second.spec()], self.text)
             self.is_uniform = self.is_uniform and first.spec() == second.spec()
 
     def spec(self) -> Any:
-        first, second = self._source.spec(), self._other.spec()
-        require_fit(first, second, self.text)
-        return common_spec(first, second)
+        if self._spec is None:
+            self._spec = _common_spec([source.spec() for source in self._sources], self.text)
+        return self._spec
+
+    @functools.cached_property
+    def _starts(self) -> Positions:
+        """Where each source begins, up to one without end."""
+        lengths = [source.length for source in self._sources[:-1]]
+        known = itertools.takewhile(lambda length: length >= 0, lengths)
+        return np.cumsum([0, *known], dtype=np.int64)
 
     def routes(self, positions: Positions, epoch: int) -> Sequence[_Route]:
-        length = self._source.length
-        if length < 0:
-            return [_Route(self._source, positions, epoch)]
-        is_first = positions < length
-        if is_first.all() and (positions.size or length):
-            return [_Route(self._source, positions, epoch)]
-        if not is_first.any():
-            return [_Route(self._other, positions - length, epoch)]
+        starts = self._starts
+        # For none of them the source of the first element: it shows what they are like.
+        asked = positions if positions.size else np.zeros(1, np.int64)
+        numbers = np.searchsorted(starts, asked, "right") - 1
+        found = np.unique(numbers).tolist()
+        if len(found) == 1:
+            return [_Route(self._sources[found[0]], positions - starts[found[0]], epoch)]
+        places = [np.flatnonzero(numbers == number) for number in found]
         return [
-            _Route(self._source, positions[is_first], epoch, np.flatnonzero(is_first)),
-            _Route(self._other, positions[~is_first] - length, epoch, np.flatnonzero(~is_first)),
+            _Route(self._sources[number], positions[where] - starts[number], epoch, where)
+            for number, where in zip(found, places, strict=True)
         ]
 
     def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
-        first, second = self._source, self._other
-        if first.length == UNKNOWN_CARDINALITY:
-            both = (plan.iterate(epoch, cut) for plan in (first, second))
-            return itertools.islice(itertools.chain.from_iterable(both), start, None)
-        if first.length == INFINITE_CARDINALITY:
-            return first.iterate(epoch, cut, start)
-        starts = (start, max(0, start - first.length))
-        both = (
-            plan.iterate(epoch, cut, begin)
-            for plan, begin in zip((first, second), starts, strict=True)
-        )
-        return itertools.chain.from_iterable(both)
+        for number, source in enumerate(self._sources):
+            if source.length == UNKNOWN_CARDINALITY:
+                rest = (plan.iterate(epoch, cut) for plan in self._sources[number:])
+                yield from itertools.islice(itertools.chain.from_iterable(rest), start, None)
+                return
+            yield from source.iterate(epoch, cut, start)
+            start = max(0, start - source.length)
+
+
+def _common_spec(specs: Sequence[Any], where: str) -> Any:
+    """Returns the spec of all elements that come one after the other, where they fit."""
+    for other in specs[1:]:
+        require_fit(specs[0], other, where)
+    return functools.reduce(common_spec, specs)
