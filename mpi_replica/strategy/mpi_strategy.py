@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from typing import Any
 
@@ -21,8 +20,6 @@ from ..replicas.kept_by_runs import KeptByRuns
 from . import job_end
 from .start import Wishes, start
 from .strategy import Strategy
-
-_THREADS = "MPI_REPLICA_THREADS"
 
 
 class MPIStrategy(Strategy):
@@ -65,6 +62,8 @@ class MPIStrategy(Strategy):
         it or `seed` differs between them, or `seed` is negative; `communicator` is COMM_NULL or an
         intercommunicator;
         ``MPI_REPLICA_BLAS_THREADS`` is no positive integer, or differs between ranks.
+    TypeError
+        An argument is of another type.
     LaunchError
         A launcher without an MPI library, or one that does not fit it; different versions of
         Python on the ranks.
@@ -110,14 +109,11 @@ class MPIStrategy(Strategy):
         transport, terms, survivors = start(
             communicator,
             spares,
-            Wishes(replicas_per_rank, num_replicas, communication_options, seed),
+            Wishes(replicas_per_rank, num_replicas, communication_options, replica_threads, seed),
         )
-        layout, options, seed, is_traced = terms
+        layout, options, seed, is_traced, self.replica_threads = terms
         log = event_log.current if is_traced else None
         super().__init__(Engine(transport, layout, options, log), seed)
-        if replica_threads is None:
-            replica_threads = os.environ.get(_THREADS, "0") == "1"
-        self.replica_threads = bool(replica_threads)
         self.survivors = survivors
         self._is_closed = False
         enter_open_strategy(self)

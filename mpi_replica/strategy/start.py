@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..collectives.agreement.site import call_site
-from ..core.argument_checks import integer
+from ..core.argument_checks import flag, integer
 from ..core.exceptions import LaunchError, MPIReplicaError, RankLostError, add_note, text_of
 from ..core.jax_state import ask_for_devices
 from ..core.layout import Layout, sides
@@ -29,6 +29,7 @@ from ..ranks.watch.strategy_watch import stall_seconds
 _NUM_REPLICAS = "MPI_REPLICA_NUM_REPLICAS"
 _SPARES = "MPI_REPLICA_SPARES"
 _REPRODUCIBLE = "MPI_REPLICA_REPRODUCIBLE"
+_THREADS = "MPI_REPLICA_THREADS"
 _log = logging.getLogger("mpi_replica")
 
 
@@ -59,6 +60,8 @@ class Terms(NamedTuple):
     seed: int
     #: Whether all of them are traced: then they compare clocks.
     is_traced: bool
+    #: Whether replicas have threads of their own; each rank says so for its own ones.
+    replica_threads: bool
 
 
 class Wishes(NamedTuple):
@@ -67,6 +70,7 @@ class Wishes(NamedTuple):
     replicas_per_rank: int | None
     num_replicas: int | None
     options: CommunicationOptions | None
+    replica_threads: bool | None
     seed: int | None
 
 
@@ -103,7 +107,7 @@ def start(
 
     def begin(transport: Transport | None) -> tuple[Transport, Terms]:
         if transport is None:
-            return _wait_for_terms(survivors)
+            return _wait_for_terms(survivors, wishes)
         num_lost = survivors.first_size - wanted - transport.size
         try:
             terms = _agreed_terms(transport, wishes, num_lost)
@@ -164,7 +168,7 @@ def _spares(spares: Any) -> int:
     return spares if is_number else -1
 
 
-def _wait_for_terms(survivors: Survivors) -> tuple[Transport, Terms]:
+def _wait_for_terms(survivors: Survivors, wishes: Wishes) -> tuple[Transport, Terms]:
     """Returns transport and terms of a spare: in them it hosts no replicas, and sends to nobody."""
     terms = survivors.share(None)
     if isinstance(terms, Exception):
@@ -173,7 +177,8 @@ def _wait_for_terms(survivors: Survivors) -> tuple[Transport, Terms]:
     if terms.is_traced and event_log.current is None:
         raise ValueError(f"{event_log.TRACE_VARIABLE} is set on other ranks. Set it on all.")
     layout = Layout.waiting(terms.layout.counts, survivors.rank)
-    return survivors.waiting_transport(), terms._replace(layout=layout)
+    terms = terms._replace(layout=layout, replica_threads=_threads(wishes.replica_threads))
+    return survivors.waiting_transport(), terms
 
 
 def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
@@ -191,8 +196,10 @@ def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
     mine = _Proposal(
         tuple(sys.version_info[:3]), hash("mpi_replica"), int.from_bytes(os.urandom(16))
     )
+    threads = False
     try:
         event_log.open_log_of_environment()
+        threads = _threads(wishes.replica_threads)
         merged, seed = _merged(wishes.options), wishes.seed
         here, total = _checked(wishes.replicas_per_rank, wishes.num_replicas, transport.size)
         proposal = mine._replace(
@@ -223,7 +230,15 @@ def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
     if seed is None:
         # What has the same bits in every layout shall have them in every run, too.
         seed = 0 if first.options.reproducible else first.entropy
-    return Terms(layout, first.options, seed, all(one.is_traced for one in proposals))
+    is_traced = all(one.is_traced for one in proposals)
+    return Terms(layout, first.options, seed, is_traced, threads)
+
+
+def _threads(wished: bool | None) -> bool:
+    """Returns whether each replica of this rank has a thread of its own."""
+    if wished is None:
+        return os.environ.get(_THREADS, "0") == "1"
+    return flag("replica_threads", wished)
 
 
 def _merged(options: CommunicationOptions | None) -> CommunicationOptions:

@@ -111,6 +111,8 @@ def test_fewer_replicas_than_ranks(world):
         ({"num_replicas": lambda: 8}, TypeError),
         ({"replicas_per_rank": np.True_}, TypeError),
         ({"replicas_per_rank": Awkward()}, ValueError),
+        ({"replica_threads": np.ones(3)}, TypeError),
+        ({"replica_threads": "no"}, TypeError),
         ({"communication_options": mr.CommunicationOptions(timeout_seconds=Seconds(1))}, TypeError),
     ],
 )
