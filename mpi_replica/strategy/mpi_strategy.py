@@ -58,7 +58,8 @@ class MPIStrategy(Strategy):
     Raises
     ------
     ValueError
-        Both numbers are given, or one is not positive; `num_replicas` is less than the ranks;
+        Both numbers are given, or one is not positive, or asks for more than 1048576 replicas on a
+        rank; `num_replicas` is less than the ranks;
         it or `seed` differs between them, or `seed` is negative; `communicator` is COMM_NULL or an
         intercommunicator;
         ``MPI_REPLICA_BLAS_THREADS`` is no positive integer, or differs between ranks.

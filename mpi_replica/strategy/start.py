@@ -30,6 +30,8 @@ _NUM_REPLICAS = "MPI_REPLICA_NUM_REPLICAS"
 _SPARES = "MPI_REPLICA_SPARES"
 _REPRODUCIBLE = "MPI_REPLICA_REPRODUCIBLE"
 _THREADS = "MPI_REPLICA_THREADS"
+#: Of a rank: a replica takes some kB in a run.
+_MOST_REPLICAS = 1 << 20
 _log = logging.getLogger("mpi_replica")
 
 
@@ -280,6 +282,12 @@ def _checked(
         raise ValueError(
             f"{name}={total} is less than the {size} ranks: each rank hosts one replica or more."
             f" Start {total} ranks, or ask for {size} replicas or more."
+        )
+    if max(here, (total or 0) // size) > _MOST_REPLICAS:
+        raise ValueError(
+            f"{'replicas_per_rank' if total is None else name} asks for more than"
+            f" {_MOST_REPLICAS} replicas on a rank, each of which takes memory. Give a smaller"
+            " number: a replica can take many rows."
         )
     return here, total
 

@@ -105,6 +105,8 @@ def test_fewer_replicas_than_ranks(world):
         ({"num_replicas": 4.0}, TypeError),
         ({"replicas_per_rank": 0}, ValueError),
         ({"replicas_per_rank": True}, TypeError),
+        ({"replicas_per_rank": 1 << 31}, ValueError),
+        ({"num_replicas": 1 << 31}, ValueError),
         ({"replicas_per_rank": 1, "num_replicas": 8}, ValueError),
         ({"communication_options": {"name": "x"}}, TypeError),
         ({"replicas_per_rank": lambda: 1}, TypeError),
