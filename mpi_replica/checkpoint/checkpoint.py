@@ -13,6 +13,7 @@ from ..collectives.agreement.site import CallSite
 from ..collectives.strategy_base import StrategyBase
 from ..collectives.verify import Verification
 from ..core.abstract_variable import AbstractVariable
+from ..core.argument_checks import absolute_path
 from ..core.context import current_strategy, open_strategies, require_cross_replica
 from ..core.exceptions import CheckpointError, ContextError
 from ..core.options import CommunicationOptions, VariableAggregation
@@ -49,6 +50,8 @@ class Checkpoint:
     ValueError
         A name is that of a method, or begins with _ or $. Where it is saved or restored: its
         variables belong to several strategies.
+    TypeError
+        `strategy` is none.
 
     Notes
     -----
@@ -78,6 +81,11 @@ class Checkpoint:
             raise ValueError(
                 f"Checkpoint can't have an object named {names[0]!r}: the names of its methods, and"
                 " those that begin with _ or $, are its own. Give it another one."
+            )
+        if strategy is not None and not isinstance(strategy, StrategyBase):
+            raise TypeError(
+                f"Checkpoint got {strategy!r}, which is no strategy. Write mr.Checkpoint(strategy,"
+                " name=object); the path is given to save and restore."
             )
         self._given_strategy = strategy
         self.__dict__.update(objects)
@@ -113,7 +121,8 @@ class Checkpoint:
         CheckpointError
             A file can't be written; on every rank. The older checkpoint is as it was.
         TypeError, ValueError
-            An object can't be saved; on every rank, and before anything is written.
+            An object can't be saved, or `path` is none; on every rank, and before anything is
+            written.
         DivergenceError
             What is saved once is not the same on all replicas, or ranks: modules, optimizers,
             generators, and what a `PerReplica` of objects holds. Names the parameter.
@@ -184,7 +193,7 @@ class Checkpoint:
         encoder: Encoder,
     ) -> Saving:
         """Returns the call that saves the objects as they are now."""
-        place = Path(os.path.abspath(path))
+        place = Path(absolute_path("path", path))
         state = {
             name: encoder.encode(value, f"checkpoint.{name}")
             for name, value in self._objects.items()
@@ -213,6 +222,8 @@ class Checkpoint:
         CheckpointError
             A file is missing, torn or corrupt, or something does not fit; on every rank, and
             before anything has changed. Names the file, or what does not fit.
+        TypeError
+            `path` is none; on every rank.
         Exception
             What ``load_state_dict`` of an object raised on any rank. Variables, arrays, dicts,
             lists and other objects may then be restored or not, and differ between ranks. The

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..collectives.broadcast import Broadcast
-from ..core.argument_checks import flag, integer
+from ..core.argument_checks import absolute_path, flag, integer
 from ..core.context import require_cross_replica
 from ..core.exceptions import CheckpointError, CorruptCheckpointError
 from ..ranks.launcher_connection import tell
@@ -52,7 +52,7 @@ class CheckpointManager:
     Raises
     ------
     TypeError, ValueError
-        `checkpoint` is none; a number is not positive.
+        `checkpoint` is none; `directory` is no path; a number is not positive.
     ContextError
         `save_on_signal` in another thread than the main one.
 
@@ -93,7 +93,7 @@ class CheckpointManager:
             keep_every = integer("keep_every (None keeps none beside)", keep_every, 1)
         self._checkpoint = checkpoint
         checkpoint._manager = weakref.ref(self)
-        self._directory = Path(os.path.abspath(directory))
+        self._directory = Path(absolute_path("directory", directory))
         self._max_to_keep = max_to_keep
         self._keep_every = keep_every
         self._save_on_signal = flag("save_on_signal", save_on_signal)
@@ -320,7 +320,7 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     >>> manager.save(10) == mr.latest_checkpoint(folder)
     True
     """
-    folder = Path(os.path.abspath(directory))
+    folder = Path(absolute_path("directory", directory))
     for step in reversed(_steps_in(folder)):
         path = folder / f"{_NAME}-{step}"
         index = index_path(path)

@@ -11,6 +11,7 @@ from ..collectives.agreement.call import Call
 from ..collectives.agreement.group import Group
 from ..collectives.agreement.site import CallSite
 from ..collectives.agreement.steps import Agree, Steps, Texts
+from ..core.argument_checks import absolute_path
 from ..core.array_ways import Array
 from ..core.exceptions import CorruptCheckpointError
 from ..core.layout import Layout
@@ -47,7 +48,7 @@ class Restoring(Call):
         is_reader: bool,
     ) -> None:
         super().__init__(site, options)
-        self.path, self.match, self.finish = Path(os.path.abspath(path)), match, finish
+        self.path, self.match, self.finish = Path(absolute_path("path", path)), match, finish
         self.data = files.read_small(index_path(self.path), MOST_BYTES) if is_reader else b""
         self.detail = repr(str(self.path))
         self.identify(self.detail)

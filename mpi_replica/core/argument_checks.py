@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,20 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
         got = repr(value) if bits < 1000 else f"a number of {bits} bits"
         raise ValueError(f"{name} must be {limits}, got {got}.")
     return number
+
+
+def absolute_path(name: str, value: Any) -> str:
+    """Returns a path of files as a text, from the root on.
+
+    Raises
+    ------
+    TypeError
+        It is none.
+    """
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(path, str):
+        raise TypeError(f"{name} must be a path, got {value!r}. Give a text or a pathlib.Path.")
+    return os.path.abspath(path)
 
 
 def check_call(args: Any, kwargs: Any) -> None:

@@ -11,7 +11,7 @@ from ..collectives.agreement.site import call_site
 from ..collectives.agreement.stand import Note
 from ..collectives.barrier import BarrierCall
 from ..collectives.strategy_base import StrategyBase
-from ..core.argument_checks import flag
+from ..core.argument_checks import absolute_path, flag
 from ..core.context import require_cross_replica
 from ..core.exceptions import ContextError, reporter_of
 from ..ranks.watch import event_log
@@ -77,7 +77,7 @@ class TraceContext:
                 " one of the two."
             )
         flag("samples", self._has_samples)
-        self._path = os.path.abspath(self._path)  # the program may go elsewhere
+        self._path = absolute_path("path", self._path)  # the program may go elsewhere
         if self._strategy.engine.layout.rank == 0:
             event_log.clear_parts(os.fspath(self._path))
 
@@ -142,7 +142,8 @@ class Traced(StrategyBase):
         Raises
         ------
         OSError, TypeError, ValueError
-            On every rank: a rank can't write there, or `last_seconds` is not positive.
+            On every rank: a rank can't write there, `path` is none, or `last_seconds` is not
+            positive.
         ContextError
             The process is traced already; called in a replica.
 

@@ -432,6 +432,22 @@ def test_a_list_that_contains_itself_is_an_error_on_all_that_says_where(strategy
     check_works(strategy)
 
 
+@pytest.mark.parametrize("call", [save, restored])
+def test_what_is_no_path_on_one_rank_is_an_error_on_all_that_names_the_argument(
+    strategy, path, call
+):
+    save(strategy, path, a=1)
+    no_path = 5 if strategy.rank == strategy.size - 1 else path
+    error = raises_everywhere(TypeError, lambda: call(strategy, no_path, a=1))
+    assert str(error) == "path must be a path, got 5. Give a text or a pathlib.Path."
+    check_works(strategy)
+
+
+def test_a_path_in_the_place_of_the_strategy_is_told(path):
+    with pytest.raises(TypeError, match="the path is given to save and restore"):
+        mr.Checkpoint(path, a=1)
+
+
 def test_saving_on_one_rank_and_restoring_on_others_is_an_error_on_all(strategy, path):
     needs_two_ranks(strategy)
     checkpoint = program(strategy, 1.0)

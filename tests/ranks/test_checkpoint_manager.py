@@ -248,6 +248,14 @@ def test_only_a_checkpoint_can_be_managed(shared_folder):
         mr.CheckpointManager(3, shared_folder)
 
 
+@pytest.mark.parametrize("folder", [None, b"folder"])
+def test_what_is_no_folder_is_told_by_name(folder):
+    with pytest.raises(TypeError, match="directory must be a path, got "):
+        mr.latest_checkpoint(folder)
+    with pytest.raises(TypeError, match="directory must be a path, got "):
+        mr.CheckpointManager(mr.Checkpoint(a=1), folder)
+
+
 # Signals
 
 

@@ -56,12 +56,13 @@ def test_what_can_not_be_written_at_its_end_is_a_warning_and_the_program_goes_on
         ({"last_seconds": "a"}, TypeError),
         ({"last_seconds": 0}, ValueError),
         ({"samples": 1}, TypeError),
+        ({"path": None}, TypeError),
     ],
     ids=str,
 )
 def test_an_argument_that_is_wrong_is_told_by_its_name(strategy, path, wrong, kind):
     def begin():
-        with strategy.trace(path, **wrong):
+        with strategy.trace(**{"path": path, **wrong}):
             add_up(strategy)
 
     (name,) = wrong
