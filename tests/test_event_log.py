@@ -182,6 +182,12 @@ def test_a_program_has_no_spans_of_the_package_s_own_kinds(kind):
         span("step", kind=kind)
 
 
+@pytest.mark.parametrize("name", [1, None, b"step"])
+def test_a_span_has_a_text_as_its_name(name):
+    with pytest.raises(TypeError, match="span needs a name, got "):
+        span(name)
+
+
 def test_what_is_not_together_in_time_is_no_span():
     def generator():
         yield

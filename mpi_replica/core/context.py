@@ -197,6 +197,8 @@ def experimental_set_strategy(strategy: AbstractStrategy | None) -> None:
     ------
     ContextError
         The call stands inside a ``scope()`` or a replica.
+    TypeError
+        `strategy` is none.
 
     Notes
     -----
@@ -211,6 +213,11 @@ def experimental_set_strategy(strategy: AbstractStrategy | None) -> None:
     >>> mr.has_strategy()
     False
     """
+    if strategy is not None and not isinstance(strategy, AbstractStrategy):
+        raise TypeError(
+            f"experimental_set_strategy needs a strategy or None, got {strategy!r}. Write"
+            " mr.experimental_set_strategy(mr.MPIStrategy())."
+        )
     state = _state.get()
     if state is not None and state.kind != "permanent":
         raise ContextError(

@@ -156,6 +156,13 @@ def test_a_strategy_can_be_set_for_good(strategy):
     assert state() == DEFAULT
 
 
+def test_what_is_no_strategy_can_not_be_set(strategy):
+    for chosen in (1, "mpi", mr.MPIStrategy):
+        with pytest.raises(TypeError, match="experimental_set_strategy needs a strategy or None"):
+            mr.experimental_set_strategy(chosen)
+    assert state() == DEFAULT
+
+
 @pytest.mark.parametrize("inside", ["scope", "replica"])
 def test_a_strategy_can_not_be_set_inside_a_scope_or_a_replica(strategy, inside):
     for chosen in (strategy, None):

@@ -33,7 +33,8 @@ class span:
     ValueError
         There is no such kind.
     TypeError
-        It decorates a generator or a coroutine, whose parts are not together in time.
+        `name` is no text; or it decorates a generator or a coroutine, whose parts are not together
+        in time.
 
     Notes
     -----
@@ -59,6 +60,8 @@ class span:
     __slots__ = ("_begun", "_kind", "_name")
 
     def __init__(self, name: str, *, kind: str = "program") -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"span needs a name, got {name!r}. Write mr.span('forward').")
         if kind not in KINDS_OF_PROGRAMS:
             raise ValueError(f"span has kind={kind!r}, which is none of {KINDS_OF_PROGRAMS}.")
         self._name = name
@@ -81,7 +84,7 @@ class span:
         if begun := self._begun.get(log.track(state)):
             of_log, at = begun.pop()
             if of_log is log:
-                log.add_span(str(self._name), self._kind, at, state)
+                log.add_span(self._name, self._kind, at, state)
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         if (
