@@ -132,10 +132,11 @@ def compute_average_loss(
     Raises
     ------
     ValueError
-        No replica has rows, `global_batch_size` is not positive, or the weights do not fit.
+        No replica has rows, `global_batch_size` is not positive, or the weights do not fit; losses
+        or weights are lists of unlike lengths.
     TypeError
-        `global_batch_size` is no int; or it is not given, where JAX traces and losses have no
-        values yet.
+        Losses or weights are no numbers; `global_batch_size` is no int; or it is not given, where
+        JAX traces and losses have no values yet.
     ContextError
         Not called in a replica.
 
@@ -152,9 +153,9 @@ def compute_average_loss(
     0.75
     """
     context = _replica("compute_average_loss")
-    shape = np.shape(per_example_loss)
+    shape = _shape("per_example_loss", per_example_loss)
     rows = shape[0] if shape else 1
-    weight_shape = np.shape(sample_weight)
+    weight_shape = () if sample_weight is None else _shape("sample_weight", sample_weight)
     lengths = zip(weight_shape, shape or (1,), strict=False)
     if len(weight_shape) > max(1, len(shape)) or any(w not in (1, n) for w, n in lengths):
         raise ValueError(
@@ -188,6 +189,23 @@ def compute_average_loss(
     average = _divided(weighted.sum(), float(rows))
     is_narrowed = is_float and (average.dtype.kind != "c" or dtype.kind == "c")
     return average.astype(dtype) if is_narrowed else average
+
+
+def _shape(name: str, value: Any) -> tuple[int, ...]:
+    """Returns the shape of an argument of `compute_average_loss`, where it is of numbers."""
+    if library_of(value) is not None:
+        return np.shape(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} of compute_average_loss is no array: {error} Give rows of one length."
+        ) from None
+    if array.dtype.kind in "OSUMm" or array.dtype.type is np.void:
+        raise TypeError(
+            f"{name} of compute_average_loss must be numbers, got {value!r}. Give an array of them."
+        )
+    return array.shape
 
 
 def _require_values(losses: Any) -> None:

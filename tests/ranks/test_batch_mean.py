@@ -1,5 +1,7 @@
 """Means over the rows of the global batch, whoever has how many of them."""
 
+from fractions import Fraction
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -178,6 +180,17 @@ def test_average_losses_of_float16_add_up_in_float32(strategy):
         assert (found.dtype, float(found)) == (np.float16, 60000)
 
 
+NO_NUMBERS = (
+    {"a": np.ones(3)},
+    None,
+    {1.0},
+    object(),
+    Fraction(1, 2),
+    np.array("2020-01-01", "M8[D]"),
+    np.zeros(2, "f4, i4"),
+)
+
+
 def test_weights_and_batch_sizes_that_make_no_sense_are_told(strategy):
     losses = np.ones((2, 3))
     for call, kind, words in (
@@ -187,6 +200,12 @@ def test_weights_and_batch_sizes_that_make_no_sense_are_told(strategy):
         (lambda: mr.compute_average_loss(1.0, np.ones(2)), ValueError, "sample_weight"),
         (lambda: mr.compute_average_loss(losses, None, 0), ValueError, "0 rows"),
         (lambda: mr.compute_average_loss(losses, None, 2.0), TypeError, "global_batch_size"),
+        (lambda: mr.compute_average_loss([[1.0], [2.0, 3.0]], None, 4), ValueError, "one length"),
+        *(
+            (lambda no=no: mr.compute_average_loss(no, None, 4), TypeError, "per_example_loss of")
+            for no in NO_NUMBERS
+        ),
+        (lambda: mr.compute_average_loss(losses, "ab"), TypeError, "sample_weight of"),
     ):
         with pytest.raises(kind, match=words):
             strategy.run(call)
