@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,25 @@ LARGE_BYTES = 1 << 20
 
 _LENGTH = struct.Struct("<Q")
 _FOLLOWS = 1  # the bit of the first byte that tells that the blob does not stand behind it
+
+
+def pickled(kind: str, value: Any, who: str) -> bytes:
+    """Returns the blob of an object, which `who` has given to the call `kind`.
+
+    Raises
+    ------
+    TypeError
+        It can't be pickled.
+    """
+    try:
+        return pickle.dumps(value, protocol=5)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise TypeError(
+            f"{kind} can't pickle the {type(value).__name__} of {who}. Give what it is made of."
+            f" pickle raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def payload_of(group: Group, blob: bytes, mark: int = 0) -> bytes:

@@ -16,7 +16,7 @@ from .agreement.group import Group
 from .agreement.site import CallSite
 from .agreement.stand import LeafDescription
 from .agreement.steps import Agree, Steps
-from .blobs import LARGE_BYTES, all_blobs, marks, payload_of
+from .blobs import LARGE_BYTES, all_blobs, marks, payload_of, pickled
 
 _PLAIN_TYPES = (int, float, complex, bool, str, bytes, type(None))
 
@@ -67,7 +67,7 @@ class Broadcast(Call):
         if group.layout.rank == group.layout.rank_of(0):
             runs_code = not _is_plain(self.value)
             if runs_code or group.layout.size > 1:
-                data = pickle.dumps(self.value, protocol=5)
+                data = pickled(self.kind, self.value, "rank 0")
         if self.writing is not None:
             self.writing.prepare()
         return payload_of(group, data, runs_code), data

@@ -15,7 +15,7 @@ from .agreement.call import Call
 from .agreement.group import Group
 from .agreement.site import CallSite
 from .agreement.steps import Agree, Steps
-from .blobs import all_blobs, payload_of
+from .blobs import all_blobs, payload_of, pickled
 
 
 class ObjectGather(Call):
@@ -48,9 +48,10 @@ def _pickled(value: Any, layout: Layout) -> list[bytes]:
     ids = layout.local_replica_ids
     leaves, structure = nest.flatten(value)
     if not any([isinstance(leaf, DistributedValues) for leaf in leaves]):
-        return [_bytes_of(value, layout.describe(ids))] * len(ids)
+        return [pickled("gather_objects", value, layout.describe(ids))] * len(ids)
     return [
-        _bytes_of(
+        pickled(
+            "gather_objects",
             nest.unflatten(
                 structure, [component_of(leaf, i, layout.num_replicas) for leaf in leaves]
             ),
@@ -58,18 +59,6 @@ def _pickled(value: Any, layout: Layout) -> list[bytes]:
         )
         for i in ids
     ]
-
-
-def _bytes_of(value: Any, who: str) -> bytes:
-    try:
-        return pickle.dumps(value, protocol=5)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise TypeError(
-            f"gather_objects can't pickle the {type(value).__name__} of {who}. Give what it is made"
-            f" of. pickle raised {type(error).__name__}: {error}"
-        ) from error
 
 
 def _loaded(blobs: Sequence[memoryview], layout: Layout) -> Iterator[Any]:
