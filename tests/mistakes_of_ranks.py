@@ -279,3 +279,78 @@ def not_batched(dataset, is_culprit):
 def distributes_what_is_not_batched(strategy, culprit):
     dataset = not_batched(mr.data.Dataset.range(8), hosts(strategy, culprit))
     return [strategy.run(nothing) for _ in strategy.experimental_distribute_dataset(dataset)]
+
+
+# Arguments that are not what they must be
+
+
+def makes_values_of(strategy, is_culprit):
+    strategy.experimental_distribute_values_from_function(1.0 if is_culprit else lambda c: 1.0)
+
+
+def distributes_one_of(no_batches):
+    def do(strategy, is_culprit):
+        dataset = no_batches if is_culprit else [np.ones(2)]
+        list(strategy.experimental_distribute_dataset(dataset))
+
+    return do
+
+
+def updates_with(fn, args):
+    def do(strategy, is_culprit):
+        with strategy.scope():
+            v = mr.Variable(0.0)
+        if is_culprit:
+            strategy.extended.update(v, fn, args)
+        else:
+            strategy.extended.update(v, nothing_of)
+
+    return do
+
+
+def nothing_of(variable):
+    return None
+
+
+def reduces_pairs_of(no_pairs):
+    def do(strategy, is_culprit):
+        pairs = no_pairs if is_culprit else [(ids(strategy), None)]
+        strategy.extended.batch_reduce_to("SUM", pairs)
+
+    return do
+
+
+for name, error, words, do in (
+    ("makes values of a number", TypeError, "value_fn must be callable, got 1.0", makes_values_of),
+    (
+        "distributes a mirrored number",
+        TypeError,
+        "iterable of batches, got Mirrored:2.0",
+        distributes_one_of(mr.Mirrored(2.0)),
+    ),
+    (
+        "distributes an array without rows",
+        TypeError,
+        "iterable of batches, got array(2.)",
+        distributes_one_of(np.array(2.0)),
+    ),
+    ("updates with None", TypeError, "update needs a callable, got None", updates_with(None, ())),
+    (
+        "updates with one argument",
+        ValueError,
+        "args must be a tuple or a list, got 3.0",
+        updates_with(nothing_of, 3.0),
+    ),
+    (
+        "reduces None in pairs",
+        ValueError,
+        "batch_reduce_to needs (value, destinations) pairs, got None",
+        reduces_pairs_of(None),
+    ),
+):
+
+    def make(strategy, culprit, do=do):
+        do(strategy, hosts(strategy, culprit))
+        return strategy.run(nothing)
+
+    TABLE.add(name, error, (words, "raised by {replicas}"), make, outside=True)

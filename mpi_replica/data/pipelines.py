@@ -10,7 +10,10 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..core.layout import Layout
+from ..core.values import Mirrored
 from .batches import kept_batch
 from .dataset import Dataset, elements_of
 from .function_contexts import InputContext
@@ -104,7 +107,9 @@ def check_source(source: Any, name: str) -> None:
     TypeError
         It can't be iterated.
     """
-    if not isinstance(source, Iterable):
+    value = source.value if isinstance(source, Mirrored) else source
+    # Arrays have what iterates, also those that hold one number.
+    if not isinstance(value, Iterable) or (isinstance(value, np.ndarray) and not value.ndim):
         raise TypeError(
             f"{name} needs a mr.data.Dataset or another iterable of batches, got {source!r}."
         )

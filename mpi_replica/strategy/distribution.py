@@ -39,8 +39,11 @@ class Distribution(StrategyBase):
         ------
         StructureMismatchError
             It returned different nests for replicas of this rank.
+        TypeError
+            `value_fn` is not callable.
         Exception
-            What `value_fn` raised: here, and on the other ranks at their next collective call.
+            What `value_fn` raised. All these here, and on the other ranks at their next collective
+            call.
 
         Notes
         -----
@@ -61,6 +64,10 @@ class Distribution(StrategyBase):
         ids, number = layout.local_replica_ids, layout.num_replicas
         kind = "experimental_distribute_values_from_function"
         try:
+            if not callable(value_fn):
+                raise TypeError(
+                    f"value_fn must be callable, got {value_fn!r}. It gets a mr.ValueContext."
+                )
             return nest.transposed(
                 [value_fn(ValueContext(i, number)) for i in ids or (0,)],
                 lambda values: per_replica(values[: len(ids)], layout),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from ..collectives import cross_replica
 from ..collectives.broadcast import Broadcast
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
+from ..core.argument_checks import check_call
 from ..core.context import (
     State,
     current_strategy,
@@ -228,7 +229,7 @@ class StrategyExtended:
         Raises
         ------
         ValueError
-            An entry is no pair. All else as for `reduce_to`.
+            An entry is no pair, or there is no sequence of them. All else as for `reduce_to`.
 
         Notes
         -----
@@ -243,8 +244,7 @@ class StrategyExtended:
         [Mirrored:np.float64(1.0), Mirrored:np.int64(6)]
         """
         require_cross_replica(self._strategy, "batch_reduce_to")
-        pairs = list(value_destination_pairs)
-        return self._reduce_to("batch_reduce_to", reduce_op, pairs, options)
+        return self._reduce_to("batch_reduce_to", reduce_op, value_destination_pairs, options)
 
     def _require_variable(self, call: str, var: Any) -> None:
         if not isinstance(var, Variable) or var.strategy is not self._strategy:
@@ -254,14 +254,17 @@ class StrategyExtended:
         self,
         kind: str,
         reduce_op: ReduceOp | str,
-        pairs: Sequence[Any],
+        given: Any,
         options: CommunicationOptions | None,
     ) -> list[Any]:
         engine = self._strategy.engine
         rank, size = engine.layout.rank, engine.layout.size
         try:
+            if not isinstance(given, Iterable):
+                raise ValueError(f"{kind} needs (value, destinations) pairs, got {given!r}.")
+            pairs = list(given)
             roots = [_root(pair, size) for pair in pairs]
-        except (TypeError, ValueError) as error:
+        except Exception as error:
             engine.fail(kind, error)
         results = cross_replica.reduce(
             engine,
@@ -300,9 +303,10 @@ class StrategyExtended:
 
         Raises
         ------
+        TypeError
+            Rank 0's value can't be pickled; on every rank.
         Exception
-            What pickle raises where rank 0's value can't be pickled, or not be loaded on some rank;
-            on every rank.
+            What pickle raises where it can't be loaded on some rank; on every rank.
         ValueError
             Rank 0's value is a `PerReplica`, and this is no ``merge_fn``; on every rank.
         CollectiveMismatchError
@@ -377,8 +381,12 @@ class StrategyExtended:
         ------
         ValueError
             An argument is a `PerReplica`: the ranks would diverge. `var` is no variable of this
-            strategy. The ranks assigned different values; on every rank, at this or a later call.
+            strategy, `args` no tuple or list, `kwargs` no mapping. The ranks assigned different
+            values; on every rank, at this or a later call.
             For the replicas of a rank `fn` returned nests of different structure.
+        TypeError
+            `fn` is not callable. What is wrong with the arguments of a rank is told to the others
+            at their next collective call.
         ContextError
             Called in a replica. `fn`, where it is called for each local replica, assigned to a
             variable that they share.
@@ -398,16 +406,11 @@ class StrategyExtended:
         5.0
         """
         require_cross_replica(self._strategy, "update")
-        self._require_variable("update", var)
-        named = {} if kwargs is None else kwargs
-        leaves, structure = nest.flatten((tuple(args), dict(named)))
-        for leaf, path in zip(leaves, nest.leaf_paths(structure), strict=True):
-            if isinstance(leaf, PerReplica):
-                raise ValueError(
-                    f"update got a PerReplica for (args, kwargs){path}: the variable would differ"
-                    " between ranks. Reduce it first: strategy.extended.reduce_to(op, value, var)."
-                )
-        plain = [leaf.value if isinstance(leaf, Mirrored) else leaf for leaf in leaves]
+        try:
+            self._require_variable("update", var)
+            plain, structure = _arguments_of_update(fn, args, {} if kwargs is None else kwargs)
+        except Exception as error:
+            self._strategy.engine.share("update", error)
         local = self._strategy.engine.layout.local_replica_ids
         each: Sequence[int | None] = [None]
         if var.components(local) is not None:
@@ -430,6 +433,21 @@ class StrategyExtended:
             if all([value is first for value in values]):
                 return first
         return per_replica(values, self._strategy.engine.layout)
+
+
+def _arguments_of_update(fn: Any, args: Any, kwargs: Any) -> tuple[list[Any], nest.Structure]:
+    """Returns the leaves of what `fn` is called with, values in what is mirrored, and their nest."""
+    if not callable(fn):
+        raise TypeError(f"update needs a callable, got {fn!r}. It gets the variable.")
+    check_call(args, kwargs)
+    leaves, structure = nest.flatten((tuple(args), dict(kwargs)))
+    for leaf, path in zip(leaves, nest.leaf_paths(structure), strict=True):
+        if isinstance(leaf, PerReplica):
+            raise ValueError(
+                f"update got a PerReplica for (args, kwargs){path}: the variable would differ"
+                " between ranks. Reduce it first: strategy.extended.reduce_to(op, value, var)."
+            )
+    return [leaf.value if isinstance(leaf, Mirrored) else leaf for leaf in leaves], structure
 
 
 def _mirrored(value: Any) -> Any:
