@@ -241,8 +241,8 @@ class Storage:
             )
         try:
             array = as_array(value)
-        except TypeError as error:
-            raise TypeError(f"{name}.{how}: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise named(f"{name}.{how}", error) from error
         if type(value) in (int, float, complex):  # numbers that numpy counts as weak
             try:
                 array = np.asarray(value, dtype=np.result_type(dtype, value))
@@ -265,6 +265,12 @@ class Storage:
                 if not limits.min <= number <= limits.max:  # the cast would wrap it around
                     raise _overflow(f"{name}.{how}", number, dtype)
         return np.asarray(array, dtype=dtype, order="C")
+
+
+def named(what: str, error: TypeError | ValueError) -> Exception:
+    """Returns the error of a value that is no array, with what it was given to."""
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    return kind(f"{what}: {error}")
 
 
 def _overflow(what: str, number: Any, dtype: np.dtype[Any]) -> OverflowError:

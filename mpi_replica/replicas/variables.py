@@ -28,7 +28,7 @@ from ..core.options import (
 )
 from ..core.values import ActsAsValue, PerReplica, component_of, per_replica
 from .assignment import Assignable, plain_value
-from .storage import Storage, check_dtype, member
+from .storage import Storage, check_dtype, member, named
 
 
 class Variable(Assignable, ActsAsValue):
@@ -101,7 +101,17 @@ class Variable(Assignable, ActsAsValue):
 
         def first_value() -> Array:
             initial = plain_value(initial_value() if is_called else initial_value)
-            return np.array(as_array(component_of(initial, replica_id)), dtype=dtype, order="C")
+            own = component_of(initial, replica_id)
+            try:
+                wanted = None if dtype is None else np.dtype(dtype)
+            except Exception:  # numpy raises many kinds
+                raise TypeError(
+                    f"{self.name}: dtype must be one of numpy's, got {dtype!r}."
+                ) from None
+            try:
+                return np.array(as_array(own), dtype=wanted, order="C")
+            except (TypeError, ValueError) as error:
+                raise named(self.name, error) from error
 
         self._on_read = synchronization is VariableSynchronization.ON_READ
         if strategy.engine.is_spare:  # should it be needed, a state comes with other values

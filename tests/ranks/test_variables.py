@@ -175,6 +175,20 @@ def test_only_numbers_are_held(strategy):
         assert_fails(strategy, TypeError, "number", lambda value=value: variable(strategy, value))
 
 
+@pytest.mark.parametrize("dtype", ["x", "\ud800", 1.5], ids=ascii)
+def test_what_is_no_dtype_is_told_with_the_name_of_the_variable(strategy, dtype):
+    text = "w: dtype must be one of numpy's, got "
+    assert_fails(strategy, TypeError, text, lambda: variable(strategy, 1.0, dtype=dtype, name="w"))
+
+
+def test_lists_of_unlike_lengths_are_told_with_the_name_of_the_variable(strategy):
+    ragged = [[1.0], [2.0, 3.0]]
+    assert_fails(strategy, ValueError, "^w: ", lambda: variable(strategy, ragged, name="w"))
+    v = variable(strategy, [1.0, 2.0], name="w")
+    for call in (lambda: v.assign(ragged), lambda: strategy.run(lambda: v.assign(ragged))):
+        assert_fails(strategy, ValueError, r"^w\.assign: ", call)
+
+
 def test_outside_of_any_strategy_a_variable_works_alone():
     v = mr.Variable(1.0, aggregation=Aggregation.SUM)
     v.assign_add(2.0)
