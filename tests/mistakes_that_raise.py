@@ -148,6 +148,14 @@ def has_no_memory_for_all_gather(context, is_culprit):
     return context.all_gather(endless if is_culprit else np.ones(MEDIUM), axis=0)
 
 
+@TABLE.mistake(ValueError, "one of them contains itself", ends_the_run=False)
+def reduces_a_list_that_contains_itself(context, is_culprit):
+    rows = [1.0]
+    if is_culprit:
+        rows.append(rows)
+    return context.all_reduce("SUM", rows)
+
+
 @TABLE.mistake(CALL, "while ValueError: no rows is handled", ends_the_run=True)
 def raises_and_calls_in_finally(context, is_culprit):
     try:

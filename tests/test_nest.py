@@ -297,6 +297,14 @@ def test_the_quick_way_gives_what_flatten_gives_whatever_came_before(values):
             assert list(again) == list(value)  # keys in the order in which they were put in
 
 
+@pytest.mark.parametrize("flatten", [nest.flatten, nest.flatten_plain, nest.flatten_tensors])
+def test_a_container_that_contains_itself_is_a_value_error(flatten):
+    endless = {"a": 1.0}
+    endless["b"] = (endless,)
+    with pytest.raises(ValueError, match="one of them contains itself"):
+        flatten(endless)
+
+
 @given(st.lists(st.tuples(st.lists(DICTS | PLAIN, max_size=3), DICTS), min_size=1, max_size=4))
 def test_arguments_are_flattened_as_the_tuple_and_the_dict_that_they_are(calls):
     for args, keywords in calls * 2:

@@ -59,16 +59,37 @@ _lock = threading.Lock()
 
 
 def flatten(value: Any) -> tuple[list[Any], Structure]:
-    """Returns the leaves of `value`, in a fixed order, and its structure."""
+    """Returns the leaves of `value`, in a fixed order, and its structure.
+
+    Raises
+    ------
+    ValueError
+        A container contains itself.
+    """
     if type(value) in _LEAF_TYPES:
         return [value], _LEAF
-    leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
+    try:
+        leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
+    except RecursionError as error:
+        raise _too_deep() from error
     return flatten(value) if _open_classes(leaves) else (leaves, structure)
+
+
+def _too_deep() -> ValueError:
+    return ValueError(
+        "lists, tuples or dicts are nested too deep: one of them contains itself, or hundreds are"
+        " inside of each other. Give the values in a list or dict of their own."
+    )
 
 
 def flatten_tensors(value: Any) -> tuple[list[Any], Structure]:
     """Flattens a nest in which a list is a leaf, as in tf where it is made a tensor."""
-    leaves, structure = optree.tree_flatten(value, _is_list, none_is_leaf=True, namespace=NAMESPACE)
+    try:
+        leaves, structure = optree.tree_flatten(
+            value, _is_list, none_is_leaf=True, namespace=NAMESPACE
+        )
+    except RecursionError as error:
+        raise _too_deep() from error
     is_opened = _open_classes([leaf for leaf in leaves if not _is_list(leaf)])
     return flatten_tensors(value) if is_opened else (leaves, structure)
 
@@ -113,7 +134,10 @@ def flatten_plain(value: Any) -> tuple[list[Any], Structure, int]:
     elif kind is list and len(value) in _flat_lists:
         if (plain := _plainness(value)) is not None:
             return value.copy(), _flat_lists[len(value)], plain
-    leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
+    try:
+        leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
+    except RecursionError as error:
+        raise _too_deep() from error
     if (plain := _plainness(leaves)) is not None:
         _learn(value, leaves, structure)
         return leaves, structure, plain

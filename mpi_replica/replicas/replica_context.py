@@ -148,7 +148,10 @@ class ReplicaContext(Replica):
         """
         if current_state() is not self._state or self._state is None:  # before a call of `_check`
             self._check("all_reduce", "strategy.reduce")
-        leaves, structure, is_plain = nest.flatten_plain(value)
+        try:
+            leaves, structure, is_plain = nest.flatten_plain(value)
+        except Exception as error:
+            return self.meet(self._engine.failed("all_reduce", options, error))
         if not is_plain or not leaves:
             return self._reduce_components(reduce_op, leaves, structure, options, out)
         call = self._strategy.engine.make(
