@@ -10,6 +10,8 @@ import mpi_replica as mr
     ("options", "kind", "text"),
     [
         ({"timeout_seconds": "1"}, TypeError, "timeout_seconds must be a positive number or None"),
+        ({"timeout_seconds": np.array([1.0, 2.0])}, TypeError, "must be a positive number or None"),
+        ({"timeout_seconds": True}, TypeError, "must be a positive number or None, got True"),
         ({"timeout_seconds": 0}, ValueError, "timeout_seconds must be a positive number or None"),
         ({"timeout_seconds": float("nan")}, ValueError, "must be a positive number or None"),
         ({"bytes_per_pack": -1}, ValueError, "bytes_per_pack must be at least 0, got -1"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import numbers
+from typing import Any
 
 from .argument_checks import integer
 
@@ -259,13 +261,13 @@ implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, na
     def __post_init__(self) -> None:
         number = integer("bytes_per_pack", self.bytes_per_pack, 0)
         object.__setattr__(self, "bytes_per_pack", number)
-        wrong = f"timeout_seconds must be a positive number or None, got {self.timeout_seconds!r}."
-        try:
-            is_positive = self.timeout_seconds is None or self.timeout_seconds > 0
-        except TypeError:
-            raise TypeError(wrong) from None
-        if not is_positive:
-            raise ValueError(wrong)
+        seconds: Any = self.timeout_seconds
+        if seconds is not None:
+            is_number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+            if not is_number or not seconds > 0:
+                raise (ValueError if is_number else TypeError)(
+                    f"timeout_seconds must be a positive number or None, got {seconds!r}."
+                )
         if self.name is not None and not isinstance(self.name, str):
             raise TypeError(f"name must be a string or None, got {self.name!r}.")
         implementation: object = self.implementation  # a name is accepted as well
