@@ -15,6 +15,7 @@ from ..collectives import cross_replica
 from ..collectives.agreement.site import CallSite
 from ..collectives.broadcast import Broadcast
 from ..collectives.strategy_base import StrategyBase
+from ..core.argument_checks import flag
 from ..core.array_ways import Array
 from ..core.context import current_state, current_strategy, require_cross_replica
 from ..core.dtypes import as_array
@@ -58,9 +59,12 @@ class Variable(Assignable, ActsAsValue):
     ValueError
         Unknown or unfit synchronization or aggregation; MEAN of a dtype that is no float.
     TypeError
-        A dtype that is none of numbers; a value with a mask, a unit or labels, which would be lost.
+        `trainable` is no bool; a dtype that is none of numbers; a value with a mask, a unit or
+        labels, which would be lost.
     StructureMismatchError
         The ranks gave values of different shape or dtype.
+    CollectiveMismatchError
+        They gave other names, `trainable`, synchronization or aggregation.
 
     Notes
     -----
@@ -120,7 +124,14 @@ class Variable(Assignable, ActsAsValue):
             value = first_value if holds_first or not is_called else None
             meet = strategy.engine.cross_replica if context is None else context.meet
             call = strategy.engine.make(
-                "Variable", None, self._creation, synchronization, aggregation, value, is_called
+                "Variable",
+                None,
+                self._creation,
+                synchronization,
+                aggregation,
+                trainable,
+                value,
+                is_called,
             )
             self._storage = meet(call)
         self.synchronization = member(VariableSynchronization, synchronization)
@@ -134,6 +145,7 @@ class Variable(Assignable, ActsAsValue):
         options: CommunicationOptions,
         synchronization: VariableSynchronization,
         aggregation: VariableAggregation,
+        trainable: bool | None,
         first_value: Callable[[], Array] | None,
         is_called: bool,
     ) -> Broadcast:
@@ -145,6 +157,9 @@ class Variable(Assignable, ActsAsValue):
                 f"{self.name}: VariableSynchronization.NONE is not supported, as in tf. Use"
                 " AUTO, ON_WRITE or ON_READ."
             )
+        detail, is_usual = f"{self.name}, {sync.name}, {mode.name}", not self._on_read
+        if trainable is not None and flag("trainable", trainable) != is_usual:
+            detail += f", trainable={not is_usual}"
         value: Any = None
         if first_value is not None:
             value = first_value()
@@ -153,7 +168,7 @@ class Variable(Assignable, ActsAsValue):
             site,
             options,
             "Variable",
-            f"{self.name}, {sync.name}, {mode.name}",
+            detail,
             value,
             compared=not is_called,
             finish=self._store,

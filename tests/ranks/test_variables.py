@@ -151,6 +151,19 @@ def test_initial_shapes_that_depend_on_the_rank_are_an_error_everywhere(strategy
     assert_fails(strategy, mr.errors.StructureMismatchError, "shape", make)
 
 
+def test_what_only_some_ranks_mark_as_trainable_is_a_mismatch(strategy):
+    needs_two_ranks(strategy)
+    for default in (None, True):
+        given = default if strategy.rank else False
+        assert_fails(
+            strategy,
+            mr.errors.CollectiveMismatchError,
+            "trainable=False",
+            lambda given=given: variable(strategy, 1.0, trainable=given),
+        )
+    assert_fails(strategy, TypeError, "trainable", lambda: variable(strategy, 1.0, trainable=1))
+
+
 def test_settings_that_do_not_fit_are_a_value_error_everywhere(strategy):
     for kwargs in (
         {"initial_value": 1, "aggregation": Aggregation.MEAN},
