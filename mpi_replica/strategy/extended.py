@@ -436,7 +436,7 @@ class StrategyExtended:
 
 
 def _arguments_of_update(fn: Any, args: Any, kwargs: Any) -> tuple[list[Any], nest.Structure]:
-    """Returns the leaves of what `fn` is called with, values in what is mirrored, and their nest."""
+    """Returns the leaves of what `fn` is called with, and their structure."""
     if not callable(fn):
         raise TypeError(f"update needs a callable, got {fn!r}. It gets the variable.")
     check_call(args, kwargs)
