@@ -167,8 +167,11 @@ class Run(SharedRun):
         return results
 
     def _merge(self, calls: list[MergeCall], scope: Any, args: Any, kwargs: Any) -> list[Any]:
-        call = calls[0]
-        result = run_merge_fn(self.strategy, call, scope, args, kwargs)
+        call, states = calls[0], self.libraries.process_states
+        if states is None:
+            result = run_merge_fn(self.strategy, call, scope, args, kwargs)
+        else:
+            result = states.in_all_turns(run_merge_fn, self.strategy, call, scope, args, kwargs)
         if self.engine.layout.size > 1:
             advice = (
                 "merge_fn must return the same on all ranks: pass what differs between replicas"
@@ -297,6 +300,8 @@ class Run(SharedRun):
         memory until a garbage collection, which large arrays do not bring about.
         """
         del self.fn
+        if self.libraries.process_states is not None:
+            self.libraries.process_states.enter(0)
         if self.failure is not None:
             let_go(self.failure)
             self.failure = None

@@ -55,9 +55,12 @@ class RunLibraries:
         self._devices = None if jax is None else devices_of_replicas(num_replicas)
         #: What finds torch's state that replicas of this rank share; None where none can be.
         self.shared_state: Any = None
+        #: What torch keeps for the process, for each replica; None where none take turns with it.
+        self.process_states: Any = None
         if self.has_threads and self._state.torch is not None:
-            from . import torch_shared_state  # torch is imported
+            from . import torch_process_states, torch_shared_state  # torch is imported
 
+            self.process_states = torch_process_states.ProcessStates(num_replicas)
             self.shared_state = torch_shared_state
             torch_shared_state.watch_optimizers()
 
@@ -78,7 +81,10 @@ class RunLibraries:
         if self._devices is not None:
             device = self._devices[position]
             args, kwargs = uncommitted((args, kwargs), device)
-        return self._state.hold_in(functools.partial(function, *args, **kwargs), device)
+        function = functools.partial(function, *args, **kwargs)
+        if self.process_states is not None:
+            function = functools.partial(self.process_states.in_turn, position, function)
+        return self._state.hold_in(function, device)
 
     def check(self) -> None:
         """Raises where a library has come meanwhile that needs threads; called at a collective.

@@ -187,13 +187,18 @@ class Seat:
             self._wait()
 
     def _wait(self) -> Any:
+        states = self.run.libraries.process_states
         try:
+            if states is not None:
+                states.leave(self.position)
             return self.worker.wait()
         finally:  # not by the hub: where a signal's handler raises there, this replica still waits
             call, self.call = self.call, None
             self.status = "runs"
             if call is not None and call.error is not None:
                 let_go(call.error)
+            if states is not None:
+                states.enter(self.position)
 
     def check_devices(self, devices: Sequence[Any]) -> None:
         """Raises where a function on these devices of JAX would be in the way of other replicas."""
