@@ -7,29 +7,38 @@ hosts several replicas.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
+from torch.nn.utils import parametrize
 
 T = TypeVar("T")
 
+#: What `parametrize` keeps in ``cached()``: how many of these are open, and the tensors.
+_OF_CACHED = [name for name in ("_cache_enabled", "_cache") if hasattr(parametrize, name)]
+
 
 class ProcessState(NamedTuple):
-    """The states of the default generators: of the CPU, and of CUDA where that has begun."""
+    """What torch keeps for the process."""
 
+    #: The states of the default ones: of the CPU, and of CUDA where that has begun.
     generators: tuple[tuple[torch.Generator, torch.Tensor], ...]
+    of_cached: dict[str, Any]
 
     @classmethod
     def of_now(cls) -> Self:
         """Returns what the process has."""
         generators = torch.default_generator, *torch.cuda.default_generators
-        return cls(tuple([(one, one.get_state()) for one in generators]))
+        of_cached = {name: getattr(parametrize, name) for name in _OF_CACHED}
+        return cls(tuple([(one, one.get_state()) for one in generators]), of_cached)
 
     def restore(self) -> None:
         """Has the process have it."""
         for generator, state in self.generators:
             generator.set_state(state)
+        vars(parametrize).update(self.of_cached)
 
     def draws_as(self, other: Self) -> bool:
         """Returns whether its generators give the same numbers."""
@@ -43,8 +52,12 @@ class ProcessStates:
     """Those of the replicas of this rank in a run, which begin with what the process has."""
 
     def __init__(self, num_replicas: int) -> None:
-        #: By the position of the replica.
-        self._states = [ProcessState.of_now()] * num_replicas
+        generators, of_cached = ProcessState.of_now()
+        #: By the position of the replica; each has a cache of its own.
+        self._states = [
+            ProcessState(generators, {name: copy.copy(of_cached[name]) for name in of_cached})
+            for _ in range(num_replicas)
+        ]
 
     def enter(self, position: int) -> None:
         """Begins a turn of a replica. The hub, too, has the state of the first one."""

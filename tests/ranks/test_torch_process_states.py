@@ -8,6 +8,7 @@ from gradient_programs import replica_id, results
 from on_a_device import DEVICE
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+parametrize = pytest.importorskip("torch.nn.utils.parametrize", reason="torch is not installed")
 
 
 def draw(size):
@@ -95,5 +96,35 @@ def test_a_checkpoint_with_dropout_and_a_collective_computes_with_the_same_mask_
     def check():
         for value, gradient in found.values():
             assert value.tolist() == gradient.tolist()
+
+    holds_everywhere(check)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def test_a_cached_parametrization_is_computed_again_where_its_replica_has_left_cached(strategy):
+    def step():
+        module = torch.nn.Linear(1, 1, bias=False)
+        parametrize.register_parametrization(module, "weight", Doubled())
+        found = []
+        for number in range(3):
+            with parametrize.cached():
+                torch.nn.init.constant_(module.parametrizations.weight.original, number)
+                meet()
+                weight = module.weight
+                meet()
+                assert module.weight is weight
+                found.append(weight.item() + replica_id())
+            assert module.weight is not weight
+        return torch.tensor(found)
+
+    found = {i: numbers.tolist() for i, numbers in results(strategy, step).items()}
+    expected = {i: [i, i + 2.0, i + 4.0] for i in strategy.local_replica_ids}
+
+    def check():
+        assert found == expected
 
     holds_everywhere(check)
