@@ -41,6 +41,7 @@ class SharedRun(CurrentRun):
     #: Whether this rank has one replica, which performs its calls itself.
     is_alone: bool
     libraries: RunLibraries
+    seats: Sequence[Seat]
 
     def stop_error(self, doom: BaseException) -> BaseException:
         """Returns what a replica gets at a call in a run that is over because of `doom`."""
@@ -66,6 +67,8 @@ class Seat:
     worker: Worker = cast("Worker", None)
     #: Of torch's tensors that it contributes, where replicas of its rank may share them.
     versions: Any = None
+    #: Of torch's modules, where it waits in a call that has put other weights into them.
+    held: Sequence[Any] = ()
     #: Its generator, if it was used, and the state in which the run has found it.
     _random: tuple[np.random.Generator, Any] | None = None
     _refusals = 0
@@ -187,10 +190,12 @@ class Seat:
             self._wait()
 
     def _wait(self) -> Any:
-        states = self.run.libraries.process_states
+        libraries = self.run.libraries
+        states = libraries.process_states
         try:
             if states is not None:
                 states.leave(self.position)
+                self.held = libraries.shared_state.held_modules(self.replica_id, self.run.seats)
             return self.worker.wait()
         finally:  # not by the hub: where a signal's handler raises there, this replica still waits
             call, self.call = self.call, None
@@ -198,6 +203,7 @@ class Seat:
             if call is not None and call.error is not None:
                 let_go(call.error)
             if states is not None:
+                self.held = ()
                 states.enter(self.position)
 
     def check_devices(self, devices: Sequence[Any]) -> None:

@@ -7,10 +7,15 @@ and a rank hosts several replicas.
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 import weakref
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from types import FrameType
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
+from torch.nn.utils import stateless
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -113,3 +118,68 @@ class Versions:
                     f" {_ADVICE}."
                 )
                 return
+
+
+#: The ids of the code of functions that call a module with other weights, and put its own back.
+_FUNCTIONAL_CALLS = {
+    id(inspect.unwrap(function).__code__)
+    for function in (torch.func.functional_call, stateless.functional_call)
+}
+
+
+class HeldModules(NamedTuple):
+    """The modules of a functional call in which a replica waits."""
+
+    module: torch.nn.Module
+    #: Those that it may go through.
+    parts: set[torch.nn.Module]
+    #: Those of them that have other weights meanwhile.
+    changed: set[torch.nn.Module]
+
+    @classmethod
+    def of_frame(cls, frame: FrameType) -> Self:
+        """Returns those of the call with this frame: it begins with the module and weights."""
+        module, weights = [frame.f_locals[name] for name in frame.f_code.co_varnames[:2]]
+        parts = dict(module.named_modules(remove_duplicate=False))
+        dicts = [weights] if isinstance(weights, dict) else weights
+        paths = {name.rpartition(".")[0] for names in dicts for name in names}
+        return cls(module, {*parts.values()}, {parts[path] for path in paths if path in parts})
+
+    def is_in_the_way_of(self, other: Self) -> bool:
+        """Returns whether one of the calls would go through weights of the other one."""
+        return bool(self.changed & other.parts or other.changed & self.parts)
+
+
+class Waiting(Protocol):
+    """A replica of this rank, and what it holds where it waits."""
+
+    replica_id: int
+    held: Sequence[HeldModules]
+
+
+def held_modules(replica_id: int, replicas: Iterable[Waiting]) -> list[HeldModules]:
+    """Returns what the replica that calls holds, and will hold while it waits.
+
+    Raises
+    ------
+    ContextError
+        Another one waits that has put weights into the same modules: each call would go on with
+        those of the other, and put them back in the end. Now this one ends first.
+    """
+    held = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if id(frame.f_code) in _FUNCTIONAL_CALLS:
+            held.append(HeldModules.of_frame(frame))
+        frame = frame.f_back
+    for mine in held:
+        for other in replicas:
+            if any(mine.is_in_the_way_of(theirs) for theirs in other.held):
+                raise ContextError(
+                    f"replica {replica_id} comes to a collective inside of functional_call of"
+                    f" {type(mine.module).__name__}, and replica {other.replica_id} of the same"
+                    " rank waits in one that goes through the same module: while a call lasts, that"
+                    " has its weights, and one would compute with those of the other. Call the"
+                    f" collective after it. {_ADVICE}."
+                )
+    return held

@@ -14,6 +14,7 @@ from mpi_replica.errors import ContextError
 from on_a_device import DEVICE
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+stateless = pytest.importorskip("torch.nn.utils.stateless", reason="torch is not installed")
 
 ROWS = (3, 0, 2, 4, 1, 5, 2) * 10  # of up to 70 replicas
 STEPS = 4
@@ -492,3 +493,63 @@ def test_optimizers_of_replicas_may_have_parameters_that_are_frozen_and_shared(s
     strategy.run(step, args=strategy.experimental_distribute_values_from_function(make))
     assert (as_numpy(backbone.weight) == before).all()
     check_works(strategy)
+
+
+# A module as a function, whose weights are arguments
+
+
+class Summed(torch.nn.Module):
+    def forward(self, x):
+        return mr.get_replica_context().all_reduce("SUM", x)
+
+
+def factor():
+    layer = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(layer.weight)
+    return layer
+
+
+def own_after(body):
+    return torch.nn.Sequential(body, Summed(), factor())
+
+
+# By name: a replica's module, of one that all of a rank share; which weights it gets in a call.
+FUNCTIONS = {
+    "one module": (lambda shared: shared, ["0.weight", "2.weight"]),
+    "one in a module of each": (torch.nn.Sequential, ["0.0.weight", "0.2.weight"]),
+    "one layer": (lambda shared: own_after(shared[0]), ["0.weight", "2.weight"]),
+    "their own": (lambda shared: own_after(factor()), ["0.weight", "2.weight"]),
+    "their own after a frozen one": (lambda shared: own_after(shared[0]), ["2.weight"]),
+}
+
+
+@pytest.mark.filterwarnings(r"ignore:.*stateless\.functional_call:FutureWarning")
+@pytest.mark.parametrize("call", [torch.func.functional_call, stateless.functional_call])
+@pytest.mark.parametrize("form", FUNCTIONS)
+def test_weights_of_a_functional_call_are_those_of_its_replica_or_an_error(strategy, form, call):
+    make, names = FUNCTIONS[form]
+    shared, x = own_after(factor()), torch.ones(1, 1)
+
+    def step():
+        weight = torch.full((1, 1), 2.0 + replica_id())
+        module = make(shared)
+        total = Summed()(call(shared[0], {"weight": weight}, (x,)))  # the collective after it
+        return torch.cat([total, call(module, dict.fromkeys(names, weight), (x,))])
+
+    if form.startswith("one") and shares(strategy):
+        error = raises_everywhere(ContextError, lambda: strategy.run(step))
+        assert "functional_call of Sequential" in str(error)
+        assert "Call the collective after it. Give each replica a module" in str(error)
+    else:
+        found = {i: one.flatten().tolist() for i, one in results(strategy, step).items()}
+        count = strategy.num_replicas_in_sync
+        total = sum(2.0 + i for i in range(count))
+        inner = total if len(names) == 2 else count
+        expected = {i: [total, (2 + i) * inner] for i in strategy.local_replica_ids}
+        holds_everywhere(lambda: check_equal(found, expected))
+    weights = [one.item() for one in shared.parameters()]
+    holds_everywhere(lambda: check_equal(weights, [1, 1]))
+
+
+def check_equal(found, expected):
+    assert found == expected
