@@ -17,8 +17,8 @@ ENVIRONMENTS = {
 }
 
 # Of the other numbers of ranks what depends on how many there are, by Open MPI, whose ranks give
-# way while they wait for each other on two cores; and by all libraries what is their own: what calls
-# do with their data is the same for any number, and tests/test_steps.py shows it in one process.
+# way while they wait for each other on two cores; and by all libraries what is their own. What
+# calls do with their data is the same for any number: tests/test_steps.py shows it in one process.
 OF_MORE_RANKS = {("openmpi", 3), ("openmpi", 4)}
 OF_THE_LIBRARY = ("barrier", "communicators", "shared_memory", "transport_errors", "transport_mpi")
 OF_THE_NUMBER = ("agreement", "all_gather", "all_reduce", "failures", "reproducible")
