@@ -241,6 +241,7 @@ FOR_THE_PACKAGE = {
     "DistributedValues.shared_value",
     "IndexedSlices.divided",
     "IndexedSlices.of_replicas",
+    "IndexedSlices.read_only",
     "MPIStrategy.move",
     "Mirrored.components",
     "Mirrored.require",

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..core import nest
 from ..core.array_libraries import give_back, way_back
+from ..core.context import current_state
 from ..core.dtypes import as_plain_array
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.values import DistributedValues
@@ -50,7 +51,8 @@ def reduce(
     engine.check_thread(kind)  # also where all components are at hand
 
     def words() -> str:
-        return f"{ReduceOp.of(reduce_op).name}, axis={normalized(axis)}"
+        words = f"{ReduceOp.of(reduce_op).name}, axis={normalized(axis)}"
+        return f"{words}, {detail}" if detail else words
 
     leaves = _Leaves(engine, kind, value, options, words, plain_is_component)
     structure = leaves.structure
@@ -178,10 +180,11 @@ class _Leaves:
                     elsewhere.append(index)
             rows_here = self._rows(layout.all_replica_ids, here)
             rows = self._rows(layout.local_replica_ids, elsewhere)
+            words = self._words() if rows_here or plain or not elsewhere else ""
         except Exception as error:
             engine.fail(self._kind, error)
-        if rows_here or plain or not elsewhere:
-            self._compare([*rows_here, *plain])
+        if words:
+            self._compare(words, [*rows_here, *plain], at_once=not elsewhere)
         at_hand: AtHand = engine.group.kept[AtHand]
         for wanted, those, perform in (
             (here, rows_here, at_hand.perform),
@@ -193,27 +196,29 @@ class _Leaves:
                     results[index] = result
         return nest.unflatten(self.structure, results)
 
-    def _compare(self, values: list[Any]) -> None:
+    def _compare(self, words: str, values: list[Any], *, at_once: bool) -> None:
         """Has the ranks compare what does not travel; of nothing, that all make the call.
 
-        Not in a ``merge_fn``, whose results are compared.
+        Not in a ``merge_fn`` or an update, of which they compare what these give.
         """
-        engine, kind = self.engine, self._kind
-        if engine.layout.size == 1 or engine.agreement.runs:
+        engine, kind, state = self.engine, self._kind, current_state()
+        is_compared = engine.agreement.runs or (state is not None and state.kind == "update")
+        if engine.layout.size == 1 or is_compared:
             return
+        text = nest.structure_text(self.structure)
 
         def make(site: CallSite, options: CommunicationOptions) -> Call:
             return EqualEverywhere(
                 site,
                 options,
                 kind,
-                f"{self._words()}, {nest.structure_text(self.structure)}",
+                words if text == "*" else f"{words}, {text}",
                 values,
                 "What is no value per replica must be the same on all ranks. Pass what strategy.run"
                 " returned; strategy.gather_objects takes an object of each rank.",
                 write=lambda value: lambda: None,
                 held_bytes=0,
-                at_once=bool(values),
+                at_once=at_once and bool(values),
             )
 
         engine.cross_replica(engine.make(kind, self._options, make))

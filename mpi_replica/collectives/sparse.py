@@ -172,7 +172,7 @@ def _first_call(
             wide, _ = accumulation(slices.values.dtype, op)
         except TypeError as error:
             raise TypeError(f"{kind} of value{paths[index]}: {error}") from None
-        parts += [slices.values.astype(wide, copy=False), slices.indices]
+        parts += [slices.wide_values.astype(wide, copy=False), slices.indices]
         parts.append(np.array([len(slices.indices)]))
     where = [f"{paths[index]} of dense shape {leaves[index].dense_shape}" for index in sparse]
     words = f"{op.name}, IndexedSlices at value{', value'.join(where)}"

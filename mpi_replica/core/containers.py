@@ -161,8 +161,11 @@ def plain_key(key: Any) -> Any:
         return key
     if isinstance(key, str):
         return str.__str__(key)
-    if isinstance(key, tuple):
-        return tuple([plain_key(part) for part in key])
+    if isinstance(key, bytes):
+        return bytes(key)
+    if isinstance(key, (tuple, frozenset)):
+        kind = tuple if isinstance(key, tuple) else frozenset
+        return kind([plain_key(part) for part in key])
     if isinstance(key, (numbers.Number, np.bool_)):
         kinds: tuple[Any, ...] = (int, float, complex)
         for plain in kinds:

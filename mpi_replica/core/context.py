@@ -48,6 +48,9 @@ _has_entered = contextvars.ContextVar("mpi_replica has entered", default=False)
 #: Those that were made and not closed, but for the default ones.
 open_strategies: weakref.WeakSet[AbstractStrategy] = weakref.WeakSet()
 
+# Kinds of states in which code stands above the replicas, and in no call of theirs.
+_ABOVE = ("scope", "permanent")
+
 _NO_PART = (
     "A thread, greenlet or contextvars.Context that a step starts is no part of its replica, nor is"
     " a signal's handler: compute there, and call collectives in the function given to"
@@ -239,12 +242,20 @@ def require_cross_replica(strategy: AbstractStrategy, call: str) -> None:
         It is not; the text says which call fits.
     """
     state = _state.get()
+    is_above = state is None or (state.strategy is strategy and state.kind in _ABOVE)
+    if is_above and strategy.is_in_run:
+        raise ContextError(
+            f"{call} was called while {strategy!r} is in the middle of a step, and in none of its"
+            f" replicas. {_NO_PART} Another thread waits until the step is over, or makes its own"
+            " strategy."
+        )
+    _require_outside(strategy, call)
+
+
+def _require_outside(strategy: AbstractStrategy, call: str) -> None:
+    """Raises where the code that runs now is in a replica, or in another strategy."""
+    state = _state.get()
     if state is None:
-        if strategy.is_in_run:
-            raise ContextError(
-                f"{call} was called while {strategy!r} is in the middle of a step, and in none of"
-                f" its replicas. {_NO_PART} Or make another strategy for it."
-            )
         return
     if state.strategy is not strategy:
         raise ContextError(
@@ -282,8 +293,9 @@ class Scope(Generic[_Strategy]):
             mine = state
         else:
             if state is None or not state.strategy.is_default:
-                require_cross_replica(strategy, "scope")
-            mine = State(strategy)
+                _require_outside(strategy, "scope")
+            is_inside = state is not None and state.kind not in _ABOVE
+            mine = state if is_inside else State(strategy)
         _has_entered.set(True)
         self._entered.append((_state.set(mine), mine))
         return strategy

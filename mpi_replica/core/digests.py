@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import numbers
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,8 @@ def digest_of(value: Any) -> int:
             rows = digest_of([leaf.values, leaf.indices])
             digest.update(rows.to_bytes(8, "little"))
         elif not _has_bits(leaf):
+            if isinstance(leaf, numbers.Number):  # one of Python's that no dtype of numpy holds
+                digest.update(repr(leaf).encode())
             digest.update(type(leaf).__qualname__.encode())
         else:
             array = without_padding(as_plain_array(leaf))

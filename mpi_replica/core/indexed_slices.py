@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -83,6 +84,14 @@ class IndexedSlices:
         """The rows."""
         return self._values
 
+    @values.setter
+    def values(self, values: Array) -> None:
+        if values is not self._values:  # which ``slices.values *= 2`` puts in its own place
+            raise AttributeError(
+                "slices keep their array of rows: write into it, or make new ones,"
+                " mr.IndexedSlices(values, indices, dense_shape)."
+            )
+
     @property
     def indices(self) -> Array:
         """Where each row belongs."""
@@ -96,6 +105,9 @@ class IndexedSlices:
     @property
     def wide_values(self) -> Array:
         """Return the rows as they are added up: those of a mean, before they were rounded."""
+        values, wide = self._values, self._wide_values
+        if wide is not values and wide.astype(values.dtype).tobytes() != values.tobytes():
+            self._wide_values = values  # the program has written into them since
         return self._wide_values
 
     def to_dense(self) -> np.ndarray[Any, Any]:
@@ -156,9 +168,19 @@ class IndexedSlices:
         slices._rows_of_replicas = tuple(rows)
         return slices
 
+    def read_only(self) -> IndexedSlices:
+        """Return the same slices, with rows that can't be written into."""
+        slices = copy.copy(self)
+        slices._values = self._values.view()
+        slices._wide_values = self.wide_values.view()
+        slices._indices = self._indices.view()
+        for array in (slices._values, slices._wide_values, slices._indices):
+            array.flags.writeable = False
+        return slices
+
     def divided(self, divide: Callable[[Array], Array]) -> IndexedSlices:
         """Return the same slices with other rows: of their dtype, where that holds fractions."""
-        wide_values = divide(self._wide_values)
+        wide_values = divide(self.wide_values)
         holds_fractions = self._values.dtype.kind not in "biu"
         dtype = self._values.dtype if holds_fractions else wide_values.dtype
         rows = self._rows_of_replicas or (len(self._indices),)
@@ -166,7 +188,7 @@ class IndexedSlices:
 
     def _sums_by_tree(self, count: int, places: Array) -> Array:
         """Returns the sums of the rows that have the same place, of so many places."""
-        values, rows = self._wide_values, self._rows_of_replicas or ()
+        values, rows = self.wide_values, self._rows_of_replicas or ()
         wide, _ = accumulation(values.dtype, ReduceOp.SUM)
         starts = [0, *itertools.accumulate(rows)]
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from . import nest
 from .exceptions import RankLostError
+from .indexed_slices import IndexedSlices
 from .layout import Era, Layout
 
 _WAYS_OUT = (
@@ -401,8 +402,12 @@ class Mirrored(ActsAsValue):
         return getattr(ufunc, method)(*plain, **kwargs)
 
 
+#: Of two arguments or three, or that the module operator does not have.
+_BUILTIN: dict[str, Callable[..., Any]] = {"pow": pow, "divmod": divmod}
+
+
 def _operator(name: str) -> Callable[..., Any]:
-    compute = divmod if name == "divmod" else getattr(operator, f"__{name}__")
+    compute = _BUILTIN.get(name) or getattr(operator, f"__{name}__")
 
     def method(self: Mirrored, *others: Any) -> Any:
         plain = [x.value if isinstance(x, Mirrored) else x for x in others]
@@ -412,7 +417,7 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 def _reflected(name: str) -> Callable[..., Any]:
-    compute = divmod if name == "divmod" else getattr(operator, f"__{name}__")
+    compute = _BUILTIN.get(name) or getattr(operator, f"__{name}__")
     return lambda self, other: compute(other, self.value)
 
 
@@ -460,10 +465,12 @@ def component_of(value: Any, replica_id: int, num_replicas: int | None = None) -
 
 
 def read_only(value: Any) -> Any:
-    """Returns a view of an array of numpy that can't be written into; anything else as it is.
+    """Returns an array of numpy, or rows of one, to be read alone; anything else as it is.
 
     For what several replicas of a rank get: how many these are, depends on the layout.
     """
+    if isinstance(value, IndexedSlices):
+        return value.read_only()
     if isinstance(value, np.ndarray):
         value = value.view()
         value.flags.writeable = False

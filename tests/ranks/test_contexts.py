@@ -667,24 +667,52 @@ ON_THE_STRATEGY_OF_THE_STEP = {
     "gather_objects": lambda strategy, v: strategy.gather_objects(1),
     "reduce": lambda strategy, v: strategy.reduce("MEAN", 1.0, axis=None),
     "rng": lambda strategy, v: strategy.rng.random(),
-    "scope": lambda strategy, v: strategy.scope().__enter__(),
 }
 
 
-@pytest.mark.parametrize("place", ELSEWHERE)
+def in_scope(strategy, call):
+    with strategy.scope():
+        return call()
+
+
+@pytest.mark.parametrize("place", [*ELSEWHERE, "copied context", "scope in a greenlet"])
 @pytest.mark.parametrize("call", ON_THE_STRATEGY_OF_THE_STEP)
 def test_what_a_step_starts_elsewhere_is_not_above_its_replicas(strategy, place, call):
     """A call for each replica of a rank: how often it counts would depend on the layout."""
     with strategy.scope():
         v = mr.Variable(0.0, aggregation=mr.VariableAggregation.SUM)
+        above = contextvars.copy_context()
+    places = ELSEWHERE | {
+        "copied context": lambda call: above.copy().run(call),
+        "scope in a greenlet": lambda call: greenlet.greenlet(in_scope).switch(strategy, call),
+    }
 
     def step():
-        ELSEWHERE[place](lambda: ON_THE_STRATEGY_OF_THE_STEP[call](strategy, v))
+        places[place](lambda: ON_THE_STRATEGY_OF_THE_STEP[call](strategy, v))
 
     error = raises_everywhere(mr.errors.ContextError, lambda: strategy.run(step))
     assert "in none of its replicas" in str(error)
     assert v.numpy() == 0
     check_works(strategy)
+
+
+def test_a_scope_in_a_merge_fn_changes_nothing_of_what_may_be_called_there(strategy):
+    with strategy.scope():
+        v = mr.Variable(0.0)
+
+    def merge_fn(inner, ids):
+        with inner.scope():
+            total = inner.reduce("SUM", ids, axis=None)
+            inner.extended.update(v, lambda v: in_scope(inner, lambda: v.assign(total)))
+        return total
+
+    def step():
+        context = mr.get_replica_context()
+        return context.merge_call(merge_fn, (context.replica_id_in_sync_group,))
+
+    count = strategy.num_replicas_in_sync
+    results = strategy.experimental_local_results(strategy.run(step))
+    assert set(results) == {v.numpy()} == {count * (count - 1) / 2}
 
 
 class CallsWhenLoaded:

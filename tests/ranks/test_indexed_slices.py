@@ -146,12 +146,28 @@ def test_a_mean_of_slices_keeps_what_is_small_beside_float16(strategy):
         v.scatter_add(slices)
         mean = context.all_reduce("MEAN", slices)
         of_rows = mr.mean_over_global_batch(slices, 1)
+        again = context.all_reduce("MEAN", context.all_reduce("MEAN", slices)).to_dense()
+        assert again.tolist() == [0, least]
         return mean.to_dense(), of_rows.to_dense(), mean.values.dtype
 
     for mean, of_rows, dtype in strategy.experimental_local_results(strategy.run(step)):
         assert mean.tolist() == of_rows.tolist() == [0, least]
         assert mean.dtype == of_rows.dtype == dtype == np.float16
     assert v.numpy().tolist() == [0, least]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_rows_that_the_program_writes_into_are_those_that_count(strategy, dtype):
+    def step():
+        context = mr.get_replica_context()
+        total = context.all_reduce("SUM", mr.IndexedSlices(np.ones(2, dtype), [0, 2], (3,)))
+        total.values *= 0.5
+        total.values[1] = 7
+        return total.to_dense()
+
+    half = strategy.num_replicas_in_sync / 2
+    for found in strategy.experimental_local_results(strategy.run(step)):
+        assert found.tolist() == [half, 0, half + 6.5]
 
 
 def test_the_mean_of_mirrored_slices_is_themselves(strategy):

@@ -1,5 +1,6 @@
 """strategy.reduce against numpy, over the values of all replicas."""
 
+import fractions
 import re
 import warnings
 
@@ -273,6 +274,20 @@ def test_a_plain_value_that_differs_between_ranks_is_an_error_everywhere(strateg
     assert re.search(
         "values differ between.*gather_objects", str(raises_everywhere(ValueError, call))
     )
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("number", [0.5, 2**70, fractions.Fraction(1, 3)])
+def test_a_number_that_differs_between_ranks_is_an_error_everywhere(strategy, number):
+    needs_two_ranks(strategy)
+    assert strategy.reduce("MAX", number, axis=None) == number
+    raises_everywhere(ValueError, lambda: strategy.reduce("MAX", number + strategy.rank, None))
+    check_works(strategy)
+
+
+def test_a_call_with_nothing_to_send_is_checked_as_any_other(strategy):
+    for op, axis, error in (("nonsense", None, ValueError), ("SUM", "x", TypeError)):
+        raises_everywhere(error, lambda op=op, axis=axis: strategy.reduce(op, [], axis=axis))
     check_works(strategy)
 
 
