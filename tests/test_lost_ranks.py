@@ -229,7 +229,6 @@ MISTAKES = {
     "again": "CollectiveMismatchError: ",
 }
 MISTAKE_BEHIND_A_LOSS = {"late": "ValueError: the mistake"}
-MISTAKE_THAT_MEETS_A_LOSS = {"once": "ValueError: the mistake"}
 MISTAKES_AT_THE_BEGIN = {
     "outside": "CollectiveMismatchError: replicas are at different calls",
     "object": "TypeError: ",
@@ -250,13 +249,12 @@ def test_a_mistake_after_a_loss_ends_the_job_as_always(mistake):
         *((3, mistake, "1@2:step5:0") for mistake in MISTAKES),
         *((3, mistake, "1:step5:0") for mistake in ("rank", "exit", "late")),
         *((4, mistake, "1@2:step5:0") for mistake in ("rank", "exit")),
-        *((3, "once", f"{rank}@2:once:0") for rank in (0, 1)),
     ],
 )
 def test_a_mistake_at_the_time_of_a_loss_ends_the_job_as_always(ranks, mistake, kills):
     spares = str(ranks - 3)
     done = lose("own_errors.py", ranks, succeeds=False, MISTAKE=mistake, KILLS=kills, SPARES=spares)
-    text = (MISTAKES | MISTAKE_BEHIND_A_LOSS | MISTAKE_THAT_MEETS_A_LOSS)[mistake]
+    text = (MISTAKES | MISTAKE_BEHIND_A_LOSS)[mistake]
     assert len(re.findall(rf"^(mpi_replica.errors.)?{text}", done.stderr, re.M)) == 1
     assert "NOT REACHED" not in done.stdout
 
@@ -283,12 +281,11 @@ def test_a_mistake_at_the_time_of_a_loss_may_be_caught_on_each_rank(kills, mista
 
 
 @pytest.mark.parametrize("mistake", ["once", "merge_fn"])
-def test_a_mistake_in_a_run_that_meets_a_loss_is_raised_and_told_to_the_others(mistake):
-    env = {"MISTAKE": mistake, "KILLS": "1@2:once:0", "CAUGHT": "1"}
-    found = told(lose("own_errors.py", 3, succeeds=None, **env))
-    assert found[2] == ["ValueError", "the mistake"]
-    assert found[0][0] == "RankLostError"
-    assert found[0][1].startswith("the program has ended on rank 2")
+def test_a_mistake_that_meets_a_loss_while_it_is_told_is_printed_and_done_again(mistake):
+    done = lose("own_errors.py", 3, MISTAKE=mistake, KILLS="1@2:once:0")
+    assert "lost rank 1" in done.stderr
+    assert len(re.findall("^  ValueError: the mistake", done.stderr, re.M)) == 1
+    assert "goes back to the last commit because of a loss" in done.stderr
 
 
 @pytest.mark.parametrize("mistake", MISTAKES | MISTAKES_AT_THE_BEGIN)

@@ -191,8 +191,6 @@ class Run(SharedRun):
         """
         if self.doom is None and not self.engine.agreement.is_agreed(error):
             error = self._tell(error)
-        if self.engine.agreement.has_failed_before_loss:
-            self.doom, self.a_replica_failed = error, True
         if self.doom is None and not waiting:
             self.doom = error
         for seat in waiting:

@@ -179,7 +179,8 @@ def _wait_for_terms(survivors: Survivors, wishes: Wishes) -> tuple[Transport, Te
     if terms.is_traced and event_log.current is None:
         raise ValueError(f"{event_log.TRACE_VARIABLE} is set on other ranks. Set it on all.")
     layout = Layout.waiting(terms.layout.counts, survivors.rank)
-    terms = terms._replace(layout=layout, replica_threads=_threads(wishes.replica_threads))
+    wished = wishes.replica_threads if isinstance(wishes.replica_threads, bool) else None
+    terms = terms._replace(layout=layout, replica_threads=_threads(wished))
     return survivors.waiting_transport(), terms
 
 

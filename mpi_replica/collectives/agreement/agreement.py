@@ -96,6 +96,8 @@ class Agreement:
         self.life = Life.OPEN
         #: Why the strategy can't be used any more, where it can't.
         self.final: BaseException | None = None
+        #: What was to be told, where this rank has met a loss instead.
+        self.untold: BaseException | None = None
         #: Whether other ranks went on when this one left.
         self.others_stay = False
         #: Whether all of them have left, each where the others did, and know it.
@@ -181,8 +183,6 @@ class Agreement:
 
     def _refuse_if_over(self) -> None:
         """Raises where the other ranks no longer answer: in a strategy or a run that is over."""
-        if self.has_failed_before_loss:  # the program has caught that error, and hears of the loss
-            self.life = Life.BROKEN
         if self.final is not None:
             raise self.final
         for run in self.runs:
@@ -322,26 +322,6 @@ class Agreement:
             self._transport.revoke()
         else:
             self.on_break(error)
-
-    @property
-    def has_failed_before_loss(self) -> bool:
-        """Whether the program has an error of its own, and was told nothing of the loss."""
-        return self.life is Life.LEFT and self.final is self._transport.loss is not None
-
-    def own_error(
-        self, loss: BaseException, originals: Mapping[int, BaseException]
-    ) -> BaseException | None:
-        """Returns which of the errors that were to be told comes up in place of a loss.
-
-        It was there before this rank met the loss: the program ends by it, and the others hear of
-        it when they come together.
-        """
-        if loss is not self._transport.loss or not self._transport.is_fault_tolerant:
-            return None
-        own = next(iter(originals.values()), None)
-        if own is not None:
-            self.life = Life.LEFT
-        return own
 
     def give_up(self, error: exceptions.MPIReplicaError) -> None:
         """Gives up the strategy with an error that the watchers have told to all ranks.

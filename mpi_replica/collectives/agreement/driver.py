@@ -181,7 +181,7 @@ class Driver:
     ) -> NoReturn:
         """Tells the other ranks where the local replicas stand; see `Agreement.report`."""
         agreement, transport = self.agreement, self._transport
-        begun, was_over = transport.steps, agreement.final is not None
+        begun = transport.steps
         is_main = self.thread == gate.main_thread
         gate.depth += is_main
         try:
@@ -199,15 +199,14 @@ class Driver:
                     is_begun = transport.steps > begun or transport.is_in_flight
                     if is_begun and not agreement.is_agreed(error):
                         agreement.break_off(error)
-                    own = None if was_over else agreement.own_error(error, originals)
-                    if own is None:
-                        raise
+                    if error is transport.loss:
+                        agreement.untold = next(iter(originals.values()), None)
+                    raise
                 finally:
                     self.recorder.end()
                     transport.timeout_seconds = None
         finally:
             gate.depth -= is_main
-        raise own  # here, since it does not come of the loss
 
     def _require_one_call(self, calls: Sequence[Call]) -> None:
         """Tells the other ranks where the local replicas are at different calls."""

@@ -72,7 +72,8 @@ class _Picking(Verb):
             return parts[0]
         for route, part in zip(routes, parts, strict=True):
             if route.source is not routes[0].source:
-                require_fit(spec_of(parts[0][0]), spec_of(part[0]), self.text)
+                where = f"concatenate({route.source.text})"
+                require_fit(spec_of(parts[0][0]), spec_of(part[0]), where)
         elements = list(itertools.chain.from_iterable(parts))
         return [elements[place] for place in _order(routes).tolist()]
 
@@ -251,12 +252,12 @@ class Concatenate(_Picking):
         self._source = self._sources[0]
         self._spec: Any = None
         if self.spec_is_free:
-            self._spec = _common_spec([first.spec(), second.spec()], self.text)
+            self._spec = _common_spec([first, second])
             self.is_uniform = self.is_uniform and first.spec() == second.spec()
 
     def spec(self) -> Any:
         if self._spec is None:
-            self._spec = _common_spec([source.spec() for source in self._sources], self.text)
+            self._spec = _common_spec(self._sources)
         return self._spec
 
     @functools.cached_property
@@ -290,8 +291,11 @@ class Concatenate(_Picking):
             start = max(0, start - source.length)
 
 
-def _common_spec(specs: Sequence[Any], where: str) -> Any:
-    """Returns the spec of all elements that come one after the other, where they fit."""
-    for other in specs[1:]:
-        require_fit(specs[0], other, where)
-    return functools.reduce(common_spec, specs)
+def _common_spec(sources: Sequence[DatasetPlan]) -> Any:
+    """Returns the spec of the elements of sources that come one after the other, where they fit."""
+    first = common = sources[0].spec()
+    for source in sources[1:]:
+        other = source.spec()
+        require_fit(first, other, f"concatenate({source.text})")
+        common = common_spec(common, other)
+    return common

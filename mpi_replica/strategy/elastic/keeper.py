@@ -115,10 +115,7 @@ class Keeper:
         survivors = self._survivors
         if survivors is None or survivors.is_over or not isinstance(error, Exception):
             return False
-        engine = self._strategy.engine
-        if engine.agreement.has_failed_before_loss and not isinstance(error, RankLostError):
-            return False
-        return survivors.is_fault_tolerant and engine.transport.loss is not None
+        return survivors.is_fault_tolerant and self._strategy.engine.transport.loss is not None
 
     @span_of_package("recovery from a loss", "recovery")
     def recover(self) -> None:

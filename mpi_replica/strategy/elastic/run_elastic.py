@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar, cast
@@ -156,12 +157,13 @@ def _train(
                         " the program again from a checkpoint."
                     ) from error
                 raise
-            if not isinstance(error, RankLostError):
+            own = engine.agreement.untold if isinstance(error, RankLostError) else error
+            if own is not None:
                 _log.warning(
-                    "rank %d was told of a loss before this came up, and goes back to the last"
-                    " commit:\n%s",
+                    "rank %d goes back to the last commit because of a loss. At that time this came"
+                    " up on it:\n%s",
                     engine.layout.rank,
-                    printed(error),
+                    textwrap.indent(printed(own), "  "),
                 )
         else:
             if survivors is not None:
