@@ -200,4 +200,6 @@ class AllGather(Call):
         each = [give_back(mine, call.way_back) for mine, call in zip(each, calls, strict=True)]
         if self.flat_paths is not None:
             return each
-        return [nest.unflatten(self.structure, mine) for mine in each]
+        # Of dicts each has its keys in its own order.
+        pairs = zip(calls, each, strict=True)
+        return [nest.unflatten(call.structure, mine) for call, mine in pairs]

@@ -18,8 +18,8 @@ from ..core.argument_checks import check_call
 from ..core.array_libraries import as_constants
 from ..core.array_ways import Array
 from ..core.exceptions import ContextError
-from ..core.library_state import LibraryState
 from ..core.options import CommunicationOptions
+from ..core.thread_state import ThreadState
 from ..core.values import PerReplica, component_of
 from .agreement.call import Call
 from .agreement.group import Group
@@ -85,8 +85,9 @@ class MergeCall(Call):
         identity = self.identity = function_identity(function)
         self.leaves, self.structure, is_plain = nest.flatten_arguments(args, kwargs)
         self.shared: list[str | None] = [None] * len(self.leaves)
-        #: What torch keeps for the thread of the replica: `function` finds it in whatever thread.
-        self.library_state = LibraryState.of_this_thread()
+        state = ThreadState.of_this_thread()
+        #: What libraries keep for the thread of the replica: `function` finds it in another one.
+        self.thread_state = None if state == (None, None) else state
         #: What torch records, by the ids of the constants that `function` gets: no gradient passes
         #: what it computes, since components from other ranks have no graph here.
         self.originals: dict[int, Any] = {}

@@ -13,7 +13,7 @@ from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.array_libraries import as_constants, copy_of
 from ..core.context import State, entered
-from ..core.library_state import LibraryState
+from ..core.thread_state import ThreadState
 from ..core.values import DistributedValues, Mirrored, PerReplica, component_of
 from .memory_of_replicas import MemoryOfReplicas
 
@@ -38,7 +38,7 @@ def run_merge_fn(
     """Runs the function of a call; its arguments can be looked at until it has returned."""
     try:
         with entered(State(strategy, None, "merge_fn")):
-            return invoke_merge_fn(call.function, strategy, args, kwargs, call.library_state)
+            return invoke_merge_fn(call.function, strategy, args, kwargs, call.thread_state)
     finally:
         scope.is_open = False
 
@@ -66,12 +66,12 @@ def invoke_merge_fn(
     strategy: StrategyBase,
     args: Any,
     kwargs: Any,
-    library_state: LibraryState | None = None,
+    thread_state: ThreadState | None = None,
 ) -> Any:
     """Calls a ``merge_fn``, in the state of its replica; the frames of a call site end here."""
-    if library_state is None:
+    if thread_state is None:
         return merge_fn(strategy, *args, **kwargs)
-    return library_state.hold_in(functools.partial(merge_fn, strategy, *args, **kwargs))
+    return thread_state.hold_in(functools.partial(merge_fn, strategy, *args, **kwargs))
 
 
 def unpacked(value: Any, replica_ids: Sequence[int], calls: Sequence[MergeCall]) -> list[Any]:

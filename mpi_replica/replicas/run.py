@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, NoReturn, cast
 
+import numpy as np
 from greenlet import getcurrent
 
 from ..collectives.agreement.call import Call
@@ -63,6 +64,8 @@ class Run(SharedRun):
         self.engine = strategy.engine
         self.seats = [Seat(self, position, *seat) for position, seat in enumerate(seats)]
         self.is_alone = len(self.seats) == 1
+        #: The generator of all ranks, if a merge_fn has used it, and the state that this has found.
+        self._random: tuple[np.random.Generator, Any] | None = None
         self.libraries = libraries_of_run(
             len(self.seats), asks_for_threads=strategy.replica_threads
         )
@@ -86,6 +89,9 @@ class Run(SharedRun):
         except BaseException as error:
             for seat in self.seats:
                 seat.put_random_numbers_back()
+            if self._random is not None:
+                generator, state = self._random
+                generator.bit_generator.state = state
             let_go(error)
             raise
         finally:
@@ -130,6 +136,10 @@ class Run(SharedRun):
                 let_go(told)
         self._unwind()
         raise self.doom
+
+    def will_draw(self, generator: np.random.Generator) -> None:
+        if self._random is None:
+            self._random = generator, generator.bit_generator.state
 
     def is_here(self) -> bool:
         return self._hub is (

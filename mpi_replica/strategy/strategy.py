@@ -99,13 +99,18 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
     def rng(self) -> np.random.Generator:
         """Random numbers for code above the replicas: the same on all ranks that draw alike.
 
+        What a ``merge_fn`` draws in a run that fails is drawn again: read it there.
+
         Raises
         ------
         ContextError
             Read in a replica, whose own are those of ``ctx.rng``.
         """
         require_cross_replica(self, "strategy.rng")
-        return self.generators.shared
+        generator = self.generators.shared
+        for run in self.engine.agreement.runs:
+            run.will_draw(generator)
+        return generator
 
     def scope(self) -> Scope[Self]:
         """Return a context manager in which this is the current strategy, above all replicas.

@@ -343,3 +343,13 @@ def check_apart(strategy, others):
     value = strategy.run(lambda: make(mr.get_replica_context().replica_id_in_sync_group))
     raises_everywhere(mr.errors.StructureMismatchError, lambda: strategy.gather(value, axis=0))
     check_works(strategy)
+
+
+def test_each_replica_finds_its_own_order_of_keys(strategy):
+    def step():
+        context = mr.get_replica_context()
+        names = ["x", "y"][:: 1 - 2 * (context.replica_id_in_sync_group % 2)]
+        found = context.all_gather({name: np.ones(1) for name in names}, axis=0)
+        return list(found) == names
+
+    assert all(strategy.gather_objects(strategy.run(step)))

@@ -124,3 +124,15 @@ def test_what_a_compiled_step_gives_is_on_no_device_for_good(strategy):
     sum(results[1:], results[0])  # of several devices
     results = strategy.experimental_local_results(strategy.run(step, args=(committed,)))
     assert [float(array[0]) for array in results] == [strategy.num_replicas_in_sync] * len(results)
+
+
+def test_a_merge_fn_has_the_options_of_the_step(strategy):
+    def merge_fn(strategy):
+        return jnp.asarray(0.1) * 3
+
+    def step():
+        with jax.enable_x64(True):
+            result = mr.get_replica_context().merge_call(merge_fn)
+        return str(result.dtype), float(result)
+
+    assert set(strategy.gather_objects(strategy.run(step))) == {("float64", 0.1 * 3)}

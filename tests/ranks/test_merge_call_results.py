@@ -230,3 +230,21 @@ def test_leaves_that_travel_must_be_the_same_ones_on_all_ranks(strategy):
     assert "['a']" in str(error)
     assert "['b']" in str(error)
     check_works(strategy)
+
+
+def test_what_a_merge_fn_draws_in_a_run_that_fails_is_drawn_again(strategy):
+    before = strategy.rng.random()
+    failing = [strategy.rank == 0]
+
+    def merge_fn(strategy):
+        if failing and failing.pop():
+            raise OSError("once, on one rank")
+        return strategy.rng.random()
+
+    def step():
+        return mr.get_replica_context().merge_call(merge_fn)
+
+    raises_everywhere(OSError, lambda: strategy.run(step))
+    drawn = strategy.run(step)
+    every = strategy.gather_objects((before, drawn, strategy.rng.random()))
+    assert len(set(every)) == 1

@@ -21,6 +21,8 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
+import numpy as np
+
 from ...core import exceptions
 from ...core.exceptions import CollectiveTimeoutError, ContextError, RankLostError, ReplicaStopped
 from ...core.layout import Layout
@@ -70,6 +72,10 @@ class CurrentRun:
 
     def is_here(self) -> bool:
         """Returns whether the code that calls is the one that performs its calls."""
+        raise NotImplementedError
+
+    def will_draw(self, generator: np.random.Generator) -> None:
+        """Notes that a ``merge_fn`` uses the generator that all ranks have alike."""
         raise NotImplementedError
 
     def meeting(self) -> tuple[tuple[int, ...], str]:
