@@ -9,6 +9,8 @@ make_environment() {
     local venv=$root/$1 extras=$2 stamp=$root/$1/mpi_replica.stamp
     local state known_state='' known_extras='' known_root='' extra missing='' stale=''
 
+    # Of another checkout: it is whoever's made it, and `--clear` would empty that.
+    [[ ! -L $venv ]] || return 0
     state=$(cksum <"$root/pyproject.toml")
     if [[ -f $stamp ]]; then
         { read -r known_state && read -r known_extras && IFS= read -r known_root; } <"$stamp" || true

@@ -8,7 +8,7 @@ compiled function runs. Imported where JAX is imported.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import jax
@@ -113,17 +113,34 @@ def _perform(*values: Any, call: TracedCall) -> list[Any]:
     return [jax.numpy.asarray(result, dtype) for result, (_, dtype) in pairs]
 
 
+class _Results(tuple[Array, ...]):
+    """What JAX gets of a call that compiled code makes.
+
+    It goes through them in a thread that may be XLA's own, and narrows what has more bits than this
+    thread is allowed: it is allowed as many as the function was compiled with.
+    """
+
+    has_64_bits: bool
+
+    def __iter__(self) -> Iterator[Array]:
+        with jax.enable_x64(self.has_64_bits):
+            yield from super().__iter__()
+
+
 def _lower(context: Any, *values: Any, call: TracedCall) -> Any:
     if getattr(context.module_context.axis_context, "num_devices", 1) not in (None, 1):
         raise NotImplementedError(_SEVERAL_DEVICES)
     forms = [(aval.shape, aval.dtype) for aval in context.avals_out]
+    has_64_bits = jax.config.jax_enable_x64  # where it is compiled: in the thread of the program
 
-    def called(*arrays: Array) -> tuple[Array, ...]:
+    def called(*arrays: Array) -> _Results:
         results = call.perform_compiled(arrays)
         pairs = zip(results, forms, strict=True)
-        return tuple(
+        made = _Results(
             [np.ascontiguousarray(array, dtype).reshape(shape) for array, (shape, dtype) in pairs]
         )
+        made.has_64_bits = has_64_bits
+        return made
 
     results, token, _ = jax_callback.emit_python_callback(
         context,

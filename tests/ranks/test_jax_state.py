@@ -136,3 +136,25 @@ def test_a_merge_fn_has_the_options_of_the_step(strategy):
         return str(result.dtype), float(result)
 
     assert set(strategy.gather_objects(strategy.run(step))) == {("float64", 0.1 * 3)}
+
+
+def test_large_compiled_functions_have_the_64_bits_of_the_step(strategy):
+    """XLA computes them in threads of its own, in which no replica has switched anything."""
+
+    @jax.jit
+    def before(x):
+        return x @ x @ x
+
+    @jax.jit
+    def function(x):
+        y = x @ x
+        return mr.get_replica_context().all_reduce("SUM", y @ x)
+
+    def step():
+        with jax.enable_x64(True):
+            x = jnp.full((200, 200), 1 / 200)
+            return [str(function(before(x)).dtype) for _ in range(5)]
+
+    assert strategy.gather_objects(strategy.run(step)) == (
+        (["float64"] * 5,) * strategy.num_replicas_in_sync
+    )
