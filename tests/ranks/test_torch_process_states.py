@@ -1,5 +1,7 @@
 """What torch keeps for the process is a replica's own, also where several of a rank take turns."""
 
+import contextlib
+
 import pytest
 
 import mpi_replica as mr
@@ -128,3 +130,38 @@ def test_a_cached_parametrization_is_computed_again_where_its_replica_has_left_c
         assert found == expected
 
     holds_everywhere(check)
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_a_switch_that_is_put_back_is_that_of_its_replica(strategy, ends_well):
+    def now():
+        return torch.ones(1).dtype, torch.is_anomaly_enabled()
+
+    def step():
+        context = mr.get_replica_context()
+        with default_dtype(torch.float64), torch.autograd.set_detect_anomaly(True):
+            context.all_reduce("SUM", 1.0)
+            inside = now()
+            context.merge_call(lambda strategy: 1)
+            if not ends_well:
+                context.all_reduce("nonsense", 1.0)
+        return inside, now()
+
+    before = torch.float32, False
+    assert now() == before
+    if ends_well:
+        found = strategy.gather_objects(strategy.run(step))
+        assert set(found) == {((torch.float64, True), before)}
+    else:
+        raises_everywhere(ValueError, lambda: strategy.run(step))
+    assert now() == before
