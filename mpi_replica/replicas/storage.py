@@ -398,8 +398,7 @@ def check_dtype(name: str, dtype: np.dtype[Any], mode: VariableAggregation) -> N
     TypeError, ValueError
         It is no dtype of numbers, or MEAN of it has no meaning.
     """
-    # ml_dtypes' own are of kind V, too
-    if dtype.hasobject or dtype.kind in "SUMm" or issubclass(dtype.type, np.void):
+    if dtype.hasobject or dtype.kind in "SUMm":
         raise TypeError(f"{name}: a variable holds numbers, got dtype {dtype}.")
     if mode is VariableAggregation.MEAN and dtype.kind in "biu":
         raise ValueError(

@@ -59,7 +59,7 @@ class Variable(Assignable, ActsAsValue):
     ValueError
         Unknown or unfit synchronization or aggregation; MEAN of a dtype that is no float.
     TypeError
-        `trainable` is no bool; a dtype that is none of numbers; a value with a mask, a unit or
+        `trainable` is no bool; a dtype of texts, dates or objects; a value with a mask, a unit or
         labels, which would be lost.
     StructureMismatchError
         The ranks gave values of different shape or dtype.

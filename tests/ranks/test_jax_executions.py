@@ -84,9 +84,14 @@ def check_runs(strategy, matrix):
 
 
 def test_functions_that_take_long_wait_for_their_collectives(strategy, matrix, threads):
-    check_runs(strategy, matrix)
-    assert len(threads) == 4 * len(strategy.local_replica_ids)
-    assert False in threads  # another thread than that of the replica
+    # XLA takes another thread than that of the replica where it has not come to the end meanwhile:
+    # on a busy machine not each time.
+    for count in range(1, 21):
+        check_runs(strategy, matrix)
+        assert len(threads) == 4 * len(strategy.local_replica_ids) * count
+        if all(strategy.gather_objects(False in threads)):
+            break
+    assert False in threads
 
 
 def test_a_mistake_in_a_thread_of_jax_is_the_same_error_on_every_rank(strategy, matrix):

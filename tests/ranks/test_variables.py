@@ -184,7 +184,7 @@ def test_an_initializer_that_raises_where_replica_0_is_raises_everywhere(strateg
 
 
 def test_only_numbers_are_held(strategy):
-    for value in ("text", None, np.array([object()]), np.zeros(2, "i4,f8"), np.zeros(2, "V3")):
+    for value in ("text", None, np.array([object()])):
         assert_fails(strategy, TypeError, "number", lambda value=value: variable(strategy, value))
 
 
