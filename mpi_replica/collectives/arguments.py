@@ -79,7 +79,7 @@ def pack(leaves: Sequence[Any]) -> Packed:
             table.append((_NONE,))
         elif kind in _PLAIN_TYPES:
             table.append((_PLAIN, leaf))
-        elif kind is np.ndarray and not leaf.dtype.hasobject:
+        elif kind is np.ndarray and not leaf.dtype.hasobject and leaf.itemsize:
             how = _LAZY if leaf.nbytes >= LAZY_BYTES else _ARRAY
             table.append((how, *_dtype_on_wire(leaf.dtype), leaf.shape))
             if how == _ARRAY:

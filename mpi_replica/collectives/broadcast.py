@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,6 +66,7 @@ class Broadcast(Call):
     def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, bytes]:
         data, runs_code = b"", False
         if group.layout.rank == group.layout.rank_of(0):
+            nest.flatten(self.value)  # an error where it contains itself
             runs_code = not _is_plain(self.value)
             if runs_code or group.layout.size > 1:
                 data = pickled(self.kind, self.value, "rank 0")
@@ -124,10 +126,12 @@ class Writing:
 
 
 def _is_plain(value: Any) -> bool:
-    """Returns whether nothing in the leaves of `value` runs code of its own when it is loaded."""
-    return all(
-        not leaf.dtype.hasobject
-        if type(leaf) is np.ndarray or isinstance(leaf, np.generic)
-        else type(leaf) in _PLAIN_TYPES
-        for leaf in nest.flatten(value)[0]
-    )
+    """Returns whether nothing in `value` runs code of its own when it is loaded."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return all(map(_is_plain, value))
+    if kind is dict or kind is OrderedDict:
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    if kind is np.ndarray or isinstance(value, np.generic):
+        return not value.dtype.hasobject
+    return kind in _PLAIN_TYPES

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core import nest
 from ..core.array_ways import Array
-from ..core.dtypes import accumulation, as_array, as_arrays, wire_name
+from ..core.dtypes import accumulation, as_array, as_arrays, is_narrow_float, wire_name
 from ..core.gpu_tensors import lender, own_results
 from ..core.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from ..core.ufuncs import EXTREMES
@@ -151,19 +151,26 @@ class AllReduce(Call):
         for position, arrays in enumerate(self.contributions):
             other = signature_of(arrays)
             if other != signature and _native(other) != _native(signature):
+                self._require_no_none()
                 return False
             if self.dtypes is not None and tuple(self.dtypes[position]) != tuple(self.dtypes[0]):
                 return False
         return True
 
+    def _require_no_none(self) -> None:
+        """Raises where a replica has given None, which is no other dtype of the same leaf."""
+        for leaves in self.leaves:
+            for path, leaf in zip(self.paths, leaves, strict=True):
+                if leaf is None:
+                    raise none_error(self.kind, path, self.op)
+
     def make_plan(self) -> Plan:
         """Returns how the leaves travel; raises where one can't be reduced."""
+        self._require_no_none()
         for path, leaf, array in zip(
             self.paths, self.leaves[0], self.contributions[0], strict=True
         ):
             dtype = array.dtype
-            if leaf is None:
-                raise none_error(self.kind, path, self.op)
             if dtype.kind not in "biufc" and (dtype.kind != "V" or dtype.names is not None):
                 raise TypeError(
                     f"{self.kind} got {type(leaf).__name__} of dtype {dtype} for value{path}:"
@@ -205,10 +212,15 @@ class AllReduce(Call):
 
     @property
     def _is_order_asked(self) -> bool:
-        """Whether contributions are combined in the order of the replicas, whatever they are."""
+        """Whether contributions are combined in the order of the replicas, whatever they are.
+
+        Also where they are what narrow floats have added up to along an axis.
+        """
         options = self.options
         return self.op not in EXTREMES and (
-            bool(options.reproducible) or options.implementation in _ORDERED_IMPLEMENTATIONS
+            bool(options.reproducible)
+            or options.implementation in _ORDERED_IMPLEMENTATIONS
+            or (self.dtypes is not None and any(map(is_narrow_float, self.dtypes[0])))
         )
 
     def prepare(self, group: Group, calls: Sequence[AllReduce]) -> tuple[Payload, _Prepared]:

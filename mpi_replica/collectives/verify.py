@@ -251,7 +251,13 @@ def _unlike(
     first, last = (nest.leaf_paths(structures[i]) for i in (0, -1))
     more = [(path, ids[0]) for path in first if path not in set(last)]
     more += [(path, ids[len(structures) - 1]) for path in last if path not in set(first)]
-    path, holder = (more or [("", ids[0])])[0]
+    if not more:
+        texts = [nest.structure_text(structures[i]) for i in (0, -1)]
+        return StructureMismatchError(
+            f"{what}, whose structure differs between replicas: {texts[0]} on replica {ids[0]},"
+            f" {texts[1]} on replica {ids[len(structures) - 1]}. Make it alike on all replicas."
+        )
+    path, holder = more[0]
     return StructureMismatchError(
         f"{what}, whose state has other parts on replica {ids[0]} than on replica"
         f" {ids[len(structures) - 1]}: {path} is on replica {holder} alone. An optimizer's state"

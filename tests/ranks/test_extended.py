@@ -220,6 +220,35 @@ class Unloadable:
         raise RuntimeError("no way back from a pickle")
 
 
+def no_way_back():
+    raise RuntimeError("no way back from a pickle")
+
+
+class UnloadableList(list):
+    """As a namedtuple of a class that other ranks don't have: only its leaves are plain."""
+
+    def __reduce__(self):
+        return no_way_back, ()
+
+
+class UnloadableKey(str):
+    def __reduce__(self):
+        return no_way_back, ()
+
+
+@pytest.mark.parametrize("rows", [1, 1000], ids=["small", "large"])
+def test_containers_that_can_not_be_loaded_are_an_error_everywhere(strategy, rows):
+    needs_two_ranks(strategy)
+    for value in (UnloadableList([np.zeros(rows)]), {UnloadableKey("a"): np.zeros(rows)}):
+        given = [value] if strategy.rank == 0 else 1
+        assert_fails(
+            strategy,
+            RuntimeError,
+            "no way back",
+            lambda given=given: strategy.extended.broadcast_to(given),
+        )
+
+
 @pytest.mark.parametrize("rows", [1, 1000], ids=["small", "large"])
 def test_a_value_that_can_not_be_loaded_is_an_error_everywhere(strategy, rows):
     needs_two_ranks(strategy)

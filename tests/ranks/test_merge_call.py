@@ -102,8 +102,9 @@ def test_merge_fn_sees_the_objects_of_all_replicas(strategy, make):
         lambda i, size: np.full(size, i, "m8[s]"),
         lambda i, size: np.full(size, i).astype(object),
         lambda i, size: np.array([(i, 2.0)] * size, dtype=[("a", "i4"), ("b", "f8")]),
+        lambda i, size: np.empty(size + i, "V0"),
     ],
-    ids=["int", "big-endian", "strided", "fortran", "uneven", "bool", "str", "m8", "object", "rec"],
+    ids="int big-endian strided fortran uneven bool str m8 object rec no-bytes".split(),
 )
 def test_merge_fn_sees_the_arrays_of_all_replicas(strategy, make, size):
     """Shapes and dtypes may differ between replicas; above 64 KiB looking gathers them."""

@@ -183,6 +183,32 @@ def test_a_tuple_of_values_is_reduced_leaf_by_leaf(strategy):
     assert strategy.reduce("SUM", [], axis=None) == []
 
 
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+@pytest.mark.parametrize("columns", [1, 3000])
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_narrow_floats_along_an_axis_add_up_in_the_order_of_the_replicas(op, columns, dtype):
+    """What each replica has is added in float32; in another order the ones would come out."""
+    rows = {0: np.full(1025, 16384.0), 2: np.full(1025, -16384.0)}
+    with mr.MPIStrategy(num_replicas=4) as strategy:
+        values = of_replicas(
+            strategy,
+            lambda i: np.repeat(rows.get(i, np.ones(1))[:, None], columns, axis=1).astype(dtype),
+        )
+        result = strategy.reduce(op, values, axis=0)
+    sums = [np.float32(rows.get(i, np.ones(1)).sum()) for i in range(4)]
+    expected = (sums[0] + sums[1]) + (sums[2] + sums[3])
+    expected = expected / np.float32(2052) if op == "MEAN" else expected
+    assert result.dtype == dtype
+    assert np.array_equal(result, np.full(columns, expected).astype(dtype))
+
+
+def test_a_replica_that_gives_none_is_the_same_error_on_every_layout():
+    with mr.MPIStrategy(num_replicas=4) as strategy:
+        values = of_replicas(strategy, lambda i: None if i == 3 else np.float64(i))
+        error = raises_everywhere(TypeError, lambda: strategy.reduce("SUM", values, axis=None))
+        assert "reduce got None for value" in str(error)
+
+
 def test_the_axis_may_be_a_list_or_a_numpy_integer(strategy):
     count = strategy.num_replicas_in_sync
     value = strategy.run(lambda: np.ones((2, 3)))
@@ -282,6 +308,25 @@ def test_a_number_that_differs_between_ranks_is_an_error_everywhere(strategy, nu
     needs_two_ranks(strategy)
     assert strategy.reduce("MAX", number, axis=None) == number
     raises_everywhere(ValueError, lambda: strategy.reduce("MAX", number + strategy.rank, None))
+    check_works(strategy)
+
+
+def test_a_plain_value_at_two_lines_of_callers_is_an_error_that_shows_both(strategy):
+    needs_two_ranks(strategy)
+
+    def total():
+        return strategy.reduce("MEAN", 1.0, axis=None)
+
+    def call():
+        if strategy.rank == 0:
+            total()
+        else:
+            total()
+        strategy.barrier()
+
+    text = str(raises_everywhere(mr.errors.CollectiveMismatchError, call))
+    sides = re.findall(r"reduce\(MEAN, axis=None\) at (.*?)[;.] ", text)
+    assert len(set(sides)) == 2, text
     check_works(strategy)
 
 

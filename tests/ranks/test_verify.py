@@ -406,6 +406,20 @@ def test_values_of_replicas_that_differ_in_kind_or_on_all_are_told(strategy):
     diverges(strategy, kinds, "float64 1.0 on ", f"'a' on {layout.describe([last])}")
 
 
+def test_objects_of_replicas_in_other_containers_are_a_mismatch_that_shows_them():
+    with mr.MPIStrategy(num_replicas=4) as strategy:
+        local = strategy.engine.layout.local_replica_ids
+        objects = {
+            i: [np.random.default_rng(0)] if i else (np.random.default_rng(0),) for i in local
+        }
+        error = raises_everywhere(
+            StructureMismatchError,
+            lambda: strategy.verify(mr.PerReplica(list(objects.values()), local, 4)),
+        )
+        assert "({'bit_generator'" in str(error)
+        assert "[{'bit_generator'" in str(error)
+
+
 def test_a_value_of_another_strategy_or_per_replica_on_one_rank_alone_is_an_error(strategy):
     count = strategy.num_replicas_in_sync
     other = mr.PerReplica([1] * (count + 1))

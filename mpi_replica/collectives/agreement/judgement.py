@@ -177,7 +177,7 @@ def _note_difference(
     reports: Sequence[Report], layout: Layout
 ) -> CollectiveMismatchError | ValueError | None:
     for entries in itertools.zip_longest(*(report.notes for report in reports)):
-        groups: dict[tuple[str, bytes], list[int]] = {}
+        groups: dict[_Place, list[int]] = {}
         for rank, note in enumerate(entries):
             if note is not None:
                 groups.setdefault(_place_of(note), []).extend(layout.replica_ids(rank))
@@ -196,8 +196,12 @@ def _note_difference(
                     f" {first.what}). {SAME_KIND}"
                 )
         if len(groups) > 1 or None in entries:
+            texts = [place.text for place in groups]
+            if len(set(texts)) < len(texts):  # the same line, reached in different ways
+                texts = [place.whole for place in groups]
             sides = "; ".join(
-                f"{layout.describe(ids)}: {text}" for (text, _), ids in groups.items()
+                f"{layout.describe(ids)}: {text}"
+                for text, ids in zip(texts, groups.values(), strict=True)
             )
             return CollectiveMismatchError(
                 f"replicas are at different calls. {sides}. {_SAME_CALLS}."
@@ -222,14 +226,24 @@ def _whose(values: Sequence[Any], layout: Layout) -> dict[Any, str]:
     }
 
 
-def _place_of(note: Note) -> tuple[str, bytes]:
-    return f"{note.what} at {note.site.line}", note.site.digest
+class _Place(NamedTuple):
+    """What some replicas are at; `whole` also says how they came there."""
+
+    text: str
+    whole: str = ""
+    digest: bytes = b""
 
 
-def _place_of_call(call: CallDescription | None) -> tuple[str, bytes]:
+def _place_of(note: Note) -> _Place:
+    what, site = note.what, note.site
+    return _Place(f"{what} at {site.line}", f"{what} at {site.whole}", site.digest)
+
+
+def _place_of_call(call: CallDescription | None) -> _Place:
     if call is None:
-        return "no such call", b""
-    return f"{call.what} at {call.where_and_why}", call.site.digest
+        return _Place("no such call")
+    what, site = call.what, call.site
+    return _Place(f"{what} at {call.where_and_why}", f"{what} at {site.whole}", site.digest)
 
 
 def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError | None:
