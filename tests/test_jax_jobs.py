@@ -59,9 +59,9 @@ ELASTIC = """
 """
 
 
-def job(code, ranks, folder, **settings):
+def job(code, ranks, folder, begin=COMPILED, **settings):
     file = folder / "job.py"
-    file.write_text(textwrap.dedent(COMPILED) + textwrap.dedent(code))
+    file.write_text(textwrap.dedent(begin) + textwrap.dedent(code))
     environment = {"PYTHONPATH": str(ROOT)}
     return run_ranks("openmpi", ranks, [file], env=environment, arrays=True, **settings)
 
@@ -104,6 +104,32 @@ def test_more_replicas_than_devices_are_asked_for_are_told_so(tmp_path):
     assert "JAX has 64, the most that a strategy asks for" in done.stdout
     assert "had started" not in done.stdout
     assert "\n    jax.config.update('jax_num_cpu_devices', N)\n" in done.stdout
+
+
+IMPORTED_IN_A_STEP = """
+    import numpy as np
+    import mpi_replica as mr
+
+    strategy = mr.MPIStrategy()
+
+    def step():
+        import jax
+
+        all_reduce = mr.get_replica_context().all_reduce
+        return float(jax.jit(lambda x: x * all_reduce("SUM", np.float32(1)))(np.float32(1)))
+
+    try:
+        strategy.run(step)
+    except mr.errors.ContextError as error:
+        print(error)
+    print(strategy.reduce("SUM", strategy.run(lambda: 1), axis=None))
+"""
+
+
+def test_a_library_that_a_step_imports_keeps_no_result_in_what_it_traces(tmp_path):
+    done = job(IMPORTED_IN_A_STEP, 2, tmp_path, begin="")
+    assert done.stdout.count("with values that JAX does not trace") == 2, done
+    assert done.stdout.splitlines().count("2") == 2
 
 
 INTERRUPTED = """

@@ -47,7 +47,6 @@ class RunLibraries:
         is_alone = num_replicas == 1
         #: Whether each replica has a thread of its own.
         self.has_threads = not is_alone and (asks_for_threads or needs_threads())
-        self.is_jax_here = "jax" in sys.modules
         self._share_a_thread = not is_alone and not self.has_threads
         jax = JaxState.of_this_thread() if self.has_threads else None
         self._state = ThreadState(LibraryState.of_this_thread(), jax)
