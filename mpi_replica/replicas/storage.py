@@ -233,44 +233,71 @@ class Storage:
         return IndexedSlices.of_replicas(wide, values.dtype, indices, array.shape, [len(indices)])
 
     def _fitting_array(self, name: str, how: str, value: Any, shape: tuple[int, ...]) -> Array:
-        dtype = self.any_array.dtype
+        dtype, what = self.any_array.dtype, f"{name}.{how}"
         if isinstance(value, IndexedSlices):
             raise TypeError(
-                f"{name}.{how} got IndexedSlices. scatter_update, scatter_add and scatter_sub take"
+                f"{what} got IndexedSlices. scatter_update, scatter_add and scatter_sub take"
                 " them; or give all rows: value.to_dense()."
             )
-        try:
-            array = as_array(value)
-        except (TypeError, ValueError) as error:
-            raise named(f"{name}.{how}", error) from error
-        if type(value) in (int, float, complex):  # numbers that numpy counts as weak
-            try:
-                array = np.asarray(value, dtype=np.result_type(dtype, value))
-            except OverflowError:
-                raise _overflow(f"{name}.{how}", value, dtype) from None
-        if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise TypeError(
-                f"{name}.{how} got dtype {array.dtype} for a variable of dtype {dtype}."
-                f" Convert it: value.astype({dtype.name!r})."
-            )
+        array = _castable(what, value, dtype, are_ints_alike=False)
         if array.shape != shape:
-            what = "Give rows of" if how in SCATTER else "Give a value of"
+            wanted = "Give rows of" if how in SCATTER else "Give a value of"
             raise ValueError(
-                f"{name}.{how} got shape {array.shape} for a variable of shape"
-                f" {self.any_array.shape}. {what} its shape."
+                f"{what} got shape {array.shape} for a variable of shape"
+                f" {self.any_array.shape}. {wanted} its shape."
             )
-        if dtype.kind in "iu" and array.dtype.kind in "iu" and array.dtype != dtype and array.size:
-            limits = np.iinfo(dtype)
-            for number in (int(array.min()), int(array.max())):
-                if not limits.min <= number <= limits.max:  # the cast would wrap it around
-                    raise _overflow(f"{name}.{how}", number, dtype)
         return np.asarray(array, dtype=dtype, order="C")
 
 
-def named(what: str, error: TypeError | ValueError) -> Exception:
-    """Returns the error of a value that is no array, with what it was given to."""
-    kind = TypeError if isinstance(error, TypeError) else ValueError
-    return kind(f"{what}: {error}")
+def initial_array(name: str, value: Any, dtype: Any) -> Array:
+    """Returns the first value of a variable, as an array of its own; `dtype` may be None.
+
+    Raises
+    ------
+    TypeError, ValueError, OverflowError
+        It is no array, or that dtype can't hold it; it is no dtype.
+    """
+    if dtype is None:
+        return np.array(_array(name, value), order="C")
+    try:
+        wanted = np.dtype(dtype)
+    except Exception:  # numpy raises many kinds
+        raise TypeError(f"{name}: dtype must be one of numpy's, got {dtype!r}.") from None
+    array = _castable(name, value, wanted, are_ints_alike=True)  # a list of ints has 64 bits
+    return np.array(array, dtype=wanted, order="C")
+
+
+def _array(what: str, value: Any) -> Array:
+    try:
+        return as_array(value)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{what}: {error}") from error
+
+
+def _castable(what: str, value: Any, dtype: np.dtype[Any], *, are_ints_alike: bool) -> Array:
+    """Returns `value` as an array that a cast to `dtype` leaves what it is.
+
+    Integers of any dtype are cast to any other one where these are alike.
+    """
+    array = _array(what, value)
+    if type(value) in (int, float, complex):  # numbers that numpy counts as weak
+        try:
+            array = np.asarray(value, dtype=np.result_type(dtype, value))
+        except OverflowError:
+            raise _overflow(what, value, dtype) from None
+    are_ints = dtype.kind in "iu" and array.dtype.kind in "iu"
+    if not (are_ints and are_ints_alike) and not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise TypeError(
+            f"{what} got dtype {array.dtype} for a variable of dtype {dtype}."
+            f" Convert it: value.astype({dtype.name!r})."
+        )
+    if are_ints and array.dtype != dtype and array.size:
+        limits = np.iinfo(dtype)
+        for number in (int(array.min()), int(array.max())):
+            if not limits.min <= number <= limits.max:  # the cast would wrap it around
+                raise _overflow(what, number, dtype)
+    return array
 
 
 def _overflow(what: str, number: Any, dtype: np.dtype[Any]) -> OverflowError:
@@ -333,7 +360,8 @@ def _written(how: str, old: Array, value: Array | IndexedSlices, new: Array | No
     if ufunc is None:
         np.copyto(new, value, casting="unsafe")
     else:
-        ufunc(old, value, out=new, casting="unsafe", dtype=old.dtype)
+        dtype = old.dtype.newbyteorder("=")  # numpy adds in no other one
+        ufunc(old, value, out=new, casting="unsafe", dtype=dtype)
     return new
 
 

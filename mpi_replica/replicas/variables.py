@@ -18,7 +18,6 @@ from ..collectives.strategy_base import StrategyBase
 from ..core.argument_checks import flag
 from ..core.array_ways import Array
 from ..core.context import current_state, current_strategy, require_cross_replica
-from ..core.dtypes import as_array
 from ..core.exceptions import RankLostError
 from ..core.jax_state import require_unstaged
 from ..core.options import (
@@ -29,7 +28,7 @@ from ..core.options import (
 )
 from ..core.values import ActsAsValue, PerReplica, component_of, per_replica
 from .assignment import Assignable, plain_value
-from .storage import Storage, check_dtype, member, named
+from .storage import Storage, check_dtype, initial_array, member
 
 
 class Variable(Assignable, ActsAsValue):
@@ -45,7 +44,8 @@ class Variable(Assignable, ActsAsValue):
     trainable : bool, optional
         A mark for optimizers. Default: True, unless it is synchronized on read.
     dtype : dtype, optional
-        Default: that of `initial_value`.
+        Default: that of `initial_value`. What numpy casts to it (``same_kind``) is converted, and
+        integers that it can hold.
     name : str, optional
         For error messages.
     synchronization : VariableSynchronization, default AUTO
@@ -59,8 +59,10 @@ class Variable(Assignable, ActsAsValue):
     ValueError
         Unknown or unfit synchronization or aggregation; MEAN of a dtype that is no float.
     TypeError
-        `trainable` is no bool; a dtype of texts, dates or objects; a value with a mask, a unit or
-        labels, which would be lost.
+        `trainable` is no bool; a dtype of texts, dates or objects, or one that the value is not
+        converted to; a value with a mask, a unit or labels, which would be lost.
+    OverflowError
+        An integer that `dtype` can't hold.
     StructureMismatchError
         The ranks gave values of different shape or dtype.
     CollectiveMismatchError
@@ -106,16 +108,7 @@ class Variable(Assignable, ActsAsValue):
         def first_value() -> Array:
             initial = plain_value(initial_value() if is_called else initial_value)
             own = component_of(initial, replica_id)
-            try:
-                wanted = None if dtype is None else np.dtype(dtype)
-            except Exception:  # numpy raises many kinds
-                raise TypeError(
-                    f"{self.name}: dtype must be one of numpy's, got {dtype!r}."
-                ) from None
-            try:
-                return np.array(as_array(own), dtype=wanted, order="C")
-            except (TypeError, ValueError) as error:
-                raise named(self.name, error) from error
+            return initial_array(self.name, own, dtype)
 
         self._on_read = synchronization is VariableSynchronization.ON_READ
         if strategy.engine.is_spare:  # should it be needed, a state comes with other values

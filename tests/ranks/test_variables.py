@@ -6,6 +6,7 @@ import re
 import warnings
 
 import hypothesis.strategies as st
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -117,7 +118,30 @@ def test_dtype_is_that_asked_for_or_that_of_the_value(strategy):
     assert variable(strategy, [1, 2], dtype=np.float32).dtype == np.float32
     assert variable(strategy, np.int16(3)).dtype == np.int16
     assert variable(strategy, 1.0).dtype == np.float64
+    assert everywhere(variable(strategy, [255, 0], dtype=np.uint8)) == [255, 0]
+    assert everywhere(variable(strategy, 2**70, dtype=np.float32)) == 2.0**70
+    assert everywhere(variable(strategy, 1.5, dtype=ml_dtypes.bfloat16)) == 1.5
     assert variable(strategy, lambda: np.ones(2, np.complex64)).dtype == np.complex64
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "kind"),
+    [
+        (300, "u1", OverflowError),
+        ([300, -1], "u1", OverflowError),
+        (2**40, "i4", OverflowError),
+        (np.array([2**63], "u8"), "i8", OverflowError),
+        (1.7, int, TypeError),
+        ([np.nan], int, TypeError),
+        (1 + 2j, float, TypeError),
+        (2, bool, TypeError),
+        ("1.5", float, TypeError),
+    ],
+    ids=repr,
+)
+def test_what_the_dtype_can_not_hold_is_an_error_everywhere(strategy, value, dtype, kind):
+    text = "^w got .* a variable of dtype"
+    assert_fails(strategy, kind, text, lambda: variable(strategy, value, dtype=dtype, name="w"))
 
 
 def test_the_variable_does_not_alias_its_initial_value(strategy):
@@ -469,6 +493,17 @@ def test_the_dtype_never_changes(strategy):
         assert v.dtype == dtype
         expected = np.array([R * (R - 1) // 2 + R - 1, 2 * R]).astype(dtype)  # int8 wraps around
         assert everywhere(v) == expected.tolist()
+
+
+@every_aggregation
+def test_numbers_of_another_byte_order_can_be_assigned_and_added(strategy, aggregation):
+    v = variable(strategy, np.arange(3, dtype=">f8"), aggregation=aggregation)
+    strategy.run(lambda: v.assign_add(np.ones(3)))
+    factor = strategy.num_replicas_in_sync if aggregation is Aggregation.SUM else 1
+    assert everywhere(v) == [factor, 1 + factor, 2 + factor]
+    v.assign_sub(np.ones(3, ">f4"))
+    assert everywhere(v) == [factor - 1, factor, 1 + factor]
+    assert v.dtype == ">f8"
 
 
 def test_a_per_replica_is_assigned_by_component_in_replicas_and_refused_above(strategy):
