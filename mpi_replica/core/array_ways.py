@@ -81,7 +81,9 @@ class TorchWay:
     @staticmethod
     def widened(tensor: Any) -> Any:
         torch = sys.modules["torch"]
-        return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+        if tensor.dtype in (torch.float16, torch.bfloat16):
+            return tensor.float()
+        return tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()
 
     @staticmethod
     def narrowed(tensor: Any, like: Any) -> Any:
@@ -164,8 +166,9 @@ class JaxWay:
     @staticmethod
     def widened(array: Any) -> Any:
         jnp = sys.modules["jax"].numpy
-        is_narrow = jnp.issubdtype(array.dtype, jnp.inexact) and array.itemsize < 4
-        return array.astype(jnp.float32) if is_narrow else array
+        if not jnp.issubdtype(array.dtype, jnp.inexact):
+            return array.astype(float)  # of as many bits as JAX has
+        return array.astype(jnp.float32) if array.itemsize < 4 else array
 
     @staticmethod
     def narrowed(array: Any, like: Any) -> Any:

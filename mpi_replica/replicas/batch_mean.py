@@ -24,6 +24,7 @@ from ..core.array_libraries import (
 from ..core.dtypes import accumulation, is_narrow_float
 from ..core.exceptions import ContextError
 from ..core.indexed_slices import IndexedSlices
+from ..core.more_than_numbers import require_only_numbers
 from ..core.options import CommunicationOptions, ReduceOp
 from .replica_context import ReplicaContext, get_replica_context
 
@@ -89,10 +90,13 @@ def mean_over_global_batch(
         total = context.all_reduce(ReduceOp.SUM, {"rows": rows * 1.0, "sums": sums}, options)
         count = total["rows"]
         return nest.map_structure(lambda leaf: divided(leaf, count), total["sums"])
+    error: Exception | None = None
     if isinstance(rows, bool) or not isinstance(rows, (int, float, np.integer, np.floating)):
-        raise TypeError(f"rows must be a number, got {rows!r}: how many rows `sums` are of.")
-    if not 0 <= rows < np.inf:
-        raise ValueError(f"rows must be 0 or more, and finite, got {rows!r}.")
+        error = TypeError(f"rows must be a number, got {rows!r}: how many rows `sums` are of.")
+    elif not 0 <= rows < np.inf:
+        error = ValueError(f"rows must be 0 or more, and finite, got {rows!r}.")
+    if error is not None:  # the other replicas wait for it in theirs
+        context.meet(context.strategy.engine.failed("all_reduce", options, error))
     # float64 holds the number of any rows; and replicas may count in ints and in floats
     total = context.all_reduce(ReduceOp.SUM, {"rows": np.float64(rows), "sums": sums}, options)
     count = float(total["rows"])
@@ -127,7 +131,8 @@ def compute_average_loss(
     Returns
     -------
     numpy scalar, or torch.Tensor or jax.Array as the losses are
-        The sum of the weighted losses over `global_batch_size`; in their dtype if that is a float.
+        The sum of the weighted losses over `global_batch_size`; in their dtype if that is a float,
+        of integers in float64.
 
     Raises
     ------
@@ -135,8 +140,8 @@ def compute_average_loss(
         No replica has rows, `global_batch_size` is not positive, or the weights do not fit; losses
         or weights are lists of unlike lengths.
     TypeError
-        Losses or weights are no numbers; `global_batch_size` is no int; or it is not given, where
-        JAX traces and losses have no values yet.
+        Losses or weights are no numbers, or have a mask or a unit; `global_batch_size` is no int;
+        or it is not given, where JAX traces and losses have no values yet.
     ContextError
         Not called in a replica.
 
@@ -178,9 +183,7 @@ def compute_average_loss(
     losses = np.atleast_1d(to_numpy(per_example_loss))
     dtype = losses.dtype
     is_float = dtype.kind in "fc" or is_narrow_float(dtype)
-    weighted = losses
-    if is_float:
-        weighted = losses.astype(accumulation(dtype, ReduceOp.SUM)[0], copy=False)
+    weighted = losses.astype(accumulation(dtype, ReduceOp.MEAN)[0], copy=False)
     if isinstance(sample_weight, (int, float)):  # a number has no dtype that could be the result's
         weighted = weighted * sample_weight
     elif sample_weight is not None:
@@ -195,6 +198,10 @@ def _shape(name: str, value: Any) -> tuple[int, ...]:
     """Returns the shape of an argument of `compute_average_loss`, where it is of numbers."""
     if library_of(value) is not None:
         return np.shape(value)
+    try:
+        require_only_numbers(value, takes_labels=True)
+    except TypeError as error:
+        raise TypeError(f"{name} of compute_average_loss: {error}") from None
     try:
         array = np.asarray(value)
     except ValueError as error:

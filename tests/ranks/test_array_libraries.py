@@ -267,6 +267,13 @@ def test_average_losses_keep_their_dtype_and_narrow_floats_add_up_in_float32(str
             assert (found.dtype, float(found)) == (losses.dtype, mean)
 
 
+@pytest.mark.parametrize("weight", [2, np.full(4, 2, np.int8)], ids=repr)
+def test_weighted_losses_of_integers_do_not_wrap_around(strategy, library, weight):
+    losses = library.array(np.full(4, 100, np.int8))
+    for found in results(strategy, lambda: mr.compute_average_loss(losses, weight, 4)):
+        assert float(found) == 200.0
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_average_losses_of_narrow_floats_are_divided_by_many_rows(strategy, library, dtype):
     if library.name in ("array_api_strict", "cupy"):

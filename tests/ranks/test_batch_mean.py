@@ -164,6 +164,29 @@ def test_rows_that_are_no_number_of_rows_are_told(strategy, rows, kind):
     check_works(strategy)
 
 
+def test_rows_that_one_replica_counts_wrongly_are_an_error_that_all_can_catch(strategy):
+    last = strategy.num_replicas_in_sync - 1
+
+    def step():
+        try:
+            mr.mean_over_global_batch(np.ones(2), -1 if replica_id() == last else 1)
+        except ValueError as error:
+            return str(error)
+
+    (text,) = set(results(strategy, step))
+    assert "rows must be 0 or more, and finite, got -1" in text
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "u1", "i4", "i8"])
+@pytest.mark.parametrize("weight", [2, np.uint8(2), np.full(4, 2, np.uint8)], ids=repr)
+def test_weighted_losses_of_integers_do_not_wrap_around(strategy, dtype, weight):
+    most = 1 if dtype == "?" else np.iinfo(dtype).max
+    losses = np.full(4, most, dtype)
+    for found in results(strategy, lambda: mr.compute_average_loss(losses, weight, 4)):
+        assert (found.dtype, float(found)) == (np.float64, 2.0 * most)
+
+
 @pytest.mark.parametrize("dtype", ["f2", ml_dtypes.bfloat16, "f4", "f8"])
 @pytest.mark.parametrize("weight", [0.5, 2, np.float64(0.5), np.full(4, 0.5)], ids=repr)
 def test_average_losses_have_the_dtype_of_the_losses_whatever_the_weights_are(
@@ -179,6 +202,8 @@ def test_average_losses_of_float16_add_up_in_float32(strategy):
     for found in results(strategy, lambda: mr.compute_average_loss(losses, None, 4)):
         assert (found.dtype, float(found)) == (np.float16, 60000)
 
+
+MASKED = np.ma.masked_array([1.0, 2.0], [False, True])
 
 NO_NUMBERS = (
     {"a": np.ones(3)},
@@ -206,6 +231,8 @@ def test_weights_and_batch_sizes_that_make_no_sense_are_told(strategy):
             for no in NO_NUMBERS
         ),
         (lambda: mr.compute_average_loss(losses, "ab"), TypeError, "sample_weight of"),
+        (lambda: mr.compute_average_loss(MASKED, None, 4), TypeError, "per_example_loss of.*mask"),
+        (lambda: mr.compute_average_loss(losses, MASKED, 4), TypeError, "sample_weight of.*mask"),
     ):
         with pytest.raises(kind, match=words):
             strategy.run(call)
