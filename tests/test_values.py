@@ -121,6 +121,15 @@ def test_a_mirrored_value_is_not_changed_in_place(value):
     np.testing.assert_array_equal(out, (value + 1.0) * value)
 
 
+def test_numpy_takes_variables_and_mirrored_values_as_where():
+    mask = np.array([True, False])
+    for where in (mr.Mirrored(mask), mr.Variable(mask)):
+        assert np.sum([1.0, 2.0], where=where) == 1.0
+        assert np.mean(mr.Variable([1.0, 2.0]), where=where) == 1.0
+        out = np.add([1.0, 1.0], mr.Mirrored([2.0, 2.0]), out=np.zeros(2), where=where)
+        assert out.tolist() == [3.0, 0.0]
+
+
 def test_indexed_slices_add_rows_of_one_index():
     slices = mr.IndexedSlices([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [1, 3, 1], dense_shape=(4, 2))
     np.testing.assert_array_equal(slices.to_dense(), [[0, 0], [6, 8], [0, 0], [3, 4]])

@@ -92,7 +92,8 @@ class MergeCall(Call):
         #: what it computes, since components from other ranks have no graph here.
         self.originals: dict[int, Any] = {}
         if not is_plain:
-            components = [component_of(leaf, replica_id) for leaf in self.leaves]
+            number = engine.layout.num_replicas
+            components = [component_of(leaf, replica_id, number) for leaf in self.leaves]
             self.leaves, self.originals = as_constants(components)
             self.shared = [is_shared(leaf) for leaf in self.leaves]
         self.packed = self._packed() if engine.layout.size > 1 else ([], b"")

@@ -398,6 +398,8 @@ class Mirrored(ActsAsValue):
             raise TypeError(
                 "a Mirrored value can't be changed in place: make a new one, as in g = g * 2."
             )
+        if isinstance(where := kwargs.get("where"), Mirrored):
+            kwargs["where"] = where.value
         plain = [x.value if isinstance(x, Mirrored) else x for x in inputs]
         return getattr(ufunc, method)(*plain, **kwargs)
 
@@ -447,7 +449,7 @@ def per_replica(values: Sequence[Any], layout: Layout) -> PerReplica:
     return made
 
 
-def component_of(value: Any, replica_id: int, num_replicas: int | None = None) -> Any:
+def component_of(value: Any, replica_id: int, num_replicas: int) -> Any:
     """Returns what `value` stands for in a replica: for a PerReplica, its component.
 
     Raises
@@ -456,8 +458,7 @@ def component_of(value: Any, replica_id: int, num_replicas: int | None = None) -
         There is no such component, or there are not `num_replicas` of them.
     """
     if isinstance(value, PerReplica):
-        if num_replicas is not None:
-            value.require(num_replicas)
+        value.require(num_replicas)
         return value.components((replica_id,))[0]
     if isinstance(value, Mirrored):
         return value.value

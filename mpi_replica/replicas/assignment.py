@@ -344,7 +344,7 @@ class Assignable(AbstractVariable):
             )
         elif self._on_read:
             key = context.replica_id_in_sync_group
-            mine = self._storage.fitting(self.name, how, component_of(plain_value(value), key))
+            mine = self._storage.fitting(self.name, how, self._own(value, key))
             self._storage.write(key, how, mine)
         else:
             if how in SCATTER and self.aggregation in _REDUCED:
@@ -355,6 +355,10 @@ class Assignable(AbstractVariable):
                 engine.make(kind, None, self._assignment_in_replica, kind, how, value, replica_id)
             )
         return self
+
+    def _own(self, value: Any, replica_id: int) -> Any:
+        """Returns what a replica assigns of `value`, which may be one of all replicas."""
+        return component_of(plain_value(value), replica_id, self._strategy.num_replicas_in_sync)
 
     def _is_updated(self, how: str, component: int | None) -> bool:
         """Returns whether the update of a variable, or of its component, writes this one as it is.
@@ -374,7 +378,7 @@ class Assignable(AbstractVariable):
     def _assign_in_update(self, how: str, value: Any, component: int | None) -> None:
         engine = self._strategy.engine
         if component is not None:
-            value = component_of(value, component)
+            value = self._own(value, component)
         elif isinstance(value, PerReplica):  # whose component is here depends on the rank
             raise ValueError(
                 f"{self.name}.{how} got a PerReplica in update: the variable would differ"
@@ -399,7 +403,7 @@ class Assignable(AbstractVariable):
                     f" {self.aggregation.name}, as in tf. Make the variable with NONE or"
                     " ONLY_FIRST_REPLICA."
                 )
-            own = component_of(plain_value(value), context.replica_id_in_sync_group)
+            own = self._own(value, context.replica_id_in_sync_group)
             return [self._storage.fitting(self.name, how, own)]
 
         op = ReduceOp.from_variable_aggregation(self.aggregation)
@@ -435,7 +439,7 @@ class Assignable(AbstractVariable):
     ) -> Call:
         """Returns the call by which a replica assigns to a mirrored variable."""
         storage, mode = self._storage, self.aggregation
-        mine = storage.fitting(self.name, how, component_of(plain_value(value), replica_id))
+        mine = storage.fitting(self.name, how, self._own(value, replica_id))
         is_scatter = how in SCATTER
         writing = StorageWriting(storage, [None], how)
         if mode is VariableAggregation.ONLY_FIRST_REPLICA:

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.site import boundary
 from ..collectives.merge import MergeCall, MergeScope
@@ -29,7 +31,7 @@ def perform_alone(strategy: StrategyBase, call: Call) -> Any:
     result = strategy.engine.perform([call])[0]
     if not isinstance(call, MergeCall):
         return result
-    return unpacked(run_merge_fn(strategy, call, *result), [0], [call])[0]
+    return unpacked(run_merge_fn(strategy, call, *result), [0], 1, [call])[0]
 
 
 def run_merge_fn(
@@ -74,7 +76,9 @@ def invoke_merge_fn(
     return thread_state.hold_in(functools.partial(merge_fn, strategy, *args, **kwargs))
 
 
-def unpacked(value: Any, replica_ids: Sequence[int], calls: Sequence[MergeCall]) -> list[Any]:
+def unpacked(
+    value: Any, replica_ids: Sequence[int], num_replicas: int, calls: Sequence[MergeCall]
+) -> list[Any]:
     """Returns, for each local replica, the nest `value` with its component of each PerReplica.
 
     Each replica may write into the arrays that it gets: they must not be those of another one, nor
@@ -99,19 +103,27 @@ def unpacked(value: Any, replica_ids: Sequence[int], calls: Sequence[MergeCall])
                 return found
             if id(found) not in copies:
                 is_shared = memory.is_of_another(found, replica_id)
-                copies[id(found)] = copy_of(found) if is_shared else found
+                copies[id(found)] = _copied(found) if is_shared else found
                 memory.add(copies[id(found)], replica_id)
             return copies[id(found)]
 
         def component(leaf: Any) -> Any:
             if isinstance(leaf, PerReplica):  # of nests, perhaps
-                return nest.map_structure(own, component_of(leaf, replica_id))
-            return own(component_of(leaf, replica_id))
+                return nest.map_structure(own, component_of(leaf, replica_id, num_replicas))
+            return own(component_of(leaf, replica_id, num_replicas))
 
         return nest.map_structure(component, value)
 
     pairs = zip(replica_ids, calls, strict=True)
     return [of_replica(replica_id, call.originals) for replica_id, call in pairs]
+
+
+def _copied(value: Any) -> Any:
+    """Returns a copy of an array; of one that is read-only, as on ranks of one replica, too."""
+    copy = copy_of(value)
+    if isinstance(copy, np.ndarray):
+        copy.flags.writeable = value.flags.writeable
+    return copy
 
 
 def comparable(result: Any) -> Any:

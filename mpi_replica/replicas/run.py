@@ -192,7 +192,8 @@ class Run(SharedRun):
             self.engine.agreement.notes.add(
                 Note(what, call.site, digest, advice, "CollectiveMismatchError")
             )
-        return unpacked(result, [seat.replica_id for seat in self.seats], calls)
+        layout = self.engine.layout
+        return unpacked(result, layout.local_replica_ids, layout.num_replicas, calls)
 
     def _deal_with(self, error: BaseException, waiting: Sequence[Seat]) -> BaseException:
         """Passes an error on to the replicas, and to the other ranks where they don't know it.

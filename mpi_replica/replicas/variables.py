@@ -107,7 +107,7 @@ class Variable(Assignable, ActsAsValue):
 
         def first_value() -> Array:
             initial = plain_value(initial_value() if is_called else initial_value)
-            own = component_of(initial, replica_id)
+            own = component_of(initial, replica_id, strategy.num_replicas_in_sync)
             return initial_array(self.name, own, dtype)
 
         self._on_read = synchronization is VariableSynchronization.ON_READ
@@ -267,7 +267,8 @@ class Variable(Assignable, ActsAsValue):
         """Returns the replica whose component the running code sees; None above the replicas."""
         state = current_state()
         if state is None or state.strategy is not self._strategy:
-            return 0 if self._strategy.num_replicas_in_sync == 1 else None
+            local = self._strategy.engine.layout.local_replica_ids  # none on a spare
+            return 0 if local and self._strategy.num_replicas_in_sync == 1 else None
         if state.kind == "update":
             return state.component
         context = state.replica_context
@@ -334,6 +335,8 @@ class Variable(Assignable, ActsAsValue):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if any(isinstance(out, Variable) for out in kwargs.get("out", ())):
             self._refuse_in_place()
+        if "where" in kwargs:
+            kwargs["where"] = plain_value(kwargs["where"])
         plain = [plain_value(x) for x in inputs]
         if any(isinstance(x, PerReplica) for x in plain):
             return NotImplemented

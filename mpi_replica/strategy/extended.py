@@ -406,6 +406,7 @@ class StrategyExtended:
         5.0
         """
         require_cross_replica(self._strategy, "update")
+        self._strategy.engine.require_replicas("update")
         try:
             self._require_variable("update", var)
             plain, structure = _arguments_of_update(fn, args, {} if kwargs is None else kwargs)
@@ -413,7 +414,7 @@ class StrategyExtended:
             self._strategy.engine.share("update", error)
         local = self._strategy.engine.layout.local_replica_ids
         each: Sequence[int | None] = [None]
-        if var.components(local) is not None:
+        if not var.is_mirrored:
             each, plain = local, [read_only(leaf) for leaf in plain]
         results = []
         for replica_id in each:

@@ -15,7 +15,7 @@ from ..core.argument_checks import check_call
 from ..core.context import Scope, is_in_merge_fn, require_cross_replica
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.randomness import Generators
-from ..core.values import Mirrored, PerReplica, component_of, local_results, read_only
+from ..core.values import Mirrored, component_of, local_results, read_only
 from ..ranks import blas
 from ..replicas.kept_by_runs import KeptByRuns
 from ..replicas.run import Run
@@ -231,11 +231,9 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         if not args and not kwargs:
             return [(i, (), {}) for i in layout.local_replica_ids]
         leaves, structure = nest.flatten((tuple(args), dict(kwargs or {})))
-        for leaf in leaves:
-            if isinstance(leaf, PerReplica):
-                leaf.require(layout.num_replicas)
+        number = layout.num_replicas
         return [
-            (i, *nest.unflatten(structure, [_passed(leaf, i) for leaf in leaves]))
+            (i, *nest.unflatten(structure, [_passed(leaf, i, number) for leaf in leaves]))
             for i in layout.local_replica_ids
         ]
 
@@ -375,7 +373,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         return value.identity if isinstance(value, Variable) else None
 
 
-def _passed(value: Any, replica_id: int) -> Any:
+def _passed(value: Any, replica_id: int, num_replicas: int) -> Any:
     """Returns what a replica gets for an argument of its run."""
-    own = component_of(value, replica_id)
+    own = component_of(value, replica_id, num_replicas)
     return read_only(own) if isinstance(value, Mirrored) else own

@@ -314,6 +314,8 @@ def test_any_other_call_of_a_spare_is_a_context_error_that_says_so(with_spare):
         "broadcast_to": lambda: strategy.extended.broadcast_to(1.0),
         "assign": lambda: state.weights.assign(np.ones(3)),
         "read": lambda: state.seen.value(),
+        "update": lambda: strategy.extended.update(state.weights, lambda v: v.numpy()),
+        "update of components": lambda: strategy.extended.update(state.seen, lambda v: v.numpy()),
         "save": lambda: state.save(f"{folder}/saved"),
         "next": lambda: next(iter(strategy.distribute_datasets_from_function(lambda _: []))),
     }

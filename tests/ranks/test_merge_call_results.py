@@ -25,6 +25,18 @@ def test_writing_into_a_result_does_not_reach_other_replicas(strategy, wrap):
         assert result.tolist() == [count * 2.0**replica] * 2
 
 
+def test_what_merge_fn_gives_as_read_only_is_so_for_all_replicas(strategy):
+    with strategy.scope():
+        v = mr.Variable([1.0, 2.0])
+
+    def step():
+        value = mr.get_replica_context().merge_call(lambda strategy: v.assign_add([1, 1]).value())
+        return value.flags.writeable, value.tolist()
+
+    found = strategy.experimental_local_results(strategy.run(step))
+    assert found == ((False, [2.0, 3.0]),) * len(strategy.local_replica_ids)
+
+
 def test_replicas_may_change_their_arrays_with_each_other(strategy):
     """As parallel tempering does: on one rank, too, each gets the values of another one."""
 

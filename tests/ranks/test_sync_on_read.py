@@ -369,6 +369,16 @@ def test_components_that_were_lost_are_an_error_on_all_ranks_until_they_are_assi
     assert on_all_ranks(v.value()) == COMBINED[aggregation](components)
 
 
+@combined_on_read
+def test_components_that_were_lost_in_part_can_be_updated(strategy, aggregation):
+    v, components = counted(strategy, aggregation)
+    lose_components(strategy)
+    strategy.run(lambda: v.assign(1.0) if replica_id() == 0 else None)
+    strategy.extended.update(v, lambda x: x.assign(2.0))
+    assert set(own(strategy, v)) == {2.0}
+    assert on_all_ranks(v.value()) == COMBINED[aggregation](np.full(len(components), 2.0))
+
+
 def test_components_that_were_lost_can_be_assigned_from_above(strategy):
     v, _ = counted(strategy, SUM)
     lose_components(strategy)

@@ -515,6 +515,32 @@ def test_a_per_replica_is_assigned_by_component_in_replicas_and_refused_above(st
     assert_fails(strategy, ValueError, "PerReplica.*reduce", lambda: v.assign(values))
 
 
+def test_a_value_of_other_replicas_is_an_error_everywhere(strategy):
+    foreign = mr.PerReplica(range(strategy.num_replicas_in_sync + 1))
+    v = variable(strategy, 0)
+    own = variable(
+        strategy,
+        0,
+        synchronization=mr.VariableSynchronization.ON_READ,
+        aggregation=Aggregation.SUM,
+    )
+
+    def merged(*args, **kwargs):
+        return lambda: mr.get_replica_context().merge_call(*args, **kwargs)
+
+    for call in (
+        lambda: strategy.run(lambda: v.assign(foreign)),
+        lambda: strategy.run(lambda: own.assign(foreign)),
+        lambda: strategy.extended.update(own, lambda x: x.assign(foreign)),
+        lambda: strategy.run(lambda: mr.Variable(foreign)),
+        lambda: variable(strategy, foreign),
+        lambda: strategy.run(merged(lambda strategy, x: x, (foreign,))),
+        lambda: strategy.run(merged(lambda strategy: foreign)),
+    ):
+        assert_fails(strategy, ValueError, "a PerReplica of .* was given to a strategy", call)
+    assert (everywhere(v), everywhere(own)) == (0, 0)
+
+
 def test_a_mirrored_value_and_another_variable_can_be_assigned(strategy):
     v = variable(strategy, 0.0)
     other = variable(strategy, 2.0)
