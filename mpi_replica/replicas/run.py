@@ -232,16 +232,24 @@ class Run(SharedRun):
         end = self._run_end(None)
         for seat in self.seats:
             ids = (seat.replica_id,)
+            its_end = self._end_of(seat) if seat.status == "returned" else None
             if seat.call is not None and seat.status == "waits":
                 stands.append(agreement.stand(seat.call))
             elif seat.error is not None:
                 end.replica_ids = ids
                 originals[seat.replica_id] = seat.error
                 stands.append(agreement.failed_stand(end, seat.error, "raised"))
-            elif seat.status == "returned":
-                its_end = self._run_end(seat.value, seat.replica_id)
+            elif its_end is not None:
                 stands.append(Stand(ids, "returned", its_end.describe(), None, self.ordinal))
         self.engine.report(stands, originals, end)
+
+    def _end_of(self, seat: Seat) -> RunEnd | None:
+        """Returns the end of a replica that has returned; None where that is its mistake."""
+        try:
+            return self._run_end(seat.value, seat.replica_id)
+        except Exception as error:
+            seat.error, seat.status = error, "raised"
+            return None
 
     def _end(self, kept: KeptByRuns) -> Any:
         """Agrees on the end of the run; returns what the local replicas returned, wrapped."""
@@ -254,12 +262,15 @@ class Run(SharedRun):
         if is_empty:
             ends = [self._empty_end(kept)]  # one tells of all of them
         else:
-            ends = [self._run_end(seat.value, seat.replica_id) for seat in seats]
+            try:
+                ends = [self._run_end(seat.value, seat.replica_id) for seat in seats]
+            except Exception:
+                ends = [end for seat in seats if (end := self._end_of(seat)) is not None]
+            if len(ends) < len(seats):
+                self._report()
         kinds = self.engine.perform(ends)[0]
-        if is_empty:
-            if kinds == _NO_VALUE:
-                return None
-            kept.empty_ends.clear()  # this one has become that of values
+        if is_empty and kinds == _NO_VALUE:
+            return None
         leaves: list[Any] = []
         for index, kind in enumerate(kinds):
             if kind == "none":
@@ -278,7 +289,8 @@ class Run(SharedRun):
         """Returns the end of a run in which no replica returned anything, as most steps do."""
         key = self.site.digest, self.identity.digest
         end = kept.empty_ends.get(key)
-        if end is None or end.options is not self.options:
+        # One that has become that of values, since others returned some, is none any more.
+        if end is None or end.options is not self.options or end.kinds != _NO_VALUE:
             end = self._run_end(None)
             end.replica_ids = self.engine.layout.local_replica_ids
             kept.keep_end(key, end)

@@ -115,17 +115,18 @@ class Seat:
         strategy = self.run.strategy
         context = ReplicaContext.in_run(strategy, self.replica_id, self)
         swap_state(context.state)  # in a context of the replica's own, which is thrown away
+        run = self.run
         try:
-            run = self.run
             if event_log.current is None or run.is_alone:  # alone its step is all of the run
                 self.value = run.libraries.call(self.position, run.fn, self.args, self.kwargs)
             else:
                 with span_of_package(run.identity.text, "run"):
                     self.value = run.libraries.call(self.position, run.fn, self.args, self.kwargs)
             self.status = "returned"
-        except greenlet.GreenletExit:
-            raise
         except BaseException as error:
+            is_given_up = run not in run.engine.agreement.runs  # by the hub, or the collector
+            if is_given_up and isinstance(error, greenlet.GreenletExit):
+                raise
             self.error = error
             self.status = "raised"
             let_go(error)  # now: the next replica may get the same one, with another traceback

@@ -4,6 +4,8 @@ Each mistake is an error on every rank, of the same class and with the same text
 sides; and the next collective gives the right numbers. test_misuse.py makes all of them.
 """
 
+import signal
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ from everywhere import (
 )
 from mistakes import MISTAKES
 from mpi_replica.collectives.agreement import agreement
+from mpi_replica.replicas.run_end import RunEnd
 
 STRUCTURE, CALL = mr.errors.StructureMismatchError, mr.errors.CollectiveMismatchError
 
@@ -211,6 +214,30 @@ def test_none_from_all_replicas_is_none_also_after_one_of_them_returned_a_value(
     # one call site, as in the loop of a training
     found = [strategy.run(step, args=(value,)) for value in values]
     assert [one is None for one in found] == [one is None for one in values]
+
+
+def test_ctrl_c_at_the_end_of_a_run_leaves_nothing_for_the_next_one(strategy, monkeypatch):
+    needs_two_ranks(strategy)
+    promote = RunEnd.promote
+
+    def interrupted(end, change):
+        promote(end, change)
+        if strategy.rank == strategy.size - 1:
+            signal.raise_signal(signal.SIGINT)
+
+    def run(value):
+        return strategy.run(step, args=(value,))
+
+    def step(value):
+        return None if mr.get_replica_context().replica_id_in_sync_group else value
+
+    assert run(None) is None
+    with monkeypatch.context() as patched:
+        patched.setattr(RunEnd, "promote", interrupted)
+        raises_everywhere(KeyboardInterrupt, lambda: run(1.0))
+    assert run(None) is None
+    assert run(2.0) is not None
+    check_works(strategy)
 
 
 def test_what_a_replica_returned_is_told_alike_whoever_shares_its_rank(strategy):

@@ -7,6 +7,7 @@ import signal
 import sys
 import types
 
+import greenlet
 import numpy as np
 import pytest
 
@@ -41,6 +42,16 @@ class Altered(Exception):
 
 def note_of(error):
     return "\n".join(getattr(error, "__notes__", ()))
+
+
+def my_id():
+    return mr.get_replica_context().replica_id_in_sync_group
+
+
+def contains_itself():
+    found = []
+    found.append(found)
+    return found
 
 
 def raising(culprit, make, *, before=0, after=0):
@@ -166,6 +177,36 @@ def test_of_several_exceptions_the_lowest_replica_wins(strategy, before):
         kind = [ValueError, KeyError, IndexError][first % 3]
         error = raises_everywhere(kind, lambda first=first: strategy.run(step, (first,)))
         assert error.args == (first,)
+        check_works(strategy)
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda: mr.PerReplica([1]), contains_itself], ids=["foreign", "cycle"]
+)
+def test_what_can_not_be_returned_is_the_mistake_of_its_replica(strategy, wrong):
+    needs_two_replicas(strategy)
+    last = strategy.num_replicas_in_sync - 1
+
+    def step(raises):
+        i = mr.get_replica_context().all_reduce("SUM", 0.0) + my_id()
+        if i == 0 and raises:
+            raise KeyError("of the first one")
+        return wrong() if i == last else i
+
+    assert "of the first one" in str(
+        raises_everywhere(KeyError, lambda: strategy.run(step, args=(True,)))
+    )
+    error = raises_everywhere(ValueError, lambda: strategy.run(step, args=(False,)))
+    assert named(last, ranks_of(strategy)[last]) in note_of(error)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("kind", [greenlet.GreenletExit, KeyboardInterrupt])
+def test_what_ends_a_greenlet_elsewhere_is_an_exception_like_others(strategy, kind):
+    for culprit in culprits(strategy):
+        step = raising(culprit, lambda i: kind(f"of {i}"), before=1, after=1)
+        error = raises_everywhere(kind, lambda step=step: strategy.run(step))
+        assert str(error) == f"of {culprit}"
         check_works(strategy)
 
 
