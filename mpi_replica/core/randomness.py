@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+
+from .exceptions import ContextError
 
 # Streams that start from one seed are told apart by a key of numbers. These begin ours, so that
 # they are not those that a program gets from the same seed by ``spawn``.
@@ -39,6 +42,26 @@ class Generators:
     def shared(self) -> np.random.Generator:
         """The generator for code that runs on all ranks alike."""
         return self._get(None, (_SHARED,))
+
+    @contextlib.contextmanager
+    def unshared(self, function: str) -> Iterator[None]:
+        """Runs a body that calls a function for each replica of a rank, without the shared one.
+
+        Raises
+        ------
+        ContextError
+            It has drawn from it: ranks would draw other numbers from then on. It draws them again.
+        """
+        generator = self.shared.bit_generator
+        before = generator.state
+        yield
+        if generator.state != before:
+            generator.state = before
+            raise ContextError(
+                f"{function} has drawn from strategy.rng. It is called for each replica of a rank:"
+                " what ranks draw would depend on how many a rank hosts. Draw before it, or make a"
+                " generator for each replica: np.random.default_rng((seed, replica_id))."
+            )
 
     def _get(self, name: int | None, key: tuple[int, ...]) -> np.random.Generator:
         generator = self._made.get(name)

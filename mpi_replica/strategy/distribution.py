@@ -41,6 +41,8 @@ class Distribution(StrategyBase):
             It returned different nests for replicas of this rank.
         TypeError
             `value_fn` is not callable.
+        ContextError
+            It has drawn from ``strategy.rng``.
         Exception
             What `value_fn` raised. All these here, and on the other ranks at their next collective
             call.
@@ -68,8 +70,10 @@ class Distribution(StrategyBase):
                 raise TypeError(
                     f"value_fn must be callable, got {value_fn!r}. It gets a mr.ValueContext."
                 )
+            with self.generators.unshared(f"the value_fn of {kind}"):
+                rows = [value_fn(ValueContext(i, number)) for i in ids or (0,)]
             return nest.transposed(
-                [value_fn(ValueContext(i, number)) for i in ids or (0,)],
+                rows,
                 lambda values: per_replica(values[: len(ids)], layout),
                 kind,
             )

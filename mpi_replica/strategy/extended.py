@@ -389,7 +389,7 @@ class StrategyExtended:
             at their next collective call.
         ContextError
             Called in a replica. `fn`, where it is called for each local replica, assigned to a
-            variable that they share.
+            variable that they share, or has drawn from ``strategy.rng``.
 
         Notes
         -----
@@ -412,15 +412,19 @@ class StrategyExtended:
             plain, structure = _arguments_of_update(fn, args, {} if kwargs is None else kwargs)
         except Exception as error:
             self._strategy.engine.share("update", error)
-        local = self._strategy.engine.layout.local_replica_ids
         each: Sequence[int | None] = [None]
+        unshared: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if not var.is_mirrored:
-            each, plain = local, [read_only(leaf) for leaf in plain]
+            each = self._strategy.engine.layout.local_replica_ids
+            plain = [read_only(leaf) for leaf in plain]
+            what = f"the function that updates {var.name}, which is synchronized on read,"
+            unshared = self._strategy.generators.unshared(what)
         results = []
-        for replica_id in each:
-            args, named = nest.unflatten(structure, plain)
-            with entered(State(self._strategy, None, "update", replica_id)):
-                results.append(fn(var, *args, **named))
+        with unshared:
+            for replica_id in each:
+                args, named = nest.unflatten(structure, plain)
+                with entered(State(self._strategy, None, "update", replica_id)):
+                    results.append(fn(var, *args, **named))
         if not group:
             return tuple(results)
         if each[0] is None:

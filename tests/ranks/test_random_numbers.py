@@ -116,6 +116,26 @@ def test_in_a_replica_the_generator_above_is_an_error_everywhere(strategy):
     check_works(strategy)
 
 
+def test_functions_that_are_called_for_each_replica_of_a_rank_draw_nothing_above(strategy):
+    with strategy.scope():
+        v = mr.Variable(0.0, name="v", synchronization=mr.VariableSynchronization.ON_READ)
+    above = strategy.rng  # also where it was asked for before
+    for call, words in (
+        (lambda: strategy.extended.update(v, lambda x: x.assign(above.random())), "updates v, "),
+        (
+            lambda: strategy.experimental_distribute_values_from_function(
+                lambda context: strategy.rng.random()
+            ),
+            "the value_fn of ",
+        ),
+    ):
+        error = raises_everywhere(CONTEXT, call)
+        assert words in str(error)
+        assert "has drawn from strategy.rng" in str(error)
+        assert len(set(gathered(above.random()))) == 1
+    check_works(strategy)
+
+
 @pytest.mark.parametrize(
     ("seed", "error", "words"),
     [
@@ -147,13 +167,14 @@ def test_seeds_that_differ_between_ranks_are_named_on_every_rank(strategy):
 VARIABLE = "MPI_REPLICA_REPRODUCIBLE"
 
 
+@pytest.mark.parametrize("variable", [VARIABLE, "MPI_REPLICA_THREADS"])
 def test_what_is_wrong_in_the_environment_of_one_rank_is_an_error_on_every_rank(
-    strategy, monkeypatch
+    strategy, variable, monkeypatch
 ):
     if strategy.rank == strategy.size - 1:
-        monkeypatch.setenv(VARIABLE, "yes")
+        monkeypatch.setenv(variable, "yes")
     error = raises_everywhere(ValueError, mr.MPIStrategy)
-    assert f"{VARIABLE}='yes' is neither 1 nor 0" in str(error)
+    assert f"{variable}='yes' is neither 1 nor 0" in str(error)
     check_works(strategy)
 
 
