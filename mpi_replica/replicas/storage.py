@@ -118,7 +118,7 @@ class Storage:
         self._put(key, self._quietly(_written, how, self._old(key, how), value))
 
     def _old(self, key: int | None, how: str) -> Array:
-        return self.any_array if how == "assign" else self.read(key)
+        return self.any_array if how == "assign" and key in self._values else self.read(key)
 
     def write_for_now(
         self, key: int | None, how: str, value: Array | IndexedSlices

@@ -240,8 +240,16 @@ def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
 def _threads(wished: bool | None) -> bool:
     """Returns whether each replica of this rank has a thread of its own."""
     if wished is None:
-        return os.environ.get(_THREADS, "0") == "1"
+        return _is_on(_THREADS)
     return flag("replica_threads", wished)
+
+
+def _is_on(variable: str) -> bool:
+    """Returns whether a variable of the environment is 1; without it, it is 0."""
+    text = os.environ.get(variable, "0")
+    if text not in ("0", "1"):
+        raise ValueError(f"{variable}={text!r} is neither 1 nor 0.")
+    return text == "1"
 
 
 def _merged(options: CommunicationOptions | None) -> CommunicationOptions:
@@ -254,10 +262,7 @@ def _merged(options: CommunicationOptions | None) -> CommunicationOptions:
             " options=mr.CommunicationOptions(name='x')."
         )
     if merged.reproducible is None and _REPRODUCIBLE in os.environ:
-        text = os.environ[_REPRODUCIBLE]
-        if text not in ("0", "1"):
-            raise ValueError(f"{_REPRODUCIBLE}={text!r} is neither 1 nor 0.")
-        merged = merged.merge(CommunicationOptions(reproducible=text == "1"))
+        merged = merged.merge(CommunicationOptions(reproducible=_is_on(_REPRODUCIBLE)))
     return merged
 
 

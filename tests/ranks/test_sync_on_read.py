@@ -88,6 +88,15 @@ def test_a_replica_reads_and_writes_its_own_component(strategy, aggregation):
     assert list(as_array.values) == list(after.values)
 
 
+def test_a_rank_has_no_component_of_a_replica_that_another_one_hosts(strategy):
+    v, components = counted(strategy, SUM)
+    elsewhere = (strategy.local_replica_ids[-1] + 1) % len(components)
+    if strategy.size > 1:
+        with mr.ReplicaContext(strategy, elsewhere), pytest.raises(ValueError, match="not for"):
+            v.assign(7.0)
+    assert on_all_ranks(v.value()) == components.sum()
+
+
 def test_assigning_in_a_replica_is_no_collective_call(strategy):
     last = strategy.num_replicas_in_sync - 1
     v = variable(strategy, SUM)
