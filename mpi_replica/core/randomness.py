@@ -36,12 +36,12 @@ class Generators:
 
     def of_replica(self, replica_id: int) -> np.random.Generator:
         """Returns the generator of a replica."""
-        return self._get(replica_id, (_REPLICAS, replica_id))
+        return self._get(replica_id)
 
     @property
     def shared(self) -> np.random.Generator:
         """The generator for code that runs on all ranks alike."""
-        return self._get(None, (_SHARED,))
+        return self._get(None)
 
     @contextlib.contextmanager
     def unshared(self, function: str) -> Iterator[None]:
@@ -63,13 +63,17 @@ class Generators:
                 " generator for each replica: np.random.default_rng((seed, replica_id))."
             )
 
-    def _get(self, name: int | None, key: tuple[int, ...]) -> np.random.Generator:
+    def _get(self, name: int | None) -> np.random.Generator:
         generator = self._made.get(name)
         if generator is None:
-            sequence = np.random.SeedSequence(self.seed, spawn_key=key)
-            # Not default_rng, which may become another one with a version of numpy.
-            generator = self._made[name] = np.random.Generator(np.random.PCG64(sequence))
+            generator = self._made[name] = np.random.Generator(self._begin(name))
         return generator
+
+    def _begin(self, name: int | None) -> np.random.PCG64:
+        """Returns the bits of a generator that nobody has drawn from."""
+        key = (_SHARED,) if name is None else (_REPLICAS, name)
+        # Not default_rng, which may become another one with a version of numpy.
+        return np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=key))
 
     def state(self, replica_ids: Iterable[int]) -> dict[str, Any]:
         """Returns the state of the shared generator and of those of replicas, as plain data."""
@@ -86,7 +90,10 @@ class Generators:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes back to a `state`; generators that it does not name begin anew, with its seed."""
         self.seed = int(state["seed"])
-        self._made.clear()
+        for made, generator in self._made.items():
+            # In place, since programs hold them; with the seed that `spawn` starts from.
+            bits: Any = generator.bit_generator
+            bits.__setstate__(self._begin(made).__getstate__())
         if state["shared"] is not None:
             self.shared.bit_generator.state = state["shared"]
         for name, of_replica in state["replicas"].items():

@@ -232,6 +232,24 @@ def test_random_numbers_go_on_as_if_never_stopped(strategy, world, path):
     on_other_layouts(world, check)
 
 
+def test_generators_that_a_program_holds_go_back_too(strategy, path):
+    shared, own = strategy.rng, {}
+    strategy.run(lambda: own.update({replica_id(): mr.get_replica_context().rng}))
+
+    def drawn():
+        every = [shared, *shared.spawn(2), *own.values()]
+        return [rng.random() for rng in every]
+
+    draws(strategy)
+    save(strategy, path)
+    wanted = drawn()
+    drawn()
+    for _ in range(2):
+        restored(strategy, path)
+        assert drawn() == wanted
+    assert strategy.rng is shared
+
+
 def test_generators_that_nobody_asked_for_begin_with_the_seed(strategy, path):
     save(strategy, path)
     wanted = draws(strategy)
