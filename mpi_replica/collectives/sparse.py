@@ -89,7 +89,7 @@ def reduce_with_slices(
     op = ReduceOp.of(reduce_op)
     count = engine.layout.num_replicas if op is ReduceOp.MEAN else 1
     for position, index in enumerate(sparse):
-        values, indices, lengths = gathered[3 * position : 3 * position + 3]
+        values, indices, lengths = gathered[4 * position : 4 * position + 3]
         slices = rows[0][index]
         _, result = accumulation(slices.values.dtype, op)
         if count != 1:
@@ -173,10 +173,12 @@ def _first_call(
         except TypeError as error:
             raise TypeError(f"{kind} of value{paths[index]}: {error}") from None
         parts += [slices.wide_values.astype(wide, copy=False), slices.indices]
-        parts.append(np.array([len(slices.indices)]))
+        # And no rows at all, of their own dtype: others may have the same to be added up in.
+        parts += [np.array([len(slices.indices)]), slices.values[:0]]
     where = [f"{paths[index]} of dense shape {leaves[index].dense_shape}" for index in sparse]
     words = f"{op.name}, IndexedSlices at value{', value'.join(where)}"
-    names = [f"{paths[index]}.{part}" for index in sparse for part in ("values", "indices", "rows")]
+    of_each = ("values", "indices", "rows", "values")
+    names = [f"{paths[index]}.{part}" for index in sparse for part in of_each]
     words += f", {detail}" if detail else ""
     return AllGather(site, options, kind, 0, [parts], structure, words, names)
 

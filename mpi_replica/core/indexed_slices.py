@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .argument_checks import integer
 from .array_libraries import is_traced_by_jax, recorded_by_torch
 from .array_ways import Array
 from .dtypes import accumulation, as_array
@@ -33,8 +34,8 @@ class IndexedSlices:
     ValueError
         There are not as many indices as rows, or `dense_shape` does not fit.
     TypeError
-        `indices` are not integers; an array has a mask, which would be lost; torch would record
-        what is computed with `values`, or JAX traces them.
+        `indices` or `dense_shape` are not integers; an array has a mask, which would be lost; torch
+        would record what is computed with `values`, or JAX traces them.
 
     Examples
     --------
@@ -59,7 +60,10 @@ class IndexedSlices:
             )
         self._values = as_array(values)
         self._indices = as_array(indices)
-        self._dense_shape = None if dense_shape is None else tuple(int(n) for n in dense_shape)
+        self._dense_shape = None
+        if dense_shape is not None:
+            extents = [integer("an extent in dense_shape", n, 0) for n in dense_shape]
+            self._dense_shape = tuple(extents)
         #: The rows before they were rounded to their dtype.
         self._wide_values = self._values
         #: How many rows each replica gave, where they are to be added in the order of the replicas.
@@ -106,8 +110,11 @@ class IndexedSlices:
     def wide_values(self) -> Array:
         """Return the rows as they are added up: those of a mean, before they were rounded."""
         values, wide = self._values, self._wide_values
-        if wide is not values and wide.astype(values.dtype).tobytes() != values.tobytes():
-            self._wide_values = values  # the program has written into them since
+        if wide is not values:
+            with np.errstate(all="ignore"):
+                rounded = wide.astype(values.dtype)
+            if rounded.tobytes() != values.tobytes():
+                self._wide_values = values  # the program has written into them since
         return self._wide_values
 
     def to_dense(self) -> np.ndarray[Any, Any]:

@@ -128,8 +128,12 @@ def test_a_mean_of_slices_is_as_quiet_as_that_of_dense_values(strategy, dtype):
     def step():
         return mr.get_replica_context().all_reduce("MEAN", make())
 
+    def again():
+        return mr.get_replica_context().all_reduce("MEAN", step())
+
     with np.errstate(all="raise"):
         found = [*strategy.experimental_local_results(strategy.run(step))]
+        found += strategy.experimental_local_results(strategy.run(again))
         found.append(strategy.reduce("MEAN", strategy.run(make), axis=None))
     for sparse, dense in found:
         np.testing.assert_allclose(sparse.to_dense(), dense, rtol=0, atol=2 * float(tiny))
@@ -225,6 +229,25 @@ def test_replicas_that_give_something_else_than_slices_are_named_in_every_layout
             mr.errors.MPIReplicaError, lambda call=call: call(strategy, "SUM", [value])
         )
         assert f"replica {wrong} (rank " in str(error)
+    check_works(strategy)
+
+
+# Those of each pair are added up in one dtype.
+@pytest.mark.parametrize(
+    ("op", "dtypes"),
+    [("SUM", ("f2", "f4")), ("MEAN", ("i4", "f8")), ("MEAN", ("i4", "i8")), ("MEAN", ("u1", "i8"))],
+)
+def test_slices_of_other_dtypes_are_a_structure_mismatch_as_dense_values_are(strategy, op, dtypes):
+    needs_two_replicas(strategy)
+    last = strategy.num_replicas_in_sync - 1
+    value = strategy.run(lambda: {"w": rows(0, dtypes[replica_id() == last])})
+    for call in CALLS.values():
+        error = raises_everywhere(
+            mr.errors.StructureMismatchError, lambda call=call: call(strategy, op, value)
+        )
+        assert "got different dtypes for value" in str(error)
+        assert "['w'].values at " in str(error)
+        assert f"{np.dtype(dtypes[1])}[any, 2] on replica {last}" in str(error)
     check_works(strategy)
 
 
