@@ -1,8 +1,11 @@
 """What is compared instead of values: digests differ where the values do."""
 
+import datetime
+
 import numpy as np
 import pytest
 
+import mpi_replica as mr
 from mpi_replica.core.digests import BLAKE_BYTES, DIGEST_BYTES, digest_of, digest_of_bytes
 
 SIZES = (0, 1, 100, BLAKE_BYTES, BLAKE_BYTES + 1, 300_001, (1 << 20) + 24)
@@ -85,6 +88,55 @@ def test_bytes_that_mean_nothing_do_not_count(dtype, items):
             np.divide(np.ones(items, place.dtype), 4, out=place, casting="unsafe")
         digests += [digest_of(array), digest_of({"last": array[-1]})]
     assert digests[:2] == digests[2:]
+
+
+def masked(dtype, fill=0):
+    """Return an array of three of which the second is masked, where `fill` is."""
+    array = np.array([1, fill, 3]).astype(dtype)
+    return np.ma.array(array, mask=np.array([False, True, False], np.ma.make_mask_descr(dtype)))
+
+
+TEXTS = np.dtypes.StringDType()
+AT_NOON = datetime.datetime(2026, 1, 1, 12)
+# What makes a value of a number, and of another number another one.
+MAKES = [
+    lambda i: mr.IndexedSlices([1.0], [0], (2 + i,)),
+    lambda i: mr.IndexedSlices([1.0], [0], (2,) if i else None),
+    lambda i: np.array(["a", "b" * (i + 1)], TEXTS),
+    lambda i: np.array([["a", "b"]] * (i + 1), TEXTS),
+    lambda i: np.array(["a", i, None, object()], object),
+    lambda i: np.array([[None]] * (i + 1), object),
+    lambda i: bytearray([i]),
+    lambda i: memoryview(bytes([i, 0])),
+    lambda i: memoryview(np.arange(5.0)[:: i + 1]),
+    lambda i: {f"{n}" for n in range(9 + i)},
+    lambda i: frozenset([i, (1, 2)]),
+    lambda i: range(3 + i),
+    lambda i: AT_NOON.date().replace(day=1 + i),
+    lambda i: AT_NOON.replace(tzinfo=datetime.timezone(datetime.timedelta(hours=i))),
+    lambda i: datetime.timedelta(i),
+    lambda i: np.ma.array([1.0, 2.0], mask=[i, 0]),
+]
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_values_that_are_no_plain_numbers_or_texts_count_too(make):
+    assert digest_of(make(0)) == digest_of(make(0)) != digest_of(make(1))
+    assert digest_of(make(1)) == digest_of(make(1))
+
+
+@pytest.mark.parametrize("dtype", [*"? i1 f2 c16 U3 S3 M8[s] O i1,f8".split(), TEXTS])
+def test_what_a_mask_hides_does_not_count(dtype):
+    assert digest_of(masked(dtype)) == digest_of(masked(dtype, 2)) != digest_of(masked(dtype).data)
+
+
+def test_of_an_object_without_a_value_the_class_counts_alone():
+    class Zone(datetime.tzinfo):
+        utcoffset = dst = lambda self, time: datetime.timedelta(hours=1)
+
+    made = [{object()}, [np.array([{"a": id(object())}])], AT_NOON.replace(tzinfo=Zone())]
+    again = [{object()}, [np.array([{"a": 1}])], AT_NOON.replace(tzinfo=Zone())]
+    assert digest_of(made) == digest_of(again)
 
 
 def test_a_digest_is_the_same_in_every_process():

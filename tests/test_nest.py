@@ -411,6 +411,7 @@ def test_two_threads_that_learn_a_structure_at_once_leave_no_number_without_a_st
         ({("a", 1): [0]}, {(np.str_("a"), np.int8(1)): [0]}),
         ({b"a": [0]}, {np.bytes_(b"a"): [0]}),
         ({frozenset("a"): 1}, {frozenset([np.str_("a")]): 1}),
+        ({(frozenset([0, 8]), 1): [0]}, {(frozenset([8, 0]), 1): [0]}),
     ],
 )
 @pytest.mark.parametrize("swapped", [False, True])

@@ -146,6 +146,13 @@ class _Remake:
         )
 
 
+class _InOrder(frozenset[Any]):
+    """One that is written alike in every process, and however it was made."""
+
+    def __repr__(self) -> str:
+        return f"frozenset({{{', '.join(sorted(map(repr, self)))}}})"
+
+
 def plain_key(key: Any) -> Any:
     """Returns the key of Python that equals one of numpy, an enum or another class of numbers.
 
@@ -164,7 +171,7 @@ def plain_key(key: Any) -> Any:
     if isinstance(key, bytes):
         return bytes(key)
     if isinstance(key, (tuple, frozenset)):
-        kind = tuple if isinstance(key, tuple) else frozenset
+        kind = tuple if isinstance(key, tuple) else _InOrder
         return kind([plain_key(part) for part in key])
     if isinstance(key, (numbers.Number, np.bool_)):
         kinds: tuple[Any, ...] = (int, float, complex)

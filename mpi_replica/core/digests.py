@@ -10,9 +10,11 @@ NH of two given arrays that differ is the same for one in 2**32 keys at most; th
 
 from __future__ import annotations
 
+import datetime
 import functools
 import hashlib
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -74,28 +76,48 @@ def _keys() -> npt.NDArray[np.uint32]:
 def digest_of(value: Any) -> int:
     """Returns 64 bits that differ where values differ, the same in every process.
 
-    Arrays of any library and numbers by their bits, strings by their text, nests leaf by leaf,
-    `IndexedSlices` by their rows and indices. Of any other object only the type counts, since
-    nothing else about it is the same everywhere.
+    Arrays of any library and numbers by their bits, texts, dates and ranges by their text, sets
+    and arrays of objects by what is in them, nests leaf by leaf, `IndexedSlices` by their parts. Of
+    any other object only the type counts, since nothing else about it is the same everywhere.
     """
     leaves, structure = nest.flatten(value)
     digest = hashlib.blake2b(nest.structure_text(structure).encode(), digest_size=8)
     for leaf in leaves:
-        if isinstance(leaf, (str, bytes, type(None))):
-            digest.update(repr(leaf).encode())
-        elif isinstance(leaf, IndexedSlices):
-            rows = digest_of([leaf.values, leaf.indices])
-            digest.update(rows.to_bytes(8, "little"))
-        elif not _has_bits(leaf):
-            if isinstance(leaf, numbers.Number):  # one of Python's that no dtype of numpy holds
-                digest.update(repr(leaf).encode())
-            digest.update(type(leaf).__qualname__.encode())
-        else:
-            array = without_padding(as_plain_array(leaf))
-            digest.update(f"{array.dtype.name}{array.shape}".encode())
-            data = array.reshape(-1).view(np.uint8)
-            digest.update(data.tobytes() if data.size <= BLAKE_BYTES else digest_of_bytes(data))
+        digest.update(_bytes_of(leaf))
     return int.from_bytes(digest.digest(), "little")
+
+
+def _bytes_of(leaf: Any) -> bytes:
+    """Returns what stands for a leaf in a digest."""
+    if isinstance(leaf, (str, bytes, type(None))):
+        return repr(leaf).encode()
+    if isinstance(leaf, IndexedSlices):
+        slices = digest_of([leaf.values, leaf.indices, leaf.dense_shape])
+        return slices.to_bytes(8, "little")
+    if not _has_bits(leaf):
+        return type(leaf).__qualname__.encode() + b"".join(_parts_of(leaf))
+    array = without_padding(as_plain_array(leaf))
+    data = array.reshape(-1).view(np.uint8)
+    bits = data.tobytes() if data.size <= BLAKE_BYTES else digest_of_bytes(data)
+    return f"{array.dtype.name}{array.shape}".encode() + bits
+
+
+def _parts_of(leaf: Any) -> Iterable[bytes]:
+    """Returns what is the same in every process of a leaf that has no bits itself."""
+    if isinstance(leaf, (set, frozenset)):
+        return sorted(map(_bytes_of, leaf))
+    parts: list[Any] = []
+    if isinstance(leaf, (numbers.Number, range)):  # one of Python's that no dtype of numpy holds
+        parts = [repr(leaf)]
+    elif isinstance(leaf, (datetime.date, datetime.time, datetime.timedelta)):
+        parts = [str(leaf)]  # a repr has that of the time zone, and perhaps an address
+    elif isinstance(leaf, (bytearray, memoryview)):
+        parts = [np.asarray(leaf)]
+    elif type(leaf) is np.ndarray:  # of objects, or of texts of any length
+        parts = [str(leaf.shape), *leaf.reshape(-1).tolist()]
+    elif isinstance(leaf, np.ma.MaskedArray):
+        parts = [np.ma.getmaskarray(leaf), leaf.filled(np.zeros(1, leaf.dtype)[0])]
+    return map(_bytes_of, parts)
 
 
 def _has_bits(leaf: Any) -> bool:

@@ -138,6 +138,7 @@ def comparable(result: Any) -> Any:
             is_large = getattr(leaf, "nbytes", 0) > _HASHED_BYTES
         except RuntimeError:  # of a sparse tensor
             is_large = True
-        return (str(leaf.dtype), tuple(leaf.shape)) if is_large else leaf
+        is_array = is_large and hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+        return (str(leaf.dtype), tuple(leaf.shape)) if is_array else leaf
 
     return nest.map_structure(of_leaf, result)

@@ -268,7 +268,8 @@ class ReplicaContext(Replica):
             The replicas gave different functions, or are at different calls; on every rank. Also
             where what `merge_fn` returned differs between ranks, because it used something from
             outside: pass what differs through `args`. Of arrays above 64 KiB shape and dtype are
-            compared, of a PerReplica nothing.
+            compared, of objects that are no numbers, texts, bytes, dates, ranges or sets the class,
+            of a PerReplica nothing.
         StructureMismatchError
             The nests of the arguments differ; on every rank.
         TypeError, ValueError

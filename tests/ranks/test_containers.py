@@ -449,3 +449,18 @@ def test_keys_that_are_equal_are_the_same_of_whatever_class(strategy):
     count = strategy.num_replicas_in_sync
     for result in strategy.experimental_local_results(strategy.run(step)):
         assert result == {"a": count, "b": 2 * count}
+
+
+def test_sets_as_keys_are_equal_in_whatever_order_their_parts_lie(strategy):
+    """Which depends on the order in which they came, and on the process."""
+
+    def step():
+        context = mr.get_replica_context()
+        numbers = frozenset([0, 8][:: (-1) ** context.replica_id_in_sync_group])
+        words = frozenset(f"word {i}" for i in range(9))
+        return context.all_reduce("SUM", {numbers: 1.0, (words, 0): [2.0]}) == {
+            numbers: strategy.num_replicas_in_sync,
+            (words, 0): [2 * strategy.num_replicas_in_sync],
+        }
+
+    assert set(strategy.experimental_local_results(strategy.run(step))) == {True}

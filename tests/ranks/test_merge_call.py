@@ -347,7 +347,16 @@ def test_partials_and_bound_methods_are_the_same_function(strategy):
 
 @pytest.mark.parametrize("is_last_call", [True, False])
 @pytest.mark.parametrize(
-    "make", [lambda i: i, lambda i: {"a": [1, f"{i}"]}, lambda i: np.full(8192, i)]
+    "make",
+    [
+        lambda i: i,
+        lambda i: {"a": [1, f"{i}"]},
+        lambda i: np.full(8192, i),
+        lambda i: mr.IndexedSlices([1.0], [0], (1 + i,)),
+        lambda i: np.array(["a", f"{i}"], object),
+        lambda i: {1, i},
+        lambda i: memoryview(bytes([i]) * (1 << 20)),
+    ],
 )
 def test_a_result_that_differs_says_to_pass_it_through_args(strategy, make, is_last_call):
     """Decision 18: what merge_fn captures can differ; the next header tells."""
@@ -362,6 +371,19 @@ def test_a_result_that_differs_says_to_pass_it_through_args(strategy, make, is_l
     error = raises_everywhere(mr.errors.CollectiveMismatchError, lambda: strategy.run(step))
     assert "through args" in str(error)
     assert "test_merge_call.py:" in str(error)
+    check_works(strategy)
+
+
+def test_results_that_are_equal_in_other_places_and_orders_are_no_mistake(strategy):
+    order = 1 if strategy.rank == 0 else -1
+    result = [
+        {f"key {i}" for i in range(9)[::order]},
+        {frozenset([0, 8][::order]): np.array([object()])},
+        memoryview(np.zeros(1 << 17)[::order]),
+        np.ma.array([1.0, strategy.rank], mask=[False, True]),
+    ]
+    for _ in range(2):
+        strategy.run(lambda: mr.get_replica_context().merge_call(lambda strategy: result))
     check_works(strategy)
 
 
