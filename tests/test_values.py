@@ -114,11 +114,28 @@ def test_a_mirrored_value_is_not_changed_in_place(value):
             change(mirrored, 2.0)
     with pytest.raises(TypeError, match="in place"):
         np.add(value, 1.0, out=mirrored)
+    with pytest.raises(TypeError, match="in place"):
+        np.add.at(mirrored, ..., 1.0)
     np.testing.assert_array_equal(mirrored.value, value)
     out = np.zeros(2)
     assert np.add(mirrored, 1.0, out=out) is out
     out *= mirrored
     np.testing.assert_array_equal(out, (value + 1.0) * value)
+    np.subtract.at(out, ..., mirrored)
+    np.testing.assert_array_equal(out, value * value)
+
+
+def test_a_mirrored_value_contains_what_the_value_does_and_is_the_same_key():
+    array = np.arange(6.0).reshape(2, 3)
+    for holder in (mr.Mirrored(array), mr.Variable(array)):
+        assert 5.0 in holder
+        assert 7.0 not in holder
+    assert "bc" in mr.Mirrored("abcd")
+    assert "k" in mr.Mirrored({"k": 1})
+    assert {mr.Mirrored(3), 3.0} == {3}
+    assert {"a": 1}[mr.Mirrored("a")] == 1
+    held = mr.Mirrored(array)
+    assert {held: 1}[held] == 1
 
 
 def test_numpy_takes_variables_and_mirrored_values_as_where():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -337,7 +337,15 @@ class ActsAsValue(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
     def __iter__(self) -> Any:
         return iter(self.shared_value())
 
+    def __contains__(self, item: Any) -> bool:
+        return item in self.shared_value()
+
     __hash__ = object.__hash__
+
+
+def written_by(method: str, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    """Returns what a method of a ufunc writes into."""
+    return inputs[:1] if method == "at" else kwargs.get("out", ())
 
 
 class Mirrored(ActsAsValue):
@@ -385,6 +393,12 @@ class Mirrored(ActsAsValue):
     def __reduce__(self) -> Any:
         return Mirrored, (self._value,)
 
+    def __hash__(self) -> int:
+        try:
+            return hash(self._value)  # it equals its value
+        except TypeError:
+            return object.__hash__(self)
+
     def __getattr__(self, name: str) -> Any:
         if name == "_value" or name.startswith("__"):
             raise AttributeError(name)
@@ -394,7 +408,7 @@ class Mirrored(ActsAsValue):
         return np.array(self._value, dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if any(isinstance(out, Mirrored) for out in kwargs.get("out", ())):
+        if any(isinstance(out, Mirrored) for out in written_by(method, inputs, kwargs)):
             raise TypeError(
                 "a Mirrored value can't be changed in place: make a new one, as in g = g * 2."
             )

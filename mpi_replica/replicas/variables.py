@@ -26,7 +26,7 @@ from ..core.options import (
     VariableAggregation,
     VariableSynchronization,
 )
-from ..core.values import ActsAsValue, PerReplica, component_of, per_replica
+from ..core.values import ActsAsValue, PerReplica, component_of, per_replica, written_by
 from .assignment import Assignable, plain_value
 from .storage import Storage, check_dtype, initial_array, member
 
@@ -333,7 +333,7 @@ class Variable(Assignable, ActsAsValue):
         return np.array(value, dtype=dtype, copy=True if copy else None)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if any(isinstance(out, Variable) for out in kwargs.get("out", ())):
+        if any(isinstance(out, Variable) for out in written_by(method, inputs, kwargs)):
             self._refuse_in_place()
         if "where" in kwargs:
             kwargs["where"] = plain_value(kwargs["where"])

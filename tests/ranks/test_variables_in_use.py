@@ -99,6 +99,8 @@ def test_it_is_written_only_by_assignments(strategy):
         v += 1
     with pytest.raises(TypeError, match="in place"):
         np.add(v, 1, out=v)
+    with pytest.raises(TypeError, match="in place"):
+        np.add.at(v, 0, 1)
     for view in (v.value(), np.asarray(v), v[:]):
         with pytest.raises(ValueError, match="read-only"):
             view[0] = 5.0
