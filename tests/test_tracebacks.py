@@ -42,6 +42,20 @@ OWN_ERROR_BEHIND_ANOTHER = """
 
     mr.MPIStrategy(num_replicas=2).run(step)
 """
+OWN_ERROR_BEHIND_HUNDREDS = """
+    import mpi_replica as mr
+
+    def step():
+        last = None
+        for i in range(600):
+            try:
+                raise ValueError(f"try {i}") from last
+            except ValueError as error:
+                last = error
+        raise RuntimeError("given up") from last
+
+    mr.MPIStrategy(num_replicas=2).run(step)
+"""
 OF_OUR_MAKING = """
     import mpi_replica as mr
     from mpi_replica.collectives import reduce
@@ -89,6 +103,13 @@ def test_errors_behind_an_error_end_in_the_program_too(tmp_path):
     file = str(tmp_path / "train.py")
     assert frames(text) == [(file, "step"), (file, "<module>"), (file, "step")]
     assert "The above exception was the direct cause" in text
+
+
+def test_hundreds_of_errors_behind_an_error_are_all_printed(tmp_path):
+    text = run(tmp_path, OWN_ERROR_BEHIND_HUNDREDS)
+    assert "RecursionError" not in text
+    assert text.count("The above exception was the direct cause") == 600
+    assert len(LEFT_OUT.findall(text)) == 1
 
 
 @pytest.mark.parametrize("program", [SUM_ON_ONE_REPLICA, BAD_ARGUMENT])

@@ -80,11 +80,17 @@ def _clear(frame: FrameType) -> None:
 
 def _leave_out(parts: traceback.TracebackException) -> int:
     """Takes the package's frames out, also of the errors behind this one; returns how many."""
-    kept = [frame for frame in parts.stack if not is_of_package(frame.filename)]
-    left_out = len(parts.stack) - len(kept)
-    parts.stack = traceback.StackSummary.from_list(kept)
-    behind = [parts.__cause__, parts.__context__, *(parts.exceptions or ())]
-    return left_out + sum(_leave_out(one) for one in behind if one is not None)
+    left_out = 0
+    errors: list[traceback.TracebackException | None] = [parts]
+    while errors:  # a list, since there may be more than calls fit into each other
+        one = errors.pop()
+        if one is None:
+            continue
+        kept = [frame for frame in one.stack if not is_of_package(frame.filename)]
+        left_out += len(one.stack) - len(kept)
+        one.stack = traceback.StackSummary.from_list(kept)
+        errors += (one.__cause__, one.__context__, *(one.exceptions or ()))
+    return left_out
 
 
 def came_up_in_package(error: BaseException) -> bool:
