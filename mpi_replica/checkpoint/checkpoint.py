@@ -233,8 +233,9 @@ class Checkpoint:
         -----
         Variables, writable arrays, tensors, dicts, lists and objects are changed; what can't be
         changed (numbers, texts, tuples, read-only mappings, arrays of JAX) is a new attribute; also
-        a bytearray, which is bytes in the state of an object and in a `PerReplica`. All bytes are
-        checked before, each by one rank.
+        a bytearray, which is bytes in the state of an object and in a `PerReplica`. So is an array,
+        dict or list that another name holds too, where other values were saved of that. All bytes
+        are checked before, each by one rank.
 
         Memory: a few MiB beyond the state. What is not changed but made anew is there twice: values
         of variables that the program still holds, read-only arrays, `Mirrored` values, and what an

@@ -30,6 +30,7 @@ from .encoder import (
     tuple_items,
 )
 from .index import ArrayRecord, Index
+from .targets import Targets, copied
 
 # More are counted only: a large module may have other names than another one.
 _MOST_PLACES = 20
@@ -80,6 +81,7 @@ class Comparison:
         self._index = index
         self._layout = layout
         self._read = read
+        self._targets = Targets(index, read)
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.unfit: list[str] = []
@@ -97,7 +99,8 @@ class Comparison:
             A file has changed since it was checked.
         """
         put_back = self._put_back
-        del self._put_back  # a cycle: what is replaced would live until the garbage is collected
+        # a cycle, and what holds the objects: what is replaced would live on
+        del self._put_back, self._targets
         put_back()
         return self._objects
 
@@ -116,6 +119,13 @@ class Comparison:
             return self._replicas(live, saved, path)
         if alike_of(saved) is not None:  # one object has the state of those that are the same
             saved = alike_of(saved)
+        first = self._targets.place_of_another_state(live, saved, path)
+        if first is not None:
+            target, live = live, copied(live)
+            if live is None:
+                what = f"{path} is the same {type(target).__name__} as {first} here"
+                self.unfit.append(f"{what}, and another one in the checkpoint")
+                return lambda: target
         if object_state.has_state(live):
             return self._stateful(live, saved, path)
         if isinstance(live, AbstractVariable) and replicas_name(saved) is not None:

@@ -8,6 +8,7 @@ import pytest
 
 import mpi_replica as mr
 from checkpoints import (
+    Stateful,
     content,
     listing,
     on_other_layouts,
@@ -74,6 +75,43 @@ def test_a_list_of_numbers_and_texts_is_restored_at_any_length_and_stays_that_li
     losses, none = [strategy.rank], [True, "a"]
     restored(strategy, path, losses=losses, none=none)
     assert (losses, none) == ([3.0, 2, "low", None], [])
+
+
+def test_an_object_that_two_names_hold_gives_each_what_was_saved_of_it(strategy, path):
+    new, old = np.full(2, 3.0), np.full(2, 2.0)
+    saved = {"x": new, "before": old, "m": {"w": old}, "v": {"w": new}, "items": [[old], [new]]}
+    save(strategy, path, **saved)
+    zeros, nest, inner = np.full(2, float(strategy.rank)), {"w": np.zeros(2)}, [np.zeros(2)]
+    here = {"x": zeros, "before": zeros, "m": nest, "v": nest, "items": [inner, inner]}
+    found = restored(strategy, path, **here)
+    assert all(repr(getattr(found, name)) == repr(value) for name, value in saved.items())
+    assert (found.x is zeros, found.m is nest, found.items[0] is inner) == (True, True, True)
+    assert found.v["w"] is not nest["w"]
+
+
+def test_an_object_that_two_names_held_when_it_was_saved_stays_one(strategy, path):
+    one, nest = np.arange(2.0), {"w": [np.ones(1), np.nan]}
+    save(strategy, path, x=one, y=[one], m=nest, v=nest)
+    one, nest = np.full(2, float(strategy.rank)), {"w": [np.zeros(1), 0.0]}
+    found = restored(strategy, path, x=one, y=[one], m=nest, v=nest)
+    assert found.x is found.y[0] is one
+    assert found.m is found.v is nest
+    assert (one.tolist(), nest["w"][0].tolist()) == ([0, 1], [1])
+
+
+@pytest.mark.parametrize("make", [variable, lambda strategy, n: Stateful(n=n)])
+def test_an_object_that_can_hold_one_state_only_is_an_error_where_two_were_saved(
+    strategy, path, make
+):
+    one, same = make(strategy, 1.0), make(strategy, 0.0)
+    mr.Checkpoint(strategy, x=one, before=make(strategy, 2.0)).save(path)
+    checkpoint = mr.Checkpoint(strategy, x=same, before=same)
+    error = raises_everywhere(CheckpointError, lambda: checkpoint.restore(path))
+    kind = type(same).__name__
+    assert f"before is the same {kind} as x here, and another one in the checkpoint" in str(error)
+    mr.Checkpoint(strategy, x=one, before=one).save(path)
+    checkpoint.restore(path)
+    assert checkpoint.x is checkpoint.before is same
 
 
 def test_what_is_no_nest_takes_the_place_of_any_other_and_a_bytearray_is_one_again(strategy, path):

@@ -49,6 +49,15 @@ def test_bfloat16_comes_back_as_such(strategy, path, library):
     np.testing.assert_array_equal(library.as_float32(checkpoint.x), [1, 2.5])
 
 
+def test_an_array_that_two_names_hold_gives_each_what_was_saved_of_it(strategy, path, library):
+    mr.Checkpoint(strategy, x=library.array([1, 2]), y=[library.array([3, 4])]).save(path)
+    one = library.array([strategy.rank, 0])
+    checkpoint = mr.Checkpoint(strategy, x=one, y=[one])
+    checkpoint.restore(path)
+    library.holds(checkpoint.x, [1, 2])
+    library.holds(checkpoint.y[0], [3, 4])
+
+
 def test_another_shape_of_an_array_is_told(strategy, path, library):
     mr.Checkpoint(strategy, x=library.array([1, 2])).save(path)
     checkpoint = mr.Checkpoint(strategy, x=library.array([1, 2, 3]))
