@@ -19,9 +19,13 @@ class ArrayKind(NamedTuple):
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
+        return str(self.described())
+
+    def described(self) -> LeafDescription:
+        """Returns what ranks compare."""
         # The numpy name of one with another byte order tells that, as ">i4" does.
         name = wire_name(self.dtype) if self.dtype.isnative else str(self.dtype)
-        return str(LeafDescription(name, self.shape))
+        return LeafDescription(name, self.shape)
 
 
 def kind_of(array: Any, path: str) -> ArrayKind:

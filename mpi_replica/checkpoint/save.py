@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.group import Group
 from ..collectives.agreement.site import CallSite
-from ..collectives.agreement.stand import CallDescription, LeafDescription
+from ..collectives.agreement.stand import CallDescription
 from ..collectives.agreement.steps import Agree, Steps, Texts
 from ..core.array_ways import Array
-from ..core.dtypes import wire_name
 from ..core.exceptions import CheckpointError
 from ..core.options import CommunicationOptions
 from . import files
 from .abandoned_saves import remove_abandoned_saves
+from .array_kinds import ArrayKind
 from .encoder import structure_of
 from .index import ArrayRecord, Index, index_path, packed, packed_record, unpacked_record
 
@@ -69,7 +69,7 @@ class Saving(Call):
         self.path, self.state, self.arrays, self.own = path, dict(state), dict(arrays), own
         self.detail = repr(str(path))
         self._leaves = tuple(
-            LeafDescription(wire_name(array.dtype), array.shape) for array in arrays.values()
+            ArrayKind(array.dtype, array.shape).described() for array in arrays.values()
         )
         self._structure = json.dumps(structure_of(self.state))
         # Not by `identify`, which keeps what it is given: that is large, and of another path each

@@ -294,6 +294,11 @@ ONES, ZEROS = np.ones(3), np.zeros(3)
 DIFFERENT = {
     "a shape": ({"w": np.zeros(3)}, {"w": np.zeros(4)}),
     "a dtype": ({"w": np.zeros(3)}, {"w": np.zeros(3, "f4")}),
+    "a byte order": ({"w": np.zeros(3, ">f8")}, {"w": np.zeros(3, "<f8")}),
+    "the byte order of a field": (
+        {"w": np.zeros(3, [("x", ">i2")])},
+        {"w": np.zeros(3, [("x", "<i2")])},
+    ),
     "a name": ({"w": 1}, {"v": 1}),
     "an object more": ({"w": 1}, {"w": 1, "x": np.zeros(3)}),
     "a kind": ({"w": np.zeros(())}, {"w": 0.0}),
