@@ -324,6 +324,7 @@ def test_what_was_made_before_a_loss_is_an_error_when_it_is_used():
         ("gone", "1+2:step2:1", "replica 2 is gone", "Give the state a mr.CheckpointManager"),
         ("unsaved", "0+1:step2:1", "replicas 0-1 is gone", "no checkpoint was saved before"),
         ("beginning", "1:beginning:1", "replica 2 is gone", "Give the state a mr.Checkpoint"),
+        ("drawn", "1:beginning:3", "replica 2 is gone", "Give the state a mr.Checkpoint"),
     ],
 )
 def test_what_nobody_has_any_more_ends_the_job_with_an_error(case, kills, words, advice):
@@ -347,6 +348,11 @@ def test_what_can_not_be_loaded_after_a_loss_ends_the_job_with_an_error():
 def test_a_replica_to_which_nothing_belongs_is_not_lost_with_one_that_has_something():
     found = told(lose("not_any_more.py", 3, CASE="partly", KILLS="1:step2:1"))
     assert found == {0: [[{}, 0]], 2: [[{}, 0]]}
+
+
+def test_a_replica_that_had_nothing_at_the_begin_is_not_lost_where_another_one_had_something():
+    found = told(lose("not_any_more.py", 4, CASE="drawn", KILLS="3:beginning:3"))
+    assert found == {rank: [[{}, 0]] for rank in range(3)}
 
 
 def test_a_spare_that_is_needed_in_a_later_call_is_in_that_call():

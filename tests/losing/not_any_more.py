@@ -8,6 +8,7 @@ CASE
     ``beginning``: rank 1 dies before the first commit. ``unloadable``: rank 2, which keeps the
     copies of rank 1, has no memory to load them. ``partly``: something belongs to one replica of a
     rank alone.
+    ``drawn``: one replica alone has drawn random numbers before run_elastic.
     ``outside``: rank 1 dies where nobody is in run_elastic.
 """
 
@@ -35,7 +36,7 @@ own = strategy.experimental_distribute_values_from_function(
     lambda context: np.full(2, context.replica_id_in_sync_group)
 )
 batches = strategy.experimental_distribute_dataset(mr.data.Dataset.range(50).batch(10))
-state = mr.ElasticState(strategy, step=0, own=None if case == "partly" else own)
+state = mr.ElasticState(strategy, step=0, own=None if case in ("partly", "drawn") else own)
 manager = mr.CheckpointManager(state, "/nonexistent") if case == "unsaved" else None
 before = {
     "of a run": strategy.run(replica_id),
@@ -100,13 +101,15 @@ def train():
             use_again()
         state.step += 1
         state.commit()
-    if case == "partly":
+    if case in ("partly", "drawn"):
         return strategy.extended.broadcast_to(0).value
     kept = strategy.reduce("SUM", state.own, axis=None).tolist()
     theirs = [owner.reduce("SUM", value, axis=None) for owner, value in still_there.values()]
     return kept, repr(before["of a run"]), list(map(int, theirs))
 
 
+if case == "drawn":
+    strategy.run(draw_in_replica_2)
 dying.enter("beginning")
 if case == "outside":
     strategy.run(sum_up)

@@ -1,4 +1,4 @@
-"""The call by which all ranks commit: copies of what belongs to replicas go to other ranks."""
+"""The calls by which all ranks commit: copies of what belongs to replicas go to other ranks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 from ...collectives.agreement.call import Call
 from ...collectives.agreement.group import Group
-from ...collectives.agreement.site import CallSite
+from ...collectives.agreement.site import CallSite, FunctionIdentity
 from ...collectives.agreement.steps import PassOn, Steps
+from ...collectives.barrier import BarrierCall
+from ...core.layout import Layout
 from ...core.options import CommunicationOptions
 from ...ranks.transport import Messages
 from .buddies import buddy_of
@@ -28,6 +30,36 @@ class Guarded(NamedTuple):
     kept: Callable[[], Mapping[int, ReplicaPart]]
     #: The replicas to which nothing belongs, on all ranks.
     empty: frozenset[int]
+
+
+class Beginning(BarrierCall):
+    """The call at which all ranks begin; each tells whether something belongs to its replicas.
+
+    Parameters
+    ----------
+    function : FunctionIdentity
+        That trains.
+    is_empty : bool
+        Whether nothing does.
+    """
+
+    def __init__(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        function: FunctionIdentity,
+        is_empty: bool,
+    ) -> None:
+        super().__init__(site, options, "run_elastic", "begin of ", function)
+        self._mine = b"\0" if is_empty else b"\1"
+
+    def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:
+        """Tells whether something belongs to the replicas of this rank."""
+        return self._mine, None
+
+    def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> frozenset[int]:
+        """Returns the replicas to which nothing belongs."""
+        return _empty(group.layout, [data[0] for data in group.sizes.payloads()])
 
 
 class Committing(Call):
@@ -67,9 +99,7 @@ class Committing(Call):
             return None
         layout = group.layout
         sizes = [_SIZE.unpack(data)[0] for data in group.sizes.payloads()]
-        empty = frozenset(
-            i for rank, size in enumerate(sizes) if not size for i in layout.replica_ids(rank)
-        )
+        empty = _empty(layout, sizes)
         copies: Messages = {}
         if any(sizes) and layout.size > 1:
             buddies = [buddy_of(rank, group.hosts) for rank in range(layout.size)]
@@ -80,6 +110,13 @@ class Committing(Call):
             }
             copies = yield PassOn({buddies[layout.rank]: self.data}, coming)
         return Guarded(functools.partial(_load, copies), empty)
+
+
+def _empty(layout: Layout, sizes: Sequence[int]) -> frozenset[int]:
+    """Returns the replicas of the ranks that have nothing of theirs."""
+    return frozenset(
+        i for rank, size in enumerate(sizes) if not size for i in layout.replica_ids(rank)
+    )
 
 
 def _load(copies: Messages) -> dict[int, ReplicaPart]:

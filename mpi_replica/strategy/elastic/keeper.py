@@ -9,7 +9,7 @@ from typing import Any
 
 from ...checkpoint.checkpoint import require_same
 from ...checkpoint.object_places import saved_once
-from ...collectives.agreement.site import CallSite
+from ...collectives.agreement.site import CallSite, FunctionIdentity
 from ...collectives.strategy_base import StrategyBase
 from ...core.context import require_cross_replica
 from ...core.exceptions import RankLostError, mark_reporter
@@ -19,7 +19,7 @@ from ...ranks.survivors import Survivors
 from ...ranks.transport import Transport
 from ...ranks.watch.span import span_of_package
 from ...replicas.assignment import lose_components, lose_values
-from .commit import Committing, Guarded
+from .commit import Beginning, Committing, Guarded
 from .losses import Loss
 from .recovery import HeldCommit, gather_state
 from .replica_objects import moved
@@ -74,8 +74,18 @@ class Keeper:
         """Commits the state as it is at first, by this rank alone."""
         snapshot = take(self._strategy, objects_of(self._state))
         ids = self._strategy.engine.layout.all_replica_ids
+        # what the others have is told in `begin`
         empty = frozenset(ids if are_empty(snapshot.own.values()) else ())
         self._commit = HeldCommit(0, snapshot.shared, snapshot.own, dict, empty, self._step(0))
+
+    def begin(self, function: FunctionIdentity) -> None:
+        """Begins, on all ranks; each tells whether something belongs to its replicas."""
+        engine, commit = self._strategy.engine, self._commit
+        is_empty = commit is None or are_empty(commit.own.values())
+        call = engine.make("run_elastic", None, Beginning, function, is_empty)
+        empty: frozenset[int] = engine.cross_replica(call)
+        if commit is not None and commit.number == 0:
+            commit.empty = empty
 
     def _step(self, number: int) -> int:
         step = getattr(self._state, "step", None)

@@ -103,7 +103,10 @@ def gather_state(
     if len(numbers) > 1:
         raise RuntimeError(f"the ranks have different commits: {sorted(numbers)}")
     everyone = layout.all_replica_ids
-    empty = frozenset().union(*(one.empty for one in inventories))
+    # a rank that has not heard from the others at the begin takes their replicas for empty
+    empty = frozenset(everyone).intersection(
+        *(one.empty for one in inventories if one.number is not None)
+    )
     found_at = givers(
         everyone,
         {rank: one.own for rank, one in enumerate(inventories)},

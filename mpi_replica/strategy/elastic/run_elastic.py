@@ -101,12 +101,6 @@ class Elastic(ElasticStrategy):
             if engine.is_spare:
                 raise problem
             engine.fail("run_elastic", problem)
-        identity = function_identity(train)
-
-        def meet(moment: str) -> None:
-            call = engine.make("run_elastic", None, BarrierCall, "run_elastic", moment, identity)
-            engine.cross_replica(call)
-
         try:
             keeper = Keeper(self, state)
         except Exception as error:  # an object of the state can't be kept
@@ -116,15 +110,14 @@ class Elastic(ElasticStrategy):
             self._is_elastic = True
             self._num_elastic_calls += 1
             try:
-                return _train(self, keeper, meet, train)
+                return _train(self, keeper, train)
             finally:
                 self._is_elastic = False
 
 
-def _train(
-    strategy: ElasticStrategy, keeper: Keeper, meet: Callable[[str], None], train: Callable[[], T]
-) -> T | None:
+def _train(strategy: ElasticStrategy, keeper: Keeper, train: Callable[[], T]) -> T | None:
     engine, survivors = strategy.engine, strategy.survivors
+    function = function_identity(train)
     if survivors is not None:
         survivors.has_dismissed = False
     while True:
@@ -138,10 +131,11 @@ def _train(
         try:
             if keeper.lost_replicas:
                 keeper.restore_checkpoint()
-            meet("begin of ")
+            keeper.begin(function)
             keeper.commit()
             result = train()
-            meet("end of ")
+            call = engine.make("run_elastic", None, BarrierCall, "run_elastic", "end of ", function)
+            engine.cross_replica(call)
             engine.agreement.assemble()
         except BaseException as error:
             if not keeper.must_recover(error):
