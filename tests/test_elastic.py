@@ -344,6 +344,51 @@ def test_variables_objects_and_random_numbers_go_back(strategy):
     assert objects["weights"] is weights
 
 
+def epochs_of(strategy):
+    dataset = mr.data.Dataset.range(12).shuffle(seed=1).batch(3)
+    return strategy.experimental_distribute_dataset(dataset)
+
+
+def rows(steps):
+    return [[part.tolist() for part in step.values] for step in steps]
+
+
+def test_a_loop_over_a_dataset_goes_on_in_its_middle(strategy):
+    dataset = epochs_of(strategy)
+    loop = iter(dataset)
+    next(loop)
+    snapshot = take(strategy, {})
+    wanted = rows(loop), rows(dataset)
+    for _ in range(2):
+        go_back(strategy, {}, snapshot)
+        assert (rows(dataset), rows(dataset)) == wanted
+
+
+@pytest.mark.parametrize("in_state", [False, True])
+def test_a_dataset_of_which_a_loop_was_left_goes_on_with_the_next_epoch(strategy, in_state):
+    dataset = epochs_of(strategy)
+    for i, _ in enumerate(dataset):
+        if i == 1:
+            break
+    objects = {"data": dataset} if in_state else {}
+    snapshot = take(strategy, objects)
+    wanted = rows(dataset)
+    for _ in range(2):
+        go_back(strategy, objects, snapshot)
+        assert rows(dataset) == wanted
+
+
+def test_a_dataset_begins_the_next_epoch_beside_an_iterator_that_is_in_the_state(strategy):
+    dataset = epochs_of(strategy)
+    objects = {"nest": [iter(dataset)]}
+    next(objects["nest"][0])
+    snapshot = take(strategy, objects)
+    wanted = rows(objects["nest"][0]), rows(dataset)
+    for _ in range(2):
+        go_back(strategy, objects, snapshot)
+        assert (rows(objects["nest"][0]), rows(dataset)) == wanted
+
+
 def test_generators_that_nobody_had_used_begin_anew(strategy):
     with mr.MPIStrategy(num_replicas=2, seed=9) as fresh:
         snapshot = take(fresh, {})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from ..collectives.agreement.stand import Note
@@ -36,6 +37,8 @@ class DistributedDataset:
         #: Where the next iteration begins: in mid-epoch after a checkpoint.
         self._next = Progress(0, 0)
         self._newest: Progress | None = None
+        #: Gives the iterator whose place that is, as long as anyone holds it.
+        self._iterator: Callable[[], DistributedIterator | None] = lambda: None
         # Call sites tell nothing here: one rank may iterate through a progress bar.
         self._name = engine.add_dataset(self)
 
@@ -59,12 +62,20 @@ class DistributedDataset:
         return True
 
     def __iter__(self) -> DistributedIterator:
-        place, newest = self._next, self._newest
+        place, newest = self._next, (self._newest, self._iterator)
+        iterator = DistributedIterator(self._engine, self._input, place, self._name)
         self._next, self._newest = Progress(place.epoch + 1, 0), place
+        self._iterator = weakref.ref(iterator)
         if self._engine.layout.size > 1 and self._engine.is_in_its_thread():
             begun = Progress(place.epoch, place.steps)
-            self._note_iteration(begun, lambda: self._go_back_to(begun, newest))
-        return DistributedIterator(self._engine, self._input, place, self._name)
+
+            def go_back() -> None:
+                """Forgets an iteration that not all ranks have begun."""
+                self._next = begun  # the next one is the same for all
+                self._newest, self._iterator = newest
+
+            self._note_iteration(begun, go_back)
+        return iterator
 
     def _note_iteration(self, place: Progress, undo: Callable[[], None]) -> None:
         """Adds a note of the iteration that begins to the next header."""
@@ -77,10 +88,6 @@ class DistributedDataset:
         digest = digest_of((place.epoch, place.steps, source.length, source.pipelines, source.text))
         note = Note(what, placeless_site(), digest, advice, "CollectiveMismatchError")
         self._engine.agreement.notes.add(note, undo)
-
-    def _go_back_to(self, place: Progress, newest: Progress | None) -> None:
-        """Forgets an iteration that not all ranks have begun: the next one is the same for all."""
-        self._next, self._newest = place, newest
 
     def begin_anew(self) -> None:
         """Make the next iteration the first one again."""
@@ -98,7 +105,8 @@ class DistributedDataset:
 
         Notes
         -----
-        No communication. A `Checkpoint` that holds the dataset calls it.
+        No communication. A `Checkpoint` that holds the dataset calls it. An iteration that was left
+        by ``break`` has not ended: it goes on there. A commit of an `ElasticState` knows better.
 
         Examples
         --------
@@ -144,3 +152,15 @@ class DistributedDataset:
         """
         self._next = Progress.of_state(state, self._input.pipelines)
         self._newest = None
+
+
+def state_at_commit(dataset: DistributedDataset, held: Container[int]) -> dict[str, Any]:
+    """Returns where a dataset goes on after a loss: in the middle of a loop alone.
+
+    An iteration that was left goes on no more, and the iterators of which `held` has the identity
+    go back by themselves: the next iteration is another one.
+    """
+    iterator = dataset._iterator()
+    if iterator is None or id(iterator) in held:
+        return dataset._next.state(dataset._input.pipelines)
+    return dataset.state_dict()

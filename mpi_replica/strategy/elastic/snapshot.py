@@ -21,7 +21,9 @@ from ...collectives.strategy_base import StrategyBase
 from ...core.array_ways import Array
 from ...core.exceptions import CheckpointError
 from ...core.layout import Layout
+from ...core.object_state import places_of
 from ...core.values import Mirrored, PerReplica
+from ...data.distributed_dataset import state_at_commit
 from ...replicas.assignment import Assignable
 from .replica_objects import Held, for_another_rank, held_in, moved
 
@@ -147,11 +149,13 @@ def take(
     for name, array in encoder.own_arrays.items():
         replica_id = int(name.rsplit(".", 2)[1])  # as the encoder names them
         own[replica_id].arrays[name] = lasting_copy(name, array)
+    # iterators among them, which have places of their own
+    inside = {id(leaf) for value in objects.values() for _, leaf in places_of(value)}
     shared = SharedPart(
         state,
         arrays,
         {**generators, "replicas": {}},
-        {number: dataset.state_dict() for number, dataset in engine.datasets.items()},
+        {number: state_at_commit(dataset, inside) for number, dataset in engine.datasets.items()},
         held_in(objects),
     )
     return Snapshot(shared, own, copies)
