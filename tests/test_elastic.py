@@ -1,5 +1,7 @@
 """Who keeps copies for whom, what is said of losses, and snapshots of a program's state."""
 
+import collections
+
 import hypothesis
 import hypothesis.extra.numpy as hnp
 import hypothesis.strategies as st
@@ -14,6 +16,7 @@ from mpi_replica.ranks.survivors import Member
 from mpi_replica.strategy.elastic.buddies import buddy_of, givers
 from mpi_replica.strategy.elastic.losses import Loss, new_layout_text
 from mpi_replica.strategy.elastic.snapshot import put_back, take
+from mpi_replica.strategy.elastic.state import objects_of, replace_objects
 
 # Buddies
 
@@ -286,6 +289,30 @@ def test_objects_that_became_one_since_the_commit_are_two_again(strategy):
     objects = go_back(strategy, objects, snapshot)
     assert bits(objects) == before
     assert objects["own"][0] is objects["own"][1]
+
+
+def test_dicts_have_the_order_of_the_commit(strategy):
+    objects = {"recent": collections.OrderedDict(a=1, b=np.ones(1), c=[3]), "plain": {1: 1, 2: 2}}
+    recent, before = objects["recent"], bits(objects)
+    snapshot = take(strategy, objects)
+    recent.move_to_end("a")
+    del recent["b"]
+    objects["plain"][1] = objects["plain"].pop(1)
+    objects = go_back(strategy, objects, snapshot)
+    assert bits(objects) == before
+    assert objects["recent"] is recent
+    assert [list(recent), list(objects["plain"])] == [["a", "b", "c"], [1, 2]]
+
+
+def test_a_state_has_the_names_of_the_commit(strategy):
+    """Otherwise ranks that had come to set one more would commit other names than the rest."""
+    state = mr.ElasticState(strategy, step=0, loss=1.0)
+    snapshot = take(strategy, objects_of(state))
+    del state.step
+    state.best, state.step = np.ones(2), 1
+    replace_objects(state, go_back(strategy, objects_of(state), snapshot))
+    assert list(objects_of(state).items()) == [("step", 0), ("loss", 1.0)]
+    assert not hasattr(state, "best")
 
 
 def test_mirrored_values_go_back(strategy):

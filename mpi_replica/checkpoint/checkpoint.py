@@ -99,6 +99,12 @@ class Checkpoint:
     def _objects(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
+    def _replace(self, objects: Mapping[str, Any]) -> None:
+        """Has these objects alone, in their order."""
+        for name in self._objects:
+            del self.__dict__[name]
+        self.__dict__.update(objects)
+
     @span("Checkpoint.save", kind="checkpoint")
     def save(self, path: str | os.PathLike[str]) -> str:
         """Save the objects; return `path`.
@@ -273,7 +279,7 @@ class Checkpoint:
             return comparison
 
         def finish(index: Index, objects: dict[str, Any]) -> None:
-            self.__dict__.update(objects)
+            self._replace(objects)
             _restore_generators(strategy, index)
 
         is_reader = engine.layout.rank == 0

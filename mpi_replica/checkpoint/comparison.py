@@ -174,11 +174,10 @@ class Comparison:
             return lambda: make({key: put_back_item() for key, put_back_item in matched.items()})
 
         def put_back() -> None:
-            if self._is_exact:
-                for key in [key for key in live if key not in saved]:
-                    del live[key]
-            for key, put_back_item in matched.items():
-                live[key] = put_back_item()
+            if self._is_exact and list(live) != list(saved):
+                live.clear()
+            for key in saved if self._is_exact else matched:
+                live[key] = matched[key]()
 
         return _changing(live, put_back)
 

@@ -114,8 +114,8 @@ def objects_of(state: ElasticState) -> dict[str, Any]:
 
 
 def replace_objects(state: ElasticState, objects: Mapping[str, Any]) -> None:
-    """Puts these objects into a state."""
-    state.__dict__.update(objects)
+    """Puts these objects into a state, in the place of those that it holds."""
+    state._replace(objects)
 
 
 @contextlib.contextmanager
