@@ -6,6 +6,7 @@ numpy does the work, on the memory that they have on the host.
 
 from __future__ import annotations
 
+import functools
 import operator
 import reprlib
 from collections.abc import Callable, Sequence
@@ -158,12 +159,12 @@ def own_copy(element: Any) -> Any:
 
 
 def no_rows_of(element: Any) -> Any:
-    """Returns a batch of no elements like this one."""
+    """Returns a batch of no elements like this one, in the byte order that `stack` gives."""
 
-    def none(leaf: Any) -> Any:
-        return by_numpy(lambda array: np.empty((0, *array.shape), array.dtype), leaf)
+    def none(array: Any) -> Any:
+        return np.empty((0, *array.shape), np.result_type(array.dtype))
 
-    return map_structure(none, element)
+    return map_structure(functools.partial(by_numpy, none), element)
 
 
 def numpy_values(element: Any) -> Any:

@@ -584,3 +584,14 @@ def test_a_state_of_smaller_batches_stands_at_the_end(strategy):
     iterator = iter(larger)
     assert len(iterator) == 0
     assert list(iterator) == []
+
+
+def test_rows_of_another_byte_order_are_like_no_rows_on_any_layout(strategy):
+    rows = [np.array([i, i + 1], ">f8") for i in range(2 * strategy.num_replicas_in_sync)]
+    dataset = Dataset.from_source(rows).batch(1)
+    steps = steps_of(strategy, strategy.experimental_distribute_dataset(dataset))
+    assert len(steps) == len(rows)
+    for number, (first, *others) in enumerate(steps):
+        assert first.tolist() == [[number, number + 1]]
+        assert [part.shape for part in others] == [(0, 2)] * len(others)
+        assert {part.dtype.str for part in (first, *others)} == {"<f8"}
