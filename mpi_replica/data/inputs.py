@@ -35,9 +35,9 @@ class Input:
         How many replicas take of each rank's, or replica's, own input; None where all cut the same.
     ahead : int
         How many steps are read before they are asked for.
-    needs_all : callable
-        Tells whether there is no step in which a replica of this rank has no rows, since its input
-        leaves out what makes no whole batch.
+    drops : callable
+        Tells of each pipeline of this rank whether it leaves out what makes no whole batch: no
+        replica has a step more than one that takes of such a pipeline.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class Input:
         length: int,
         pipelines: tuple[int, ...] | None,
         ahead: int,
-        needs_all: Callable[[], bool] = lambda: False,
+        drops: Callable[[], list[bool]] = list,
     ) -> None:
         self._steps = steps
         self._sources = sources
         self.length = length
         self.pipelines = pipelines
         self.ahead = ahead
-        self.needs_all = needs_all
+        self.drops = drops
         self._is_repeatable = all(isinstance(source, Dataset) for source in sources)
         iterators = [source for source in sources if isinstance(source, Iterator)]
         if iterators and ahead:
@@ -122,16 +122,17 @@ class Input:
         sources = pipelines.sources(engine.layout.local_replica_ids)
         ahead = options.experimental_per_replica_buffer_size
 
-        def needs_all() -> bool:
+        def drops() -> list[bool]:
             local = pipelines.sources(engine.layout.local_replica_ids)
-            return all(map(drops_remainder, local))
+            return list(map(drops_remainder, local))
 
         def steps(epoch: int, start: int) -> Iterator[Step]:
             local = engine.layout.local_replica_ids
             for values in pipelines.steps(local, epoch, start, are_kept=bool(ahead)):
                 values = [value if value is END else arrays_of(value) for value in values]
                 batches = [value for value in values if value is not END]
-                if not batches or (len(batches) < len(values) and needs_all()):
+                ended = [i for i, value in zip(local, values, strict=True) if value is END]
+                if not batches or any(map(drops_remainder, pipelines.sources(ended))):
                     return
                 if len(batches) > 1:  # a difference is an error of this rank's input: all are told
                     nest.transposed(batches, tuple, "a distributed dataset")
@@ -139,9 +140,7 @@ class Input:
 
         # How long it is on other ranks can't be known.
         unknown, counts = UNKNOWN_CARDINALITY, pipelines.counts
-        return cls(
-            steps, sources, length=unknown, pipelines=counts, ahead=ahead, needs_all=needs_all
-        )
+        return cls(steps, sources, length=unknown, pipelines=counts, ahead=ahead, drops=drops)
 
     @property
     def text(self) -> str:
@@ -155,7 +154,8 @@ class Input:
         source = next(iter(self._sources), None)  # a spare has none
         if not isinstance(source, Dataset):
             raise TypeError(f"{type(source).__name__} does not tell its element_spec.")
-        needs_all = self.needs_all()
+        drops = self.drops()
+        needs_all = bool(drops) and all(drops)
 
         def of_replica(spec: ArraySpec) -> ArraySpec:
             if needs_all or not spec.shape:

@@ -374,7 +374,7 @@ class DistributedIterator:
             place.steps,
             self._kind_text,
             is_global=self._is_global,
-            needs_all=self._input.needs_all(),
+            needs_all=any(self._input.drops()),
         )
 
 

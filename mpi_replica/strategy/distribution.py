@@ -152,9 +152,9 @@ class Distribution(StrategyBase):
         -------
         DistributedDataset
             Each step takes one batch for each local replica. All ranks end at the same step:
-            replicas whose input has ended get empty arrays. Where the datasets of a rank have
-            ``batch(..., drop_remainder=True)``, all end before a step in which one of its replicas
-            would get none. Counterpart of
+            replicas whose input has ended get empty arrays. Where a dataset has
+            ``batch(..., drop_remainder=True)``, all end before a step in which a replica would get
+            none of it. Counterpart of
             ``tf.distribute.Strategy.distribute_datasets_from_function``.
 
         Raises

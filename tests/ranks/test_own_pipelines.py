@@ -123,6 +123,26 @@ def test_the_epoch_ends_where_a_rank_that_asks_for_full_batches_has_no_more(stra
     check_works(strategy)
 
 
+@pytest.mark.parametrize(
+    ("rows", "of_last", "sizes"),
+    [(9, 5, [(2, 2), (2, 2)]), (5, 9, [(2, 2), (2, 2), (1, 2), (0, 2)])],
+)
+def test_the_epoch_ends_where_the_replica_that_asks_for_full_batches_has_no_more(
+    strategy, rows, of_last, sizes
+):
+    """On whichever rank it is; the others go on without rows."""
+
+    def dataset_fn(context):
+        is_last = context.input_pipeline_id == context.num_input_pipelines - 1
+        return Dataset.range(of_last if is_last else rows).batch(2, drop_remainder=is_last)
+
+    others = strategy.num_replicas_in_sync - 1
+    steps = steps_of(strategy, strategy.distribute_datasets_from_function(dataset_fn, PER_REPLICA))
+    found = [[len(part) for part in parts] for parts in steps]
+    assert found == [[other] * others + [last] for other, last in sizes]
+    check_works(strategy)
+
+
 def test_the_function_is_called_once_for_each_pipeline(strategy):
     def contexts(options):
         seen = []
