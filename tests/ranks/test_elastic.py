@@ -100,6 +100,15 @@ def test_a_commit_takes_one_exchange_of_headers_and_only_that_where_a_loss_ends_
     assert strategy.run_elastic(train, state) == (3 if is_guarded else 1)
 
 
+@pytest.mark.parametrize("step", [np.zeros(2), np.full((), np.nan), [1, 2], "third", None])
+def test_a_step_that_is_no_number_is_one_object_as_the_others(strategy, step):
+    with strategy.scope():
+        same = mr.Variable(step) if isinstance(step, np.ndarray) else step
+    for of_state in (step, same):
+        state = mr.ElasticState(strategy, step=of_state)
+        assert strategy.run_elastic(state.commit, state) is None
+
+
 # Mistakes
 
 

@@ -90,7 +90,10 @@ class Keeper:
     def _step(self, number: int) -> int:
         step = getattr(self._state, "step", None)
         is_number = hasattr(step, "__index__") and not isinstance(step, bool)
-        return int(step) if is_number else number  # type: ignore[arg-type]
+        try:
+            return int(step) if is_number else number  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):  # an array of several items, or NaN
+            return number
 
     def _committing(self, site: CallSite, options: CommunicationOptions) -> Committing:
         """Returns the call that commits the objects as they are now."""
