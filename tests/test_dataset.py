@@ -391,6 +391,11 @@ BAD_CALLS = [
         TypeError,
         r"masked array.*filled",
     ),
+    (
+        lambda: Dataset.from_tensor_slices({"x": [[np.ma.masked_array([1], [True])], [[2]]]}),
+        TypeError,
+        r"leaf at \['x'\]: masked array.*filled",
+    ),
     (lambda: Dataset.range(), TypeError, r"1 to 3 integers, got 0"),
     (lambda: Dataset.range(1, 2, 3, 4), TypeError, r"got 4: \(1, 2, 3, 4\)"),
     (lambda: Dataset.range(2.0), TypeError, r"must be an integer, got 2\.0"),

@@ -701,6 +701,11 @@ BAD_CALLS = [
     (lambda: Dataset.range(3).prefetch(0), ValueError, r"buffer_size must be at least 1.*got 0"),
     (lambda: Dataset.range(3).prefetch(None), TypeError, r"buffer_size must be an integer"),
     (lambda: Dataset.range(3).enumerate("a"), TypeError, r"start must be an integer, got 'a'"),
+    (
+        lambda: Dataset.range(5).enumerate(2**63 - 3),
+        ValueError,
+        r"start must be from .* to 9223372036854775802, got 9223372036854775805",
+    ),
     (lambda: Dataset.range(3).batch(2).batches(start=-1), ValueError, r"start must be at least 0"),
 ]
 
@@ -725,7 +730,17 @@ def test_the_chain_of_verbs_is_told_without_addresses():
     )
 
 
-@pytest.mark.parametrize("text", [b"ab\0", "ab\0", [b"a", b"b\0"]], ids=repr)
+@pytest.mark.parametrize("count", [2**62, 2**63, 2**80])
+def test_more_than_all_elements_may_be_taken_or_left_out(count):
+    for rows in (Dataset.range(3), Dataset.range(3).filter(lambda row: True)):
+        assert list(rows.take(count)) == [0, 1, 2]
+        assert list(rows.skip(1).take(count)) == [1, 2]
+        assert list(rows.skip(count)) == list(rows.skip(1).skip(count)) == []
+
+
+@pytest.mark.parametrize(
+    "text", [b"ab\0", "ab\0", [b"a", b"b\0"], [(b"a\0", b"b")], [[("a", "b\0")]]], ids=repr
+)
 def test_texts_that_end_with_nul_are_an_error(text):
     """numpy would give them back without it."""
     with pytest.raises(ValueError, match=r"ends with a NUL.*frombuffer"):

@@ -177,7 +177,7 @@ class ElementVerbs(Chain):
         Raises
         ------
         TypeError, ValueError
-            If start is no integer, or does not fit int64.
+            If start is no integer, or the numbers do not fit int64.
 
         Examples
         --------
@@ -186,7 +186,7 @@ class ElementVerbs(Chain):
         [(0, 'a'), (1, 'b')]
         """
         limits = np.iinfo(np.int64)
-        start = integer("start", start, limits.min, limits.max)
+        start = integer("start", start, limits.min, limits.max - max(0, self._plan.length))
         _, structure = flatten((0, 0))
         stop = None if self._plan.length == INFINITE_CARDINALITY else limits.max
         return self._with(changes.Zip(structure, [sources.Range(start, stop, 1), self._plan]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,10 +74,11 @@ def as_arrays(value: Any, where: str) -> Any:
             continue
         try:
             require_only_numbers(leaf, takes_labels=True)
+            array = np.asarray(leaf)
+            for part in _rows_in(leaf, array.ndim):
+                require_only_numbers(part, takes_labels=True)
         except TypeError as error:
             raise TypeError(f"{where}: the leaf{at(path)}: {error}") from None
-        try:
-            array = np.asarray(leaf)
         except ValueError as error:
             raise ValueError(
                 f"{where}: {reprlib.repr(leaf)}{at(path)} can't become an array: {error} Give all "
@@ -99,8 +100,16 @@ def as_arrays(value: Any, where: str) -> Any:
     return unflatten(structure, arrays)
 
 
+def _rows_in(leaf: Any, ndim: int) -> Iterator[Any]:
+    """Returns what lists hold of an array with so many axes, but for its numbers."""
+    if ndim > 1 and isinstance(leaf, (list, tuple)):
+        for part in leaf:
+            yield part
+            yield from _rows_in(part, ndim - 1)
+
+
 def _ends_with_nul(leaf: Any) -> bool:
-    if isinstance(leaf, list):
+    if isinstance(leaf, (list, tuple)):
         return any(map(_ends_with_nul, leaf))
     return isinstance(leaf, (bytes, str)) and leaf[-1:] in (b"\0", "\0")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -196,8 +197,10 @@ class Section(_Picking):
         return self._start + positions
 
     def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
-        count = None if self._count is None else max(0, self._count - start)
-        return itertools.islice(self._source.iterate(epoch, cut, self._start + start), count)
+        # no source has more elements than islice counts
+        count = None if self._count is None else min(max(0, self._count - start), sys.maxsize)
+        start = min(self._start + start, sys.maxsize)
+        return itertools.islice(self._source.iterate(epoch, cut, start), count)
 
 
 class Prefetch(_Picking):
