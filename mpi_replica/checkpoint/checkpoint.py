@@ -170,7 +170,8 @@ class Checkpoint:
         def plain(value: Any) -> Any:
             if isinstance(value, AbstractVariable):
                 if not value.is_mirrored and id(value) not in combined:
-                    raise ValueError(_NO_VALUE)
+                    is_none = cast(Any, value).aggregation is _NO_AGGREGATION
+                    raise ValueError(_NO_VALUE if is_none else _NO_VALUE_HERE)
                 shared = combined[id(value)] if id(value) in combined else value.shared_value()
                 return np.asarray(shared)
             return value.value if isinstance(value, Mirrored) else value
@@ -327,6 +328,10 @@ _NO_VALUE = (
     "it is synchronized on read with aggregation NONE, so that there is no one value to save. Give"
     " it another aggregation, or save strategy.run(variable.value) in its place, which is restored"
     " into the variable."
+)
+_NO_VALUE_HERE = (
+    "it is synchronized on read, and only a call of all ranks knows its value, which the state of"
+    " an object can't make. Give the variable to the Checkpoint, too, by a name of its own."
 )
 
 

@@ -371,6 +371,21 @@ def test_a_variable_without_one_value_is_named_and_what_the_error_says_saves_it(
     check_works(strategy)
 
 
+def test_a_variable_whose_value_an_object_can_not_ask_for_is_named_and_what_to_do(strategy, path):
+    total = on_read(strategy, mr.VariableAggregation.SUM)
+    strategy.run(lambda: total.assign(float(replica_id())))
+    model = Stateful(total=total)
+    error = raises_everywhere(ValueError, lambda: save(strategy, path, model=model))
+    assert "can't hold checkpoint.model.state_dict()['total']: it is synchronized on" in str(error)
+    assert "Give the variable to the Checkpoint, too" in str(error)
+    assert listing(path) == []
+    save(strategy, path, model=model, total=total)
+    model = Stateful()
+    restored(strategy, path, model=model, total=total)
+    count = strategy.num_replicas_in_sync
+    assert model.state["total"] == float(total) == count * (count - 1) / 2
+
+
 LONG = 10**5000  # Python writes no more than 4300 digits
 LONG_NUMBERS = {
     "checkpoint.step": {"step": LONG},
