@@ -201,8 +201,12 @@ def may_raise(code, offset, following):
     return handlers[0] == handlers[1]
 
 
-def interrupted(do, number):
-    """Do it, and raise `Limit` where Python looks for signals for the n-th time in FILES.
+class Halt(BaseException):
+    """The same, of one that ends the program."""
+
+
+def interrupted(do, number, kind=Limit):
+    """Do it, and raise a `kind` where Python looks for signals for the n-th time in FILES.
 
     Returns the error that came of it, and whether it was raised.
     """
@@ -214,7 +218,7 @@ def interrupted(do, number):
         count += last is not None and may_raise(frame.f_code, last, offset)
         if count == number:
             count += 1
-            raise Limit
+            raise kind
 
     with at_each_instruction(look):
         error = error_of(do)
@@ -295,6 +299,29 @@ def test_a_handler_that_raises_in_a_call_leaves_all_ranks_knowing(name):
         assert transport.has_told or transport.sent == whole.sent, (number, transport.sent)
         check_works(driver)
     assert seen == {"over", "told", "own"}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_handler_that_raises_what_is_no_exception_leaves_a_call_that_can_be_made_again(fails):
+    """All ranks are told; or nobody knows of the call; or it had ended; or the strategy is over."""
+    seen = set()
+    for number in range(1, 2000):
+        transport, depth = Twin(), gate.depth
+        driver = driver_of(transport)
+        step = Agree(failing(ValueError("told"))) if fails else Agree(lambda: (b"", None))
+        call = Steps(Agree(lambda: (b"", None)), step)
+        error, was_raised = interrupted(lambda d=driver, c=call: d.perform([c]), number, Halt)
+        check_open(driver, depth)
+        if not was_raised:
+            break
+        assert type(error) is Halt or transport.has_told, number
+        if driver.agreement.final is not None:
+            seen.add("over")
+            check_is_over(driver, error)
+            continue
+        seen.add("told" if transport.has_told else len(transport.sent))
+        check_works(driver)
+    assert seen == {"over", "told", 0} | (set() if fails else {3})
 
 
 @pytest.mark.parametrize("before", [0, 1, 2, 3])
@@ -466,6 +493,14 @@ def failing(error):
         raise error
 
     return prepare
+
+
+def test_what_is_no_exception_is_told_where_the_others_wait_at_a_second_header(driver, transport):
+    """This rank may make the call again, and its first header would meet their second one."""
+    error = SystemExit(3)
+    assert error_of(lambda: driver.perform([Steps(Agree(failing(error)))])) is error
+    assert transport.has_told
+    check_works(driver)
 
 
 def test_what_was_done_is_undone_where_the_ranks_agree_that_it_failed(driver, transport):

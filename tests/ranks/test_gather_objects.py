@@ -14,6 +14,7 @@ from everywhere import (
     check_works,
     cost_of,
     culprits,
+    error_of,
     needs_two_ranks,
     raises_everywhere,
     ranks_of,
@@ -203,6 +204,32 @@ def test_what_one_rank_alone_can_not_load_is_told_on_all_ranks(strategy, monkeyp
         error = raises_everywhere(TypeError, lambda: strategy.gather_objects(Unloadable()))
         assert f"on rank {deaf}" in str(error)
         check_works(strategy)
+
+
+class Halting:
+    """Ends the program where it is loaded on the last rank."""
+
+    ends = True
+
+    def __reduce__(self):
+        return halt_on_last_rank, ()
+
+
+def halt_on_last_rank():
+    from mpi4py import MPI
+
+    if Halting.ends and MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
+        raise SystemExit("no way on")
+
+
+def test_what_ends_the_program_of_one_rank_as_it_is_loaded_comes_up_on_all(strategy, monkeypatch):
+    """And each may catch it, and make the same call again."""
+    errors = []
+    for ends in (True, False):
+        monkeypatch.setattr(Halting, "ends", ends)
+        errors.append(error_of(lambda: strategy.gather_objects(Halting())))
+    assert [repr(error) for error in errors] == ["SystemExit('no way on')", "None"]
+    check_works(strategy)
 
 
 def test_a_value_of_another_strategy_is_an_error_everywhere(strategy):

@@ -78,7 +78,7 @@ class Driver:
         # How many exchanges were begun when this rank came to the agreement that is the next, or
         # was the last one; None before. `_AGREED`: the ranks have agreed, and none can be told.
         begun: int | None = None
-        undo = None
+        is_second, undo = False, None  # whether the ranks have agreed once: the others wait then
         is_main = self.thread == gate.main_thread
         gate.depth += is_main
         try:
@@ -109,7 +109,7 @@ class Driver:
                                 results = end.value
                                 break
                             if type(step) is Agree:
-                                begun, undo = None, step.undo
+                                begun, is_second, undo = None, True, step.undo
                                 payload, answer = step.prepare()
                                 begun = transport.steps
                                 agreement.agree(calls, payload, is_begun=True)
@@ -126,11 +126,11 @@ class Driver:
                 except BaseException as error:
                     try:
                         recorder.note_error(error)
-                        self._tell_or_break_off(error, calls, begun)
-                    except Exception as other:  # a signal's handler, where `error` was to be told
+                        self._tell_or_break_off(error, calls, begun, is_second)
+                    except BaseException as other:  # a signal's handler, where it was to be told
                         if self._is_dealt_with(other, error):
                             raise
-                        self._tell_or_break_off(other, calls, begun)
+                        self._tell_or_break_off(other, calls, begun, is_second)
                     finally:
                         if undo is not None and agreement.final is None:
                             undo()
@@ -144,9 +144,13 @@ class Driver:
             gate.depth -= is_main
 
     def _tell_or_break_off(
-        self, error: BaseException, calls: Sequence[Call], begun: int | None
+        self, error: BaseException, calls: Sequence[Call], begun: int | None, is_second: bool
     ) -> NoReturn:
-        """Raises `error`: on all ranks, where they can be told; else the strategy is over."""
+        """Raises `error`: on all ranks, where they can be told; else the strategy is over.
+
+        What is no `Exception` is told only where the ranks have agreed once: before that nobody
+        knows of the call, which this rank may make again.
+        """
         agreement, transport = self.agreement, self._transport
         if agreement.is_agreed(error):
             raise error
@@ -155,7 +159,7 @@ class Driver:
         is_untold = begun is None or (begun == transport.steps and not transport.is_in_flight)
         if not is_untold and transport.size > 1:
             agreement.break_off(error)
-        elif isinstance(error, Exception):
+        elif is_second or isinstance(error, Exception):
             self.report_failure(calls, error)
         raise error
 
@@ -164,7 +168,7 @@ class Driver:
         begun = self._transport.steps
         try:
             self._tell(calls, error)
-        except Exception as other:  # a signal's handler: the others still wait
+        except BaseException as other:  # a signal's handler: the others still wait
             if self._is_dealt_with(other, error) or self._transport.steps > begun:
                 raise
             self._tell(calls, other)
@@ -172,7 +176,7 @@ class Driver:
     def _tell(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
         self.report(*self.agreement.failure(calls, error))
 
-    def _is_dealt_with(self, other: Exception, error: BaseException) -> bool:
+    def _is_dealt_with(self, other: BaseException, error: BaseException) -> bool:
         """Returns whether `other` is what came of `error`, and not of a signal's handler."""
         return other is error or self.agreement.is_agreed(other)
 
