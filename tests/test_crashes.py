@@ -57,6 +57,32 @@ def test_an_uncaught_mismatch_is_printed_once(launch):
     assert tracebacks(done) == 1
 
 
+@pytest.mark.parametrize("order", ["half, whole", "whole, half"])
+@pytest.mark.parametrize("failing", ["half", "whole"])
+def test_an_uncaught_exception_is_printed_by_its_rank_whatever_other_strategies_there_are(
+    launch, order, failing
+):
+    """Also where the ranks of two strategies have other numbers; the job's own are printed."""
+    done = launch(
+        f"""
+        communicators = {{"whole": world, "half": world.Split(rank > 0, rank)}}
+        made = {{name: mr.MPIStrategy(communicators[name]) for name in "{order}".split(", ")}}
+
+        def step():
+            if rank == 1:
+                raise ValueError("no rows")
+            return mr.get_replica_context().all_reduce("SUM", 1.0)
+
+        made["whole"].run(total)
+        if {failing!r} == "whole" or rank > 0:
+            made[{failing!r}].run(step)
+        """,
+        3,
+    )
+    assert "[rank 1 of 3] Traceback" in done.stderr
+    assert done.stderr.count("ValueError: no rows") == tracebacks(done) == 1
+
+
 @pytest.mark.parametrize("replicas_per_rank", [1, 2])
 def test_an_uncaught_wrong_argument_is_printed_by_its_rank_with_its_line(launch, replicas_per_rank):
     """As an exception of the replica is."""

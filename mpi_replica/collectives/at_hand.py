@@ -46,7 +46,7 @@ class AtHand:
             (answer,) = call.answer([call], self._do(self._steps(call)))
             return answer
         except Exception as error:
-            mark_reporter(error, 0)
+            mark_reporter(error, self._layout.rank == 0)
             raise
 
     def _make_alike(self, call: Call) -> None:

@@ -6,6 +6,8 @@ what to do. Errors that the ranks have agreed on carry the same text on every ra
 
 from __future__ import annotations
 
+import os
+
 
 class MPIReplicaError(BaseException):
     """Common base of all exceptions of the package.
@@ -135,12 +137,12 @@ def add_note(error: BaseException, note: str) -> bool:
     return True
 
 
-def mark_reporter(error: BaseException, rank: int) -> None:
-    """Notes the one rank that prints `error`, which all ranks have, should nobody catch it."""
-    error.__dict__["_mpi_replica_rank_that_reports"] = rank
+def mark_reporter(error: BaseException, is_here: bool) -> None:
+    """Notes whether this is the rank that prints `error`, which all have, if nobody catches it."""
+    error.__dict__["_mpi_replica_reporter"] = os.getpid(), is_here
 
 
-def reporter_of(error: BaseException) -> int | None:
-    """Returns the rank that prints `error`, where all ranks have it."""
-    rank: int | None = getattr(error, "_mpi_replica_rank_that_reports", None)
-    return rank
+def is_reported_here(error: BaseException) -> bool | None:
+    """Returns whether this is the rank that prints `error`; None where others don't have it."""
+    pid, is_here = getattr(error, "_mpi_replica_reporter", (0, None))
+    return is_here if pid == os.getpid() else None  # a copy may have come from another rank

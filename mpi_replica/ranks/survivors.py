@@ -194,7 +194,8 @@ class Survivors:
         )
         self.members = tuple(one.member for one in ranks)
         self._ends = max(one.ends for one in ranks)
-        return self._wrong_spares([one.num_spares for one in ranks]) or _farewell_error(ranks)
+        wrong = self._wrong_spares([one.num_spares for one in ranks])
+        return wrong or _farewell_error(ranks, before)
 
     def _make_transport(self) -> None:
         """Makes the transport of the ranks that host replicas."""
@@ -365,8 +366,11 @@ class Survivors:
                 time.sleep(_LOOK_SECONDS)
 
 
-def _farewell_error(everyone: Sequence[_Introduction]) -> RankLostError | None:
-    """Returns the error of ranks that are needed, where the program has ended on others."""
+def _farewell_error(everyone: Sequence[_Introduction], rank: int) -> RankLostError | None:
+    """Returns the error of ranks that are needed, where the program has ended on others.
+
+    `rank` is that of this one in the world that they leave.
+    """
     ended = [one for one in everyone if one.farewell is not None]
     if not ended:
         return None
@@ -379,5 +383,5 @@ def _farewell_error(everyone: Sequence[_Introduction]) -> RankLostError | None:
         f" {'; '.join(causes) or 'All ranks must come to the end of run_elastic'}."
     )
     stay = [one for one in everyone if one.farewell is None]
-    mark_reporter(error, [*failed, *stay, *ended][0].rank)
+    mark_reporter(error, [*failed, *stay, *ended][0].rank == rank)
     return error

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..collectives.agreement.agreement import Life
 from ..core.context import open_strategies
-from ..core.exceptions import ContextError, RankLostError, reporter_of, text_of
+from ..core.exceptions import ContextError, RankLostError, is_reported_here, text_of
 from ..core.tracebacks import printed
 from ..ranks.interrupts import gate
 from ..ranks.launcher_connection import note_end, tell_end
@@ -214,10 +214,10 @@ def _install_hooks() -> None:
             return
         gate.close()  # Ctrl-C in between would cut short what is printed
         try:
-            reporter = reporter_of(error)
-            if reporter is None:
+            is_here = is_reported_here(error)
+            if is_here is None:
                 _end_alone(error)
-            elif reporter == _engines[-1].layout.rank:
+            elif is_here:
                 _print(error)
             else:
                 _left_to_others.append(error)
@@ -230,7 +230,7 @@ def _install_hooks() -> None:
         if os.getpid() != _process or not communicates or error is None:
             previous_in_thread(arguments)
         elif not isinstance(error, SystemExit):  # which ends a thread without a word
-            if reporter_of(error) not in (None, _engines[-1].layout.rank):
+            if is_reported_here(error) is False:
                 time.sleep(_SECONDS_TO_LEAVE)  # the rank that prints it ends the job
             _end_alone(error)
 
@@ -252,6 +252,7 @@ def _end_alone(error: BaseException) -> None:
 
 
 def _print(error: BaseException) -> None:
-    layout = _engines[-1].layout
+    # Ranks are named as in the strategy of most of them, and so alike, whoever prints.
+    layout = max((engine.layout for engine in _engines), key=lambda layout: layout.size)
     sys.stderr.write(f"[rank {layout.rank} of {layout.size}] {printed(error)}")
     sys.stderr.flush()

@@ -13,7 +13,7 @@ from ..collectives.barrier import BarrierCall
 from ..collectives.strategy_base import StrategyBase
 from ..core.argument_checks import absolute_path, flag
 from ..core.context import require_cross_replica
-from ..core.exceptions import ContextError, reporter_of
+from ..core.exceptions import ContextError, is_reported_here
 from ..ranks.watch import event_log
 from ..ranks.watch.watcher import watcher
 
@@ -52,7 +52,7 @@ class TraceContext:
                 self._meet(_END)
                 self._meet(f"{_END}, written", self._close)
                 self._meet(f"{_END}, put together", self._merge)
-            elif reporter_of(error) is None:  # the others do not raise it, and may be anywhere
+            elif is_reported_here(error) is None:  # the others do not raise it, and may be anywhere
                 note = Note(_BROKEN, call_site(), 1, _ADVICE, "CollectiveMismatchError")
                 self._strategy.engine.agreement.notes.add(note)
         finally:

@@ -243,7 +243,8 @@ class Agreement:
         self.raised = error
         self._end(Life.LEFT, error)
         stay = [rank for rank in range(self._layout.size) if rank not in causes]
-        exceptions.mark_reporter(error, [*(rank for rank in causes if causes[rank]), *stay][0])
+        reporter = [*(rank for rank in causes if causes[rank]), *stay][0]
+        exceptions.mark_reporter(error, reporter == self._layout.rank)
         self._doom_runs(error)
         raise error
 
@@ -418,7 +419,7 @@ class Agreement:
         self.assemble()
         self._serial += 1
         if error is not self._last_error:  # where it comes again, all ranks have it
-            exceptions.mark_reporter(error, max(verdict.origin_rank, 0))
+            exceptions.mark_reporter(error, max(verdict.origin_rank, 0) == self._layout.rank)
         self._last_error = error
         if verdict.doomed_run is not None:
             for run in self.runs:

@@ -181,7 +181,7 @@ class Keeper:
         self.lost_replicas = tuple(lost)
         if commit is None:
             if manager_of(self._state) is None:
-                raise _gone(
+                raise self._gone(
                     self.lost_replicas,
                     "were lost together. Give the state a mr.CheckpointManager and save from time"
                     " to time: its newest checkpoint is restored then.",
@@ -214,7 +214,7 @@ class Keeper:
         with restored_exactly(self._state):
             path = None if manager is None else manager.restore_or_initialize()
         if path is None:
-            raise _gone(lost, "were lost together, and no checkpoint was saved before.")
+            raise self._gone(lost, "were lost together, and no checkpoint was saved before.")
         # Otherwise a loss may leave some ranks with it, and others with the commit.
         self._strategy.engine.agreement.assemble()
         self._commit_beginning()
@@ -233,12 +233,11 @@ class Keeper:
                 seconds,
             )
 
-
-def _gone(replica_ids: Sequence[int], text: str) -> RankLostError:
-    """Returns the error of a state that no rank has, which all ranks raise."""
-    error = RankLostError(
-        f"what belonged to {numbers_text('replica', replica_ids)} is gone: the ranks that hosted"
-        f" and that kept it {text}"
-    )
-    mark_reporter(error, 0)
-    return error
+    def _gone(self, replica_ids: Sequence[int], text: str) -> RankLostError:
+        """Returns the error of a state that no rank has, which all ranks raise."""
+        error = RankLostError(
+            f"what belonged to {numbers_text('replica', replica_ids)} is gone: the ranks that"
+            f" hosted and that kept it {text}"
+        )
+        mark_reporter(error, self._strategy.engine.layout.rank == 0)
+        return error

@@ -98,7 +98,7 @@ def gather_state(
     inventories: list[_Inventory] = [
         pickle.loads(data) for data in transport.all_gather_bytes(pickle.dumps(inventory, 5))
     ]
-    _require_one_call([one.call for one in inventories])
+    _require_one_call([one.call for one in inventories], layout.rank)
     numbers = {one.number for one in inventories if one.number is not None}
     if len(numbers) > 1:
         raise RuntimeError(f"the ranks have different commits: {sorted(numbers)}")
@@ -136,8 +136,8 @@ def gather_state(
     return HeldCommit(numbers.pop(), part, own, lambda: have, empty, step), [], most
 
 
-def _require_one_call(calls: Sequence[int]) -> None:
-    """Raises where a rank has left a call of run_elastic that others are still in."""
+def _require_one_call(calls: Sequence[int], rank: int) -> None:
+    """Raises, on this `rank`, where one has left a call of run_elastic that others are in."""
     if len(set(calls)) > 1:
         ahead = [rank for rank, call in enumerate(calls) if call == max(calls)]
         error = CollectiveMismatchError(
@@ -146,7 +146,7 @@ def _require_one_call(calls: Sequence[int]) -> None:
             " that the others did not have. Let such an error end the program, or raise it on all"
             " ranks."
         )
-        mark_reporter(error, 0)
+        mark_reporter(error, rank == 0)
         raise error
 
 

@@ -198,7 +198,7 @@ def _leave_as_the_others(end: Dismissal) -> None:
         error = RankLostError(
             f"this spare was not needed, and the program has ended elsewhere: {end.text}"
         )
-        mark_reporter(error, 0)  # which has printed what it was
+        mark_reporter(error, False)  # the others have printed what it was
         raise error
 
 
