@@ -633,6 +633,19 @@ class Proxy:
         return Proxy()
 
 
+def test_a_file_whose_name_is_no_utf_8_has_call_sites_and_functions():
+    names = {"call_site": call_site}
+    for file in ("tr\udce4in.py", "tr\udcf6in.py"):
+        exec(compile("def f(strategy): return call_site()", file, "exec"), names)
+        names[file] = names["f"]
+    one, other = names["tr\udce4in.py"], names["tr\udcf6in.py"]
+    assert not same(one, other)
+    assert function_identity(one).text == "f at tr\udce4in.py:1"
+    sites = one(None), other(None)
+    assert sites[0].digest != sites[1].digest
+    assert sites[0].line == "tr\udce4in.py:1"
+
+
 class CallableProxy(Proxy):
     def __call__(self, strategy):
         return None

@@ -73,6 +73,15 @@ def test_a_job_is_aborted_where_nothing_can_be_written(watcher, monkeypatch):
     watcher.write_flight_records(REASON)  # what aborts comes after it
 
 
+def test_calls_in_a_file_whose_name_is_no_utf_8_are_written(watcher, monkeypatch, tmp_path):
+    world = World(2)
+    watcher.add(world.watches[1], "n")
+    world.watches[1].recorder.begin("barrier() at tr\udce4in.py:1", None)
+    monkeypatch.setenv("MPI_REPLICA_FLIGHT_FOLDER", str(tmp_path))
+    watcher.write_flight_records(REASON)
+    assert r"barrier() at tr\udce4in.py:1" in (tmp_path / "flight-rank-1.txt").read_text("utf-8")
+
+
 def test_a_rank_writes_one_text_about_all_of_its_strategies(watcher, capsys):
     """About where it is and its last calls, the oldest first, in whatever strategy."""
     for number in range(12):

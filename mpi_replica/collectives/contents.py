@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..core.digests import DIGEST_BYTES, digest_of_bytes
 from ..core.dtypes import as_plain_array, wire_name
 from ..core.pad_bytes import without_padding
-from .agreement.site import function_identity
+from .agreement.site import bytes_of, function_identity
 from .agreement.stand import LeafDescription
 
 # Longer texts are not shown whole.
@@ -38,7 +38,7 @@ class Content:
 
     def digest(self) -> bytes:
         """Returns 128 bits that stand for it."""
-        whole = hashlib.blake2b(self.kind.encode(), digest_size=DIGEST_BYTES)
+        whole = hashlib.blake2b(bytes_of(self.kind), digest_size=DIGEST_BYTES)
         whole.update(digest_of_bytes(self.data))
         return whole.digest()
 

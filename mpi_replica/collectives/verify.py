@@ -20,7 +20,7 @@ from ..core.options import CommunicationOptions
 from ..core.values import DistributedValues, PerReplica, per_replica
 from .agreement.call import Call
 from .agreement.group import Group
-from .agreement.site import CallSite
+from .agreement.site import CallSite, bytes_of
 from .agreement.stand import LeafDescription
 from .agreement.steps import Agree, Raise, Steps, Texts
 from .contents import Content, content_of, element_name, element_texts
@@ -163,9 +163,10 @@ class Verification(Call):
         rows = yield from self._exchange(layout, digests)
         differing = differing_units(rows, DIGEST_BYTES)
         contents = yield Agree(lambda: (b"", self.leaves[differing[0]].contents()))
-        mine = [f"{content.kind}\0{content.text}".encode() for content in contents]
+        mine = [bytes_of(f"{content.kind}\0{content.text}") for content in contents]
         heads = yield from self._exchange(layout, mine)
-        kinds, _, texts = zip(*(head.decode().partition("\0") for head in heads), strict=True)
+        told = [head.decode(errors="surrogatepass").partition("\0") for head in heads]
+        kinds, _, texts = zip(*told, strict=True)
         if len(set(kinds)) > 1:
             where, sides = "", grouped(texts)
         else:

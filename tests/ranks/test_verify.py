@@ -444,6 +444,18 @@ def test_a_leaf_without_bits_is_an_error_on_every_rank_also_where_one_holds_it(s
         check_works(strategy)
 
 
+def test_functions_of_a_file_whose_name_is_no_utf_8_are_compared_and_run(strategy):
+    needs_two_ranks(strategy)
+    names = {}
+    exec(compile("def f(): return 1\ndef g(): return 2", "tr\udce4in.py", "exec"), names)
+    strategy.verify([names["f"]])
+    assert strategy.reduce("MIN", strategy.run(names["f"]), axis=None) == 1
+    value = [names["f" if strategy.rank == 0 else "g"]]
+    error = raises_everywhere(DivergenceError, lambda: strategy.verify(value))
+    assert "f at tr\udce4in.py:1" in str(error)
+    check_works(strategy)
+
+
 def test_other_nests_and_other_variables_are_a_mismatch(strategy):
     needs_two_ranks(strategy)
     v, w = variable(strategy, 1.0, name="v"), variable(strategy, 1.0, name="w")

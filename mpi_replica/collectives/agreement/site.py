@@ -31,6 +31,11 @@ _PRECALL = dis.opmap.get("PRECALL")  # of Python 3.11
 _MOST_WRAPPERS = 32
 
 
+def bytes_of(text: str) -> bytes:
+    """Returns bytes that stand for a text, which may be the name of a file that is no UTF-8."""
+    return text.encode(errors="surrogatepass")
+
+
 class CallSite(NamedTuple):
     """Where a program calls a collective."""
 
@@ -188,7 +193,7 @@ def _place(code: CodeType, offset: int) -> _Place:
     position = line, _, column, _ = positions[start // 2]
     # The position tells lambdas and functions of one name apart, where a loop calls them.
     name = f"{file}\0{code.co_qualname}\0{position}\0{_role(code, start, positions)}\0"
-    return _Place(name.encode(), f"{file}:{line}", column or 0)
+    return _Place(bytes_of(name), f"{file}:{line}", column or 0)
 
 
 _Position = tuple[int | None, int | None, int | None, int | None]
@@ -279,7 +284,7 @@ def function_identity(function: Callable[..., Any]) -> FunctionIdentity:
     module = getattr(function, "__module__", None)
     name = name if isinstance(name, str) else kind.__qualname__
     module = module if isinstance(module, str) else kind.__module__
-    return FunctionIdentity(f"{module}.{name}".encode(), f"{module}.{name}")
+    return FunctionIdentity(bytes_of(f"{module}.{name}"), f"{module}.{name}")
 
 
 def _is_of_no_program(function: Callable[..., Any]) -> bool:
@@ -305,7 +310,7 @@ _MOST_IDENTITIES = 4096
 def _identified(code: CodeType) -> FunctionIdentity:
     file = os.path.basename(code.co_filename)
     digest = hashlib.blake2b(digest_size=8)
-    digest.update(f"{file}\0{code.co_qualname}\0{code.co_firstlineno}\0".encode())
+    digest.update(bytes_of(f"{file}\0{code.co_qualname}\0{code.co_firstlineno}\0"))
     _update_with_code(digest, code)
     return FunctionIdentity(digest.digest(), f"{code.co_qualname} at {file}:{code.co_firstlineno}")
 
@@ -313,7 +318,7 @@ def _identified(code: CodeType) -> FunctionIdentity:
 def _update_with_code(digest: Any, code: CodeType) -> None:
     digest.update(code.co_code)
     names = (*code.co_names, *code.co_varnames, *code.co_cellvars, *code.co_freevars)
-    digest.update("\0".join(names).encode())
+    digest.update(bytes_of("\0".join(names)))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             _update_with_code(digest, constant)

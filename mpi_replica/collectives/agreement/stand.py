@@ -8,7 +8,7 @@ import struct
 from typing import NamedTuple
 
 from ...core.units import in_units
-from .site import CallSite
+from .site import CallSite, bytes_of
 from .travelling_error import TravellingError
 
 
@@ -83,14 +83,14 @@ class CallDescription(NamedTuple):
 
     def fingerprint(self) -> int:
         """Returns 64 bits that differ where the calls differ, the same in every process."""
-        place = self.site.digest if self.name is None else _bytes_of(self.name)
+        place = self.site.digest if self.name is None else bytes_of(self.name)
         digest = hashlib.blake2b(digest_size=8)
         parts = (self.kind, self.detail, self.wire, self.code, self.structure)
         for part in (*parts, str(self.name is None)):
-            digest.update(_bytes_of(part))
+            digest.update(bytes_of(part))
             digest.update(b"\0")
         digest.update(place)
-        digest.update(_bytes_of("\0".join(self.paths)))
+        digest.update(bytes_of("\0".join(self.paths)))
         for leaf in self.leaves:
             digest.update(f"\0{leaf.dtype}{leaf.shape}".encode())
         return int.from_bytes(digest.digest(), "little")
@@ -124,13 +124,8 @@ class Note(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)  # the notes of a loop are the same each time
 def _chained(before: int, digest: int, site: bytes, what: str, batch: str) -> int:
-    data = struct.pack("<QQ", before, digest) + site + _bytes_of(f"{what}\0{batch}")
+    data = struct.pack("<QQ", before, digest) + site + bytes_of(f"{what}\0{batch}")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-
-
-def _bytes_of(text: str) -> bytes:
-    """Returns bytes that stand for a text, which may be the name of a file that is no UTF-8."""
-    return text.encode(errors="surrogatepass")
 
 
 class Stand(NamedTuple):

@@ -174,7 +174,7 @@ class Watcher:
         path = os.path.join(folder, f"flight-rank-{watch.layout.rank}.txt")
         try:
             os.makedirs(folder, exist_ok=True)
-            with open(path, "a", encoding="utf-8") as file:
+            with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.writelines(f"{call}\n" for call in watch.recorder.last())
         except OSError as error:
             sys.stderr.write(f"the flight record can't be written to {path}: {error}\n")
