@@ -6,7 +6,9 @@ import pickle
 import signal
 import sys
 import threading
+import traceback
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -437,6 +439,37 @@ def test_a_header_that_can_not_be_sent_is_an_error_on_all_ranks(name, count, is_
         assert error_of(lambda d=driver: d.perform([CALLS[name]()])) is error
         assert transport.has_told
         check_works(driver)
+
+
+class NothingTravels(Steps):
+    """A call that has no header."""
+
+    def prepare(self, group, calls):
+        return None
+
+
+@pytest.mark.parametrize("kind", [Steps, NothingTravels])
+@pytest.mark.parametrize("way", ["closed", "broken"])
+def test_calls_that_are_refused_keep_only_what_the_last_one_held(driver, transport, way, kind):
+    """Although all of them raise one error; and where that came up first is still seen."""
+    if way == "closed":
+        driver.agreement.close()
+    else:
+        transport.fails[0] = OSError("the network is down")
+        error_of(lambda: driver.perform([Steps()]))
+    alive = []
+
+    def refused():
+        held = Steps()  # anything of the program
+        alive.append(weakref.ref(held))
+        driver.perform([kind()])
+
+    for _ in range(5):
+        assert error_of(refused) is driver.agreement.final
+    assert [one() is not None for one in alive] == [False] * 4 + [True]
+    frames = traceback.extract_tb(driver.agreement.final.__traceback__)
+    assert [frame.name for frame in frames].count("refused") == 1
+    assert ("begin" in [frame.name for frame in frames]) == (way == "broken")
 
 
 def test_a_header_that_fails_ends_the_strategy_with_its_error(driver, transport):

@@ -19,6 +19,7 @@ from __future__ import annotations
 import enum
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import NoReturn
 
 import numpy as np
@@ -102,6 +103,8 @@ class Agreement:
         self.life = Life.OPEN
         #: Why the strategy can't be used any more, where it can't.
         self.final: BaseException | None = None
+        # It, and its traceback when a call was refused with it for the first time.
+        self._refused: tuple[BaseException | None, TracebackType | None] = None, None
         #: What was to be told, where this rank has met a loss instead.
         self.untold: BaseException | None = None
         #: Whether other ranks went on when this one left.
@@ -190,12 +193,18 @@ class Agreement:
     def _refuse_if_over(self) -> None:
         """Raises where the other ranks no longer answer: in a strategy or a run that is over."""
         if self.final is not None:
-            raise self.final
+            self.refuse(self.final)
         for run in self.runs:
             if run.doom is not None:
                 raise ReplicaStopped(
                     "no collective can be called any more in a run that has failed"
                 ) from run.doom
+
+    def refuse(self, final: BaseException) -> NoReturn:
+        """Raises `final`; of the calls that were refused before its traceback holds nothing."""
+        if self._refused[0] is not final:
+            self._refused = final, final.__traceback__
+        raise final.with_traceback(self._refused[1])
 
     def leaving(self, cause: str = "") -> Iterator[None]:
         """Tells the others that this rank's program ends; yields while they don't know. Collective.

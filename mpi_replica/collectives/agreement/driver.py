@@ -91,7 +91,7 @@ class Driver:
                     prepared = first.prepare(self.group, calls)
                     if prepared is None:  # nothing travels
                         if agreement.final is not None:
-                            raise agreement.final
+                            agreement.refuse(agreement.final)
                     else:
                         payload, prepared = prepared
                         begun = transport.steps
