@@ -271,6 +271,13 @@ def test_of_several_errors_the_lowest_replica_wins():
     assert verdict.doomed_run == 1
 
 
+def test_an_error_without_a_text_is_told_by_its_name():
+    stands = raised(2, KeyError(), 1), raised(3, MemoryError(), 1)
+    verdict = verdict_of(calls(0, all_reduce()), *stands)
+    assert verdict.remarks == ("also: replica 3 (rank 1) raised MemoryError",)
+    assert str(travelling_error.stand_in(verdict.traveller)).startswith("KeyError. It was raised")
+
+
 def test_an_error_goes_before_a_disagreement():
     verdict = verdict_of(
         calls(0, all_reduce()), calls(1, all_gather()), returned(2), raised(3, KeyError("x"), 1)

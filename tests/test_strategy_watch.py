@@ -146,6 +146,20 @@ def test_a_rank_that_can_not_come_out_of_a_call_that_was_given_up_ends_the_job(w
     assert set(world.aborts) == {0}
 
 
+@pytest.mark.parametrize(
+    ("error", "words"), [(OSError("no network"), "OSError: no network"), (KeyError(), "KeyError")]
+)
+def test_an_error_between_two_exchanges_is_told_to_the_others_with_its_text_if_any(
+    world, error, words
+):
+    world.begin(1)
+    world.watches[1].tell_of_break(error)
+    world.look()
+    assert sorted(world.errors) == [0, 2]
+    for told in world.errors.values():
+        assert f"left call of rank 1 halfway, by {words}. The strategy" in str(told)
+
+
 @pytest.mark.parametrize("what", ["failure", "final"])
 def test_a_rank_that_makes_steps_is_not_taken_for_one_that_can_not_come_out(world, what):
     """It moves large data, piece by piece."""

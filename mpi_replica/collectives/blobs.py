@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.exceptions import in_words
 from .agreement.group import Group
 from .agreement.steps import Agree, Gather, Steps
 
@@ -35,7 +36,7 @@ def pickled(kind: str, value: Any, who: str) -> bytes:
     except Exception as error:
         raise TypeError(
             f"{kind} can't pickle the {type(value).__name__} of {who}. Give what it is made of."
-            f" pickle raised {type(error).__name__}: {error}"
+            f" pickle raised {in_words(error)}"
         ) from error
 
 

@@ -11,7 +11,7 @@ from _thread import get_ident
 from collections.abc import Callable
 from typing import Any, Concatenate, NoReturn, ParamSpec
 
-from ..core.exceptions import ContextError, text_of
+from ..core.exceptions import ContextError, in_words
 from ..core.layout import Layout
 from ..core.options import CommunicationOptions
 from ..core.thread_owners import owner_of_this_thread, thread_at_work
@@ -185,7 +185,7 @@ class Engine:
             call = Call(site, merged)
             call.kind, call.error = kind, error
         if (handled := sys.exception()) is not None:
-            call.handled = f"{type(handled).__name__}: {text_of(handled)}"
+            call.handled = in_words(handled)
         return call
 
     def failed(self, kind: str, options: CommunicationOptions | None, error: Exception) -> Call:

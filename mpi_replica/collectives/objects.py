@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..core import nest
+from ..core.exceptions import in_words
 from ..core.layout import Layout
 from ..core.options import CommunicationOptions
 from ..core.values import DistributedValues, component_of
@@ -74,5 +75,5 @@ def _loaded(blobs: Sequence[memoryview], layout: Layout) -> Iterator[Any]:
                 raise TypeError(
                     f"gather_objects can't load the object of {layout.describe([replica_id])} on"
                     f" rank {layout.rank}. What it is made of must be there on all ranks. pickle"
-                    f" raised {type(error).__name__}: {error}"
+                    f" raised {in_words(error)}"
                 ) from error

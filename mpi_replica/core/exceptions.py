@@ -127,6 +127,11 @@ def text_of(error: BaseException) -> str:
         return f"<its str() raised {type(broken).__name__}>"
 
 
+def in_words(error: BaseException) -> str:
+    """Returns "ValueError: no rows", or its name alone where it has no text. Never raises."""
+    return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
+
+
 def add_note(error: BaseException, note: str) -> bool:
     """Adds a note to an exception, once; returns False where it takes none. Never raises."""
     try:

@@ -13,7 +13,7 @@ from ..collectives.agreement.site import CallSite
 from ..collectives.agreement.stand import SAME_KIND
 from ..collectives.agreement.steps import Agree, Raise, Steps, Texts
 from ..core.digests import digest_of
-from ..core.exceptions import CollectiveMismatchError, StructureMismatchError
+from ..core.exceptions import CollectiveMismatchError, StructureMismatchError, in_words
 from ..core.layout import sides
 from ..core.options import CommunicationOptions
 from .pipelines import END
@@ -131,6 +131,6 @@ def _packed(spec: Any) -> bytes:
     except Exception as error:
         raise TypeError(
             "a rank without input can't be told what the batches of the others are:"
-            f" {type(error).__name__}: {error}. Give batches in containers that pickle knows, such"
+            f" {in_words(error)}. Give batches in containers that pickle knows, such"
             " as a dict, or input to every rank."
         ) from None

@@ -15,7 +15,7 @@ from ..collectives.agreement.site import FunctionIdentity, boundary
 from ..collectives.engine import Engine
 from ..collectives.strategy_base import StrategyBase
 from ..core.context import swap_state
-from ..core.exceptions import ContextError, ReplicaStopped, text_of
+from ..core.exceptions import ContextError, ReplicaStopped, in_words
 from ..core.tracebacks import came_up_in_package, let_go
 from ..ranks.watch import event_log
 from ..ranks.watch.span import span_of_package
@@ -49,8 +49,7 @@ class SharedRun(CurrentRun):
         if not self.a_replica_failed:
             return doom.with_traceback(None)
         stopped = ReplicaStopped(
-            f"this replica stops at its call, because another one raised {type(doom).__name__}:"
-            f" {text_of(doom)}"
+            f"this replica stops at its call, because another one raised {in_words(doom)}"
         )
         stopped.__cause__ = doom
         return stopped

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..collectives.agreement.agreement import Life
 from ..core.context import open_strategies
-from ..core.exceptions import ContextError, RankLostError, is_reported_here, text_of
+from ..core.exceptions import ContextError, RankLostError, in_words, is_reported_here
 from ..core.tracebacks import printed
 from ..ranks.interrupts import gate
 from ..ranks.launcher_connection import note_end, tell_end
@@ -242,9 +242,7 @@ def _install_hooks() -> None:
 def _end_alone(error: BaseException) -> None:
     """Ends with an error that only this rank has; others may wait for it for ever."""
     _print(error)
-    text = text_of(error)
-    cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    all_know = _tell_that_it_ends(cause, _SECONDS_TO_LEAVE)
+    all_know = _tell_that_it_ends(in_words(error), _SECONDS_TO_LEAVE)
     if any(engine.is_spare for engine in _engines):  # the others would wait for it after a loss
         all_know = False
     if not all_know or threading.current_thread() is not threading.main_thread():

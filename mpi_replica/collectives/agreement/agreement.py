@@ -438,7 +438,7 @@ class Agreement:
             if self.runs and verdict.traveller is not None:
                 stopped = ReplicaStopped(
                     f"this replica stops at its call, because {verdict.traveller.origin} raised"
-                    f" {verdict.traveller.type_name}: {verdict.traveller.text}"
+                    f" {verdict.traveller.words}"
                 )
                 self.raised = stopped
                 raise stopped from error

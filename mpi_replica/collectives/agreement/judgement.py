@@ -145,7 +145,7 @@ def _failure(reports: Sequence[Report], layout: Layout) -> Verdict | None:
     failed.sort(key=lambda entry: entry[0])
     replica, rank, traveller = failed[0]
     remarks = tuple(
-        f"also: {other.origin} raised {other.type_name}: {other.text}"
+        f"also: {other.origin} raised {other.words}"
         for _, _, other in failed[1:]
         if (other.type_name, other.text) != (traveller.type_name, traveller.text)
     )

@@ -32,6 +32,11 @@ class TravellingError(NamedTuple):
     #: Serial number of the agreed error that this one is, or -1.
     serial: int
 
+    @property
+    def words(self) -> str:
+        """It in words, as `in_words` of its own gives them, with the module of its class."""
+        return f"{self.type_name}: {self.text}".removesuffix(": ")
+
 
 def pack(error: BaseException, origin: str, serial: int = -1) -> TravellingError:
     """Returns `error`, raised by `origin`, as plain data. Never raises."""
@@ -99,6 +104,6 @@ def load(packed: TravellingError) -> BaseException | None:
 def stand_in(packed: TravellingError) -> RemoteReplicaError:
     """Returns what is raised for an exception that can't travel, or that takes no note."""
     return RemoteReplicaError(
-        f"{packed.type_name}: {packed.text}. It was raised by {packed.origin} and can't be pickled,"
+        f"{packed.words}. It was raised by {packed.origin} and can't be pickled,"
         f" so this error stands for it. Its traceback there:\n{packed.traceback}"
     )

@@ -18,7 +18,7 @@ from ...core.exceptions import (
     CollectiveTimeoutError,
     MPIReplicaError,
     RankLostError,
-    text_of,
+    in_words,
 )
 from ...core.layout import Layout
 from ..launcher_connection import tell
@@ -222,9 +222,8 @@ class StrategyWatch:
     def tell_of_break(self, error: BaseException) -> None:
         """Ends the waits of all other ranks: this one has left a call halfway."""
         text = (
-            f"{self.who()} left {self.call()} halfway, by {type(error).__name__}:"
-            f" {text_of(error)}. The strategy can't be used any more. End the program, or make a"
-            " new strategy on all ranks."
+            f"{self.who()} left {self.call()} halfway, by {in_words(error)}. The strategy can't be"
+            " used any more. End the program, or make a new strategy on all ranks."
         )
         self.tell(("final", "break", text))
 

@@ -12,7 +12,7 @@ from ...collectives.agreement.site import function_identity
 from ...collectives.barrier import BarrierCall
 from ...collectives.strategy_base import StrategyBase
 from ...core.context import open_strategies, require_cross_replica
-from ...core.exceptions import ContextError, RankLostError, mark_reporter, text_of
+from ...core.exceptions import ContextError, RankLostError, in_words, mark_reporter
 from ...core.tracebacks import printed
 from ...ranks import Dismissal
 from ...ranks.pause import pause
@@ -142,8 +142,7 @@ def _train(strategy: ElasticStrategy, keeper: Keeper, train: Callable[[], T]) ->
                 if survivors is not None:  # those that wait must not wait for another call
                     code = error.code if isinstance(error, SystemExit) else None
                     status = code if isinstance(code, int) else None
-                    text = f"{type(error).__name__}: {text_of(error)}"
-                    _await_spares(survivors.dismiss(text, status), strategy)
+                    _await_spares(survivors.dismiss(in_words(error), status), strategy)
                 if _is_of_another(strategy, error):
                     raise RankLostError(
                         "a rank was lost, in a call of another strategy than the one whose"
