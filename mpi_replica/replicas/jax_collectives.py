@@ -296,9 +296,11 @@ class TracedCollective:
         are_mine = [(x == y) | (jnp.isnan(x) & jnp.isnan(y)) for x, y in pairs]
         numbers = [mine.astype(jnp.int32) for mine in are_mine]
         counts = bind(self._of(places, ReduceOp.SUM, "how many have the extremum"), numbers)
+        # Narrow floats can't count that far, and JAX divides integers in 32 bits.
+        wide = [jnp.promote_types(tangent.dtype, jnp.float32) for tangent in given]
         return [
-            tangent * (number / count).astype(tangent.dtype)
-            for tangent, number, count in zip(given, numbers, counts, strict=True)
+            tangent * (number.astype(dtype) / count).astype(tangent.dtype)
+            for tangent, number, count, dtype in zip(given, numbers, counts, wide, strict=True)
         ]
 
     def _of(self, places: Sequence[int], how: ReduceOp | int, words: str) -> Self:

@@ -292,6 +292,28 @@ def test_results_have_the_dtypes_that_they_have_outside(strategy, op, dtype):
     holds_everywhere(are_the_same)
 
 
+@pytest.mark.parametrize("op", ["MIN", "MAX"])
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_ties_share_the_gradient_with_all_bits_of_the_dtype(strategy, with_64_bits, op, dtype):
+    count = strategy.num_replicas_in_sync
+    factors = np.linspace(0.1, 0.9, count).astype(dtype)
+
+    def step():
+        context = mr.get_replica_context()
+        mine = factors[context.replica_id_in_sync_group]
+        gradient = jax.grad(lambda x: (context.all_reduce(op, x) * mine).sum())
+        return gradient(jnp.ones(2, dtype)), jax.jit(gradient)(jnp.ones(2, dtype))
+
+    def are_right():
+        for found in strategy.experimental_local_results(strategy.run(step)):
+            for value in found:
+                assert value.dtype == dtype
+                rtol = 4 * np.finfo(dtype).eps
+                np.testing.assert_allclose(value, factors.mean(dtype=float), rtol=rtol)
+
+    holds_everywhere(are_right)
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1,), (300_000,)])
 def test_any_shape_goes_through_a_compiled_function(strategy, shape):
     def step():
