@@ -22,7 +22,7 @@ from mpi_replica.launcher.elasticity import (
 from mpi_replica.launcher.host_slots import HostSlots
 from mpi_replica.launcher.library import Library
 from mpi_replica.launcher.output import MPICH_MARK, DeathNotice, Tags
-from mpi_replica.launcher.program import program_command, rank_program
+from mpi_replica.launcher.program import is_of_python, program_command, rank_program
 from mpi_replica.launcher.settings import Host, for_other_hosts, settings
 from mpi_replica.ranks.launch import launcher_variable
 
@@ -275,6 +275,26 @@ def test_no_module_of_python_is_hidden_by_those_beside_the_script_that_ranks_run
     beside = {path.stem for path in script.parent.iterdir()}
     assert "rank_program" in beside
     assert not (beside - {"__main__"}) & sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("flags", ["-u", "-OO", "-W error", "-Werror", "-bX dev", "-X dev -I -u"])
+@pytest.mark.parametrize("program", ["train.py -x", "-m train -u", "-c pass", "folder -"])
+def test_flags_of_python_stand_before_what_ranks_run(flags, program):
+    flags, program = flags.split(), program.split()
+    command = [sys.executable, *flags, *program]
+    assert is_of_python(command)
+    found = rank_program(command)
+    place = 1 + len(flags)
+    assert found[place].endswith("rank_program.py")
+    assert [*found[:place], *found[place + 1 :]] == command
+
+
+@pytest.mark.parametrize(
+    "words", ["", "-u", "-X", "-", "-m", "-V", "-i train.py", "-x train.py", "-um a"]
+)
+def test_python_without_a_script_and_flags_that_change_what_it_runs_are_other_programs(words):
+    assert not is_of_python([sys.executable, *words.split()])
+    assert not is_of_python(["python", "-u", "train.py"])  # another one, for all we know
 
 
 def test_the_line_for_a_shell_is_quoted():

@@ -102,6 +102,16 @@ def test_what_stands_behind_two_dashes_is_the_programs(words, tmp_path):
     assert done.stdout.splitlines() == ["['a', '--', 'b', '-n', '--']"], done.stderr
 
 
+def test_python_with_flags_of_its_own_is_a_program_of_python():
+    python = find_interpreter(LIBRARIES[0])
+    code = "import sys; print(sys.flags.optimize, sys.warnoptions, sys.argv); raise SystemExit(7)"
+    options = ["-n", 1, "--restart-on", "any", "--restarts", 1]
+    flags = ["-O", "-W", "error", "-X", "utf8"]
+    done = call(LIBRARIES[0], "run", *options, python, *flags, "-c", code, "a")
+    assert done.returncode == 7, done.stderr
+    assert done.stdout.splitlines() == ["1 ['error'] ['-c', 'a']"] * 2, done.stderr
+
+
 @each_library
 @pytest.mark.parametrize("way", [">/dev/full", ">/dev/full 2>&1", ">&-"])
 def test_an_output_that_takes_no_more_ends_no_job(library, way, tmp_path):

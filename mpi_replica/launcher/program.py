@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from ..core.exceptions import LaunchError
 
 _RANK = Path(__file__).parent.parent / "strategy/rank_program.py"
 _LEFTOVERS = Path(__file__).parent / "leftovers.py"
+
+# Those of Python with which a script runs as without; the last one may need the word behind it.
+_FLAGS = re.compile("-[bBdEIOPqsSuv]+|-[bBdEIOPqsSuv]*(?:[WX].+|([WX]))")
 
 
 def program_command(words: Sequence[str]) -> list[str]:
@@ -59,7 +63,7 @@ def program_command(words: Sequence[str]) -> list[str]:
 
 def is_of_python(program: Sequence[str]) -> bool:
     """Returns whether `rank_program` can stand around this command."""
-    return program[0] == sys.executable
+    return _num_words_before_program(program) > 0
 
 
 def rank_program(program: Sequence[str]) -> list[str]:
@@ -70,7 +74,26 @@ def rank_program(program: Sequence[str]) -> list[str]:
     program : sequence of str
         What `program_command` gives, of Python.
     """
-    return [program[0], str(_RANK), *program[1:]]
+    num_words = _num_words_before_program(program)
+    return [*program[:num_words], str(_RANK), *program[num_words:]]
+
+
+def _num_words_before_program(command: Sequence[str]) -> int:
+    """Returns how many words are Python and its flags; 0 for other programs, or without a script.
+
+    Examples
+    --------
+    >>> _num_words_before_program([sys.executable, "-uW", "error", "-X", "dev", "-m", "train"])
+    5
+    >>> _num_words_before_program([sys.executable, "-u"])
+    0
+    """
+    words = list(command[1:]) if command[0] == sys.executable else []
+    while words and (match := _FLAGS.fullmatch(words[0])):
+        words = words[2 if match[1] else 1 :]
+    if not words or (words[0].startswith("-") and (words[0] not in ("-m", "-c") or not words[1:])):
+        return 0
+    return len(command) - len(words)
 
 
 def leftovers_program() -> list[str]:
