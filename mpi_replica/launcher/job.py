@@ -16,7 +16,7 @@ from ..ranks.launcher_connection import VARIABLE
 from .batch_system import BatchAllocation, read_allocation
 from .commands import OVERLAP, Request, command, question, shell_line
 from .elasticity import check_elastic, elastic_settings
-from .host_slots import HostSlots, hosts_of_job, slots_for
+from .host_slots import HostSlots, hosts_in_file, hosts_of_job, slots_for
 from .library import find_launcher, find_library
 from .processes import ask
 from .program import is_of_python, leftovers_program, program_command, rank_program
@@ -126,6 +126,8 @@ def plan(
         fitted = _for_hosts_left(options, ranks, all_hosts, left, num_replicas)
         ranks = _ranks(fitted, allocation)
     hosts = len(left) or len(all_hosts) or allocation.hosts
+    if options.hostfile is not None and not all_hosts:
+        hosts = len(hosts_in_file(options.hostfile))
     mpi_type = ""
     if allocation.system == "slurm":
         mpi_type = _type_for_srun(options, environ)

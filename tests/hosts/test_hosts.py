@@ -95,6 +95,17 @@ def test_a_hostfile_says_where_four_ranks_run(library, start, network, tmp_path)
     assert found == ["node1", "node1", "node1", "node3"]
 
 
+@pytest.mark.skipif("openmpi" not in LIBRARIES, reason="Open MPI is not tested")
+def test_a_hostfile_may_say_who_the_user_is_on_a_host(network, tmp_path):
+    hostfile = tmp_path / "hostfile"
+    write_hostfile("openmpi", hostfile, {"root@node1": 1, "root@node2": 1})
+    done = network.run_command(
+        "openmpi", "--hostfile", hostfile, "-n", 2, "-c", SOMEWHERE, tmp_path
+    )
+    assert (done.returncode, done.stdout) == (0, "2 replicas\n"), done.stderr
+    assert sorted(path.name.split()[0] for path in tmp_path.glob("node*")) == ["node1", "node2"]
+
+
 @pytest.mark.parametrize("links", ["fast", "slow"])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_collectives_and_checkpoints_between_hosts_are_those_of_one_process(
