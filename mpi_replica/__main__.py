@@ -250,7 +250,7 @@ def _add_trace(commands: _Parsers) -> None:
 def _trace(options: argparse.Namespace) -> int:
     try:
         if has_parts(options.file):
-            merge(options.file)
+            merge(options.file, is_over=False)
         found = read(options.file)
         if options.plot:
             plot.draw(found, options.plot)

@@ -412,6 +412,22 @@ def test_a_job_that_is_interrupted_leaves_its_trace(tmp_path):
     assert summary["starts"] == 1
 
 
+def test_a_look_at_a_job_that_still_runs_takes_nothing_from_its_trace(tmp_path):
+    path = tmp_path / "trace.json"
+    env = {"MPI_REPLICA_TRACE": str(path)}
+    with started(LIBRARIES[0], "run", "-n", 2, ENDINGS, "waits", tmp_path, env=env) as process:
+        ready(process)
+        looks = [call(LIBRARIES[0], "trace", path) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=LIMIT_SECONDS)
+    for done in looks:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count(", which was killed or still runs\n") == 2
+    assert "still runs" not in call(LIBRARIES[0], "trace", path).stdout
+    summary = trace_format.summary(checked(path))
+    assert ranks_of(rank["name"] for rank in summary["ranks"]) == {0, 1}
+
+
 def test_a_job_that_takes_too_long_leaves_its_trace(tmp_path):
     path = tmp_path / "trace.json"
     arguments = ["--timeout", 2, "--trace", path, "-n", 2, ENDINGS, "waits", tmp_path / "saved"]

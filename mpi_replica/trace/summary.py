@@ -22,14 +22,14 @@ _LEAST_COST = 0.01
 _KINDS = {"input": ["input"], "checkpoint": ["checkpoint"], "elastic": ["commit", "recovery"]}
 
 
-def summary(timeline: Timeline) -> dict[str, Any]:
+def summary(timeline: Timeline, *, is_over: bool = True) -> dict[str, Any]:
     """Returns what the table of a trace says, as JSON has it. Times are seconds."""
     sites = _sites(timeline)
     return {
         "seconds": timeline.duration / 1e9,
         "clock_bound_seconds": timeline.bound / 1e9,
         "starts": len({process.restart for process in timeline.processes}),
-        "missing": _missing(timeline),
+        "missing": _missing(timeline, is_over),
         "ranks": [
             {"name": one.label, "rank": one.rank, "seconds": _seconds_by_kind(timeline, n)}
             for n, one in enumerate(timeline.processes)
@@ -41,14 +41,15 @@ def summary(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _missing(timeline: Timeline) -> list[str]:
+def _missing(timeline: Timeline, is_over: bool) -> list[str]:
     """Returns in words what the trace lacks."""
     texts = []
     absent: set[int] = set()
     present: set[int] = set()
     for process in timeline.processes:
         if process.end_ns is None:
-            texts.append(f"the end of {process.label}, which was killed")
+            how = "was killed" if is_over or not process.may_run else "was killed or still runs"
+            texts.append(f"the end of {process.label}, which {how}")
         if process.missing_ns:
             seconds = process.missing_ns / 1e9
             texts.append(f"{seconds:.3g} s of {process.label}, whose disk was slow")

@@ -27,8 +27,10 @@ _VERSION = 1
 _FIRST_OF_THREADS = 1_000_000_000
 
 
-def merge(path: str) -> dict[str, Any]:
+def merge(path: str, *, is_over: bool = True) -> dict[str, Any]:
     """Makes the trace `path` of what the ranks have left beside it; returns its summary.
+
+    What they have left goes then, but where some may still write: unless the job `is_over`.
 
     Raises
     ------
@@ -36,7 +38,7 @@ def merge(path: str) -> dict[str, Any]:
         There is nothing, or it can't be written.
     """
     timeline = Timeline(read_processes(path))
-    found = summary(timeline)
+    found = summary(timeline, is_over=is_over)
     new = f"{path}.new"
     try:
         _write(new, timeline, found)
@@ -45,7 +47,8 @@ def merge(path: str) -> dict[str, Any]:
         with contextlib.suppress(OSError):
             os.remove(new)
         raise
-    shutil.rmtree(folder_of_parts(path))
+    if is_over or not any(process.may_run for process in timeline.processes):
+        shutil.rmtree(folder_of_parts(path))
     return found
 
 

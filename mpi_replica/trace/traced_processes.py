@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -61,7 +62,7 @@ class TracedProcess:
     #: A moment by the clock of its host, and by its own; both in nanoseconds.
     epoch_ns: int = 0
     clock_ns: int = 0
-    #: When it has come to its end, by its own clock; None where it was killed.
+    #: When it has come to its end, by its own clock; None where it was killed, or still runs.
     end_ns: int | None = None
     #: Of so long it has no events.
     missing_ns: int = 0
@@ -75,6 +76,12 @@ class TracedProcess:
         """Its rank in the largest of its worlds; -1 where it has none."""
         known = self.memberships.values()
         return max(known, key=lambda one: one.size).rank if known else -1
+
+    @property
+    def may_run(self) -> bool:
+        """Whether it may still write: it has told of no end, and is not known to be gone."""
+        is_elsewhere = self.host != socket.gethostname()
+        return self.end_ns is None and (is_elsewhere or os.path.exists(f"/proc/{self.pid}"))
 
     @property
     def label(self) -> str:
