@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mpi_replica.ranks.watch.event_log import SPAN_KINDS, EventKind
+from mpi_replica.ranks.watch.event_log import MOST_REPLICAS, SPAN_KINDS, EventKind
 from mpi_replica.trace import table
 from mpi_replica.trace.summary import summary
 from mpi_replica.trace.timeline import Timeline
@@ -150,6 +150,22 @@ def test_a_part_of_a_replica_counts_as_what_it_is():
         process.add(EventKind.SPAN, "load", 1, begun, process.at, SPAN_KINDS.index("input"))
     for rank in summary_of(world.members)["ranks"]:
         assert rank["seconds"]["input"] == pytest.approx(1, rel=1e-3)
+
+
+def test_what_other_threads_than_those_that_call_do_is_no_time_of_the_rank():
+    world = world_of(2)
+    world.call(compares=True)
+    later = world.members[1]  # whose calls come from its second thread
+    later.memberships[0] = later.memberships[0]._replace(calls_track=-2)
+    for process in world.members:
+        begun = process.at
+        process.works(4 * SECOND)
+        tracks = [-1, 0, -2, MOST_REPLICAS, -3, 2 * MOST_REPLICAS]
+        for length, track in enumerate(tracks, 1):
+            until = begun + length * SECOND // 2
+            process.add(EventKind.SPAN, "load", track, begun, until, SPAN_KINDS.index("input"))
+    seconds = [rank["seconds"]["input"] for rank in summary_of(world.members)["ranks"]]
+    assert seconds == pytest.approx([1, 2], rel=1e-3)
 
 
 def test_what_a_checkpoint_does_is_no_communication_but_for_its_waits():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..ranks.watch.event_log import OF_RANK, SPAN_KINDS, EventKind
+from ..ranks.watch.event_log import MOST_REPLICAS, OF_RANK, SPAN_KINDS, EventKind
 from .timeline import Calls, Timeline
 from .traced_processes import Events, Floats
 
@@ -67,10 +67,15 @@ def _missing(timeline: Timeline, is_over: bool) -> list[str]:
 def _seconds_by_kind(timeline: Timeline, n: int) -> dict[str, float]:
     """Returns how long a process has done what: together that is its whole time."""
     calls, spans = timeline.calls[n], timeline.events(n, EventKind.SPAN)
+    # What other threads do meanwhile, such as reading ahead, is not what the rank is busy with.
+    known = timeline.processes[n].memberships.values()
+    that_call = {OF_RANK - one.calls_track for one in known} or {0}
+    threads = np.where(spans.track < 0, OF_RANK - spans.track, spans.track // MOST_REPLICAS)
+    counts = np.isin(threads, list(that_call))
 
     def of_spans(kind: str) -> tuple[Floats, Floats]:
         is_it = np.isin(spans.number, [SPAN_KINDS.index(name) for name in _KINDS[kind]])
-        return spans.begin[is_it], spans.end[is_it]
+        return spans.begin[is_it & counts], spans.end[is_it & counts]
 
     # What is in several counts as the first of them: a call of a checkpoint writes to the disk.
     intervals = {

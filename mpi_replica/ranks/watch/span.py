@@ -26,7 +26,7 @@ class span:
     name : str
         A trace has 65536 different names at most: leave numbers of steps out.
     kind : {'program', 'input', 'checkpoint'}, optional
-        What its time counts as in the table.
+        What its time counts as in the table, in a thread that calls strategies.
 
     Raises
     ------
