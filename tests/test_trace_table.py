@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from mpi_replica.ranks.watch.event_log import MOST_REPLICAS, SPAN_KINDS, EventKind
 from mpi_replica.trace import table
+from mpi_replica.trace.plot import shares
 from mpi_replica.trace.summary import summary
 from mpi_replica.trace.timeline import Timeline
 from simulated_jobs import HOUR, MILLISECOND, SECOND, LocalClock, SimulatedProcess, World
@@ -295,3 +297,25 @@ def test_the_summary_as_json_is_one_line_with_all_of_it():
 def test_a_table_says_as_much_of_what_came_from_json():
     found = summary_of(busy_job().members)
     assert table.text(json.loads(json.dumps(found))) == table.text(found)
+
+
+def test_a_picture_has_each_moment_once_from_the_first_slice_to_the_last():
+    """Slices stand as they ended: the inner ones first, and those of calls behind all spans."""
+    slices = [
+        *(("input", 2, 3), ("input", 1, 5), ("input", 4, 6), ("input", 4, 6)),
+        *(("commit", 11, 12), ("recovery", 11.5, 13), ("program", 0.5, 19)),
+        *(("collective", 3, 5), ("wait", 3, 4), ("move", 4, 5), ("checkpoint", 4.5, 7)),
+    ]
+    events = [{"cat": kind, "ts": begin, "dur": end - begin} for kind, begin, end in slices]
+    found = shares(events, np.array([0.0, 10.0, 20.0]))
+    expected = {
+        "wait": [1, 0],
+        "checkpoint": [2.5, 0],
+        "move": [0.5, 0],
+        "elastic": [0, 2],
+        "input": [2, 0],
+        "compute": [3.5, 7],
+    }
+    assert found.keys() == expected.keys()
+    for kind, share in found.items():
+        assert (10 * share).tolist() == pytest.approx(expected[kind], abs=1e-9), kind

@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from .summary import KINDS
 from .traced_processes import Floats
 
 _NUM_BINS = 200
-# The last one is what is left of the time.
+# What is in several counts as the first of them, as in the table; the last one is what is left.
 _COLORS = {
     "wait": "#fc8d62",
-    "move": "#66c2a5",
-    "input": "#8da0cb",
     "checkpoint": "#a6d854",
+    "move": "#66c2a5",
+    "elastic": "#ffd92f",
+    "input": "#8da0cb",
     "compute": "#d9d9d9",
 }
 
@@ -46,14 +48,11 @@ def draw(trace: dict[str, Any], path: str) -> None:
         mine = [e for e in slices if e["pid"] == n]
         if not mine:  # a spare, say
             continue
-        first, last = mine[0]["ts"], max(e["ts"] + e["dur"] for e in mine)
-        left = np.diff(np.clip(edges, first, last)) / np.diff(edges)
         low = np.full(_NUM_BINS, n + 0.4)
-        for kind, color in _COLORS.items():
-            share = left if kind == "compute" else np.minimum(left, _share(mine, kind, edges))
-            left = left - share
-            axes.stairs(low - 0.8 * share, edges / 1e6, baseline=low, fill=True, color=color)
-            low = low - 0.8 * share
+        for kind, share in shares(mine, edges).items():
+            high = low - 0.8 * share
+            axes.stairs(high, edges / 1e6, baseline=low, fill=True, color=_COLORS[kind])
+            low = high
     for kind, color in _COLORS.items():
         axes.fill([], [], color=color, label=kind)
     axes.set_yticks(range(len(ranks)), [rank["name"] for rank in ranks])
@@ -63,11 +62,37 @@ def draw(trace: dict[str, Any], path: str) -> None:
     figure.savefig(path, dpi=100)
 
 
-def _share(slices: Sequence[Mapping[str, Any]], kind: str, edges: Floats) -> Floats:
-    """Returns the part of each bin in which a rank was in slices of a kind."""
-    begins = np.array([0.0, *(e["ts"] for e in slices if e["cat"] == kind)])
-    times = np.array([0.0, *(e["dur"] for e in slices if e["cat"] == kind)])
-    at = np.stack([begins, begins + times], 1).ravel()
-    until = np.stack([np.cumsum(times) - times, np.cumsum(times)], 1).ravel()
-    share: Floats = np.diff(np.interp(edges, at, until)) / np.diff(edges)
-    return share
+def shares(slices: Sequence[Mapping[str, Any]], edges: Floats) -> dict[str, Floats]:
+    """Returns by kind which part of each bin of time a rank spent so, given all of its slices.
+
+    Examples
+    --------
+    >>> slices = [{"cat": "move", "ts": 1, "dur": 1}, {"cat": "run", "ts": 0, "dur": 3}]
+    >>> found = shares(slices, np.array([0.0, 2.0, 4.0]))
+    >>> found["move"], found["compute"]
+    (array([0.5, 0. ]), array([0.5, 0.5]))
+    """
+    found: dict[str, Floats] = {}
+    inside: list[tuple[float, float]] = []
+    before: Floats = np.zeros(len(edges) - 1)
+    for kind in _COLORS:
+        names = KINDS.get(kind, [kind])
+        inside += [(e["ts"], e["ts"] + e["dur"]) for e in slices if e["cat"] in names]
+        if kind == "compute":
+            inside = [(min(e["ts"] for e in slices), max(e["ts"] + e["dur"] for e in slices))]
+        until = _part_of_bins(inside, edges)
+        found[kind] = until - before
+        before = until
+    return found
+
+
+def _part_of_bins(intervals: Sequence[tuple[float, float]], edges: Floats) -> Floats:
+    """Returns the part of each bin that lies in some intervals, which may overlap."""
+    begins, ends = np.array([(0.0, 0.0), *sorted(intervals)]).T
+    ends = np.maximum.accumulate(ends)
+    begins[1:] = np.maximum(begins[1:], ends[:-1])  # what is in none before it
+    at = np.stack([begins, ends], 1).ravel()
+    sums = np.cumsum(ends - begins)
+    until = np.stack([np.append(0.0, sums[:-1]), sums], 1).ravel()
+    part: Floats = np.diff(np.interp(edges, at, until)) / np.diff(edges)
+    return part

@@ -19,7 +19,7 @@ _LEAST_SHARE = 0.5
 # Of the time of the job: what costs less is not worth a line.
 _LEAST_COST = 0.01
 #: What time is spent on that is neither computing nor communication, and the kinds of its spans.
-_KINDS = {"input": ["input"], "checkpoint": ["checkpoint"], "elastic": ["commit", "recovery"]}
+KINDS = {"input": ["input"], "checkpoint": ["checkpoint"], "elastic": ["commit", "recovery"]}
 
 
 def summary(timeline: Timeline, *, is_over: bool = True) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _seconds_by_kind(timeline: Timeline, n: int) -> dict[str, float]:
     counts = np.isin(threads, list(that_call))
 
     def of_spans(kind: str) -> tuple[Floats, Floats]:
-        is_it = np.isin(spans.number, [SPAN_KINDS.index(name) for name in _KINDS[kind]])
+        is_it = np.isin(spans.number, [SPAN_KINDS.index(name) for name in KINDS[kind]])
         return spans.begin[is_it & counts], spans.end[is_it & counts]
 
     # What is in several counts as the first of them: a call of a checkpoint writes to the disk.
@@ -88,7 +88,7 @@ def _seconds_by_kind(timeline: Timeline, n: int) -> dict[str, float]:
     spent = _seconds_in_first(intervals)
     times = timeline.processes[n].rows[:, 3:5]
     total = float(np.ptp(times)) / 1e9 if times.size else 0.0
-    shown = {kind: spent[kind] for kind in ("waits", "moves", *_KINDS)}
+    shown = {kind: spent[kind] for kind in ("waits", "moves", *KINDS)}
     return {"compute": max(0.0, total - sum(shown.values())), **shown, "total": total}
 
 
