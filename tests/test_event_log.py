@@ -165,6 +165,19 @@ def test_the_last_seconds_are_kept_in_two_files_at_most(path):
     assert texts_of(process)[-1] == f"step {len(added)}"
 
 
+def test_a_newest_file_without_a_whole_block_takes_no_names_from_the_one_before(path):
+    log = EventLog(path, last_seconds=1e-9)
+    for number in range(3):
+        log.add(span_of(log, f"step {number}"))
+        log.write()
+    newest = files_of(path)[-1]
+    first_block = sum(BLOCK_HEAD.unpack_from(newest.read_bytes())) + BLOCK_HEAD.size
+    newest.write_bytes(newest.read_bytes()[: first_block - 1])
+    found = texts_of(found_at(path))
+    log.close()
+    assert found == ["step 2"]
+
+
 def test_facts_are_in_each_file_of_the_last_seconds(path):
     log = EventLog(path, last_seconds=1e-9)
     world = log.new_world(rank=0, size=1)

@@ -117,15 +117,16 @@ def _read(files: Sequence[str]) -> TracedProcess:
     names: list[str] = []
     rows = []
     for file in files:
-        names = []  # each file has all of them
+        of_file: list[str] = []
         with open(file, "rb") as opened:
             data = opened.read()
         for text, events in _blocks(data):
             told = json.loads(text)
-            names += told["names"]
+            of_file += told["names"]
             for fact in told["facts"]:
                 _learn(process, fact)
             rows.append(np.frombuffer(events, np.int64).reshape(-1, NUM_FIELDS))
+        names = of_file or names  # each file has all of them, if it has a whole block
     process.names = names
     if rows:
         process.rows = np.concatenate(rows)
