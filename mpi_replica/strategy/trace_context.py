@@ -38,12 +38,14 @@ class TraceContext:
     def __enter__(self) -> None:
         require_cross_replica(self._strategy, "trace")
         self._name = str(self._path)
+        before = self._log  # of this trace itself, which is refused then, and goes on
         try:
             self._meet("trace")
             self._meet("trace, room made", self._make_room)
             self._meet("trace, begun", self._open)
         except BaseException:
-            self._close()
+            if self._log is not before:
+                self._close()
             raise
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:

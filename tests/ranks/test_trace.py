@@ -3,6 +3,7 @@
 import gzip
 import json
 
+import numpy as np
 import pytest
 
 import mpi_replica as mr
@@ -130,6 +131,27 @@ def test_seconds_that_are_none_are_an_error_everywhere(strategy, path, bad):
             pass
 
     raises_everywhere((ValueError, TypeError), traced)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.float32, int])
+def test_seconds_may_be_a_number_of_any_kind(strategy, path, kind):
+    with strategy.trace(path, last_seconds=kind(60)):
+        add_up(strategy)
+    assert "all_reduce" in path.read_text("utf-8")
+
+
+def test_a_trace_that_is_entered_in_itself_is_refused_and_goes_on(strategy, path):
+    trace = strategy.trace(path)
+
+    def again():
+        with trace:
+            pass
+
+    with trace:
+        raises_everywhere(mr.errors.ContextError, again)
+        add_up(strategy)
+    assert "all_reduce" in path.read_text("utf-8")
     check_works(strategy)
 
 

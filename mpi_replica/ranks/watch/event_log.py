@@ -125,6 +125,7 @@ class EventLog:
                 raise TypeError(f"last_seconds={last_seconds!r} is not a number.")
             if not 0 < last_seconds < math.inf:
                 raise ValueError(f"last_seconds={last_seconds!r} is not a positive number.")
+            last_seconds = float(last_seconds)  # JSON takes no number of numpy
         self.has_samples = has_samples
         #: The number of each text that events name.
         self.names = _Names({f"(one of more than {_MOST_NAMES} names)": 0})
