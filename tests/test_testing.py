@@ -526,3 +526,4 @@ def test_the_same_text_of_several_ranks_is_told_once():
     report = failure(arrivals, 1, own="high, in colours")
     assert str(report) == "ranks 0-2 failed\n\n--- ranks 0, 2\nlow\n\n--- rank 1\nhigh, in colours"
     assert report.reprcrash.message == "rank 0: low"
+    assert str(report.reprcrash) == "rank 0: low"  # which --tb=line prints

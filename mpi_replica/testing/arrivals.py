@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -39,6 +38,16 @@ class Arrival(NamedTuple):
     detail: Any = None
 
 
+class _Line(str):
+    """A failure in one line, which pytest takes as a text, or as one with a message."""
+
+    __slots__ = ()
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
 class RanksReport:
     """What failed on which rank, in the place of the traceback of a report.
 
@@ -48,7 +57,7 @@ class RanksReport:
     def __init__(self, head: str, parts: Sequence[tuple[str, Any]], summary: str) -> None:
         self._head = head
         self._parts = parts
-        self.reprcrash = SimpleNamespace(message=summary)
+        self.reprcrash = _Line(summary)
 
     def toterminal(self, writer: Any) -> None:
         """Writes it, with the colours of this rank's own traceback."""
