@@ -398,6 +398,14 @@ def test_the_timeout_is_that_of_all_starts_together(tmp_path):
     assert "given up" not in done.stderr
 
 
+def test_a_timeout_in_the_pause_between_two_starts_is_told(tmp_path):
+    """The second pause takes 2 s: a machine on which two starts take as long is in a start then."""
+    options = ["--timeout", 3.5, "--restarts", 9, "-n", 2]
+    done = call(LIBRARIES[0], "run", *options, written(tmp_path, "\n    die()\n"))
+    assert done.returncode == 124, done.stderr
+    assert done.stderr.count("the job did not end within 3.5 s (--timeout 3.5): ") == 1
+
+
 # Signals ---------------------------------------------------------------------------------------
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]

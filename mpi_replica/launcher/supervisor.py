@@ -126,7 +126,10 @@ class _Supervisor:
                 tell(f"the job is not started again: {error}")
                 return outcome.status
             if not goes_on:
-                return self._status(128 + self._signal if self._signal else TIMED_OUT)
+                if self._signal:
+                    return self._status(128 + self._signal)
+                tell(f"{self._lateness}: it is not started again.")
+                return TIMED_OUT
 
     def _status(self, status: int) -> int:
         """Returns the exit status for that of the last start, or of the signal in a pause."""
@@ -273,11 +276,12 @@ class _Supervisor:
         """Whether it is time for the next of the steps after the timeout."""
         return bool(self._steps) and time.monotonic() >= self._steps[0][0]
 
+    @property
+    def _lateness(self) -> str:
+        seconds = f"{self._job.options.timeout_seconds:g}"
+        return f"the job did not end within {seconds} s (--timeout {seconds})"
+
     def _tell_of_timeout(self, current: JobStart) -> None:
         current.is_timed_out = True
-        seconds = f"{self._job.options.timeout_seconds:g}"
-        tell(
-            f"the job did not end within {seconds} s (--timeout {seconds}): its ranks get SIGTERM,"
-            f" and SIGKILL {SECONDS_TO_SAVE} s later."
-        )
+        tell(f"{self._lateness}: its ranks get SIGTERM, and SIGKILL {SECONDS_TO_SAVE} s later.")
         current.forward(signal.SIGTERM)
