@@ -224,6 +224,14 @@ def test_what_is_missing_is_said():
         assert f"missing: {one}" in text.splitlines()
 
 
+def test_a_rank_whose_part_is_missing_is_named_where_others_have_its_number_among_themselves():
+    world = world_of(3)
+    world.call(compares=True)
+    left = [world.members[0], world.members[2]]
+    World(left).call(compares=True)
+    assert summary_of(left)["missing"] == ["all of rank 1, whose part is not here"]
+
+
 def test_nothing_is_missing_of_a_job_that_came_to_its_end():
     assert summary_of(busy_job().members)["missing"] == []
 

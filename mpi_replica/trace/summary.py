@@ -53,9 +53,8 @@ def _missing(timeline: Timeline, is_over: bool) -> list[str]:
         if process.missing_ns:
             seconds = process.missing_ns / 1e9
             texts.append(f"{seconds:.3g} s of {process.label}, whose disk was slow")
-        for one in process.memberships.values():
-            absent.update(range(one.size))
-            present.add(one.rank)
+        absent.update(range(process.largest_world.size))  # in others ranks have other numbers
+        present.add(process.rank)
     both = zip(timeline.processes, timeline.clocks, strict=True)
     starts = {(process.restart, clock.start) for process, clock in both}
     if len(starts) > len({restart for restart, _ in starts}):

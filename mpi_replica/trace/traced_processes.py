@@ -72,10 +72,14 @@ class TracedProcess:
     rows: Integers = field(default_factory=lambda: np.empty((0, NUM_FIELDS), np.int64))
 
     @property
+    def largest_world(self) -> Membership:
+        """Its place in the largest of its worlds; that of nobody where it has none."""
+        return max(self.memberships.values(), key=lambda one: one.size, default=Membership())
+
+    @property
     def rank(self) -> int:
-        """Its rank in the largest of its worlds; -1 where it has none."""
-        known = self.memberships.values()
-        return max(known, key=lambda one: one.size).rank if known else -1
+        """Its rank there; -1 where it has none."""
+        return self.largest_world.rank
 
     @property
     def may_run(self) -> bool:
