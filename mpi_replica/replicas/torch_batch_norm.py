@@ -147,6 +147,8 @@ class SyncBatchNorm(_BatchNorm):
         _written[self] = run, replica
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
+            if self.running_mean is None:  # taken away, which torch allows
+                return
             part = self.momentum
             if part is None:
                 part = 1 / int(self.num_batches_tracked)
@@ -236,7 +238,9 @@ def _successor(norm: Any) -> SyncBatchNorm:
     new = SyncBatchNorm(
         norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats
     )
-    for name in (*norm._parameters, *norm._buffers):
-        setattr(new, name, getattr(norm, name))
+    for name, parameter in norm._parameters.items():
+        new.register_parameter(name, parameter)
+    for name, buffer in norm._buffers.items():
+        new.register_buffer(name, buffer, name not in norm._non_persistent_buffers_set)
     new.train(norm.training)
     return new

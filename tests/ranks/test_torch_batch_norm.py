@@ -464,6 +464,44 @@ def test_the_converter_returns_the_successor_of_a_norm_and_takes_modules_only():
         mr.torch.convert_sync_batchnorm("model")
 
 
+class Scaled(torch.nn.BatchNorm1d):
+    """A norm with more states than those of torch."""
+
+    def __init__(self):
+        super().__init__(CHANNELS)
+        self.gain = torch.nn.Parameter(torch.ones(1))
+        self.register_parameter("shift", None)
+        self.register_buffer("seen", torch.zeros(2))
+        self.register_buffer("scratch", torch.ones(2), persistent=False)
+
+
+def test_the_converter_keeps_parameters_and_buffers_of_a_programs_own_norm():
+    plain = Scaled()
+    norm = mr.torch.convert_sync_batchnorm(plain)
+    assert list(norm.state_dict()) == list(plain.state_dict())
+    for found, expected in (
+        (norm._parameters, plain._parameters),
+        (norm._buffers, plain._buffers),
+    ):
+        assert list(found) == list(expected)
+        assert all(found[name] is expected[name] for name in expected)
+
+
+def test_a_norm_whose_running_statistics_were_taken_away_takes_those_of_the_input(strategy):
+    def without_statistics(norm):
+        norm.running_mean = norm.running_var = None
+        return norm.double()
+
+    check_learnt(
+        strategy,
+        lambda: without_statistics(mr.torch.SyncBatchNorm(CHANNELS)),
+        without_statistics(PLAIN[4](CHANNELS)),
+        (2, (2, 2), torch.float64),
+        rtol=1e-9,
+        atol=1e-10,
+    )
+
+
 def test_a_norm_that_has_a_weight_and_no_bias_stays_so(strategy):
     def without_bias():
         norm = initialized(PLAIN[4](CHANNELS).double())
