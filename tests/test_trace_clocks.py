@@ -75,6 +75,15 @@ def test_times_of_all_processes_come_to_one_clock_within_the_bounds_that_it_stat
     assert {clock.start for clock in clocks} == {0}
 
 
+@given(worlds(least=4), st.permutations([(0, 3), (1, 2), (2, 3)]))
+def test_clocks_are_found_by_way_of_others_in_whatever_order_they_were_compared(world, pairs):
+    members = world.members
+    for pair in pairs:
+        World([members[n] for n in pair]).compare()
+    clocks = clocks_within_bounds(members)
+    assert {clock.start for clock in clocks} == {0}
+
+
 @given(worlds())
 def test_the_clock_of_the_first_process_is_right_by_definition(world):
     world.go_on()

@@ -8,7 +8,7 @@ close as a message is fast. Between two such comparisons a clock runs evenly.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -105,10 +105,8 @@ def _spread(start: dict[int, Clock], comparisons: Sequence[Comparison]) -> None:
     compared with the one that is known best.
     """
     offsets: dict[int, list[_Offset]] = {}
-    for comparison in comparisons:
+    for comparison in _in_reach(start, comparisons):
         doubts = {n: start[n].bound(comparison[n][0])[0] for n in comparison if n in start}
-        if not doubts:
-            continue
         anchor = min(doubts, key=lambda n: doubts[n])
         begins, ends = (start[anchor].common(times) for times in comparison[anchor])
         for n, (begun, ended) in comparison.items():
@@ -121,6 +119,19 @@ def _spread(start: dict[int, Clock], comparisons: Sequence[Comparison]) -> None:
             shown = _Offset(at, (least + most) / 2, abs(most - least) / 2 + doubts[anchor])
             offsets.setdefault(n, []).append(shown)
             start[n] = Clock(start[anchor].start, offsets[n])
+
+
+def _in_reach(start: dict[int, Clock], comparisons: Sequence[Comparison]) -> Iterator[Comparison]:
+    """Gives each comparison when one of its processes has a clock, those that have one first."""
+    num_left, left = -1, comparisons
+    while len(left) != num_left:
+        num_left, later = len(left), []
+        for comparison in left:
+            if start.keys() & comparison.keys():
+                yield comparison
+            else:
+                later.append(comparison)
+        left = later
 
 
 def _comparisons(processes: Sequence[TracedProcess]) -> list[Comparison]:
