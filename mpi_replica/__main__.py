@@ -283,6 +283,13 @@ def _run(options: argparse.Namespace) -> int:
         raise LaunchError("there is no program to start. See python -m mpi_replica run --help.")
     if program[0].startswith("-") and program[0] not in ("-m", "-c"):
         raise LaunchError(f"{program[0]} is no option of run: see --help.")
+    variables = dict(options.variables)
+    trace = variables.get(TRACE_VARIABLE)
+    if variables and not (trace or os.environ.get(TRACE_VARIABLE)):
+        raise LaunchError(
+            "--trace-last and --no-samples are for a trace: ask for --trace FILE, too, or leave"
+            " them out."
+        )
     # The others have the names under which the command line puts them.
     wanted = {name: getattr(options, name) for name in Options._fields if name != "program"}
     job = plan(Options(program, **wanted), os.environ)
@@ -290,7 +297,6 @@ def _run(options: argparse.Namespace) -> int:
         print(job.line)
         return 0
     open_standard_streams()
-    trace = dict(options.variables).get(TRACE_VARIABLE)
     if trace:
         _begin_trace(trace)
     status = start(job, os.environ)

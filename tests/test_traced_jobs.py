@@ -275,6 +275,8 @@ MISTAKES = {
     "--trace-last": ["run", "--trace", "a.json", "--trace-last", "0", "-n", "1"],
     "'soon' is no number of seconds": ["run", "--trace", "a", "--trace-last", "soon", "-n", "1"],
     "'two' is no integer": ["run", "-n", "two"],
+    "ask for --trace FILE, too": ["run", "--no-samples", "-n", "1"],
+    "--trace-last and --no-samples are": ["run", "--trace-last", "9", "-n", "1"],
 }
 
 
