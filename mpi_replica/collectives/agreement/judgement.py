@@ -177,7 +177,7 @@ def _note_difference(
     reports: Sequence[Report], layout: Layout
 ) -> CollectiveMismatchError | ValueError | None:
     for entries in itertools.zip_longest(*(report.notes for report in reports)):
-        groups: dict[_Place, list[int]] = {}
+        groups: dict[_Side, list[int]] = {}
         for rank, note in enumerate(entries):
             if note is not None:
                 groups.setdefault(_place_of(note), []).extend(layout.replica_ids(rank))
@@ -196,9 +196,9 @@ def _note_difference(
                     f" {first.what}). {SAME_KIND}"
                 )
         if len(groups) > 1 or None in entries:
-            texts = [place.text for place in groups]
+            texts = [side.text for side in groups]
             if len(set(texts)) < len(texts):  # the same line, reached in different ways
-                texts = [place.whole for place in groups]
+                texts = [side.whole for side in groups]
             sides = "; ".join(
                 f"{layout.describe(ids)}: {text}"
                 for text, ids in zip(texts, groups.values(), strict=True)
@@ -226,7 +226,7 @@ def _whose(values: Sequence[Any], layout: Layout) -> dict[Any, str]:
     }
 
 
-class _Place(NamedTuple):
+class _Side(NamedTuple):
     """What some replicas are at; `whole` also says how they came there."""
 
     text: str
@@ -234,16 +234,16 @@ class _Place(NamedTuple):
     digest: bytes = b""
 
 
-def _place_of(note: Note) -> _Place:
+def _place_of(note: Note) -> _Side:
     what, site = note.what, note.site
-    return _Place(f"{what} at {site.line}", f"{what} at {site.whole}", site.digest)
+    return _Side(f"{what} at {site.line}", f"{what} at {site.whole}", site.digest)
 
 
-def _place_of_call(call: CallDescription | None) -> _Place:
+def _place_of_call(call: CallDescription | None) -> _Side:
     if call is None:
-        return _Place("no such call")
+        return _Side("no such call")
     what, site = call.what, call.site
-    return _Place(f"{what} at {call.where_and_why}", f"{what} at {site.whole}", site.digest)
+    return _Side(f"{what} at {call.where_and_why}", f"{what} at {site.whole}", site.digest)
 
 
 def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError | None:
