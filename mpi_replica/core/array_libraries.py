@@ -194,7 +194,8 @@ def address_of(value: Any, array: Array) -> tuple[str, int]:
     `array` is it as `to_numpy` gives it: its memory, or a copy of what is on a device.
     """
     if way_of(type(value)) is TorchWay and not value.is_cpu:
-        return str(value.device), value.data_ptr()
+        # a conjugate view has the memory of the other one
+        return f"{value.device} {value.is_conj()} {value.is_neg()}", value.data_ptr()
     return "", array.ctypes.data
 
 

@@ -284,6 +284,15 @@ def test_each_parameter_is_written_once_and_each_rank_writes_about_as_much(strat
     gathered(None)
 
 
+def test_views_that_are_conjugate_or_negative_are_arrays_of_their_own(strategy, path):
+    x = torch.tensor([1 + 2j, 3 + 4j], device=DEVICE)
+    views = [x, x.conj(), x.imag, x.conj().imag]
+    mr.Checkpoint(strategy, views=views).save(path)
+    found = mr.Checkpoint(strategy, views=[torch.zeros_like(view) for view in views])
+    found.restore(path)
+    assert [view.tolist() for view in found.views] == [view.tolist() for view in views]
+
+
 def test_a_module_that_lacks_a_parameter_is_told_by_name_before_anything_changes(strategy, path):
     save(strategy, path, model=network(1), x=np.ones(2))
     model, x = network(2), np.zeros(2)
