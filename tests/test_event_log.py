@@ -2,12 +2,14 @@
 
 import concurrent.futures
 import contextlib
+import gc
 import os
 import socket
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -15,6 +17,7 @@ import pytest
 
 from launching import ROOT
 from mpi_replica import span
+from mpi_replica.ranks.watch import event_log
 from mpi_replica.ranks.watch.event_log import (
     BLOCK_HEAD,
     LAST_VARIABLE,
@@ -187,6 +190,19 @@ def test_facts_are_in_each_file_of_the_last_seconds(path):
     log.close()
     assert found_at(path).pid == os.getpid()
     assert found_at(path).memberships == {world: Membership(5, 0, 1)}
+
+
+def test_a_span_that_is_left_after_its_trace_keeps_nothing_of_it(path):
+    """As one of a function that reads ahead in a thread of its own."""
+    part = span("load")
+    for _ in range(2):
+        log = event_log.open_log(path)
+        with part:
+            event_log.close_log(log)
+            gone = weakref.ref(log)
+            del log
+        gc.collect()
+        assert gone() is None
 
 
 @pytest.mark.parametrize("kind", ["run", "commit", "recovery", "Input", None])

@@ -77,8 +77,11 @@ class span:
             self._begun.setdefault(track, []).append((log, perf_counter_ns()))
 
     def __exit__(self, kind_of_error: object, error: object, traceback: object) -> None:
+        if not self._begun:
+            return
         log = event_log.current
-        if log is None or not self._begun:
+        if log is None:
+            self._begun.clear()  # what was entered in a trace that has ended
             return
         state = current_state()
         if begun := self._begun.get(log.track(state)):
