@@ -309,6 +309,92 @@ def test_an_error_in_training_is_not_started_again(library, options, tmp_path):
     assert "Start 2" not in done.stderr
 
 
+@only_elastic
+def test_an_error_behind_a_loss_that_cost_nothing_is_not_started_again(tmp_path):
+    program = (
+        TRAIN
+        + """
+    def lose():
+        if rank == 2 and state.step == 2:
+            die()
+        if state.step == 5:
+            raise KeyError("no such row")
+    main()
+    """
+    )
+    file = written(tmp_path, program)
+    done = call("openmpi", *ELASTIC, "--restarts", 3, file, tmp_path / "saved", "elastic")
+    assert done.returncode == 1, done.stderr
+    assert "goes on at step" in done.stderr
+    assert "KeyError: 'no such row'" in done.stderr
+    assert "Start 2" not in done.stderr
+
+
+ELASTIC_PROGRAM = """
+    import mpi_replica as mr
+
+    strategy = mr.MPIStrategy(num_replicas=3, spares=SPARES)
+    state = mr.ElasticState(strategy, step=0)
+
+    def train():
+        while state.step < 3:
+            state.step += 1
+            state.commit()
+            at(state.step)
+
+"""
+
+
+@only_elastic
+def test_a_call_of_run_elastic_that_fails_on_all_ranks_counts_on_all(tmp_path):
+    program = (
+        ELASTIC_PROGRAM.replace("SPARES", "0")
+        + """
+    def at(step):
+        if rank == 2 and step == 2:
+            die()
+
+    try:
+        strategy.run_elastic(train, None if rank == 1 else state)
+    except TypeError:
+        strategy.run_elastic(train, state)
+        tell(f"step {state.step} of {strategy.size}")
+    """
+    )
+    done = call("openmpi", *ELASTIC, written(tmp_path, program))
+    assert done.returncode == 0, done.stderr
+    assert told(done.stdout) == ["step 3 of 2"] * 2
+
+
+@only_elastic
+def test_a_spare_ends_as_a_program_that_ends_itself_in_training(tmp_path):
+    program = (
+        ELASTIC_PROGRAM.replace("SPARES", "1")
+        + """
+    at = lambda step: sys.exit()
+    strategy.run_elastic(train, state)
+    """
+    )
+    done = call("openmpi", *ELASTIC, written(tmp_path, program))
+    assert done.returncode == 0, done.stderr
+
+
+@only_elastic
+def test_a_spare_that_calls_run_elastic_more_often_than_the_others_is_an_error(tmp_path):
+    program = (
+        ELASTIC_PROGRAM.replace("SPARES", "1")
+        + """
+    at = lambda step: None
+    while state.step < 3:  # which that of a spare never is
+        strategy.run_elastic(train, state)
+    """
+    )
+    done = call("openmpi", *ELASTIC, written(tmp_path, program))
+    assert done.returncode == 1, done.stderr
+    text = "RankLostError: this spare was not needed, and the program has ended elsewhere"
+    assert done.stderr.count(text) == 1
+
+
 @each_job
 def test_a_program_that_ends_well_too_early_on_one_rank_is_not_started_again(
     library, options, tmp_path

@@ -59,7 +59,7 @@ class Comparison:
         That of the program.
     is_exact : bool
         Whether dicts and lists are to hold what the checkpoint has, no more and no less, where
-        they have grown or shrunk since.
+        they have grown or shrunk since, and whether gradients of torch are none.
 
     Attributes
     ----------
@@ -99,6 +99,8 @@ class Comparison:
             A file has changed since it was checked.
         """
         put_back = self._put_back
+        if self._is_exact:
+            self._targets.drop_gradients()
         # a cycle, and what holds the objects: what is replaced would live on
         del self._put_back, self._targets
         put_back()

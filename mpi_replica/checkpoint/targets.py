@@ -42,6 +42,11 @@ class Targets:
         _, first, where = self._found.setdefault(id(live), (live, saved, path))
         return None if first is saved or self._are_same(first, saved) else where
 
+    def drop_gradients(self) -> None:
+        """Removes what torch has added up in them, as by a step that a loss has broken off."""
+        for live, _, _ in self._found.values():
+            object_state.drop_gradients(live)
+
     def _are_same(self, one: Any, other: Any) -> bool:
         """Returns whether two parts of the index stand for the same values."""
         names = [array_name(value) or "" for value in (one, other)]

@@ -115,6 +115,18 @@ def put_state(value: Any, state: Any) -> None:
         value.load_state_dict(state)
 
 
+def drop_gradients(value: Any) -> None:
+    """Removes what torch has added up in a tensor, or in those of a module or an optimizer."""
+    if is_module(value):
+        tensors = value.parameters()
+    elif is_optimizer(value):
+        tensors = (one for group in value.param_groups for one in group["params"])
+    else:
+        tensors = [value] if _is_of_torch(value, "Tensor") else []
+    for tensor in tensors:
+        tensor.grad = None
+
+
 def _put_state_of_optimizer(optimizer: Any, state: Any) -> None:
     """Gives it a state; tensors of its groups, such as a learning rate, come to where they were.
 

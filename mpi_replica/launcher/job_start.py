@@ -262,7 +262,7 @@ class JobStart:
         """Returns whether ranks may have ended of a signal that they got from here."""
         if self.is_timed_out or self._forwarded in _ENDING_SIGNALS:
             return True
-        first = min((rank.ended_at or 0.0 for rank in ranks.lost), default=time.monotonic())
+        first = min((rank.ended_at or 0.0 for rank in ranks.missed), default=time.monotonic())
         return 0.0 < self._forwarded_at <= first < self._forwarded_at + _SECONDS_OF_SIGNAL
 
     def _loss(self, ranks: RankConnections) -> str:

@@ -85,6 +85,7 @@ class RankConnections:
         self.ranks: dict[int, ConnectedRank] = {}
         #: Those that have ended without a word, in the order in which it was seen.
         self.lost: list[ConnectedRank] = []
+        self._gone_on_without: set[int] = set()
         #: The first one that has ended with a status that is not 0, and when that was seen.
         self.failed: ConnectedRank | None = None
         self.failed_at = 0.0
@@ -206,6 +207,7 @@ class RankConnections:
                 rank.told_end_at = now
             if rank.has_failed and self.failed is None:
                 self.failed, self.failed_at = rank, now
+            self._gone_on_without.update(facts.get("went_on_without", ()))
             if facts.get("begins_end") in _ENDS_OF_PROGRAM:
                 self.program_ends_at = min(self.program_ends_at, now)
 
@@ -229,6 +231,11 @@ class RankConnections:
         return math.inf if len(ends) < self.size else max(ends)
 
     @property
+    def missed(self) -> list[ConnectedRank]:
+        """The lost ranks without which the others have not gone on."""
+        return [rank for rank in self.lost if rank.pid not in self._gone_on_without]
+
+    @property
     def is_waited_for(self) -> bool:
         """Whether a rank has told that it waits for one that is lost."""
         return any(
@@ -249,7 +256,7 @@ class RankConnections:
     def loss_text(self) -> str:
         """Returns which rank was lost first; empty where an error of the program came before."""
         # Those that ended later were ended by the library, or by us.
-        lost = [rank for rank in self.lost if (rank.ended_at or 0.0) < self.program_ends_at]
+        lost = [rank for rank in self.missed if (rank.ended_at or 0.0) < self.program_ends_at]
         if lost:
             silent = "its host gives no sign of life"
             how = silent if lost[0].is_silent else "its process ended without a word"

@@ -35,6 +35,8 @@ _TAG_OF_END = 1
 # Sent at once, whether the spare receives it or not.
 _MOST_LETTERS = 500
 _GOOD_END = ("", None)
+#: What is said to spares that still wait when the program ends well on the others.
+NO_FURTHER_CALL = "without a further call of run_elastic"
 
 
 class Member(NamedTuple):
@@ -101,8 +103,6 @@ class Survivors:
         self._first_rank: int = communicator.Get_rank()
         # How often the spares were told that the others have come to their end.
         self._ends = 0
-        #: Whether they were, since they began to wait.
-        self.has_dismissed = False
         # As `_Introduction` has it.
         self._farewell: str | None = None
         #: Whether all living ranks have agreed that they can't go on.
@@ -338,7 +338,6 @@ class Survivors:
         end = text[:_MOST_LETTERS], status
         send = self._world.issend if end == _GOOD_END else self._world.isend
         self._ends += 1
-        self.has_dismissed = True
         for rank in range(self.num_active, self.size):
             try:
                 request = send((self._ends, end), rank, _TAG_OF_END)
@@ -358,11 +357,11 @@ class Survivors:
         return self.first_size > 1 and (self.is_fault_tolerant or self._num_spares > 0)
 
     def say_farewell(self, cause: str) -> None:
-        """Notes why the program ends, and tells the spares, unless they know."""
+        """Notes why the program ends, and tells the spares."""
         if self._farewell is None:
             self._farewell = cause
-        if self.transport is not None and not self.has_dismissed:
-            for _ in self.dismiss(cause or "the program has ended on the other ranks"):
+        if self.transport is not None:
+            for _ in self.dismiss(cause or NO_FURTHER_CALL):
                 time.sleep(_LOOK_SECONDS)
 
 

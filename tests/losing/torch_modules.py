@@ -49,7 +49,12 @@ parts = strategy.experimental_distribute_values_from_function(make)
 generators = strategy.experimental_distribute_values_from_function(make_generator)
 average = network()
 state = mr.ElasticState(
-    strategy, step=0, parts=parts, nest=[(generators, 7)], average=average, best=torch.zeros(2)
+    strategy,
+    step=0,
+    parts=parts,
+    nest=[(generators, 7)],
+    average=average,
+    best=torch.ones(2, requires_grad=True),
 )
 folder = os.environ.get("FOLDER")
 manager = mr.CheckpointManager(state, folder) if folder else None
@@ -59,25 +64,27 @@ first = [*average.parameters()]
 def step(parts, generator):
     model, optimizer = parts["model"], parts["optimizer"]
     assert optimizer.param_groups[0]["params"][0] is model[0].weight
-    optimizer.zero_grad()
     model(torch.randn(5, 3, generator=generator)).square().mean().backward()
     gradients = [parameter.grad for parameter in model.parameters()]
     means = mr.get_replica_context().all_reduce("MEAN", gradients)
     for gradient, mean in zip(gradients, means, strict=True):
         gradient.copy_(mean)
     optimizer.step()
+    optimizer.zero_grad()  # what a step leaves that is broken off before, none must add up
     parts["scheduler"].step()
 
 
 def train():
     while state.step < STEPS:
         dying.enter(f"step{state.step}")
+        state.best.square().sum().backward()
         strategy.run(step, args=(state.parts, state.nest[0][0]))
         here = strategy.experimental_local_results(state.parts["model"])[0]
         with torch.no_grad():
             for one, other in zip(average.parameters(), here.parameters(), strict=True):
                 one.lerp_(other, 0.5)
-            state.best.copy_(here[2].bias)
+            state.best.copy_(here[2].bias + state.best.grad)
+            state.best.grad = None
         state.step += 1
         if manager is not None and state.step == 2:
             manager.save(state.step)
@@ -94,6 +101,7 @@ if strategy.run_elastic(train, state):
     for model in (*strategy.experimental_local_results(state.parts["model"])[:1], average):
         for tensor in model.state_dict().values():
             digest.update(tensor.numpy().tobytes())
+    digest.update(state.best.detach().numpy().tobytes())
     draws = strategy.run(lambda one: float(torch.rand((), generator=one)), args=(state.nest[0][0],))
     every = [
         float(x) for x in strategy.gather(strategy.run(lambda x: torch.tensor([x]), (draws,)), 0)

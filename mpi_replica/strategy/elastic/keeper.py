@@ -15,6 +15,7 @@ from ...core.context import require_cross_replica
 from ...core.exceptions import RankLostError, mark_reporter
 from ...core.layout import Layout, numbers_text
 from ...core.options import CommunicationOptions
+from ...ranks.launcher_connection import tell
 from ...ranks.survivors import Survivors
 from ...ranks.transport import Transport
 from ...ranks.watch.span import span_of_package
@@ -154,6 +155,7 @@ class Keeper:
         lost = [member for member in before if member not in survivors.members]
         step = None if self._commit is None or self.lost_replicas else self._commit.step
         layout = self._strategy.engine.layout
+        tell(went_on_without=[member.pid for member in lost])
         loss = Loss.of_members(lost, step, time.monotonic() - start, layout)
         self._strategy.losses = (*self._strategy.losses, loss)
         if survivors.rank == 0:

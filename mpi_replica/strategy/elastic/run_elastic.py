@@ -16,6 +16,7 @@ from ...core.exceptions import ContextError, RankLostError, in_words, mark_repor
 from ...core.tracebacks import printed
 from ...ranks import Dismissal
 from ...ranks.pause import pause
+from ...ranks.survivors import NO_FURTHER_CALL
 from ...ranks.watch.strategy_watch import stall_seconds
 from .keeper import ElasticStrategy, Keeper
 from .state import ElasticState, committed_by, strategies_of
@@ -96,6 +97,8 @@ class Elastic(ElasticStrategy):
         """
         engine = self.engine
         require_cross_replica(self, "run_elastic")
+        if not self._is_elastic:
+            self._num_elastic_calls += 1  # also of one that fails here: the others have counted it
         problem = _problem(self, train, state)
         if problem is not None:
             if engine.is_spare:
@@ -108,7 +111,6 @@ class Elastic(ElasticStrategy):
         with committed_by(state, keeper.commit):
             _say_if_unguarded(self, keeper)
             self._is_elastic = True
-            self._num_elastic_calls += 1
             try:
                 return _train(self, keeper, train)
             finally:
@@ -118,8 +120,6 @@ class Elastic(ElasticStrategy):
 def _train(strategy: ElasticStrategy, keeper: Keeper, train: Callable[[], T]) -> T | None:
     engine, survivors = strategy.engine, strategy.survivors
     function = function_identity(train)
-    if survivors is not None:
-        survivors.has_dismissed = False
     while True:
         if engine.is_spare and survivors is not None:
             end = survivors.wait()
@@ -140,9 +140,7 @@ def _train(strategy: ElasticStrategy, keeper: Keeper, train: Callable[[], T]) ->
         except BaseException as error:
             if not keeper.must_recover(error):
                 if survivors is not None:  # those that wait must not wait for another call
-                    code = error.code if isinstance(error, SystemExit) else None
-                    status = code if isinstance(code, int) else None
-                    _await_spares(survivors.dismiss(in_words(error), status), strategy)
+                    _await_spares(survivors.dismiss(in_words(error), _status_of(error)), strategy)
                 if _is_of_another(strategy, error):
                     raise RankLostError(
                         "a rank was lost, in a call of another strategy than the one whose"
@@ -164,6 +162,14 @@ def _train(strategy: ElasticStrategy, keeper: Keeper, train: Callable[[], T]) ->
             keeper.say_end()
             return result
         keeper.recover()
+
+
+def _status_of(error: BaseException) -> int | None:
+    """Returns the status of a program that ends itself, without an error text."""
+    if not isinstance(error, SystemExit):
+        return None
+    code = 0 if error.code is None else error.code
+    return code if isinstance(code, int) else None
 
 
 def _is_of_another(strategy: ElasticStrategy, error: BaseException) -> bool:
@@ -197,7 +203,8 @@ def _leave_as_the_others(end: Dismissal) -> None:
         error = RankLostError(
             f"this spare was not needed, and the program has ended elsewhere: {end.text}"
         )
-        mark_reporter(error, False)  # the others have printed what it was
+        if end.text != NO_FURTHER_CALL:
+            mark_reporter(error, False)  # the others have printed what it was
         raise error
 
 
