@@ -263,7 +263,9 @@ def initial_array(name: str, value: Any, dtype: Any) -> Array:
         wanted = np.dtype(dtype)
     except Exception:  # numpy raises many kinds
         raise TypeError(f"{name}: dtype must be one of numpy's, got {dtype!r}.") from None
-    array = _castable(name, value, wanted, are_ints_alike=True)  # a list of ints has 64 bits
+    array = _array(name, value)
+    if array.size:  # an empty list is float64
+        array = _castable(name, value, wanted, are_ints_alike=True)  # one of ints has 64 bits
     return np.array(array, dtype=wanted, order="C")
 
 

@@ -120,6 +120,7 @@ def test_dtype_is_that_asked_for_or_that_of_the_value(strategy):
     assert variable(strategy, 1.0).dtype == np.float64
     assert everywhere(variable(strategy, [255, 0], dtype=np.uint8)) == [255, 0]
     assert everywhere(variable(strategy, 2**70, dtype=np.float32)) == 2.0**70
+    assert variable(strategy, [], dtype=np.int32).dtype == np.int32
     assert everywhere(variable(strategy, 1.5, dtype=ml_dtypes.bfloat16)) == 1.5
     assert variable(strategy, lambda: np.ones(2, np.complex64)).dtype == np.complex64
 
