@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ..collectives.agreement.call import Call
+from ..collectives.gather import AllGather
+from ..collectives.merge import MergeCall
 from ..collectives.reduce import AllReduce
 from ..core.exceptions import ContextError
 from ..core.jax_state import (
@@ -133,6 +135,8 @@ class RunLibraries:
 
     def versions_of(self, call: Call) -> Any:
         """Returns what finds tensors in a call that are written before it is performed, or None."""
-        if type(call) is not AllReduce:
-            return None
-        return self.shared_state.Versions(call)
+        if type(call) is MergeCall:
+            return self.shared_state.Versions(call, call.leaves)
+        if type(call) in (AllReduce, AllGather):
+            return self.shared_state.Versions(call, cast("AllReduce", call).leaves[0])
+        return None

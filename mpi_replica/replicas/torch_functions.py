@@ -95,7 +95,13 @@ class _AllReduce(_Collective):
     @staticmethod
     def vmap(_: Any, in_dims: tuple[Any, ...], through: Any, *tensors: torch.Tensor) -> Any:
         """Returns the results of stacked values: items are combined one by one."""
-        return through.stacked(through.how, tensors), in_dims[1:]
+        dims = in_dims[1:]
+        stacked = [  # along the first axis: where values are stacked, replicas may differ
+            tensor if dim is None else tensor.movedim(dim, 0)
+            for tensor, dim in zip(tensors, dims, strict=True)
+        ]
+        results = through.stacked(through.how, stacked)
+        return results, tuple([None if dim is None else 0 for dim in dims])
 
 
 class _WeighedReduce(_AllReduce):

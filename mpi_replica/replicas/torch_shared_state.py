@@ -19,7 +19,7 @@ from torch.nn.utils import stateless
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..collectives.reduce import AllReduce
+from ..collectives.agreement.call import Call
 from ..core.context import current_state
 from ..core.exceptions import ContextError
 from .replica import Replica
@@ -95,11 +95,10 @@ def _is_part(tensor: torch.Tensor) -> bool:
 
 
 class Versions:
-    """The tensors that a replica contributes to a reduction, as they are when it comes there."""
+    """The tensors that a replica gives to a call, as they are when it comes there."""
 
-    def __init__(self, call: AllReduce) -> None:
+    def __init__(self, call: Call, leaves: Sequence[Any]) -> None:
         self._call = call
-        [leaves] = call.leaves
         self._versions = [
             _Version(path, leaf, leaf._version, leaf.detach().clone() if _is_part(leaf) else None)
             for path, leaf in zip(call.paths, leaves, strict=True)

@@ -199,6 +199,18 @@ def test_vmap_reduces_and_gathers_each_row(strategy):
     check(strategy, step, lambda i: torch.cat([sums, sums, rows_of_all], 1))
 
 
+def test_replicas_may_stack_values_along_other_axes_for_vmap(strategy):
+    count = strategy.num_replicas_in_sync
+    rows = torch.arange(9.0, dtype=torch.float64).reshape(3, 3)
+
+    def step():
+        context, axis = mr.get_replica_context(), replica_id() % 2
+        mine = rows.T if axis else rows
+        return torch.func.vmap(lambda row: context.all_reduce("SUM", row), axis)(mine)
+
+    check(strategy, step, lambda i: count * rows)
+
+
 def test_vmap_of_grad(strategy):
     """Gradients for each row of a batch."""
     everything = weights(strategy.num_replicas_in_sync)

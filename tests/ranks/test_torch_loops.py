@@ -473,6 +473,29 @@ def test_a_part_of_a_memory_that_another_replica_writes_is_an_error(strategy):
     check_works(strategy)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda context, shared: context.all_reduce("SUM", shared),
+        lambda context, shared: context.all_gather({"x": shared}, 0),
+        lambda context, shared: context.merge_call(lambda _, x: x, (shared,)),
+    ],
+    ids=["all_reduce", "all_gather", "merge_call"],
+)
+def test_a_tensor_that_replicas_share_and_write_is_an_error_at_any_call(strategy, call):
+    if strategy.num_replicas_in_sync == strategy.size:
+        pytest.skip("no rank has two replicas, of which one could write what is another's")
+    shared = torch.zeros(3)
+
+    def step():
+        shared.fill_(replica_id())
+        return call(mr.get_replica_context(), shared)
+
+    error = raises_everywhere(ContextError, lambda: strategy.run(step))
+    assert "was written while" in str(error)
+    check_works(strategy)
+
+
 def test_optimizers_of_replicas_may_have_parameters_that_are_frozen_and_shared(strategy):
     backbone = torch.nn.Linear(3, 3).double().requires_grad_(False)
 
