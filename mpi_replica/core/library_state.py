@@ -39,6 +39,7 @@ class LibraryState(NamedTuple):
     #: ``torch.autocast`` for each type of device: its name, whether it is enabled, and the dtype.
     autocasts: tuple[tuple[str, bool, Any], ...]
     caches_casts: bool
+    num_threads: int
     #: None where none was set.
     default_device: Any
     #: The current device of CUDA, and its stream.
@@ -65,6 +66,7 @@ class LibraryState(NamedTuple):
                 [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
             ),
             torch.is_autocast_cache_enabled(),
+            torch.get_num_threads(),
             # Asking for the device takes longer than all else; it is a mode, as others may be.
             torch.get_default_device() if torch._C._len_torch_function_stack() else None,
             cuda,
@@ -95,6 +97,8 @@ class LibraryState(NamedTuple):
             torch.set_autocast_enabled(device, is_enabled)
             torch.set_autocast_dtype(device, dtype)
         torch.set_autocast_cache_enabled(self.caches_casts)
+        if now.num_threads != self.num_threads:
+            torch.set_num_threads(self.num_threads)
         if now.default_device != self.default_device:
             torch.set_default_device(self.default_device)
         if self.cuda is not None and now.cuda != self.cuda:

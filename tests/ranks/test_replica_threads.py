@@ -329,6 +329,7 @@ def modes(torch):
         torch.get_autocast_dtype("cpu"),
         torch.get_default_dtype(),
         str(torch.get_default_device()),
+        torch.get_num_threads(),
     )
 
 
@@ -345,7 +346,9 @@ def modes_in(strategy, torch):
     return found
 
 
-@pytest.mark.parametrize("mode", ["no_grad", "inference", "autocast", "dtype", "device", "device2"])
+@pytest.mark.parametrize(
+    "mode", ["no_grad", "inference", "autocast", "dtype", "device", "device2", "threads"]
+)
 def test_modes_of_the_caller_arrive_in_each_replica_and_go_with_it(with_torch, mode):
     strategy, torch = with_torch
     outside = modes(torch)
@@ -353,6 +356,8 @@ def test_modes_of_the_caller_arrive_in_each_replica_and_go_with_it(with_torch, m
         torch.set_default_dtype(torch.float64)
     elif mode == "device":
         torch.set_default_device("meta")
+    elif mode == "threads":
+        torch.set_num_threads(3)
     try:
         with {
             "no_grad": torch.no_grad,
@@ -361,6 +366,7 @@ def test_modes_of_the_caller_arrive_in_each_replica_and_go_with_it(with_torch, m
             "dtype": torch.enable_grad,
             "device": torch.enable_grad,
             "device2": lambda: torch.device("meta"),
+            "threads": torch.enable_grad,
         }[mode]():
             here = modes(torch)
             assert here != outside
@@ -368,13 +374,14 @@ def test_modes_of_the_caller_arrive_in_each_replica_and_go_with_it(with_torch, m
             assert modes(torch) == here
     finally:
         torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(outside[-1])
         if mode == "device":
             torch.set_default_device(None)
     assert modes(torch) == outside
     assert set(modes_in(strategy, torch)) == {outside}
 
 
-@pytest.mark.parametrize("mode", ["no_grad", "inference", "autocast", "device"])
+@pytest.mark.parametrize("mode", ["no_grad", "inference", "autocast", "device", "threads"])
 def test_what_a_step_leaves_switched_ends_with_its_replica(with_torch, mode):
     """Neither the next replica has it, nor this one in the next run, nor the program."""
     strategy, torch = with_torch
@@ -385,6 +392,8 @@ def test_what_a_step_leaves_switched_ends_with_its_replica(with_torch, mode):
         found.append(modes(torch))
         if mode == "device":
             torch.set_default_device("meta")
+        elif mode == "threads":
+            torch.set_num_threads(3)
         else:
             switch = {
                 "no_grad": torch.no_grad,
