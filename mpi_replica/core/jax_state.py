@@ -90,8 +90,10 @@ def uncommitted(value: Any, device: Any) -> Any:
             return leaf
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
             return jax.device_put(leaf, device)
+        # A number that gives way to the dtype of others, as one of Python does, goes on to do so.
+        is_weak = leaf.weak_type and not leaf.ndim
         with jax.default_device(device):
-            return jax.numpy.asarray(np.asarray(leaf))
+            return jax.numpy.asarray(leaf.item() if is_weak else np.asarray(leaf))
 
     return nest.map_structure(here, value)
 

@@ -85,18 +85,22 @@ def mean_over_global_batch(
     }
     """
     context = _replica("mean_over_global_batch")
-    if is_traced_by_jax([rows, *nest.flatten(sums)[0]]):
+    is_traced = is_traced_by_jax([rows, *nest.flatten(sums)[0]])
+    error: Exception | None = None
+    if isinstance(rows, (int, float, np.integer, np.floating)) and not isinstance(rows, bool):
+        if not 0 <= rows < np.inf:
+            error = ValueError(f"rows must be 0 or more, and finite, got {rows!r}.")
+    elif not is_traced or not _is_real_scalar(rows):
+        error = TypeError(f"rows must be a number, got {rows!r}: how many rows `sums` are of.")
+    if error is not None and is_traced:
+        raise error
+    if error is not None:  # the other replicas wait for it in theirs
+        context.meet(context.strategy.engine.failed("all_reduce", options, error))
+    if is_traced:
         # a float: JAX's integers have 32 bits, most of the time
         total = context.all_reduce(ReduceOp.SUM, {"rows": rows * 1.0, "sums": sums}, options)
         count = total["rows"]
         return nest.map_structure(lambda leaf: divided(leaf, count), total["sums"])
-    error: Exception | None = None
-    if isinstance(rows, bool) or not isinstance(rows, (int, float, np.integer, np.floating)):
-        error = TypeError(f"rows must be a number, got {rows!r}: how many rows `sums` are of.")
-    elif not 0 <= rows < np.inf:
-        error = ValueError(f"rows must be 0 or more, and finite, got {rows!r}.")
-    if error is not None:  # the other replicas wait for it in theirs
-        context.meet(context.strategy.engine.failed("all_reduce", options, error))
     # float64 holds the number of any rows; and replicas may count in ints and in floats
     total = context.all_reduce(ReduceOp.SUM, {"rows": np.float64(rows), "sums": sums}, options)
     count = float(total["rows"])
@@ -106,6 +110,11 @@ def mean_over_global_batch(
             " Leave out empty batches."
         )
     return nest.map_structure(lambda leaf: _divided(leaf, count), total["sums"])
+
+
+def _is_real_scalar(value: Any) -> bool:
+    """Returns whether an array, which JAX may trace, is one real number."""
+    return getattr(value, "shape", None) == () and value.dtype.kind not in "bc"
 
 
 def compute_average_loss(

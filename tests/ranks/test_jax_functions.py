@@ -401,3 +401,22 @@ def test_means_over_rows_that_jax_counts_are_right(strategy):
     found = strategy.run(lambda: jax.jit(mean)(jnp.float32(2**30), jnp.int32(2**30)))
     for value in strategy.experimental_local_results(found):
         np.testing.assert_allclose(np.asarray(value), 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [
+        (-3, ValueError),
+        (np.inf, ValueError),
+        (True, TypeError),
+        ("a", TypeError),
+        (np.array([2, 3]), TypeError),
+    ],
+    ids=repr,
+)
+def test_rows_that_are_no_number_of_rows_are_the_error_outside_of_functions(strategy, rows, kind):
+    def mean(total):
+        return mr.mean_over_global_batch(total, rows=rows)
+
+    with pytest.raises(kind, match=r"^rows must be "):
+        strategy.run(lambda: jax.jit(mean)(jnp.float32(1)))

@@ -126,6 +126,13 @@ def test_what_a_compiled_step_gives_is_on_no_device_for_good(strategy):
     assert [float(array[0]) for array in results] == [strategy.num_replicas_in_sync] * len(results)
 
 
+def test_a_committed_number_gives_way_to_other_dtypes_on_every_layout(strategy):
+    """As a number of Python, which it was made of."""
+    committed = jax.device_put(jnp.asarray(2.0), jax.local_devices()[-1])
+    found = strategy.run(lambda x: str((x * jnp.ones(2, jnp.bfloat16)).dtype), args=(committed,))
+    assert set(strategy.experimental_local_results(found)) == {"bfloat16"}
+
+
 def test_a_merge_fn_has_the_options_of_the_step(strategy):
     def merge_fn(strategy):
         return jnp.asarray(0.1) * 3
