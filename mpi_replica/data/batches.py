@@ -83,7 +83,7 @@ def kind_text(batch: Any, is_global: bool) -> str:
     if not is_global:
         return text
     leaves = ", ".join(map(_leaf_text, specs))
-    return leaves if text == "*" else f"{text} of {leaves}"
+    return leaves if text == "*" else " of ".join(filter(None, (text, leaves)))
 
 
 def _leaf_text(spec: ArraySpec) -> str:

@@ -110,6 +110,8 @@ class DistributedIterator:
         #: What kind of batch the newest one is, for this rank and in words for all.
         self._kind: Any = None
         self._kind_text = ""
+        #: That, with its rows.
+        self._batch_text = ""
         self._place = place
         self._reader = made_of.reader()
 
@@ -322,6 +324,7 @@ class DistributedIterator:
             return None
         if is_shared:
             self._look_at(step[0][0])
+            self._batch_text = f"{step[1]} rows of {self._kind_text}"
             self._note_steps(steps + 1)
         return step[0]
 
@@ -333,11 +336,11 @@ class DistributedIterator:
             self._kind_text = kind_text(batch, self._is_global)
 
     def _note_steps(self, steps: int) -> None:
-        """Adds a note of the steps taken, and of the kind of batch, to the next header."""
+        """Adds a note of the steps taken, and of the newest batch, to the next header."""
         place = self._place
         epoch = place.epoch
         what = f"the number of steps taken in {self._name_of_epoch}"
-        error, batch = "CollectiveMismatchError", self._kind_text
+        error, batch = "CollectiveMismatchError", self._batch_text
         note = Note(what, placeless_site(), steps, _SAME_STEPS, error, batch)
         self._engine.agreement.notes.count(
             note, place.steps, lambda least: place.go_back(epoch, least)

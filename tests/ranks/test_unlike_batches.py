@@ -53,6 +53,19 @@ UNLIKE = {
     "text": (lambda x: str(x), lambda x: x, "str[any]", "int64[any]"),
 }
 
+# By name: a dataset whose second batch has fewer rows on the last rank. Its length is known.
+ROWS = {
+    "a stream without end": lambda is_last: (
+        Dataset.from_generator(lambda: range(4 + is_last)).batch(4).repeat()
+    ),
+    "some of it": lambda is_last: (
+        Dataset.from_generator(lambda: range(4 + is_last)).batch(4).repeat().take(3)
+    ),
+    "a map after batch": lambda is_last: (
+        Dataset.range(12).batch(4).map(lambda rows: rows[rows != 5] if is_last else rows)
+    ),
+}
+
 
 def take(strategy, iterator):
     """Take a step, and a collective call: where the length is known the ranks hear there."""
@@ -98,6 +111,29 @@ def test_batches_that_come_to_differ_are_told_in_the_step_in_which_they_do(strat
         take(strategy, iterator)
     error = raises_everywhere(mr.errors.StructureMismatchError, lambda: take(strategy, iterator))
     assert "float64[any]" in str(error)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_batches_of_other_numbers_of_rows_are_told_where_no_step_is_agreed_on(strategy, name):
+    needs_two_ranks(strategy)
+    dataset = ROWS[name](is_last(strategy))
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    take(strategy, iterator)
+    error = raises_everywhere(mr.errors.StructureMismatchError, lambda: take(strategy, iterator))
+    last = 3 if name == "a map after batch" else 1
+    assert "4 rows of int64[any] for " in str(error)
+    assert f"{last} rows of int64[any] for " in str(error)
+    check_works(strategy)
+
+
+def test_batches_without_values_are_told_from_others(strategy):
+    needs_two_ranks(strategy)
+    batch = {} if is_last(strategy) else np.ones(4)
+    iterator = iter(strategy.experimental_distribute_dataset([batch]))
+    error = raises_everywhere(mr.errors.StructureMismatchError, lambda: next(iterator))
+    assert "{}" in str(error)
+    assert "{} of" not in str(error)
     check_works(strategy)
 
 
@@ -198,6 +234,23 @@ def test_a_step_that_fails_on_one_rank_leaves_no_difference_behind(strategy):
     assert gathered(type(error_of(lambda: next(iterator))).__name__) == (
         ["StopIteration"] * strategy.size
     )
+
+
+def test_a_step_of_fewer_rows_that_fails_on_one_rank_is_told_by_its_error(strategy):
+    replicas = strategy.num_replicas_in_sync
+    failures = [OSError("bad sector")] if is_last(strategy) else []
+
+    def function(x):
+        if failures and x >= 2 * replicas:
+            raise failures.pop()
+        return x
+
+    dataset = Dataset.range(3 * replicas).map(function).batch(2 * replicas)
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    take(strategy, iterator)
+    raises_everywhere(OSError, lambda: take(strategy, iterator))
+    take(strategy, iterator)
+    check_works(strategy)
 
 
 def test_comparing_costs_no_message(strategy):

@@ -50,8 +50,8 @@ class Notes:
         """Adds a note whose digest is a running count; `before` is what it was until now.
 
         It takes the place of the last count of this name, if that is still the newest note, and of
-        a batch of the same kind. Where the next header ends in an error, and not all ranks have
-        this count, `go_back` is called with the least that any rank has.
+        a batch of as many rows of the same kind. Where the next header ends in an error, and not
+        all ranks have this count, `go_back` is called with the least that any rank has.
         """
         last = self._notes[-1] if self._notes else None
         if last is not None and (last.what, last.batch) == (note.what, note.batch):

@@ -98,8 +98,8 @@ class CallDescription(NamedTuple):
 
 #: What to do about batches of several kinds.
 SAME_KIND = (
-    "Make batches of one structure, and of one dtype and number of axes for each leaf, on all ranks"
-    " and of all rows; lengths may differ. Does a map depend on the rank?"
+    "Make batches of one structure and number of rows, and of one dtype and number of axes for each"
+    " leaf, on all ranks and of all rows; other lengths may differ. Does a map depend on the rank?"
 )
 
 
@@ -114,7 +114,7 @@ class Note(NamedTuple):
     advice: str
     #: Name of the exception that a difference raises: "ValueError" or "CollectiveMismatchError".
     error: str
-    #: What kind of batch a step of input gave; otherwise empty.
+    #: The rows and the kind of the batch that a step of input gave; otherwise empty.
     batch: str = ""
 
     def chained(self, before: int) -> int:
