@@ -61,3 +61,22 @@ def test_ranks_that_count_alike_have_the_same_chain(agreed, part):
 def test_a_count_that_goes_on_is_one_note():
     (rank,) = ranks_that("", "a" * 100)
     assert [note.digest for note in rank.notes.all] == [100]
+
+
+def test_counts_of_one_name_are_those_of_their_owners():
+    """Two iterators that stand in the same epoch, of which one rank took another step."""
+    ranks, counts = [Notes(), Notes()], [{1: 0, 2: 0}, {1: 0, 2: 0}]
+    for notes, of_owners, steps in zip(ranks, counts, ([1, 1, 2, 1], [1, 2]), strict=True):
+        for owner in steps:
+            before = of_owners[owner]
+            of_owners[owner] = before + 1
+
+            def go_back(least, of_owners=of_owners, owner=owner):
+                of_owners[owner] = least
+
+            notes.count(Note("a", NOWHERE, before + 1, "", "ValueError"), before, go_back, owner)
+    reports = [notes.all for notes in ranks]
+    assert len(set(reports)) == 2
+    for notes in ranks:
+        notes.undo(reports)
+    assert counts == [{1: 1, 2: 1}] * 2

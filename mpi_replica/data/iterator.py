@@ -343,7 +343,7 @@ class DistributedIterator:
         error, batch = "CollectiveMismatchError", self._batch_text
         note = Note(what, placeless_site(), steps, _SAME_STEPS, error, batch)
         self._engine.agreement.notes.count(
-            note, place.steps, lambda least: place.go_back(epoch, least)
+            note, place.steps, lambda least: place.go_back(epoch, least), id(place)
         )
 
     @property

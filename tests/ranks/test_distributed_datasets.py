@@ -285,6 +285,27 @@ def test_two_iterators_side_by_side(strategy):
         check_steps(strategy, [step[side] for step in steps], batches)
 
 
+def test_iterators_that_stand_in_the_same_epoch_are_told_apart(strategy):
+    """One more step of one of them is an error, and comes again, also beside the other one."""
+    dataset = distributed(strategy, Dataset.range(16).batch(2))
+    one, other = iter(dataset), iter(dataset)
+    other.load_state_dict(one.state_dict())
+
+    def steps(iterators):
+        for iterator in iterators:
+            next(iterator)
+        strategy.run(lambda: None)
+
+    steps([one, other])
+    if strategy.size > 1:
+        mine = [one, one, other] if strategy.rank == 0 else [one, other]
+        assert_fails(strategy, mr.errors.CollectiveMismatchError, "", lambda: steps(mine))
+        assert [one.state_dict()["steps"], other.state_dict()["steps"]] == [2, 2]
+    steps([one, other, other])
+    check_steps(strategy, list(one)[-1:], [np.array([14, 15])])
+    check_steps(strategy, list(other)[-1:], [np.array([14, 15])])
+
+
 def test_empty_input_has_no_step(strategy):
     for source in (Dataset.range(0).batch(2), generated([]).batch(2), [], iter([])):
         assert steps_of(strategy, distributed(strategy, source)) == []

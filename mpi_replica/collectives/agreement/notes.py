@@ -21,6 +21,8 @@ class Notes:
         self._notes: list[Note] = []
         #: What takes back what each of them stands for; it gets the notes of all ranks.
         self._undos: list[Callable[[_OfRanks], None] | None] = []
+        #: By name of a count: who counts by it, in the order in which they began to.
+        self._owners: dict[str, list[int]] = {}
         self._held_bytes = 0
         #: 64 bits that stand for all of them; 0 for none.
         self.chain = 0
@@ -46,13 +48,23 @@ class Notes:
         self._append(note, undo and (lambda _: undo()))
         self._held_bytes += held_bytes
 
-    def count(self, note: Note, before: int, go_back: Callable[[int], None]) -> None:
+    def count(
+        self, note: Note, before: int, go_back: Callable[[int], None], owner: int = 0
+    ) -> None:
         """Adds a note whose digest is a running count; `before` is what it was until now.
 
-        It takes the place of the last count of this name, if that is still the newest note, and of
+        `owner` says on this rank whose it is: two iterators may stand in the same epoch. The second
+        one of a name since the last header gets another name.
+
+        It takes the place of the last count of its owner, if that is still the newest note, and of
         a batch of as many rows of the same kind. Where the next header ends in an error, and not
         all ranks have this count, `go_back` is called with the least that any rank has.
         """
+        owners = self._owners.setdefault(note.what, [])
+        if owner not in owners:
+            owners.append(owner)
+        if owner != owners[0]:
+            note = note._replace(what=f"{note.what}, iterator {owners.index(owner) + 1}")
         last = self._notes[-1] if self._notes else None
         if last is not None and (last.what, last.batch) == (note.what, note.batch):
             self._notes.pop()
@@ -76,6 +88,7 @@ class Notes:
         if self._notes:
             self._notes.clear()
             self._undos.clear()
+            self._owners.clear()
             self.chain = self._held_bytes = 0
 
     def undo(self, of_ranks: _OfRanks) -> None:
