@@ -197,6 +197,21 @@ def test_a_program_ends_while_a_read_never_returns():
     assert text == "0\n"
 
 
+def test_a_program_ends_while_one_of_several_calls_at_once_never_returns():
+    text = run("""
+        begun = threading.Event()
+        def read(number):
+            if number == 1:
+                begun.set()
+                threading.Event().wait()
+            return number
+        iterator = iter(Dataset.range(9).map(read, 2))
+        print(next(iterator))
+        begun.wait()
+    """)
+    assert text == "0\n"
+
+
 def test_an_iterator_taken_over_a_fork_is_an_error_and_no_hang():
     text = run("""
         dataset = Dataset.range(9).map(lambda x: x + 1, 2).prefetch(2)

@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 _END: Any = object()
 
-# How long to wait for a thread that was told to end. One that reads just now ends after that read;
-# one whose read never returns must not keep the program from ending.
-_SECONDS_TO_END = 1.0
+#: How long to wait for a thread that was told to end. One that reads just now ends after that read;
+#: one whose read never returns must not keep the program from ending.
+SECONDS_TO_END = 1.0
 
 
 def read_ahead(make: Callable[[], Iterator[T]], count: int) -> Iterator[T]:
@@ -86,7 +86,7 @@ class _Reader:
         _readers.discard(self)
         is_elsewhere = os.getpid() == self._process and threading.current_thread() != self._thread
         if is_elsewhere and self._thread.is_alive():
-            self._thread.join(_SECONDS_TO_END)
+            self._thread.join(SECONDS_TO_END)
 
     def _read(self, make: Callable[[], Iterator[Any]]) -> None:
         try:

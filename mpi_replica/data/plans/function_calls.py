@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import itertools
 import os
+import threading
+import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from ...core.thread_state import ThreadState
 from ...ranks.host import cores
+from ..read_ahead import SECONDS_TO_END
 
 #: Leave a number to the dataset.
 AUTOTUNE = -1
@@ -19,6 +25,9 @@ AUTOTUNE = -1
 _MOST_THREADS = 16
 
 T = TypeVar("T")
+
+#: A call that is to be made, and where its result goes; None where a thread is to end.
+_Calls = SimpleQueue[tuple["Future[Any]", Callable[[], Any]] | None]
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -56,7 +65,8 @@ class FunctionCalls:
         if parallel_calls == AUTOTUNE:
             parallel_calls = min(_MOST_THREADS, len(cores()))
         self._count = parallel_calls
-        self._pool: ThreadPoolExecutor | None = None
+        self._calls: _Calls | None = None
+        self._threads: list[threading.Thread] = []
         self._process = 0
 
     def results(self, calls: Iterator[Callable[[], T]]) -> Iterator[T]:
@@ -90,10 +100,42 @@ class FunctionCalls:
             yield failed
 
     def _begin(self, call: Callable[[], T]) -> Future[T]:
-        # The threads of a pool stay behind in a fork.
-        if self._pool is None or self._process != os.getpid():
-            self._pool = ThreadPoolExecutor(self._count, "mpi_replica-map")
-            self._process = os.getpid()
+        # Threads stay behind in a fork.
+        if self._calls is None or self._process != os.getpid():
+            self._calls, self._threads, self._process = SimpleQueue(), [], os.getpid()
+            weakref.finalize(self, _end, self._calls, self._threads)
+        if len(self._threads) < self._count:
+            # Daemons: a call that never returns must not keep the program from ending.
+            thread = threading.Thread(
+                target=_make, args=(self._calls,), name="mpi_replica-map", daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
+        future: Future[T] = Future()
         # For each: what the caller has set with np.errstate, torch and JAX holds in its calls, too.
         run, state = contextvars.copy_context().run, ThreadState.of_this_thread()
-        return self._pool.submit(run, state.outside_of_inference().hold_in, call)
+        hold_in = state.outside_of_inference().hold_in
+        self._calls.put((future, functools.partial(run, hold_in, call)))
+        return future
+
+
+def _make(calls: _Calls) -> None:
+    """Makes calls, in a thread, until it is to end."""
+    while (wanted := calls.get()) is not None:
+        future, call = wanted
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+        del wanted, future, call  # nothing is held while it waits
+
+
+def _end(calls: _Calls, threads: Sequence[threading.Thread]) -> None:
+    """Ends threads, and waits for the ends of those whose calls return."""
+    for _ in threads:
+        calls.put(None)
+    until = time.monotonic() + SECONDS_TO_END
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0, until - time.monotonic()))
