@@ -250,7 +250,9 @@ def common_spec(one: Any, other: Any) -> Any:
     def common(spec: ArraySpec, then: ArraySpec) -> ArraySpec:
         lengths = zip(spec.shape, then.shape, strict=True)
         shape = tuple(length if length == new else None for length, new in lengths)
-        return ArraySpec(shape, np.promote_types(spec.dtype, then.dtype))
+        is_same = spec.dtype == then.dtype  # also in byte order, which promoting loses
+        dtype = spec.dtype if is_same else np.promote_types(spec.dtype, then.dtype)
+        return ArraySpec(shape, dtype)
 
     specs, structure = flatten(one)
     others, _ = flatten(other)
@@ -258,7 +260,7 @@ def common_spec(one: Any, other: Any) -> Any:
 
 
 def concatenate(parts: Sequence[Any]) -> Any:
-    """Returns the parts, nests of one structure, joined leaf by leaf along axis 0."""
+    """Returns the parts, nests of one structure and dtypes, joined leaf by leaf along axis 0."""
     structure = flatten(parts[0])[1]
     columns = zip(*(flatten(part)[0] for part in parts), strict=True)
     return unflatten(structure, [by_numpy(_concatenated, *column) for column in columns])
@@ -270,7 +272,7 @@ def at(path: str) -> str:
 
 
 def _concatenated(*arrays: Any) -> Any:
-    return np.concatenate(arrays)
+    return np.concatenate(arrays, dtype=arrays[0].dtype)  # also in its byte order
 
 
 def _dtype(leaf: Any) -> np.dtype[Any]:

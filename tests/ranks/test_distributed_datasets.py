@@ -616,3 +616,23 @@ def test_rows_of_another_byte_order_are_like_no_rows_on_any_layout(strategy):
         assert first.tolist() == [[number, number + 1]]
         assert [part.shape for part in others] == [(0, 2)] * len(others)
         assert {part.dtype.str for part in (first, *others)} == {"<f8"}
+
+
+@pytest.mark.parametrize(
+    "verbs",
+    [
+        lambda rows: rows,
+        lambda rows: rows.repeat(2),
+        lambda rows: rows.concatenate(rows).concatenate(rows),
+    ],
+    ids=["once", "repeat", "concatenate"],
+)
+def test_arrays_of_another_byte_order_keep_it_on_any_layout(strategy, verbs):
+    """Also where the rows of a replica come from two passes, and those of another one do not."""
+    columns = (np.arange(6, dtype=">f8"), np.zeros(6, [("x", ">i2")]), np.full(6, "a", ">U1"))
+    dataset = distributed(strategy, verbs(Dataset.from_tensor_slices(columns)).batch(4))
+    dtypes = [column.dtype for column in columns]
+    assert [spec.dtype for spec in dataset.element_spec] == dtypes
+    for batch in dataset:
+        for part in zip(*map(strategy.experimental_local_results, batch), strict=True):
+            assert [leaf.dtype for leaf in part] == dtypes
