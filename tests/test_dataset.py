@@ -159,6 +159,23 @@ def test_elements_without_axes_are_numpy_scalars(dataset):
     assert [type(value) for value in dataset] == [np.int64] * 3
 
 
+@pytest.mark.parametrize(
+    "verbs",
+    [
+        lambda rows: rows.batch(8),
+        lambda rows: rows.batch(8).shuffle(3, seed=0),
+        lambda rows: rows.batch(8).filter(lambda batch: True),
+        lambda rows: rows.batch(8).map(lambda batch: batch),
+    ],
+    ids=["batch", "shuffle", "filter", "map"],
+)
+def test_a_part_of_a_batch_of_a_stream_does_not_hold_the_rest_of_it(verbs):
+    for _, part in verbs(generated(*range(16))).batches(lambda n: slice(1, 3)):
+        memory = part if part.base is None else part.base
+        assert (part % 8).tolist() == [1, 2]
+        assert memory.nbytes == part.nbytes
+
+
 @pytest.mark.parametrize("dtype", ["f2", ">f4", "i1", "?", "c8", "U3", "S2", "M8[s]"])
 def test_the_dtype_is_kept(dtype):
     array = np.array([0, 1, 0], "i8").astype(dtype)

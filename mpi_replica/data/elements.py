@@ -210,12 +210,19 @@ def parts_of(batch: Any, wanted: Sequence[slice]) -> list[Any]:
     return [rows_of(batch, part) for part in wanted]
 
 
+def kept_parts_of(batch: Any, wanted: Sequence[slice], rows: int) -> list[Any]:
+    """Returns the wanted parts of a batch of so many rows; they hold none that nobody wants."""
+    parts = parts_of(batch, wanted)
+    is_whole = sum(len(range(rows)[part]) for part in wanted) >= rows
+    return parts if is_whole else own_copy(parts)
+
+
 def cut_batch(
     batch: Any, cut: Callable[[int], Sequence[slice]], where: Callable[[], str]
 ) -> tuple[int, list[Any]]:
     """Returns how many rows a batch has, and the parts of them that are wanted."""
     rows = row_count(batch, where)
-    return rows, parts_of(batch, cut(rows))
+    return rows, kept_parts_of(batch, cut(rows), rows)
 
 
 def require_fit(one: Any, other: Any, where: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...core.exceptions import add_note
 from ...core.nest import Structure, map_structure, unflatten
-from ..elements import ArraySpec, as_arrays, cut_batch, own_copy, parts_of, stack
+from ..elements import ArraySpec, as_arrays, kept_parts_of, own_copy, parts_of, row_count, stack
 from .dataset_plan import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -68,7 +68,8 @@ class Batch(Verb):
                 return
             numbers, values = zip(*rows, strict=True)
             batch = stack(values, numbers)
-            yield len(rows), batch if cut is None else parts_of(batch, cut(len(rows)))
+            number = len(rows)
+            yield number, batch if cut is None else kept_parts_of(batch, cut(number), number)
 
 
 class Map(Verb):
@@ -121,7 +122,8 @@ class Map(Verb):
         try:
             made = as_arrays(spread(self._function, element), f"what {self._name} returned")
             if self.batched and cut is not None:
-                rows, made = cut_batch(made, cut, lambda: f"what {self._name} returned")
+                rows = row_count(made, lambda: f"what {self._name} returned")
+                made = parts_of(made, cut(rows))
         except Exception as error:
             add_note(error, f"Raised in {self._name} for {self.place(position, epoch)}.")
             raise
