@@ -127,6 +127,19 @@ def test_batches_of_other_numbers_of_rows_are_told_where_no_step_is_agreed_on(st
     check_works(strategy)
 
 
+@pytest.mark.parametrize("name", ROWS)
+def test_they_are_told_also_where_the_steps_before_were_alike(strategy, name):
+    """Two steps are taken before the first collective call."""
+    needs_two_ranks(strategy)
+    dataset = ROWS[name](is_last(strategy))
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    next(iterator)
+    error = raises_everywhere(mr.errors.StructureMismatchError, lambda: take(strategy, iterator))
+    last = 3 if name == "a map after batch" else 1
+    assert f"4 rows of int64[any] and {last} rows of int64[any] for " in str(error)
+    check_works(strategy)
+
+
 def test_batches_without_values_are_told_from_others(strategy):
     needs_two_ranks(strategy)
     batch = {} if is_last(strategy) else np.ones(4)

@@ -176,7 +176,7 @@ def _one_has_returned(stands: Sequence[Stand], layout: Layout) -> CollectiveMism
 def _note_difference(
     reports: Sequence[Report], layout: Layout
 ) -> CollectiveMismatchError | ValueError | None:
-    for entries in itertools.zip_longest(*(report.notes for report in reports)):
+    for place, entries in enumerate(itertools.zip_longest(*(report.notes for report in reports))):
         groups: dict[_Side, list[int]] = {}
         for rank, note in enumerate(entries):
             if note is not None:
@@ -188,7 +188,14 @@ def _note_difference(
         notes = [note for note in entries if note is not None]
         first = notes[0]
         if None not in entries and len({note.what for note in notes}) == 1:
-            whose = _whose([note.batch for note in notes], layout)
+            texts = [note.batch for note in notes]
+            counts = [[n for n in report.notes if n.what == first.what] for report in reports]
+            is_same_end = len({of_rank[-1].digest for of_rank in counts}) == 1
+            if first.batch and is_same_end and len({note.digest for note in notes}) > 1:
+                # Like batches have one note: where it ends at another step, the next one is unlike.
+                pairs = [report.notes[place : place + 2] for report in reports]
+                texts = [" and ".join(n.batch for n in p if n.what == first.what) for p in pairs]
+            whose = _whose(texts, layout)
             batches = [f"{batch} for {who}" for batch, who in whose.items() if batch]
             if len(batches) > 1:
                 return StructureMismatchError(
