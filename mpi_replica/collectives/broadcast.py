@@ -127,11 +127,16 @@ class Writing:
 
 def _is_plain(value: Any) -> bool:
     """Returns whether nothing in `value` runs code of its own when it is loaded."""
-    kind = type(value)
-    if kind is list or kind is tuple:
-        return all(map(_is_plain, value))
-    if kind is dict or kind is OrderedDict:
-        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
-    if kind is np.ndarray or isinstance(value, np.generic):
-        return not value.dtype.hasobject
-    return kind in _PLAIN_TYPES
+    left = [value]
+    while left:
+        value = left.pop()
+        kind = type(value)
+        if kind in (list, tuple, dict, OrderedDict):
+            left += value
+            left += value.values() if isinstance(value, dict) else ()
+        elif kind is np.ndarray or isinstance(value, np.generic):
+            if value.dtype.hasobject:
+                return False
+        elif kind not in _PLAIN_TYPES:
+            return False
+    return True

@@ -112,7 +112,9 @@ def _parts_of(leaf: Any) -> Iterable[bytes]:
     elif isinstance(leaf, (datetime.date, datetime.time, datetime.timedelta)):
         parts = [str(leaf)]  # a repr has that of the time zone, and perhaps an address
     elif isinstance(leaf, (bytearray, memoryview)):
-        parts = [np.asarray(leaf)]
+        view = memoryview(leaf)
+        has_addresses = not {"O", "P"}.isdisjoint(view.format)
+        parts = [view.format, str(view.shape), b"" if has_addresses else view.tobytes()]
     elif type(leaf) is np.ndarray:  # of objects, or of texts of any length
         parts = [str(leaf.shape), *leaf.reshape(-1).tolist()]
     elif isinstance(leaf, np.ma.MaskedArray):

@@ -54,9 +54,13 @@ class Generators:
         """
         generator = self.shared.bit_generator
         before = generator.state
-        yield
-        if generator.state != before:
-            generator.state = before
+        try:
+            yield
+        finally:  # also where it raises, on this rank alone
+            has_drawn = generator.state != before
+            if has_drawn:
+                generator.state = before
+        if has_drawn:
             raise ContextError(
                 f"{function} has drawn from strategy.rng. It is called for each replica of a rank:"
                 " what ranks draw would depend on how many a rank hosts. Draw before it, or make a"

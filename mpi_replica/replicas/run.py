@@ -262,10 +262,7 @@ class Run(SharedRun):
         if is_empty:
             ends = [self._empty_end(kept)]  # one tells of all of them
         else:
-            try:
-                ends = [self._run_end(seat.value, seat.replica_id) for seat in seats]
-            except Exception:
-                ends = [end for seat in seats if (end := self._end_of(seat)) is not None]
+            ends = [end for seat in seats if (end := self._end_of(seat)) is not None]
             if len(ends) < len(seats):
                 self._report()
         kinds = self.engine.perform(ends)[0]

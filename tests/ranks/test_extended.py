@@ -1,5 +1,6 @@
 """strategy.extended: reduce_to, batch_reduce_to, broadcast_to and update."""
 
+import functools
 import re
 
 import numpy as np
@@ -247,6 +248,11 @@ def test_containers_that_can_not_be_loaded_are_an_error_everywhere(strategy, row
             "no way back",
             lambda given=given: strategy.extended.broadcast_to(given),
         )
+
+
+def test_lists_may_lie_hundreds_deep_in_each_other(strategy):
+    value = functools.reduce(lambda inner, _: [inner], range(150), 1)
+    assert strategy.extended.broadcast_to(value) is not None
 
 
 @pytest.mark.parametrize("rows", [1, 1000], ids=["small", "large"])

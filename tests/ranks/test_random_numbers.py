@@ -133,6 +133,18 @@ def test_functions_that_are_called_for_each_replica_of_a_rank_draw_nothing_above
         assert words in str(error)
         assert "has drawn from strategy.rng" in str(error)
         assert len(set(gathered(above.random()))) == 1
+
+    def draw_and_raise(context):
+        if context.replica_id_in_sync_group == 0:
+            above.random()
+            raise KeyError("no such row")
+
+    def call():
+        strategy.experimental_distribute_values_from_function(draw_and_raise)
+        strategy.barrier()  # where the others hear of it
+
+    raises_everywhere(KeyError, call)
+    assert len(set(gathered(above.random()))) == 1
     check_works(strategy)
 
 
