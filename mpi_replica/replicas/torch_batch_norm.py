@@ -202,7 +202,8 @@ def convert_sync_batchnorm(module: torch.nn.Module) -> torch.nn.Module:
     Raises
     ------
     TypeError
-        It is no module.
+        It is no module; or a batch norm in it has hooks or modules of its own, as one that is
+        pruned or parametrized: nothing is changed.
 
     Notes
     -----
@@ -218,6 +219,9 @@ def convert_sync_batchnorm(module: torch.nn.Module) -> torch.nn.Module:
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"convert_sync_batchnorm needs a torch.nn.Module, got {module!r}.")
+    for path, one in module.named_modules():
+        if _is_to_be_replaced(one):
+            _check_is_bare(path, one)
     return _converted(module, {})
 
 
@@ -226,12 +230,30 @@ def _converted(module: Any, done: dict[Any, Any]) -> Any:
     if module in done:
         return done[module]
     done[module] = module
-    if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
+    if _is_to_be_replaced(module):
         done[module] = _successor(module)
     for name, child in list(module._modules.items()):
         if child is not None:
             module.add_module(name, _converted(child, done))
     return done[module]
+
+
+def _is_to_be_replaced(module: Any) -> bool:
+    return isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm)
+
+
+def _check_is_bare(path: str, norm: Any) -> None:
+    """Raises where a norm computes with more than its successor would have."""
+    hooks = [name for name, some in vars(norm).items() if name.endswith("_hooks") and some]
+    if hooks or norm._modules:
+        where = f" at {path}" if path else ""
+        raise TypeError(
+            f"convert_sync_batchnorm can't replace the {type(norm).__name__}{where}: it has"
+            f" {', '.join([*hooks, *norm._modules])} (hooks and modules of its own, as pruning and"
+            " parametrizations are), which a SyncBatchNorm in its place would not have. Convert the"
+            " module first and add them to what that returns, or remove them before, as"
+            " torch.nn.utils.prune.remove does."
+        )
 
 
 def _successor(norm: Any) -> SyncBatchNorm:

@@ -16,6 +16,7 @@ from gradient_programs import as_numpy, replica_id, results
 from mpi_replica.errors import ContextError, StructureMismatchError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+from torch.nn.utils import parametrize, prune  # noqa: E402
 
 CHANNELS = 3
 ROWS = (3, 0, 2, 4, 1, 5, 2) * 10  # of up to 70 replicas
@@ -485,6 +486,48 @@ def test_the_converter_keeps_parameters_and_buffers_of_a_programs_own_norm():
     ):
         assert list(found) == list(expected)
         assert all(found[name] is expected[name] for name in expected)
+
+
+class Rectified(torch.nn.BatchNorm1d):
+    """A norm that calls a module of its own."""
+
+    def __init__(self):
+        super().__init__(CHANNELS)
+        self.act = torch.nn.ReLU()
+
+    def forward(self, input):
+        return self.act(super().forward(input))
+
+
+def hooked():
+    norm = torch.nn.BatchNorm1d(CHANNELS)
+    norm.register_forward_hook(lambda module, given, found: 2 * found)
+    return norm
+
+
+BESET = {
+    "pruned": lambda: prune.l1_unstructured(torch.nn.BatchNorm1d(CHANNELS), "weight", 1),
+    "parametrized": lambda: parametrize.register_parametrization(
+        torch.nn.BatchNorm1d(CHANNELS), "weight", torch.nn.Softplus(), unsafe=True
+    ),
+    "hooked": hooked,
+    "with a module": Rectified,
+}
+
+
+@pytest.mark.parametrize("name", BESET)
+def test_the_converter_refuses_a_norm_whose_hooks_and_modules_would_be_lost(name):
+    plain = torch.nn.BatchNorm1d(CHANNELS)
+    model = torch.nn.Sequential(plain, torch.nn.Sequential(BESET[name]()))
+    with pytest.raises(TypeError, match=r"can't replace the \w+ at 1\.0: it has .*Convert"):
+        mr.torch.convert_sync_batchnorm(model)
+    assert model[0] is plain
+
+
+def test_a_converted_norm_can_be_pruned_and_the_model_converted_again():
+    model = mr.torch.convert_sync_batchnorm(torch.nn.Sequential(torch.nn.BatchNorm1d(CHANNELS)))
+    prune.l1_unstructured(model[0], "weight", 1)
+    assert mr.torch.convert_sync_batchnorm(model)[0].weight.count_nonzero() == CHANNELS - 1
 
 
 def test_a_norm_whose_running_statistics_were_taken_away_takes_those_of_the_input(strategy):
