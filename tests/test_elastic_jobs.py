@@ -148,6 +148,40 @@ def test_a_spare_takes_the_place_of_a_lost_rank(tmp_path):
     assert sorted(done.stdout.splitlines()) == ["1 (0, 1, 2) 150.0", "2 (3, 4, 5) 150.0"]
 
 
+def test_ranks_go_on_in_one_iteration_wherever_an_iterator_still_lives(tmp_path):
+    """What is in a cycle lives until its rank collects the garbage, as rank 0 alone does here."""
+    program = """
+    import gc
+
+    data = strategy.experimental_distribute_dataset(mr.data.Dataset.range(24).batch(6))
+
+    class Fetching:
+        def __init__(self):
+            self.iterator = iter(data)
+            self.take = self.fetch
+
+        def fetch(self):
+            return next(self.iterator)
+
+    def train():
+        while state.step < 4:
+            if state.step == 2:
+                die_on(2)
+            Fetching().take()
+            if first_rank == 0:
+                gc.collect()
+            state.step += 1
+            state.commit()
+
+    gc.disable()
+    strategy.run_elastic(train, state)
+    tell(f"{strategy.size} ranks have {state.step} steps")
+    """
+    done = elastic("-n", 3, written(tmp_path, program))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["2 ranks have 4 steps"] * 2
+
+
 def test_a_stopped_rank_can_be_killed_as_the_report_says_and_the_others_go_on(tmp_path):
     program = """
     def stop():

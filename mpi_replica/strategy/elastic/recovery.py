@@ -45,6 +45,8 @@ class _Inventory(NamedTuple):
     own: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     empty: frozenset[int] = frozenset()
+    #: Where each distributed dataset stood.
+    datasets: Mapping[int, Mapping[str, Any]] | None = None
 
 
 def gather_state(
@@ -93,7 +95,13 @@ def gather_state(
         shared, kept = (commit.shared, commit.step), commit.kept()
         have = {**kept, **commit.own}
         inventory = _Inventory(
-            call, num_variables, commit.number, tuple(commit.own), tuple(kept), commit.empty
+            call,
+            num_variables,
+            commit.number,
+            tuple(commit.own),
+            tuple(kept),
+            commit.empty,
+            commit.shared.datasets,
         )
     inventories: list[_Inventory] = [
         pickle.loads(data) for data in transport.all_gather_bytes(pickle.dumps(inventory, 5))
@@ -132,6 +140,8 @@ def gather_state(
         have |= parts
     own = {i: have.get(i) or ReplicaPart({}, {}) for i in layout.local_replica_ids}
     part, step = shared
+    # whether an iteration was left is seen by the life of its iterator, which may end elsewhere
+    part = part._replace(datasets=inventories[first].datasets or {})
     # What other ranks host now is kept, too: one of them may be lost before the next commit.
     return HeldCommit(numbers.pop(), part, own, lambda: have, empty, step), [], most
 
