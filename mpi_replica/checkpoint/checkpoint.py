@@ -246,7 +246,8 @@ class Checkpoint:
 
         Memory: a few MiB beyond the state. What is not changed but made anew is there twice: values
         of variables that the program still holds, read-only arrays, `Mirrored` values, and what an
-        object's ``load_state_dict`` gets.
+        object's ``load_state_dict`` gets. An array that two names hold is read twice more, to see
+        whether both have been saved of the same values.
 
         Messages: four of 256 bytes a rank, an Allgather of 8 bytes and an Allgatherv, by which all
         get the index from rank 0. Counterpart of ``tf.train.Checkpoint.read``.

@@ -7,11 +7,11 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..core import object_state
 from ..core.abstract_variable import AbstractVariable
-from ..core.array_libraries import library_of
-from ..core.array_ways import Array
+from ..core.array_ways import Array, TorchWay, way_of
 from .encoder import array_name, replicas_name
 from .index import Index
 
@@ -31,6 +31,8 @@ class Targets:
         self._read = read
         #: By identity; with the object, which keeps that.
         self._found: dict[int, tuple[Any, Any, str]] = {}
+        #: Whether two arrays are the same: of those in several dicts it is asked for each of these.
+        self._compared: dict[tuple[str, str], bool] = {}
 
     def place_of_another_state(self, live: Any, saved: Any, path: str) -> str | None:
         """Returns where `live` gets another state than this one; None where it gets no other.
@@ -49,11 +51,11 @@ class Targets:
 
     def _are_same(self, one: Any, other: Any) -> bool:
         """Returns whether two parts of the index stand for the same values."""
-        names = [array_name(value) or "" for value in (one, other)]
-        records = [self._index.arrays[name] for name in names if name in self._index.arrays]
-        if len(records) == 2:
-            about = {(record.dtype, record.shape, record.extent.crc32) for record in records}
-            return len(about) == 1 and len({self._bytes(name) for name in names}) == 1
+        names = array_name(one) or "", array_name(other) or ""
+        if self._index.arrays.keys() >= {*names}:
+            if names not in self._compared:
+                self._compared[names] = self._are_same_arrays(*names)
+            return self._compared[names]
         parts = [self._index.of_replicas.get(replicas_name(value) or "") for value in (one, other)]
         if None not in parts:
             one, other = parts
@@ -63,11 +65,20 @@ class Targets:
             return len(one) == len(other) and all(map(self._are_same, one, other))
         return repr(one) == repr(other)  # True is not 1, and NaN is NaN
 
-    def _bytes(self, name: str) -> bytes:
+    def _are_same_arrays(self, name: str, other_name: str) -> bool:
+        if name == other_name:
+            return True
+        records = self._index.arrays[name], self._index.arrays[other_name]
+        if len({(record.dtype, record.shape, record.extent.crc32) for record in records}) > 1:
+            return False
+        one, other = self._bytes(name), self._bytes(other_name)
+        return bool(np.array_equal(one, other))
+
+    def _bytes(self, name: str) -> npt.NDArray[np.uint8]:
         record = self._index.arrays[name]
         array = np.empty(record.shape, record.dtype)
         self._read(name, array)
-        return array.tobytes()
+        return array.reshape(-1).view(np.uint8)
 
 
 def _is_changed(live: Any) -> bool:
@@ -75,13 +86,18 @@ def _is_changed(live: Any) -> bool:
     if isinstance(live, np.ndarray):
         return live.flags.writeable
     kinds = (AbstractVariable, MutableMapping, list)
-    return isinstance(live, kinds) or object_state.has_state(live) or library_of(live) is not None
+    return isinstance(live, kinds) or object_state.has_state(live) or _is_tensor(live)
+
+
+def _is_tensor(live: Any) -> bool:
+    """Returns whether it is one of torch: arrays of other libraries are replaced."""
+    return way_of(type(live)) is TorchWay
 
 
 def copied(live: Any) -> Any:
     """Returns an array, a dict or a list like this one; None for what can hold one state only."""
     if object_state.has_state(live):
         return None
-    if isinstance(live, np.ndarray) or library_of(live) is not None:
+    if isinstance(live, np.ndarray) or _is_tensor(live):
         return copy.deepcopy(live)
     return copy.copy(live) if isinstance(live, (dict, list)) else None  # others may share theirs
