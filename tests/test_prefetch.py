@@ -182,30 +182,16 @@ def test_a_program_ends_with_iterators_that_are_still_open():
     assert text == "[0 1]\n0\n"
 
 
-def test_a_program_ends_while_a_read_never_returns():
-    text = run("""
+@pytest.mark.parametrize("ahead", ["map(read).prefetch(2)", "map(read, 2)"])
+def test_a_program_ends_while_a_read_never_returns(ahead):
+    text = run(f"""
         begun = threading.Event()
         def read(number):
             if number == 1:
                 begun.set()
                 threading.Event().wait()
             return number
-        iterator = iter(Dataset.range(9).map(read).prefetch(2))
-        print(next(iterator))
-        begun.wait()
-    """)
-    assert text == "0\n"
-
-
-def test_a_program_ends_while_one_of_several_calls_at_once_never_returns():
-    text = run("""
-        begun = threading.Event()
-        def read(number):
-            if number == 1:
-                begun.set()
-                threading.Event().wait()
-            return number
-        iterator = iter(Dataset.range(9).map(read, 2))
+        iterator = iter(Dataset.range(9).{ahead})
         print(next(iterator))
         begun.wait()
     """)

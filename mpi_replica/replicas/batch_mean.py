@@ -92,9 +92,10 @@ def mean_over_global_batch(
             error = ValueError(f"rows must be 0 or more, and finite, got {rows!r}.")
     elif not is_traced or not _is_real_scalar(rows):
         error = TypeError(f"rows must be a number, got {rows!r}: how many rows `sums` are of.")
-    if error is not None and is_traced:
-        raise error
-    if error is not None:  # the other replicas wait for it in theirs
+    if error is not None:
+        if is_traced:
+            raise error
+        # the other replicas wait for it in theirs
         context.meet(context.strategy.engine.failed("all_reduce", options, error))
     if is_traced:
         # a float: JAX's integers have 32 bits, most of the time

@@ -239,7 +239,7 @@ class Storage:
                 f"{what} got IndexedSlices. scatter_update, scatter_add and scatter_sub take"
                 " them; or give all rows: value.to_dense()."
             )
-        array = _castable(what, value, dtype, are_ints_alike=False)
+        array = _castable(what, value, dtype, is_first=False)
         if array.shape != shape:
             wanted = "Give rows of" if how in SCATTER else "Give a value of"
             raise ValueError(
@@ -263,10 +263,7 @@ def initial_array(name: str, value: Any, dtype: Any) -> Array:
         wanted = np.dtype(dtype)
     except Exception:  # numpy raises many kinds
         raise TypeError(f"{name}: dtype must be one of numpy's, got {dtype!r}.") from None
-    array = _array(name, value)
-    if array.size:  # an empty list is float64
-        array = _castable(name, value, wanted, are_ints_alike=True)  # one of ints has 64 bits
-    return np.array(array, dtype=wanted, order="C")
+    return np.array(_castable(name, value, wanted, is_first=True), dtype=wanted, order="C")
 
 
 def _array(what: str, value: Any) -> Array:
@@ -277,10 +274,10 @@ def _array(what: str, value: Any) -> Array:
         raise kind(f"{what}: {error}") from error
 
 
-def _castable(what: str, value: Any, dtype: np.dtype[Any], *, are_ints_alike: bool) -> Array:
+def _castable(what: str, value: Any, dtype: np.dtype[Any], *, is_first: bool) -> Array:
     """Returns `value` as an array that a cast to `dtype` leaves what it is.
 
-    Integers of any dtype are cast to any other one where these are alike.
+    A list of ints has 64 bits, and an empty one is float64: of a first value they only need fit.
     """
     array = _array(what, value)
     if type(value) in (int, float, complex):  # numbers that numpy counts as weak
@@ -289,7 +286,8 @@ def _castable(what: str, value: Any, dtype: np.dtype[Any], *, are_ints_alike: bo
         except OverflowError:
             raise _overflow(what, value, dtype) from None
     are_ints = dtype.kind in "iu" and array.dtype.kind in "iu"
-    if not (are_ints and are_ints_alike) and not np.can_cast(array.dtype, dtype, "same_kind"):
+    need_fit_only = is_first and (are_ints or not array.size)
+    if not need_fit_only and not np.can_cast(array.dtype, dtype, "same_kind"):
         raise TypeError(
             f"{what} got dtype {array.dtype} for a variable of dtype {dtype}."
             f" Convert it: value.astype({dtype.name!r})."

@@ -188,14 +188,7 @@ def _note_difference(
         notes = [note for note in entries if note is not None]
         first = notes[0]
         if None not in entries and len({note.what for note in notes}) == 1:
-            texts = [note.batch for note in notes]
-            counts = [[n for n in report.notes if n.what == first.what] for report in reports]
-            is_same_end = len({of_rank[-1].digest for of_rank in counts}) == 1
-            if first.batch and is_same_end and len({note.digest for note in notes}) > 1:
-                # Like batches have one note: where it ends at another step, the next one is unlike.
-                pairs = [report.notes[place : place + 2] for report in reports]
-                texts = [" and ".join(n.batch for n in p if n.what == first.what) for p in pairs]
-            whose = _whose(texts, layout)
+            whose = _whose(_batches(reports, place), layout)
             batches = [f"{batch} for {who}" for batch, who in whose.items() if batch]
             if len(batches) > 1:
                 return StructureMismatchError(
@@ -223,6 +216,21 @@ def _note_difference(
                 return ValueError(text)
             return CollectiveMismatchError(text)
     return None
+
+
+def _batches(reports: Sequence[Report], place: int) -> list[str]:
+    """Returns what batches each rank had, by its note at this place, which all have; "" for none.
+
+    Like batches have one note: where it ends at another step, the next one is unlike.
+    """
+    notes = [report.notes[place] for report in reports]
+    what = notes[0].what
+    counts = [[note for note in report.notes if note.what == what] for report in reports]
+    is_same_end = len({of_rank[-1].digest for of_rank in counts}) == 1
+    if not notes[0].batch or not is_same_end or len({note.digest for note in notes}) == 1:
+        return [note.batch for note in notes]
+    pairs = [report.notes[place : place + 2] for report in reports]
+    return [" and ".join(note.batch for note in pair if note.what == what) for pair in pairs]
 
 
 def _whose(values: Sequence[Any], layout: Layout) -> dict[Any, str]:
