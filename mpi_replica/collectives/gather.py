@@ -196,7 +196,7 @@ class AllGather(Call):
     def answer(self, calls: Sequence[AllGather], results: list[Array]) -> list[Any]:
         for call in calls[1:]:
             call.gathering = self.gathering
-        each = [results, *(own_results(call.leaves[0], results) for call in calls[1:])]
+        each = [results, *own_results([call.leaves[0] for call in calls[1:]], results)]
         each = [give_back(mine, call.way_back) for mine, call in zip(each, calls, strict=True)]
         if self.flat_paths is not None:
             return each

@@ -340,8 +340,8 @@ class AllReduce(Call):
             return [self.given_back(results[0])]
         each = results
         if len(results) < len(calls):
-            others = calls[len(results) :]
-            each = [*results, *(own_results(call.leaves[0], results[0]) for call in others)]
+            others = [call.leaves[0] for call in calls[len(results) :]]
+            each = [*results, *own_results(others, results[0])]
         return [call.given_back(mine) for call, mine in zip(calls, each, strict=True)]
 
     def given_back(self, results: list[Any]) -> Any:

@@ -42,14 +42,18 @@ def on_host(leaves: Sequence[Any]) -> Sequence[Any]:
     return here
 
 
-def own_results(leaves: Sequence[Any], results: list[Any]) -> list[Any]:
-    """Returns another replica's results as ones of the replica that gave `leaves`.
+def own_results(each: Sequence[Sequence[Any]], results: list[Any]) -> list[list[Any]]:
+    """Returns one replica's results as ones of those that gave `each` of these leaves.
 
     Each may write into its results: they are copies, where none are made on the way to a GPU.
     """
-    if _are_on_gpus(leaves):
-        return results
-    return [result.copy() if isinstance(result, np.ndarray) else result for result in results]
+    if not any(isinstance(result, np.ndarray) for result in results):
+        return [results[:] for _ in each]
+    return [results if _are_on_gpus(leaves) else [*map(_own, results)] for leaves in each]
+
+
+def _own(result: Any) -> Any:
+    return result.copy() if isinstance(result, np.ndarray) else result
 
 
 class ToGpus:

@@ -119,7 +119,11 @@ class ReduceOp(enum.Enum):
         raise ValueError(f"{aggregation!r} is not a reduction. Only SUM and MEAN are.")
 
 
-_OPS_BY_NAME = ReduceOp.__members__  # asking the class for it makes a new one each time
+# As programs write them; asking the class for its members makes a new mapping each time.
+_OPS_BY_NAME = {
+    **ReduceOp.__members__,
+    **{name.lower(): op for name, op in ReduceOp.__members__.items()},
+}
 
 
 class VariableSynchronization(enum.Enum):

@@ -129,7 +129,7 @@ class Run(SharedRun):
                 answers.reverse()
                 for seat in waiting:
                     # Popped: what is kept here would live until the next call is done.
-                    seat.go_on(answers.pop())
+                    seat.worker.resume(answers.pop())
             except BaseException as error:
                 told = self._deal_with(error, waiting)
                 let_go(error)

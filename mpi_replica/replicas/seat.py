@@ -230,7 +230,3 @@ class Seat:
         """Lets go of what it was called with, and of what came of it; called by the hub."""
         self.args, self.kwargs = (), {}
         self.value = self.error = self.versions = None
-
-    def go_on(self, answer: Any) -> None:
-        """Returns `answer` from the call at which the replica waits; called by the hub."""
-        self.worker.resume(answer)
