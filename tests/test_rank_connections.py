@@ -146,6 +146,9 @@ def test_a_rank_says_who_it_is_and_how_it_has_ended(way, launch):
     assert launcher.ranks.last_end == math.inf  # the other may come
 
 
+ABORTED_AT_EXIT = (
+    "import atexit; from mpi_replica.strategy import job_end; atexit.register(job_end.abort, 3)"
+)
 ENDS = {
     "": ("done", 0, 0),
     "sys.exit()": ("done", 0, 0),
@@ -166,6 +169,10 @@ ENDS = {
     "os.environ.clear()": ("done", 0, 0),
     "threading.Thread(target=threading.Event().wait, daemon=True).start()": ("done", 0, 0),
     "from mpi_replica.errors import RankLostError; raise RankLostError('x')": ("loss", 1, 1),
+    # What was begun can't be ended: the job is aborted at exit. That hides no cause before it.
+    ABORTED_AT_EXIT: ("abort", 3, 3),
+    f"{ABORTED_AT_EXIT}; sys.exit(4)": ("exit", 4, 3),
+    f"{ABORTED_AT_EXIT}; raise KeyError(3)": ("error", 1, 3),
 }
 
 

@@ -179,7 +179,9 @@ def tell_mpi_has_started() -> None:
 
 
 def note_end(kind: str, status: int) -> None:
-    """Keeps for `tell_end` how the program has ended; the first one is kept.
+    """Keeps for `tell_end` how the program has ended; the first one is kept, if it is no good one.
+
+    A program that has come to its end may abort the job then, since a message is in flight.
 
     Parameters
     ----------
@@ -189,7 +191,7 @@ def note_end(kind: str, status: int) -> None:
     status : int
         The exit status.
     """
-    if not _end:
+    if not _end or (kind == "abort" and _end["end"] == "done"):
         _end.update(end=kind, status=status)
         tell(begins_end=kind)  # what others do then is no cause of it
 
