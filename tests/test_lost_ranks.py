@@ -221,6 +221,10 @@ def test_an_exchange_that_another_rank_ends_gives_no_wrong_data():
     assert told(lose("ended_exchanges.py", 3)) == {0: [0], 1: [0], 2: [0]}
 
 
+def test_whatever_exchange_is_begun_behind_a_loss_is_that_loss():
+    assert told(lose("begun_late.py", 2)) == {0: [[True] * 4], 1: [[True] * 4]}
+
+
 MISTAKES = {
     "rank": "ValueError: the mistake",
     "replica": "ValueError: the mistake",

@@ -210,7 +210,8 @@ class MPITransport(Transport):
 
     def begin_maximum(self, words: Words) -> Callable[[], Words | None]:
         greatest = np.empty_like(words)
-        has_ended = self._asking(self._comm.Iallreduce(words, greatest, MPI.MAX).Test)
+        request = self._begin(self._comm.Iallreduce, (words, greatest, MPI.MAX))
+        has_ended = self._asking(request.Test)
         # what is returned holds both buffers
         return lambda: greatest if words is not None and has_ended() else None
 
