@@ -313,7 +313,7 @@ def test_what_was_made_before_a_loss_is_an_error_when_it_is_used():
     found = {rank: of_rank for rank, (of_rank,) in told(done).items()}
     assert sorted(found) == [0, 2], done.stderr
     for errors, (kept, shown, still_there) in found.values():
-        assert len(errors) == 16
+        assert len(errors) == 19
         for use, text in errors.items():
             assert "was made before a rank was lost" in text, use
             assert "hold it in the mr.ElasticState" in text, use

@@ -17,6 +17,7 @@ from ..collectives.engine import Engine
 from ..core import nest
 from ..core.argument_checks import integer
 from ..core.context import current_state
+from ..core.exceptions import RankLostError
 from ..core.options import CommunicationOptions
 from ..core.values import per_replica
 from ..ranks.watch.span import span
@@ -25,6 +26,7 @@ from .inputs import Input
 from .next_step import NextStep
 from .pipelines import END
 from .plans.dataset_plan import UNKNOWN_CARDINALITY
+from .step_reader import Step
 
 _SAME_STEPS = "All ranks must take the same steps: call next() equally often on each."
 _LOST = (
@@ -113,7 +115,12 @@ class DistributedIterator:
         #: That, with its rows.
         self._batch_text = ""
         self._place = place
-        self._reader = made_of.reader()
+        self._begin_to_read()
+
+    def _begin_to_read(self) -> None:
+        """Reads on from its place, for the replicas that are on this rank now."""
+        self._reader = self._input.reader()
+        self._era = self._engine.layout.era
 
     def __len__(self) -> int:
         if self._input.length < 0:
@@ -171,7 +178,7 @@ class DistributedIterator:
         """
         place = Progress.of_state(state, self._input.pipelines)
         vars(self._place).update(vars(place))
-        self._reader = self._input.reader()
+        self._begin_to_read()
 
     def __iter__(self) -> DistributedIterator:
         return self
@@ -201,6 +208,8 @@ class DistributedIterator:
             The ranks have taken different numbers of steps.
         RuntimeError
             Reading has failed before, and the input can't be read again.
+        RankLostError
+            It was made before a rank was lost, and is not in the `ElasticState`.
 
         Notes
         -----
@@ -232,7 +241,7 @@ class DistributedIterator:
                 "next() of a distributed iterator was called in a replica: it gives values for all"
                 " replicas. Call it outside and pass the result to strategy.run(fn, args=(batch,))."
             )
-        if self._place.has_ended:
+        if self._place.has_ended and not self._era.is_over:
             raise StopIteration
         if self._input.ahead:  # what is read in the other thread must not communicate first
             self._engine.claim_thread()
@@ -314,7 +323,7 @@ class DistributedIterator:
         is_shared = self._engine.layout.size > 1 and self._engine.is_in_its_thread()
         steps = self._place.steps
         try:
-            step = self._reader.read(self._place.epoch, steps)
+            step = self._read()
         except (Exception, SystemExit) as error:
             if is_shared:  # the others sent no message for this step: they hear at their next call
                 self._note_steps(steps)
@@ -327,6 +336,16 @@ class DistributedIterator:
             self._batch_text = f"{step[1]} rows of {self._kind_text}"
             self._note_steps(steps + 1)
         return step[0]
+
+    def _read(self) -> Step | None:
+        """Returns the next step of this rank; None at the end."""
+        if self._era.is_over:
+            raise RankLostError(
+                f"an iterator of {self._name} was made before a rank was lost, and has not gone"
+                " back to the last commit with the others. Make it anew, in the function that is"
+                " given to run_elastic, or hold it in the mr.ElasticState."
+            )
+        return self._reader.read(self._place.epoch, self._place.steps)
 
     def _look_at(self, batch: Any) -> None:
         """Keeps the kind of the newest batch."""
@@ -359,7 +378,7 @@ class DistributedIterator:
     def _next_step(self, site: CallSite, options: CommunicationOptions) -> NextStep:
         """Returns the call that agrees on a step; reads it."""
         place = self._place
-        step = self._reader.read(place.epoch, place.steps)
+        step = self._read()
         if step is not None:
             replica_ids = self._engine.layout.local_replica_ids
             pairs = zip(replica_ids, step[0], strict=True)

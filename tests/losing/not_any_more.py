@@ -44,6 +44,15 @@ before = {
     "of a dataset": next(iter(batches)),
     "in a nest": {"a": [strategy.run(replica_id)]},
 }
+iterators = {
+    "iterator": iter(batches),
+    "iterator of unknown length": iter(
+        strategy.experimental_distribute_dataset([np.arange(10.0)] * 5)
+    ),
+    "iterator that has ended": iter(batches),
+}
+next(iterators["iterator"])
+list(iterators["iterator that has ended"])
 uses = {
     "reduce": lambda value: strategy.reduce("SUM", value, axis=None),
     "gather": lambda value: strategy.gather(value, axis=0),
@@ -89,6 +98,11 @@ def use_again():
                 told[f"{name}, {how}"] = str(error)
             else:
                 told[f"{name}, {how}"] = "no error"
+    for name, iterator in iterators.items():
+        try:
+            told[name] = repr(next(iterator, None))
+        except mr.errors.RankLostError as error:
+            told[name] = str(error)
 
 
 def train():
