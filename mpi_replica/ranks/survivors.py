@@ -8,10 +8,11 @@ and the spares that wait. Only a world survives a loss, by ULFM's ``Revoke``, ``
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from ..core.exceptions import RankLostError, mark_reporter
 from ..core.layout import compressed
@@ -34,7 +35,6 @@ _LOOK_SECONDS = 0.003
 _TAG_OF_END = 1
 # Sent at once, whether the spare receives it or not.
 _MOST_LETTERS = 500
-_GOOD_END = ("", None)
 #: What is said to spares that still wait when the program ends well on the others.
 NO_FURTHER_CALL = "without a further call of run_elastic"
 
@@ -53,8 +53,6 @@ class _Introduction(NamedTuple):
 
     member: Member
     num_spares: int
-    #: How often the spares were told of an end.
-    ends: int
     #: Its rank in the world that they leave.
     rank: int
     #: Why its program has ended, "" where nothing is wrong; None while it goes on.
@@ -68,6 +66,11 @@ class Dismissal(NamedTuple):
     text: str
     #: The exit status with which they end; None where they go on.
     status: int | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing has gone wrong, and they go on."""
+        return not self.text and self.status is None
 
 
 class Survivors:
@@ -101,8 +104,6 @@ class Survivors:
         self._world = communicator
         self._is_own = False  # whether `_world` is a duplicate
         self._first_rank: int = communicator.Get_rank()
-        # How often the spares were told that the others have come to their end.
-        self._ends = 0
         # As `_Introduction` has it.
         self._farewell: str | None = None
         #: Whether all living ranks have agreed that they can't go on.
@@ -190,10 +191,9 @@ class Survivors:
         self.transport = None
         mine = Member(self._first_rank, self._mpi.Get_processor_name(), os.getpid())
         ranks: list[_Introduction] = self._world.allgather(
-            _Introduction(mine, self._num_spares, self._ends, before, self._farewell)
+            _Introduction(mine, self._num_spares, before, self._farewell)
         )
         self.members = tuple(one.member for one in ranks)
-        self._ends = max(one.ends for one in ranks)
         wrong = self._wrong_spares([one.num_spares for one in ranks])
         return wrong or _farewell_error(ranks, before)
 
@@ -276,8 +276,13 @@ class Survivors:
             self.transport.revoke()
         self._world.Revoke()
 
-    def wait(self) -> Dismissal | None:
+    def wait(self, call: int) -> Dismissal | None:
         """Waits, as a spare, without using the core.
+
+        Parameters
+        ----------
+        call : int
+            Which call of ``run_elastic`` this is. What is said of those before came too late.
 
         Returns
         -------
@@ -289,12 +294,12 @@ class Survivors:
             for rank in range(self.num_active):
                 try:
                     if self._world.Iprobe(rank, _TAG_OF_END):
-                        ends, end = self._world.recv(source=rank, tag=_TAG_OF_END)
-                        if ends > self._ends:
-                            self._ends = ends
-                            if end == _GOOD_END:
-                                self._hear_the_others(rank)
-                            return Dismissal(*end)
+                        letter = self._world.recv(source=rank, tag=_TAG_OF_END)
+                        of_call, end = cast("tuple[float, Dismissal]", letter)
+                        if of_call >= call:
+                            if end.is_good:
+                                self._hear_the_others(rank, call)
+                            return end
                 except self._mpi.Exception as error:
                     if not is_loss(self._mpi, error):
                         raise
@@ -306,18 +311,18 @@ class Survivors:
                 return None
             time.sleep(_LOOK_SECONDS)
 
-    def _hear_the_others(self, first: int) -> None:
+    def _hear_the_others(self, first: int, call: int) -> None:
         """Receives what the other ranks say at a good end: they wait until it is heard."""
         for rank in range(self.num_active):
-            ends = self._ends if rank == first else 0
+            of_call = call if rank == first else 0
             try:
-                while ends < self._ends:  # what it said at ends before may come first
-                    ends, _ = self._world.recv(source=rank, tag=_TAG_OF_END)
+                while of_call < call:  # what it said of calls before may come first
+                    of_call, _ = self._world.recv(source=rank, tag=_TAG_OF_END)
             except self._mpi.Exception as error:
                 if not is_loss(self._mpi, error):
                     raise
 
-    def dismiss(self, text: str = "", status: int | None = None) -> Iterator[int]:
+    def dismiss(self, call: float, end: Dismissal) -> Iterator[int]:
         """Tells the spares that the others have come to their end. Every rank does it: one may die.
 
         At a good end they are waited for: one that has not heard would take the next call of
@@ -325,22 +330,22 @@ class Survivors:
 
         Parameters
         ----------
-        text : str
-            What has gone wrong.
-        status : int, optional
-            The exit status with which the others end.
+        call : float
+            Which call of `run_elastic` has come to it, as all ranks count them; infinite for the
+            end of the program.
+        end : Dismissal
+            What is said.
 
         Yields
         ------
         int
             The rank of a spare that has not heard; again and again.
         """
-        end = text[:_MOST_LETTERS], status
-        send = self._world.issend if end == _GOOD_END else self._world.isend
-        self._ends += 1
+        end = end._replace(text=end.text[:_MOST_LETTERS])
+        send = self._world.issend if end.is_good else self._world.isend
         for rank in range(self.num_active, self.size):
             try:
-                request = send((self._ends, end), rank, _TAG_OF_END)
+                request = send((call, end), rank, _TAG_OF_END)
                 while not request.Test():
                     yield rank
             except self._mpi.Exception as error:
@@ -361,7 +366,7 @@ class Survivors:
         if self._farewell is None:
             self._farewell = cause
         if self.transport is not None:
-            for _ in self.dismiss(cause or NO_FURTHER_CALL):
+            for _ in self.dismiss(math.inf, Dismissal(cause or NO_FURTHER_CALL)):
                 time.sleep(_LOOK_SECONDS)
 
 

@@ -379,8 +379,40 @@ def test_a_spare_returns_none_when_the_others_are_done_again_and_again(with_spar
 
 
 def test_wrong_arguments_of_run_elastic_are_a_type_error_on_a_spare_too(with_spare):
-    for wrong in ((None, make_state(with_spare)), (lambda: None, 3)):
+    state = make_state(with_spare)
+    for wrong in ((None, state), (lambda: None, 3)):
         raises_everywhere(TypeError, lambda wrong=wrong: with_spare.run_elastic(*wrong))
+    check_a_spare_still_waits_for_its_call(with_spare, state)
+
+
+@pytest.mark.parametrize("culprit", [0, -2], ids=["the first rank", "the last one with replicas"])
+def test_a_spare_hears_of_an_error_at_the_begin_on_the_others(with_spare, culprit):
+    strategy = with_spare
+    state = make_state(strategy)
+    is_wrong = strategy.rank == culprit % (strategy.size + 1)
+    for _ in range(2):
+        error = error_of(lambda: strategy.run_elastic(None if is_wrong else int, state))
+        assert "run_elastic needs a callable, got None" in str(error)
+        assert isinstance(error, RankLostError if is_spare(strategy) else TypeError)
+    check_a_spare_still_waits_for_its_call(strategy, state)
+
+
+def check_a_spare_still_waits_for_its_call(strategy, state):
+    """Check that it is in the call in which the others are, and not in one that is over."""
+    calls = strategy._num_elastic_calls
+    found = strategy.run_elastic(trainer(strategy, state), state)
+    assert found == (None if is_spare(strategy) else {"steps": 3})
+    assert set(gathered(strategy._num_elastic_calls)) == {calls + 1}
+
+
+def test_an_error_of_the_arguments_on_a_spare_alone_leaves_it_in_step(with_spare):
+    strategy = with_spare
+    state = make_state(strategy)
+    if is_spare(strategy):
+        assert isinstance(error_of(lambda: strategy.run_elastic(None, state)), TypeError)
+    else:
+        assert strategy.run_elastic(trainer(strategy, state, 1), state) == {"steps": 1}
+    check_a_spare_still_waits_for_its_call(strategy, state)
 
 
 def test_a_spare_hears_that_train_has_failed_on_the_others(with_spare):

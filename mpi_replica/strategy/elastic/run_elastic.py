@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar, cast
 
 from ...collectives.agreement.site import function_identity
@@ -96,19 +96,8 @@ class Elastic(ElasticStrategy):
         >>> strategy.run_elastic(train, state)
         3
         """
-        engine = self.engine
         require_cross_replica(self, "run_elastic")
-        if not self._is_elastic:
-            self._num_elastic_calls += 1  # also of one that fails here: the others have counted it
-        problem = _problem(self, train, state)
-        if problem is not None:
-            if engine.is_spare:
-                raise problem
-            engine.fail("run_elastic", problem)
-        try:
-            keeper = Keeper(self, state)
-        except Exception as error:  # an object of the state can't be kept
-            engine.fail("run_elastic", error)
+        keeper = _keeper_of(self, train, state)
         with committed_by(state, keeper.commit):
             _say_if_unguarded(self, keeper)
             self._is_elastic = True
@@ -118,12 +107,33 @@ class Elastic(ElasticStrategy):
                 self._is_elastic = False
 
 
+def _keeper_of(strategy: ElasticStrategy, train: object, state: ElasticState) -> Keeper:
+    """Returns what keeps the state in this call; an error is one of all ranks with replicas."""
+    engine, is_inside = strategy.engine, strategy._is_elastic
+    if not is_inside:
+        strategy._num_elastic_calls += 1  # also of one that fails here: the others have counted it
+    problem = _problem(strategy, train, state)
+    try:
+        if problem is not None:
+            raise problem
+        return Keeper(strategy, state)
+    except Exception as error:  # also where an object of the state can't be kept
+        if engine.is_spare:
+            raise
+        try:
+            engine.fail("run_elastic", error)
+        except BaseException as told:
+            if not is_inside:
+                _dismiss_spares(strategy, told)
+            raise
+
+
 def _train(strategy: ElasticStrategy, keeper: Keeper, train: Callable[[], T]) -> T | None:
     engine, survivors = strategy.engine, strategy.survivors
     function = function_identity(train)
     while True:
         if engine.is_spare and survivors is not None:
-            end = survivors.wait()
+            end = survivors.wait(strategy._num_elastic_calls)
             if end is not None:
                 _leave_as_the_others(end)
                 return None
@@ -140,8 +150,7 @@ def _train(strategy: ElasticStrategy, keeper: Keeper, train: Callable[[], T]) ->
             engine.agreement.assemble()
         except BaseException as error:
             if not keeper.must_recover(error):
-                if survivors is not None:  # those that wait must not wait for another call
-                    _await_spares(survivors.dismiss(in_words(error), _status_of(error)), strategy)
+                _dismiss_spares(strategy, error)
                 if _is_of_another(strategy, error):
                     raise RankLostError(
                         "a rank was lost, in a call of another strategy than the one whose"
@@ -158,8 +167,7 @@ def _train(strategy: ElasticStrategy, keeper: Keeper, train: Callable[[], T]) ->
                     textwrap.indent(printed(own), "  "),
                 )
         else:
-            if survivors is not None:
-                _await_spares(survivors.dismiss(), strategy)
+            _dismiss_spares(strategy)
             keeper.say_end()
             return result
         keeper.recover()
@@ -179,11 +187,17 @@ def _is_of_another(strategy: ElasticStrategy, error: BaseException) -> bool:
     return any(other.engine.transport.loss is error for other in others)
 
 
-def _await_spares(spares: Iterator[int], strategy: ElasticStrategy) -> None:
-    """Waits until all spares have heard of the end; rank 0 reports one that does not come."""
+def _dismiss_spares(strategy: ElasticStrategy, error: BaseException | None = None) -> None:
+    """Tells those that wait that this call is at its end: they must not wait for another one.
+
+    It waits until all have heard of a good one; rank 0 reports a spare that does not come.
+    """
+    if strategy.survivors is None:
+        return
+    end = Dismissal("") if error is None else Dismissal(in_words(error), _status_of(error))
     start = time.monotonic()
     due = stall_seconds()
-    for spare in spares:
+    for spare in strategy.survivors.dismiss(strategy._num_elastic_calls, end):
         waited = time.monotonic() - start
         if waited > due and strategy.engine.layout.rank == 0:
             _log.warning(
