@@ -148,6 +148,49 @@ def test_a_spare_takes_the_place_of_a_lost_rank(tmp_path):
     assert sorted(done.stdout.splitlines()) == ["1 (0, 1, 2) 150.0", "2 (3, 4, 5) 150.0"]
 
 
+@pytest.mark.parametrize("iterator", ["iter(data)", "state.iterator"])
+def test_a_spare_knows_what_is_made_between_two_calls_by_the_numbers_of_the_others(
+    iterator, tmp_path
+):
+    """They have made more, in the first call, and the spare comes in in the second one."""
+    program = f"""
+    rows = mr.data.Dataset.range(48).batch(6)
+    made = []
+
+    def before():
+        with strategy.scope():
+            made.append(mr.Variable(1.0))
+        made.append(strategy.experimental_distribute_dataset(rows))
+        made.append(next(iter(made[1])))
+        strategy.run(step)
+
+    def train():
+        iterator = {iterator}
+        while state.step < 6:
+            batch = next(iterator)
+            if state.step == 3:
+                die_on(0)
+            strategy.run(add, args=(batch,))
+            state.step += 1
+            if state.step % 2 == 0:
+                state.commit()
+
+    def add(batch):
+        total.assign_add(mr.get_replica_context().all_reduce("SUM", float(batch.sum())))
+
+    strategy.run_elastic(before, mr.ElasticState(strategy))
+    with strategy.scope():
+        total = mr.Variable(0.0)
+    data = strategy.experimental_distribute_dataset(rows)
+    state = mr.ElasticState(strategy, step=0, iterator=iter(data))
+    strategy.run_elastic(train, state)
+    tell(f"{{first_rank}} {{float(total)}}")
+    """
+    done = elastic("-n", 3, "--spares", 1, written(tmp_path, program))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["1 630.0", "2 630.0"]
+
+
 def test_ranks_go_on_in_one_iteration_wherever_an_iterator_still_lives(tmp_path):
     """What is in a cycle lives until its rank collects the garbage, as rank 0 alone does here."""
     program = """

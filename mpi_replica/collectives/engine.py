@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import itertools
 import sys
 import threading
 import weakref
@@ -40,13 +39,13 @@ class Engine:
     ) -> None:
         self.options = options
         self._log = log
-        #: How many variables were made, and the objects for them that are in use, by their ``id``:
-        #: replicas of a rank that make one together have an object each.
-        self.num_variables = 0
+        #: How many "variables" and "datasets" were made.
+        self.num_made: collections.Counter[str] = collections.Counter()
+        #: The objects for variables that are in use, by their ``id``: replicas of a rank that make
+        #: one together have an object each.
         self.variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         #: The distributed datasets that are in use, by the order in which they were made.
         self.datasets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._dataset_numbers = itertools.count()
         self._thread = owner_of_this_thread()
         self._was_used = False
         self.move(transport, layout)
@@ -111,8 +110,9 @@ class Engine:
 
     def name_of_next_variable(self, name: str) -> str:
         """Returns what tells a variable from all others. Making one is collective: ranks agree."""
-        self.num_variables += 1
-        return f"variable {self.num_variables - 1} {name!r}"
+        number = self.num_made["variables"]
+        self.num_made["variables"] += 1
+        return f"variable {number} {name!r}"
 
     def add_dataset(self, dataset: Any) -> str:
         """Knows a distributed dataset as long as it is used; returns a name, the same on all ranks.
@@ -124,7 +124,8 @@ class Engine:
         last = self.agreement.last_run_ordinal
         count = count + 1 if run == last else 1
         self._datasets = (last, count)
-        self.datasets[next(self._dataset_numbers)] = dataset
+        self.datasets[self.num_made["datasets"]] = dataset
+        self.num_made["datasets"] += 1
         return f"distributed dataset {count} made after run {last}"
 
     def check_thread(self, kind: str) -> None:

@@ -40,7 +40,7 @@ class DistributedDataset:
         #: Gives the iterator whose place that is, as long as anyone holds it.
         self._iterator: Callable[[], DistributedIterator | None] = lambda: None
         # Call sites tell nothing here: one rank may iterate through a progress bar.
-        self._name = engine.add_dataset(self)
+        made_of.name = engine.add_dataset(self)
 
     @property
     def element_spec(self) -> Any:
@@ -63,7 +63,7 @@ class DistributedDataset:
 
     def __iter__(self) -> DistributedIterator:
         place, newest = self._next, (self._newest, self._iterator)
-        iterator = DistributedIterator(self._engine, self._input, place, self._name)
+        iterator = DistributedIterator(self._engine, self._input, place)
         self._next, self._newest = Progress(place.epoch + 1, 0), place
         self._iterator = weakref.ref(iterator)
         if self._engine.layout.size > 1 and self._engine.is_in_its_thread():
@@ -79,7 +79,7 @@ class DistributedDataset:
 
     def _note_iteration(self, place: Progress, undo: Callable[[], None]) -> None:
         """Adds a note of the iteration that begins to the next header."""
-        what = f"iteration {place.epoch} of {self._name}"
+        what = f"iteration {place.epoch} of {self._input.name}"
         advice = (
             "All ranks must distribute the same dataset, and iterate it equally often: another"
             " epoch has another shuffle."
@@ -164,3 +164,14 @@ def state_at_commit(dataset: DistributedDataset, held: Container[int]) -> dict[s
     if iterator is None or id(iterator) in held:
         return dataset._next.state(dataset._input.pipelines)
     return dataset.state_dict()
+
+
+def names_of(datasets: Mapping[int, DistributedDataset]) -> dict[int, str]:
+    """Returns what tells datasets from each other on all ranks, by number."""
+    return {number: dataset._input.name for number, dataset in datasets.items()}
+
+
+def rename(datasets: Mapping[int, DistributedDataset], names: Mapping[int, str]) -> None:
+    """Gives datasets, and their iterators, the names that they have on other ranks, by number."""
+    for number, dataset in datasets.items():
+        dataset._input.name = names.get(number, dataset._input.name)

@@ -50,6 +50,8 @@ class Input:
         ahead: int,
         drops: Callable[[], list[bool]] = list,
     ) -> None:
+        #: What tells the dataset from others, and its iterations: the same on all ranks.
+        self.name = ""
         self._steps = steps
         self._sources = sources
         self.length = length

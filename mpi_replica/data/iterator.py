@@ -101,12 +101,11 @@ class DistributedIterator:
     (2, (array([0, 1]),), 1)
     """
 
-    def __init__(self, engine: Engine, made_of: Input, place: Progress, name: str) -> None:
+    def __init__(self, engine: Engine, made_of: Input, place: Progress) -> None:
         self._engine = engine
         self._input = made_of
         self._is_global = made_of.pipelines is None
         self._must_agree = made_of.length == UNKNOWN_CARDINALITY
-        self._name = name
         #: By replica of this rank: its first batch, without rows.
         self._forms: dict[int, Any] = {}
         #: What kind of batch the newest one is, for this rank and in words for all.
@@ -341,9 +340,9 @@ class DistributedIterator:
         """Returns the next step of this rank; None at the end."""
         if self._era.is_over:
             raise RankLostError(
-                f"an iterator of {self._name} was made before a rank was lost, and has not gone"
-                " back to the last commit with the others. Make it anew, in the function that is"
-                " given to run_elastic, or hold it in the mr.ElasticState."
+                f"an iterator of {self._input.name} was made before a rank was lost, and has not"
+                " gone back to the last commit with the others. Make it anew, in the function that"
+                " is given to run_elastic, or hold it in the mr.ElasticState."
             )
         return self._reader.read(self._place.epoch, self._place.steps)
 
@@ -367,7 +366,7 @@ class DistributedIterator:
 
     @property
     def _name_of_epoch(self) -> str:
-        return f"{self._name}, iteration {self._place.epoch}"
+        return f"{self._input.name}, iteration {self._place.epoch}"
 
     @span("next", kind="input")
     def _agreed_step(self) -> list[Any] | None:

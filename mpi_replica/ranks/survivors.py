@@ -11,7 +11,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..core.exceptions import RankLostError, mark_reporter
@@ -66,6 +66,8 @@ class Dismissal(NamedTuple):
     text: str
     #: The exit status with which they end; None where they go on.
     status: int | None = None
+    #: How many of what was made there.
+    num_made: Mapping[str, int] = {}
 
     @property
     def is_good(self) -> bool:

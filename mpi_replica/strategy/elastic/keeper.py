@@ -15,6 +15,7 @@ from ...core.context import require_cross_replica
 from ...core.exceptions import RankLostError, mark_reporter
 from ...core.layout import Layout, numbers_text
 from ...core.options import CommunicationOptions
+from ...data.distributed_dataset import names_of, rename
 from ...ranks.launcher_connection import tell
 from ...ranks.survivors import Survivors
 from ...ranks.transport import Transport
@@ -173,13 +174,15 @@ class Keeper:
         layout = Layout.even(number, transport.size, transport.rank)
         strategy.move(transport, layout)
         lose_components(strategy)
-        commit, lost, engine.num_variables = gather_state(
+        commit, lost, engine.num_made, names = gather_state(
             transport,
             layout,
             self._commit,
             call=strategy._num_elastic_calls,
-            num_variables=engine.num_variables,
+            num_made=engine.num_made,
+            names=names_of(engine.datasets),
         )
+        rename(engine.datasets, names)
         self.lost_replicas = tuple(lost)
         if commit is None:
             if manager_of(self._state) is None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 import pickle
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -36,17 +39,18 @@ class HeldCommit:
 class _Inventory(NamedTuple):
     """What a rank tells of what it has."""
 
-    #: Which call of ``run_elastic`` it is in, and how many variables it has made.
+    #: Which call of ``run_elastic`` it is in, and how many of what it has made.
     call: int
-    num_variables: int
+    num_made: Counter[str]
     #: Of the commit; None where it has none.
     number: int | None = None
     #: Replicas that it hosted, and those of which it keeps a copy.
     own: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     empty: frozenset[int] = frozenset()
-    #: Where each distributed dataset stood.
+    #: Where each distributed dataset stood, and the names of those that are in use.
     datasets: Mapping[int, Mapping[str, Any]] | None = None
+    names: Mapping[int, str] = {}
 
 
 def gather_state(
@@ -55,8 +59,9 @@ def gather_state(
     commit: HeldCommit | None,
     *,
     call: int,
-    num_variables: int,
-) -> tuple[HeldCommit | None, list[int], int]:
+    num_made: Counter[str],
+    names: Mapping[int, str],
+) -> tuple[HeldCommit | None, list[int], Counter[str], Mapping[int, str]]:
     """Gives each rank what belongs to the replicas that it hosts from now on. Collective.
 
     Parameters
@@ -67,8 +72,10 @@ def gather_state(
         What this rank has of the last commit; None on a rank that has none.
     call : int
         How many calls of ``run_elastic`` this rank has made.
-    num_variables : int
-        How many variables it has made.
+    num_made : Counter
+        How many of what it has made.
+    names : mapping
+        Those of its distributed datasets, by number.
 
     Returns
     -------
@@ -76,8 +83,10 @@ def gather_state(
         With what belongs to its replicas now; None where the state of some replica is lost.
     lost : list of int
         Replicas whose state no rank has.
-    num_variables : int
-        How many variables any rank has made.
+    num_made : Counter
+        How many any rank has made.
+    names : mapping
+        Those of distributed datasets on ranks that had replicas.
 
     Raises
     ------
@@ -88,7 +97,7 @@ def gather_state(
     -----
     Two small messages to all, and one to each rank that needs something.
     """
-    inventory = _Inventory(call, num_variables)
+    inventory = _Inventory(call, num_made)
     shared: Any = None
     have: dict[int, ReplicaPart] = {}
     if commit is not None:
@@ -96,12 +105,13 @@ def gather_state(
         have = {**kept, **commit.own}
         inventory = _Inventory(
             call,
-            num_variables,
+            num_made,
             commit.number,
             tuple(commit.own),
             tuple(kept),
             commit.empty,
             commit.shared.datasets,
+            names,
         )
     inventories: list[_Inventory] = [
         pickle.loads(data) for data in transport.all_gather_bytes(pickle.dumps(inventory, 5))
@@ -121,9 +131,10 @@ def gather_state(
         {rank: one.kept for rank, one in enumerate(inventories)},
     )
     lost = [i for i in everyone if not numbers or (i not in found_at and i not in empty)]
-    most = max(one.num_variables for one in inventories)
+    most = functools.reduce(operator.or_, [one.num_made for one in inventories])
+    all_names = {number: name for one in inventories for number, name in one.names.items()}
     if lost:
-        return None, lost, most
+        return None, lost, most, all_names
     first = next(rank for rank, one in enumerate(inventories) if one.number is not None)
     messages: list[Any] = []
     for rank, one in enumerate(inventories):
@@ -143,7 +154,7 @@ def gather_state(
     # whether an iteration was left is seen by the life of its iterator, which may end elsewhere
     part = part._replace(datasets=inventories[first].datasets or {})
     # What other ranks host now is kept, too: one of them may be lost before the next commit.
-    return HeldCommit(numbers.pop(), part, own, lambda: have, empty, step), [], most
+    return HeldCommit(numbers.pop(), part, own, lambda: have, empty, step), [], most, all_names
 
 
 def _require_one_call(calls: Sequence[int], rank: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar, cast
 
@@ -135,6 +136,7 @@ def _train(strategy: ElasticStrategy, keeper: Keeper, train: Callable[[], T]) ->
         if engine.is_spare and survivors is not None:
             end = survivors.wait(strategy._num_elastic_calls)
             if end is not None:
+                engine.num_made |= Counter(end.num_made)
                 _leave_as_the_others(end)
                 return None
             keeper.recover()
@@ -194,7 +196,8 @@ def _dismiss_spares(strategy: ElasticStrategy, error: BaseException | None = Non
     """
     if strategy.survivors is None:
         return
-    end = Dismissal("") if error is None else Dismissal(in_words(error), _status_of(error))
+    text, status = ("", None) if error is None else (in_words(error), _status_of(error))
+    end = Dismissal(text, status, strategy.engine.num_made)
     start = time.monotonic()
     due = stall_seconds()
     for spare in strategy.survivors.dismiss(strategy._num_elastic_calls, end):
