@@ -324,6 +324,46 @@ def test_mirrored_values_go_back(strategy):
     assert bits(go_back(strategy, objects, snapshot)) == before
 
 
+PLAIN = {
+    "None": lambda: None,
+    "number": lambda: 3,
+    "array": lambda: np.arange(3.0),
+    "list": lambda: [1, {"a": np.ones(2)}],
+    "empty list": list,
+    "dict": lambda: {"a": 1},
+    "PerReplica": lambda: mr.PerReplica([np.arange(i) for i in range(3)], (0, 1, 2)),
+    "list of PerReplica": lambda: [mr.PerReplica([[i], None, {"a": i}]) for i in range(2)],
+    "dict of PerReplica": lambda: {"a": [mr.PerReplica([1, 2.0, "3"], (0, 1, 2))], "b": 1},
+}
+
+
+@pytest.mark.parametrize("after", PLAIN)
+@pytest.mark.parametrize("before", PLAIN)
+def test_a_value_goes_back_whether_replicas_had_one_each_or_have_now(strategy, before, after):
+    objects = {"x": PLAIN[before](), "nest": [PLAIN[before]()], "gone": PLAIN[before]()}
+    wanted = {name: bits(value) for name, value in objects.items()}
+    snapshot = take(strategy, objects)
+    objects = {"x": PLAIN[after](), "nest": [PLAIN[after]()]}
+    assert bits(go_back(strategy, objects, snapshot)) == wanted
+
+
+def test_a_per_replica_that_a_loss_has_made_unusable_gives_way_to_what_was_there(strategy):
+    snapshot = take(strategy, {"x": None})
+    own = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group)
+    strategy.engine.layout.era.is_over = True
+    assert go_back(strategy, {"x": own}, snapshot) == {"x": None}
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_an_object_that_a_state_has_lost_since_the_commit_is_an_error(strategy, kind):
+    """Only its state is there, which is no value of the program."""
+    objects = {"nest": {"model": Stateful(w=np.ones(2))} if kind is dict else [Stateful(a=1)]}
+    snapshot = take(strategy, objects)
+    objects["nest"].clear()
+    with pytest.raises(mr.errors.CheckpointError, match="the state of an object"):
+        go_back(strategy, objects, snapshot)
+
+
 def test_mirrored_values_in_a_per_replica_go_back(strategy):
     own = mr.PerReplica([[mr.Mirrored(np.arange(i)), mr.Mirrored(i)] for i in range(3)])
     objects = {"own": own}

@@ -191,6 +191,37 @@ def test_a_spare_knows_what_is_made_between_two_calls_by_the_numbers_of_the_othe
     assert sorted(done.stdout.splitlines()) == ["1 630.0", "2 630.0"]
 
 
+@pytest.mark.parametrize("spares", [0, 1])
+def test_what_was_of_replicas_at_the_commit_comes_back_whatever_stands_there_now(spares, tmp_path):
+    program = """
+    def own():
+        return 10 * mr.get_replica_context().replica_id_in_sync_group
+
+    def train():
+        while state.step < 4:
+            state.kept, state.now = [], strategy.run(own)
+            if state.step == 3:
+                die_on(0)
+            if strategy.losses and not told:
+                told.append(strategy.reduce("SUM", before[0], axis=None))
+            state.kept, state.now = [strategy.run(own)], None
+            state.step += 1
+            state.commit()
+
+    def recovering():
+        before[:] = state.kept
+        train()
+
+    told, before = [], []
+    state = mr.ElasticState(strategy, step=0, kept=[], now=None)
+    strategy.run_elastic(recovering, state)
+    tell(f"{first_rank} {state.now} {told} {strategy.reduce('SUM', state.kept[0], axis=None)}")
+    """
+    done = elastic("-n", 3, "--spares", spares, written(tmp_path, program))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{i} None [np.int64(150)] 150" for i in (1, 2)]
+
+
 def test_ranks_go_on_in_one_iteration_wherever_an_iterator_still_lives(tmp_path):
     """What is in a cycle lives until its rank collects the garbage, as rank 0 alone does here."""
     program = """

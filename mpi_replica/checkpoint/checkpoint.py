@@ -19,12 +19,13 @@ from ..core.exceptions import CheckpointError, ContextError
 from ..core.options import CommunicationOptions, VariableAggregation
 from ..core.values import Mirrored, PerReplica
 from ..ranks.watch.span import span
-from .comparison import Comparison, Reader, variables_in
+from .comparison import Comparison, variables_in
 from .encoder import Encoder
 from .index import Index, all_generators
 from .object_places import saved_once
 from .restore import Restoring
 from .save import Own, Saving
+from .saved_values import Reader
 
 
 class Checkpoint:

@@ -11,13 +11,12 @@ import numpy as np
 
 from ..core import object_state
 from ..core.abstract_variable import AbstractVariable
-from ..core.array_libraries import library_of, of_library, require_library, written
-from ..core.array_ways import Array
-from ..core.exceptions import CheckpointError, RankLostError
+from ..core.array_libraries import library_of, written
+from ..core.exceptions import RankLostError
 from ..core.jax_nodes import JaxNode, is_function_in_node, opened_by_jax
 from ..core.layout import Layout
 from ..core.values import Mirrored, PerReplica, per_replica
-from .array_kinds import ArrayKind, difference_of_shapes, kind_of
+from .array_kinds import difference_of_shapes, kind_of
 from .encoder import (
     SavedState,
     alike_of,
@@ -29,17 +28,12 @@ from .encoder import (
     state_of,
     tuple_items,
 )
-from .index import ArrayRecord, Index
+from .index import Index
+from .saved_values import PutBack, Reader, SavedValues
 from .targets import Targets, copied
 
 # More are counted only: a large module may have other names than another one.
 _MOST_PLACES = 20
-
-#: Fills an array (given a name, and the array).
-Reader = Callable[[str, Array], None]
-
-#: Puts a value back, and returns what takes its place.
-_PutBack = Callable[[], Any]
 
 
 class Comparison:
@@ -81,6 +75,7 @@ class Comparison:
         self._index = index
         self._layout = layout
         self._read = read
+        self._saved = SavedValues(index, read, layout)
         self._targets = Targets(index, read)
         self.missing: list[str] = []
         self.unexpected: list[str] = []
@@ -115,7 +110,7 @@ class Comparison:
         ]
         return "; ".join(f"{what}: {_listed(places)}" for what, places in kinds if places)
 
-    def _match(self, live: Any, saved: Any, path: str) -> _PutBack:
+    def _match(self, live: Any, saved: Any, path: str) -> PutBack:
         """Returns what puts `live` back; where it does not fit, what leaves it as it is."""
         if isinstance(live, PerReplica):
             return self._replicas(live, saved, path)
@@ -132,7 +127,8 @@ class Comparison:
             return self._stateful(live, saved, path)
         if isinstance(live, AbstractVariable) and replicas_name(saved) is not None:
             return self._components(live, saved, path)
-        if isinstance(live, Mirrored) and not isinstance(live.value, (np.ndarray, np.generic)):
+        is_array = isinstance(live, Mirrored) and isinstance(live.value, (np.ndarray, np.generic))
+        if isinstance(live, Mirrored) and not is_array and replicas_name(saved) is None:
             put_back = self._match(live.value, saved, path)
             return lambda: Mirrored(put_back())
         if isinstance(live, (AbstractVariable, Mirrored, np.ndarray)) or library_of(live):
@@ -146,21 +142,21 @@ class Comparison:
             return self._sequence(live, saved, path)
         if (node := opened_by_jax(live)) is not None:
             return self._node(live, node, saved, path)
-        record = self._record(saved)
+        record = self._saved.record(saved)
         is_scalar = live is None or record is None or not record.shape
         is_plain = is_scalar and mapping_items(saved) is None and tuple_items(saved) is None
         if not is_plain or state_of(saved) is not None or replicas_name(saved) is not None:
             return self._other(live, saved, path, f"a {type(live).__name__}")
-        load = self._decoding(saved, path)
+        load = self._saved.decoding(saved, path)
         if isinstance(live, bytearray) and is_bytes(saved):
             return lambda: bytearray(load())
         return load
 
-    def _mapping(self, live: Mapping[Any, Any], saved: Mapping[Any, Any], path: str) -> _PutBack:
+    def _mapping(self, live: Mapping[Any, Any], saved: Mapping[Any, Any], path: str) -> PutBack:
         def where(key: Any) -> str:
             return f"{path}[{key!r}]" if path else str(key)
 
-        matched: dict[Any, _PutBack] = {}
+        matched: dict[Any, PutBack] = {}
         for key, item in live.items():
             if key in saved:
                 matched[key] = self._match(item, saved[key], where(key))
@@ -168,7 +164,7 @@ class Comparison:
                 self.missing.append(where(key))
         added = [key for key in saved if key not in live]
         if self._is_exact:
-            matched |= {key: self._decoding(saved[key], where(key)) for key in added}
+            matched |= {key: self._added(saved[key], where(key)) for key in added}
         else:
             self.unexpected += map(where, added)
         if not isinstance(live, MutableMapping):
@@ -183,7 +179,7 @@ class Comparison:
 
         return _changing(live, put_back)
 
-    def _sequence(self, live: Any, saved: Any, path: str) -> _PutBack:
+    def _sequence(self, live: Any, saved: Any, path: str) -> PutBack:
         items = tuple_items(saved)
         if isinstance(live, list) and items is not None and _are_plain([*live, *items]):
             return lambda: refilled(live, items)
@@ -194,10 +190,13 @@ class Comparison:
             self._match(item, other, f"{path}[{i}]")
             for i, (item, other) in enumerate(zip(live, items, strict=not can_grow))
         ]
-        matched += [self._decoding(item, path) for item in items[len(live) :]]
+        matched += [
+            self._added(item, f"{path}[{i}]")
+            for i, item in enumerate(items[len(live) :], len(live))
+        ]
         return lambda: refilled(live, [put_back() for put_back in matched])
 
-    def _node(self, live: Any, node: JaxNode, saved: Any, path: str) -> _PutBack:
+    def _node(self, live: Any, node: JaxNode, saved: Any, path: str) -> PutBack:
         items = tuple_items(saved)
         if items is None or len(items) != len(node.children):
             what = f"a {type(live).__name__} of {len(node.children)}"
@@ -214,7 +213,7 @@ class Comparison:
             [matched[i]() if i in matched else child for i, child in enumerate(node.children)]
         )
 
-    def _stateful(self, live: Any, saved: Any, path: str) -> _PutBack:
+    def _stateful(self, live: Any, saved: Any, path: str) -> PutBack:
         state = state_of(saved)
         if state is None:
             return self._differs(live, saved, path, f"a {type(live).__name__}")
@@ -225,10 +224,10 @@ class Comparison:
             if difference:
                 self.unfit.append(f"{path} {difference}")
                 return lambda: live
-        load = self._decoding(state.state, path)
+        load = self._saved.decoding(state.state, path)
         return _changing(live, lambda: object_state.put_state(live, load()))
 
-    def _module(self, live: Any, saved: SavedState, path: str) -> _PutBack:
+    def _module(self, live: Any, saved: SavedState, path: str) -> PutBack:
         """Returns what gives a module of torch its tensors, those that fit."""
         here, there = object_state.state_in(live), mapping_items(saved.state)
         if there is None or mapping_items(saved.versions or {}) is None:
@@ -238,7 +237,7 @@ class Comparison:
             if library_of(here[name]) is None or object_state.is_lazy(here[name]):
                 continue
             kind = kind_of(here[name], f"{path}[{name!r}]")
-            if self._record_kind(there[name]) != kind:
+            if self._saved.kind(there[name]) != kind:
                 self._differs(here[name], there[name], f"{path}[{name!r}]", str(kind))
                 unfit.add(name)
         missing = [name for name in here if name not in there]
@@ -246,12 +245,12 @@ class Comparison:
         self.missing += [f"{path}[{name!r}]" for name in missing]
         self.unexpected += [f"{path}[{name!r}]" for name in unexpected]
 
-        loads = {n: self._decoding(item, path) for n, item in there.items() if n not in unfit}
+        loads = {n: self._saved.decoding(item, path) for n, item in there.items() if n not in unfit}
 
         def put_back() -> None:
             state = collections.OrderedDict((name, load()) for name, load in loads.items())
             if saved.versions:
-                state._metadata = decoded(saved.versions, self._load)  # type: ignore[attr-defined]
+                state._metadata = decoded(saved.versions, self._saved.load)  # type: ignore[attr-defined]
             if unfit or missing or unexpected:
                 live.load_state_dict(state, strict=False)  # it takes what it finds there
             else:
@@ -259,7 +258,7 @@ class Comparison:
 
         return _changing(live, put_back)
 
-    def _replicas(self, live: PerReplica, saved: Any, path: str) -> _PutBack:
+    def _replicas(self, live: PerReplica, saved: Any, path: str) -> PutBack:
         """Returns what makes a `PerReplica` anew; what its parts were before says nothing.
 
         Objects in it are kept, and get their state.
@@ -270,10 +269,10 @@ class Comparison:
         if is_state:
             parts = dict.fromkeys(map(str, ids), saved)
         elif parts is None or self._index.num_replicas != number:
-            return self._differs(live, saved, path, f"a PerReplica of {number} replicas")
+            return self._other(live, saved, path, f"a PerReplica of {number} replicas")
         mine = [parts[str(i)] for i in ids]
-        if all(map(_is_data, mine)) and not _has_nodes(live, ids):
-            matched = [self._decoding(part, path) for part in mine]
+        if all(map(self._saved.is_data, mine)) and not _has_nodes(live, ids):
+            matched = [self._saved.decoding(part, path) for part in mine]
         else:
             matched = [
                 self._match(component, part, path)
@@ -281,7 +280,7 @@ class Comparison:
             ]
         return lambda: per_replica([put_back() for put_back in matched], self._layout)
 
-    def _components(self, live: Any, saved: Any, path: str) -> _PutBack:
+    def _components(self, live: Any, saved: Any, path: str) -> PutBack:
         """Returns what gives a variable the components of this rank's replicas."""
         number, ids = self._layout.num_replicas, self._layout.local_replica_ids
         parts = self._index.of_replicas.get(replicas_name(saved) or "", {})
@@ -289,40 +288,33 @@ class Comparison:
             return self._differs(live, saved, path, f"a variable of {number} replicas")
 
         def put_back() -> None:
-            live.put_back_components({i: decoded(parts[str(i)], self._load) for i in ids})
+            live.put_back_components({i: decoded(parts[str(i)], self._saved.load) for i in ids})
 
         return _changing(live, put_back)
 
-    def _other(self, live: Any, saved: Any, path: str, here: str) -> _PutBack:
+    def _other(self, live: Any, saved: Any, path: str, here: str) -> PutBack:
         """Returns what replaces a value by one of another kind, where that loses no object.
 
         `here` says what it is, for the error.
         """
-        if self._is_exact and _is_data(saved) and not _has_objects(live):
-            return self._decoding(saved, path)
+        if self._is_exact and self._saved.is_data(saved) and not _has_objects(live):
+            return self._saved.decoding(saved, path)
         return self._differs(live, saved, path, here)
 
-    def _decoding(self, saved: Any, path: str) -> _PutBack:
-        """Returns what makes a value anew: an array, a number, a nest of them."""
+    def _added(self, saved: Any, path: str) -> PutBack:
+        """Returns what makes a value anew of which the program has nothing any more."""
+        if self._saved.is_data(saved):
+            return self._saved.decoding(saved, path)
+        return self._differs(None, saved, path, "gone")
 
-        def check(name: str, library: str = "") -> Any:
-            try:
-                require_library(library)
-            except TypeError as error:
-                raise CheckpointError(f"{path} can't be restored: {error}") from error
-            return np.empty((), self._index.arrays[name].dtype)
-
-        decoded(saved, check)  # before anything has changed
-        return lambda: decoded(saved, self._load)
-
-    def _arrays(self, live: Any, saved: Any, path: str) -> _PutBack:
+    def _arrays(self, live: Any, saved: Any, path: str) -> PutBack:
         like = live.value if isinstance(live, Mirrored) else live
         kind = kind_of(like, path)
-        if self._record_kind(saved) != kind:
+        if self._saved.kind(saved) != kind:
             return self._other(live, saved, path, str(kind))
         name = array_name(saved) or ""
         if library_of(live) is not None:
-            return lambda: written(live, self._load(name))
+            return lambda: written(live, self._saved.load(name))
         fill = functools.partial(self._read, name)
         if isinstance(live, np.ndarray) and live.flags.writeable:
             return _changing(live, lambda: fill(live))
@@ -330,28 +322,14 @@ class Comparison:
             return _changing(live, lambda: live.put_back(fill))
 
         def replace() -> Any:
-            value = self._load(name)
+            value = self._saved.load(name)
             return Mirrored(value[()]) if isinstance(live, Mirrored) else value
 
         return replace
 
-    def _record_kind(self, saved: Any) -> ArrayKind | None:
-        record = self._record(saved)
-        return None if record is None else ArrayKind(record.dtype, record.shape)
-
-    def _record(self, saved: Any) -> ArrayRecord | None:
-        name = array_name(saved)
-        return None if name is None else self._index.arrays.get(name)
-
-    def _load(self, name: str, library: str = "") -> Any:
-        record = self._index.arrays[name]
-        array = np.empty(record.shape, record.dtype)
-        self._read(name, array)
-        return of_library(array, library)
-
-    def _differs(self, live: Any, saved: Any, path: str, here: str) -> _PutBack:
+    def _differs(self, live: Any, saved: Any, path: str, here: str) -> PutBack:
         """Notes what does not fit; returns what leaves it as it is."""
-        kind = self._record_kind(saved)
+        kind = self._saved.kind(saved)
         if kind is not None:
             there = str(kind)
         else:
@@ -369,7 +347,7 @@ class Comparison:
         return lambda: live
 
 
-def _changing(live: Any, change: Callable[[], None]) -> _PutBack:
+def _changing(live: Any, change: Callable[[], None]) -> PutBack:
     """Returns what calls `change`, by which an object gets its state, and keeps the object."""
 
     def put_back() -> Any:
@@ -387,17 +365,6 @@ def _can_be_made_anew(live: Mapping[Any, Any]) -> bool:
         return isinstance(made, Mapping) and set(made) == set(live)
     except Exception:  # it takes something else
         return False
-
-
-def _is_data(saved: Any) -> bool:
-    """Returns whether `saved` stands for arrays, numbers and texts alone."""
-    if isinstance(saved, list):
-        return all(map(_is_data, saved))
-    if not isinstance(saved, dict):
-        return True
-    if state_of(saved) is not None or replicas_name(saved) is not None:
-        return False
-    return all(map(_is_data, saved.values()))
 
 
 def variables_in(live: Any) -> Iterator[AbstractVariable]:
@@ -422,10 +389,13 @@ def _has_nodes(live: PerReplica, replica_ids: Sequence[int]) -> bool:
 
 def _has_objects(live: Any) -> bool:
     """Returns whether there are variables, or objects with a state, in a nest."""
-    return any(
-        isinstance(leaf, (AbstractVariable, PerReplica)) or object_state.has_state(leaf)
-        for _, leaf in object_state.places_of(live)
-    )
+    for _, leaf in object_state.places_of(live):
+        if isinstance(leaf, AbstractVariable) or object_state.has_state(leaf):
+            return True
+        # what replicas had before a loss is not to be used, but looked at
+        if isinstance(leaf, PerReplica) and any(map(_has_objects, leaf._values)):
+            return True
+    return False
 
 
 def _listed(places: list[str]) -> str:

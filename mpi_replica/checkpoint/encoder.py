@@ -353,20 +353,30 @@ def tuple_items(value: Any) -> list[Any] | None:
     return items if isinstance(items, list) else None
 
 
-def decoded(value: Any, array: ArrayOf) -> Any:
-    """Undoes `Encoder.encode`; `array` returns an array by its name and its library's.
+def decoded(
+    value: Any, array: ArrayOf, replicas: Callable[[str], Any] = lambda name: {_REPLICAS: name}
+) -> Any:
+    """Undoes `Encoder.encode`.
+
+    `array` returns an array by its name and its library's, `replicas` a `PerReplica` by its name.
 
     Raises
     ------
     ValueError, TypeError, KeyError
         It is nothing that `encode` gives.
     """
+
+    def again(item: Any) -> Any:
+        return decoded(item, array, replicas)
+
     if isinstance(value, list):
-        return [decoded(item, array) for item in value]
+        return [again(item) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         ((key, inner),) = value.items()
+        if key == _REPLICAS:
+            return replicas(inner)
         if key == _ARRAY:
             return array(inner)
         if key == _SCALAR:
@@ -378,19 +388,19 @@ def decoded(value: Any, array: ArrayOf) -> Any:
             return array(name, library)
         if key in (_MODULE, _OPTIMIZER):
             state, about = inner
-            return [decoded(state, array), decoded(about, array)]
+            return [again(state), again(about)]
         if key == _MIRRORED:
-            return Mirrored(decoded(inner, array))
+            return Mirrored(again(inner))
         if key == _TUPLE:
-            return tuple(decoded(item, array) for item in inner)
+            return tuple(again(item) for item in inner)
         if key in (_DICT, _COUNTER):
-            made = {decoded(name, _no_array): decoded(item, array) for name, item in inner}
+            made = {decoded(name, _no_array): again(item) for name, item in inner}
             return collections.Counter(made) if key == _COUNTER else made
         if key == _BYTES:
             return base64.b64decode(inner, validate=True)
         if key == _COMPLEX:
             return complex(*inner)
-    return {key: decoded(item, array) for key, item in value.items()}
+    return {key: again(item) for key, item in value.items()}
 
 
 def dtype_text(dtype: np.dtype[Any]) -> Any:

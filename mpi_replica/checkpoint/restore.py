@@ -17,8 +17,9 @@ from ..core.exceptions import CorruptCheckpointError
 from ..core.layout import Layout
 from ..core.options import CommunicationOptions
 from . import files
-from .comparison import Comparison, Reader
+from .comparison import Comparison
 from .index import MOST_BYTES, Index, index_path, unpacked
+from .saved_values import Reader
 
 
 class Restoring(Call):

@@ -199,18 +199,21 @@ def put_back(
     def read(name: str, array: Array) -> None:
         np.copyto(array, arrays[name])
 
+    known = _known_variables(strategy)
+    variables = {
+        identity: known[identity]
+        for identity, saved in shared.state[_VARIABLES].items()
+        if identity in known and _has_all(saved, engine.layout, of_replicas)
+    }
+    # those that are gone, or can't be had, are not made anew
+    of_variables = {identity: shared.state[_VARIABLES][identity] for identity in variables}
     index = Index(
-        shared.state,
+        {**shared.state, _VARIABLES: of_variables},
         {name: ArrayRecord(a.dtype, a.shape, "", _NO_FILE) for name, a in arrays.items()},
         engine.layout.num_replicas,
         [],
         of_replicas,
     )
-    variables = {
-        identity: variable
-        for identity, variable in _known_variables(strategy).items()
-        if _has_all(shared.state[_VARIABLES].get(identity), engine.layout, of_replicas)
-    }
     everything = {**moved(objects, shared.held, engine.layout), _VARIABLES: variables}
     comparison = Comparison(index, everything, read, engine.layout, is_exact=True)
     problems = comparison.problems()
@@ -233,7 +236,7 @@ def _has_all(saved: Any, layout: Layout, of_replicas: Mapping[str, Mapping[str, 
     """Returns whether there is what a variable needs: some ranks may have thrown it away before."""
     name = replicas_name(saved)
     if name is None:
-        return saved is not None
+        return True
     return all(str(i) in of_replicas.get(name, {}) for i in layout.local_replica_ids)
 
 
