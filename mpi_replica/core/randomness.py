@@ -15,6 +15,9 @@ from .exceptions import ContextError
 # they are not those that a program gets from the same seed by ``spawn``.
 _REPLICAS, _SHARED = 0x6D70695F72657031, 0x6D70695F72657032
 
+# Beside what numpy has in a state.
+_NUM_SPAWNED = "num_spawned"
+
 
 class Generators:
     """The generators of a strategy: one for each replica, and one that all ranks have alike.
@@ -52,14 +55,13 @@ class Generators:
         ContextError
             It has drawn from it: ranks would draw other numbers from then on. It draws them again.
         """
-        generator = self.shared.bit_generator
-        before = generator.state
+        before = state_of(self.shared)
         try:
             yield
         finally:  # also where it raises, on this rank alone
-            has_drawn = generator.state != before
+            has_drawn = state_of(self.shared) != before
             if has_drawn:
-                generator.state = before
+                put_state(self.shared, before)
         if has_drawn:
             raise ContextError(
                 f"{function} has drawn from strategy.rng. It is called for each replica of a rank:"
@@ -81,13 +83,11 @@ class Generators:
 
     def state(self, replica_ids: Iterable[int]) -> dict[str, Any]:
         """Returns the state of the shared generator and of those of replicas, as plain data."""
-        replicas = {
-            str(i): self._made[i].bit_generator.state for i in replica_ids if i in self._made
-        }
+        replicas = {str(i): state_of(self._made[i]) for i in replica_ids if i in self._made}
         shared = self._made.get(None)
         return {
             "seed": self.seed,
-            "shared": None if shared is None else shared.bit_generator.state,
+            "shared": None if shared is None else state_of(shared),
             "replicas": replicas,
         }
 
@@ -99,6 +99,27 @@ class Generators:
             bits: Any = generator.bit_generator
             bits.__setstate__(self._begin(made).__getstate__())
         if state["shared"] is not None:
-            self.shared.bit_generator.state = state["shared"]
+            put_state(self.shared, state["shared"])
         for name, of_replica in state["replicas"].items():
-            self.of_replica(int(name)).bit_generator.state = of_replica
+            put_state(self.of_replica(int(name)), of_replica)
+
+
+def state_of(generator: np.random.Generator) -> dict[str, Any]:
+    """Returns where a generator of a strategy stands: what it draws next, and what it spawns."""
+    bits: Any = generator.bit_generator
+    return {**bits.state, _NUM_SPAWNED: bits.seed_seq.n_children_spawned}
+
+
+def put_state(generator: np.random.Generator, state: Mapping[str, Any]) -> None:
+    """Undoes what a generator has drawn and spawned since `state_of`.
+
+    A state of an older version does not tell how many children there were: none.
+    """
+    bits: Any = generator.bit_generator
+    seeds, num_spawned = bits.seed_seq, state.get(_NUM_SPAWNED, 0)
+    if seeds.n_children_spawned != num_spawned:
+        again = np.random.SeedSequence(
+            seeds.entropy, spawn_key=seeds.spawn_key, n_children_spawned=num_spawned
+        )
+        bits.__setstate__((bits.state, again))
+    bits.state = state

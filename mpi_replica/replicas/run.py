@@ -29,6 +29,7 @@ from ..core.context import current_state
 from ..core.digests import digest_of
 from ..core.exceptions import add_note
 from ..core.options import CommunicationOptions
+from ..core.randomness import put_state, state_of
 from ..core.tracebacks import let_go
 from ..core.values import per_replica
 from ..ranks.watch import event_log
@@ -91,7 +92,7 @@ class Run(SharedRun):
                 seat.put_random_numbers_back()
             if self._random is not None:
                 generator, state = self._random
-                generator.bit_generator.state = state
+                put_state(generator, state)
             let_go(error)
             raise
         finally:
@@ -139,7 +140,7 @@ class Run(SharedRun):
 
     def will_draw(self, generator: np.random.Generator) -> None:
         if self._random is None:
-            self._random = generator, generator.bit_generator.state
+            self._random = generator, state_of(generator)
 
     def is_here(self) -> bool:
         return self._hub is (

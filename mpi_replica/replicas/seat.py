@@ -16,6 +16,7 @@ from ..collectives.engine import Engine
 from ..collectives.strategy_base import StrategyBase
 from ..core.context import swap_state
 from ..core.exceptions import ContextError, ReplicaStopped, in_words
+from ..core.randomness import put_state, state_of
 from ..core.tracebacks import came_up_in_package, let_go
 from ..ranks.watch import event_log
 from ..ranks.watch.span import span_of_package
@@ -96,7 +97,7 @@ class Seat:
     def will_draw(self, generator: np.random.Generator) -> None:
         """Notes that the replica uses its generator."""
         if self._random is None:
-            self._random = generator, generator.bit_generator.state
+            self._random = generator, state_of(generator)
 
     def put_random_numbers_back(self) -> None:
         """Has the replica draw the same numbers again.
@@ -106,7 +107,7 @@ class Seat:
         """
         if self._random is not None:
             generator, state = self._random
-            generator.bit_generator.state = state
+            put_state(generator, state)
 
     @boundary
     def work(self) -> None:

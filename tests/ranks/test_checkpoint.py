@@ -21,6 +21,7 @@ from checkpoints import (
 )
 from everywhere import gathered, raises_everywhere
 from mpi_replica import VariableAggregation as Aggregation
+from mpi_replica.core import randomness
 from mpi_replica.errors import CheckpointError
 
 SUM, MEAN, FIRST = Aggregation.SUM, Aggregation.MEAN, Aggregation.ONLY_FIRST_REPLICA
@@ -286,6 +287,34 @@ def test_generators_that_a_program_holds_go_back_too(strategy, path):
         restored(strategy, path)
         assert drawn() == wanted
     assert strategy.rng is shared
+
+
+def spawned(strategy):
+    """What the next child of each generator draws."""
+
+    def first():
+        return mr.get_replica_context().rng.spawn(1)[0].random()
+
+    found = strategy.experimental_local_results(strategy.run(first))
+    return strategy.rng.spawn(1)[0].random(), found
+
+
+def test_the_children_of_generators_are_those_that_they_would_have_had(strategy, path):
+    spawned(strategy)
+    save(strategy, path)
+    wanted = [spawned(strategy) for _ in range(2)]
+    for _ in range(2):
+        restored(strategy, path)
+        assert [spawned(strategy) for _ in range(2)] == wanted
+
+
+def test_a_checkpoint_that_does_not_tell_of_children_can_be_restored(strategy, path, monkeypatch):
+    wanted = spawned(strategy)
+    with monkeypatch.context() as patch:  # as before it was told
+        patch.setattr(randomness, "state_of", lambda generator: generator.bit_generator.state)
+        save(strategy, path)
+    restored(strategy, path)
+    assert spawned(strategy) == wanted
 
 
 def test_generators_that_nobody_asked_for_begin_with_the_seed(strategy, path):

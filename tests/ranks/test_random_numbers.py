@@ -83,6 +83,23 @@ def test_a_run_that_fails_draws_nothing_whoever_shares_a_rank(strategy, first):
         assert draws(mine) == at_hand(5, count, times=2)
 
 
+def test_a_run_that_fails_spawns_nothing_either(strategy):
+    count = strategy.num_replicas_in_sync
+
+    def spawn(fails=False):
+        context = mr.get_replica_context()
+        (child,) = context.rng.spawn(1)
+        (above,) = context.merge_call(lambda strategy: strategy.rng.spawn(1))
+        if fails and context.replica_id_in_sync_group == count - 1:
+            raise KeyError("once")
+        return child.random(), above.random()
+
+    with make(strategy, seed=5) as mine, make(strategy, seed=5) as other:
+        raises_everywhere(KeyError, lambda: mine.run(spawn, args=(True,)))
+        found, wanted = (one.experimental_local_results(one.run(spawn)) for one in (mine, other))
+        assert found == wanted
+
+
 def test_all_ranks_draw_the_same_above_the_replicas(strategy):
     with make(strategy, seed=7) as seeded, make(strategy) as unseeded:
         for one in (seeded, unseeded):
@@ -133,6 +150,13 @@ def test_functions_that_are_called_for_each_replica_of_a_rank_draw_nothing_above
         assert words in str(error)
         assert "has drawn from strategy.rng" in str(error)
         assert len(set(gathered(above.random()))) == 1
+
+    def spawn(context):
+        above.spawn(1)
+        return 0
+
+    raises_everywhere(CONTEXT, lambda: strategy.experimental_distribute_values_from_function(spawn))
+    assert len(set(gathered(above.spawn(1)[0].random()))) == 1
 
     def draw_and_raise(context):
         if context.replica_id_in_sync_group == 0:
