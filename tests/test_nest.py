@@ -140,6 +140,68 @@ def test_transposed_refuses_unequal_nests_in_either_order_and_names_the_caller(o
             nest.transposed(values, tuple, "the caller")
 
 
+class Named:
+    """A container with a field that is no leaf, and that no text tells."""
+
+    def __init__(self, name, items):
+        self.name = name
+        self.items = items
+
+
+class NameOf:
+    """Metadata with a text that is the same for all."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __eq__(self, other):
+        return self.name == other.name
+
+    def __repr__(self):
+        return "NameOf"
+
+
+optree.register_pytree_node(
+    Named,
+    lambda named: (named.items, NameOf(named.name)),
+    lambda name, items: Named(name.name, [*items]),
+    namespace="mpi_replica",
+)
+
+
+def test_what_differs_in_a_container_without_a_text_stays_with_it():
+    values = [{"a": Named("one", [1, [2]]), "b": 3}, {"a": Named("other", [4, [5]]), "b": 6}]
+    joined = nest.transposed(values, tuple, "here")
+    assert joined["b"] == (3, 6)
+    assert [(one.name, one.items) for one in joined["a"]] == [
+        ("one", [1, [2]]),
+        ("other", [4, [5]]),
+    ]
+
+
+def test_containers_that_are_alike_are_joined_leaf_by_leaf_also_round_one_that_is_not():
+    values = [
+        Named("both", [[None, i], Named("both", [i]), {"x": Named(i, [i, None])}, 10 * i])
+        for i in (1, 2)
+    ]
+    joined = nest.transposed(values, tuple, "here")
+    assert joined.name == "both"
+    plain, alike, unlike, last = joined.items
+    assert plain == [(None, None), (1, 2)]
+    assert (alike.name, alike.items) == ("both", [(1, 2)])
+    assert [(one.name, one.items) for one in unlike["x"]] == [(1, [1, None]), (2, [2, None])]
+    assert last == (10, 20)
+
+
+def test_functions_of_defaultdicts_count_as_one():
+    def value(i):
+        return collections.defaultdict(lambda: 0, a=[i], b=collections.defaultdict(lambda: 1, c=i))
+
+    joined = nest.transposed([value(1), value(2)], tuple, "here")
+    assert joined == {"a": [(1, 2)], "b": {"c": (1, 2)}}
+    assert (joined["d"], joined["b"]["d"]) == (0, 1)
+
+
 # Containers of other classes; in use they are tried in tests/ranks/test_containers.py.
 
 

@@ -10,6 +10,7 @@ import functools
 import itertools
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -225,7 +226,7 @@ def map_structure(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def transposed(values: Sequence[Any], join: Callable[[list[Any]], Any], caller: str) -> Any:
-    """Returns one nest out of several of the same structure: `join` makes each leaf.
+    """Returns one nest out of several of the same structure: `join` makes each leaf, as `merged`.
 
     Raises
     ------
@@ -234,12 +235,62 @@ def transposed(values: Sequence[Any], join: Callable[[list[Any]], Any], caller: 
     """
     rows, structures = zip(*(flatten(value) for value in values), strict=True)
     for index, structure in enumerate(structures):
-        if structure != structures[0]:
+        if structure == structures[0]:
+            continue
+        first, text = structure_text(structures[0]), structure_text(structure)
+        if text != first:
             raise StructureMismatchError(
-                f"{caller} got different structures: {structure_text(structures[0])} first, and"
-                f" {structure_text(structure)} as value {index}. Return the same nest each time."
+                f"{caller} got different structures: {first} first, and"
+                f" {text} as value {index}. Return the same nest each time."
             )
-    return unflatten(structures[0], [join(list(column)) for column in zip(*rows, strict=True)])
+    leaves = [join(list(column)) for column in zip(*rows, strict=True)]
+    return merged(structures, rows, leaves, join)
+
+
+def merged(
+    structures: Sequence[Structure],
+    rows: Sequence[Sequence[Any]],
+    leaves: Sequence[Any],
+    join: Callable[[list[Any]], Any],
+) -> Any:
+    """Returns one nest out of several whose structures have the same text.
+
+    Containers may differ in what no text tells, as static fields do of those that JAX knows: out of
+    these `join` makes a leaf. Functions that defaultdicts make their values by count as one.
+
+    Parameters
+    ----------
+    structures : sequence
+        Those of the nests.
+    rows : sequence
+        The leaves of each.
+    leaves : sequence
+        What became of those at one place, where the containers round them are alike.
+    join : callable
+        Makes a leaf of a list of containers.
+    """
+    first = structures[0]
+    if all([one is first or one == first for one in structures]):
+        return unflatten(first, leaves)
+    levels = [_one_level(one) for one in structures]
+    if first.type is not defaultdict and any([level != levels[0] for level in levels]):
+        return join([unflatten(*pair) for pair in zip(structures, rows, strict=True)])
+    parts = []
+    start = 0
+    for children in zip(*[one.children() for one in structures], strict=True):
+        here = slice(start, start + children[0].num_leaves)
+        parts.append(merged(children, [row[here] for row in rows], leaves[here], join))
+        start = here.stop
+    return unflatten(levels[0], parts)
+
+
+def _one_level(structure: Structure) -> Structure:
+    """Returns the structure of the outermost container, in which all others are leaves."""
+    # zeros: a None in a container of JAX is no leaf
+    node = unflatten(structure, [0] * structure.num_leaves)
+    return optree.tree_structure(
+        node, lambda part: part is not node, none_is_leaf=True, namespace=NAMESPACE
+    )
 
 
 @functools.lru_cache(maxsize=_CACHE_SIZE)

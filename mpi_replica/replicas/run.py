@@ -278,7 +278,8 @@ class Run(SharedRun):
                 leaves.append(per_replica(values, layout))
             else:
                 leaves.append(ends[0].leaves[index])
-        return nest.unflatten(ends[0].structure, leaves)
+        structures, rows = [end.structure for end in ends], [end.leaves for end in ends]
+        return nest.merged(structures, rows, leaves, lambda nests: per_replica(nests, layout))
 
     def _run_end(self, value: Any, replica_id: int | None = None) -> RunEnd:
         return RunEnd(self.site, self.options, self.identity, self.strategy, value, replica_id)

@@ -1,5 +1,7 @@
 """What holds the weights of JAX: in checkpoints, ElasticState and verify, as it is."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,8 @@ jax = pytest.importorskip("jax", reason="jax is not installed")
 optax = pytest.importorskip("optax", reason="optax is not installed")
 equinox = pytest.importorskip("equinox", reason="equinox is not installed")
 linen = pytest.importorskip("flax.linen", reason="flax is not installed")
+struct = pytest.importorskip("flax.struct", reason="flax is not installed")
+train_state = pytest.importorskip("flax.training.train_state", reason="flax is not installed")
 
 jax.config.update("jax_num_cpu_devices", 8)  # the tests make strategies of several sizes
 
@@ -165,3 +169,85 @@ def test_large_compiled_functions_have_the_64_bits_of_the_step(strategy):
     assert strategy.gather_objects(strategy.run(step)) == (
         (["float64"] * 5,) * strategy.num_replicas_in_sync
     )
+
+
+@struct.dataclass
+class Part:
+    """Weights of a replica, with a field that is static: no leaf."""
+
+    weights: Any
+    name: str = struct.field(pytree_node=False)
+
+
+def part(replica_id):
+    return Part(jnp.full(2, float(replica_id)), f"part {replica_id}")
+
+
+def told(value):
+    """Returns what a replica's part is, and the other leaves beside it."""
+    one, other = value
+    return one.name, one.weights.tolist(), other
+
+
+def made_in_a_step(strategy):
+    def step():
+        i = mr.get_replica_context().replica_id_in_sync_group
+        return part(i), i
+
+    return strategy.run(step)
+
+
+def made_for_each(strategy):
+    def of_replica(context):
+        i = context.replica_id_in_sync_group
+        return part(i), i
+
+    return strategy.experimental_distribute_values_from_function(of_replica)
+
+
+@pytest.mark.parametrize("made", [made_in_a_step, made_for_each])
+def test_static_fields_that_differ_between_replicas_stay_with_each(strategy, made):
+    def wanted(rounds):
+        ids = range(strategy.num_replicas_in_sync)
+        return tuple((f"part {i}", [float(i)] * 2, i + rounds) for i in ids)
+
+    def on(value):
+        one, other = value
+        return one, other + 1
+
+    value = made(strategy)
+    for rounds in range(3):
+        assert strategy.gather_objects(strategy.run(told, args=(value,))) == wanted(rounds)
+        assert tuple(map(told, strategy.experimental_local_results(value))) == tuple(
+            wanted(rounds)[i] for i in strategy.local_replica_ids
+        )
+        value = strategy.run(on, args=(value,))
+
+
+def test_static_fields_that_are_alike_are_joined_leaf_by_leaf(strategy):
+    def step():
+        i = mr.get_replica_context().replica_id_in_sync_group
+        return Part(part(i).weights, "all")
+
+    joined = strategy.run(step)
+    assert joined.name == "all"
+    assert isinstance(joined.weights, mr.PerReplica)
+
+
+def test_a_train_state_with_an_optimizer_of_its_own_trains_on_each_replica(strategy):
+    def of_replica(context):
+        i = context.replica_id_in_sync_group
+        return train_state.TrainState.create(
+            apply_fn=None, params={"w": jnp.full(2, float(i))}, tx=optax.sgd(1.0 + i)
+        )
+
+    def step(state):
+        return state.apply_gradients(grads={"w": jnp.ones(2)})
+
+    state = strategy.experimental_distribute_values_from_function(of_replica)
+    for _ in range(2):
+        state = strategy.run(step, args=(state,))
+    for i, own in zip(
+        strategy.local_replica_ids, strategy.experimental_local_results(state), strict=True
+    ):
+        assert own.params["w"].tolist() == [i - 2 * (1.0 + i)] * 2
