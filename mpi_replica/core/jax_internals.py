@@ -54,6 +54,9 @@ class CollectiveEffect(effects.Effect):
         return "mpi_replica"
 
 
+#: How many replicas there are in a step: a function that was traced for others is traced anew.
+number_of_replicas = jax.make_user_context(1)
+
 _EFFECT = CollectiveEffect()
 for _kind in (
     effects.lowerable_effects,

@@ -135,6 +135,18 @@ class JaxState(NamedTuple):
             restore(own)
 
 
+def call_among(num_replicas: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls a step function of one of so many replicas.
+
+    What JAX has traced where there were others, as outside of a run, it traces anew.
+    """
+    internals = _internals()
+    if internals is None:
+        return function(*args, **kwargs)
+    with internals.number_of_replicas(num_replicas):
+        return function(*args, **kwargs)
+
+
 def is_staged() -> bool:
     """Returns whether JAX writes down what runs here, to run it later, perhaps in other replicas.
 

@@ -68,7 +68,9 @@ class Run(SharedRun):
         #: The generator of all ranks, if a merge_fn has used it, and the state that this has found.
         self._random: tuple[np.random.Generator, Any] | None = None
         self.libraries = libraries_of_run(
-            len(self.seats), asks_for_threads=strategy.replica_threads
+            len(self.seats),
+            strategy.num_replicas_in_sync,
+            asks_for_threads=strategy.replica_threads,
         )
         #: What performs the calls. No greenlet where there are threads: objects that outlive a
         #: thread and know a greenlet of it crash the garbage collector (greenlet 3.5).

@@ -14,6 +14,7 @@ from ..collectives.reduce import AllReduce
 from ..core.exceptions import ContextError
 from ..core.jax_state import (
     JaxState,
+    call_among,
     devices_of_replicas,
     uncommitted,
     way_to_more_devices,
@@ -22,16 +23,16 @@ from ..core.library_state import LibraryState, needs_threads
 from ..core.thread_state import ThreadState
 
 
-def libraries_of_run(num_replicas: int, *, asks_for_threads: bool) -> RunLibraries:
+def libraries_of_run(num_replicas: int, total: int, *, asks_for_threads: bool) -> RunLibraries:
     """Returns the libraries of a run that begins; most runs, without any, have the same ones."""
     if num_replicas == 1 and "torch" not in sys.modules and "jax" not in sys.modules:
-        return _none()
-    return RunLibraries(num_replicas, asks_for_threads=asks_for_threads)
+        return _none(total)
+    return RunLibraries(num_replicas, total, asks_for_threads=asks_for_threads)
 
 
 @functools.cache
-def _none() -> RunLibraries:
-    return RunLibraries(1, asks_for_threads=False)
+def _none(total: int) -> RunLibraries:
+    return RunLibraries(1, total, asks_for_threads=False)
 
 
 class RunLibraries:
@@ -41,11 +42,14 @@ class RunLibraries:
     ----------
     num_replicas : int
         How many replicas this rank has.
+    total : int
+        How many all ranks have.
     asks_for_threads : bool
         Whether each of several replicas gets a thread, whatever is imported.
     """
 
-    def __init__(self, num_replicas: int, *, asks_for_threads: bool) -> None:
+    def __init__(self, num_replicas: int, total: int, *, asks_for_threads: bool) -> None:
+        self._total = total
         is_alone = num_replicas == 1
         #: Whether each replica has a thread of its own.
         self.has_threads = not is_alone and (asks_for_threads or needs_threads())
@@ -76,6 +80,8 @@ class RunLibraries:
 
         `position` is that of its replica among those of this rank.
         """
+        if "jax" in sys.modules:
+            function = functools.partial(call_among, self._total, function)
         if self._state == (None, None):
             return function(*args, **kwargs)
         device = None

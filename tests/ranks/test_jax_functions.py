@@ -363,6 +363,26 @@ def test_a_function_is_compiled_once_and_goes_on_for_many_runs(strategy):
     assert len(traced) == len(strategy.local_replica_ids)  # each has a device of its own
 
 
+def test_a_function_has_the_number_of_replicas_of_the_strategy_in_whose_step_it_runs(strategy):
+    @jax.jit
+    def means(x):
+        context = mr.get_replica_context()
+        mean = context.all_reduce("SUM", x) / context.num_replicas_in_sync
+        return mean, context.all_gather(x, 0).mean() * jnp.ones(1)
+
+    def own_means():
+        own = mr.get_replica_context().replica_id_in_sync_group
+        return [float(mean[0]) for mean in means(jnp.full(1, float(own)))]
+
+    with mr.MPIStrategy(replicas_per_rank=3) as other:
+        for _ in range(2):
+            assert own_means() == [0.0, 0.0]  # outside of any strategy there is one replica
+            for one in (strategy, other):
+                mean = (one.num_replicas_in_sync - 1) / 2  # of 0, 1, ...
+                found = one.gather_objects(one.run(own_means))
+                assert found == ([mean] * 2,) * one.num_replicas_in_sync
+
+
 @pytest.mark.parametrize("is_ordered", [False, True])
 def test_options_go_with_a_traced_call(strategy, is_ordered):
     values = np.array([1e8, 1.0, -1e8, 0.5, 0.25, 3.0, 7.0, 1e-3] * 4, np.float32)

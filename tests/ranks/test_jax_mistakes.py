@@ -391,8 +391,8 @@ def test_a_step_that_sets_the_default_device_is_told_so(strategy):
     assert "the step has set jax.default_device" in str(error_of(lambda: strategy.run(step)))
 
 
-def test_a_gather_that_was_traced_for_other_replicas_is_an_error(world):
-    function = jax.jit(lambda x: context().all_gather(x, 0))
+def test_a_gather_that_was_compiled_for_other_replicas_is_an_error(world):
+    function = jax.jit(lambda x: context().all_gather(x, 0)).lower(jnp.ones(2)).compile()
     assert function(jnp.ones(2)).shape == (2,)  # outside of any strategy there is one replica
     with mr.MPIStrategy() as strategy:
         if world.size == 1:
