@@ -1,7 +1,9 @@
 """What `python -m mpi_replica run` makes of options and environments: nothing is started here."""
 
 import itertools
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -297,6 +299,22 @@ def test_python_without_a_script_and_flags_that_change_what_it_runs_are_other_pr
     assert not is_of_python(["python", "-u", "train.py"])  # another one, for all we know
 
 
+def test_python_by_another_name_is_the_same_only_in_its_own_environment(tmp_path):
+    here, elsewhere = (tmp_path / name for name in ("here", "elsewhere"))
+    for folder in (here, elsewhere):
+        folder.mkdir()
+        for name in ("python", "python3"):
+            (folder / name).symlink_to(sys.executable)
+    (here / "other").write_text("#!/bin/sh\n")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "executable", str(here / "python"))
+        patched.chdir(tmp_path)
+        for name in ("here/python", "here/python3", "./here/../here/python3"):
+            assert is_of_python([name, "train.py"])
+        for name in ("here/other", "here/absent", "elsewhere/python", "elsewhere/python3"):
+            assert not is_of_python([name, "train.py"])
+
+
 def test_the_line_for_a_shell_is_quoted():
     line = shell_line({"A": "b c"}, ["x", "-n", "2", "it's"], 1.5)
     assert line == "A='b c' timeout --kill-after=10 1.5 x -n 2 'it'\"'\"'s'"
@@ -325,6 +343,51 @@ def test_a_program_is_found_before_it_is_started(tmp_path, monkeypatch):
     for words in (["absent.py"], ["./absent"], ["folder"], ["-m", "json.absent"], ["-m", "absent"]):
         with pytest.raises(LaunchError, match=words[-1].strip("./")):
             program_command(words)
+
+
+def test_a_script_behind_python_is_looked_for_before_ranks_are_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__main__.pyc").write_text("")
+    os.mkfifo(tmp_path / "pipe")
+    python = sys.executable
+    for words in (["train.py"], ["-u", "train.py"], ["pack"], ["pipe"], ["-c", "pass"], ["-"]):
+        assert program_command([python, *words]) == [python, *words]
+    for words in (["absent.py", "-x"], ["-uW", "error", "absent.py"], ["folder"], ["folder/a.py"]):
+        name = next(word for word in words if word.startswith(("absent", "folder")))
+        with pytest.raises(LaunchError, match=name):
+            program_command([python, *words])
+
+
+def test_a_script_that_can_not_be_read_is_told_before_ranks_are_started(tmp_path, monkeypatch):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    script.chmod(0)
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    user = os.geteuid()
+    if user == 0:  # who may read all
+        os.seteuid(65534)
+    try:
+        with pytest.raises(LaunchError, match=r"can't read the script 'train.py'.*denied"):
+            program_command(["train.py"])
+    finally:
+        os.seteuid(user)
+
+
+def test_a_rank_whose_host_lacks_the_script_ends_as_python_does(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for name in ("absent.py", "folder"):
+        command = [sys.executable, name]
+        wanted, found = (
+            subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+            for words in (command, rank_program(command))
+        )
+        assert found.returncode == wanted.returncode
+        assert "__main__" in found.stderr if name == "folder" else found.stderr == wanted.stderr
+        assert found.stderr.count("\n") == 1
 
 
 def test_a_module_is_looked_for_without_importing_it(tmp_path, monkeypatch):

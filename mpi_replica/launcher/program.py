@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -41,24 +42,25 @@ def program_command(words: Sequence[str]) -> list[str]:
         if first == "-m":
             _check_module(rest[0])
         return [sys.executable, first, *rest]
-    if os.path.isdir(first):
-        if not os.path.exists(os.path.join(first, "__main__.py")):
-            raise LaunchError(f"the folder {first!r} has no __main__.py that Python could run.")
+    is_program = os.access(first, os.X_OK) and not first.endswith((".py", ".pyz"))
+    if os.path.isdir(first) or (os.path.isfile(first) and not is_program):
+        _check_script(first)
         return [sys.executable, first, *rest]
     if os.path.isfile(first):
-        is_program = os.access(first, os.X_OK) and not first.endswith((".py", ".pyz"))
-        if not is_program:
-            return [sys.executable, first, *rest]
         # A name without a folder would be looked for on the path.
-        return [first if os.path.dirname(first) else os.path.join(os.curdir, first), *rest]
-    path = None if os.path.dirname(first) else shutil.which(first)
+        path: str | None = first if os.path.dirname(first) else os.path.join(os.curdir, first)
+    else:
+        path = None if os.path.dirname(first) else shutil.which(first)
     if path is None:
         raise LaunchError(
             f"there is no program {first!r} in {os.getcwd()}"
             f"{'' if os.path.dirname(first) else ' or on the PATH'}. Give a script of Python, -m"
             " and a module, or another program; options of run stand before it."
         )
-    return [path, *rest]
+    command = [path, *rest]
+    if (place := _num_words_before_program(command)) and command[place] not in ("-m", "-c"):
+        _check_script(command[place])
+    return command
 
 
 def is_of_python(program: Sequence[str]) -> bool:
@@ -88,7 +90,7 @@ def _num_words_before_program(command: Sequence[str]) -> int:
     >>> _num_words_before_program([sys.executable, "-u"])
     0
     """
-    words = list(command[1:]) if command[0] == sys.executable else []
+    words = list(command[1:]) if _is_this_python(command[0]) else []
     while words and (match := _FLAGS.fullmatch(words[0])):
         words = words[2 if match[1] else 1 :]
     if not words or (words[0].startswith("-") and (words[0] not in ("-m", "-c") or not words[1:])):
@@ -96,9 +98,35 @@ def _num_words_before_program(command: Sequence[str]) -> int:
     return len(command) - len(words)
 
 
+def _is_this_python(path: str) -> bool:
+    """Returns whether this program is the Python that runs here, perhaps by another name.
+
+    It is another one in the folder of another environment, also where both link to one file.
+    """
+    with contextlib.suppress(OSError):
+        return os.path.samefile(path, sys.executable) and os.path.samefile(
+            os.path.dirname(path), os.path.dirname(sys.executable)
+        )
+    return False
+
+
 def leftovers_program() -> list[str]:
     """Returns the command that removes what dead processes left; when the job began is missing."""
     return [sys.executable, "-IS", str(_LEFTOVERS)]
+
+
+def _check_script(path: str) -> None:
+    """Raises where Python could not run this file or folder. A pipe is left to Python."""
+    if os.path.isdir(path):
+        if not any(os.path.exists(os.path.join(path, f"__main__{end}")) for end in (".py", ".pyc")):
+            raise LaunchError(f"the folder {path!r} has no __main__.py that Python could run.")
+    elif os.path.isfile(path) or not os.path.exists(path):
+        try:
+            open(path, "rb").close()
+        except OSError as error:
+            raise LaunchError(
+                f"Python can't read the script {path!r}, seen from {os.getcwd()}: {error.strerror}."
+            ) from error
 
 
 def _check_module(name: str) -> None:

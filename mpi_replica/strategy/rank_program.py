@@ -150,10 +150,17 @@ def _program(words: Sequence[str]) -> tuple[CodeType, types.ModuleType]:
     if importer is not None:  # a folder or an archive
         _set_path(path)
         spec = importer.find_spec("__main__")
+        if spec is None:
+            raise ImportError(f"there is no __main__ in {path!r}")
         return _code_of(spec), _main_module(spec)
     _set_path(os.path.dirname(os.path.realpath(first)))
-    with io.open_code(path) as file:
-        code = pkgutil.read_code(file)
+    try:
+        with io.open_code(path) as file:
+            code = pkgutil.read_code(file)
+    except OSError as error:  # as Python says it, in one line, with its status
+        why = f"[Errno {error.errno}] {error.strerror}"
+        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: {why}\n")
+        raise SystemExit(2) from None
     if code is None:  # no compiled file
         with io.open_code(path) as file:
             code = _compiled(file.read(), path)
