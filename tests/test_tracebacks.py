@@ -168,3 +168,31 @@ def test_where_no_strategy_can_be_made_each_rank_prints_the_frames_of_the_progra
     assert done.returncode != 0
     assert set(frames(done.stderr)) == {(str(file), "<module>")}
     assert "ValueError: num_replicas must be at least 1, got -1." in done.stderr
+
+
+def test_who_prints_an_error_is_no_business_of_a_process_of_the_same_id_elsewhere():
+    """As the first processes of two containers are."""
+    own_ids = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    if subprocess.run([*own_ids, "true"], capture_output=True).returncode:
+        pytest.skip("no process ids of their own can be had here")
+    marks = """if True:
+        import os, pickle, sys
+        from mpi_replica.core.exceptions import is_reported_here, mark_reporter
+        error = ValueError("no rows")
+        mark_reporter(error, False)
+        assert is_reported_here(pickle.loads(pickle.dumps(error))) is False
+        sys.stdout.buffer.write(pickle.dumps((os.getpid(), error)))
+    """
+    asks = """if True:
+        import os, pickle, sys
+        from mpi_replica.core.exceptions import is_reported_here
+        pid, error = pickle.load(sys.stdin.buffer)
+        print(pid == os.getpid(), is_reported_here(error))
+    """
+    answer = b""
+    for program in (marks, asks):
+        command = [*own_ids, sys.executable, "-c", program]
+        answer = subprocess.run(
+            command, cwd=ROOT, input=answer, stdout=subprocess.PIPE, check=True
+        ).stdout
+    assert answer.split() == [b"True", b"None"]

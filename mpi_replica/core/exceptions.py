@@ -142,12 +142,17 @@ def add_note(error: BaseException, note: str) -> bool:
     return True
 
 
+# Tells this process from others of the same id: of containers, of other hosts.
+_process = os.urandom(8)
+
+
 def mark_reporter(error: BaseException, is_here: bool) -> None:
     """Notes whether this is the rank that prints `error`, which all have, if nobody catches it."""
-    error.__dict__["_mpi_replica_reporter"] = os.getpid(), is_here
+    error.__dict__["_mpi_replica_reporter"] = _process, os.getpid(), is_here
 
 
 def is_reported_here(error: BaseException) -> bool | None:
     """Returns whether this is the rank that prints `error`; None where others don't have it."""
-    pid, is_here = getattr(error, "_mpi_replica_reporter", (0, None))
-    return is_here if pid == os.getpid() else None  # a copy may have come from another rank
+    *process, is_here = getattr(error, "_mpi_replica_reporter", (b"", 0, None))
+    # A copy may have come from another rank.
+    return is_here if process == [_process, os.getpid()] else None
