@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from .core.exceptions import LaunchError
+from .core.exceptions import LaunchError, in_words
 from .doctor.checks import text, to_json, would_work
 from .doctor.examination import examine
 from .launcher.elasticity import RANKS_LOST
@@ -254,11 +254,16 @@ def _trace(options: argparse.Namespace) -> int:
         found = read(options.file)
         if options.plot:
             plot.draw(found, options.plot)
+        of_job = found["otherData"]["mpi_replica"]
+        shown = json.dumps(of_job) if options.json else table.text(of_job)
     except (OSError, ValueError, ModuleNotFoundError) as error:
         raise LaunchError(str(error)) from None
-    of_job = found["otherData"]["mpi_replica"]
+    except (LookupError, TypeError, AttributeError) as error:  # of what has other contents
+        raise LaunchError(
+            f"{options.file}, or what ranks have left for it, is damaged: {in_words(error)}"
+        ) from error
     try:
-        print(json.dumps(of_job) if options.json else table.text(of_job), flush=True)
+        print(shown, flush=True)
     except BrokenPipeError:  # `| head` has seen enough; what is left shall not come up at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

@@ -30,6 +30,7 @@ from mpi_replica.ranks.watch.event_log import (
     open_log_of_environment,
     pack_event,
 )
+from mpi_replica.trace.trace_file import merge
 from mpi_replica.trace.traced_processes import Membership, read_processes
 
 
@@ -131,6 +132,32 @@ def test_a_file_that_is_cut_at_any_byte_is_the_beginning_of_the_events(path):
         counts.append(len(texts))
     assert counts == sorted(counts)
     assert set(counts) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    "damage", [b"\xff" * 30, b"{}" + b" " * 28, b"[]" + b" " * 28], ids=["bytes", "dict", "list"]
+)
+def test_a_part_that_is_damaged_in_the_middle_is_read_up_to_there_and_the_rest_told(path, damage):
+    log = EventLog(path)
+    world = log.new_world(rank=0, size=1, name=1)
+    ends = []
+    for number in range(3):
+        log.add(span_of(log, f"step {number} {'x' * 50}", number))
+        log.write()
+        ends.append(os.path.getsize(*files_of(path)))
+    log.tell(world=world, name=1)
+    log.close()
+    (file,) = files_of(path)
+    data, texts = bytearray(file.read_bytes()), texts_of(found_at(path))
+    assert merge(path)["missing"] == []
+    begin = ends[0] + BLOCK_HEAD.size
+    length, _ = BLOCK_HEAD.unpack_from(data, ends[0])
+    data[begin : begin + length] = damage.ljust(length)
+    file.parent.mkdir()
+    file.write_bytes(data)
+    process = found_at(path)
+    assert (texts_of(process), process.is_damaged) == (texts[:1], True)
+    assert merge(path)["missing"] == [f"the rest of {process.label}, whose part is damaged"]
 
 
 def test_a_process_that_was_killed_before_it_told_who_it_is_is_left_out(path):

@@ -270,6 +270,12 @@ MISTAKES = {
     "cut.json.gz is no trace of mpi_replica": ["trace", "cut.json.gz"],
     "text.json.gz is no trace of mpi_replica": ["trace", "text.json.gz"],
     "broken.json.gz is no trace of mpi_replica": ["trace", "broken.json.gz"],
+    "empty.json.gz is no trace of mpi_replica": ["trace", "empty.json.gz"],
+    "picture.png is no trace of mpi_replica": ["trace", "picture.png"],
+    "list.json is no trace of mpi_replica": ["trace", "list.json"],
+    "deep.json is no trace of mpi_replica": ["trace", "deep.json"],
+    "words.json is no trace of mpi_replica": ["trace", "words.json"],
+    "half.json, or what ranks have left for it, is damaged": ["trace", "half.json"],
     "Is a directory: 'folder'": ["trace", "folder"],
     "text.json/a.json: nothing can be": ["run", "--trace", "text.json/a.json", "-n", "1"],
     "--trace-last": ["run", "--trace", "a.json", "--trace-last", "0", "-n", "1"],
@@ -290,6 +296,12 @@ def test_a_mistake_in_the_command_line_is_told_in_a_line(text, tmp_path, monkeyp
     whole = gzip.compress(b'{"otherData": {"mpi_replica": {"version": 1}}}')
     Path("cut.json.gz").write_bytes(whole[:-20])
     Path("broken.json.gz").write_bytes(whole[:10] + b"\xff" + whole[11:])
+    Path("empty.json.gz").touch()
+    Path("picture.png").write_bytes(b"\x89PNG\r\n" + bytes(range(256)))
+    Path("list.json").write_text('[{"name": "step"}]')
+    Path("deep.json").write_text("[" * 100_000)
+    Path("words.json").write_text('{"otherData": {"mpi_replica": {"version": "one"}}}')
+    Path("half.json").write_bytes(gzip.decompress(whole))
     Path("folder").mkdir()
     arguments = MISTAKES[text]
     if arguments[0] == "run":
@@ -302,6 +314,7 @@ def test_a_mistake_in_the_command_line_is_told_in_a_line(text, tmp_path, monkeyp
     assert (status, found.out) == (2, "")
     assert text in found.err
     assert "Traceback" not in found.err
+    assert len(found.err) < 1000
     assert found.err.startswith("usage: ") or len(found.err.splitlines()) == 1
 
 

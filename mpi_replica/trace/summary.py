@@ -47,7 +47,9 @@ def _missing(timeline: Timeline, is_over: bool) -> list[str]:
     absent: set[int] = set()
     present: set[int] = set()
     for process in timeline.processes:
-        if process.end_ns is None:
+        if process.is_damaged:
+            texts.append(f"the rest of {process.label}, whose part is damaged")
+        elif process.end_ns is None:
             how = "was killed" if is_over or not process.may_run else "was killed or still runs"
             texts.append(f"the end of {process.label}, which {how}")
         if process.missing_ns:

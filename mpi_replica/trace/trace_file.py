@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..core.exceptions import in_words
 from ..ranks.watch.event_log import MOST_REPLICAS, OF_RANK, SPAN_KINDS, EventKind, folder_of_parts
 from .summary import summary
 from .timeline import UNDECIDED, Timeline
@@ -24,6 +25,7 @@ from .traced_processes import TracedProcess, read_processes
 # A wait that is shorter has no arrow.
 _LEAST_ARROW_NS = 100_000
 _VERSION = 1
+_DAMAGES = (ValueError, KeyError, TypeError, EOFError, RecursionError, gzip.BadGzipFile, zlib.error)
 _FIRST_OF_THREADS = 1_000_000_000
 
 
@@ -85,9 +87,10 @@ def read(path: str) -> dict[str, Any]:
         with _opened(path, "rt") as file:
             found: dict[str, Any] = json.load(file)
         version = found["otherData"]["mpi_replica"]["version"]
-    except (ValueError, KeyError, TypeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is no trace of mpi_replica: {error!r}") from None
-    if version > _VERSION:
+        is_newer = version > _VERSION
+    except _DAMAGES as error:
+        raise ValueError(f"{path} is no trace of mpi_replica: {in_words(error)}") from None
+    if is_newer:
         raise ValueError(f"{path} has version {version}, and this mpi_replica knows {_VERSION}.")
     return found
 

@@ -66,6 +66,8 @@ class TracedProcess:
     end_ns: int | None = None
     #: Of so long it has no events.
     missing_ns: int = 0
+    #: Whether what follows on some place of its file can't be read.
+    is_damaged: bool = False
     last_seconds: float | None = None
     memberships: dict[int, Membership] = field(default_factory=dict)
     names: Sequence[str] = ()
@@ -125,11 +127,16 @@ def _read(files: Sequence[str]) -> TracedProcess:
         with open(file, "rb") as opened:
             data = opened.read()
         for text, events in _blocks(data):
-            told = json.loads(text)
-            of_file += told["names"]
-            for fact in told["facts"]:
+            try:
+                told = json.loads(text)
+                new_names, facts = told["names"], told["facts"]
+                rows.append(np.frombuffer(events, np.int64).reshape(-1, NUM_FIELDS))
+            except (ValueError, KeyError, TypeError):
+                process.is_damaged = True
+                break
+            of_file += new_names
+            for fact in facts:
                 _learn(process, fact)
-            rows.append(np.frombuffer(events, np.int64).reshape(-1, NUM_FIELDS))
         names = of_file or names  # each file has all of them, if it has a whole block
     process.names = names
     if rows:
