@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import io
 import json
 import os
 import sys
@@ -97,6 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_doctor(commands)
     _add_trace(commands)
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack µ, and letters of names
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status: int = options.function(options)
     except LaunchError as error:
@@ -299,7 +302,7 @@ def _run(options: argparse.Namespace) -> int:
     wanted = {name: getattr(options, name) for name in Options._fields if name != "program"}
     job = plan(Options(program, **wanted), os.environ)
     if options.dry_run:
-        print(job.line)
+        sys.stdout.buffer.write(os.fsencode(f"{job.line}\n"))  # names as they are, for a shell
         return 0
     open_standard_streams()
     if trace:

@@ -17,6 +17,7 @@ from command_line import LIMIT_SECONDS, call, ready, started, variables
 from jobs import run_to_its_end
 from launching import LIBRARIES, RANKS, ROOT
 from mpi_replica.__main__ import main
+from mpi_replica.ranks.watch.event_log import EventLog
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -316,6 +317,23 @@ def test_a_mistake_in_the_command_line_is_told_in_a_line(text, tmp_path, monkeyp
     assert "Traceback" not in found.err
     assert len(found.err) < 1000
     assert found.err.startswith("usage: ") or len(found.err.splitlines()) == 1
+
+
+def test_what_an_encoding_lacks_is_shown_in_another_way(tmp_path):
+    """Commands print µs, and names of files."""
+    path = tmp_path / "job.json"
+    log = EventLog(str(path))
+    log.new_world(rank=0, size=1, name=1)
+    log.close()
+    ascii_only = {"PYTHONIOENCODING": "ascii"}
+    done = call(LIBRARIES[0], "trace", path, env=ascii_only)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"clocks agree within 0.0 \xb5s" in done.stdout
+    (tmp_path / "\N{MICRO SIGN}.py").write_text("")
+    arguments = ["run", "--dry-run", "-n", 2, "\N{MICRO SIGN}.py"]
+    done = call(LIBRARIES[0], *arguments, env=ascii_only, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("python '\N{MICRO SIGN}.py'\n")
 
 
 def test_a_trace_that_would_be_a_folder_is_refused_before_anything_is_started(tmp_path):

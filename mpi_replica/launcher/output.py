@@ -40,7 +40,7 @@ def tell(text: str) -> None:
     """Writes a line of the command's own, unless nobody reads, or no more can be written."""
     if select.select([], [2], [], _SECONDS_TO_TELL)[1]:
         with contextlib.suppress(OSError):
-            os.write(2, f"mpi_replica run: {text}\n".encode())
+            os.write(2, f"mpi_replica run: {text}\n".encode(errors="backslashreplace"))
 
 
 def open_standard_streams() -> None:
