@@ -212,6 +212,27 @@ def test_a_signal_that_ranks_do_not_catch_ends_them(library, number, tmp_path):
 
 
 @each_library
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_ranks_that_use_mpi_too(library, number, tmp_path):
+    """Libraries below MPI have handlers of their own."""
+    program = """
+    import mpi4py.MPI
+    import mpi_replica as mr
+    strategy = mr.MPIStrategy()
+    tell(f"ready {os.getpid()}")
+    if rank == 0:
+        strategy.run(lambda: mr.get_replica_context().barrier())
+    signal.pause()
+    """
+    with started(library, "run", "-n", 2, written(tmp_path, program)) as process:
+        pids = ready(process)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 128 + number, error
+    assert not any(map(is_running, pids))
+
+
+@each_library
 def test_ctrl_c_in_a_terminal_ends_the_job_and_leaves_nothing(library, tmp_path):
     program = "    signal.signal(signal.SIGINT, signal.SIG_DFL)\n" + WAIT
     arguments = ["run", "-n", "2", written(tmp_path, program)]

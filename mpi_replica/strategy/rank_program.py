@@ -32,6 +32,9 @@ def main(words: Sequence[str]) -> int:
     words : sequence of str
         ``-m`` and a module, ``-c`` and a text, or a script, folder or archive; its arguments.
     """
+    # UCX, which both libraries load, would take SIGHUP as a wish to debug it: a rank whose terminal
+    # is gone would go on, and a handler of the program be lost.
+    os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
     connection = _loaded("ranks.launcher_connection")
     try:
         connection.connect_to_launcher()
