@@ -618,6 +618,25 @@ def test_the_first_of_several_lost_ranks_is_named(launch):
     assert launcher.ranks.last_end == launcher.ranks.ranks[1].ended_at
 
 
+def test_a_rank_that_has_left_at_once_is_named_before_one_that_is_lost_after_it(launch):
+    """The library ends the others without a word."""
+    launcher = launch(size=3)
+    launcher.start("import atexit\nwait()", 0)
+    leaves, other = launcher.start("wait()\nos._exit(0)", 1), launcher.start("wait()", 2)
+    launcher.serve_until(lambda: not launcher.ranks.missing())
+    leaves.stdin.write("x")
+    leaves.stdin.flush()
+    launcher.serve_until_ended(1)
+    assert launcher.ranks.loss_text() == ""
+    other.kill()
+    launcher.serve_until_ended(2)
+    one, two = launcher.ranks.ranks[1], launcher.ranks.ranks[2]
+    assert launcher.ranks.loss_text() == (
+        f"{one} has left by os._exit(0) while others went on, of which"
+        f" {two} was lost: its process ended without a word"
+    )
+
+
 @pytest.mark.parametrize("is_elastic", [False, True])
 def test_a_job_has_ended_well_without_a_lost_rank_only_where_it_goes_on_without(is_elastic, launch):
     launcher = launch(size=2)

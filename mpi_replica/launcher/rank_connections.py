@@ -260,7 +260,12 @@ class RankConnections:
         if lost:
             silent = "its host gives no sign of life"
             how = silent if lost[0].is_silent else "its process ended without a word"
-            return f"{lost[0]} was lost: {how}"
+            text = f"{lost[0]} was lost: {how}"
+            left = [rank for rank in self.ranks.values() if "at_once" in rank.facts]
+            first = min(left, key=lambda rank: rank.told_end_at or math.inf, default=lost[0])
+            if (first.told_end_at or math.inf) < (lost[0].ended_at or 0.0):
+                text = f"{first} has left by os._exit(0) while others went on, of which {text}"
+            return text
         if self.failed is not None and self.program_ends_at == math.inf:
             return f"{self.failed} has ended by the loss of a rank"
         return ""

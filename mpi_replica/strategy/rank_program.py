@@ -91,6 +91,7 @@ def _watch_exit(connection: Any) -> None:
             if is_elastic:
                 os.kill(process, signal.SIGKILL)
             if status == 0:
+                connection.tell(at_once=True)  # MPI has not come to its end, which others may need
                 connection.note_end("done", 0)
                 connection.tell_end()
         leave(status)
