@@ -113,6 +113,10 @@ def _wants_mpi() -> bool:
     return "mpi4py.MPI" in sys.modules or launcher_variable() is not None
 
 
+# The process that has made a strategy over ranks, here or in what this one is a fork of.
+_rank_process = 0
+
+
 def _claim_rank() -> None:
     """Notes that this process is a rank, for those that it starts.
 
@@ -122,6 +126,17 @@ def _claim_rank() -> None:
         It was started by a rank: one more process of that ends both, by a segmentation fault
         without a word (Open MPI 5.0.11).
     """
+    global _rank_process
+    if _rank_process not in (
+        0,
+        os.getpid(),
+    ):  # with MPICH its messages would break into the parent's
+        raise LaunchError(
+            f"this process is a fork of process {_rank_process}, which is a rank: it can't be the"
+            " same one. Make strategies in the rank itself, or start this process without a fork"
+            f" (multiprocessing: spawn), and with {_CHOICE}=single."
+        )
+    _rank_process = os.getpid()
     names = "PMIX_NAMESPACE", "PMIX_RANK"
     if names[0] not in os.environ:
         return
