@@ -227,7 +227,8 @@ class CommunicationOptions:
         Bytes that travel in one message; 0 lets the package choose.
     timeout_seconds : float, optional
         Limit of the wait for the other ranks in each exchange. None waits for ever, and reports
-        who is missing. A timeout is final: the strategy can't be used afterwards, on any rank.
+        who is missing. A timeout is final: the strategy can't be used afterwards, on any rank. It
+        does not limit the wait for ranks that have not yet made the strategy, which is reported.
     implementation : CommunicationImplementation or str, default AUTO
         Which engine moves the data of sums and products. MIN and MAX, which are exact, always go
         by ``MPI_Allreduce``.
