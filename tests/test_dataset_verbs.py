@@ -746,3 +746,25 @@ def test_texts_that_end_with_nul_are_an_error(text):
     with pytest.raises(ValueError, match=r"ends with a NUL.*frombuffer"):
         list(Dataset.from_source([text]))
     assert list(Dataset.from_source([b"a\0b"])) == [b"a\0b"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Dataset.range(10).repeat(2**63),
+        lambda: Dataset.range(2**62).repeat(3).batch(2**63),
+        lambda: Dataset.range(2**62).concatenate(Dataset.range(2**62)),
+    ],
+)
+def test_more_elements_than_numpy_can_count_are_refused_at_once(make):
+    with pytest.raises(ValueError, match=str(2**63 - 1)):
+        make()
+
+
+def test_numbers_beyond_those_of_numpy_say_all_where_they_are_no_count_of_elements():
+    numbers, most = Dataset.range(3), 2**70
+    for dataset in (numbers.take(most), numbers.prefetch(most), numbers.batch(most).unbatch()):
+        assert [int(number) for number in dataset] == [0, 1, 2]
+    assert [int(number) for number in numbers.shard(most, 1)] == [1]
+    assert list(numbers.skip(most)) == list(numbers.batch(most, drop_remainder=True)) == []
+    assert len(Dataset.range(3).repeat(2**63 // 3)) == 2**63 // 3 * 3

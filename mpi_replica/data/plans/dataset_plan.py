@@ -13,6 +13,7 @@ from ...core.array_libraries import copy_of
 from ...core.exceptions import StructureMismatchError
 from ...core.nest import map_structure
 from ..elements import no_rows_of, require_fit, rows_of, spec_of, stack
+from .random_order import MOST_ROWS
 
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
@@ -42,6 +43,11 @@ class DatasetPlan:
         batched: bool | None = None,
         sources: Sequence[DatasetPlan] = (),
     ) -> None:
+        if length > MOST_ROWS:  # positions are int64
+            raise ValueError(
+                f"{text} has {length} elements, and a dataset has {MOST_ROWS} at most. Repeat it"
+                " less often; repeat() is without end."
+            )
         self.text = text
         self.length = length
         if indexable is None:

@@ -25,7 +25,7 @@ from .dataset_plan import (
     Positions,
     Verb,
 )
-from .random_order import RandomOrder
+from .random_order import MOST_ROWS, RandomOrder
 
 # Epochs that are set aside for one iteration of an endless repeat, so that the next iteration
 # does not see the same orders again.
@@ -212,7 +212,8 @@ class Prefetch(_Picking):
 
     def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
         make = functools.partial(self._source.iterate, epoch, cut, start)
-        return read_ahead(make, self._buffer_size)
+        size = self._buffer_size
+        return read_ahead(make, size if self.length < 0 else min(size, self.length + 1))
 
     def place(self, position: int, epoch: int) -> str:
         return self._source.place(position, epoch)
@@ -226,7 +227,7 @@ class Shard(_Picking):
         if length >= 0:
             length = -(-max(0, length - index) // number)
         super().__init__(source, f"shard({number}, {index})", length=length)
-        self._number = number
+        self._number = min(number, MOST_ROWS)  # one element at most is that far apart
         self._index = index
 
     def inner(self, positions: Positions, epoch: int) -> Positions:
