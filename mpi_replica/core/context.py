@@ -24,6 +24,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from .abstract_strategy import AbstractReplicaContext, AbstractStrategy
 from .exceptions import ContextError
+from .jax_state import require_unstaged
 
 _Strategy = TypeVar("_Strategy", bound=AbstractStrategy)
 
@@ -236,6 +237,8 @@ def experimental_set_strategy(strategy: AbstractStrategy | None) -> None:
 def require_cross_replica(strategy: AbstractStrategy, call: str) -> None:
     """Raises unless `call` on `strategy` is legal here: outside of replicas and other strategies.
 
+    And not while JAX traces a function, which would make the call this once.
+
     Raises
     ------
     ContextError
@@ -250,6 +253,7 @@ def require_cross_replica(strategy: AbstractStrategy, call: str) -> None:
             " strategy."
         )
     _require_outside(strategy, call)
+    require_unstaged(call, "was called")
 
 
 def _require_outside(strategy: AbstractStrategy, call: str) -> None:

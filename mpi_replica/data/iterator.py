@@ -18,6 +18,7 @@ from ..core import nest
 from ..core.argument_checks import integer
 from ..core.context import current_state
 from ..core.exceptions import RankLostError
+from ..core.jax_state import require_unstaged
 from ..core.options import CommunicationOptions
 from ..core.values import per_replica
 from ..ranks.watch.span import span
@@ -199,6 +200,8 @@ class DistributedIterator:
             The input has ended, on all ranks.
         ValueError
             Called in a replica.
+        ContextError
+            JAX traces a function (jit, scan): the step would be the same for all its later calls.
         StructureMismatchError
             The global batches of the ranks have different numbers of rows, or what a rank makes of
             its part differs in structure, dtypes or numbers of axes (where the length is known: at
@@ -240,6 +243,7 @@ class DistributedIterator:
                 "next() of a distributed iterator was called in a replica: it gives values for all"
                 " replicas. Call it outside and pass the result to strategy.run(fn, args=(batch,))."
             )
+        require_unstaged("next() of a distributed iterator", "was called")
         if self._place.has_ended and not self._era.is_over:
             raise StopIteration
         if self._input.ahead:  # what is read in the other thread must not communicate first

@@ -22,6 +22,7 @@ from ..core.array_ways import Array
 from ..core.context import current_state, require_cross_replica
 from ..core.exceptions import ContextError
 from ..core.indexed_slices import IndexedSlices
+from ..core.jax_state import require_unstaged
 from ..core.options import CommunicationOptions, ReduceOp, VariableAggregation
 from ..core.values import Mirrored, PerReplica, component_of
 from .storage import SCATTER, Storage, StorageWriting
@@ -329,6 +330,7 @@ class Assignable(AbstractVariable):
         return self._assign("scatter_update", sparse_delta)
 
     def _assign(self, how: str, value: Any) -> Self:
+        require_unstaged(f"{self.name}.{how}", "was called")
         state = current_state()
         engine = self._strategy.engine
         if state is not None and state.kind == "update" and state.strategy is self._strategy:

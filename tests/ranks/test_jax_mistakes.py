@@ -286,6 +286,82 @@ def test_a_variable_that_is_read_in_a_traced_function_is_an_error(strategy, read
     check_jax_works(strategy)
 
 
+# What stands above the replicas, given a traced function to make it in, and to what it is a call.
+CALLS_ABOVE = {
+    "assign": ("mean.assign_add", lambda s, t: t.traced(lambda: t.mean.assign_add(1.0))),
+    "assign in a scope": ("mean.assign", lambda s, t: t.in_scope(lambda: t.mean.assign(2.0))),
+    "assign on read": ("sums.assign", lambda s, t: t.in_scope(lambda: t.sums.assign(2.0))),
+    "assign in a replica": (
+        "sums.assign_add",
+        lambda s, t: s.run(lambda: t.traced(lambda: t.sums.assign_add(1.0))),
+    ),
+    "reduce": ("reduce", lambda s, t: t.traced(lambda: s.reduce("SUM", t.ids, axis=None))),
+    "reduce in a merge_fn": (
+        "reduce",
+        lambda s, t: s.run(
+            lambda: context().merge_call(
+                lambda s, ids: t.traced(lambda: s.reduce("SUM", ids, axis=None)), (own_id(),)
+            )
+        ),
+    ),
+    "run": ("run", lambda s, t: t.traced(lambda: s.run(lambda: None))),
+    "rng": ("strategy.rng", lambda s, t: t.traced(lambda: s.rng.random())),
+    "next": ("next() of a distributed iterator", lambda s, t: t.traced(lambda: next(t.rows))),
+    "update": (
+        "mean.assign_add",
+        lambda s, t: s.extended.update(
+            t.mean, lambda mean: t.traced(lambda: mean.assign_add(1.0)) and None
+        ),
+    ),
+    "default strategy": ("alone.assign", lambda s, t: t.traced(lambda: t.alone.assign(2.0))),
+}
+
+
+class Things:
+    """What calls above the replicas are about; and a traced function, which makes them."""
+
+    def __init__(self, strategy):
+        self.strategy = strategy
+        self.alone = mr.Variable(1.0, name="alone")
+        with strategy.scope():
+            self.mean = mr.Variable(1.0, name="mean")
+            self.sums = mr.Variable(
+                1.0,
+                name="sums",
+                synchronization=mr.VariableSynchronization.ON_READ,
+                aggregation=mr.VariableAggregation.MEAN,
+            )
+        self.ids = strategy.run(own_id)
+        rows = mr.data.Dataset.range(16).batch(8)
+        self.rows = iter(strategy.experimental_distribute_dataset(rows))
+
+    def traced(self, call):
+        def function(x):
+            call()
+            return x
+
+        return jax.jit(function)(1.0)
+
+    def in_scope(self, call):
+        with self.strategy.scope():
+            return self.traced(call)
+
+
+@pytest.mark.parametrize("name", CALLS_ABOVE)
+def test_a_call_above_the_replicas_in_a_traced_function_is_an_error_and_does_nothing(
+    strategy, name
+):
+    """It would be made once, where JAX traces, and not in later calls of the function."""
+    things = Things(strategy)
+    call, make = CALLS_ABOVE[name]
+    error = raises_everywhere(ContextError, lambda: make(strategy, things))
+    assert f"{call} was called in a function that JAX traces" in str(error)
+    assert OTHERS in str(error)
+    assert [v.numpy() for v in (things.alone, things.mean, things.sums)] == [1.0] * 3
+    assert len(things.rows) == 2
+    check_jax_works(strategy)
+
+
 def test_integers_that_jax_can_not_hold_are_an_error(strategy):
     def step():
         return jax.jit(lambda x: context().all_reduce("SUM", [x, np.int64(3_000_000_000)]))(1.0)
