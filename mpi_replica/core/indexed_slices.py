@@ -175,14 +175,12 @@ class IndexedSlices:
         slices._rows_of_replicas = tuple(rows)
         return slices
 
-    def read_only(self) -> IndexedSlices:
-        """Return the same slices, with rows that can't be written into."""
+    def changed(self, change: Callable[[Array], Array]) -> IndexedSlices:
+        """Return the same slices, with what `change` makes of each of their arrays."""
         slices = copy.copy(self)
-        slices._values = self._values.view()
-        slices._wide_values = self.wide_values.view()
-        slices._indices = self._indices.view()
-        for array in (slices._values, slices._wide_values, slices._indices):
-            array.flags.writeable = False
+        values, wide = self._values, self.wide_values
+        slices._values, slices._indices = change(values), change(self._indices)
+        slices._wide_values = slices._values if wide is values else change(wide)
         return slices
 
     def divided(self, divide: Callable[[Array], Array]) -> IndexedSlices:

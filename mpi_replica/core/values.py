@@ -485,7 +485,7 @@ def read_only(value: Any) -> Any:
     For what several replicas of a rank get: how many these are, depends on the layout.
     """
     if isinstance(value, IndexedSlices):
-        return value.read_only()
+        return value.changed(read_only)
     if isinstance(value, np.ndarray):
         value = value.view()
         value.flags.writeable = False

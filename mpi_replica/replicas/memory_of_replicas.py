@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from ..collectives.outputs import bounds_of
 from ..core.array_libraries import library_of
 from ..core.array_ways import COMMON_TYPES
+from ..core.indexed_slices import IndexedSlices
 
 
 class MemoryOfReplicas:
@@ -27,40 +29,36 @@ class MemoryOfReplicas:
 
     def add(self, value: Any, replica_id: int) -> None:
         """Notes that a replica holds a value, which may be no array."""
-        extent = _extent(value)
-        if extent is None:
-            return
-        begin, end = extent
-        begins = self.begins.setdefault(replica_id, [])
-        ends = self.ends.setdefault(replica_id, [])
-        first, last = bisect.bisect_left(ends, begin), bisect.bisect_right(begins, end)
-        if first < last:
-            begin, end = min(begin, begins[first]), max(end, ends[last - 1])
-        begins[first:last], ends[first:last] = [begin], [end]
+        for begin, end in _extents(value):
+            begins = self.begins.setdefault(replica_id, [])
+            ends = self.ends.setdefault(replica_id, [])
+            first, last = bisect.bisect_left(ends, begin), bisect.bisect_right(begins, end)
+            if first < last:
+                begin, end = min(begin, begins[first]), max(end, ends[last - 1])
+            begins[first:last], ends[first:last] = [begin], [end]
 
     def is_of_another(self, value: Any, replica_id: int) -> bool:
         """Returns whether a value is, or may be, in memory of another replica than this one."""
-        extent = _extent(value)
-        if extent is None:
-            return False
-        begin, end = extent
-        for holder, ends in self.ends.items():
-            if holder != replica_id:
-                place = bisect.bisect_right(ends, begin)
-                if place < len(ends) and self.begins[holder][place] < end:
-                    return True
+        for begin, end in _extents(value):
+            for holder, ends in self.ends.items():
+                if holder != replica_id:
+                    place = bisect.bisect_right(ends, begin)
+                    if place < len(ends) and self.begins[holder][place] < end:
+                        return True
         return False
 
 
-def _extent(value: Any) -> tuple[int, int] | None:
-    """Returns the addresses between which an array lies; None of what nobody can write into."""
+def _extents(value: Any) -> Sequence[tuple[int, int]]:
+    """Returns the addresses between which arrays lie; none of what nobody can write into."""
     if type(value) in COMMON_TYPES and not isinstance(value, np.ndarray):
-        return None
+        return ()
+    if isinstance(value, IndexedSlices):
+        return (*_extents(value.values), *_extents(value.indices))
     if isinstance(value, np.ndarray):
-        return bounds_of(value) if value.size else None
+        return (bounds_of(value),) if value.size else ()
     library = library_of(value)
     if library is None or library == "jax":
-        return None
+        return ()
     if library == "torch":
         try:
             storage = value.untyped_storage()
@@ -68,5 +66,5 @@ def _extent(value: Any) -> tuple[int, int] | None:
         except (NotImplementedError, RuntimeError):  # a sparse tensor, say
             begin = 0
         if begin:
-            return begin, begin + storage.nbytes()
-    return id(value), id(value) + 1  # it is known by itself alone
+            return ((begin, begin + storage.nbytes()),)
+    return ((id(value), id(value) + 1),)  # it is known by itself alone

@@ -15,6 +15,7 @@ from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.array_libraries import as_constants, copy_of
 from ..core.context import State, entered
+from ..core.indexed_slices import IndexedSlices
 from ..core.thread_state import ThreadState
 from ..core.values import DistributedValues, Mirrored, PerReplica, component_of
 from .memory_of_replicas import MemoryOfReplicas
@@ -120,6 +121,8 @@ def unpacked(
 
 def _copied(value: Any) -> Any:
     """Returns a copy of an array; of one that is read-only, as on ranks of one replica, too."""
+    if isinstance(value, IndexedSlices):
+        return value.changed(_copied)
     copy = copy_of(value)
     if isinstance(copy, np.ndarray):
         copy.flags.writeable = value.flags.writeable

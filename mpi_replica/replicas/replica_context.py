@@ -258,9 +258,9 @@ class ReplicaContext(Replica):
         -------
         object
             What `merge_fn` returned; of each PerReplica in it, this replica's component. An
-            argument that it returns unchanged is the replica's own, with its graph; arrays that
-            are, or were given to, another replica's are copied. Any other object is one for all
-            replicas of a rank: a replica copies what it changes.
+            argument that it returns unchanged is the replica's own, with its graph; arrays and
+            `IndexedSlices` that are, or were given to, another replica's are copied. Any other
+            object is one for all replicas of a rank: a replica copies what it changes.
 
         Raises
         ------

@@ -25,6 +25,48 @@ def test_writing_into_a_result_does_not_reach_other_replicas(strategy, wrap):
         assert result.tolist() == [count * 2.0**replica] * 2
 
 
+SLICES = {
+    "made": lambda strategy, x: mr.IndexedSlices(np.ones((1, 1)), [0], (2, 1)),
+    "reduced": lambda strategy, x: strategy.extended.reduce_to("SUM", x, None),
+    "of one replica": lambda strategy, x: x.values[0],
+    "in a Mirrored": lambda strategy, x: mr.Mirrored(strategy.experimental_local_results(x)[-1]),
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_a_replica_has_slices_of_its_own(strategy, name):
+    def step():
+        ctx = mr.get_replica_context()
+        mine = ctx.replica_id_in_sync_group
+        given = mr.IndexedSlices(np.ones((1, 1)), [0], (2, 1))
+        result = ctx.merge_call(SLICES[name], (given,))
+        result.values[...] *= 2.0 + mine
+        result.indices[...] += mine
+        ctx.all_reduce("SUM", 1.0)  # the others have written, too
+        is_given = name == "of one replica" and not mine
+        is_given |= name == "in a Mirrored" and mine == ctx.num_replicas_in_sync - 1
+        return (
+            (result.values[0, 0].item(), result.indices[0].item()),
+            (given.values.item(), given.indices.item()) if not is_given else (1.0, 0),
+        )
+
+    found = strategy.experimental_local_results(strategy.run(step))
+    assert found == tuple([((2.0 + i, i), (1.0, 0)) for i in strategy.local_replica_ids])
+
+
+def test_slices_that_can_not_be_written_are_so_for_all_replicas(strategy):
+    rows = np.ones((1, 1))
+    rows.flags.writeable = False
+
+    def step():
+        slices = mr.IndexedSlices(rows, [0])
+        result = mr.get_replica_context().merge_call(lambda strategy: slices)
+        return result.values.flags.writeable, result.indices.flags.writeable
+
+    found = strategy.experimental_local_results(strategy.run(step))
+    assert found == ((False, True),) * len(strategy.local_replica_ids)
+
+
 def test_what_merge_fn_gives_as_read_only_is_so_for_all_replicas(strategy):
     with strategy.scope():
         v = mr.Variable([1.0, 2.0])
