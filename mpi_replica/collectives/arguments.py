@@ -185,7 +185,9 @@ def _unpack(
     if kind == _NONE:
         return Held(None), start
     if kind == _OBJECT:
-        return Held(pickle.loads(rest[0])), start
+        value = pickle.loads(rest[0])
+        # numpy loses what is written into a record as pickle makes it
+        return Held(value.copy() if isinstance(value, np.void) else value), start
     coding, name, shape, *library = rest  # nothing more of an array of numpy
     dtype = pickle.loads(name) if coding == _DTYPE_PICKLED else np.dtype(name)
     origin = Origin(*library) if library else None

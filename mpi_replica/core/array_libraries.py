@@ -214,7 +214,7 @@ def copy_of(value: Any) -> Any:
     way = way_of(type(value))
     if way is not None:
         return way.copy(value)
-    return value.copy() if isinstance(value, np.ndarray) else value
+    return value.copy() if isinstance(value, (np.ndarray, np.void)) else value
 
 
 def mean_of(losses: Any, weights: Any, count: float) -> Any:

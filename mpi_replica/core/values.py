@@ -480,15 +480,16 @@ def component_of(value: Any, replica_id: int, num_replicas: int) -> Any:
 
 
 def read_only(value: Any) -> Any:
-    """Returns an array of numpy, or rows of one, to be read alone; anything else as it is.
+    """Returns an array or record of numpy, or rows, to be read alone; anything else as it is.
 
     For what several replicas of a rank get: how many these are, depends on the layout.
     """
     if isinstance(value, IndexedSlices):
         return value.changed(read_only)
-    if isinstance(value, np.ndarray):
-        value = value.view()
-        value.flags.writeable = False
+    if isinstance(value, (np.ndarray, np.void)):
+        array = np.asanyarray(value).view()  # of a record its own memory
+        array.flags.writeable = False
+        return array if isinstance(value, np.ndarray) else array[()]
     return value
 
 

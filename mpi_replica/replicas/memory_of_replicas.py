@@ -54,6 +54,8 @@ def _extents(value: Any) -> Sequence[tuple[int, int]]:
         return ()
     if isinstance(value, IndexedSlices):
         return (*_extents(value.values), *_extents(value.indices))
+    if isinstance(value, np.void):  # an item of an array, which may be written through it
+        value = np.frombuffer(value, np.uint8)
     if isinstance(value, np.ndarray):
         return (bounds_of(value),) if value.size else ()
     library = library_of(value)

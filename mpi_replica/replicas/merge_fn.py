@@ -17,7 +17,7 @@ from ..core.array_libraries import as_constants, copy_of
 from ..core.context import State, entered
 from ..core.indexed_slices import IndexedSlices
 from ..core.thread_state import ThreadState
-from ..core.values import DistributedValues, Mirrored, PerReplica, component_of
+from ..core.values import DistributedValues, Mirrored, PerReplica, component_of, read_only
 from .memory_of_replicas import MemoryOfReplicas
 
 # Of leaves of a result above this size dtype and shape are compared between ranks.
@@ -124,9 +124,8 @@ def _copied(value: Any) -> Any:
     if isinstance(value, IndexedSlices):
         return value.changed(_copied)
     copy = copy_of(value)
-    if isinstance(copy, np.ndarray):
-        copy.flags.writeable = value.flags.writeable
-    return copy
+    is_read_only = isinstance(value, (np.ndarray, np.void)) and not value.flags.writeable
+    return read_only(copy) if is_read_only else copy
 
 
 def comparable(result: Any) -> Any:

@@ -463,7 +463,8 @@ def _fresh_arrays(value: Any) -> Any:
     """Returns the nest `value` with arrays that are nobody else's: the caller may write to his."""
 
     def fresh(leaf: Any) -> Any:
-        return leaf.copy() if isinstance(leaf, np.ndarray) else leaf  # with its mask, or unit
+        is_of_numpy = isinstance(leaf, (np.ndarray, np.void))
+        return leaf.copy() if is_of_numpy else leaf  # with its mask, or unit
 
     return nest.map_structure(fresh, value)
 

@@ -192,6 +192,22 @@ def test_a_replica_can_not_write_into_what_was_broadcast(strategy):
     assert given["w"].value.flags.writeable
 
 
+def test_a_record_that_was_broadcast_is_nobody_elses_and_read_only_in_replicas(strategy):
+    """An item of an array of records is written into as an array is."""
+    records = np.array([(1.0,), (2.0,)], [("a", float)])
+    given = strategy.extended.broadcast_to(records[strategy.rank % 2])
+    given.value["a"] += 1.0
+
+    def step(given):
+        with pytest.raises(ValueError, match="read-only"):
+            given["a"] += 1.0
+        return given["a"]
+
+    found = strategy.experimental_local_results(strategy.run(step, args=(given,)))
+    assert found == (2.0,) * len(strategy.local_replica_ids)
+    assert records.tolist() == [(1.0,), (2.0,)]
+
+
 def test_broadcast_to_does_not_compare_what_other_ranks_pass(strategy):
     value = np.arange(3) if strategy.rank == 0 else None
     assert on_all_ranks(strategy.extended.broadcast_to(value)) == [0, 1, 2]

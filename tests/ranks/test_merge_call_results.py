@@ -67,6 +67,47 @@ def test_slices_that_can_not_be_written_are_so_for_all_replicas(strategy):
     assert found == ((False, True),) * len(strategy.local_replica_ids)
 
 
+def record(number):
+    return np.array([(number,)], [("a", float)])[0]
+
+
+RECORDS = {
+    "made": lambda strategy, x: record(1.0),
+    "of one replica": lambda strategy, x: x.values[0],
+    "of an array": lambda strategy, x: np.rec.array([(1.0,)], [("a", float)])[0],
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_replica_has_a_record_of_its_own(strategy, name):
+    """It is written into as an array is."""
+
+    def step():
+        ctx = mr.get_replica_context()
+        mine = ctx.replica_id_in_sync_group
+        given = record(1.0)
+        result = ctx.merge_call(RECORDS[name], (given,))
+        result = result.copy() if name == "of one replica" and mine == 0 else result
+        result["a"] += 1.0 + mine
+        ctx.all_reduce("SUM", 1.0)  # the others have written, too
+        return result["a"], given["a"]
+
+    found = strategy.experimental_local_results(strategy.run(step))
+    assert found == tuple([(2.0 + i, 1.0) for i in strategy.local_replica_ids])
+
+
+def test_a_record_that_can_not_be_written_is_so_for_all_replicas(strategy):
+    records = np.zeros(2, [("a", float)])
+    records.flags.writeable = False
+
+    def step():
+        result = mr.get_replica_context().merge_call(lambda strategy: records[1])
+        return type(result), result.flags.writeable
+
+    found = strategy.experimental_local_results(strategy.run(step))
+    assert found == ((np.void, False),) * len(strategy.local_replica_ids)
+
+
 def test_what_merge_fn_gives_as_read_only_is_so_for_all_replicas(strategy):
     with strategy.scope():
         v = mr.Variable([1.0, 2.0])
