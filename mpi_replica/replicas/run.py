@@ -56,9 +56,11 @@ class Run(SharedRun):
         seats: Sequence[tuple[int, Sequence[Any], Mapping[str, Any]]],
         site: CallSite,
         options: CommunicationOptions,
+        mirrored: Any = None,
     ) -> None:
         self.strategy = strategy
         self.fn = fn
+        self.mirrored = mirrored
         self.identity = function_identity(fn)
         self.site = site
         self.options = options
@@ -321,7 +323,7 @@ class Run(SharedRun):
         A run and the contexts of its replicas refer to each other: what they hold would stay in
         memory until a garbage collection, which large arrays do not bring about.
         """
-        del self.fn
+        del self.fn, self.mirrored
         if self.libraries.process_states is not None:
             self.libraries.process_states.enter(0)
         if self.failure is not None:

@@ -11,6 +11,7 @@ from ..collectives.agreement.call import Call
 from ..collectives.gather import AllGather
 from ..collectives.merge import MergeCall
 from ..collectives.reduce import AllReduce
+from ..core import nest
 from ..core.exceptions import ContextError
 from ..core.jax_state import (
     JaxState,
@@ -33,6 +34,19 @@ def libraries_of_run(num_replicas: int, total: int, *, asks_for_threads: bool) -
 @functools.cache
 def _none(total: int) -> RunLibraries:
     return RunLibraries(1, total, asks_for_threads=False)
+
+
+def shared_tensors(call: str, structure: nest.Structure, leaves: Sequence[Any]) -> Any:
+    """Returns what finds tensors of torch that are written although replicas share them, or None.
+
+    `leaves` are those of the arguments of `call`, without those that replicas may write into.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not any([isinstance(leaf, torch.Tensor) for leaf in leaves]):
+        return None
+    from .torch_shared_state import SharedTensors  # torch is imported
+
+    return SharedTensors(call, nest.leaf_paths(structure), leaves)
 
 
 class RunLibraries:

@@ -43,6 +43,8 @@ class SharedRun(CurrentRun):
     #: Whether this rank has one replica, which performs its calls itself.
     is_alone: bool
     libraries: RunLibraries
+    #: Of torch's tensors that all replicas get, if there are some.
+    mirrored: Any
     seats: Sequence[Seat]
 
     def stop_error(self, doom: BaseException) -> BaseException:
@@ -122,6 +124,8 @@ class Seat:
             else:
                 with span_of_package(run.identity.text, "run"):
                     self.value = run.libraries.call(self.position, run.fn, self.args, self.kwargs)
+            if run.mirrored is not None:
+                run.mirrored.check()
             self.status = "returned"
         except BaseException as error:
             is_given_up = run not in run.engine.agreement.runs  # by the hub, or the collector

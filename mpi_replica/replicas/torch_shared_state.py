@@ -94,16 +94,55 @@ def _is_part(tensor: torch.Tensor) -> bool:
         return False
 
 
+def _versions(paths: Sequence[str], leaves: Sequence[Any]) -> list[_Version]:
+    """Returns those of the tensors among leaves; those of inference mode have none."""
+    return [
+        _Version(path, leaf, leaf._version, leaf.detach().clone() if _is_part(leaf) else None)
+        for path, leaf in zip(paths, leaves, strict=True)
+        if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
+    ]
+
+
+class SharedTensors:
+    """Tensors that all replicas of a rank get, to be read alone; torch itself knows no such ones.
+
+    Parameters
+    ----------
+    call : str
+        What gives them to the replicas.
+    paths : sequence of str
+        Where each leaf is among its arguments.
+    leaves : sequence
+        The tensors, and anything else.
+    """
+
+    def __init__(self, call: str, paths: Sequence[str], leaves: Sequence[Any]) -> None:
+        self._call = call
+        self._versions = _versions(paths, leaves)
+
+    def check(self) -> None:
+        """Raises where one was written.
+
+        Raises
+        ------
+        ContextError
+            It was.
+        """
+        for version in self._versions:
+            if version.is_written():
+                raise ContextError(
+                    f"the tensor in (args, kwargs){version.path} of {self._call} was written: the"
+                    " replicas of a rank share it, so what they find in it would depend on how many"
+                    " they are. Write into a copy of it, tensor.clone()."
+                )
+
+
 class Versions:
     """The tensors that a replica gives to a call, as they are when it comes there."""
 
     def __init__(self, call: Call, leaves: Sequence[Any]) -> None:
         self._call = call
-        self._versions = [
-            _Version(path, leaf, leaf._version, leaf.detach().clone() if _is_part(leaf) else None)
-            for path, leaf in zip(call.paths, leaves, strict=True)
-            if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
-        ]
+        self._versions = _versions(call.paths, leaves)
 
     def check(self) -> None:
         """Makes it an error of the call where one was written since: by another replica."""

@@ -23,6 +23,7 @@ from ..core.context import (
 from ..core.exceptions import ContextError
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.values import DistributedValues, Mirrored, PerReplica, per_replica, read_only
+from ..replicas.run_libraries import shared_tensors
 from ..replicas.variables import Variable
 
 
@@ -389,7 +390,8 @@ class StrategyExtended:
             at their next collective call.
         ContextError
             Called in a replica. `fn`, where it is called for each local replica, assigned to a
-            variable that they share, or has drawn from ``strategy.rng``.
+            variable that they share, has written into a tensor of torch among its arguments, or has
+            drawn from ``strategy.rng``.
 
         Notes
         -----
@@ -413,10 +415,12 @@ class StrategyExtended:
         except Exception as error:
             self._strategy.engine.share("update", error)
         each: Sequence[int | None] = [None]
+        shared = None
         unshared: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if not var.is_mirrored:
             each = self._strategy.engine.layout.local_replica_ids
             plain = [read_only(leaf) for leaf in plain]
+            shared = shared_tensors("update", structure, plain)
             what = f"the function that updates {var.name}, which is synchronized on read,"
             unshared = self._strategy.generators.unshared(what)
         results = []
@@ -425,6 +429,8 @@ class StrategyExtended:
                 args, named = nest.unflatten(structure, plain)
                 with entered(State(self._strategy, None, "update", replica_id)):
                     results.append(fn(var, *args, **named))
+                if shared is not None:
+                    shared.check()
         if not group:
             return tuple(results)
         if each[0] is None:

@@ -19,6 +19,7 @@ from ..core.values import Mirrored, component_of, local_results, read_only
 from ..ranks import blas
 from ..replicas.kept_by_runs import KeptByRuns
 from ..replicas.run import Run
+from ..replicas.run_libraries import shared_tensors
 from ..replicas.variables import Variable
 from .distribution import Distribution
 from .elastic.run_elastic import Elastic
@@ -165,8 +166,9 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             has it, and ``signal.signal`` can't be called.
         args, kwargs : tuple or list, and mapping
             Nests. Each replica gets its component of a `DistributedValues` leaf; the array of a
-            `Mirrored` can't be written to, since the replicas of a rank share it. Variables are
-            passed whole, all else by reference. Containers are new for each replica.
+            `Mirrored` can't be written to, since the replicas of a rank share it (that a tensor of
+            torch was is an error when the step ends). Variables are passed whole, all else by
+            reference. Containers are new for each replica.
         options : CommunicationOptions, optional
             For the agreement at the end.
 
@@ -191,7 +193,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             `args` is no tuple or list, a `PerReplica` lacks the component of a replica, `fn` is
             not callable; on every rank.
         ContextError
-            Called in a replica, or from another thread.
+            Called in a replica, or from another thread; a replica has written into the tensor of a
+            `Mirrored`.
 
         Notes
         -----
@@ -216,26 +219,30 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             if engine.options.reproducible:
                 blas.refresh()
             merged = engine.options if options is None else engine.options.merge(options)
-            run = Run(self, fn, self._seats(fn, args, kwargs), site, merged)
+            seats, mirrored = self._seats(fn, args, kwargs)
+            run = Run(self, fn, seats, site, merged, mirrored)
         except Exception as error:
             engine.fail("run", error)
         return run.execute(self._kept)
 
     def _seats(
         self, fn: Callable[..., Any], args: Any, kwargs: Any
-    ) -> list[tuple[int, Sequence[Any], Mapping[str, Any]]]:
+    ) -> tuple[list[tuple[int, Sequence[Any], Mapping[str, Any]]], Any]:
+        """Returns the arguments of each local replica; and what finds writes into shared ones."""
         if not callable(fn):
             raise TypeError(f"strategy.run needs a callable, got {fn!r}.")
         check_call(args, {} if kwargs is None else kwargs)
         layout = self.engine.layout
         if not args and not kwargs:
-            return [(i, (), {}) for i in layout.local_replica_ids]
+            return [(i, (), {}) for i in layout.local_replica_ids], None
         leaves, structure = nest.flatten((tuple(args), dict(kwargs or {})))
         number = layout.num_replicas
-        return [
+        seats = [
             (i, *nest.unflatten(structure, [_passed(leaf, i, number) for leaf in leaves]))
             for i in layout.local_replica_ids
         ]
+        mirrored = [leaf.value if isinstance(leaf, Mirrored) else None for leaf in leaves]
+        return seats, shared_tensors("strategy.run", structure, mirrored)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
         """Combine a value of all replicas to one, and give it to every rank.

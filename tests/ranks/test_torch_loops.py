@@ -496,6 +496,60 @@ def test_a_tensor_that_replicas_share_and_write_is_an_error_at_any_call(strategy
     check_works(strategy)
 
 
+MIRRORED = {
+    "broadcast": lambda strategy: strategy.extended.broadcast_to(torch.ones(2)),
+    "reduced": lambda strategy: strategy.extended.reduce_to(
+        "MEAN", strategy.run(lambda: torch.ones(2))
+    ),
+    "a part": lambda strategy: mr.Mirrored(torch.ones(2, 3)[:, 1]),
+}
+
+
+@pytest.mark.parametrize("name", MIRRORED)
+def test_a_replica_that_writes_into_a_mirrored_tensor_is_an_error_on_every_layout(strategy, name):
+    """The replicas of a rank share it, as a mirrored array, which can't be written into."""
+    given = {"g": [MIRRORED[name](strategy)]}
+    last = strategy.num_replicas_in_sync - 1
+
+    def step(given):
+        if replica_id() == last:
+            given["g"][0].mul_(2.0)
+        return mr.get_replica_context().all_reduce("SUM", 1.0)
+
+    error = raises_everywhere(ContextError, lambda: strategy.run(step, args=(given,)))
+    assert "(args, kwargs)[0][0]['g'][0] of strategy.run was written" in str(error)
+    check_works(strategy)
+
+
+def test_replicas_may_compute_with_a_mirrored_tensor_and_write_into_copies(strategy):
+    whole = torch.ones(3, 2)
+    given = mr.Mirrored(whole[1])
+
+    def step(given):
+        whole[2].fill_(5.0)  # another part of the same memory
+        return float((given.clone().mul_(2.0) + given).sum())
+
+    found = strategy.experimental_local_results(strategy.run(step, args=(given,)))
+    assert found == (6.0,) * len(strategy.local_replica_ids)
+    check_works(strategy)
+
+
+def test_an_update_of_components_that_writes_into_a_tensor_is_an_error_on_every_layout(strategy):
+    with strategy.scope():
+        v = mr.Variable(np.zeros(2), synchronization=mr.VariableSynchronization.ON_READ)
+    given = strategy.extended.broadcast_to(torch.ones(2))
+    strategy.extended.update(v, lambda v, g: v.assign(g * 2.0), args=(given,))
+    for component in strategy.experimental_local_results(v):
+        assert component.tolist() == [2.0, 2.0]
+
+    def update():
+        strategy.extended.update(v, lambda v, g: v.assign(g.mul_(2.0)), args=(given,))
+
+    error = raises_everywhere(ContextError, update)
+    assert "(args, kwargs)[0][0] of update was written" in str(error)
+    check_works(strategy)
+
+
 def test_optimizers_of_replicas_may_have_parameters_that_are_frozen_and_shared(strategy):
     backbone = torch.nn.Linear(3, 3).double().requires_grad_(False)
 
