@@ -37,8 +37,11 @@ class MemoryOfReplicas:
                 begin, end = min(begin, begins[first]), max(end, ends[last - 1])
             begins[first:last], ends[first:last] = [begin], [end]
 
-    def is_of_another(self, value: Any, replica_id: int) -> bool:
-        """Returns whether a value is, or may be, in memory of another replica than this one."""
+    def is_of_another(self, value: Any, replica_id: int | None) -> bool:
+        """Returns whether a value is, or may be, in memory of another replica than this one.
+
+        Of any one, where that is None.
+        """
         for begin, end in _extents(value):
             for holder, ends in self.ends.items():
                 if holder != replica_id:

@@ -83,8 +83,8 @@ def unpacked(
     """Returns, for each local replica, the nest `value` with its component of each PerReplica.
 
     Each replica may write into the arrays that it gets: they must not be those of another one, nor
-    what another one has passed to its call. What a ``merge_fn`` gives back as it got it is the
-    replica's own argument.
+    what another one has passed to its call; nor parts of each other, which copies would not be.
+    What a ``merge_fn`` gives back as it got it is the replica's own argument.
     """
     if value is None:
         return [None] * len(replica_ids)
@@ -95,17 +95,20 @@ def unpacked(
             for leaf in call.leaves:
                 memory.add(leaf, i)
 
-    def of_replica(replica_id: int, originals: Mapping[int, Any]) -> Any:
+    def of_replica(replica_id: int, call: MergeCall) -> Any:
         copies: dict[int, Any] = {}  # what it gets twice is one thing, as where it is no copy
+        given = MemoryOfReplicas()
 
         def own(leaf: Any) -> Any:
-            found = originals.get(id(leaf), leaf)
-            if memory is None:
-                return found
+            found = call.originals.get(id(leaf), leaf)
             if id(found) not in copies:
-                is_shared = memory.is_of_another(found, replica_id)
-                copies[id(found)] = _copied(found) if is_shared else found
-                memory.add(copies[id(found)], replica_id)
+                is_shared = memory is not None and memory.is_of_another(found, replica_id)
+                if not is_shared and given.is_of_another(found, None):
+                    is_shared = not any([leaf is passed for passed in call.leaves])
+                copies[id(found)] = mine = _copied(found) if is_shared else found
+                given.add(mine, replica_id)
+                if memory is not None:
+                    memory.add(mine, replica_id)
             return copies[id(found)]
 
         def component(leaf: Any) -> Any:
@@ -115,8 +118,7 @@ def unpacked(
 
         return nest.map_structure(component, value)
 
-    pairs = zip(replica_ids, calls, strict=True)
-    return [of_replica(replica_id, call.originals) for replica_id, call in pairs]
+    return list(map(of_replica, replica_ids, calls))
 
 
 def _copied(value: Any) -> Any:

@@ -203,6 +203,32 @@ def test_what_a_replica_gets_twice_is_one_thing_on_all_replicas(strategy):
     assert set(strategy.experimental_local_results(strategy.run(step))) == {True}
 
 
+@pytest.mark.parametrize("wrap", [lambda x: x, mr.Mirrored], ids=["plain", "mirrored"])
+def test_parts_of_one_array_that_merge_fn_returns_are_apart_on_every_layout(strategy, wrap):
+    def merge(strategy, x):
+        whole = strategy.reduce("SUM", x, axis=None) * 0
+        return [wrap(whole), {"part": wrap(whole[:2]), "again": wrap(whole)}]
+
+    def step():
+        whole, others = mr.get_replica_context().merge_call(merge, (np.ones(3),))
+        whole[...] = 7.0
+        return others["part"].tolist(), others["again"] is whole
+
+    found = strategy.experimental_local_results(strategy.run(step))
+    assert found == (([0.0, 0.0], True),) * len(strategy.local_replica_ids)
+
+
+def test_arguments_that_are_parts_of_each_other_come_back_as_they_are(strategy):
+    def step():
+        whole = np.zeros(3)
+        parts = whole[:2], whole[1:]
+        found = mr.get_replica_context().merge_call(lambda strategy, *x: x, (whole, *parts))
+        return [a is b for a, b in zip(found, (whole, *parts), strict=True)]
+
+    for found in strategy.experimental_local_results(strategy.run(step)):
+        assert found == [True] * 3
+
+
 @pytest.mark.parametrize("size", [3, 20_000])
 def test_merge_fn_may_look_at_one_component_and_broadcast_all(strategy, size):
     """Also of large arguments, which come when all ranks look at them."""
