@@ -11,12 +11,21 @@ import marshal
 import math
 import pickle
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from ..core.array_libraries import Origin, dtype_of, from_numpy, origin_of, to_numpy
+from ..core.array_libraries import (
+    Origin,
+    dtype_of,
+    from_numpy,
+    in_c_order,
+    origin_of,
+    to_numpy,
+    written,
+)
 from ..core.array_ways import Array
+from ..core.digests import digest_of
 from ..core.units import in_units
 from ..core.values import DistributedValues
 
@@ -40,6 +49,33 @@ class Held:
 
     value: Any
     is_large: bool = False
+
+
+class InOrder(NamedTuple):
+    """A copy of an argument in C order, in which it comes to the other ranks.
+
+    The order of additions, and so the bits of a sum, follow from that in memory.
+    """
+
+    original: Any
+    copy: Any
+    #: Of the copy, as it was made.
+    digest: int
+
+    @classmethod
+    def of(cls, value: Any) -> Self | None:
+        """Returns it for an array that is in another order; None for anything else."""
+        copy = in_c_order(value)
+        return None if copy is value else cls(value, copy, digest_of(copy))
+
+    def write_back(self) -> None:
+        """Writes into the argument what has been written into its copy."""
+        if digest_of(self.copy) == self.digest:
+            return  # nor is what was written elsewhere into the same memory undone
+        if isinstance(self.original, np.ndarray):
+            self.original[...] = self.copy
+        else:
+            written(self.original, to_numpy(self.copy))
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -29,6 +29,7 @@ from .agreement.steps import Steps
 from .arguments import (
     Elsewhere,
     Held,
+    InOrder,
     Packed,
     bytes_of,
     held_by,
@@ -90,12 +91,22 @@ class MergeCall(Call):
         self.thread_state = None if state == (None, None) else state
         #: What torch records, by the ids of the constants that `function` gets: no gradient passes
         #: what it computes, since components from other ranks have no graph here.
+        #: So are arguments in another order than C's, by the ids of copies.
         self.originals: dict[int, Any] = {}
         if not is_plain:
             number = engine.layout.num_replicas
             components = [component_of(leaf, replica_id, number) for leaf in self.leaves]
             self.leaves, self.originals = as_constants(components)
             self.shared = [is_shared(leaf) for leaf in self.leaves]
+        #: By the ids of what they are copies of.
+        self.copies: dict[int, InOrder] = {}
+        for leaf in self.leaves:
+            if id(leaf) not in self.copies and (found := InOrder.of(leaf)) is not None:
+                self.copies[id(leaf)] = found
+                self.originals[id(found.copy)] = self.originals.get(id(leaf), leaf)
+        if self.copies:
+            copies = self.copies
+            self.leaves = [copies[i].copy if (i := id(x)) in copies else x for x in self.leaves]
         self.packed = self._packed() if engine.layout.size > 1 else ([], b"")
         self.identify((identity.digest, nest.key(self.structure), tuple(self.shared)))
 

@@ -217,6 +217,21 @@ def copy_of(value: Any) -> Any:
     return value.copy() if isinstance(value, (np.ndarray, np.void)) else value
 
 
+def in_c_order(value: Any) -> Any:
+    """Returns an array of numpy or torch with its elements in C order: itself, or a copy."""
+    if type(value) is np.ndarray:
+        if value.flags.c_contiguous or value.dtype.hasobject:
+            return value
+        copy = value.copy()
+        copy.flags.writeable = value.flags.writeable
+        return copy
+    if way_of(type(value)) is not TorchWay or origin_of(value) is None:
+        return value
+    is_dense = value.layout is sys.modules["torch"].strided and not value.is_quantized
+    is_other = is_dense and not value.is_nested and not value.is_contiguous()
+    return value.detach().contiguous() if is_other else value
+
+
 def mean_of(losses: Any, weights: Any, count: float) -> Any:
     """Returns the sum of `losses` times `weights` over `count`, by torch or JAX itself.
 

@@ -86,13 +86,16 @@ def unpacked(
     what another one has passed to its call; nor parts of each other, which copies would not be.
     What a ``merge_fn`` gives back as it got it is the replica's own argument.
     """
+    for call in calls:
+        for copy in call.copies.values():
+            copy.write_back()
     if value is None:
         return [None] * len(replica_ids)
     memory = None
     if len(replica_ids) > 1:
         memory = MemoryOfReplicas()
         for i, call in zip(replica_ids, calls, strict=True):
-            for leaf in call.leaves:
+            for leaf in (*call.leaves, *call.originals.values()):
                 memory.add(leaf, i)
 
     def of_replica(replica_id: int, call: MergeCall) -> Any:

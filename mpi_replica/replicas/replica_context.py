@@ -251,8 +251,10 @@ class ReplicaContext(Replica):
         args, kwargs : tuple or list, and mapping
             Nests of arrays and of any objects that can be pickled. Arrays of torch, JAX and others
             that know DLPack are of the same library in `merge_fn`, on the device of this rank's
-            own argument. Where torch records a leaf, `merge_fn` gets constants: no gradient passes
-            what it computes.
+            own argument. Those of numpy and torch are in C order there, on every rank, since the
+            bits of a sum follow from the order. Arguments that share memory do so on their own rank
+            alone: write into copies of them. Where torch records a leaf, `merge_fn` gets constants:
+            no gradient passes what it computes.
 
         Returns
         -------

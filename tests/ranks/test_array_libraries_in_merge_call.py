@@ -1,5 +1,7 @@
 """Arrays of other libraries as arguments of merge_call: they travel as arrays, and stay theirs."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -55,6 +57,79 @@ def test_strided_arrays_arrive_as_they_are(strategy, library, size):
             library.holds(part, np.arange(size, dtype="f4").reshape(2, -1).T + i)
 
     merged(strategy, check, lambda i: ((library.array(np.arange(size).reshape(2, -1)) + i).T,))
+
+
+# Ways in which an array is not in C order.
+ORDERS = {
+    "turned": lambda array: array.T,
+    "a part": lambda array: array[:, 1:],
+    "every other one": lambda array: array[::2],
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("shape", [(40, 50), (300, 400)], ids=["small", "large"])
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_sums_in_merge_fn_have_the_same_bits_on_all_ranks_in_whatever_order(
+    strategy, kind, shape, name
+):
+    make = np.asarray if kind == "numpy" else pytest.importorskip("torch").as_tensor
+    given = [
+        np.random.default_rng(i).normal(size=shape).astype("f4")
+        for i in range(strategy.num_replicas_in_sync)
+    ]
+
+    def sums(strategy, x):
+        return mr.PerReplica([[float(part.sum()) for part in x.values]] * len(given))
+
+    ordered = [make(np.ascontiguousarray(ORDERS[name](array))) for array in given]
+    expected = [float(array.sum()) for array in ordered]
+    for found in merged(strategy, sums, lambda i: (ORDERS[name](make(given[i])),)):
+        assert found == expected
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("kind", ["numpy", "torch", "recorded"])
+def test_what_merge_fn_writes_into_an_argument_is_in_that_of_the_replica_in_whatever_order(
+    strategy, kind, name
+):
+    torch = None if kind == "numpy" else pytest.importorskip("torch")
+
+    def double(strategy, x, again, other):
+        for part in x.values:
+            part *= 2
+        return x, again, other
+
+    def step():
+        whole = np.ones((4, 6)) if torch is None else torch.ones((4, 6), dtype=torch.float64)
+        mine, other = ORDERS[name](whole), ORDERS[name](whole + 0)
+        if kind == "recorded":
+            mine = mine.detach().requires_grad_()
+        found = mr.get_replica_context().merge_call(double, (mine, mine, other))
+        is_own = [a is b for a, b in zip(found, (mine, mine, other), strict=True)]
+        with contextlib.nullcontext() if torch is None else torch.no_grad():
+            return is_own, float(whole.sum()), float(mine.sum()), float(other.sum())
+
+    size = ORDERS[name](np.ones((4, 6))).size
+    found = strategy.experimental_local_results(strategy.run(step))
+    for is_own, *sums in found:
+        assert is_own == [True] * 3
+        assert sums == [24 + size, 2 * size, size]
+
+
+def test_an_argument_in_another_order_that_can_not_be_written_is_so_in_merge_fn(strategy):
+    def step():
+        mine = np.ones((2, 3)).T
+        mine.flags.writeable = False
+        mr.get_replica_context().merge_call(write, (mine,))
+
+    def write(strategy, x):
+        for i in strategy.local_replica_ids:
+            x.values[i][...] = 2.0
+
+    error = raises_everywhere(ValueError, lambda: strategy.run(step))
+    assert "read-only" in str(error)
+    check_works(strategy)
 
 
 @pytest.mark.parametrize("size", [4, 2 * LARGE])
