@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 
 from ..core.options import ReduceOp
 
@@ -145,10 +145,9 @@ class _AllReduceExtreme(_WeighedReduce):
 
 
 class _AllReduceProduct(_WeighedReduce):
-    """PROD: a replica's value counts as much as the product of all others is; of first order."""
+    """PROD: a replica's value counts as much as the product of all others is."""
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         """Returns what goes back times the product of the other replicas' values."""
         wanted = _wanted(ctx, gradients)
@@ -209,15 +208,14 @@ def _is_same(value: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
 
 
 def _products_of_others(through: Any, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns, for each value of this replica, the product of those of all other replicas."""
-    are_zero = [value == 0 for value in values]
-    numbers = [is_zero.to(torch.int32) for is_zero in are_zero]
-    factors = [
-        value.detach().masked_fill(zero, 1) for value, zero in zip(values, are_zero, strict=True)
-    ]
-    products = through.back(ReduceOp.PROD, factors)
-    zeros = through.back(ReduceOp.SUM, numbers)
-    return [
-        (product / factor).masked_fill(count != number, 0)
-        for product, factor, count, number in zip(products, factors, zeros, numbers, strict=True)
-    ]
+    """Returns, for each value of this replica, the product of those of all other replicas.
+
+    Of them themselves: a product of all over the own value is NaN where that is 0 or infinite.
+    """
+    mine = through.replica_id
+    products = []
+    for stack in through.stacks_of_all(values):
+        others = torch.cat([stack[:mine], stack[mine + 1 :]])
+        wide = torch.promote_types(others.dtype, torch.float32)  # as the reduction itself
+        products.append(others.prod(0, dtype=wide).to(others.dtype))
+    return products

@@ -241,6 +241,15 @@ class _Pass:
         """Returns the tensors, which go back, combined over all replicas."""
         return _Pass(self.way_back, op, tensors).results()
 
+    def stacks_of_all(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """Returns those of all replicas, one on top of the other; called on the way back."""
+        return _Pass(self.way_back, 0, [tensor[None] for tensor in tensors]).results()
+
+    @property
+    def replica_id(self) -> int:
+        """The id of this replica."""
+        return self._owner.replica_id
+
     def used(self, gradients: Sequence[Any]) -> list[int]:
         """Returns which of the results some replica uses, where this one has these gradients."""
         if len(gradients) == 1:

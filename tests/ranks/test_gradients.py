@@ -359,6 +359,42 @@ def test_a_product_with_factors_of_zero_has_the_right_gradient(strategy, zeros):
     check_gradients(strategy, program, leaves_of)
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf, 1e200])
+def test_the_gradient_of_a_product_is_the_product_of_all_others_whatever_they_are(strategy, odd):
+    """Also that of replicas with NaN, infinity and zeros: so what is NaN can't be hidden."""
+    count = strategy.num_replicas_in_sync
+
+    def factors(i):
+        last, middle = count - 1, count // 2
+        one, zero = [i + 2.0, 0.0][:: 1 if i == 0 else -1]
+        return needs(
+            [
+                odd if i == 0 else i + 2.0,
+                odd if i == last else zero,
+                odd if i == middle else 0.0,
+                odd if i in (0, last) else one,
+                odd if i == 0 else -odd,
+            ]
+        )
+
+    def step():
+        x = factors(replica_id())
+        y = mr.get_replica_context().all_reduce("PROD", x)
+        (weight(replica_id()) * y).sum().backward()
+        return x.grad
+
+    of_all = np.stack([as_numpy(factors(i)) for i in range(count)])
+    found = results(strategy, step)
+
+    def check():
+        for i, gradient in found.items():
+            with np.errstate(invalid="ignore", over="ignore"):
+                others = np.delete(of_all, i, 0).prod(0)
+                np.testing.assert_allclose(gradient, weights(count) * others, rtol=1e-12)
+
+    holds_everywhere(check)
+
+
 # What is recorded
 
 
