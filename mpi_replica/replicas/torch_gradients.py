@@ -27,11 +27,9 @@ from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.argument_checks import integer
 from ..core.array_libraries import recorded_by_torch
-from ..core.array_ways import Array
 from ..core.context import current_state
 from ..core.exceptions import ContextError
 from ..core.options import CommunicationOptions, ReduceOp
-from ..core.torch_tensors import arrays_of_tensors, tensors_of
 from .replica import Replica
 from .torch_functions import GATHER, REDUCTIONS
 
@@ -273,30 +271,26 @@ class _Pass:
                 " replicas would enter each other's. Differentiate backwards, or host one replica"
                 " on each rank."
             )
-        arrays = arrays_of_tensors(leaves)
-        call = engine.make(owner.kind, owner.options, self._call, leaves, arrays)
+        call = engine.make(owner.kind, owner.options, self._call, leaves)
         owner.mark(call)
         results: list[Any] = context.meet(call)
         context.num_recorded += 1
         self._performed = call.site.line, context.num_recorded, owner.run
         self._blocks = call.gathering.leaves if isinstance(call, AllGather) else []
-        return results if arrays is None else tensors_of(results)
+        return results
 
     def _call(
         self,
         site: CallSite,
         options: CommunicationOptions,
         leaves: Sequence[Any],
-        arrays: list[Array] | None,
     ) -> AllReduce | AllGather:
         structure, kind, how = self._structure, self._owner.kind, self.how
         words = self._recorded_in_words()
         if isinstance(how, int):
             words = f"axis={how}{words}"
-            return AllGather(
-                site, options, kind, how, [arrays or leaves], structure, words, self._paths
-            )
-        if arrays is None and has_slices([leaves]):
+            return AllGather(site, options, kind, how, [leaves], structure, words, self._paths)
+        if has_slices([leaves]):
             raise TypeError(
                 f"{kind} got IndexedSlices beside leaves that need gradients. Reduce them in a call"
                 " of their own."
@@ -306,12 +300,10 @@ class _Pass:
             options,
             kind,
             how,
-            [arrays or leaves],
+            [leaves],
             structure,
-            None,
-            nest.OTHERS if arrays is None else nest.ARRAYS,
-            f"{self._words}{words}".removeprefix(", "),
-            self._paths,
+            detail=f"{self._words}{words}".removeprefix(", "),
+            paths=self._paths,
         )
 
     def _recorded_in_words(self) -> str:

@@ -473,14 +473,37 @@ def test_a_part_of_a_memory_that_another_replica_writes_is_an_error(strategy):
     check_works(strategy)
 
 
+def recorded():
+    """A tensor of which torch records what becomes of it."""
+    return torch.ones(3, requires_grad=True)
+
+
 @pytest.mark.parametrize(
     "call",
     [
         lambda context, shared: context.all_reduce("SUM", shared),
         lambda context, shared: context.all_gather({"x": shared}, 0),
         lambda context, shared: context.merge_call(lambda _, x: x, (shared,)),
+        lambda context, shared: context.all_reduce("SUM", [shared, recorded()]),
+        lambda context, shared: context.all_reduce("SUM", [shared, recorded(), 1.0]),
+        lambda context, shared: context.all_gather({"x": shared, "y": recorded()}, 0),
+        lambda context, shared: context.all_reduce("SUM", shared.requires_grad_()),
+        lambda context, shared: context.merge_call(lambda _, *x: x, (shared, recorded())),
+        lambda context, shared: torch.func.grad(
+            lambda x: context.all_reduce("SUM", [shared, x])[1].sum()
+        )(recorded()),
     ],
-    ids=["all_reduce", "all_gather", "merge_call"],
+    ids=[
+        "all_reduce",
+        "all_gather",
+        "merge_call",
+        "all_reduce beside a recorded one",
+        "all_reduce beside a recorded one and a number",
+        "all_gather beside a recorded one",
+        "all_reduce, recorded",
+        "merge_call beside a recorded one",
+        "all_reduce in torch.func",
+    ],
 )
 def test_a_tensor_that_replicas_share_and_write_is_an_error_at_any_call(strategy, call):
     if strategy.num_replicas_in_sync == strategy.size:
@@ -488,7 +511,8 @@ def test_a_tensor_that_replicas_share_and_write_is_an_error_at_any_call(strategy
     shared = torch.zeros(3)
 
     def step():
-        shared.fill_(replica_id())
+        with torch.no_grad():
+            shared.fill_(replica_id())
         return call(mr.get_replica_context(), shared)
 
     error = raises_everywhere(ContextError, lambda: strategy.run(step))
