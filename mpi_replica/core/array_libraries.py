@@ -143,7 +143,7 @@ def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
     Raises
     ------
     TypeError
-        JAX traces one of them.
+        JAX traces one of them, or a function of torch transforms it.
     """
     if is_traced_by_jax(leaves):
         raise TypeError(
@@ -154,6 +154,10 @@ def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
     for index in recorded_by_torch(leaves):
         if not originals:
             leaves = list(leaves)
+        try:
+            TorchWay.require_untransformed(leaves[index])
+        except TypeError as error:
+            raise TypeError(f"merge_call: {error}") from None
         constant = leaves[index].detach()
         originals[id(constant)] = leaves[index]
         leaves[index] = constant

@@ -98,7 +98,24 @@ class TorchWay:
         return TorchWay.narrowed(wide / divisor, total)
 
     @staticmethod
+    def require_untransformed(tensor: Any) -> None:
+        """Raises where a tensor has no values, as JAX's have none that it traces.
+
+        Raises
+        ------
+        TypeError
+            It is one of a function that ``torch.func`` transforms.
+        """
+        if sys.modules["torch"]._C._functorch.is_functorch_wrapped_tensor(tensor):
+            raise TypeError(
+                "a tensor in a function that torch.func transforms (grad, vmap) stands for others,"
+                " and has no values of its own: all_reduce and all_gather can be called with it."
+                " Call this outside of such functions."
+            )
+
+    @staticmethod
     def _require_dense(tensor: Any) -> None:
+        TorchWay.require_untransformed(tensor)
         if tensor.is_meta:
             raise TypeError("a torch tensor on meta has no values to communicate.")
         if sys.modules["torch"].masked.is_masked_tensor(tensor):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 from ..collectives.agreement.call import Call
@@ -286,6 +287,13 @@ class _Pass:
         leaves: Sequence[Any],
     ) -> AllReduce | AllGather:
         structure, kind, how = self._structure, self._owner.kind, self.how
+        if any(isinstance(x, torch.Tensor) and is_legacy_batchedtensor(x) for x in leaves):
+            raise TypeError(
+                f"{kind} got the gradients of a batch at once (is_grads_batched=True, or"
+                " vectorize=True in torch.autograd.functional), as torch has them for its own"
+                " functions only. Use torch.func: vmap of the function that vjp gives, jacrev, or"
+                " hessian."
+            )
         words = self._recorded_in_words()
         if isinstance(how, int):
             words = f"axis={how}{words}"

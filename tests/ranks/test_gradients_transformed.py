@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import check_works, error_of, gathered
+from everywhere import check_works, error_of, gathered, raises_everywhere
 from gradient_programs import replica_id, results
 from mpi_replica.errors import ContextError
 
@@ -242,6 +242,47 @@ def test_jacobians(strategy, name):
         step,
         lambda i: forward if name == "jacfwd" else np.diag(count * 2 * values(i)),
     )
+
+
+@pytest.mark.parametrize("op", ["SUM", "MAX", "PROD", "all_gather"])
+def test_gradients_of_a_batch_at_once_are_an_error_that_says_what_does_it(strategy, op):
+    def function(x):
+        context = mr.get_replica_context()
+        return context.all_gather(x, 0) if op == "all_gather" else context.all_reduce(op, x)
+
+    def batched():
+        x = values(replica_id()).requires_grad_()
+        y = function(x)
+        return torch.autograd.grad(y, x, torch.ones(2, *y.shape), is_grads_batched=True)
+
+    def vectorized():
+        jacobian = torch.autograd.functional.jacobian
+        return jacobian(function, values(replica_id()), vectorize=True)
+
+    for step in (batched, vectorized):
+        error = raises_everywhere(TypeError, lambda step=step: strategy.run(step))
+        assert "Use torch.func" in str(error)
+        check_works(strategy)
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
+def test_what_takes_no_transformed_tensor_is_an_error_that_says_so(strategy, transform):
+    with strategy.scope():
+        variable = mr.Variable(np.zeros(()), aggregation=mr.VariableAggregation.MEAN)
+
+    def merge(x):
+        return mr.get_replica_context().merge_call(lambda _, x: x, ([x.sum()],))[0]
+
+    def assign(x):
+        variable.assign(x.sum())
+        return x.sum()
+
+    for function in (merge, assign):
+        step = lambda function=function: transform(function)(values(replica_id()))  # noqa: E731
+        error = raises_everywhere(TypeError, lambda step=step: strategy.run(step))
+        assert "torch.func" in str(error)
+        assert function.__name__ in str(error)
+        check_works(strategy)
 
 
 def test_gradients_of_a_functional_model(strategy):
