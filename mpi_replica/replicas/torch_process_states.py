@@ -17,17 +17,46 @@ T = TypeVar("T")
 _parametrize: Any = torch.nn.utils.parametrize
 _HAS_CACHE = hasattr(_parametrize, "_cache_enabled") and hasattr(_parametrize, "_cache")
 
-#: The default dtype, whether anomalies are looked for, and whether NaN is one.
-_Switches: TypeAlias = tuple[torch.dtype, bool, bool]
+
+def _anomaly() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
+def _set_anomaly(switches: tuple[bool, bool]) -> None:
+    torch.set_anomaly_enabled(*switches)
+
+
+#: How each switch is asked for, and set. Those of ``torch.backends`` are properties that torch may
+#: freeze, and not all can be asked for: of TF32 it is an error where two ways to set it were mixed.
+_SWITCHES: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (_anomaly, _set_anomaly),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    *[
+        (getattr(torch._C, f"_get_{asked}"), getattr(torch._C, f"_set_{switched}"))
+        for asked, switched in (
+            ("cudnn_enabled", "cudnn_enabled"),
+            ("cudnn_benchmark", "cudnn_benchmark"),
+            ("cudnn_deterministic", "cudnn_deterministic"),
+            ("mkldnn_enabled", "mkldnn_enabled"),
+            ("cudnn_sdp_enabled", "sdp_use_cudnn"),
+            ("flash_sdp_enabled", "sdp_use_flash"),
+            ("math_sdp_enabled", "sdp_use_math"),
+            ("mem_efficient_sdp_enabled", "sdp_use_mem_efficient"),
+            ("overrideable_sdp_enabled", "sdp_use_overrideable"),
+        )
+        if hasattr(torch._C, f"_get_{asked}") and hasattr(torch._C, f"_set_{switched}")
+    ],
+]
+_GETTERS = [getter for getter, _ in _SWITCHES]
 #: The states of the default generators: of the CPU, and of CUDA where that has begun. What
 #: `parametrize` keeps: how many ``cached()`` are open, and their tensors. And switches. Plain
 #: tuples: each replica makes one at each collective, and one with names takes a third longer.
-_State: TypeAlias = tuple[list[torch.Tensor], tuple[int, dict[Any, Any]], _Switches]
+_State: TypeAlias = tuple[list[torch.Tensor], tuple[int, dict[Any, Any]], tuple[Any, ...]]
 
 
-def _switches() -> _Switches:
-    checks_nan = torch.is_anomaly_check_nan_enabled()
-    return torch.get_default_dtype(), torch.is_anomaly_enabled(), checks_nan
+def _switches() -> tuple[Any, ...]:
+    return tuple([getter() for getter in _GETTERS])
 
 
 def _state() -> _State:
@@ -54,10 +83,11 @@ class ProcessStates:
             torch.cuda.default_generators[index - 1].set_state(generators[index])
         if _HAS_CACHE:
             _parametrize._cache_enabled, _parametrize._cache = cache
-        if switches != _switches():
-            dtype, looks_for_anomalies, checks_nan = switches
-            torch.set_default_dtype(dtype)
-            torch.set_anomaly_enabled(looks_for_anomalies, checks_nan)
+        now = _switches()
+        if switches != now:
+            for (_, switch), wanted, present in zip(_SWITCHES, switches, now, strict=True):
+                if wanted != present:
+                    switch(wanted)
 
     def leave(self, position: int) -> None:
         """Ends a turn of a replica."""

@@ -133,23 +133,44 @@ def test_a_cached_parametrization_is_computed_again_where_its_replica_has_left_c
 
 
 @contextlib.contextmanager
-def default_dtype(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+def held(get, switch, value):
+    before = get()
+    switch(value)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        switch(before)
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
 def test_a_switch_that_is_put_back_is_that_of_its_replica(strategy, ends_well):
+    attention, backends = torch.nn.attention, torch.backends
+
     def now():
-        return torch.ones(1).dtype, torch.is_anomaly_enabled()
+        return (
+            torch.ones(1).dtype,
+            torch.is_anomaly_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            backends.cuda.flash_sdp_enabled(),
+            backends.cuda.math_sdp_enabled(),
+            backends.cudnn.deterministic,
+            backends.mkldnn.enabled,
+        )
+
+    def set_mkldnn(is_enabled):
+        backends.mkldnn.enabled = is_enabled
 
     def step():
         context = mr.get_replica_context()
-        with default_dtype(torch.float64), torch.autograd.set_detect_anomaly(True):
+        with (
+            held(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+            torch.autograd.set_detect_anomaly(True),
+            held(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, "warn"),
+            attention.sdpa_kernel(attention.SDPBackend.MATH),
+            backends.cudnn.flags(deterministic=True),
+            held(lambda: backends.mkldnn.enabled, set_mkldnn, False),
+        ):
             context.all_reduce("SUM", 1.0)
             inside = now()
             context.merge_call(lambda strategy: 1)
@@ -157,11 +178,12 @@ def test_a_switch_that_is_put_back_is_that_of_its_replica(strategy, ends_well):
                 context.all_reduce("nonsense", 1.0)
         return inside, now()
 
-    before = torch.float32, False
+    before = torch.float32, False, False, False, True, True, False, True
+    switched = torch.float64, True, True, True, False, True, True, False
     assert now() == before
     if ends_well:
         found = strategy.gather_objects(strategy.run(step))
-        assert set(found) == {((torch.float64, True), before)}
+        assert set(found) == {(switched, before)}
     else:
         raises_everywhere(ValueError, lambda: strategy.run(step))
     assert now() == before
