@@ -98,6 +98,8 @@ def copied(live: Any) -> Any:
     """Returns an array, a dict or a list like this one; None for what can hold one state only."""
     if object_state.has_state(live):
         return None
+    if _is_tensor(live) and not live.is_leaf:  # torch copies no graph: what is restored has none
+        return copy.deepcopy(live.detach())
     if isinstance(live, np.ndarray) or _is_tensor(live):
         return copy.deepcopy(live)
     return copy.copy(live) if isinstance(live, (dict, list)) else None  # others may share theirs

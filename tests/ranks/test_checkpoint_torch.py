@@ -136,6 +136,16 @@ def test_a_tensor_comes_back_into_the_memory_that_is_there(strategy, path, kind)
     assert checkpoint.pair[1] == 3
 
 
+def test_a_computed_tensor_that_two_names_hold_gives_each_what_was_saved_of_it(strategy, path):
+    """torch copies only what it has not computed."""
+    weight = torch.ones(2, requires_grad=True)
+    save(strategy, path, x=2 * weight, y=[3 * weight])
+    one = strategy.rank * weight
+    found = restored(strategy, path, x=one, y=[one])
+    assert found.x is one
+    assert (found.x.tolist(), found.y[0].tolist()) == ([2, 2], [3, 3])
+
+
 def test_what_others_look_into_stays_one_memory(strategy, path):
     whole = made(1, 4, 4)
     save(strategy, path, part=whole[1:3, ::2], mirrored=mr.Mirrored(whole[0]))
