@@ -27,7 +27,7 @@ from ..collectives.sparse import has_slices
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.argument_checks import integer
-from ..core.array_libraries import recorded_by_torch
+from ..core.array_libraries import by_numpy, recorded_by_torch
 from ..core.context import current_state
 from ..core.exceptions import ContextError
 from ..core.options import CommunicationOptions, ReduceOp
@@ -213,10 +213,16 @@ class _Pass:
 
     def stacked(self, how: ReduceOp | int, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """Performs the call with the tensors that `vmap` has stacked in place of the recorded."""
-        other = _Pass(
-            self._owner, how, self._with(tensors), structure=self._structure, words=self._words
-        )
+        leaves = list(self._with(tensors))
+        others: set[int] = set()
+        if isinstance(how, int) and how >= 0:  # which counts the axis of the stacks
+            others = {*range(len(leaves))}.difference(self._recorded)
+        for place in others:
+            leaves[place] = by_numpy(lambda leaf: np.asarray(leaf)[None], leaves[place])
+        other = _Pass(self._owner, how, leaves, structure=self._structure, words=self._words)
         self._results = other.results()
+        for place in others:
+            self._results[place] = self._results[place][0]
         self._performed, self._blocks = other._performed, other._blocks
         return self._those_of_tensors()
 

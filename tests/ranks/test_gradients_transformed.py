@@ -199,6 +199,31 @@ def test_vmap_reduces_and_gathers_each_row(strategy):
     check(strategy, step, lambda i: torch.cat([sums, sums, rows_of_all], 1))
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_what_is_no_tensor_is_gathered_in_vmap_as_it_is_outside(strategy, axis):
+    count = strategy.num_replicas_in_sync
+    table = lambda i: torch.arange(12.0, dtype=torch.float64).reshape(2, 2, 3) + i  # noqa: E731
+    array = lambda i: np.arange(6).reshape(2, 3) * (i + 1)  # noqa: E731
+
+    def step():
+        found = []
+
+        def gather(x):
+            nest = {"x": x, "y": array(replica_id()), "z": [x]}
+            gathered = mr.get_replica_context().all_gather(nest, axis)
+            found.append(gathered["y"])
+            return gathered["x"] + gathered["z"][0]
+
+        gathered = torch.func.vmap(gather)(table(replica_id()))
+        np.testing.assert_array_equal(
+            found[0], np.concatenate([array(i) for i in range(count)], axis)
+        )
+        return gathered
+
+    inner = axis if axis < 0 else axis + 1
+    check(strategy, step, lambda _: 2 * torch.cat([table(i) for i in range(count)], inner))
+
+
 def test_replicas_may_stack_values_along_other_axes_for_vmap(strategy):
     count = strategy.num_replicas_in_sync
     rows = torch.arange(9.0, dtype=torch.float64).reshape(3, 3)
