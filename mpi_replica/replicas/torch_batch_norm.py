@@ -5,10 +5,12 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..core.exceptions import ContextError
+from ..core.object_state import is_lazy
 from .replica_context import ReplicaContext, get_replica_context
 
 # In which run of which strategy the running statistics were last written, and by which replica. Not
@@ -49,6 +51,8 @@ class SyncBatchNorm(_BatchNorm):
         In a call: in training, in cross-replica context.
     StructureMismatchError
         In a call: replicas have other dtypes; on every rank.
+    RuntimeError
+        In a call: it is to keep running statistics in a function that ``torch.func`` transforms.
 
     Notes
     -----
@@ -88,7 +92,7 @@ class SyncBatchNorm(_BatchNorm):
 
         Raises
         ------
-        ValueError, ContextError, StructureMismatchError
+        ValueError, ContextError, StructureMismatchError, RuntimeError
             As the class says.
 
         Examples
@@ -144,19 +148,29 @@ class SyncBatchNorm(_BatchNorm):
         before = _written.get(self)
         if before is not None and before[0] == run and before[1] != replica:
             return
+        try:
+            self._move_statistics(mean, variance * (count / (count - 1)))
+        except RuntimeError as error:
+            if not torch._C._are_functorch_transforms_active():
+                raise
+            raise RuntimeError(
+                "SyncBatchNorm can't write its running statistics in a function that torch.func"
+                " transforms (grad, vmap). Make it with track_running_stats=False, call eval() of"
+                " it, or give its buffers to that function as arguments, for"
+                " torch.func.functional_call; vmap needs one of the first two."
+            ) from error
         _written[self] = run, replica
-        with torch.no_grad():
-            self.num_batches_tracked.add_(1)
-            if self.running_mean is None:  # taken away, which torch allows
-                return
+
+    @torch.no_grad()
+    def _move_statistics(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        if self.running_mean is not None:  # taken away, which torch allows
             part = self.momentum
             if part is None:
-                part = 1 / int(self.num_batches_tracked)
-            for running, now in (
-                (self.running_mean, mean),
-                (self.running_var, variance * (count / (count - 1))),
-            ):
-                running.lerp_(now.to(running.dtype), part)
+                part = 1 / (int(self.num_batches_tracked) + 1)
+            for running, now in ((self.running_mean, mean), (self.running_var, variance)):
+                # In place it has no rule of vmap, of which torch warns where it then refuses it.
+                running.copy_(running.lerp(now.to(running.dtype), part))
+        self.num_batches_tracked.add_(1)
 
 
 def _moments(
@@ -170,7 +184,8 @@ def _moments(
         variance, mean = torch.var_mean(wide, axes, correction=0)
     else:  # zeros that are part of the graph: the way back is collective
         variance = mean = wide.sum(axes)
-    own = {"moments": torch.stack([mean, variance])[None], "count": torch.tensor([count])}
+    # The count is no tensor: in functions that vmap transforms it stays one number.
+    own = {"moments": torch.stack([mean, variance])[None], "count": np.array([count])}
     found = context.all_gather(own, axis=0)
     means, variances = found["moments"].unbind(1)
     total = int(found["count"].sum())
@@ -179,7 +194,8 @@ def _moments(
             f"SyncBatchNorm got {total} values a channel of all replicas together, in training: it"
             " needs two or more to have a variance."
         )
-    weights = (found["count"].to(means) / total)[:, None]
+    counts = torch.as_tensor(found["count"], dtype=means.dtype, device=means.device)
+    weights = (counts / total)[:, None]
     mean = (weights * means).sum(0)
     # Of two groups of values, and so of any number (Chan, Golub and LeVeque, 1979).
     variance = (weights * (variances + (means - mean) ** 2)).sum(0)
@@ -203,7 +219,7 @@ def convert_sync_batchnorm(module: torch.nn.Module) -> torch.nn.Module:
     ------
     TypeError
         It is no module; or a batch norm in it has hooks or modules of its own, as one that is
-        pruned or parametrized: nothing is changed.
+        pruned or parametrized, or is lazy and has seen no input: nothing is changed.
 
     Notes
     -----
@@ -243,10 +259,15 @@ def _is_to_be_replaced(module: Any) -> bool:
 
 
 def _check_is_bare(path: str, norm: Any) -> None:
-    """Raises where a norm computes with more than its successor would have."""
+    """Raises where a norm computes with more than its successor would have, or is none yet."""
+    where = f" at {path}" if path else ""
+    if any(map(is_lazy, norm.parameters())):
+        raise TypeError(
+            f"convert_sync_batchnorm can't replace the {type(norm).__name__}{where}: it does not"
+            " know its channels yet. Call the module once with an input."
+        )
     hooks = [name for name, some in vars(norm).items() if name.endswith("_hooks") and some]
     if hooks or norm._modules:
-        where = f" at {path}" if path else ""
         raise TypeError(
             f"convert_sync_batchnorm can't replace the {type(norm).__name__}{where}: it has"
             f" {', '.join([*hooks, *norm._modules])} (hooks and modules of its own, as pruning and"

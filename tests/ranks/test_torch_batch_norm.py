@@ -399,6 +399,35 @@ def test_in_cross_replica_context_training_is_an_error(strategy):
 # States and the converter
 
 
+def test_each_item_of_a_batch_of_vmap_is_normalized_by_itself(strategy):
+    norm = initialized(mr.torch.SyncBatchNorm(CHANNELS, track_running_stats=False).double())
+
+    def step():
+        rows = numbers(1, 2, (), torch.float64) * (1 + replica_id())
+        items = torch.stack([rows, rows.flip(0) - 7, rows**2])
+        apart = [norm(item) for item in items]
+        return torch.func.vmap(norm)(items), torch.stack(apart)
+
+    for together, apart in results(strategy, step).values():
+        torch.testing.assert_close(together, apart, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.grad])
+def test_running_statistics_in_a_transformed_function_are_an_error_that_says_so(
+    strategy, transform
+):
+    norm = mr.torch.SyncBatchNorm(CHANNELS)
+
+    def step():
+        rows = numbers(1, 0, (), torch.float32) * (1 + replica_id())
+        return transform(lambda x: norm(x).square().sum())(rows[None].expand(2, -1, -1))
+
+    error = raises_everywhere(RuntimeError, lambda: strategy.run(step))
+    for word in ("running statistics", "torch.func", "track_running_stats=False"):
+        assert word in str(error)
+    check_works(strategy)
+
+
 def test_states_of_torchs_own_are_loaded_and_given():
     for form in FORMS.values():
         plain = initialized(PLAIN[4](CHANNELS, **form))
@@ -522,6 +551,16 @@ def test_the_converter_refuses_a_norm_whose_hooks_and_modules_would_be_lost(name
     with pytest.raises(TypeError, match=r"can't replace the \w+ at 1\.0: it has .*Convert"):
         mr.torch.convert_sync_batchnorm(model)
     assert model[0] is plain
+
+
+def test_the_converter_takes_a_lazy_norm_that_has_seen_an_input():
+    model = torch.nn.Sequential(torch.nn.LazyBatchNorm1d())
+    with pytest.raises(TypeError, match=r"the LazyBatchNorm1d at 0: .* Call the module once"):
+        mr.torch.convert_sync_batchnorm(model)
+    model(torch.ones(2, CHANNELS))
+    converted = mr.torch.convert_sync_batchnorm(model)[0]
+    assert type(converted) is mr.torch.SyncBatchNorm
+    assert converted.num_features == CHANNELS
 
 
 def test_a_converted_norm_can_be_pruned_and_the_model_converted_again():
