@@ -92,7 +92,8 @@ class ElementVerbs(Chain):
             Gets an element: the items of a tuple as arguments, ``map(lambda x, y: ...)``, anything
             else as one. Returns a nest of array_like, which is copied; a list is one array. Arrays
             are of the library that the source, and then the function, gives. All ranks must have
-            the same function, and random numbers in it would differ.
+            the same function. Random numbers from a generator would differ, also after a restore:
+            draw from ``np.random.default_rng([seed, int(i)])``, where `enumerate` gives the i.
         num_parallel_calls : int, optional
             How many calls run at once, in threads; the order is kept. `mr.data.AUTOTUNE` is one for
             each core that this process may use. None or 1 calls in the thread that reads.
