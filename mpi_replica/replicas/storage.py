@@ -285,19 +285,44 @@ def _castable(what: str, value: Any, dtype: np.dtype[Any], *, is_first: bool) ->
             array = np.asarray(value, dtype=np.result_type(dtype, value))
         except OverflowError:
             raise _overflow(what, value, dtype) from None
+        except TypeError:  # a record, say
+            raise _other_dtype(what, array.dtype, dtype) from None
+    elif dtype.kind in "iu" and array.dtype.kind in "fO" and isinstance(value, (list, tuple)):
+        array = _ints_of(what, value, dtype, array)
     are_ints = dtype.kind in "iu" and array.dtype.kind in "iu"
     need_fit_only = is_first and (are_ints or not array.size)
     if not need_fit_only and not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise TypeError(
-            f"{what} got dtype {array.dtype} for a variable of dtype {dtype}."
-            f" Convert it: value.astype({dtype.name!r})."
-        )
+        raise _other_dtype(what, array.dtype, dtype)
     if are_ints and array.dtype != dtype and array.size:
         limits = np.iinfo(dtype)
         for number in (int(array.min()), int(array.max())):
             if not limits.min <= number <= limits.max:  # the cast would wrap it around
                 raise _overflow(what, number, dtype)
     return array
+
+
+def _ints_of(what: str, value: Any, dtype: np.dtype[Any], array: Array) -> Array:
+    """Returns a nested list of ints in `dtype`; of others `array`, which numpy makes of it.
+
+    Of ints that have no dtype in common numpy makes floats, or objects.
+    """
+    numbers = np.array(value, dtype=object)
+    if not numbers.size or not all(
+        isinstance(number, (int, np.integer)) for number in numbers.flat
+    ):
+        return array
+    limits = np.iinfo(dtype)
+    for number in (int(numbers.min()), int(numbers.max())):
+        if not limits.min <= number <= limits.max:
+            raise _overflow(what, number, dtype)
+    return numbers.astype(dtype)
+
+
+def _other_dtype(what: str, dtype: np.dtype[Any], wanted: np.dtype[Any]) -> TypeError:
+    advice = f"value.astype({wanted.name!r})" if wanted.names is None else "np.array(value, dtype)"
+    return TypeError(
+        f"{what} got dtype {dtype} for a variable of dtype {wanted}. Convert it: {advice}."
+    )
 
 
 def _overflow(what: str, number: Any, dtype: np.dtype[Any]) -> OverflowError:

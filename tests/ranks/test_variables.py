@@ -137,6 +137,13 @@ def test_dtype_is_that_asked_for_or_that_of_the_value(strategy):
         (1 + 2j, float, TypeError),
         (2, bool, TypeError),
         ("1.5", float, TypeError),
+        ([2**64, 1], "u8", OverflowError),
+        ([2**63, -1], "u8", OverflowError),
+        ([2**63, 1], "i8", OverflowError),
+        ([2**63, 1.5], "u8", TypeError),
+        ([[2**63], [1.0]], "u8", TypeError),
+        (0, [("a", "f4")], TypeError),
+        (1.5, "M8[s]", TypeError),
     ],
     ids=repr,
 )
@@ -206,6 +213,15 @@ def test_an_initializer_that_raises_where_replica_0_is_raises_everywhere(strateg
         raise OSError("no weights")
 
     assert_fails(strategy, OSError, "no weights", lambda: variable(strategy, initializer))
+
+
+def test_a_list_of_ints_keeps_each_of_them_whatever_their_range(strategy):
+    """numpy makes floats of those that have no dtype of integers in common."""
+    first, second = [[2**64 - 1, 1], [0, 2**63]], [[1, 2**63 + 1], [True, np.uint64(3)]]
+    v = variable(strategy, first, dtype=np.uint64)
+    assert everywhere(v) == first
+    strategy.run(v.assign, args=(second,))
+    assert everywhere(v) == second
 
 
 def test_only_numbers_are_held(strategy):
