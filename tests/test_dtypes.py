@@ -80,8 +80,24 @@ def test_decision_6_a_plain_array_has_the_values_in_native_c_order(dtype, shape,
     np.testing.assert_array_equal(plain, given)
 
 
+@pytest.mark.parametrize(
+    ("row", "fields"),
+    [
+        (([1.0, 2.0],), [("a", ">f4", 2)]),
+        ((1, ([2.0, 3.0], "d")), [("a", "i1"), ("b", [("c", ">f4", 2), ("d", "U3")])]),
+        ((1, [2, 3]), {"names": ["a", "b"], "formats": ["<i4", (">i2", 2)], "offsets": [8, 0]}),
+    ],
+)
+def test_fields_that_are_arrays_have_native_byte_order_in_a_plain_array(row, fields):
+    given = np.array([row, row], fields)
+    plain = as_plain_array(given)
+    assert plain.dtype == given.dtype.newbyteorder("=")
+    np.testing.assert_array_equal(plain, given)
+
+
 def test_an_array_that_is_plain_already_is_not_copied():
-    for array in (np.ones((2, 3)), np.array(1.0), laid_out(np.ones(3), "read-only")):
+    pairs = np.zeros(2, [("a", "i1"), ("b", "f4", 2)])
+    for array in (np.ones((2, 3)), np.array(1.0), laid_out(np.ones(3), "read-only"), pairs):
         assert as_plain_array(array) is array
 
 

@@ -23,9 +23,11 @@ class ArrayKind(NamedTuple):
 
     def described(self) -> LeafDescription:
         """Returns what ranks compare."""
-        # The numpy name of one with another byte order tells that, as ">i4" does.
-        name = wire_name(self.dtype) if self.dtype.isnative else str(self.dtype)
-        return LeafDescription(name, self.shape)
+        # The numpy name of one with another byte order tells that, as ">i4" does; `isnative` says
+        # nothing of fields that are arrays.
+        dtype = self.dtype
+        is_native = dtype.isnative and (not dtype.names or dtype == dtype.newbyteorder("="))
+        return LeafDescription(wire_name(dtype) if is_native else str(dtype), self.shape)
 
 
 def kind_of(array: Any, path: str) -> ArrayKind:

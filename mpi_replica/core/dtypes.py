@@ -137,8 +137,9 @@ def as_plain_array(value: Any) -> np.ndarray[Any, Any]:
         As for `as_array`.
     """
     array = as_array(value)
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
+    dtype = array.dtype
+    if dtype.names or not dtype.isnative:  # which says nothing of fields that are arrays
+        array = array.astype(dtype.newbyteorder("="), copy=False)
     if not (array.flags.c_contiguous and array.flags.aligned):  # mpi4py takes aligned ones only
         # not ascontiguousarray: it turns 0-d arrays into 1-d ones
         array = array.copy(order="C")

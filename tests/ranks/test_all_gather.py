@@ -177,6 +177,18 @@ def test_a_structured_dtype_with_fields_out_of_order_is_gathered(strategy):
         assert result.dtype == dtype
 
 
+@pytest.mark.parametrize("rows", [1, 10_000])
+def test_a_field_that_is_an_array_has_its_numbers_in_whatever_byte_order_it_is(strategy, rows):
+    def make(replica):
+        pairs = np.zeros(rows, [("a", "i1"), ("pair", "<>"[replica % 2] + "f4", 2)])
+        pairs["pair"] = [replica + 1, replica + 2]
+        return pairs
+
+    of_all = np.concatenate([make(i)["pair"] for i in range(strategy.num_replicas_in_sync)])
+    for result in gather_everywhere(strategy, 0, make):
+        np.testing.assert_array_equal(result["pair"], of_all)
+
+
 def test_the_same_array_on_all_replicas_stands_once_for_each(strategy):
     shared = np.array([[1, 2, 3]])
     count = strategy.num_replicas_in_sync

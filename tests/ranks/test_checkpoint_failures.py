@@ -299,6 +299,10 @@ DIFFERENT = {
         {"w": np.zeros(3, [("x", ">i2")])},
         {"w": np.zeros(3, [("x", "<i2")])},
     ),
+    "the byte order of a field that is an array": (
+        {"w": np.zeros(3, [("x", ">i2", 2)])},
+        {"w": np.zeros(3, [("x", "<i2", 2)])},
+    ),
     "a name": ({"w": 1}, {"v": 1}),
     "an object more": ({"w": 1}, {"w": 1, "x": np.zeros(3)}),
     "a kind": ({"w": np.zeros(())}, {"w": 0.0}),

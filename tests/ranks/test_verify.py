@@ -104,6 +104,7 @@ def test_state_that_is_the_same_passes(strategy):
         np.array(["a", "bc"]),
         np.array(["2020-01-01"], "M8[D]"),
         np.array([(1, 2.0)], [("a", "i1"), ("b", "f8")]),
+        np.array([(1, (2.0, 3.0))], [("a", "i1"), ("b", ">f8", 2)]),
         np.array([1.0, -0.0, NAN[1]]),
     ],
     ids=lambda a: f"{a.dtype}{a.shape}",
