@@ -20,6 +20,9 @@ from ..core.array_libraries import memory_of, note_written
 from ..core.array_ways import Array
 from ..core.exceptions import StructureMismatchError
 
+# From where to where a leaf lies, and its index.
+_Span = tuple[int, int, int]
+
 
 class Outputs:
     """The arrays of one replica that get the results of a call.
@@ -95,70 +98,23 @@ class Outputs:
                 or not leaf.flags.carray  # writable, aligned and in C order
             ):
                 _require_fitting(leaf, dtype, shape, path)
-        if not self._own_their_memory():
+        if not _own_their_memory(self.leaves, self._values, self.are_values):
             self._check_overlaps(paths)
 
     def _check_overlaps(self, paths: Sequence[str]) -> None:
-        for (_, stop, index), (start, _, other) in itertools.pairwise(self._spans()):
-            if start < stop:
-                raise ValueError(
-                    f"out{paths[index]} and out{paths[other]} share memory. Each leaf needs memory"
-                    " of its own."
-                )
+        spans = sorted(self.spans())
+        _require_apart(spans, paths, "Each leaf needs memory of its own.")
         if self.are_values:  # which are apart, then
             return
-        for index, other in self._overlaps(self._values):
+        for (_, _, index), other in _overlaps(spans, self._values):
             if index != other or not _is_same_memory(self.leaves[index], self._values[other]):
                 raise _overlap(paths[index], paths[other], "")
 
-    def _own_their_memory(self) -> bool:
-        """Returns whether all are arrays that no other one here is a view of; quickly."""
-        for leaf in self.leaves:
-            if leaf.base is not None:
-                return False
-        if len(set(map(id, self.leaves))) < len(self.leaves):
-            return False
-        return self.are_values or self._are_others(self._values)
-
-    def _are_others(self, values: Sequence[Array]) -> bool:
-        """Returns whether `values` own their memory, too, and are none of the leaves."""
-        for value in values:
-            if value.base is not None:
-                return False
-        return set(map(id, self.leaves)).isdisjoint(map(id, values))
-
-    def check_apart(self, values: Sequence[Array], paths: Sequence[str]) -> None:
-        """Raises where memory of `out` holds a value of another replica of this rank.
-
-        Raises
-        ------
-        ValueError
-            It does: that value would be lost before it is read.
-        """
-        if all(leaf.base is None for leaf in self.leaves) and self._are_others(values):
-            return
-        for index, other in self._overlaps(values):
-            raise _overlap(paths[index], paths[other], " of another replica of the same rank")
-
-    def _spans(self) -> list[tuple[int, int, int]]:
-        """Returns from where to where each leaf lies, in the order of addresses, and its index."""
-        return sorted(
-            (*bounds_of(leaf), index) for index, leaf in enumerate(self.leaves) if leaf.size
-        )
-
-    def _overlaps(self, values: Sequence[Array]) -> Iterator[tuple[int, int]]:
-        """Yields the indices of each leaf and value that lie in each other's bounds.
-
-        The leaves are known to be apart: where they are sorted they end in the order of their ends.
-        """
-        spans = self._spans()
-        starts, stops = [start for start, _, _ in spans], [stop for _, stop, _ in spans]
-        for other, value in enumerate(values):
-            if value.size:
-                start, stop = bounds_of(value)
-                behind, before = bisect.bisect_right(stops, start), bisect.bisect_left(starts, stop)
-                for _, _, index in spans[behind:before]:
-                    yield index, other
+    def spans(self) -> Iterator[_Span]:
+        """Yields from where to where each leaf lies, and its index."""
+        for index, leaf in enumerate(self.leaves):
+            if leaf.size:
+                yield (*bounds_of(leaf), index)
 
     def filled(self) -> Any:
         """Returns the nest that the caller gave, which has the results now."""
@@ -170,6 +126,80 @@ class Outputs:
         """Writes the results into the leaves."""
         for leaf, result in zip(self.leaves, results, strict=True):
             leaf[...] = result
+
+
+def check_replicas(
+    outputs: Sequence[Outputs], values: Sequence[Sequence[Array]], paths: Sequence[str]
+) -> None:
+    """Raises where one replica of this rank would write what another one still needs.
+
+    All may have the same array for a leaf: it gets the same result of each.
+
+    Raises
+    ------
+    ValueError
+        `out` of one replica shares memory with a value of another one, or with another part of
+        `out` there.
+    """
+    leaves = [leaf for mine in outputs for leaf in mine.leaves]
+    all_values = [value for mine in values for value in mine]
+    if _own_their_memory(leaves, all_values, all(mine.are_values for mine in outputs)):
+        return
+    owners: dict[_Span, set[int]] = {}
+    for replica, mine in enumerate(outputs):
+        for span in mine.spans():
+            owners.setdefault(span, set()).add(replica)
+    spans = sorted(owners)
+    _require_apart(
+        spans,
+        paths,
+        "They are of two replicas of the same rank: each replica needs arrays of its own, or all"
+        " the same one for a leaf.",
+    )
+    for span, number in _overlaps(spans, all_values):
+        replica, other = divmod(number, len(paths))
+        if owners[span] != {replica}:
+            raise _overlap(paths[span[2]], paths[other], " of another replica of the same rank")
+
+
+def _own_their_memory(leaves: Sequence[Any], values: Sequence[Array], are_values: bool) -> bool:
+    """Returns whether all are arrays that no other one here is a view of; quickly.
+
+    `are_values` says that the leaves are the values.
+    """
+    for leaf in leaves:
+        if leaf.base is not None:
+            return False
+    ids = set(map(id, leaves))
+    if len(ids) < len(leaves):
+        return False
+    if are_values:
+        return True
+    for value in values:
+        if value.base is not None:
+            return False
+    return ids.isdisjoint(map(id, values))
+
+
+def _require_apart(spans: Sequence[_Span], paths: Sequence[str], what: str) -> None:
+    """Raises where spans, which are sorted, lie in each other."""
+    for (_, stop, index), (start, _, other) in itertools.pairwise(spans):
+        if start < stop:
+            raise ValueError(f"out{paths[index]} and out{paths[other]} share memory. {what}")
+
+
+def _overlaps(spans: Sequence[_Span], values: Sequence[Array]) -> Iterator[tuple[_Span, int]]:
+    """Yields each span and the index of each value that lie in each other.
+
+    The spans are sorted, and known to be apart: they end in the order of their ends.
+    """
+    starts, stops = [start for start, _, _ in spans], [stop for _, stop, _ in spans]
+    for other, value in enumerate(values):
+        if value.size:
+            start, stop = bounds_of(value)
+            behind, before = bisect.bisect_right(stops, start), bisect.bisect_left(starts, stop)
+            for span in spans[behind:before]:
+                yield span, other
 
 
 def _as_plain(leaf: Any, path: str, array: Array | None) -> Any:

@@ -7,7 +7,6 @@ in the header (`inline`), all else in parts (`movement`), each of which goes its
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ from .choice_of_way import ChoiceOfWay
 from .inline import InlineReduction, InlineReductions
 from .movement import Movement, OnePiece, Task, one_piece
 from .ordered_ways import OrderedWay
-from .outputs import Outputs
+from .outputs import Outputs, check_replicas
 from .plan import Plan, Signature, plan, signature_of
 
 _SHARED_MEMORY = CommunicationImplementation.SHARED_MEMORY
@@ -357,9 +356,9 @@ class AllReduce(Call):
         for call in calls:
             if call.outputs is not None and call.promoted:  # the results are others now
                 call.outputs.check(self.plan.results, self.paths)
-        for call, other in itertools.permutations(calls, 2):
-            if call.outputs is not None:
-                call.outputs.check_apart(other.contributions[0], self.paths)
+        if len(calls) > 1:
+            outputs = [call.outputs for call in calls if call.outputs is not None]
+            check_replicas(outputs, [call.contributions[0] for call in calls], self.paths)
 
 
 def none_error(kind: str, path: str, op: ReduceOp) -> TypeError:

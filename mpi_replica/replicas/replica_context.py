@@ -110,7 +110,8 @@ class ReplicaContext(Replica):
             which would be lost; a leaf of `out` has another dtype than its result; on every rank.
         ValueError
             A leaf of `out` has another shape, is read-only, not C-contiguous, or shares memory with
-            another leaf, or with the value of another replica of the rank; on every rank.
+            another leaf, or with the value, or another part of `out`, of another replica of the
+            rank; on every rank.
         ContextError
             Not called by this replica.
 

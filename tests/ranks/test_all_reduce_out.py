@@ -297,6 +297,56 @@ def test_out_that_holds_the_value_of_another_replica_of_the_rank_is_an_error_eve
         check_works(strategy)
 
 
+@pytest.mark.parametrize("items", [1, INLINE, MEDIUM, LARGE])
+@pytest.mark.parametrize("outs", ["shifted", "swapped", "of two leaves"])
+def test_outs_of_replicas_of_a_rank_that_overlap_are_an_error_everywhere(items, outs):
+    """Also where it is so on one rank alone: what one replica got, the other one would lose."""
+    with mr.MPIStrategy(replicas_per_rank=2) as strategy:
+        for culprit in range(strategy.size):
+            memory = np.zeros(4 * items)
+
+            def step(culprit=culprit, memory=memory):
+                ctx = mr.get_replica_context()
+                i = ctx.replica_id_in_sync_group
+                one, other = memory[: 2 * items], memory[2 * items :]
+                if strategy.rank == culprit:
+                    if outs == "shifted":
+                        one, other = memory[i % 2 :][: 2 * items], other.copy()
+                    elif outs == "swapped" and i % 2:
+                        one, other = other, one
+                    elif i % 2:
+                        one, other = np.empty_like(one), one
+                else:
+                    one, other = one.copy(), other.copy()
+                value = {"a": np.full(2 * items, 1.0 + i), "b": np.full(2 * items, 10.0 + i)}
+                return ctx.all_reduce("SUM", value, out={"a": one, "b": other})
+
+            error = raises_everywhere(ValueError, lambda step=step: strategy.run(step))
+            assert "two replicas of the same rank" in str(error)
+            assert not memory.any()
+        check_works(strategy)
+
+
+@pytest.mark.parametrize("items", [1, INLINE, MEDIUM, LARGE])
+def test_one_out_of_all_replicas_of_a_rank_gets_the_result_and_parts_of_one_array_get_theirs(items):
+    with mr.MPIStrategy(replicas_per_rank=2) as strategy:
+        count = strategy.num_replicas_in_sync
+        kept, views = np.empty(items), np.empty(2 * items)
+        rows = np.empty((2, items))
+
+        def step():
+            ctx = mr.get_replica_context()
+            i = ctx.replica_id_in_sync_group
+            value = [np.full(items, i + k, "f8") for k in range(4)]
+            return ctx.all_reduce(
+                "SUM", value, out=[kept, views[:items], views[items:], rows[i % 2]]
+            )
+
+        for out in strategy.experimental_local_results(strategy.run(step)):
+            for k, result in enumerate(out):
+                np.testing.assert_array_equal(result, sum(range(count)) + count * k)
+
+
 def test_indexed_slices_have_no_out(strategy):
     """They have as many rows as all replicas have together."""
     slices = mr.IndexedSlices(np.ones((1, 2)), [0], (3, 2))
