@@ -53,6 +53,13 @@ def test_keys_of_every_narrow_float_are_ordered_like_it_and_turn_back(op, dtype)
 
 
 @pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn])
+def test_keys_of_every_float_of_one_byte_are_ordered_like_it_and_turn_back(op, dtype):
+    """Also where it has no infinity."""
+    check(op, np.arange(1 << 8, dtype=np.uint8).view(dtype))
+
+
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @given(data=st.data())
 def test_keys_of_any_floats_are_ordered_like_them_and_turn_back(op, dtype, data):

@@ -47,7 +47,9 @@ def to_keys(op: ReduceOp, values: Array, keys: Array, spare: Array, is_nan: Arra
     _flip_negative(bits, keys, spare)
     # np.isnan takes ten times as long for float16.
     np.bitwise_and(bits, np.iinfo(key).max, out=spare)
-    np.greater(spare, np.array(np.inf, values.dtype).view(key), out=is_nan)
+    infinity = np.array(np.inf, values.dtype)
+    is_beyond = np.greater_equal if np.isnan(infinity) else np.greater  # float8_e4m3fn has none
+    is_beyond(spare, infinity.view(key), out=is_nan)
     np.copyto(keys, _beyond(op, key), where=is_nan)
 
 

@@ -111,6 +111,21 @@ def test_the_same_holds_for_floats_of_one_byte(world, dtype):
         check_narrow(world, op, dtype, (1021,))
 
 
+@pytest.mark.parametrize("dtype", NARROW + NARROWER, ids=str)
+@pytest.mark.parametrize("length", [4, 1021, 100_003])
+def test_a_nan_of_any_replica_is_the_result_however_it_travels(world, dtype, length):
+    def of(replica):
+        values = np.full(length, 1 + replica, "float32")
+        values[:4] = [-np.nan if replica == 1 else 2, 0.0, -0.0, np.nan if replica == 0 else -2]
+        return values.astype(dtype)
+
+    wide = [of(i).astype("float32") for i in range(world.num_replicas_in_sync)]
+    for op in OPS:
+        expected = np.isnan(reduced(op, wide))
+        for result in reduce_everywhere(world, op, of):
+            np.testing.assert_array_equal(np.isnan(result.astype("float32")), expected)
+
+
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_every_replica_gets_the_same_bits(world, dtype):
     results = results_of(world, "SUM", dtype, (16_411,))
