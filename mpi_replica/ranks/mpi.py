@@ -255,6 +255,8 @@ class MPITransport(Transport):
     def all_reduce(
         self, send: npt.NDArray[Any] | None, receive: npt.NDArray[Any], op: ReduceOp
     ) -> None:
+        if send is not None and send.dtype is not receive.dtype:
+            send = send.view(receive.dtype)  # "q" and "l" are int64, which MPI tells apart
         source = MPI.IN_PLACE if send is None else send
         arguments = (source, receive, _MPI_OPS[op])
         self.sent_bytes += receive.nbytes

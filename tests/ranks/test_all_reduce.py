@@ -74,6 +74,29 @@ def test_sums_and_products_of_integers_wrap_around_as_those_of_numpy(strategy, d
             np.testing.assert_array_equal(result["x"], np.full(items, wrapped), strict=True)
 
 
+@pytest.mark.parametrize("codes", ["lq", "ql", "LQ", "QL"])
+@pytest.mark.parametrize("items", [3, 1000, 100_000])
+def test_integers_of_64_bits_are_one_dtype_by_whatever_code_of_c_they_were_made(
+    strategy, codes, items
+):
+    """As ``array.array("q")`` and ``np.int64``: MPI has two names for them."""
+    count = strategy.num_replicas_in_sync
+    expected = np.arange(items) * count + sum(range(count))
+
+    def step(mine, theirs):
+        ctx = mr.get_replica_context()
+        i = ctx.replica_id_in_sync_group
+        value = (np.arange(items) + i).astype(mine if i % 2 else theirs)
+        out = np.empty(items, codes[0])
+        return [ctx.all_reduce("SUM", value), ctx.all_reduce("SUM", value, out=out)]
+
+    for mine, theirs in (codes, codes[1] * 2):  # of each replica another one, and all the same
+        for results in strategy.experimental_local_results(strategy.run(step, (mine, theirs))):
+            for result in results:
+                assert result.dtype == np.dtype(codes[0])
+                np.testing.assert_array_equal(result, expected)
+
+
 def test_leaves_of_all_sizes_and_errors_are_right_in_large_worlds(many_ranks):
     for items, bytes_per_pack in SIZES:
         test_a_leaf_of_any_size_is_right_however_it_travels(many_ranks, items, bytes_per_pack)
