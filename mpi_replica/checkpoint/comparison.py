@@ -283,9 +283,15 @@ class Comparison:
     def _components(self, live: Any, saved: Any, path: str) -> PutBack:
         """Returns what gives a variable the components of this rank's replicas."""
         number, ids = self._layout.num_replicas, self._layout.local_replica_ids
-        parts = self._index.of_replicas.get(replicas_name(saved) or "", {})
-        if live.is_mirrored or not all(str(i) in parts for i in ids):
+        if live.is_mirrored or not self._saved.is_data(saved):
             return self._differs(live, saved, path, f"a variable of {number} replicas")
+        parts = self._index.of_replicas[replicas_name(saved) or ""]
+        here, there = kind_of(live, path), [*map(self._saved.kind, parts.values())]
+        if any(kind != here for kind in there):
+            of_parts = _listed([str(kind or "no array") for kind in there])
+            text = f"{path} has {here} for each replica here, and {of_parts} in the checkpoint"
+            self.unfit.append(text)
+            return lambda: live
 
         def put_back() -> None:
             live.put_back_components({i: decoded(parts[str(i)], self._saved.load) for i in ids})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from checkpoints import Stateful, listing, on_other_layouts, replica_id, restored, save
+from checkpoints import Stateful, listing, on_other_layouts, on_read, replica_id, restored, save
 from everywhere import check_works, gathered, holds_everywhere, raises_everywhere
 from mpi_replica.errors import CheckpointError, StructureMismatchError
 
@@ -118,6 +118,69 @@ def test_a_value_of_each_replica_and_a_shared_one_do_not_fit_each_other(strategy
     ):
         assert words in str(error), str(error)
     check_works(strategy)
+
+
+def total_of_float32(strategy):
+    total = on_read(strategy, mr.VariableAggregation.SUM, np.zeros(2, np.float32))
+    strategy.run(lambda: total.assign(np.full(2, replica_id(), np.float32)))
+    return total
+
+
+def check_holds_its_own(strategy, total):
+    for i, own in zip(
+        strategy.local_replica_ids,
+        strategy.experimental_local_results(strategy.run(total.value)),
+        strict=True,
+    ):
+        assert own.dtype == np.float32
+        np.testing.assert_array_equal(own, [i, i])
+
+
+OTHER_COMPONENTS = {
+    "float64[3]": lambda: np.zeros(3),
+    "float64[2]": lambda: np.zeros(2),
+    "float32[3]": lambda: np.zeros(3, np.float32),
+    "no array": lambda: 0.5,
+    "float32[2], int32[2]": lambda: np.zeros(2, np.int32 if replica_id() else np.float32),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_COMPONENTS)
+def test_values_of_replicas_that_a_variable_can_not_hold_are_an_error_and_change_nothing(
+    strategy, path, kind
+):
+    if strategy.num_replicas_in_sync == 1 and ", " in kind:
+        pytest.skip("all replicas have one kind")
+    save(strategy, path, v=strategy.run(OTHER_COMPONENTS[kind]), step=3)
+    total = total_of_float32(strategy)
+    error = raises_everywhere(CheckpointError, lambda: restored(strategy, path, v=total, step=0))
+    words = f"v has float32[2] for each replica here, and {kind} in the checkpoint"
+    assert words in str(error), str(error)
+    checkpoint = mr.Checkpoint(v=total, step=0)
+    checkpoint.restore(path, strict=False)
+    assert checkpoint.step == 3
+    check_holds_its_own(strategy, total)
+
+
+def test_values_of_another_number_of_replicas_do_not_fit_a_variable(strategy, world, path):
+    number = strategy.num_replicas_in_sync
+    save(strategy, path, v=strategy.run(lambda: np.zeros(2, np.float32)))
+
+    def check(other):
+        if other.num_replicas_in_sync == number:
+            return
+        total = total_of_float32(other)
+        checkpoint = mr.Checkpoint(v=total)
+        words = (
+            f"v is a variable of {other.num_replicas_in_sync} replicas here, and a PerReplica of"
+            f" {number} replicas in the checkpoint"
+        )
+        with pytest.raises(CheckpointError, match=words):
+            checkpoint.restore(path)
+        checkpoint.restore(path, strict=False)
+        check_holds_its_own(other, total)
+
+    on_other_layouts(world, check)
 
 
 def test_what_cannot_be_saved_of_one_replica_is_an_error_on_all_ranks(strategy, path):
