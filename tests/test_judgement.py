@@ -90,7 +90,9 @@ def test_different_calls_name_replicas_ranks_calls_lines_and_what_to_do():
         "replicas are at different calls. replicas 0-2 (ranks 0-1): all_reduce(SUM, float32[10])"
         " at train.py:41; replica 3 (rank 1): all_gather(axis=0) at train.py:44."
     )
-    assert "options=mr.CommunicationOptions(name='x')" in str(error)
+    assert str(error).endswith(
+        "All replicas must make the same collective calls in the same order."
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,6 +214,16 @@ def test_different_names_are_different_calls():
     text = str(error_of(calls(0, one), *(calls(i, other) for i in range(1, 4))))
     assert "'x'" in text
     assert "'y'" in text
+
+
+@pytest.mark.parametrize("name", [None, "x"])
+def test_names_are_the_advice_for_calls_that_differ_in_their_line_alone(name):
+    lines = [all_reduce(name=name), all_reduce(at=site(50), name="y" if name else None)]
+    text = str(error_of(calls(0, lines[0]), *(calls(i, lines[1]) for i in range(1, 4))))
+    assert "give both options=mr.CommunicationOptions(name='x') (here: train.py:41" in text
+    for other in (all_reduce("MEAN", at=site(50), name=name), all_gather()):
+        text = str(error_of(calls(0, lines[0]), *(calls(i, other) for i in range(1, 4))))
+        assert text.endswith("the same collective calls in the same order.")
 
 
 def test_a_python_int_and_a_python_float_become_float64():

@@ -70,6 +70,7 @@ def reduce(
     def of_shared(shared: Any, path: str) -> Any:
         op = ReduceOp.of(reduce_op)
         if op in (ReduceOp.SUM, ReduceOp.PROD):
+            _require_returned(f"{kind}({op.name})", shared, path)
             raise ValueError(
                 f"{kind}({op.name}) of {shared!r} (value{path}), which is no value per replica: it"
                 " is the same on all of them, so it is not clear how often it counts. Pass what"
@@ -104,6 +105,7 @@ def gather(
         return perform(call)
 
     def of_shared(shared: Any, path: str) -> Any:
+        _require_returned("gather", shared, path)
         raise ValueError(
             f"gather of {shared!r} (value{path}), which is no value per replica. Pass what"
             " strategy.run returned, or np.concatenate what you have; strategy.gather_objects takes"
@@ -111,6 +113,15 @@ def gather(
         )
 
     return leaves.map(combine, of_shared)
+
+
+def _require_returned(call: str, value: Any, path: str) -> None:
+    """Raises where `value` is what ``strategy.run`` gives of a step without a ``return``."""
+    if value is None:
+        raise ValueError(
+            f"{call} of None (value{path}), which is what strategy.run gives where the function"
+            " returned nothing. Does it lack a return?"
+        )
 
 
 class _Leaves:

@@ -171,10 +171,13 @@ class AllReduce(Call):
         ):
             dtype = array.dtype
             if dtype.kind not in "biufc" and (dtype.kind != "V" or dtype.names is not None):
+                arrays, others = "strategy.gather", "strategy.gather_objects"
+                if self.kind == "all_reduce":
+                    arrays, others = "all_gather", "merge_call"
                 raise TypeError(
                     f"{self.kind} got {type(leaf).__name__} of dtype {dtype} for value{path}:"
-                    f" {self.op.name} needs numbers. Use all_gather for strings and merge_call for"
-                    " other values."
+                    f" {self.op.name} needs numbers. Use {arrays} for strings and dates, and"
+                    f" {others} for other values."
                 )
             try:
                 accumulation(dtype, self.op)

@@ -14,9 +14,11 @@ from ...core.layout import Layout, grouped
 from .stand import SAME_KIND, CallDescription, Note, Report, Stand
 from .travelling_error import TravellingError
 
-_SAME_CALLS = (
-    "All replicas must make the same collective calls in the same order. Where two lines mean one"
-    " call, give both options=mr.CommunicationOptions(name='x')"
+_SAME_CALLS = "All replicas must make the same collective calls in the same order"
+# Kinds of calls that take options, and so a name.
+_WITH_OPTIONS = frozenset(
+    "all_reduce all_gather reduce reduce_to batch_reduce_to gather gather_objects verify barrier"
+    " run".split()
 )
 _SAME_BEFORE_THE_END = "All ranks must make the same collective calls before they end"
 _SHOWN = 3
@@ -265,12 +267,18 @@ def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError |
     sides = _sides(
         calls, lambda call: (call.kind, call.detail, call.wire, call.code, call.through), layout
     )
+    mend = f"{_SAME_CALLS}."
     if len(sides) == 1:
         sides = _sides(
             calls, lambda call: (call.name, call.site.digest if call.name is None else b""), layout
         )
-    if len(sides) == 1:
-        return None
+        if len(sides) == 1:
+            return None
+        if calls[0][1].kind in _WITH_OPTIONS:
+            mend += (
+                " Where two lines mean one call, give both"
+                f" options=mr.CommunicationOptions(name='x') (here: {_places(calls)})."
+            )
     texts = [f"{call.what} at {call.where_and_why}" for _, call in sides]
     if len(set(texts)) < len(texts):  # the same line, reached in different ways
         texts = [f"{call.what} at {call.site.whole}" for _, call in sides]
@@ -279,8 +287,7 @@ def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError |
         texts = [f"{text} (code {code})" for text, code in zip(texts, codes, strict=True)]
     listed = _listed([f"{who}: {text}" for (who, _), text in zip(sides, texts, strict=True)])
     return CollectiveMismatchError(
-        f"replicas are at different calls. {listed}. {_SAME_CALLS} (here: {_places(calls)})."
-        f"{_advice(calls)}"
+        f"replicas are at different calls. {listed}. {mend}{_advice(calls)}"
     )
 
 
@@ -347,7 +354,7 @@ def _leaf_difference(
         sides = _listed([f"{call.leaves[index]} on {who}" for who, call in different])
         first = calls[0][1]
         mend = (
-            "Make the leaf the same shape on every replica, or use all_gather for uneven ones."
+            f"Make the leaf the same shape on every replica{_for_uneven(first)}."
             if aspect == "shape"
             else "Convert the leaf to one dtype on every replica."
         )
@@ -356,3 +363,15 @@ def _leaf_difference(
             f" {mend}"
         )
     return tuple(promoted), None
+
+
+def _for_uneven(call: CallDescription) -> str:
+    """Returns what takes shapes that this call does not, behind what to do else."""
+    if call.kind in ("all_gather", "gather"):
+        return ": only the length along the axis may differ"
+    if call.kind == "all_reduce":
+        return ", or use all_gather for uneven ones"
+    if call.kind in ("reduce", "reduce_to", "batch_reduce_to") and "axis=" not in call.detail:
+        axis = " or axis=0" if call.kind == "reduce" else ""
+        return f", or use strategy.gather{axis} for uneven ones"
+    return ""
