@@ -164,6 +164,7 @@ def test_indexed_slices_add_rows_of_one_index():
         (([[1.0, 2.0]], [0], (3, 1)), ValueError),
         (([[1.0, 2.0]], [0], (3.9, 2)), TypeError),
         (([[1.0, 2.0]], [0], (-3, 2)), ValueError),
+        (([1.0], [0], ()), ValueError),
         ((np.ma.masked_less([[1.0, 2.0]], 2.0), [0]), TypeError),
         (([[1.0]], np.ma.masked_less([0], 1)), TypeError),
     ],

@@ -77,10 +77,11 @@ class IndexedSlices:
                 f"values of shape {self.values.shape} and indices of shape {self.indices.shape} do"
                 " not fit. Give one index for each row of values."
             )
-        if self.dense_shape is not None and self.dense_shape[1:] != self.values.shape[1:]:
+        shape = self.dense_shape
+        if shape is not None and (not shape or shape[1:] != self.values.shape[1:]):
             raise ValueError(
-                f"dense_shape {self.dense_shape} does not fit rows of shape"
-                f" {self.values.shape[1:]}. All but its first dimension must be theirs."
+                f"dense_shape {shape} does not fit rows of shape {self.values.shape[1:]}. All but"
+                " its first dimension must be theirs."
             )
 
     @property
