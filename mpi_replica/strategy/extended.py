@@ -12,7 +12,7 @@ from ..collectives import cross_replica
 from ..collectives.broadcast import Broadcast
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
-from ..core.argument_checks import check_call
+from ..core.argument_checks import check_call, integer
 from ..core.context import (
     State,
     current_strategy,
@@ -482,14 +482,16 @@ def _root(pair: Any, size: int) -> int | None:
     destinations = pair[1]
     if destinations is None or isinstance(destinations, DistributedValues):
         return None
-    if isinstance(destinations, bool) or not isinstance(destinations, int):
+    try:
+        rank = integer("destinations", destinations)
+    except TypeError:
         raise TypeError(
             f"destinations must be None, a variable, a DistributedValues or a rank, got"
             f" {destinations!r}."
-        )
-    if not 0 <= destinations < size:
-        raise ValueError(f"destinations={destinations} is no rank: there are {size}, from 0 on.")
-    return destinations
+        ) from None
+    if not 0 <= rank < size:
+        raise ValueError(f"destinations={rank} is no rank: there are {size}, from 0 on.")
+    return rank
 
 
 def _refuse_per_replica(value: Any) -> None:

@@ -60,6 +60,13 @@ def test_reduce_to_a_rank_gives_it_to_that_rank_and_none_to_the_others(strategy)
             assert result is None
 
 
+def test_the_rank_of_reduce_to_may_be_one_of_numpys_integers(strategy):
+    values, total = ids_plus_one(strategy)
+    last = strategy.size - 1
+    result = strategy.extended.reduce_to("SUM", values, np.int64(last))
+    assert result == total if strategy.rank == last else result is None
+
+
 def test_reduce_to_maps_over_nests_and_takes_every_op(strategy):
     R = strategy.num_replicas_in_sync
     values = strategy.run(lambda: {"a": np.array([replica_id(), 1.0]), "b": (replica_id(),)})
