@@ -88,8 +88,12 @@ def mean_over_global_batch(
     is_traced = is_traced_by_jax([rows, *nest.flatten(sums)[0]])
     error: Exception | None = None
     if isinstance(rows, (int, float, np.integer, np.floating)) and not isinstance(rows, bool):
-        if not 0 <= rows < np.inf:
-            error = ValueError(f"rows must be 0 or more, and finite, got {rows!r}.")
+        try:
+            got = "" if 0 <= float(rows) < np.inf else repr(rows)
+        except OverflowError:
+            got = "an int beyond all floats"
+        if got:
+            error = ValueError(f"rows must be 0 or more, and finite, got {got}.")
     elif not is_traced or not _is_real_scalar(rows):
         error = TypeError(f"rows must be a number, got {rows!r}: how many rows `sums` are of.")
     if error is not None:

@@ -154,6 +154,7 @@ def test_no_rows_at_all_are_an_error_on_every_rank(strategy):
         (-1, ValueError),
         (np.nan, ValueError),
         (np.inf, ValueError),
+        pytest.param(10**5000, ValueError, id="10**5000"),
         (True, TypeError),
         ("3", TypeError),
     ],
