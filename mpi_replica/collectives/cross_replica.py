@@ -80,7 +80,8 @@ def reduce(
         if axes is None:
             return shared
         total, count = partial(op, shared, axes, path)
-        return finished(op, total, count, np.asarray(shared).dtype, path)
+        result = finished(op, total, count, as_plain_array(shared).dtype, path)
+        return give_back([result], way_back([shared]))[0]
 
     return leaves.map(combine, of_shared)
 

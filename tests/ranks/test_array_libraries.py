@@ -26,6 +26,21 @@ def library(request):
     return Library(request.param)
 
 
+@pytest.mark.parametrize("wrap", [lambda x: x, mr.Mirrored], ids=["plain", "mirrored"])
+@pytest.mark.parametrize("is_narrow", [False, True], ids=["float32", "bfloat16"])
+def test_a_value_of_all_replicas_is_reduced_along_an_axis_as_one_of_each(
+    strategy, library, wrap, is_narrow
+):
+    rows = library.array([1.0, 2.0])
+    rows = library.as_bfloat16(rows) if is_narrow else rows
+    if library.name == "torch":
+        rows.requires_grad_()
+    mean = strategy.reduce("MEAN", wrap(rows), axis=0)
+    own = strategy.reduce("MEAN", strategy.run(lambda: rows), axis=0)
+    assert type(mean) is type(own)
+    assert (mean.dtype, float(mean)) == (own.dtype, 1.5)
+
+
 @pytest.mark.parametrize("size", [3, 100_000])
 def test_all_reduce_takes_and_gives_back_arrays_of_the_library(strategy, library, size):
     count = strategy.num_replicas_in_sync
