@@ -218,8 +218,8 @@ def convert_sync_batchnorm(module: torch.nn.Module) -> torch.nn.Module:
     Raises
     ------
     TypeError
-        It is no module; or a batch norm in it has hooks or modules of its own, as one that is
-        pruned or parametrized, or is lazy and has seen no input: nothing is changed.
+        It is no module; or a batch norm in it has hooks, modules or a forward of its own, as one
+        that is pruned or parametrized, or is lazy and has seen no input: nothing is changed.
 
     Notes
     -----
@@ -267,13 +267,17 @@ def _check_is_bare(path: str, norm: Any) -> None:
             " know its channels yet. Call the module once with an input."
         )
     hooks = [name for name, some in vars(norm).items() if name.endswith("_hooks") and some]
+    plain = (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward)
+    if "forward" in vars(norm) or type(norm).forward not in plain:
+        hooks.append("forward")
     if hooks or norm._modules:
         raise TypeError(
             f"convert_sync_batchnorm can't replace the {type(norm).__name__}{where}: it has"
-            f" {', '.join([*hooks, *norm._modules])} (hooks and modules of its own, as pruning and"
-            " parametrizations are), which a SyncBatchNorm in its place would not have. Convert the"
-            " module first and add them to what that returns, or remove them before, as"
-            " torch.nn.utils.prune.remove does."
+            f" {', '.join([*hooks, *norm._modules])} (hooks, modules or a forward of its own, as"
+            " pruning and parametrizations are), which a SyncBatchNorm in its place would not have."
+            " Convert the module first and add them to what that returns, or remove them before, as"
+            " torch.nn.utils.prune.remove does; derive a class with a forward of its own from"
+            " mr.torch.SyncBatchNorm."
         )
 
 

@@ -528,6 +528,19 @@ class Rectified(torch.nn.BatchNorm1d):
         return self.act(super().forward(input))
 
 
+class Doubled(torch.nn.BatchNorm1d):
+    """A norm that computes more than that."""
+
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+def patched():
+    norm = torch.nn.BatchNorm1d(CHANNELS)
+    norm.forward = torch.nn.functional.relu
+    return norm
+
+
 def hooked():
     norm = torch.nn.BatchNorm1d(CHANNELS)
     norm.register_forward_hook(lambda module, given, found: 2 * found)
@@ -541,11 +554,13 @@ BESET = {
     ),
     "hooked": hooked,
     "with a module": Rectified,
+    "with a forward": lambda: Doubled(CHANNELS),
+    "with another forward": patched,
 }
 
 
 @pytest.mark.parametrize("name", BESET)
-def test_the_converter_refuses_a_norm_whose_hooks_and_modules_would_be_lost(name):
+def test_the_converter_refuses_a_norm_whose_hooks_modules_and_forward_would_be_lost(name):
     plain = torch.nn.BatchNorm1d(CHANNELS)
     model = torch.nn.Sequential(plain, torch.nn.Sequential(BESET[name]()))
     with pytest.raises(TypeError, match=r"can't replace the \w+ at 1\.0: it has .*Convert"):
