@@ -123,7 +123,8 @@ class Replica(AbstractReplicaContext):
         ValueError
             The context was made by hand without an id.
         ContextError
-            JAX traces a function (jit, scan): other replicas may run it with this id in it.
+            JAX traces a function (jit, scan): other replicas may run it with this id in it. Or a
+            thread that a step has started asked `get_replica_context` for it, as for ``rng``.
         """
         require_unstaged("replica_id_in_sync_group", "was read")
         return self.replica_id
@@ -191,10 +192,10 @@ class Replica(AbstractReplicaContext):
         return self._place
 
     def _check_is_only(self, call: str) -> None:
-        if self._meet is None and self.num_replicas_in_sync != 1:
+        if self._meet is None and self._strategy.num_replicas_in_sync != 1:
             raise ContextError(
                 f"{call} in a ReplicaContext that was made by hand needs a strategy with one"
-                f" replica; this one has {self.num_replicas_in_sync}. Use strategy.run."
+                f" replica; this one has {self._strategy.num_replicas_in_sync}. Use strategy.run."
             )
 
 

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import numpy as np
+
 from ..collectives.gather import AllGather
 from ..collectives.merge import MergeCall, check_merge_call
 from ..collectives.reduce import AllReduce
@@ -13,7 +15,7 @@ from ..collectives.sparse import reduce_values
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.array_libraries import is_traced_by_jax, recorded_by_torch
-from ..core.context import current_state, current_strategy, is_in_merge_fn
+from ..core.context import current_state, current_strategy, is_in_merge_fn, require_default
 from ..core.exceptions import ContextError
 from ..core.jax_state import require_version
 from ..core.options import CommunicationOptions, ReduceOp
@@ -395,9 +397,31 @@ def _jax_collectives() -> Any:
     return jax_collectives
 
 
+class _DefaultReplicaContext(ReplicaContext):
+    """That of the default strategy's only replica, where no other one is meant.
+
+    What the threads of a step compute with a wrong id is as silent as a collective there.
+    """
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        require_default("num_replicas_in_sync")
+        return super().num_replicas_in_sync
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        require_default("replica_id_in_sync_group")
+        return super().replica_id_in_sync_group
+
+    @property
+    def rng(self) -> np.random.Generator:
+        require_default("rng")
+        return super().rng
+
+
 @functools.cache
 def _default_context() -> ReplicaContext:
-    return ReplicaContext(cast("StrategyBase", current_strategy()), 0)
+    return _DefaultReplicaContext(cast("StrategyBase", current_strategy()), 0)
 
 
 def get_replica_context() -> ReplicaContext | None:
@@ -406,7 +430,9 @@ def get_replica_context() -> ReplicaContext | None:
     Returns
     -------
     ReplicaContext or None
-        Outside of any strategy that of the default strategy's only replica.
+        Outside of any strategy that of the default strategy's only replica. In a thread, greenlet
+        or ``contextvars.Context`` that a step starts its id, its rng and the number of replicas
+        are a `ContextError` as its collectives are: what is computed there takes those of the step.
 
     Notes
     -----

@@ -316,9 +316,16 @@ def in_a_thread(call):
 
 def test_a_new_thread_starts_in_the_default_state(strategy):
     """Case 14."""
+
+    def state_and_context():  # its id is an error beside an open strategy of several replicas
+        context = mr.get_replica_context()
+        return context, mr.in_cross_replica_context(), mr.has_strategy(), mr.get_strategy()
+
+    default = state_and_context()
+    assert default[0].replica_id_in_sync_group == 0
     with strategy.scope():
-        assert in_a_thread(state) == DEFAULT
-    assert in_a_thread(state) == DEFAULT
+        assert in_a_thread(state_and_context) == default
+    assert in_a_thread(state_and_context) == default
 
 
 def test_the_default_strategy_works_in_every_thread():
@@ -641,6 +648,9 @@ ON_THE_DEFAULT_STRATEGY = {
     "run": lambda: mr.get_strategy().run(lambda: 1),
     "reduce": lambda: mr.get_strategy().reduce("SUM", mr.PerReplica([1.0]), axis=None),
     "broadcast_to": lambda: mr.get_strategy().extended.broadcast_to(1.0),
+    "replica_id_in_sync_group": lambda: mr.get_replica_context().replica_id_in_sync_group,
+    "num_replicas_in_sync": lambda: mr.get_replica_context().num_replicas_in_sync,
+    "rng": lambda: mr.get_replica_context().rng.random(),
 }
 
 
@@ -668,6 +678,27 @@ ON_THE_STRATEGY_OF_THE_STEP = {
     "reduce": lambda strategy, v: strategy.reduce("MEAN", 1.0, axis=None),
     "rng": lambda strategy, v: strategy.rng.random(),
 }
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
+def test_what_a_step_starts_reads_variables_and_computes_with_what_the_step_hands_on(
+    strategy, place
+):
+    with strategy.scope():
+        v = mr.Variable(2.0)
+
+    def work(context):
+        return float(v) * context.num_replicas_in_sync + context.replica_id_in_sync_group
+
+    def step():
+        context = mr.get_replica_context()
+        copied = contextvars.copy_context()
+        by_copy = ELSEWHERE[place](lambda: copied.run(lambda: work(mr.get_replica_context())))
+        return ELSEWHERE[place](lambda: work(context)), by_copy
+
+    count = strategy.num_replicas_in_sync
+    found = strategy.gather_objects(strategy.run(step))
+    assert list(found) == [(2.0 * count + i,) * 2 for i in range(count)]
 
 
 def in_scope(strategy, call):
