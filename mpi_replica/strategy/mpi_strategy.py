@@ -65,6 +65,9 @@ class MPIStrategy(Strategy):
         ``MPI_REPLICA_BLAS_THREADS`` is no positive integer, or differs between ranks.
     TypeError
         An argument is of another type.
+    ContextError
+        It is made in a replica, where the communicator has several ranks: each of them would make
+        one, and ranks host different numbers.
     LaunchError
         A launcher without an MPI library, or one that does not fit it; different versions of
         Python on the ranks.

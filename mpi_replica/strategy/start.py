@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 
 from ..collectives.agreement.site import call_site
 from ..core.argument_checks import flag, integer
-from ..core.exceptions import LaunchError, MPIReplicaError, RankLostError, add_note, text_of
+from ..core.context import current_state
+from ..core.exceptions import (
+    ContextError,
+    LaunchError,
+    MPIReplicaError,
+    RankLostError,
+    add_note,
+    text_of,
+)
 from ..core.jax_state import ask_for_devices
 from ..core.layout import Layout, sides
 from ..core.options import CommunicationOptions
@@ -88,9 +96,13 @@ def start(
     ------
     ValueError, TypeError, LaunchError
         On every rank: arguments are wrong, or do not fit together, or the ranks do not.
+    ContextError
+        A replica wants it, with other ranks.
     """
     wanted = _spares(spares)
     survivors = open_survivors(communicator, wanted)
+    if survivors is not None and survivors.size > 1:
+        _require_no_replica()
     if survivors is None:
         if wanted:
             argument = f"spares={spares!r}"
@@ -127,6 +139,16 @@ def start(
     _prepare_libraries(terms.layout, may_grow=survivors.is_fault_tolerant)
     tell(num_replicas=terms.layout.num_replicas)
     return transport, terms, survivors
+
+
+def _require_no_replica() -> None:
+    """Raises in a step: each replica would make one, and ranks with other numbers of them wait."""
+    state = current_state()
+    if state is not None and state.kind == "replica" and not state.strategy.is_default:
+        raise ContextError(
+            f"MPIStrategy was made in a replica of {state.strategy!r}: all ranks make it together,"
+            " and a rank would make one for each of its replicas. Make it outside of steps."
+        )
 
 
 @contextlib.contextmanager

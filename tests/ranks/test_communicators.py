@@ -327,3 +327,12 @@ def test_a_strategy_that_is_dropped_waits_for_nobody(world):
         strategies.pop()
         gc.collect()
     check_new_strategy_works()
+
+
+def test_a_step_makes_no_strategy_with_other_ranks(strategy, world):
+    """How often it would be made on a rank, depends on how many replicas that hosts."""
+    skip_alone(world)
+    error = raises_everywhere(mr.errors.ContextError, lambda: strategy.run(mr.MPIStrategy))
+    assert "MPIStrategy was made in a replica of" in str(error)
+    check_works(strategy)
+    check_new_strategy_works()
