@@ -67,8 +67,10 @@ class StepReader:
                 self._stop(error)
                 raise
             if self._once is not None:
-                self._once.was_read = True
-                self._once.holder = self if self._next[0] is not None else None
+                has_step = self._next[0] is not None
+                self._once.holder = self if has_step else None
+                if has_step or number:
+                    self._once.epoch = epoch
         return self._next[0]
 
     def take(self) -> None:
@@ -80,7 +82,9 @@ class StepReader:
             self._once.holder = None
 
     def _begin(self, epoch: int, number: int) -> None:
-        if self._once is not None and self._once.was_read and number > 0:
+        # Another iteration goes on where the last one has left the iterator.
+        last = None if self._once is None else self._once.epoch
+        if last is not None and (number > 0 or epoch <= last):
             raise RuntimeError(
                 f"the input can't go on with step {number} of a saved state: it is an iterator that"
                 " was read from before. Load the state before the first step, or distribute what"
@@ -119,7 +123,8 @@ class ReadOnce:
     """What the readers of the same iterators must know of each other."""
 
     def __init__(self) -> None:
-        self.was_read = False
+        #: The last iteration of which a step was read, or left out.
+        self.epoch: int | None = None
         #: The one that holds a step which is not taken, or whose step could not be read: the
         #: others would miss that step.
         self.holder: StepReader | None = None

@@ -3,6 +3,8 @@
 What can be read again is read again by the next call; anything else stays broken on all ranks.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -333,6 +335,24 @@ def test_an_iterator_goes_on_from_a_state_before_its_first_step_and_not_later(st
     error = raises_everywhere(RuntimeError, lambda: next(iterator))
     assert "can't go on with step 4 of a saved state" in str(error)
     check_works(strategy)
+
+
+@pytest.mark.parametrize("taken", [1, 3], ids=["one", "all"])
+def test_an_iterator_that_was_read_does_not_go_back_to_its_first_step(strategy, taken):
+    """Its rows are gone: those that come next are no others than before, in another iteration."""
+    dataset = strategy.experimental_distribute_dataset(np.full(2, step) for step in range(3))
+    begin = dataset.state_dict()
+    assert len([*itertools.islice(dataset, taken)]) == taken
+    dataset.load_state_dict(begin)
+    error = raises_everywhere(RuntimeError, lambda: epoch_of(strategy, dataset))
+    assert "can't go on with step 0 of a saved state" in str(error)
+    dataset.load_state_dict({"epoch": 1, "steps": 0, "pipelines": None})
+    for _ in range(2):  # nor was anything read of an iteration that has nothing more
+        place = dataset.state_dict()
+        assert epoch_of(strategy, dataset) == [[step, step] for step in range(taken, 3)]
+        taken = 3
+    dataset.load_state_dict(place)
+    assert epoch_of(strategy, dataset) == []
 
 
 @pytest.mark.parametrize(
