@@ -222,6 +222,59 @@ def test_what_was_of_replicas_at_the_commit_comes_back_whatever_stands_there_now
     assert sorted(done.stdout.splitlines()) == [f"{i} None [np.int64(150)] 150" for i in (1, 2)]
 
 
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_spare_reads_iterators_of_replicas_as_the_rank_that_had_them(dying, tmp_path):
+    """They can't be read again after an error, nor ahead: no rank goes on with other rows."""
+    program = f"""
+    class Batches:
+        def __init__(self, replica_id):
+            self.replica_id, self.left = replica_id, 5
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.left -= 1
+            if self.left == 2 and self.replica_id == 4:
+                raise OSError("once")
+            return np.full(1, self.left)
+
+    def made(own, ahead=0):
+        options = mr.InputOptions(
+            experimental_replication_mode=mr.InputReplicationMode.PER_REPLICA,
+            experimental_per_replica_buffer_size=ahead,
+        )
+        return strategy.distribute_datasets_from_function(own, options)
+
+    data = made(lambda context: Batches(context.input_pipeline_id))
+    ahead = made(lambda context: Batches(0) if strategy.losses else [np.ones(1)], 1)
+
+    def train():
+        strategy.run(step)
+        die_on({dying})
+        strategy.run(step)
+        told, iterator = [], iter(data)
+        for _ in range(4):
+            try:
+                next(iterator)
+                told.append("read")
+            except (OSError, RuntimeError) as error:
+                told.append(type(error).__name__)
+        try:
+            next(iter(ahead))
+        except ValueError as error:
+            told.append(" ".join(str(error).split()[:4]))
+        return told
+
+    told = strategy.run_elastic(train, state)
+    tell(f"{{first_rank}} {{' '.join(told)}}")
+    """
+    done = elastic("-n", 3, "--spares", 1, written(tmp_path, program))
+    assert done.returncode == 0, done.stderr
+    text = "read read OSError RuntimeError experimental_per_replica_buffer_size=1 can't be had"
+    assert sorted(done.stdout.splitlines()) == [f"{rank} {text}" for rank in (1 - dying, 2)]
+
+
 def test_ranks_go_on_in_one_iteration_wherever_an_iterator_still_lives(tmp_path):
     """What is in a cycle lives until its rank collects the garbage, as rank 0 alone does here."""
     program = """

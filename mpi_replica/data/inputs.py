@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..collectives.engine import Engine
@@ -17,7 +17,7 @@ from .elements import ArraySpec
 from .function_contexts import InputContext
 from .pipelines import END, Pipelines, check_source
 from .plans.dataset_plan import UNKNOWN_CARDINALITY
-from .step_reader import MakeSteps, ReadOnce, Step, StepReader
+from .step_reader import MakeSteps, ReadOnce, SourceKind, Step, StepReader
 
 
 class Input:
@@ -27,8 +27,8 @@ class Input:
     ----------
     steps : callable
         See `MakeSteps`.
-    sources : sequence of iterables
-        What they are made of.
+    sources : callable
+        Returns what they are made of, for the replicas that are on this rank now.
     length : int
         How many there are, the same on all ranks; or infinite, or unknown.
     pipelines : tuple of int or None
@@ -43,7 +43,7 @@ class Input:
     def __init__(
         self,
         steps: MakeSteps,
-        sources: Sequence[Any],
+        sources: Callable[[], list[Any]],
         *,
         length: int,
         pipelines: tuple[int, ...] | None,
@@ -58,16 +58,29 @@ class Input:
         self.pipelines = pipelines
         self.ahead = ahead
         self.drops = drops
-        self._is_repeatable = all(isinstance(source, Dataset) for source in sources)
+        self._once = ReadOnce()
+        self._kind()
+
+    def _kind(self) -> SourceKind:
+        """Returns how the sources of this rank's replicas can be read.
+
+        Raises
+        ------
+        ValueError
+            They can't be read ahead.
+        """
+        sources = self._sources()
         iterators = [source for source in sources if isinstance(source, Iterator)]
-        if iterators and ahead:
+        if iterators and self.ahead:
             raise ValueError(
-                f"experimental_per_replica_buffer_size={ahead!r} can't be had with an iterator, as"
-                f" this {type(iterators[0]).__qualname__} is: it goes on where it stands, so that"
-                " what was read ahead would be lost wherever an iteration is left. Give what can be"
-                " iterated anew, such as mr.data.Dataset.from_generator(function)."
+                f"experimental_per_replica_buffer_size={self.ahead!r} can't be had with an"
+                f" iterator, as this {type(iterators[0]).__qualname__} is: it goes on where it"
+                " stands, so that what was read ahead would be lost wherever an iteration is left."
+                " Give what can be iterated anew, such as"
+                " mr.data.Dataset.from_generator(function)."
             )
-        self._once = ReadOnce() if iterators else None
+        is_repeatable = all(isinstance(source, Dataset) for source in sources)
+        return SourceKind(is_repeatable, self._once if iterators else None)
 
     @classmethod
     def of_global_batches(cls, engine: Engine, dataset: Any, options: InputOptions | None) -> Input:
@@ -107,7 +120,7 @@ class Input:
                     " batched. Call dataset.batch(global_batch_size) first."
                 )
             length = dataset.cardinality()
-        return cls(steps, [dataset], length=length, pipelines=None, ahead=ahead)
+        return cls(steps, lambda: [dataset], length=length, pipelines=None, ahead=ahead)
 
     @classmethod
     def from_function(
@@ -121,12 +134,13 @@ class Input:
             )
         per_replica = options.experimental_replication_mode is InputReplicationMode.PER_REPLICA
         pipelines = Pipelines(engine.layout, dataset_fn, per_replica=per_replica)
-        sources = pipelines.sources(engine.layout.local_replica_ids)
         ahead = options.experimental_per_replica_buffer_size
 
+        def sources() -> list[Any]:
+            return pipelines.sources(engine.layout.local_replica_ids)
+
         def drops() -> list[bool]:
-            local = pipelines.sources(engine.layout.local_replica_ids)
-            return list(map(drops_remainder, local))
+            return list(map(drops_remainder, sources()))
 
         def steps(epoch: int, start: int) -> Iterator[Step]:
             local = engine.layout.local_replica_ids
@@ -147,13 +161,15 @@ class Input:
     @property
     def text(self) -> str:
         """What makes the global batches of a `Dataset`: rows, batch size, seeds; else empty."""
-        is_told = self.pipelines is None and isinstance(self._sources[0], Dataset)
-        return repr(self._sources[0]) if is_told else ""
+        if self.pipelines is not None:
+            return ""
+        (source,) = self._sources()
+        return repr(source) if isinstance(source, Dataset) else ""
 
     @property
     def element_spec(self) -> Any:
         """What a replica gets in a step."""
-        source = next(iter(self._sources), None)  # a spare has none
+        source = next(iter(self._sources()), None)  # a spare has none
         if not isinstance(source, Dataset):
             raise TypeError(f"{type(source).__name__} does not tell its element_spec.")
         drops = self.drops()
@@ -168,9 +184,7 @@ class Input:
 
     def reader(self) -> StepReader:
         """Returns what reads the steps of one more iteration."""
-        return StepReader(
-            self._steps, is_repeatable=self._is_repeatable, ahead=self.ahead, once=self._once
-        )
+        return StepReader(self._steps, kind=self._kind, ahead=self.ahead)
 
 
 def _checked(options: InputOptions | None) -> InputOptions:

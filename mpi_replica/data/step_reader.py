@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from .read_ahead import read_ahead
 
@@ -17,6 +17,15 @@ Step = tuple[list[Any], int]
 MakeSteps = Callable[[int, int], Iterator[Step]]
 
 
+class SourceKind(NamedTuple):
+    """What must be known of the sources that are read."""
+
+    #: Whether a step can be read a second time, and is the same then.
+    is_repeatable: bool
+    #: Shared by readers of the same iterators.
+    once: ReadOnce | None
+
+
 class StepReader:
     """Reads the steps of one iteration, each of which stays the next one until it is taken.
 
@@ -24,21 +33,18 @@ class StepReader:
     ----------
     make : callable
         See `MakeSteps`.
-    is_repeatable : bool
-        Whether a step can be read a second time, and is the same then.
+    kind : callable
+        Tells of what is read when the first step is asked for: see `SourceKind`.
     ahead : int
         How many steps a thread reads before they are asked for.
-    once : ReadOnce, optional
-        Shared by readers of the same iterators.
     """
 
-    def __init__(
-        self, make: MakeSteps, *, is_repeatable: bool, ahead: int, once: ReadOnce | None
-    ) -> None:
+    def __init__(self, make: MakeSteps, *, kind: Callable[[], SourceKind], ahead: int) -> None:
         self._make = make
-        self._is_repeatable = is_repeatable
+        self._kind = kind
         self._ahead = ahead
-        self._once = once
+        self._is_repeatable = False
+        self._once: ReadOnce | None = None
         # Epoch and number of the step that is next.
         self._at: tuple[int, int] | None = None
         self._steps: Iterator[Step] = iter(())
@@ -55,6 +61,8 @@ class StepReader:
         RuntimeError
             An error came up before, and the input can't be read again from there.
         """
+        if self._at is None:
+            self._is_repeatable, self._once = self._kind()
         self._require_whole()
         # The thread that reads ahead stays behind in a fork.
         is_forked = self._ahead > 0 and self._is_repeatable and self._process != os.getpid()
