@@ -275,6 +275,39 @@ def test_a_spare_reads_iterators_of_replicas_as_the_rank_that_had_them(dying, tm
     assert sorted(done.stdout.splitlines()) == [f"{rank} {text}" for rank in (1 - dying, 2)]
 
 
+def test_a_dataset_goes_on_behind_the_iterator_of_a_checkpoint(tmp_path):
+    """All copies of what belongs to replicas are lost, so that the checkpoint is gone back to."""
+    program = """
+    data = strategy.experimental_distribute_dataset(
+        mr.data.Dataset.range(12).shuffle(seed=1).batch(6)
+    )
+    list(data)
+    own = strategy.experimental_distribute_values_from_function(lambda context: np.zeros(1))
+    state = mr.ElasticState(strategy, step=0, iterator=iter(data), own=own)
+    manager = mr.CheckpointManager(state, sys.argv[1])
+
+    def epoch(steps):
+        return [strategy.gather(batch, axis=0).tolist() for batch in steps]
+
+    def train():
+        if not strategy.losses:
+            next(state.iterator)
+            manager.save(1)
+            wanted = epoch(state.iterator), epoch(data)
+            tell(wanted)
+            strategy.run(step)
+            die_on(0, 1)
+        tell((epoch(state.iterator), epoch(data)))
+        strategy.run(step)
+
+    strategy.run_elastic(train, state)
+    """
+    done = elastic("-n", 3, written(tmp_path, program), tmp_path / "saved")
+    assert done.returncode == 0, done.stderr
+    assert "the last checkpoint" in done.stderr
+    assert len(set(done.stdout.splitlines())) == 1
+
+
 def test_ranks_go_on_in_one_iteration_wherever_an_iterator_still_lives(tmp_path):
     """What is in a cycle lives until its rank collects the garbage, as rank 0 alone does here."""
     program = """

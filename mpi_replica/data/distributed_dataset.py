@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 from ..collectives.agreement.stand import Note
@@ -34,9 +35,9 @@ class DistributedDataset:
     def __init__(self, engine: Engine, made_of: Input) -> None:
         self._engine = engine
         self._input = made_of
-        #: Where the next iteration begins: in mid-epoch after a checkpoint.
-        self._next = Progress(0, 0)
+        # Where the newest iteration is; None where that which comes next begins at `_start`.
         self._newest: Progress | None = None
+        self._start = Progress(0, 0)
         #: Gives the iterator whose place that is, as long as anyone holds it.
         self._iterator: Callable[[], DistributedIterator | None] = lambda: None
         # Call sites tell nothing here: one rank may iterate through a progress bar.
@@ -62,20 +63,26 @@ class DistributedDataset:
         return True
 
     def __iter__(self) -> DistributedIterator:
-        place, newest = self._next, (self._newest, self._iterator)
+        place, newest = self._next(), (self._newest, self._iterator)
         iterator = DistributedIterator(self._engine, self._input, place)
-        self._next, self._newest = Progress(place.epoch + 1, 0), place
-        self._iterator = weakref.ref(iterator)
+        self._newest, self._iterator = place, weakref.ref(iterator)
         if self._engine.layout.size > 1 and self._engine.is_in_its_thread():
-            begun = Progress(place.epoch, place.steps)
 
             def go_back() -> None:
-                """Forgets an iteration that not all ranks have begun."""
-                self._next = begun  # the next one is the same for all
+                """Forgets an iteration that not all ranks have begun: the next is the same."""
                 self._newest, self._iterator = newest
 
-            self._note_iteration(begun, go_back)
+            self._note_iteration(place, go_back)
         return iterator
+
+    def _next(self) -> Progress:
+        """Returns where the next iteration begins: in mid-epoch after a checkpoint.
+
+        That of the newest one may have been restored, too.
+        """
+        if self._newest is not None:
+            return Progress(self._newest.epoch + 1, 0)
+        return dataclasses.replace(self._start)
 
     def _note_iteration(self, place: Progress, undo: Callable[[], None]) -> None:
         """Adds a note of the iteration that begins to the next header."""
@@ -89,9 +96,12 @@ class DistributedDataset:
         note = Note(what, placeless_site(), digest, advice, "CollectiveMismatchError")
         self._engine.agreement.notes.add(note, undo)
 
-    def begin_anew(self) -> None:
-        """Make the next iteration the first one again."""
-        self._next, self._newest = Progress(0, 0), None
+    def begin_anew(self, iterators: Iterable[DistributedIterator]) -> None:
+        """Make the next iteration the first one again, or that behind the last of `iterators`."""
+        self._start, self._newest = Progress(0, 0), None
+        for iterator in iterators:
+            if iterator._input is self._input:
+                self._newest = iterator._place
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the newest iteration stands, for a checkpoint.
@@ -116,9 +126,9 @@ class DistributedDataset:
         >>> distributed.state_dict()
         {'epoch': 0, 'steps': 1, 'pipelines': None}
         """
-        place = self._next
-        if self._newest is not None and not self._newest.has_ended:
-            place = self._newest
+        place = self._newest
+        if place is None or place.has_ended:
+            place = self._next()
         return place.state(self._input.pipelines)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -150,7 +160,7 @@ class DistributedDataset:
         >>> next(iter(distributed)).values
         (array([2, 3]),)
         """
-        self._next = Progress.of_state(state, self._input.pipelines)
+        self._start = Progress.of_state(state, self._input.pipelines)
         self._newest = None
 
 
@@ -162,7 +172,7 @@ def state_at_commit(dataset: DistributedDataset, held: Container[int]) -> dict[s
     """
     iterator = dataset._iterator()
     if iterator is None or id(iterator) in held:
-        return dataset._next.state(dataset._input.pipelines)
+        return dataset._next().state(dataset._input.pipelines)
     return dataset.state_dict()
 
 

@@ -53,6 +53,30 @@ def test_what_was_saved_is_restored_on_any_number_of_ranks_and_replicas(strategy
     assert content(again) == wanted
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_dataset_goes_on_behind_its_restored_iterator(strategy, path, ended):
+    rows = mr.data.Dataset.range(8).shuffle(seed=1).batch(4)
+
+    def epoch(steps):
+        return [strategy.gather(step, axis=0).tolist() for step in steps]
+
+    def begun(epochs):
+        dataset = strategy.experimental_distribute_dataset(rows)
+        for _ in range(epochs):
+            epoch(dataset)
+        return dataset, iter(dataset)
+
+    dataset, iterator = begun(3)
+    for _ in range(1 + ended):
+        next(iterator)
+    mr.Checkpoint(strategy, iterator=iterator).save(path)
+    wanted = epoch(iterator), epoch(dataset), epoch(dataset)
+    for epochs in (0, 5):
+        dataset, iterator = begun(epochs)
+        mr.Checkpoint(strategy, iterator=iterator).restore(path)
+        assert (epoch(iterator), epoch(dataset), epoch(dataset)) == wanted
+
+
 def test_mappings_that_can_not_be_changed_are_made_anew(strategy, path):
     checkpoint = mr.Checkpoint(strategy, config=types.MappingProxyType({"x": np.ones(3), "n": 1}))
     checkpoint.save(path)

@@ -14,8 +14,10 @@ from ...collectives.strategy_base import StrategyBase
 from ...core.context import require_cross_replica
 from ...core.exceptions import RankLostError, mark_reporter
 from ...core.layout import Layout, numbers_text
+from ...core.object_state import places_of
 from ...core.options import CommunicationOptions
 from ...data.distributed_dataset import names_of, rename
+from ...data.iterator import DistributedIterator
 from ...ranks.launcher_connection import tell
 from ...ranks.survivors import Survivors
 from ...ranks.transport import Transport
@@ -212,9 +214,12 @@ class Keeper:
         lost, self.lost_replicas = self.lost_replicas, ()
         # What is not in the checkpoint is as where a program is started with it: datasets begin
         # anew, and no rank knows what variables were at first.
+        objects = objects_of(self._state)
+        leaves = [leaf for value in objects.values() for _, leaf in places_of(value)]
+        iterators = [leaf for leaf in leaves if isinstance(leaf, DistributedIterator)]
         for dataset in self._strategy.engine.datasets.values():
-            dataset.begin_anew()
-        beside = variables_beside(self._strategy, objects_of(self._state))
+            dataset.begin_anew(iterators)
+        beside = variables_beside(self._strategy, objects)
         lose_values(beside.values())
         with restored_exactly(self._state):
             path = None if manager is None else manager.restore_or_initialize()
