@@ -275,6 +275,37 @@ def test_a_spare_reads_iterators_of_replicas_as_the_rank_that_had_them(dying, tm
     assert sorted(done.stdout.splitlines()) == [f"{rank} {text}" for rank in (1 - dying, 2)]
 
 
+@pytest.mark.parametrize("alone", [0, 2])
+def test_datasets_go_back_though_a_rank_alone_has_made_another_one(alone, tmp_path):
+    program = f"""
+    rows = mr.data.Dataset.range(24).batch(6)
+    if strategy.rank == {alone}:
+        len(strategy.experimental_distribute_dataset(rows))
+    strategy.run(step)
+    data = strategy.experimental_distribute_dataset(rows)
+    kept = []
+
+    def train():
+        for batch in data:
+            if state.step in (2, 3):
+                die_on(state.step - 1)
+            rows_here = strategy.gather(batch, axis=0).tolist()
+            if strategy.losses and not kept:  # named as `data`, but for the loss
+                strategy.run(step)
+                kept.append(strategy.experimental_distribute_dataset(rows))
+                next(iter(kept[0]))
+            tell(f"{{first_rank}} {{rows_here}}")
+            state.step += 1
+            state.commit()
+
+    strategy.run_elastic(train, state)
+    """
+    done = elastic("-n", 3, written(tmp_path, program))
+    assert done.returncode == 0, done.stderr
+    told = [line[2:] for line in done.stdout.splitlines() if line[0] == "0"]
+    assert told == [f"{list(range(i, i + 6))}" for i in range(0, 24, 6)]
+
+
 def test_a_dataset_goes_on_behind_the_iterator_of_a_checkpoint(tmp_path):
     """All copies of what belongs to replicas are lost, so that the checkpoint is gone back to."""
     program = """

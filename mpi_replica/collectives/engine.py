@@ -39,7 +39,7 @@ class Engine:
     ) -> None:
         self.options = options
         self._log = log
-        #: How many "variables" and "datasets" were made.
+        #: How many "variables" and "datasets" were made; "losses" that there were.
         self.num_made: collections.Counter[str] = collections.Counter()
         #: The objects for variables that are in use, by their ``id``: replicas of a rank that make
         #: one together have an object each.
@@ -126,7 +126,9 @@ class Engine:
         self._datasets = (last, count)
         self.datasets[self.num_made["datasets"]] = dataset
         self.num_made["datasets"] += 1
-        return f"distributed dataset {count} made after run {last}"
+        losses = self.num_made["losses"]  # runs are counted anew after each
+        behind = f" behind loss {losses}" if losses else ""
+        return f"distributed dataset {count} made after run {last}{behind}"
 
     def check_thread(self, kind: str) -> None:
         """Raises unless this is the thread that made the strategy, or that first used it.

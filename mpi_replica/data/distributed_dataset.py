@@ -164,12 +164,27 @@ class DistributedDataset:
         self._newest = None
 
 
-def state_at_commit(dataset: DistributedDataset, held: Container[int]) -> dict[str, Any]:
-    """Returns where a dataset goes on after a loss: in the middle of a loop alone.
+def states_at_commit(
+    datasets: Mapping[int, DistributedDataset], held: Container[int]
+) -> dict[str, dict[str, Any]]:
+    """Returns where datasets go on after a loss, by name: in the middle of a loop alone.
 
     An iteration that was left goes on no more, and the iterators of which `held` has the identity
     go back by themselves: the next iteration is another one.
     """
+    return {one._input.name: _state_at_commit(one, held) for one in datasets.values()}
+
+
+def go_back(
+    datasets: Mapping[int, DistributedDataset], states: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Has datasets go on where `states_at_commit` told."""
+    for dataset in datasets.values():
+        if dataset._input.name in states:
+            dataset.load_state_dict(states[dataset._input.name])
+
+
+def _state_at_commit(dataset: DistributedDataset, held: Container[int]) -> dict[str, Any]:
     iterator = dataset._iterator()
     if iterator is None or id(iterator) in held:
         return dataset._next().state(dataset._input.pipelines)

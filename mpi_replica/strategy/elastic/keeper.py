@@ -161,6 +161,7 @@ class Keeper:
         tell(went_on_without=[member.pid for member in lost])
         loss = Loss.of_members(lost, step, time.monotonic() - start, layout)
         self._strategy.losses = (*self._strategy.losses, loss)
+        self._strategy.engine.num_made["losses"] = len(self._strategy.losses)
         if survivors.rank == 0:
             _log.warning("%s", loss)
 
@@ -184,7 +185,8 @@ class Keeper:
             num_made=engine.num_made,
             names=names_of(engine.datasets),
         )
-        rename(engine.datasets, names)
+        if self._commit is None:  # a spare, which has made no run
+            rename(engine.datasets, names)
         self.lost_replicas = tuple(lost)
         if commit is None:
             if manager_of(self._state) is None:

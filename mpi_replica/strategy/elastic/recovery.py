@@ -48,8 +48,8 @@ class _Inventory(NamedTuple):
     own: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     empty: frozenset[int] = frozenset()
-    #: Where each distributed dataset stood, and the names of those that are in use.
-    datasets: Mapping[int, Mapping[str, Any]] | None = None
+    #: Where each distributed dataset stood, by name, and the names of those that are in use.
+    datasets: Mapping[str, Mapping[str, Any]] | None = None
     names: Mapping[int, str] = {}
 
 
@@ -86,7 +86,7 @@ def gather_state(
     num_made : Counter
         How many any rank has made.
     names : mapping
-        Those of distributed datasets on ranks that had replicas.
+        Those of distributed datasets on the first rank that had replicas.
 
     Raises
     ------
@@ -132,10 +132,11 @@ def gather_state(
     )
     lost = [i for i in everyone if not numbers or (i not in found_at and i not in empty)]
     most = functools.reduce(operator.or_, [one.num_made for one in inventories])
-    all_names = {number: name for one in inventories for number, name in one.names.items()}
+    with_commit = [rank for rank, one in enumerate(inventories) if one.number is not None]
+    first = with_commit[0] if with_commit else 0
+    of_first = inventories[first]
     if lost:
-        return None, lost, most, all_names
-    first = next(rank for rank, one in enumerate(inventories) if one.number is not None)
+        return None, lost, most, of_first.names
     messages: list[Any] = []
     for rank, one in enumerate(inventories):
         parts = {
@@ -152,9 +153,9 @@ def gather_state(
     own = {i: have.get(i) or ReplicaPart({}, {}) for i in layout.local_replica_ids}
     part, step = shared
     # whether an iteration was left is seen by the life of its iterator, which may end elsewhere
-    part = part._replace(datasets=inventories[first].datasets or {})
+    part = part._replace(datasets=of_first.datasets or {})
     # What other ranks host now is kept, too: one of them may be lost before the next commit.
-    return HeldCommit(numbers.pop(), part, own, lambda: have, empty, step), [], most, all_names
+    return HeldCommit(numbers.pop(), part, own, lambda: have, empty, step), [], most, of_first.names
 
 
 def _require_one_call(calls: Sequence[int], rank: int) -> None:

@@ -23,7 +23,7 @@ from ...core.exceptions import CheckpointError
 from ...core.layout import Layout
 from ...core.object_state import places_of
 from ...core.values import Mirrored, PerReplica
-from ...data.distributed_dataset import state_at_commit
+from ...data.distributed_dataset import go_back, states_at_commit
 from ...replicas.assignment import Assignable
 from .replica_objects import Held, for_another_rank, held_in, moved
 
@@ -41,8 +41,8 @@ class SharedPart(NamedTuple):
     arrays: dict[str, Array]
     #: The state of the strategy's random numbers, without those of the replicas.
     generators: Mapping[str, Any]
-    #: Where each distributed dataset stood, by the order in which they were made.
-    datasets: Mapping[int, Mapping[str, Any]]
+    #: Where each distributed dataset stood, by name.
+    datasets: Mapping[str, Mapping[str, Any]]
     #: The objects of this rank's replicas, themselves: their state may have changed since.
     held: Held
 
@@ -155,7 +155,7 @@ def take(
         state,
         arrays,
         {**generators, "replicas": {}},
-        {number: state_at_commit(dataset, inside) for number, dataset in engine.datasets.items()},
+        states_at_commit(engine.datasets, inside),
         held_in(objects),
     )
     return Snapshot(shared, own, copies)
@@ -226,9 +226,7 @@ def put_back(
     del restored[_VARIABLES]
     replicas = {str(i): part.generator for i, part in own.items() if part.generator is not None}
     strategy.generators.restore({**shared.generators, "replicas": replicas})
-    for number, dataset in engine.datasets.items():
-        if number in shared.datasets:
-            dataset.load_state_dict(shared.datasets[number])
+    go_back(engine.datasets, shared.datasets)
     return restored
 
 
