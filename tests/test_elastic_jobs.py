@@ -339,6 +339,51 @@ def test_a_dataset_goes_on_behind_the_iterator_of_a_checkpoint(tmp_path):
     assert len(set(done.stdout.splitlines())) == 1
 
 
+def test_a_spare_gets_objects_of_replicas_where_a_checkpoint_is_gone_back_to(tmp_path):
+    program = """
+    class Counter:
+        count = 0
+
+        def state_dict(self):
+            return {"count": self.count}
+
+        def load_state_dict(self, state):
+            self.count = state["count"]
+
+    def own(make):
+        return strategy.experimental_distribute_values_from_function(make)
+
+    counters, numbers = own(lambda context: Counter()), own(lambda context: np.zeros(1))
+    state = mr.ElasticState(strategy, counters={"of replicas": counters}, numbers=numbers)
+    manager = mr.CheckpointManager(state, sys.argv[1])
+
+    def count(counter):
+        counter.count += 1
+        return mr.get_replica_context().all_reduce("SUM", counter.count)
+
+    def train():
+        counters = state.counters["of replicas"]
+        if strategy.losses:
+            total = strategy.run(count, args=(counters,))
+            totals = [*map(int, strategy.experimental_local_results(total))]
+            tell(f"{first_rank} {totals}")
+            return
+        strategy.run(count, args=(counters,))
+        manager.save(1)
+        strategy.run(count, args=(counters,))
+        state.commit()
+        die_on(0, 1)
+        strategy.run(step)
+
+    strategy.run_elastic(train, state)
+    """
+    done = elastic("-n", 4, "--spares", 1, written(tmp_path, program), tmp_path / "saved")
+    assert done.returncode == 0, done.stderr
+    assert "the last checkpoint" in done.stderr
+    told = [f"{rank} [12, 12, 12]" for rank in (2, 3)]
+    assert sorted(done.stdout.splitlines()) == told
+
+
 def test_ranks_go_on_in_one_iteration_wherever_an_iterator_still_lives(tmp_path):
     """What is in a cycle lives until its rank collects the garbage, as rank 0 alone does here."""
     program = """

@@ -177,7 +177,7 @@ class Keeper:
         layout = Layout.even(number, transport.size, transport.rank)
         strategy.move(transport, layout)
         lose_components(strategy)
-        commit, lost, engine.num_made, names = gather_state(
+        commit, held, lost, engine.num_made, names = gather_state(
             transport,
             layout,
             self._commit,
@@ -195,9 +195,7 @@ class Keeper:
                     "were lost together. Give the state a mr.CheckpointManager and save from time"
                     " to time: its newest checkpoint is restored then.",
                 )
-            if self._commit is not None:
-                held = self._commit.shared.held
-                replace_objects(self._state, moved(objects_of(self._state), held, layout))
+            replace_objects(self._state, moved(objects_of(self._state), held, layout))
             return
         objects = put_back(strategy, objects_of(self._state), commit.shared, commit.own)
         replace_objects(self._state, objects)

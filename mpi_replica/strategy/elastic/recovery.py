@@ -16,6 +16,7 @@ from ...core.exceptions import CollectiveMismatchError, mark_reporter
 from ...core.layout import Layout, numbers_text
 from ...ranks.transport import Transport
 from .buddies import givers
+from .replica_objects import Held, for_another_rank
 from .snapshot import ReplicaPart, SharedPart
 
 
@@ -53,6 +54,21 @@ class _Inventory(NamedTuple):
     names: Mapping[int, str] = {}
 
 
+class Gathered(NamedTuple):
+    """What a rank has, once all have told what they have."""
+
+    #: With what belongs to its replicas now; None where the state of some replica is lost.
+    commit: HeldCommit | None
+    #: The objects of replicas that it had before, or that another rank has sent.
+    held: Held
+    #: Replicas whose state no rank has.
+    lost: Sequence[int]
+    #: How many any rank has made.
+    num_made: Counter[str]
+    #: Those of distributed datasets on the first rank that had replicas, by number.
+    names: Mapping[int, str]
+
+
 def gather_state(
     transport: Transport,
     layout: Layout,
@@ -61,7 +77,7 @@ def gather_state(
     call: int,
     num_made: Counter[str],
     names: Mapping[int, str],
-) -> tuple[HeldCommit | None, list[int], Counter[str], Mapping[int, str]]:
+) -> Gathered:
     """Gives each rank what belongs to the replicas that it hosts from now on. Collective.
 
     Parameters
@@ -79,14 +95,7 @@ def gather_state(
 
     Returns
     -------
-    commit : HeldCommit or None
-        With what belongs to its replicas now; None where the state of some replica is lost.
-    lost : list of int
-        Replicas whose state no rank has.
-    num_made : Counter
-        How many any rank has made.
-    names : mapping
-        Those of distributed datasets on the first rank that had replicas.
+    Gathered
 
     Raises
     ------
@@ -135,8 +144,13 @@ def gather_state(
     with_commit = [rank for rank, one in enumerate(inventories) if one.number is not None]
     first = with_commit[0] if with_commit else 0
     of_first = inventories[first]
-    if lost:
-        return None, lost, most, of_first.names
+    held: Held = {} if commit is None else commit.shared.held
+    is_first = transport.rank == first and commit is not None
+    if lost:  # those that have no objects need some, for the state of a checkpoint
+        sent = for_another_rank(held) if is_first and held else None
+        objects = [sent if one.number is None else None for one in inventories]
+        received = _exchange(transport, objects)
+        return Gathered(None, received[0] if received else held, lost, most, of_first.names)
     messages: list[Any] = []
     for rank, one in enumerate(inventories):
         parts = {
@@ -144,7 +158,7 @@ def gather_state(
             for i in layout.replica_ids(rank)
             if i not in one.own + one.kept and found_at.get(i) == transport.rank
         }
-        is_new = one.number is None and transport.rank == first
+        is_new = one.number is None and is_first
         first_shared = (shared[0].for_another_rank(), shared[1]) if is_new else None
         messages.append((first_shared, parts) if is_new or parts else None)
     for first_shared, parts in _exchange(transport, messages):
@@ -155,7 +169,8 @@ def gather_state(
     # whether an iteration was left is seen by the life of its iterator, which may end elsewhere
     part = part._replace(datasets=of_first.datasets or {})
     # What other ranks host now is kept, too: one of them may be lost before the next commit.
-    return HeldCommit(numbers.pop(), part, own, lambda: have, empty, step), [], most, of_first.names
+    gone_back_to = HeldCommit(numbers.pop(), part, own, lambda: have, empty, step)
+    return Gathered(gone_back_to, part.held, [], most, of_first.names)
 
 
 def _require_one_call(calls: Sequence[int], rank: int) -> None:
