@@ -127,8 +127,9 @@ class Comparison:
             return self._stateful(live, saved, path)
         if isinstance(live, AbstractVariable) and replicas_name(saved) is not None:
             return self._components(live, saved, path)
-        is_array = isinstance(live, Mirrored) and isinstance(live.value, (np.ndarray, np.generic))
-        if isinstance(live, Mirrored) and not is_array and replicas_name(saved) is None:
+        if isinstance(live, Mirrored) and not isinstance(live.value, (np.ndarray, np.generic)):
+            if replicas_name(saved) is not None:
+                return self._other(live, saved, path, f"a {type(live.value).__name__}")
             put_back = self._match(live.value, saved, path)
             return lambda: Mirrored(put_back())
         if isinstance(live, (AbstractVariable, Mirrored, np.ndarray)) or library_of(live):

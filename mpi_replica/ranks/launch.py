@@ -127,10 +127,8 @@ def _claim_rank() -> None:
         without a word (Open MPI 5.0.11).
     """
     global _rank_process
-    if _rank_process not in (
-        0,
-        os.getpid(),
-    ):  # with MPICH its messages would break into the parent's
+    # With MPICH its messages would break into the parent's.
+    if _rank_process not in (0, os.getpid()):
         raise LaunchError(
             f"this process is a fork of process {_rank_process}, which is a rank: it can't be the"
             " same one. Make strategies in the rank itself, or start this process without a fork"

@@ -106,15 +106,17 @@ def test_another_number_of_replicas_is_told_and_changes_nothing(strategy, world,
 
 
 def test_a_value_of_each_replica_and_a_shared_one_do_not_fit_each_other(strategy, path):
-    save(strategy, path, a=values(strategy), b=np.ones(2), c=3)
+    save(strategy, path, a=values(strategy), b=np.ones(2), c=3, d=values(strategy))
     number = strategy.num_replicas_in_sync
     with strategy.scope():
-        checkpoint = mr.Checkpoint(a=5, b=nothing(strategy), c=nothing(strategy))
+        like = {"a": 5, "b": nothing(strategy), "c": nothing(strategy), "d": mr.Mirrored("x")}
+        checkpoint = mr.Checkpoint(**like)
         error = raises_everywhere(CheckpointError, lambda: checkpoint.restore(path))
     for words in (
         f"a is a int here, and a PerReplica of {number} replicas in the checkpoint",
         f"b is a PerReplica of {number} replicas here, and float64[2]",
         f"c is a PerReplica of {number} replicas here, and 3",
+        f"d is a str here, and a PerReplica of {number} replicas in the checkpoint",
     ):
         assert words in str(error), str(error)
     check_works(strategy)
