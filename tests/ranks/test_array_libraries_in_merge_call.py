@@ -117,6 +117,22 @@ def test_what_merge_fn_writes_into_an_argument_is_in_that_of_the_replica_in_what
         assert sums == [24 + size, 2 * size, size]
 
 
+def test_what_merge_fn_writes_into_an_expanded_tensor_is_in_that_of_the_replica(strategy):
+    torch = pytest.importorskip("torch")
+
+    def fill(strategy, x):
+        for i, part in enumerate(x.values):
+            part.fill_(i + 1)
+
+    def step():
+        mine = torch.zeros(2, 1).expand(2, 3)
+        mr.get_replica_context().merge_call(fill, (mine,))
+        return float(mine.sum())
+
+    found = strategy.experimental_local_results(strategy.run(step))
+    assert found == tuple([6.0 * (i + 1) for i in strategy.local_replica_ids])
+
+
 def test_an_argument_in_another_order_that_can_not_be_written_is_so_in_merge_fn(strategy):
     def step():
         mine = np.ones((2, 3)).T
