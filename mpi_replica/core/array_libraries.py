@@ -154,11 +154,11 @@ def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
     for index in recorded_by_torch(leaves):
         if not originals:
             leaves = list(leaves)
-        try:
-            TorchWay.require_untransformed(leaves[index])
+        constant = leaves[index].detach()
+        try:  # what was given from outside of the function is one of its tensors now, too
+            TorchWay.require_untransformed(constant)
         except TypeError as error:
             raise TypeError(f"merge_call: {error}") from None
-        constant = leaves[index].detach()
         originals[id(constant)] = leaves[index]
         leaves[index] = constant
     return leaves, originals

@@ -310,6 +310,23 @@ def test_what_takes_no_transformed_tensor_is_an_error_that_says_so(strategy, tra
         check_works(strategy)
 
 
+def test_a_merge_call_in_a_function_of_torch_func_refuses_tensors_from_outside_on_every_layout(
+    strategy,
+):
+    def step():
+        outside = torch.zeros(2)
+
+        def loss(x):
+            mr.get_replica_context().merge_call(lambda _, y: None, (outside,))
+            return x.sum()
+
+        return torch.func.grad(loss)(values(replica_id()))
+
+    error = raises_everywhere(TypeError, lambda: strategy.run(step))
+    assert str(error).startswith("merge_call: a tensor in a function that torch.func transforms")
+    check_works(strategy)
+
+
 def test_gradients_of_a_functional_model(strategy):
     everything = weights(strategy.num_replicas_in_sync)
     model = torch.nn.Linear(3, 1, bias=False, dtype=torch.float64)
