@@ -94,7 +94,7 @@ class RunLibraries:
 
         `position` is that of its replica among those of this rank.
         """
-        if "jax" in sys.modules:
+        if self._total > 1 and "jax" in sys.modules:
             function = functools.partial(call_among, self._total, function)
         if self._state == (None, None):
             return function(*args, **kwargs)
