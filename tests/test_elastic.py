@@ -15,6 +15,7 @@ from mpi_replica.core.layout import Layout
 from mpi_replica.ranks.survivors import Member
 from mpi_replica.strategy.elastic.buddies import buddy_of, givers
 from mpi_replica.strategy.elastic.losses import Loss, new_layout_text
+from mpi_replica.strategy.elastic.replica_objects import held_in, moved
 from mpi_replica.strategy.elastic.snapshot import put_back, take
 from mpi_replica.strategy.elastic.state import objects_of, replace_objects
 
@@ -352,6 +353,18 @@ def test_a_per_replica_that_a_loss_has_made_unusable_gives_way_to_what_was_there
     own = strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group)
     strategy.engine.layout.era.is_over = True
     assert go_back(strategy, {"x": own}, snapshot) == {"x": None}
+
+
+def test_objects_of_replicas_whose_places_read_alike_stay_apart_when_replicas_move():
+    """Rank 0 of two, each with three replicas, has all six after rank 1 is lost."""
+
+    def own(n):
+        return mr.PerReplica([Stateful(n=n, i=i) for i in range(3)], (0, 1, 2), 6)
+
+    objects = {"a": {"b": own(0)}, "a['b']": own(1)}
+    found = moved(objects, held_in(objects), Layout((6,), 0))
+    for n, value in enumerate([found["a"]["b"], found["a['b']"]]):
+        assert [one.state["n"] for one in value.values] == [n] * 6
 
 
 @pytest.mark.parametrize("kind", [list, dict])

@@ -219,13 +219,14 @@ class Encoder:
             self._own = own
 
     def _replicas(self, components: Mapping[int, Any], path: str) -> str:
-        """Keeps what stands for the components; returns their name: the path."""
-        encoded = self.of_replicas[path] = {}
+        """Keeps what stands for the components; returns their name: the path, with a number."""
+        name = f"{path} {len(self.of_replicas)}"  # two paths may read alike
+        encoded = self.of_replicas[name] = {}
         for i, component in components.items():
-            encoder = Encoder(self._plain, prefix=f"{path}.{i}.")
+            encoder = Encoder(self._plain, prefix=f"{name}.{i}.")
             encoded[str(i)] = encoder.encode(component, f"{path} of replica {i}")
             self.own_arrays |= encoder.arrays
-        return path
+        return name
 
     def _mapping(self, value: Mapping[Any, Any], path: str) -> Any:
         is_plain = all(type(key) is str and not key.startswith("$") for key in value)

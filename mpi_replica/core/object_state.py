@@ -7,7 +7,7 @@ numbers. torch is looked up where the program has imported it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,13 +69,26 @@ def _is_of_torch(value: Any, *names: str) -> bool:
 
 def places_of(live: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Returns the leaves of a nest that may be objects, each with its place as errors name it."""
+    return ((place_text(path, keys), leaf) for keys, leaf in leaves_of(live))
+
+
+def leaves_of(live: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Returns the leaves of a nest that may be objects, each with the keys by which it is found.
+
+    These follow on `keys`. Unlike their texts they are never those of another leaf.
+    """
     if isinstance(live, (Mapping, list, tuple)) and not has_state(live):
         items = live.items() if isinstance(live, Mapping) else enumerate(live)
         for key, item in items:
             if type(item) not in _NO_OBJECTS:
-                yield from places_of(item, f"{path}[{key!r}]")
+                yield from leaves_of(item, (*keys, key))
     else:
-        yield path, live
+        yield keys, live
+
+
+def place_text(path: str, keys: Sequence[Any]) -> str:
+    """Returns the place of a leaf as errors name it."""
+    return path + "".join(f"[{key!r}]" for key in keys)
 
 
 def objects_in(value: Any) -> Iterator[Any]:

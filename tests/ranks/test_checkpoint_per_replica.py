@@ -74,6 +74,30 @@ def test_what_a_step_returned_is_saved_as_it_is(strategy, path):
         np.testing.assert_array_equal(found, wanted)
 
 
+class SilentText(str):
+    """A text of which only its letters tell it from another one."""
+
+    def __repr__(self):
+        return "a text"
+
+
+def test_values_whose_places_read_alike_do_not_get_each_others(strategy, path):
+    def nest(make):
+        return {
+            "a": {"b": make(0), "c": {SilentText("one"): make(1), SilentText("two"): make(2)}},
+            "a['b']": make(3),
+            "a['b'] 0": make(4),
+        }
+
+    save(strategy, path, **nest(lambda n: strategy.run(lambda: np.full(2, 10 * n + replica_id()))))
+    found = vars(restored(strategy, path, **nest(lambda n: nothing(strategy))))
+    inner = found["a"]["c"]
+    places = [found["a"]["b"], inner["one"], inner["two"], found["a['b']"], found["a['b'] 0"]]
+    for n, place in enumerate(places):
+        wanted = [[10 * n + i] * 2 for i in strategy.local_replica_ids]
+        np.testing.assert_array_equal(place.values, wanted)
+
+
 def test_each_rank_writes_the_values_of_its_own_replicas(strategy, path):
     own = strategy.run(lambda: np.zeros(1000 + replica_id()))
     save(strategy, path, own=own)

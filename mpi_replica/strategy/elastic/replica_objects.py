@@ -16,16 +16,18 @@ from ...core import exceptions, object_state
 from ...core.layout import Layout
 from ...core.values import PerReplica, per_replica
 
+#: Where a value is: the name of an object, and the keys that lead to it.
+_Place = tuple[Any, ...]
+
 #: By the place of each `PerReplica` that holds objects: its components, by the replicas' ids.
-Held = Mapping[str, Mapping[int, Any]]
+Held = Mapping[_Place, Mapping[int, Any]]
 
 
 def held_in(objects: Mapping[str, Any]) -> Held:
     """Returns the objects of replicas that the objects of a program hold."""
     return {
-        path: dict(zip(leaf.replica_ids, leaf.values, strict=True))
-        for name, value in objects.items()
-        for path, leaf in object_state.places_of(value, name)
+        place: dict(zip(leaf.replica_ids, leaf.values, strict=True))
+        for place, leaf in object_state.leaves_of(objects)
         if isinstance(leaf, PerReplica) and any(map(object_state.holds_objects, leaf.values))
     }
 
@@ -38,13 +40,14 @@ def for_another_rank(held: Held) -> Held:
     Exception
         They can't be pickled.
     """
-    sent = {path: dict([next(iter(parts.items()))]) for path, parts in held.items()}
+    sent = {place: dict([next(iter(parts.items()))]) for place, parts in held.items()}
     try:
         pickle.dumps(sent, 5)
     except Exception as error:
+        places = ", ".join(object_state.place_text(name, keys) for name, *keys in sent)
         exceptions.add_note(
             error,
-            f"What an ElasticState holds for each replica ({', '.join(sent)}) is sent to a spare"
+            f"What an ElasticState holds for each replica ({places}) is sent to a spare"
             " that takes a lost rank's place: its classes and functions must be importable, as"
             " lambdas and local functions are not.",
         )
@@ -63,27 +66,27 @@ def moved(objects: Mapping[str, Any], held: Held, layout: Layout) -> dict[str, A
     layout : Layout
         The new one.
     """
-    made: dict[str, dict[int, Any]] = {path: {} for path in held}
+    made: dict[_Place, dict[int, Any]] = {place: {} for place in held}
     for i in layout.local_replica_ids:
         memo: dict[int, Any] = {}  # an optimizer's copy is that of the module's copy
-        for path, parts in held.items():
+        for place, parts in held.items():
             one = parts[i] if i in parts else copy.deepcopy(next(iter(parts.values())), memo)
-            made[path][i] = one
-    values = {path: per_replica(list(parts.values()), layout) for path, parts in made.items()}
-    return {name: _with(value, name, values) for name, value in objects.items()}
+            made[place][i] = one
+    values = {place: per_replica(list(parts.values()), layout) for place, parts in made.items()}
+    return {name: _with(value, (name,), values) for name, value in objects.items()}
 
 
-def _with(live: Any, path: str, values: Mapping[str, PerReplica]) -> Any:
+def _with(live: Any, place: _Place, values: Mapping[_Place, PerReplica]) -> Any:
     """Returns a nest with these values in their places; dicts and lists in it are changed."""
     if isinstance(live, PerReplica):
-        return values.get(path, live)
+        return values.get(place, live)
     if isinstance(live, MutableMapping) and not object_state.has_state(live):
         for key, item in list(live.items()):
-            replaced = _with(item, f"{path}[{key!r}]", values)
+            replaced = _with(item, (*place, key), values)
             if replaced is not item:
                 live[key] = replaced
     elif isinstance(live, (list, tuple)):
-        items = [_with(item, f"{path}[{i}]", values) for i, item in enumerate(live)]
+        items = [_with(item, (*place, i), values) for i, item in enumerate(live)]
         if any(new is not old for new, old in zip(items, live, strict=True)):
             return refilled(live, items)
     return live
