@@ -431,8 +431,8 @@ def get_replica_context() -> ReplicaContext | None:
     -------
     ReplicaContext or None
         Outside of any strategy that of the default strategy's only replica. In a thread, greenlet
-        or ``contextvars.Context`` that a step starts its id, its rng and the number of replicas
-        are a `ContextError` as its collectives are: what is computed there takes those of the step.
+        or ``contextvars.Context`` that a step starts, nothing of it can be used (calls, id, rng,
+        number of replicas): hand on what the step has got.
 
     Notes
     -----
