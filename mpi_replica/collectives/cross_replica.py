@@ -106,7 +106,7 @@ def gather(
         return perform(call)
 
     def of_shared(shared: Any, path: str) -> Any:
-        _require_returned("gather", shared, path)
+        _require_returned("gather", shared, path, " strategy.gather_objects takes None, too.")
         raise ValueError(
             f"gather of {shared!r} (value{path}), which is no value per replica. Pass what"
             " strategy.run returned, or np.concatenate what you have; strategy.gather_objects takes"
@@ -116,12 +116,12 @@ def gather(
     return leaves.map(combine, of_shared)
 
 
-def _require_returned(call: str, value: Any, path: str) -> None:
+def _require_returned(call: str, value: Any, path: str, else_do: str = "") -> None:
     """Raises where `value` is what ``strategy.run`` gives of a step without a ``return``."""
     if value is None:
         raise ValueError(
             f"{call} of None (value{path}), which is what strategy.run gives where the function"
-            " returned nothing. Does it lack a return?"
+            f" returned nothing. Does it lack a return?{else_do}"
         )
 
 
