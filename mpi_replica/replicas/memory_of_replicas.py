@@ -13,6 +13,9 @@ from ..core.array_libraries import library_of
 from ..core.array_ways import COMMON_TYPES
 from ..core.indexed_slices import IndexedSlices
 
+#: The addresses between which an array lies.
+Extent = tuple[int, int]
+
 
 class MemoryOfReplicas:
     """The memory that replicas hold arrays in: of each its parts, apart from each other, in order.
@@ -27,9 +30,9 @@ class MemoryOfReplicas:
         self.begins: dict[int, list[int]] = {}
         self.ends: dict[int, list[int]] = {}
 
-    def add(self, value: Any, replica_id: int) -> None:
-        """Notes that a replica holds a value, which may be no array."""
-        for begin, end in _extents(value):
+    def add(self, extents: Sequence[Extent], replica_id: int) -> None:
+        """Notes that a replica holds a value, which lies there."""
+        for begin, end in extents:
             begins = self.begins.setdefault(replica_id, [])
             ends = self.ends.setdefault(replica_id, [])
             first, last = bisect.bisect_left(ends, begin), bisect.bisect_right(begins, end)
@@ -37,12 +40,12 @@ class MemoryOfReplicas:
                 begin, end = min(begin, begins[first]), max(end, ends[last - 1])
             begins[first:last], ends[first:last] = [begin], [end]
 
-    def is_of_another(self, value: Any, replica_id: int | None) -> bool:
-        """Returns whether a value is, or may be, in memory of another replica than this one.
+    def is_of_another(self, extents: Sequence[Extent], replica_id: int | None) -> bool:
+        """Returns whether a value that lies there may be in memory of another replica than this.
 
         Of any one, where that is None.
         """
-        for begin, end in _extents(value):
+        for begin, end in extents:
             for holder, ends in self.ends.items():
                 if holder != replica_id:
                     place = bisect.bisect_right(ends, begin)
@@ -51,12 +54,12 @@ class MemoryOfReplicas:
         return False
 
 
-def _extents(value: Any) -> Sequence[tuple[int, int]]:
-    """Returns the addresses between which arrays lie; none of what nobody can write into."""
+def extents_of(value: Any) -> Sequence[Extent]:
+    """Returns where a value lies, which may be no array; nothing of what nobody can write into."""
     if type(value) in COMMON_TYPES and not isinstance(value, np.ndarray):
         return ()
     if isinstance(value, IndexedSlices):
-        return (*_extents(value.values), *_extents(value.indices))
+        return (*extents_of(value.values), *extents_of(value.indices))
     if isinstance(value, np.void):  # an item of an array, which may be written through it
         value = np.frombuffer(value, np.uint8)
     if isinstance(value, np.ndarray):

@@ -18,7 +18,7 @@ from ..core.context import State, entered
 from ..core.indexed_slices import IndexedSlices
 from ..core.thread_state import ThreadState
 from ..core.values import DistributedValues, Mirrored, PerReplica, component_of, read_only
-from .memory_of_replicas import MemoryOfReplicas
+from .memory_of_replicas import MemoryOfReplicas, extents_of
 
 # Of leaves of a result above this size dtype and shape are compared between ranks.
 _HASHED_BYTES = 1 << 16
@@ -96,7 +96,7 @@ def unpacked(
         memory = MemoryOfReplicas()
         for i, call in zip(replica_ids, calls, strict=True):
             for leaf in (*call.leaves, *call.originals.values()):
-                memory.add(leaf, i)
+                memory.add(extents_of(leaf), i)
 
     def of_replica(replica_id: int, call: MergeCall) -> Any:
         copies: dict[int, Any] = {}  # what it gets twice is one thing, as where it is no copy
@@ -105,13 +105,16 @@ def unpacked(
         def own(leaf: Any) -> Any:
             found = call.originals.get(id(leaf), leaf)
             if id(found) not in copies:
-                is_shared = memory is not None and memory.is_of_another(found, replica_id)
-                if not is_shared and given.is_of_another(found, None):
+                extents = extents_of(found)
+                is_shared = memory is not None and memory.is_of_another(extents, replica_id)
+                if not is_shared and given.is_of_another(extents, None):
                     is_shared = not any([leaf is passed for passed in call.leaves])
                 copies[id(found)] = mine = _copied(found) if is_shared else found
-                given.add(mine, replica_id)
+                if is_shared:
+                    extents = extents_of(mine)
+                given.add(extents, replica_id)
                 if memory is not None:
-                    memory.add(mine, replica_id)
+                    memory.add(extents, replica_id)
             return copies[id(found)]
 
         def component(leaf: Any) -> Any:
