@@ -44,7 +44,8 @@ class Checkpoint:
         and numpy; objects with ``state_dict()`` and ``load_state_dict()``, as those of torch and
         as distributed datasets and their iterators, which go on with the batch after the last one
         that was taken. All these must be the same on all ranks, but for variables. A `PerReplica`
-        of such nests: a value for each replica, or where it holds objects, the same for all.
+        of such nests: a value for each replica, also of generators; of other objects, the same for
+        all.
 
     Raises
     ------
@@ -132,7 +133,8 @@ class Checkpoint:
             written.
         DivergenceError
             What is saved once is not the same on all replicas, or ranks: modules, optimizers,
-            generators, and what a `PerReplica` of objects holds. Names the parameter.
+            generators, and what a `PerReplica` of objects holds but for generators. Names the
+            parameter.
         StructureMismatchError, CollectiveMismatchError
             The ranks have other objects, or made different calls.
 

@@ -76,8 +76,8 @@ class Assignable(AbstractVariable):
             later call; a `PerReplica` in cross-replica context.
         TypeError
             A dtype that does not fit.
-        CollectiveMismatchError, StructureMismatchError
-            Replicas are at different calls, or assign other shapes or dtypes; on every rank.
+        CollectiveMismatchError
+            Replicas are at different calls; on every rank.
         ContextError
             Called in a replica of another strategy.
 
@@ -123,7 +123,7 @@ class Assignable(AbstractVariable):
         ------
         ValueError
             As for `assign`; also in cross-replica context for one that is summed on read, as in tf.
-        TypeError, CollectiveMismatchError, StructureMismatchError, ContextError
+        TypeError, CollectiveMismatchError, ContextError
             As for `assign`; a TypeError also for a dtype that can't be added.
         RankLostError
             What it is added to went with a lost rank, and was not assigned since.

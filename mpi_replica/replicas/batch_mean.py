@@ -62,7 +62,7 @@ def mean_over_global_batch(
     TypeError
         `rows` is no real number; on every rank.
     ContextError
-        Not called in a replica.
+        Called in cross-replica context. Outside of any strategy it is for one replica.
     StructureMismatchError, CollectiveMismatchError
         As for ``all_reduce``.
 
@@ -157,7 +157,7 @@ def compute_average_loss(
         Losses or weights are no numbers, or have a mask or a unit; `global_batch_size` is no int;
         or it is not given, where JAX traces and losses have no values yet.
     ContextError
-        Not called in a replica.
+        Called in cross-replica context. Outside of any strategy it is for one replica.
 
     Notes
     -----

@@ -98,8 +98,8 @@ class ReplicaContext(Replica):
             `out` where it is given. Otherwise fresh C-contiguous arrays; a 0-d result is a numpy
             scalar. The same bits on every replica. SUM and MEAN accumulate float16 and bfloat16 in
             float32, in the order of a tree over the replicas: the same bits on every layout. MEAN
-            of integers and bools is float64. For `IndexedSlices`: the slices of all replicas, one
-            behind the other.
+            of integers and bools is float64; integers wrap around, as numpy's do. For
+            `IndexedSlices`: the slices of all replicas, one behind the other.
 
         Raises
         ------
@@ -108,8 +108,9 @@ class ReplicaContext(Replica):
         CollectiveMismatchError
             Replicas are at different calls, or at one with another op; on every rank.
         TypeError
-            A leaf can't be reduced: SUM of bool, strings, objects; it has a mask, a unit or labels,
-            which would be lost; a leaf of `out` has another dtype than its result; on every rank.
+            A leaf can't be reduced: SUM of bool, strings, dates, objects; it has a mask, a unit or
+            labels, which would be lost; a leaf of `out` has another dtype than its result; on every
+            rank.
         ValueError
             A leaf of `out` has another shape, is read-only, not C-contiguous, or shares memory with
             another leaf, or with the value, or another part of `out`, of another replica of the
@@ -137,11 +138,12 @@ class ReplicaContext(Replica):
 
         Reproducible sums that do not travel with the first message, and have more than 64 KiB,
         divided by the number of replicas, go through a window of shared memory where all ranks are
-        on one host: one barrier for each 512 KiB, and two more. Between hosts that is one Alltoallv
-        and one Allgatherv for each 1 MiB; smaller ones take one Allgatherv. Two ranks that each
-        host a whole subtree of the order, as with one replica each, do one Allreduce for each 2 MiB
-        (0.7 MB with several replicas on a rank), and each looks for NaN: the sum of two numbers has
-        no order. Counterpart of ``tf.distribute.ReplicaContext.all_reduce``.
+        on one host: one barrier for each 512 KiB, and one more; the first such call, which makes
+        the window, sends one more message of 256 bytes and two Allgathervs. Between hosts that is
+        one Alltoallv and one Allgatherv for each 1 MiB; smaller ones take one Allgatherv. Two ranks
+        that each host a whole subtree of the order, as with one replica each, do one Allreduce for
+        each 2 MiB (0.7 MB with several replicas on a rank), and each looks for NaN: the sum of two
+        numbers has no order. Counterpart of ``tf.distribute.ReplicaContext.all_reduce``.
 
         Examples
         --------
@@ -198,6 +200,8 @@ class ReplicaContext(Replica):
             A leaf is a scalar, or `axis` is out of range; on every rank.
         StructureMismatchError, CollectiveMismatchError, ContextError
             As for `all_reduce`.
+        TypeError
+            `axis` is no int, or a leaf has objects, a mask, a unit or labels; on every rank.
         NotImplementedError
             A leaf is `IndexedSlices`.
 

@@ -62,7 +62,7 @@ class Variable(Assignable, ActsAsValue):
         `trainable` is no bool; a dtype of texts, dates or objects, or one that the value is not
         converted to; a value with a mask, a unit or labels, which would be lost.
     OverflowError
-        An integer that `dtype` can't hold.
+        An integer that `dtype` can't hold; without `dtype` one of more than 64 bits is a TypeError.
     StructureMismatchError
         The ranks gave values of different shape or dtype.
     CollectiveMismatchError

@@ -300,7 +300,7 @@ class StrategyExtended:
         Returns
         -------
         nest of Mirrored
-            Rank 0's value; fresh arrays.
+            Rank 0's value; fresh arrays. None stays None.
 
         Raises
         ------

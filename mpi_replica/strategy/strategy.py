@@ -270,8 +270,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         Raises
         ------
         ValueError
-            SUM of a value that is not per replica, or MEAN, MIN or MAX of one that differs between
-            ranks; `axis` out of range, or not None for `IndexedSlices`; on every rank.
+            SUM or PROD of a value that is not per replica, or MEAN, MIN or MAX of one that differs
+            between ranks; `axis` out of range, or not None for `IndexedSlices`; on every rank.
         StructureMismatchError, CollectiveMismatchError, TypeError, ContextError
             As for `ReplicaContext.all_reduce`.
 
