@@ -32,6 +32,7 @@ class AtHand:
         alone = Layout((group.layout.num_replicas,), 0)
         self._sizes = HeaderSizes(transport.headers)
         self._group = Group(alone, transport.hosts, self._sizes)
+        self._group.pool = group.pool  # which the strategy closes
 
     def perform(self, call: Call) -> Any:
         """Returns the result of a call that was made of the components of all replicas.
@@ -48,6 +49,9 @@ class AtHand:
         except Exception as error:
             mark_reporter(error, self._layout.rank == 0)
             raise
+        finally:
+            if self._group.pool.is_used:
+                self._group.pool.end_call()
 
     def _make_alike(self, call: Call) -> None:
         """Changes what the components don't have in common; raises where that can't be done."""

@@ -90,6 +90,31 @@ def test_memory_that_is_of_no_use_goes_also_where_calls_are_small(strategy):
     assert not pool._returned
 
 
+def test_memory_of_calls_whose_components_are_at_hand_goes_as_that_of_others():
+    """Also where no other call is made, and when the strategy ends."""
+    with mr.MPIStrategy() as strategy:
+        pool = strategy.engine.group.pool
+
+        def total(items):
+            own = [np.full(items, 1.0 + i) for i in range(strategy.num_replicas_in_sync)]
+            return strategy.reduce("SUM", mr.PerReplica(own), axis=None)[-1]
+
+        def sums(strategy):
+            found = [total(ITEMS)]
+            is_kept = bool(pool._spare or pool._returned)
+            return [*found, *(total(5) for _ in range(40))], is_kept, len(pool._spare)
+
+        (found, is_kept, left), *_ = strategy.experimental_local_results(
+            strategy.run(lambda: mr.get_replica_context().merge_call(sums))
+        )
+        count = strategy.num_replicas_in_sync
+        assert found == [count * (count + 1) / 2] * 41
+        assert is_kept
+        assert not left
+    assert not pool._spare
+    assert not pool._lent
+
+
 def test_results_outlive_their_strategy(strategy):
     with mr.MPIStrategy() as other:
         (result,) = in_each_replica(other, lambda context: summed(context, 2))
