@@ -76,6 +76,18 @@ def test_unlike_shapes_are_told_what_takes_them_by_the_call(strategy):
     check_works(strategy)
 
 
+def test_an_empty_array_beside_integers_is_told_to_be_of_floats(strategy):
+    needs_two_replicas(strategy)
+
+    def step():
+        mine = np.arange(replica_id()) if replica_id() else np.array([])
+        mr.get_replica_context().all_gather(mine, axis=0)
+
+    error = raises_everywhere(STRUCTURE, lambda: strategy.run(step))
+    assert str(error).endswith("on every replica, also an empty one: np.array([]) is float64.")
+    check_works(strategy)
+
+
 def test_variables_of_unlike_shapes_are_not_told_to_gather(strategy):
     if strategy.size == 1:
         pytest.skip("needs two ranks")

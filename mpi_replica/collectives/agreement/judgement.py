@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ...core.exceptions import CollectiveMismatchError, RankLostError, StructureMismatchError
 from ...core.layout import Layout, grouped
-from .stand import SAME_KIND, CallDescription, Note, Report, Stand
+from .stand import SAME_KIND, CallDescription, LeafDescription, Note, Report, Stand
 from .travelling_error import TravellingError
 
 _SAME_CALLS = "All replicas must make the same collective calls in the same order"
@@ -356,13 +356,19 @@ def _leaf_difference(
         mend = (
             f"Make the leaf the same shape on every replica{_for_uneven(first)}."
             if aspect == "shape"
-            else "Convert the leaf to one dtype on every replica."
+            else f"Convert the leaf to one dtype on every replica{_for_empty(first, leaves)}."
         )
         return (), StructureMismatchError(
             f"{first.kind} got different {aspect}s for value{path} at {_places(calls)}: {sides}."
             f" {mend}"
         )
     return tuple(promoted), None
+
+
+def _for_empty(call: CallDescription, leaves: Sequence[LeafDescription]) -> str:
+    """Returns what is most likely meant where an array without rows has another dtype."""
+    is_likely = call.kind in ("all_gather", "gather") and "float64" in {x.dtype for x in leaves}
+    return ", also an empty one: np.array([]) is float64" if is_likely else ""
 
 
 def _for_uneven(call: CallDescription) -> str:
