@@ -1,5 +1,6 @@
 """PerReplica, Mirrored and IndexedSlices, by themselves and on one rank without MPI."""
 
+import copy
 import operator
 import pickle
 
@@ -284,3 +285,39 @@ def test_slices_can_not_be_given_other_rows_than_those_they_were_checked_with():
     for name, value in (("values", [1.0, 2.0]), ("indices", [0, 1]), ("dense_shape", (1,))):
         with pytest.raises(AttributeError):
             setattr(slices, name, value)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", ["T", "astype", "mean", "shape", "sum"])
+def test_an_attribute_of_arrays_that_a_per_replica_lacks_says_where_to_compute(count, name):
+    value = mr.PerReplica([np.ones(2)] * count)
+    with pytest.raises(AttributeError, match=rf"A PerReplica has no {name}: .* strategy\.run"):
+        getattr(value, name)
+    assert not hasattr(value, name)
+    assert not hasattr(value, "__array_interface__")
+    copies = copy.copy(value), pickle.loads(pickle.dumps(value))
+    assert [len(one.values) for one in copies] == [count, count]
+
+
+def test_numpy_functions_of_a_per_replica_say_where_to_compute():
+    value = mr.PerReplica([1.0, 2.0])
+    ones = np.ones(2)
+    for compute in (
+        lambda: np.add(value, 1),
+        lambda: np.sqrt(value),
+        lambda: ones + value,
+        lambda: value - ones,
+        lambda: ones == value,
+        lambda: mr.Mirrored(ones) * value,
+        lambda: mr.Variable(1.0) * value,
+        lambda: np.add.reduce(value),
+        lambda: np.sum(value),
+    ):
+        with pytest.raises(TypeError, match=r"holds a value per replica.* strategy\.run"):
+            compute()
+
+
+def test_a_per_replica_is_rounded_where_it_converts():
+    assert round(mr.PerReplica([2.345]), 1) == 2.3
+    with pytest.raises(TypeError, match=r"round\(\) of a PerReplica"):
+        round(mr.PerReplica([2.345, 1.0]))

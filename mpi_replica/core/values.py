@@ -96,9 +96,6 @@ class PerReplica(DistributedValues):
 
     __slots__ = ("__weakref__", "_era", "_num_replicas", "_replica_ids", "_values")
 
-    # numpy must not take it for an object array in `array + per_replica`
-    __array_ufunc__ = None
-
     def __init__(
         self,
         values: Sequence[Any],
@@ -243,8 +240,15 @@ class PerReplica(DistributedValues):
     def __bool__(self) -> bool:
         return bool(self._only("The truth value"))
 
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return round(self._only("round()"), ndigits)
+
     def __format__(self, spec: str) -> str:
         return format(self._only("A format"), spec) if spec else str(self)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, *others: Any, **kwargs: Any) -> NoReturn:
+        is_comparison = ufunc in (np.equal, np.not_equal)  # an array == it, as it == an array
+        raise TypeError(_no_part("__eq__" if is_comparison else f"np.{ufunc.__name__}"))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self._only("np.asarray()"), dtype=dtype, copy=copy)
@@ -274,12 +278,16 @@ class PerReplica(DistributedValues):
         return np.asarray(self._only("item()")).item()
 
 
-def _refuse(name: str) -> Callable[..., NoReturn]:
+def _no_part(name: str) -> str:
+    return (
+        f"A PerReplica has no {name}: it holds a value per replica. Compute inside"
+        f" strategy.run, where each replica sees its own component. {_WAYS_OUT}"
+    )
+
+
+def _refuse(name: str, kind: type[Exception] = TypeError) -> Callable[..., NoReturn]:
     def method(self: PerReplica, *others: Any) -> NoReturn:
-        raise TypeError(
-            f"A PerReplica has no {name}: it holds a value per replica. Compute inside"
-            f" strategy.run, where each replica sees its own component. {_WAYS_OUT}"
-        )
+        raise kind(_no_part(name))
 
     method.__name__ = name
     return method
@@ -292,6 +300,13 @@ for _name in (
     *("lt", "le", "gt", "ge", "len", "iter", "getitem", "index"),
 ):
     setattr(PerReplica, f"__{_name}__", _refuse(f"__{_name}__"))
+
+# What batches are asked for most. No `__getattr__`: with one, all attributes take twice as long.
+for _name in (
+    *("T", "astype", "copy", "dtype", "flatten", "max", "mean", "min", "ndim", "numpy", "ravel"),
+    *("reshape", "shape", "size", "squeeze", "std", "sum", "to", "tolist", "transpose", "var"),
+):
+    setattr(PerReplica, _name, property(_refuse(_name, AttributeError), doc="It has none."))
 
 
 def _is_itself(self: PerReplica, other: Any) -> bool:
