@@ -438,8 +438,8 @@ def member(kind: type[_Enum], value: Any) -> _Enum:
         It is none.
     """
     if not isinstance(value, kind):
-        known = ", ".join(entry.name for entry in kind)
-        raise ValueError(f"{value!r} is no mr.{kind.__name__}. Use one of {known}.")
+        known = [str(entry) for entry in kind if entry is not VariableSynchronization.NONE]
+        raise ValueError(f"{value!r} is no mr.{kind.__name__}. Use mr.{', mr.'.join(known)}.")
     return value
 
 

@@ -70,7 +70,8 @@ class Variable(Assignable, ActsAsValue):
 
     Notes
     -----
-    It acts like an array in expressions and numpy functions. Reading never communicates, except
+    It acts like an array in expressions and numpy functions; methods of arrays are those of
+    ``value()``, as in ``v.value().sum()``. Reading never communicates, except
     that a variable synchronized on read, read in cross-replica context, is reduced: collective.
 
     Making it copies the value: an array on each rank, or one for each replica. One message of 256
@@ -346,6 +347,13 @@ class Variable(Assignable, ActsAsValue):
         raise TypeError(
             f"{self.name} can't be changed in place: use assign, assign_add or assign_sub."
         )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "value":  # it would hide the method, and assign nothing
+            raise AttributeError(
+                f"{self.name}.value can't be set: it is a method. Use {self.name}.assign(x)."
+            )
+        super().__setattr__(name, value)
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         self._refuse_in_place()

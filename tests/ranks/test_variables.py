@@ -208,6 +208,26 @@ def test_settings_that_do_not_fit_are_a_value_error_everywhere(strategy):
         assert_fails(strategy, ValueError, "", lambda kwargs=kwargs: variable(strategy, **kwargs))
 
 
+def test_a_string_in_the_place_of_an_enum_is_told_which_members_fit(strategy):
+    text = r"'SUM' is no mr\.VariableAggregation\. Use mr\.VariableAggregation\.NONE, .*\.SUM, "
+    assert_fails(strategy, ValueError, text, lambda: variable(strategy, 1.0, aggregation="SUM"))
+    text = r"Use mr\.VariableSynchronization\.AUTO, mr\.VariableSynchronization\.ON_WRITE, "
+    sync = "ON_READ"
+    assert_fails(strategy, ValueError, text, lambda: variable(strategy, 1.0, synchronization=sync))
+
+
+def test_the_method_value_is_not_hidden_by_what_is_meant_as_an_assignment(strategy):
+    v = variable(strategy, 1.0, name="w")
+
+    def step():
+        with pytest.raises(AttributeError, match=r"w\.value can't be set.*w\.assign\(x\)"):
+            v.value = v.value() * 2 + replica_id()
+        return v.value()
+
+    assert set(strategy.gather_objects(strategy.run(step))) == {1.0}
+    assert everywhere(v.assign(3.0)) == 3.0
+
+
 def test_an_initializer_that_raises_where_replica_0_is_raises_everywhere(strategy):
     def initializer():
         raise OSError("no weights")
