@@ -5,7 +5,7 @@ The rules (they never depend on how many replicas there are):
 ====================  ==================  ================
 leaf                  accumulates in      result
 ====================  ==================  ================
-float16, bfloat16     float32             as the leaf
+narrow floats         float32             as the leaf
 float, complex        as the leaf         as the leaf
 int, MEAN             float64             float64
 bool, MEAN            float64             float64
@@ -13,7 +13,8 @@ int, other ops        as the leaf         as the leaf
 bool, MIN and MAX     as the leaf         as the leaf
 ====================  ==================  ================
 
-Integers wrap around, as those of numpy. Everything else is a `TypeError`.
+Narrow floats are float16, bfloat16, float8_e4m3fn and float8_e5m2. Integers wrap around, as those
+of numpy. Everything else is a `TypeError`.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class ReplicaContext(Replica):
 
     Notes
     -----
-    Made by hand it is a context manager; its collectives then need a strategy with one replica.
-    Counterpart of ``tf.distribute.ReplicaContext``.
+    Made by hand it is a context manager; its collectives, and components of variables synchronized
+    on read, then need a strategy with one replica. Counterpart of ``tf.distribute.ReplicaContext``.
 
     Examples
     --------
@@ -96,10 +96,10 @@ class ReplicaContext(Replica):
         -------
         nest of numpy.ndarray
             `out` where it is given. Otherwise fresh C-contiguous arrays; a 0-d result is a numpy
-            scalar. The same bits on every replica. SUM and MEAN accumulate float16 and bfloat16 in
-            float32, in the order of a tree over the replicas: the same bits on every layout. MEAN
-            of integers and bools is float64; integers wrap around, as numpy's do. For
-            `IndexedSlices`: the slices of all replicas, one behind the other.
+            scalar. The same bits on every replica. SUM and MEAN accumulate float16, bfloat16,
+            float8_e4m3fn and float8_e5m2 in float32, in the order of a tree over the replicas: the
+            same bits on every layout. MEAN of integers and bools is float64; integers wrap around,
+            as numpy's do. For `IndexedSlices`: the slices of all replicas, one behind the other.
 
         Raises
         ------
@@ -127,7 +127,7 @@ class ReplicaContext(Replica):
         and where ranks share cores), and for each 1 MiB of leaves below 64 KiB; or for each
         ``bytes_per_pack``. Where every rank has one replica, a leaf of 512 KiB to 2 MiB takes one
         Allreduce, as does a smaller one into `out`, and large leaves that are C-contiguous are not
-        copied. Sums of float16 and bfloat16 with more than 64 KiB as float32, divided by the number
+        copied. Sums of these narrow floats with more than 64 KiB as float32, divided by the number
         of replicas, are one Alltoallv and one Allgatherv for each 1 MiB of float32, as they are
         where every rank has one replica; smaller ones take one Allgatherv, or none where they
         travel with the first message. Results of one call may lie beside each other in one block of
@@ -357,7 +357,7 @@ class ReplicaContext(Replica):
             return
         current = get_replica_context()
         if current is self:
-            self._check_is_only(call)
+            self.require_run(call)
             return
         if current is None:
             where = "a merge_fn" if is_in_merge_fn() else "scope()"
