@@ -251,6 +251,7 @@ FOR_THE_PACKAGE = {
     "ReplicaContext.in_run",
     "ReplicaContext.meet",
     "ReplicaContext.meet_elsewhere",
+    "ReplicaContext.require_run",
     "Strategy.move",
     "Strategy.name_of_variable",
     "Variable.components",

@@ -57,6 +57,10 @@ class AbstractReplicaContext:
         """The id of the replica, for what belongs to it alone."""
         raise NotImplementedError
 
+    def require_run(self, what: str) -> None:
+        """Raises where it was made by hand, of one of several replicas."""
+        raise NotImplementedError
+
     def meet(self, call: Any) -> Any:
         """Waits until all replicas are at a call, and returns its result."""
         raise NotImplementedError

@@ -79,7 +79,8 @@ class Assignable(AbstractVariable):
         CollectiveMismatchError
             Replicas are at different calls; on every rank.
         ContextError
-            Called in a replica of another strategy.
+            Called in a replica of another strategy, or in a `ReplicaContext` made by hand, of one
+            of several replicas.
 
         Notes
         -----
@@ -345,6 +346,7 @@ class Assignable(AbstractVariable):
                 engine.make(kind, None, self._assignment_of_rank_0, kind, how, value)
             )
         elif self._on_read:
+            context.require_run(f"{self.name}.{how}")
             key = context.replica_id_in_sync_group
             mine = self._storage.fitting(self.name, how, self._own(value, key))
             self._storage.write(key, how, mine)

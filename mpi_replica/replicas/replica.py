@@ -178,7 +178,7 @@ class Replica(AbstractReplicaContext):
         """Wait until all replicas are at `call`, and return its result."""
         if self._meet is not None:
             return self._meet(call)
-        self._check_is_only(call.kind)
+        self.require_run(call.kind)
         require_unstaged_call(call)
         return perform_alone(self._strategy, call)
 
@@ -191,10 +191,11 @@ class Replica(AbstractReplicaContext):
         """Where it waits in a run; None for one that was made by hand."""
         return self._place
 
-    def _check_is_only(self, call: str) -> None:
+    def require_run(self, what: str) -> None:
+        """Raise where it was made by hand, of one of several replicas."""
         if self._meet is None and self._strategy.num_replicas_in_sync != 1:
             raise ContextError(
-                f"{call} in a ReplicaContext that was made by hand needs a strategy with one"
+                f"{what} in a ReplicaContext that was made by hand needs a strategy with one"
                 f" replica; this one has {self._strategy.num_replicas_in_sync}. Use strategy.run."
             )
 

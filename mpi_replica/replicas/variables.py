@@ -218,8 +218,9 @@ class Variable(Assignable, ActsAsValue):
         ValueError
             Synchronized on read with aggregation NONE, in cross-replica context.
         ContextError
-            Synchronized on read, and read while another strategy is the current one. JAX traces a
-            function (jit, scan): it would keep the value for all later calls.
+            Synchronized on read, and read while another strategy is the current one, or in a
+            `ReplicaContext` made by hand, of one of several replicas. JAX traces a function (jit,
+            scan): it would keep the value for all later calls.
         RankLostError
             The value went with a lost rank, and was not assigned since.
 
@@ -273,7 +274,10 @@ class Variable(Assignable, ActsAsValue):
         if state.kind == "update":
             return state.component
         context = state.replica_context
-        return None if context is None else context.replica_id_in_sync_group
+        if context is None:
+            return None
+        context.require_run(f"reading {self.name}")
+        return context.replica_id_in_sync_group
 
     def _combined(self) -> Any:
         require_cross_replica(self._strategy, f"reading {self.name}")

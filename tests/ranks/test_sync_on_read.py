@@ -88,12 +88,17 @@ def test_a_replica_reads_and_writes_its_own_component(strategy, aggregation):
     assert list(as_array.values) == list(after.values)
 
 
-def test_a_rank_has_no_component_of_a_replica_that_another_one_hosts(strategy):
+def test_a_context_made_by_hand_has_no_component_on_any_rank(strategy):
+    """Also not on the rank that hosts the replica."""
     v, components = counted(strategy, SUM)
-    elsewhere = (strategy.local_replica_ids[-1] + 1) % len(components)
-    if strategy.size > 1:
-        with mr.ReplicaContext(strategy, elsewhere), pytest.raises(ValueError, match="not for"):
-            v.assign(7.0)
+    if len(components) > 1:
+        for call in (lambda: v.assign(7.0), v.value):
+
+            def by_hand(call=call):
+                with mr.ReplicaContext(strategy, len(components) - 1):
+                    call()
+
+            assert_fails(strategy, mr.errors.ContextError, "by hand", by_hand)
     assert on_all_ranks(v.value()) == components.sum()
 
 
