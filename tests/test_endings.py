@@ -136,7 +136,8 @@ def test_a_process_that_a_rank_starts_can_not_be_the_rank(library, way, tmp_path
                 try:
                     mr.MPIStrategy()
                 except mr.errors.LaunchError as error:
-                    os.write(1, f"LaunchError: {error}\\n".encode())  # no part of it beside another's
+                    line = "LaunchError: " + str(error) + "\\n"
+                    os.write(1, line.encode())  # whole: print writes it in parts
                 os._exit(0)
             else:
                 os.wait()
