@@ -167,18 +167,20 @@ def _own_their_memory(leaves: Sequence[Any], values: Sequence[Array], are_values
 
     `are_values` says that the leaves are the values.
     """
-    for leaf in leaves:
-        if leaf.base is not None:
-            return False
+    if not are_owners(leaves):
+        return False
     ids = set(map(id, leaves))
     if len(ids) < len(leaves):
         return False
-    if are_values:
-        return True
-    for value in values:
-        if value.base is not None:
+    return are_values or (are_owners(values) and ids.isdisjoint(map(id, values)))
+
+
+def are_owners(arrays: Sequence[Array]) -> bool:
+    """Returns whether no array is a view, so that those of them that are two objects lie apart."""
+    for array in arrays:
+        if array.base is not None:
             return False
-    return ids.isdisjoint(map(id, values))
+    return True
 
 
 def _require_apart(spans: Sequence[_Span], paths: Sequence[str], what: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..collectives.outputs import bounds_of
+from ..collectives.outputs import are_owners, bounds_of
 from ..core.array_libraries import library_of
 from ..core.array_ways import COMMON_TYPES
 from ..core.indexed_slices import IndexedSlices
@@ -52,6 +53,17 @@ class MemoryOfReplicas:
                     if place < len(ends) and self.begins[holder][place] < end:
                         return True
         return False
+
+
+def are_apart(values: Iterable[Any]) -> bool:
+    """Returns whether values that are two objects share no memory."""
+    by_id = {id(value): value for value in values}
+    arrays = [value for value in by_id.values() if type(value) is np.ndarray]
+    kinds = set(map(type, by_id.values()))
+    if kinds <= COMMON_TYPES and are_owners(arrays):
+        return True
+    extents = sorted(itertools.chain.from_iterable(map(extents_of, by_id.values())))
+    return all([end <= begin for (_, end), (begin, _) in itertools.pairwise(extents)])
 
 
 def extents_of(value: Any) -> Sequence[Extent]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +18,8 @@ from ..core.array_libraries import as_constants, copy_of
 from ..core.context import State, entered
 from ..core.indexed_slices import IndexedSlices
 from ..core.thread_state import ThreadState
-from ..core.values import DistributedValues, Mirrored, PerReplica, component_of, read_only
-from .memory_of_replicas import MemoryOfReplicas, extents_of
+from ..core.values import DistributedValues, Mirrored, component_of, read_only
+from .memory_of_replicas import MemoryOfReplicas, are_apart, extents_of
 
 # Of leaves of a result above this size dtype and shape are compared between ranks.
 _HASHED_BYTES = 1 << 16
@@ -91,40 +92,84 @@ def unpacked(
             copy.write_back()
     if value is None:
         return [None] * len(replica_ids)
-    memory = None
+    given = [
+        _of_replica(value, i, num_replicas, c) for i, c in zip(replica_ids, calls, strict=True)
+    ]
+    leaves = [leaf for own, _ in given for leaf in own]
+    held: list[list[Any]] = []
     if len(replica_ids) > 1:
-        memory = MemoryOfReplicas()
-        for i, call in zip(replica_ids, calls, strict=True):
-            for leaf in (*call.leaves, *call.originals.values()):
-                memory.add(extents_of(leaf), i)
+        held = [[*call.leaves, *call.originals.values()] for call in calls]
+        leaves += itertools.chain.from_iterable(held)
+    if are_apart(leaves):
+        owned = _by_identity([own for own, _ in given], held)
+    else:
+        owned = _by_memory([own for own, _ in given], held, calls)
+    return [nest.unflatten(of, own) for own, (_, of) in zip(owned, given, strict=True)]
 
-    def of_replica(replica_id: int, call: MergeCall) -> Any:
+
+def _of_replica(
+    value: Any, replica_id: int, num_replicas: int, call: MergeCall
+) -> tuple[list[Any], nest.Structure]:
+    """Returns the leaves of `value`, and their nest, as a replica sees them, not copied yet."""
+    leaves, structure, is_plain = nest.flatten_plain(value)
+    if not is_plain:  # a PerReplica may be one of nests
+        components = [component_of(leaf, replica_id, num_replicas) for leaf in leaves]
+        leaves, structure = nest.flatten(nest.unflatten(structure, components))
+    if call.originals:
+        leaves = [call.originals.get(id(leaf), leaf) for leaf in leaves]
+    return leaves, structure
+
+
+def _by_identity(given: Sequence[list[Any]], held: Sequence[list[Any]]) -> list[list[Any]]:
+    """Returns the leaves of each replica where two objects share no memory.
+
+    Of what another replica has, which only the same object may be, it gets a copy.
+    """
+    if not held:
+        return list(given)
+    owners: dict[int, set[int]] = {}
+    for replica, leaves in enumerate(held):
+        for leaf in leaves:
+            owners.setdefault(id(leaf), set()).add(replica)
+    owned = []
+    for replica, leaves in enumerate(given):
         copies: dict[int, Any] = {}  # what it gets twice is one thing, as where it is no copy
-        given = MemoryOfReplicas()
+        for leaf in leaves:
+            owner = owners.setdefault(id(leaf), {replica})
+            if id(leaf) not in copies:
+                is_shared = owner != {replica} and extents_of(leaf)
+                copies[id(leaf)] = _copied(leaf) if is_shared else leaf
+        owned.append([copies[id(leaf)] for leaf in leaves])
+    return owned
 
-        def own(leaf: Any) -> Any:
-            found = call.originals.get(id(leaf), leaf)
-            if id(found) not in copies:
-                extents = extents_of(found)
-                is_shared = memory is not None and memory.is_of_another(extents, replica_id)
-                if not is_shared and given.is_of_another(extents, None):
-                    is_shared = not any([leaf is passed for passed in call.leaves])
-                copies[id(found)] = mine = _copied(found) if is_shared else found
-                if is_shared:
-                    extents = extents_of(mine)
-                given.add(extents, replica_id)
-                if memory is not None:
-                    memory.add(extents, replica_id)
-            return copies[id(found)]
 
-        def component(leaf: Any) -> Any:
-            if isinstance(leaf, PerReplica):  # of nests, perhaps
-                return nest.map_structure(own, component_of(leaf, replica_id, num_replicas))
-            return own(component_of(leaf, replica_id, num_replicas))
-
-        return nest.map_structure(component, value)
-
-    return list(map(of_replica, replica_ids, calls))
+def _by_memory(
+    given: Sequence[list[Any]], held: Sequence[list[Any]], calls: Sequence[MergeCall]
+) -> list[list[Any]]:
+    """Returns the leaves of each replica where some may share memory with others."""
+    memory = MemoryOfReplicas()
+    for replica, leaves in enumerate(held):
+        for leaf in leaves:
+            memory.add(extents_of(leaf), replica)
+    owned = []
+    for replica, (leaves, call) in enumerate(zip(given, calls, strict=True)):
+        copies: dict[int, Any] = {}  # what it gets twice is one thing, as where it is no copy
+        before = MemoryOfReplicas()
+        passed = {*map(id, call.leaves), *map(id, call.originals.values())}
+        for leaf in leaves:
+            if id(leaf) in copies:
+                continue
+            extents = extents_of(leaf)
+            is_shared = memory.is_of_another(extents, replica)
+            if not is_shared and before.is_of_another(extents, None):
+                is_shared = id(leaf) not in passed
+            copies[id(leaf)] = mine = _copied(leaf) if is_shared else leaf
+            if is_shared:
+                extents = extents_of(mine)
+            before.add(extents, replica)
+            memory.add(extents, replica)
+        owned.append([copies[id(leaf)] for leaf in leaves])
+    return owned
 
 
 def _copied(value: Any) -> Any:
