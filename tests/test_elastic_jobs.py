@@ -275,6 +275,75 @@ def test_a_spare_reads_iterators_of_replicas_as_the_rank_that_had_them(dying, tm
     assert sorted(done.stdout.splitlines()) == [f"{rank} {text}" for rank in (1 - dying, 2)]
 
 
+@pytest.mark.parametrize("spares", [0, 1])
+def test_datasets_that_are_not_distributed_begin_the_same_epochs_after_a_loss(spares, tmp_path):
+    """Each of several that read alike, above the replicas and in each of them."""
+    program = """
+    def made(context=None):
+        return mr.data.Dataset.range(60).shuffle(seed=1).batch(30)
+
+    def before():
+        return made(), strategy.distribute_datasets_from_function(made)
+
+    def epoch(number):
+        return [rows.tolist() for _, rows in made().batches(epoch=number)]
+
+    def next_of(dataset):
+        return [rows.tolist() for rows in dataset]
+
+    def in_replica():
+        context = mr.get_replica_context()
+        i = context.replica_id_in_sync_group
+        if state.step == 0:
+            for _ in range(i):
+                iter(one)
+        return context.all_reduce("SUM", float(next_of(one) != epoch(i + state.step)))
+
+    def train():
+        while state.step < 5:
+            assert next_of(one) == epoch(state.step)
+            assert next_of(other) == epoch(state.step + 1)
+            if state.step in (2, 3):
+                die_on(state.step - 2)
+            assert strategy.experimental_local_results(strategy.run(in_replica))[0] == 0
+            state.step += 1
+            state.commit()
+
+    strategy.run_elastic(before, mr.ElasticState(strategy))
+    data = strategy.distribute_datasets_from_function(made)
+    one, other = made(), made()
+    next_of(other)
+    strategy.run_elastic(train, state)
+    tell(f"{first_rank} {state.step}")
+    """
+    done = elastic("-n", 4, "--spares", spares, written(tmp_path, program))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["2 5", "3 5"]
+
+
+def test_datasets_begin_anew_where_a_checkpoint_is_gone_back_to(tmp_path):
+    program = """
+    data = mr.data.Dataset.range(60).shuffle(seed=1).batch(60)
+    own = strategy.experimental_distribute_values_from_function(lambda context: np.zeros(1))
+    state = mr.ElasticState(strategy, own=own)
+    manager = mr.CheckpointManager(state, sys.argv[1])
+
+    def train():
+        (rows,) = data
+        assert rows.tolist() == next(data.batches(epoch=0))[1].tolist()
+        manager.save(1)
+        state.commit()
+        strategy.run(step)
+        die_on(0, 1)
+        strategy.run(step)
+
+    strategy.run_elastic(train, state)
+    """
+    done = elastic("-n", 3, "--spares", 1, written(tmp_path, program), tmp_path / "saved")
+    assert done.returncode == 0, done.stderr
+    assert "the last checkpoint" in done.stderr
+
+
 @pytest.mark.parametrize("alone", [0, 2])
 def test_datasets_go_back_though_a_rank_alone_has_made_another_one(alone, tmp_path):
     program = f"""

@@ -7,15 +7,13 @@ computed from its seed and the number of the pass.
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from ..core.argument_checks import integer
-from ..core.context import current_state
 from .element_verbs import ElementVerbs
 from .elements import numpy_values
+from .epochs import Epochs
 from .factories import Factories
 from .order_verbs import OrderVerbs
 from .plans.dataset_plan import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Cut, DatasetPlan
@@ -48,8 +46,7 @@ class Dataset(Factories, OrderVerbs, ElementVerbs):
 
     def __init__(self, plan: DatasetPlan) -> None:
         super().__init__(plan)
-        #: By replica that iterates; None above the replicas.
-        self._epochs: defaultdict[int | None, Iterator[int]] = defaultdict(itertools.count)
+        self._epochs = Epochs(plan.text)
 
     def cardinality(self) -> int:
         """Return the number of elements of one iteration, or INFINITE (-1), or UNKNOWN (-2).
@@ -114,7 +111,7 @@ class Dataset(Factories, OrderVerbs, ElementVerbs):
 
     def __iter__(self) -> Iterator[Any]:
         """Start the next epoch: iterate the elements."""
-        return self._plan.values(self._next_epoch())
+        return self._plan.values(self._epochs.next())
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """Start the next epoch, as `iter(dataset)`, with numpy's values whatever the source gave.
@@ -179,16 +176,10 @@ class Dataset(Factories, OrderVerbs, ElementVerbs):
                 "Call .batch(global_batch_size) first."
             )
         start = integer("start", start, 0)
-        epoch = self._next_epoch() if epoch is None else integer("epoch", epoch, 0)
+        epoch = self._epochs.next() if epoch is None else integer("epoch", epoch, 0)
         wanted = slice_rows or _all_rows
         steps = parts_of_batches(self, lambda rows: [wanted(rows)], epoch, start)
         return ((rows, part) for rows, (part,) in steps)
-
-    def _next_epoch(self) -> int:
-        """Counts an epoch: of a replica the same ones on any layout, as if it were alone."""
-        state = current_state()
-        context = None if state is None else state.replica_context
-        return next(self._epochs[None if context is None else context.replica_id])
 
 
 def elements_of(dataset: Dataset, epoch: int, start: int) -> Iterator[Any]:

@@ -16,6 +16,7 @@ from ..core.layout import Layout
 from ..core.values import Mirrored
 from .batches import kept_batch
 from .dataset import Dataset, elements_of
+from .epochs import made_apart
 from .function_contexts import InputContext
 
 #: What a replica gets for whom there is nothing more.
@@ -60,7 +61,9 @@ class Pipelines:
 
     def _source(self, number: int) -> Any:
         if number not in self._made:
-            source = self._dataset_fn(InputContext(len(self.counts), number, self._num_replicas))
+            context = InputContext(len(self.counts), number, self._num_replicas)
+            with made_apart():
+                source = self._dataset_fn(context)
             check_source(source, "dataset_fn")
             self._made[number] = source
         return self._made[number]

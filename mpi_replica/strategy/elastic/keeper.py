@@ -17,6 +17,7 @@ from ...core.layout import Layout, numbers_text
 from ...core.object_state import places_of
 from ...core.options import CommunicationOptions
 from ...data.distributed_dataset import names_of, rename
+from ...data.epochs import put_epochs_back
 from ...data.iterator import DistributedIterator
 from ...ranks.launcher_connection import tell
 from ...ranks.survivors import Survivors
@@ -219,6 +220,7 @@ class Keeper:
         iterators = [leaf for leaf in leaves if isinstance(leaf, DistributedIterator)]
         for dataset in self._strategy.engine.datasets.values():
             dataset.begin_anew(iterators)
+        put_epochs_back({})
         beside = variables_beside(self._strategy, objects)
         lose_values(beside.values())
         with restored_exactly(self._state):

@@ -15,6 +15,7 @@ from ...collectives.strategy_base import StrategyBase
 from ...core.context import open_strategies, require_cross_replica
 from ...core.exceptions import ContextError, RankLostError, in_words, mark_reporter
 from ...core.tracebacks import printed
+from ...data.epochs import made_apart
 from ...ranks import Dismissal
 from ...ranks.pause import pause
 from ...ranks.survivors import NO_FURTHER_CALL
@@ -103,7 +104,8 @@ class Elastic(ElasticStrategy):
             _say_if_unguarded(self, keeper)
             self._is_elastic = True
             try:
-                return _train(self, keeper, train)
+                with made_apart():  # a spare that is not needed makes nothing
+                    return _train(self, keeper, train)
             finally:
                 self._is_elastic = False
 

@@ -24,6 +24,7 @@ from ...core.layout import Layout
 from ...core.object_state import places_of
 from ...core.values import Mirrored, PerReplica
 from ...data.distributed_dataset import go_back, states_at_commit
+from ...data.epochs import DatasetKey, epochs_begun, put_epochs_back
 from ...replicas.assignment import Assignable
 from .replica_objects import Held, for_another_rank, held_in, moved
 
@@ -45,6 +46,8 @@ class SharedPart(NamedTuple):
     datasets: Mapping[str, Mapping[str, Any]]
     #: The objects of this rank's replicas, themselves: their state may have changed since.
     held: Held
+    #: How many epochs datasets that are not distributed had begun above the replicas.
+    epochs: Mapping[DatasetKey, int] = {}
 
     def for_another_rank(self) -> SharedPart:
         """Returns what a rank needs that has none."""
@@ -60,11 +63,13 @@ class ReplicaPart(NamedTuple):
     arrays: dict[str, Array]
     #: The state of its random numbers, if they were used.
     generator: Any = None
+    #: How many epochs of datasets it had begun.
+    epochs: Mapping[DatasetKey, int] = {}
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing in it."""
-        return not self.components and self.generator is None
+        return not self.components and self.generator is None and not self.epochs
 
 
 @dataclasses.dataclass
@@ -142,7 +147,7 @@ def take(
 
     arrays = {name: lasting_copy(name, array) for name, array in encoder.arrays.items()}
     generators = strategy.generators.state(ids)
-    own = {i: ReplicaPart({}, {}, generators["replicas"].get(str(i))) for i in ids}
+    own = {i: ReplicaPart({}, {}, generators["replicas"].get(str(i)), epochs_begun(i)) for i in ids}
     for name, of_ids in encoder.of_replicas.items():
         for i in ids:
             own[i].components[name] = of_ids[str(i)]
@@ -157,6 +162,7 @@ def take(
         {**generators, "replicas": {}},
         states_at_commit(engine.datasets, inside),
         held_in(objects),
+        epochs_begun(None),
     )
     return Snapshot(shared, own, copies)
 
@@ -227,6 +233,7 @@ def put_back(
     replicas = {str(i): part.generator for i, part in own.items() if part.generator is not None}
     strategy.generators.restore({**shared.generators, "replicas": replicas})
     go_back(engine.datasets, shared.datasets)
+    put_epochs_back({None: shared.epochs, **{i: part.epochs for i, part in own.items()}})
     return restored
 
 

@@ -23,10 +23,11 @@ class ElasticState(Checkpoint):
         By position, as for `Checkpoint`.
     **objects
         What a `Checkpoint` can hold, each an attribute, too. Make variables, datasets and iterators
-        before `run_elastic`. The strategy's variables and random numbers, and where each of its
-        distributed datasets stands, are part of a commit by themselves; of a checkpoint on disk
-        only the random numbers are. Of a `PerReplica` of objects a replica that moves to another
-        rank gets a copy of those there, with the committed state: use ``state.models`` then.
+        before `run_elastic`. The strategy's variables and random numbers, where each of its
+        distributed datasets stands, and how many epochs others have begun, are part of a commit by
+        themselves; of a checkpoint on disk only the random numbers are. Of a `PerReplica` of
+        objects a replica that moves to another rank gets a copy of those there, with the committed
+        state: use ``state.models`` then.
 
     Raises
     ------
