@@ -127,7 +127,8 @@ class Checkpoint:
         Raises
         ------
         CheckpointError
-            A file can't be written; on every rank. The older checkpoint is as it was.
+            A file can't be written, or the index, in which numbers, texts and bytes stand, is
+            larger than 1 GiB; on every rank. The older checkpoint is as it was.
         TypeError, ValueError
             An object can't be saved, or `path` is none; on every rank, and before anything is
             written.

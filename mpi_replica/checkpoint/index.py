@@ -78,6 +78,8 @@ def packed(index: Index, folder: Path) -> bytes:
 
     Raises
     ------
+    CheckpointError
+        It is larger than an index that is read.
     ValueError
         Its JSON can't be written.
     """
@@ -95,7 +97,14 @@ def packed(index: Index, folder: Path) -> bytes:
             "arrays": arrays,
         }
     ).encode()
-    return b"%s\n%08x\n" % (data, zlib.crc32(data))
+    line = b"%s\n%08x\n" % (data, zlib.crc32(data))
+    if len(line) > MOST_BYTES:
+        raise CheckpointError(
+            f"the index of a checkpoint would have {len(line)} bytes, and {MOST_BYTES} can be"
+            " restored. Numbers, texts and bytes stand in it, arrays in files beside it: put long"
+            " lists and texts into arrays, by np.array(numbers) or np.frombuffer(data, np.uint8)."
+        )
+    return line
 
 
 def unpacked(data: bytes, path: Path) -> Index:

@@ -21,7 +21,7 @@ from checkpoints import (
     variable,
 )
 from everywhere import check_works, gathered, needs_two_ranks, raises_everywhere
-from mpi_replica.checkpoint import files
+from mpi_replica.checkpoint import files, index
 from mpi_replica.errors import (
     CheckpointError,
     CollectiveMismatchError,
@@ -464,6 +464,20 @@ def test_what_is_no_path_on_one_rank_is_an_error_on_all_that_names_the_argument(
     no_path = 5 if strategy.rank == strategy.size - 1 else path
     error = raises_everywhere(TypeError, lambda: call(strategy, no_path, a=1))
     assert str(error) == "path must be a path, got 5. Give a text or a pathlib.Path."
+    check_works(strategy)
+
+
+def test_an_index_that_could_not_be_restored_is_not_saved(strategy, path, monkeypatch):
+    save(strategy, path, a=1, own=strategy.run(replica_id))
+    before = listing(path)
+    texts = strategy.run(lambda: f"{replica_id()}" * 1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(index, "MOST_BYTES", 1000)  # it takes several GiB to write one of 1 GiB
+        error = raises_everywhere(CheckpointError, lambda: save(strategy, path, a=2, own=texts))
+    assert "and 1000 can be restored" in str(error)
+    assert listing(path) == before
+    found = restored(strategy, path, a=0, own=strategy.run(lambda: 0))
+    assert found.a == 1
     check_works(strategy)
 
 
