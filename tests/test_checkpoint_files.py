@@ -438,6 +438,8 @@ HOSTILE = {
     "a module of a number": state({"$module": 3}),
     "an optimizer without shapes": state({"$optimizer": [{}]}),
     "objects of an array that is not there": state({"$alike": {"$array": "9"}}),
+    "a kind that nobody knows": state({"$later": [1]}),
+    "a dict with a key of no dict": state({"a": 1, "$tuple": [1]}),
     "a counter of a number": state({"$counter": 3}),
     "bytes that are none": state({"$bytes": "%%%"}),
     "bytes of a number": state({"$bytes": 3}),

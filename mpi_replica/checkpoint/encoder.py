@@ -366,14 +366,14 @@ def decoded(
     ValueError, TypeError, KeyError
         It is nothing that `encode` gives.
     """
+    if not isinstance(value, (dict, list)):
+        return value
 
     def again(item: Any) -> Any:
         return decoded(item, array, replicas)
 
     if isinstance(value, list):
         return [again(item) for item in value]
-    if not isinstance(value, dict):
-        return value
     if len(value) == 1:
         ((key, inner),) = value.items()
         if key == _REPLICAS:
@@ -401,6 +401,9 @@ def decoded(
             return base64.b64decode(inner, validate=True)
         if key == _COMPLEX:
             return complex(*inner)
+    # who knows the object takes its state from there
+    if unknown := [key for key in value if key.startswith("$") and key not in (_STATE, _ALIKE)]:
+        raise ValueError(f"{unknown[0]!r} stands for nothing in a checkpoint")
     return {key: again(item) for key, item in value.items()}
 
 
