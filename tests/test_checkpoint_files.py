@@ -57,6 +57,7 @@ ARRAYS = {
     "NaN with bits": np.array([0x7FF80000DEADBEEF, 0xFFF0000000000001], "u8").view("f8"),
     "large": np.arange(MANY // 4, dtype="f4"),
     "large, Fortran": np.arange(MANY // 4, dtype="f4").reshape(3, -1).T,
+    "large matrix, Fortran": np.arange(MANY // 4, dtype="f4").reshape(3, -1).T.view(np.matrix),
     "large rows": np.arange(MANY // 4, dtype="f4").reshape(-1, 1, 2)[::-1].reshape(2, -1)[:, ::2],
     "one large row": np.arange(MANY // 2, dtype="f4").reshape(1, -1)[:, ::2],
     "large items": np.array([b"a" * (5 << 20), b"b\0c", b""])[::-1],

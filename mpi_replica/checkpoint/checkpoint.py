@@ -233,7 +233,7 @@ class Checkpoint:
         CheckpointError
             A file is missing, torn or corrupt, or something does not fit; on every rank, and
             before anything has changed. Names the file, or what does not fit.
-        TypeError
+        TypeError, ValueError
             `path` is none; on every rank.
         Exception
             What ``load_state_dict`` of an object raised on any rank. Variables, arrays, dicts,

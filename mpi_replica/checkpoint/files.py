@@ -99,6 +99,7 @@ def _plain_parts(array: Array) -> Iterator[tuple[Array, Array]]:
 
     All of these share the memory of one block.
     """
+    array = np.asarray(array)  # a part of a np.matrix has its two axes again
     block = bytearray(0 if array.flags.c_contiguous else min(array.nbytes, _BLOCK_BYTES))
     for part in _parts(array):
         is_plain = part.flags.c_contiguous

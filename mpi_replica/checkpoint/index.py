@@ -61,7 +61,15 @@ class Index(NamedTuple):
 
 
 def index_path(path: Path) -> Path:
-    """Returns the path of the index of a checkpoint."""
+    """Returns the path of the index of a checkpoint.
+
+    Raises
+    ------
+    ValueError
+        It can have none.
+    """
+    if not path.name:
+        raise ValueError(f"path must name a checkpoint in a folder, got {str(path)!r}.")
     return path.with_name(f"{path.name}{_SUFFIX}")
 
 

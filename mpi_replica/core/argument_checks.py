@@ -50,10 +50,18 @@ def absolute_path(name: str, value: Any) -> str:
     ------
     TypeError
         It is none.
+    ValueError
+        The system has none with these characters.
     """
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
         raise TypeError(f"{name} must be a path, got {value!r}. Give a text or a pathlib.Path.")
+    try:
+        what = "a NUL" if b"\0" in os.fsencode(path) else ""
+    except UnicodeEncodeError:
+        what = "a character that no name can have"
+    if what:
+        raise ValueError(f"{name} must be a path of files, and {path!r} has {what}. Leave it out.")
     return os.path.abspath(path)
 
 

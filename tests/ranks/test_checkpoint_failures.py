@@ -467,6 +467,21 @@ def test_what_is_no_path_on_one_rank_is_an_error_on_all_that_names_the_argument(
     check_works(strategy)
 
 
+@pytest.mark.parametrize("call", [save, restored])
+@pytest.mark.parametrize(
+    ("no_path", "words"),
+    [
+        ("/", "path must name a checkpoint in a folder, got '/'."),
+        ("a\0b", "path must be a path of files, and 'a\\x00b' has a NUL. Leave it out."),
+        ("a\ud800b", "and 'a\\ud800b' has a character that no name can have. Leave it out."),
+    ],
+)
+def test_a_path_that_no_file_can_have_is_an_error_that_says_so(strategy, call, no_path, words):
+    error = raises_everywhere(ValueError, lambda: call(strategy, no_path, a=1))
+    assert words in str(error)
+    check_works(strategy)
+
+
 def test_an_index_that_could_not_be_restored_is_not_saved(strategy, path, monkeypatch):
     save(strategy, path, a=1, own=strategy.run(replica_id))
     before = listing(path)
