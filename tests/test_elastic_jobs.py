@@ -276,6 +276,39 @@ def test_a_spare_reads_iterators_of_replicas_as_the_rank_that_had_them(dying, tm
 
 
 @pytest.mark.parametrize("spares", [0, 1])
+def test_an_iterator_in_the_place_of_one_that_was_read_is_an_error_on_all_ranks(spares, tmp_path):
+    """It would give the first rows again, in an iteration that has others on other ranks."""
+    program = """
+    options = mr.InputOptions(
+        experimental_replication_mode=mr.InputReplicationMode.PER_REPLICA,
+    )
+    data = strategy.distribute_datasets_from_function(
+        lambda context: iter([np.full(1, i) for i in range(9)]), options
+    )
+
+    def train():
+        for _ in range(2):
+            list(zip(range(3), data))
+            state.step += 1
+            state.commit()
+            if state.step == 1:
+                strategy.run(step)
+                die_on(0)
+                strategy.run(step)
+
+    try:
+        strategy.run_elastic(train, state)
+    except RuntimeError as error:
+        tell(f"{first_rank} {error}")
+    """
+    done = elastic("-n", 3, "--spares", spares, written(tmp_path, program))
+    assert done.returncode == 0, done.stderr
+    told = sorted(done.stdout.splitlines())
+    assert [line.split()[0] for line in told] == ["1", "2"]
+    assert all("an iterator that a lost rank has read from" in line for line in told)
+
+
+@pytest.mark.parametrize("spares", [0, 1])
 def test_datasets_that_are_not_distributed_begin_the_same_epochs_after_a_loss(spares, tmp_path):
     """Each of several that read alike, above the replicas and in each of them."""
     program = """

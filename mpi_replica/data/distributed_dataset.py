@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..collectives.agreement.stand import Note
 from ..collectives.engine import Engine
@@ -191,12 +191,24 @@ def _state_at_commit(dataset: DistributedDataset, held: Container[int]) -> dict[
     return dataset.state_dict()
 
 
-def names_of(datasets: Mapping[int, DistributedDataset]) -> dict[int, str]:
-    """Returns what tells datasets from each other on all ranks, by number."""
-    return {number: dataset._input.name for number, dataset in datasets.items()}
+class KnownDataset(NamedTuple):
+    """What a spare must know of a dataset."""
+
+    #: What tells it from others on all ranks.
+    name: str
+    #: The last iteration in which its iterators were read.
+    read_once: int | None
 
 
-def rename(datasets: Mapping[int, DistributedDataset], names: Mapping[int, str]) -> None:
+def known_datasets(datasets: Mapping[int, DistributedDataset]) -> dict[int, KnownDataset]:
+    """Returns what a spare must know of datasets, by number."""
+    inputs = {number: dataset._input for number, dataset in datasets.items()}
+    return {number: KnownDataset(one.name, one.once.epoch) for number, one in inputs.items()}
+
+
+def rename(datasets: Mapping[int, DistributedDataset], known: Mapping[int, KnownDataset]) -> None:
     """Gives datasets, and their iterators, the names that they have on other ranks, by number."""
     for number, dataset in datasets.items():
-        dataset._input.name = names.get(number, dataset._input.name)
+        if number in known:
+            dataset._input.name = known[number].name
+            dataset._input.once.missed(known[number].read_once)

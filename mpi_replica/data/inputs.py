@@ -58,7 +58,7 @@ class Input:
         self.pipelines = pipelines
         self.ahead = ahead
         self.drops = drops
-        self._once = ReadOnce()
+        self.once = ReadOnce()
         self._kind()
 
     def _kind(self) -> SourceKind:
@@ -68,6 +68,8 @@ class Input:
         ------
         ValueError
             They can't be read ahead.
+        RuntimeError
+            They were read by a rank that is lost.
         """
         sources = self._sources()
         iterators = [source for source in sources if isinstance(source, Iterator)]
@@ -79,8 +81,9 @@ class Input:
                 " Give what can be iterated anew, such as"
                 " mr.data.Dataset.from_generator(function)."
             )
+        self.once.require_no_other(iterators)
         is_repeatable = all(isinstance(source, Dataset) for source in sources)
-        return SourceKind(is_repeatable, self._once if iterators else None)
+        return SourceKind(is_repeatable, self.once if iterators else None)
 
     @classmethod
     def of_global_batches(cls, engine: Engine, dataset: Any, options: InputOptions | None) -> Input:

@@ -133,6 +133,30 @@ class ReadOnce:
     def __init__(self) -> None:
         #: The last iteration of which a step was read, or left out.
         self.epoch: int | None = None
+        #: Those that stand where all do.
+        self.iterators: list[Iterator[Any]] = []
         #: The one that holds a step which is not taken, or whose step could not be read: the
         #: others would miss that step.
         self.holder: StepReader | None = None
+
+    def require_no_other(self, iterators: list[Iterator[Any]]) -> None:
+        """Raises where there is one beside those that were read: it begins with their first rows.
+
+        Raises
+        ------
+        RuntimeError
+            There is: this rank has made it in the place of one of a rank that is lost.
+        """
+        if self.epoch is None:
+            self.iterators = iterators
+        elif any(all(one is not known for known in self.iterators) for one in iterators):
+            raise RuntimeError(
+                "the input can't go on: it is an iterator that a lost rank has read from, and the"
+                " one that takes its place begins with the first rows. Distribute what can be"
+                " iterated anew, such as mr.data.Dataset.from_generator(function)."
+            )
+
+    def missed(self, epoch: int | None) -> None:
+        """Notes what other ranks have read, and this one has not."""
+        if epoch is not None:
+            self.epoch, self.iterators = epoch, []

@@ -16,7 +16,7 @@ from ...core.exceptions import RankLostError, mark_reporter
 from ...core.layout import Layout, numbers_text
 from ...core.object_state import places_of
 from ...core.options import CommunicationOptions
-from ...data.distributed_dataset import names_of, rename
+from ...data.distributed_dataset import known_datasets, rename
 from ...data.epochs import put_epochs_back
 from ...data.iterator import DistributedIterator
 from ...ranks.launcher_connection import tell
@@ -178,16 +178,16 @@ class Keeper:
         layout = Layout.even(number, transport.size, transport.rank)
         strategy.move(transport, layout)
         lose_components(strategy)
-        commit, held, lost, engine.num_made, names = gather_state(
+        commit, held, lost, engine.num_made, known = gather_state(
             transport,
             layout,
             self._commit,
             call=strategy._num_elastic_calls,
             num_made=engine.num_made,
-            names=names_of(engine.datasets),
+            known=known_datasets(engine.datasets),
         )
         if self._commit is None:  # a spare, which has made no run
-            rename(engine.datasets, names)
+            rename(engine.datasets, known)
         self.lost_replicas = tuple(lost)
         if commit is None:
             if manager_of(self._state) is None:

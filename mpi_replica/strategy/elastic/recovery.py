@@ -14,6 +14,7 @@ import numpy as np
 
 from ...core.exceptions import CollectiveMismatchError, mark_reporter
 from ...core.layout import Layout, numbers_text
+from ...data.distributed_dataset import KnownDataset
 from ...ranks.transport import Transport
 from .buddies import givers
 from .replica_objects import Held, for_another_rank
@@ -49,9 +50,9 @@ class _Inventory(NamedTuple):
     own: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     empty: frozenset[int] = frozenset()
-    #: Where each distributed dataset stood, by name, and the names of those that are in use.
+    #: Where each distributed dataset stood, by name, and those that are in use, by number.
     datasets: Mapping[str, Mapping[str, Any]] | None = None
-    names: Mapping[int, str] = {}
+    known: Mapping[int, KnownDataset] = {}
 
 
 class Gathered(NamedTuple):
@@ -65,8 +66,8 @@ class Gathered(NamedTuple):
     lost: Sequence[int]
     #: How many any rank has made.
     num_made: Counter[str]
-    #: Those of distributed datasets on the first rank that had replicas, by number.
-    names: Mapping[int, str]
+    #: The distributed datasets of the first rank that had replicas, by number.
+    known: Mapping[int, KnownDataset]
 
 
 def gather_state(
@@ -76,7 +77,7 @@ def gather_state(
     *,
     call: int,
     num_made: Counter[str],
-    names: Mapping[int, str],
+    known: Mapping[int, KnownDataset],
 ) -> Gathered:
     """Gives each rank what belongs to the replicas that it hosts from now on. Collective.
 
@@ -90,8 +91,8 @@ def gather_state(
         How many calls of ``run_elastic`` this rank has made.
     num_made : Counter
         How many of what it has made.
-    names : mapping
-        Those of its distributed datasets, by number.
+    known : mapping
+        Its distributed datasets, by number.
 
     Returns
     -------
@@ -120,7 +121,7 @@ def gather_state(
             tuple(kept),
             commit.empty,
             commit.shared.datasets,
-            names,
+            known,
         )
     inventories: list[_Inventory] = [
         pickle.loads(data) for data in transport.all_gather_bytes(pickle.dumps(inventory, 5))
@@ -150,7 +151,7 @@ def gather_state(
         sent = for_another_rank(held) if is_first and held else None
         objects = [sent if one.number is None else None for one in inventories]
         received = _exchange(transport, objects)
-        return Gathered(None, received[0] if received else held, lost, most, of_first.names)
+        return Gathered(None, received[0] if received else held, lost, most, of_first.known)
     messages: list[Any] = []
     for rank, one in enumerate(inventories):
         parts = {
@@ -170,7 +171,7 @@ def gather_state(
     part = part._replace(datasets=of_first.datasets or {})
     # What other ranks host now is kept, too: one of them may be lost before the next commit.
     gone_back_to = HeldCommit(numbers.pop(), part, own, lambda: have, empty, step)
-    return Gathered(gone_back_to, part.held, [], most, of_first.names)
+    return Gathered(gone_back_to, part.held, [], most, of_first.known)
 
 
 def _require_one_call(calls: Sequence[int], rank: int) -> None:
