@@ -1,6 +1,7 @@
 """Who keeps copies for whom, what is said of losses, and snapshots of a program's state."""
 
 import collections
+import types
 
 import hypothesis
 import hypothesis.extra.numpy as hnp
@@ -365,6 +366,15 @@ def test_objects_of_replicas_whose_places_read_alike_stay_apart_when_replicas_mo
     found = moved(objects, held_in(objects), Layout((6,), 0))
     for n, value in enumerate([found["a"]["b"], found["a['b']"]]):
         assert [one.state["n"] for one in value.values] == [n] * 6
+
+
+def test_objects_of_replicas_in_a_mapping_that_is_read_only_move_with_their_replicas():
+    own = mr.PerReplica([Stateful(n=7, i=i) for i in range(3)], (0, 1, 2), 6)
+    objects = {"a": types.MappingProxyType({"b": own, "c": 1})}
+    found = moved(objects, held_in(objects), Layout((6,), 0))["a"]
+    assert isinstance(found, types.MappingProxyType)
+    assert [one.state["n"] for one in found["b"].values] == [7] * 6
+    assert found["c"] == 1
 
 
 @pytest.mark.parametrize("kind", [list, dict])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from ...checkpoint.comparison import refilled
@@ -85,6 +85,11 @@ def _with(live: Any, place: _Place, values: Mapping[_Place, PerReplica]) -> Any:
             replaced = _with(item, (*place, key), values)
             if replaced is not item:
                 live[key] = replaced
+    elif isinstance(live, Mapping) and not object_state.has_state(live):
+        inside = {key: _with(item, (*place, key), values) for key, item in live.items()}
+        if any(inside[key] is not item for key, item in live.items()):
+            make: Callable[[dict[Any, Any]], Any] = type(live)
+            return make(inside)  # as a restore makes it anew
     elif isinstance(live, (list, tuple)):
         items = [_with(item, (*place, i), values) for i, item in enumerate(live)]
         if any(new is not old for new, old in zip(items, live, strict=True)):
