@@ -237,6 +237,8 @@ class CheckpointManager:
         ------
         CheckpointError
             The newest one that is whole does not fit the program.
+        TypeError
+            `init_fn` is not callable; on every rank.
         Exception
             As for ``Checkpoint.restore``; what `init_fn` raised.
 
@@ -260,6 +262,10 @@ class CheckpointManager:
         if engine.is_spare:  # it gets its state with its replicas
             return None
         require_cross_replica(strategy, kind)
+        given: object = init_fn
+        if given is not None and not callable(given):
+            text = f"init_fn must be callable or None, got {init_fn!r}."
+            engine.fail(kind, TypeError(text))
         # Rank 0's view counts: a folder on several hosts may not look alike at once.
         steps: list[int] = engine.cross_replica(
             engine.make(kind, None, Broadcast, kind, "", self.steps, compared=False)

@@ -144,7 +144,7 @@ class DistributedDataset:
         ValueError
             It stood in the middle of input of each rank's own, and there are other ranks, or
             replicas on them, now.
-        KeyError
+        KeyError, TypeError
             It is no such mapping.
 
         Notes

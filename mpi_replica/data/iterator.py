@@ -52,11 +52,13 @@ class Progress:
         Raises
         ------
         TypeError, ValueError
-            Its numbers are no integers, or negative.
+            It is no mapping; its numbers are no integers, or negative.
         ValueError
             It is in the middle of input of each rank's own, and there are other ranks, or replicas
             on them, now.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"load_state_dict needs what state_dict() gave, got {state!r}.")
         epoch, steps = (integer(key, state[key], 0) for key in ("epoch", "steps"))
         place = cls(epoch, steps)
         if not steps:

@@ -636,3 +636,11 @@ def test_arrays_of_another_byte_order_keep_it_on_any_layout(strategy, verbs):
     for batch in dataset:
         for part in zip(*map(strategy.experimental_local_results, batch), strict=True):
             assert [leaf.dtype for leaf in part] == dtypes
+
+
+def test_what_is_no_state_is_an_error_that_says_so(strategy):
+    dataset = distributed(strategy, Dataset.range(4).batch(2))
+    for loads in (dataset, iter(dataset)):
+        with pytest.raises(TypeError, match=r"needs what state_dict\(\) gave, got 5\."):
+            loads.load_state_dict(5)
+    assert len(list(dataset)) == 2
