@@ -61,6 +61,10 @@ class AbstractReplicaContext:
         """Raises where it was made by hand, of one of several replicas."""
         raise NotImplementedError
 
+    def will_write(self, storage: Any) -> None:
+        """Notes that the replica writes what it alone has of a variable."""
+        raise NotImplementedError
+
     def meet(self, call: Any) -> Any:
         """Waits until all replicas are at a call, and returns its result."""
         raise NotImplementedError

@@ -51,8 +51,8 @@ class Assignable(AbstractVariable):
 
         In a replica: collective, by the aggregation; `value` is this replica's. NONE: all replicas
         must assign the same value, of which a hash travels with the next call. Synchronized on
-        read: the replica's own component, no communication. In cross-replica context: collective;
-        rank 0's value counts.
+        read: the replica's own component, no communication; a run that fails takes it back. In
+        cross-replica context: collective; rank 0's value counts.
 
         Parameters
         ----------
@@ -349,6 +349,7 @@ class Assignable(AbstractVariable):
             context.require_run(f"{self.name}.{how}")
             key = context.replica_id_in_sync_group
             mine = self._storage.fitting(self.name, how, self._own(value, key))
+            context.will_write(self._storage)
             self._storage.write(key, how, mine)
         else:
             if how in SCATTER and self.aggregation in _REDUCED:

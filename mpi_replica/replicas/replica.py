@@ -18,6 +18,7 @@ from ..core.context import State, require_cross_replica, restore_state, swap_sta
 from ..core.exceptions import ContextError
 from ..core.jax_state import is_staged, require_unstaged
 from .merge_fn import perform_alone
+from .storage import Storage
 
 
 class Place(Protocol):
@@ -34,6 +35,9 @@ class Place(Protocol):
 
     def will_draw(self, generator: np.random.Generator) -> None:
         """Notes that the replica uses its generator."""
+
+    def will_write(self, storage: Storage) -> None:
+        """Notes that the replica writes its component of a variable."""
 
     def check_devices(self, devices: Sequence[Any]) -> None:
         """Raises where a function on these devices of JAX would be in the way of other replicas."""
@@ -190,6 +194,11 @@ class Replica(AbstractReplicaContext):
     def place(self) -> Place | None:
         """Where it waits in a run; None for one that was made by hand."""
         return self._place
+
+    def will_write(self, storage: Storage) -> None:
+        """Note that the replica writes its component of a variable."""
+        if self._place is not None:
+            self._place.will_write(storage)
 
     def require_run(self, what: str) -> None:
         """Raise where it was made by hand, of one of several replicas."""

@@ -93,7 +93,7 @@ class Run(SharedRun):
                 log.add_span(self.identity.text, "run", begun, current_state())
         except BaseException as error:
             for seat in self.seats:
-                seat.put_random_numbers_back()
+                seat.take_back()
             if self._random is not None:
                 generator, state = self._random
                 put_state(generator, state)

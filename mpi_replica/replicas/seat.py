@@ -23,6 +23,7 @@ from ..ranks.watch.span import span_of_package
 from .replica import require_unstaged_call
 from .replica_context import ReplicaContext
 from .run_libraries import RunLibraries
+from .storage import Storage
 from .worker import Worker
 
 #: A replica that swallows `ReplicaStopped` this often is abandoned.
@@ -74,6 +75,8 @@ class Seat:
     held: Sequence[Any] = ()
     #: Its generator, if it was used, and the state in which the run has found it.
     _random: tuple[np.random.Generator, Any] | None = None
+    #: What takes back all that it has written to its components of variables.
+    _written: dict[Storage, Callable[[], None]] | None = None
     _refusals = 0
 
     def __init__(
@@ -101,12 +104,21 @@ class Seat:
         if self._random is None:
             self._random = generator, state_of(generator)
 
-    def put_random_numbers_back(self) -> None:
-        """Has the replica draw the same numbers again.
+    def will_write(self, storage: Storage) -> None:
+        """Notes that the replica writes its component of a variable."""
+        if self._written is None:
+            self._written = {}
+        if storage not in self._written:
+            self._written[storage] = storage.way_back(self.replica_id)
+
+    def take_back(self) -> None:
+        """Has the replica draw the same numbers again, and its components be what they were.
 
         Of a run that fails some replicas may not have begun, and which depends on who shares a
         rank.
         """
+        for put_back in (self._written or {}).values():
+            put_back()
         if self._random is not None:
             generator, state = self._random
             put_state(generator, state)
@@ -233,5 +245,5 @@ class Seat:
 
     def forget(self) -> None:
         """Lets go of what it was called with, and of what came of it; called by the hub."""
-        self.args, self.kwargs = (), {}
+        self.args, self.kwargs, self._written = (), {}, None
         self.value = self.error = self.versions = None

@@ -124,8 +124,13 @@ class Storage:
         self, key: int | None, how: str, value: Array | IndexedSlices
     ) -> Callable[[], None]:
         """Writes as `write` does; returns what takes it back, if not all ranks do the same."""
-        before, was_lost = self._values[key], key in self._lost
+        take_back = self.way_back(key)
         self.write(key, how, value)
+        return take_back
+
+    def way_back(self, key: int | None) -> Callable[[], None]:
+        """Returns what puts the array of now in the place of what will have been written."""
+        before, was_lost = self._values[key], key in self._lost
 
         def take_back() -> None:
             self._values[key] = before

@@ -2,12 +2,13 @@
 
 import functools
 import re
+import weakref
 
 import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import check_works, gathered, needs_two_ranks, raises_everywhere
+from everywhere import check_works, culprits, gathered, needs_two_ranks, raises_everywhere
 from mpi_replica import VariableAggregation as Aggregation
 from mpi_replica.errors import RankLostError
 from mpi_replica.replicas.assignment import lose_components
@@ -261,6 +262,77 @@ def test_a_wrong_shape_or_dtype_on_one_replica_is_an_error_everywhere(strategy, 
     for kind, bad in ((ValueError, np.ones(3)), (TypeError, np.ones(2, complex))):
         assert_fails(strategy, kind, "metric.assign", lambda b=bad: strategy.run(step, args=(b,)))
     assert_fails(strategy, ValueError, "metric.assign.*shape", lambda: v.assign(1.0))
+
+
+@every_aggregation
+def test_a_run_that_fails_takes_back_what_replicas_have_assigned_on_every_layout(
+    strategy, aggregation
+):
+    v, components = counted(strategy, aggregation)
+
+    def step(culprit, meets):
+        v.assign(-1.0)
+        if meets:
+            mr.get_replica_context().all_reduce("MAX", replica_id())
+        v.assign_add(replica_id())
+        if replica_id() == culprit:
+            raise OSError("no disk")
+
+    for culprit in culprits(strategy):
+        for meets in (False, True):
+            run = functools.partial(strategy.run, step, args=(culprit, meets))
+            assert_fails(strategy, OSError, "no disk", run)
+            assert own(strategy, v) == [components[i] for i in strategy.local_replica_ids]
+    strategy.run(lambda: v.assign_add(1.0))
+    assert own(strategy, v) == [components[i] + 1 for i in strategy.local_replica_ids]
+
+
+def test_what_was_lost_is_lost_again_after_a_run_that_assigns_it_and_fails(strategy):
+    v, _ = counted(strategy, SUM)
+    lose_components(strategy)
+
+    def step():
+        v.assign(1.0)
+        raise OSError("no disk")
+
+    assert_fails(strategy, OSError, "no disk", lambda: strategy.run(step))
+    assert_fails(strategy, RankLostError, "no components any more", v.value)
+
+
+def test_an_error_that_a_step_catches_takes_back_nothing_that_it_has_assigned(strategy):
+    v, components = counted(strategy, SUM)
+
+    def step():
+        v.assign_add(1.0)
+        try:
+            mr.get_replica_context().all_reduce("SUM", object())
+        except TypeError:
+            v.assign_add(1.0)
+
+    strategy.run(step)
+    assert own(strategy, v) == [components[i] + 2 for i in strategy.local_replica_ids]
+
+
+def test_nothing_keeps_the_old_components_after_a_run(strategy):
+    v, _ = counted(strategy, SUM)
+    for fails in (False, True):
+        old = []
+
+        def step(fails=fails, old=old):
+            v.assign(np.float64(replica_id()))
+            old.append(weakref.ref(v._storage.read(replica_id())))
+            v.assign_add(1.0)
+            old.append(weakref.ref(v._storage.read(replica_id())))
+            v.assign_add(1.0)
+            if fails:
+                raise OSError("no disk")
+
+        if fails:
+            assert_fails(strategy, OSError, "no disk", lambda step=step: strategy.run(step))
+        else:
+            strategy.run(step)
+        assert len(old) >= 2
+        assert not [ref for ref in old if ref() is not None]
 
 
 # In other calls
