@@ -140,6 +140,8 @@ def values_of(value: Any) -> Any:
 def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
     """Returns leaves of which torch records nothing; and those that it does, by the new ids.
 
+    Of JAX's none is weak, since those of other ranks are not, nor are the results of other calls.
+
     Raises
     ------
     TypeError
@@ -150,6 +152,8 @@ def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
             "merge_call got a value that JAX traces, of which there is no number yet. Call it"
             " between traced functions; in them there are all_reduce and all_gather."
         )
+    if any([_is_weak(leaf) for leaf in leaves]):
+        leaves = [leaf.astype(leaf.dtype) if _is_weak(leaf) else leaf for leaf in leaves]
     originals: dict[int, Any] = {}
     for index in recorded_by_torch(leaves):
         if not originals:
@@ -162,6 +166,11 @@ def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
         originals[id(constant)] = leaves[index]
         leaves[index] = constant
     return leaves, originals
+
+
+def _is_weak(value: Any) -> bool:
+    # Random keys, which are arrays of JAX, are asked for it in vain.
+    return way_of(type(value)) is JaxWay and getattr(value, "weak_type", False)
 
 
 def memory_of(value: Any, array: Any = None) -> Any:

@@ -54,9 +54,9 @@ def call_directly(
     leaves, structure, is_plain = nest.flatten_arguments(args, kwargs)
     originals: dict[int, Any] = {}
     if not is_plain:
-        leaves, originals = as_constants(leaves)
-        if originals:
-            args, kwargs = nest.unflatten(structure, leaves)
+        constants, originals = as_constants(leaves)
+        if constants is not leaves:
+            args, kwargs = nest.unflatten(structure, constants)
     with entered(State(strategy, None, "merge_fn")):
         result = merge_fn(strategy, *args, **kwargs)
     if not originals:

@@ -303,3 +303,25 @@ def test_random_keys_of_jax_arrive_pickled(strategy):
             assert (jax.random.key_data(part) == jax.random.key_data(jax.random.key(i))).all()
 
     merged(strategy, check, lambda i: (jax.random.key(i),))
+
+
+def test_weak_arrays_of_jax_come_out_of_merge_call_as_strong_ones_on_every_layout(strategy):
+    jnp = pytest.importorskip("jax.numpy", reason="jax is not installed")
+
+    def both(strategy, x):
+        parts = strategy.experimental_local_results(x)
+        assert not [part for part in parts if part.weak_type]
+        assert {(part + np.float16(1)).dtype for part in parts} == {np.dtype("f4")}
+        return x, parts[0]
+
+    for shape in ((), (3,), (LARGE,)):
+        for mine, first in merged(strategy, both, lambda i, s=shape: (jnp.full(s, float(i)),)):
+            assert not mine.weak_type
+            assert not first.weak_type
+            np.testing.assert_array_equal(first, np.zeros(shape))
+
+
+def test_weak_arrays_of_jax_are_strong_in_a_merge_fn_without_a_strategy():
+    jnp = pytest.importorskip("jax.numpy", reason="jax is not installed")
+    context = mr.get_replica_context()
+    assert not context.merge_call(lambda strategy, x: x.weak_type, args=(jnp.asarray(2.0),))
