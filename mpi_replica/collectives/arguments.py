@@ -107,8 +107,11 @@ class Elsewhere:
         return array if self.origin is None else from_numpy(array, self.origin, self.beside)
 
 
-def pack(leaves: Sequence[Any]) -> Packed:
-    """Returns the leaves of a replica as plain data: a table of what they are, then their bytes."""
+def pack(leaves: Sequence[Any], lazy_bytes: int = LAZY_BYTES) -> Packed:
+    """Returns the leaves of a replica as plain data: a table of what they are, then their bytes.
+
+    Of arrays of `lazy_bytes` and more there are none.
+    """
     table: _Table = []
     data: list[bytes] = []
     for leaf in leaves:
@@ -118,7 +121,7 @@ def pack(leaves: Sequence[Any]) -> Packed:
         elif kind in _PLAIN_TYPES:
             table.append((_PLAIN, leaf))
         elif kind is np.ndarray and not leaf.dtype.hasobject and leaf.itemsize:
-            how = _LAZY if leaf.nbytes >= LAZY_BYTES else _ARRAY
+            how = _LAZY if leaf.nbytes >= lazy_bytes else _ARRAY
             table.append((how, *_dtype_on_wire(leaf.dtype), leaf.shape))
             if how == _ARRAY:
                 data.append(leaf.tobytes())
@@ -126,18 +129,18 @@ def pack(leaves: Sequence[Any]) -> Packed:
             table.append((_SCALAR, *_dtype_on_wire(leaf.dtype), ()))
             data.append(leaf.tobytes())
         else:
-            table.append(_pack_object(leaf, data))
+            table.append(_pack_object(leaf, data, lazy_bytes))
     return table, b"".join(data)
 
 
-def _pack_object(leaf: Any, data: list[bytes]) -> tuple[Any, ...]:
+def _pack_object(leaf: Any, data: list[bytes], lazy_bytes: int) -> tuple[Any, ...]:
     """Returns what is in the table for an array of another library, or for any object."""
     origin = origin_of(leaf)
     if origin is not None:
         dtype = _dtype_if_any(leaf)
         if dtype is not None:
             shape = tuple(leaf.shape)
-            how = _LAZY if math.prod(shape) * dtype.itemsize >= LAZY_BYTES else _ARRAY
+            how = _LAZY if math.prod(shape) * dtype.itemsize >= lazy_bytes else _ARRAY
             if how == _ARRAY:
                 data.append(to_numpy(leaf).tobytes())
             return how, *_dtype_on_wire(dtype), shape, *origin
@@ -149,8 +152,8 @@ def _dtype_if_any(leaf: Any) -> np.dtype[Any] | None:
     try:
         return dtype_of(leaf)
     except TypeError as error:
-        try:
-            pickle.dumps(leaf, protocol=5)
+        try:  # torch pickles dtypes (float8) that it can't load
+            pickle.loads(pickle.dumps(leaf, protocol=5))
         except Exception:
             raise error from None
         return None

@@ -27,6 +27,7 @@ from .agreement.site import CallSite, FunctionIdentity, call_site, function_iden
 from .agreement.stand import LeafDescription
 from .agreement.steps import Steps
 from .arguments import (
+    LAZY_BYTES,
     Elsewhere,
     Held,
     InOrder,
@@ -107,7 +108,11 @@ class MergeCall(Call):
         if self.copies:
             copies = self.copies
             self.leaves = [copies[i].copy if (i := id(x)) in copies else x for x in self.leaves]
-        self.packed = self._packed() if engine.layout.size > 1 else ([], b"")
+        self.packed: Packed = [], b""
+        if engine.layout.size > 1:
+            self.packed = self._packed(LAZY_BYTES)
+        elif not is_plain:
+            self._packed(0)  # for its errors alone: a program is right on one rank as on several
         self.identify((identity.digest, nest.key(self.structure), tuple(self.shared)))
 
     def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
@@ -144,13 +149,13 @@ class MergeCall(Call):
         args, kwargs = nest.unflatten(self.structure, merged)
         return [(scope, args, kwargs)]
 
-    def _packed(self) -> Packed:
+    def _packed(self, lazy_bytes: int) -> Packed:
         try:
-            return pack(self.leaves)
+            return pack(self.leaves, lazy_bytes)
         except Exception:
             for path, leaf in zip(nest.leaf_paths(self.structure), self.leaves, strict=True):
                 try:
-                    pack([leaf])
+                    pack([leaf], lazy_bytes)
                 except Exception as error:
                     raise TypeError(
                         f"merge_call got {type(leaf).__name__} for value{path}, which can't travel"

@@ -325,3 +325,19 @@ def test_weak_arrays_of_jax_are_strong_in_a_merge_fn_without_a_strategy():
     jnp = pytest.importorskip("jax.numpy", reason="jax is not installed")
     context = mr.get_replica_context()
     assert not context.merge_call(lambda strategy, x: x.weak_type, args=(jnp.asarray(2.0),))
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "complex32"])
+def test_tensors_of_dtypes_that_numpy_does_not_know_are_refused_on_every_layout(strategy, dtype):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def call():
+        tensor = torch.ones(2 + replica_id()).to(getattr(torch, dtype))
+        mr.get_replica_context().merge_call(lambda strategy, x: None, ({"a": tensor},))
+
+    error = raises_everywhere(TypeError, lambda: strategy.run(call))
+    assert "merge_call got Tensor for value[0][0]['a'], which can't travel" in str(error)
+    assert f"torch.{dtype}" in str(error)
+    assert "tensor.to(torch." in str(error)
+    check_works(strategy)

@@ -281,10 +281,7 @@ def test_large_results_of_other_shapes_on_some_ranks_are_an_error_everywhere(str
     raises_everywhere(mr.errors.CollectiveMismatchError, apart)
 
 
-def test_an_object_that_can_not_travel_is_told_with_its_place(strategy):
-    if strategy.size == 1:
-        pytest.skip("on one rank nothing travels")
-
+def test_an_object_that_can_not_travel_is_told_with_its_place_on_every_layout(strategy):
     def step():
         return mr.get_replica_context().merge_call(lambda s, x: 1, ({"a": (lambda: 1)},))
 
