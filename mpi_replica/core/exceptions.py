@@ -67,7 +67,8 @@ class CollectiveTimeoutError(MPIReplicaError, TimeoutError):
 
     The text is the stall report: who waited, who was missing, and where those were; without the
     thread that watches, which call has waited how long. End the program, or make a new strategy on
-    all ranks.
+    all ranks. The job ends with status 1 also where the error is caught: its message is still on
+    its way, and MPI could wait for it when the program ends.
     """
 
 
