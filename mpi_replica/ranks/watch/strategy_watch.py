@@ -6,6 +6,7 @@ does so: each one gives those below it a head start, and keeps still once anothe
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import pickle
@@ -53,7 +54,11 @@ _FINAL_ERRORS = {
 
 def stall_seconds() -> float:
     """Returns after how many seconds a wait is reported."""
-    text = os.environ.get(_STALL_SECONDS, "")
+    return _stall_seconds_of(os.environ.get(_STALL_SECONDS, ""))
+
+
+@functools.cache  # each strategy asks several times: what is wrong with it is told once
+def _stall_seconds_of(text: str) -> float:
     try:
         seconds = float(text or _DEFAULT_STALL_SECONDS)
     except ValueError:
