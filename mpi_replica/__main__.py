@@ -302,7 +302,10 @@ def _run(options: argparse.Namespace) -> int:
     wanted = {name: getattr(options, name) for name in Options._fields if name != "program"}
     job = plan(Options(program, **wanted), os.environ)
     if options.dry_run:
-        sys.stdout.buffer.write(os.fsencode(f"{job.line}\n"))  # names as they are, for a shell
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # names as they are, for a shell
+            sys.stdout.reconfigure(encoding=sys.getfilesystemencoding(), errors="surrogateescape")
+        print(job.line)
         return 0
     open_standard_streams()
     if trace:

@@ -1,6 +1,8 @@
 """`python -m mpi_replica run` starts real jobs, with the launcher of each library."""
 
+import contextlib
 import fcntl
+import io
 import os
 import re
 import signal
@@ -426,3 +428,9 @@ def test_help_teaches_the_commands(arguments, capsys):
     told = capsys.readouterr().out
     words = ["-n 4 train.py", "-m package.train", "--timeout", "exit status", "signals"]
     assert all(word in told for word in (words if arguments else ["run"]))
+
+
+def test_a_dry_run_writes_to_what_a_program_has_put_in_the_place_of_stdout():
+    with contextlib.redirect_stdout(io.StringIO()) as written:
+        assert main(["run", "--dry-run", "-n", "2", "-c", "pass"]) == 0
+    assert written.getvalue().endswith("-c pass\n")
