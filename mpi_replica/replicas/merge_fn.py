@@ -75,7 +75,9 @@ def invoke_merge_fn(
     """Calls a ``merge_fn``, in the state of its replica; the frames of a call site end here."""
     if thread_state is None:
         return merge_fn(strategy, *args, **kwargs)
-    return thread_state.hold_in(functools.partial(merge_fn, strategy, *args, **kwargs))
+    call = functools.partial(merge_fn, strategy, *args, **kwargs)
+    own = ThreadState.of_this_thread()  # the program, and other runs, go on in this thread
+    return own.hold_in(functools.partial(thread_state.hold_in, call))
 
 
 def unpacked(

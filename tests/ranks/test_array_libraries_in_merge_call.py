@@ -305,6 +305,21 @@ def test_random_keys_of_jax_arrive_pickled(strategy):
     merged(strategy, check, lambda i: (jax.random.key(i),))
 
 
+def test_a_merge_fn_leaves_nothing_of_the_options_of_its_step(strategy):
+    """It runs in a thread that other runs, and the program, go on in."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def options():
+        return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+
+    def step():
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            return mr.get_replica_context().merge_call(lambda strategy: options())
+
+    assert set(strategy.gather_objects(strategy.run(step))) == {(False, True)}
+    assert {options(), *strategy.gather_objects(strategy.run(options))} == {(True, False)}
+
+
 def test_weak_arrays_of_jax_come_out_of_merge_call_as_strong_ones_on_every_layout(strategy):
     jnp = pytest.importorskip("jax.numpy", reason="jax is not installed")
 

@@ -147,6 +147,8 @@ def test_a_merge_fn_has_the_options_of_the_step(strategy):
         return str(result.dtype), float(result)
 
     assert set(strategy.gather_objects(strategy.run(step))) == {("float64", 0.1 * 3)}
+    outside = [jnp.ones(1).dtype, *strategy.gather_objects(strategy.run(lambda: jnp.ones(1).dtype))]
+    assert set(outside) == {np.dtype("f4")}
 
 
 def test_large_compiled_functions_have_the_64_bits_of_the_step(strategy):
