@@ -169,6 +169,10 @@ ENDS = {
     "os.environ.clear()": ("done", 0, 0),
     "threading.Thread(target=threading.Event().wait, daemon=True).start()": ("done", 0, 0),
     "from mpi_replica.errors import RankLostError; raise RankLostError('x')": ("loss", 1, 1),
+    # An error that is its own cause.
+    "import mpi_replica\ntry: int('x')\nexcept ValueError as error: raise error from error": (
+        *("error", 1, 1),
+    ),
     # What was begun can't be ended: the job is aborted at exit. That hides no cause before it.
     ABORTED_AT_EXIT: ("abort", 3, 3),
     f"{ABORTED_AT_EXIT}; sys.exit(4)": ("exit", 4, 3),

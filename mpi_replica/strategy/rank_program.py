@@ -129,10 +129,12 @@ def _run(words: Sequence[str], connection: Any) -> int:
 def _is_of_a_loss(error: BaseException | None) -> bool:
     """Returns whether a rank was lost first, as an error of the package says."""
     errors: Any = sys.modules.get(_ERRORS)
-    while errors is not None and error is not None:
+    seen: set[int] = set()  # the program can close the chain to a circle
+    while errors is not None and error is not None and id(error) not in seen:
         if isinstance(error, errors.RankLostError) and not error._is_of_program:
             return True
-        error = error.__cause__ or error.__context__
+        seen.add(id(error))
+        error = error.__context__ if error.__cause__ is None else error.__cause__
     return False
 
 
