@@ -272,10 +272,58 @@ def test_a_rank_that_becomes_another_program_is_not_lost(launch):
     launcher.serve_until_ended(0)
     assert is_running(process.pid)
     assert (launcher.ranks.lost, launcher.ranks.loss_text()) == ([], "")
+    assert launcher.ranks.last_end == launcher.ranks.last_told_end == math.inf
     # How it ends is not known here.
     assert not launcher.ranks.have_ended_well(is_elastic=False)
     process.communicate("x\n")
     assert process.returncode == 0
+
+
+FAILED_EXECS = {
+    "os.execv('/nowhere', ['x'])": "FileNotFoundError",
+    "os.execvp('no-program-of-this-name', ['x'])": "FileNotFoundError",
+    "os.execve('/bin/true', ['x'], {'a=b': 'c'})": "ValueError",
+}
+
+
+@pytest.mark.parametrize("call", FAILED_EXECS)
+def test_a_rank_that_fails_to_become_another_program_is_one_as_before(call, launch):
+    launcher = launch(size=2)
+    program = f"""
+        try:
+            {call}
+        except {FAILED_EXECS[call]}:
+            connection.tell(went_on=True)
+        wait()
+    """
+    ends, stays = launcher.start(program, 0), launcher.start(program, 1)
+    for number in range(2):
+        launcher.serve_until_told("went_on", number)
+    ends.communicate("x")
+    launcher.serve_until_ended(0)
+    assert (launcher.facts(0)["end"], launcher.ranks.lost) == ("done", [])
+    launcher.ranks.close()
+    assert stays.wait(LIMIT_SECONDS) == -signal.SIGKILL
+
+
+def test_what_a_rank_does_behind_its_last_line_is_not_its_end_yet(launch):
+    launcher = launch()
+    process = launcher.start(
+        """
+        class AtEnd:
+            def __del__(self, wait=wait, write=os.write):
+                wait()
+                write(1, b"written")
+
+        kept = AtEnd()
+        """
+    )
+    launcher.serve_until(lambda: launcher.ranks.last_told_end < math.inf)
+    assert launcher.facts(0)["end"] == "done"
+    assert launcher.ranks.last_end == math.inf
+    assert process.communicate("x")[0] == "written"
+    launcher.serve_until_ended(0)
+    assert launcher.ranks.last_end >= launcher.ranks.last_told_end
 
 
 def test_a_file_in_the_place_of_a_closed_connection_is_the_programs_own(launch):

@@ -52,7 +52,12 @@ class ConnectedRank:
     @property
     def is_lost(self) -> bool:
         """Whether it has ended without a word."""
-        return self.ended_at is not None and "end" not in self.facts
+        return self.ended_at is not None and self.facts.get("end") is None
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another program has taken its place, whose end is not seen here."""
+        return self.facts.get("end") == "unknown"
 
     def __str__(self) -> str:
         return f"rank {self.number} ({self.host}, pid {self.pid})"
@@ -180,7 +185,7 @@ class RankConnections:
         self._ended.append(ended)
         if len(self._ended) > 1:
             return
-        if "end" not in ended.facts:  # what others have told came before
+        if ended.facts.get("end") is None:  # what others have told came before
             self.read()
         for rank in self._ended:
             rank.ended_at = time.monotonic()
@@ -226,9 +231,17 @@ class RankConnections:
 
     @property
     def last_end(self) -> float:
+        """When the process of the last of all ranks has ended; infinite where one has not."""
+        return self._last([rank.ended_at for rank in self.ranks.values()])
+
+    @property
+    def last_told_end(self) -> float:
         """When the last of all ranks has told its end, or ended; infinite where one has not."""
-        ends = [rank.told_end_at or rank.ended_at or math.inf for rank in self.ranks.values()]
-        return math.inf if len(ends) < self.size else max(ends)
+        return self._last([rank.told_end_at or rank.ended_at for rank in self.ranks.values()])
+
+    def _last(self, ends: Sequence[float | None]) -> float:
+        is_known = len(ends) == self.size and not any(r.is_replaced for r in self.ranks.values())
+        return max((end or math.inf for end in ends), default=math.inf) if is_known else math.inf
 
     @property
     def missed(self) -> list[ConnectedRank]:

@@ -123,8 +123,7 @@ def _end_with_launcher(connection: socket.socket) -> None:
     if sys.platform == "linux":  # elsewhere the signal can't be chosen
         fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGKILL)
-        flags = fcntl.fcntl(connection, fcntl.F_GETFL)
-        fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
+        _set_async(connection, True)
     try:
         connection.recv(1, socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -132,6 +131,11 @@ def _end_with_launcher(connection: socket.socket) -> None:
     except OSError:
         pass
     os.kill(os.getpid(), signal.SIGKILL)  # it has ended before
+
+
+def _set_async(connection: socket.socket, is_async: bool) -> None:
+    flags = fcntl.fcntl(connection, fcntl.F_GETFL) & ~os.O_ASYNC
+    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC * is_async)
 
 
 def _leave_to_parent() -> None:
@@ -211,12 +215,16 @@ def tell_end(status_of_error: int | None = None) -> None:
 
 def leave() -> None:
     """Tells that another program takes the place of this one, whose end says nothing."""
-    global _connection
     tell(end="unknown")
-    if _connection is not None:
-        flags = fcntl.fcntl(_connection, fcntl.F_GETFL)
-        fcntl.fcntl(_connection, fcntl.F_SETFL, flags & ~os.O_ASYNC)
-        _connection = None
+    if (connection := _own_connection()) is not None:  # which the kernel closes then
+        _set_async(connection, False)
+
+
+def stay() -> None:
+    """Tells that no other program has taken the place of this one, after `leave`."""
+    tell(end=None)
+    if (connection := _own_connection()) is not None:
+        _end_with_launcher(connection)
 
 
 def has_told_end() -> bool:

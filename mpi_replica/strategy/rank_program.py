@@ -80,9 +80,14 @@ def _watch_exit(connection: Any) -> None:
 
     def leaving(function: Any) -> Any:
         def leave_connection(*arguments: Any) -> None:
-            if os.getpid() == process:
+            is_rank = os.getpid() == process
+            if is_rank:
                 connection.leave()  # what takes the place of this program tells nothing
-            function(*arguments)
+            try:
+                function(*arguments)
+            finally:  # nothing has
+                if is_rank:
+                    connection.stay()
 
         return leave_connection
 
