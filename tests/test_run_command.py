@@ -330,6 +330,27 @@ def test_a_job_whose_output_nobody_reads_is_ended_in_time(narrow_pipe):
     assert done.returncode == 124
 
 
+def test_a_job_that_is_ended_while_a_rank_is_still_in_its_end_is_none_that_has_ended_well():
+    code = """if True:
+        import os, sys
+        from mpi_replica.launcher import job_start
+        from mpi_replica.launcher.job import Job, Options
+        from mpi_replica.launcher.program import rank_program
+        from mpi_replica.launcher.supervisor import start
+        job_start._SECONDS_TO_END_PROCESSES = 0.0
+        program = "import signal; end = type('', (), {'__del__': lambda _, f=signal.pause: f()})()"
+        words = rank_program([sys.executable, "-c", program])
+        options = Options(words, restarts=0)
+        job = Job("mpich", words, {}, "", options, is_watched=True)
+        sys.exit(start(job, os.environ | {"PMI_RANK": "0"}))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_SECONDS
+    )
+    assert done.returncode == 137, done.stderr
+    assert "all ranks have come to their end, and the process of rank 0 (" in done.stderr
+
+
 LOST_DAEMON = "PRTE has lost communication with a remote daemon."
 
 

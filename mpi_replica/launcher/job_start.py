@@ -45,6 +45,9 @@ _STATUS_OF_A_FAULT = 255
 _SECONDS_TO_END_OTHERS = 5.0
 _SECONDS_TO_BEGIN_ANYWAY = 1.0
 _SECONDS_TO_END_ITSELF = 15.0
+# What a program does behind its last line may take long, such as objects that write at their end.
+# Nobody knows it from an end of MPI that never comes to its own.
+_SECONDS_TO_END_PROCESSES = 600.0
 # A rank that is not there for so long, while others are, has ended before it could connect.
 _SECONDS_TO_COME = 5.0
 # A rank may end of these signals, at once or when it has saved; of others within some seconds.
@@ -89,6 +92,8 @@ class JobStart:
         self._forwarded, self._forwarded_at = 0, 0.0
         #: Why the job was ended from here.
         self.ended_because = ""
+        # Whether programs had come to their end by then, and some of their processes had not.
+        self._is_cut_off = False
         self._missing_since: float | None = None
         self._has_reported = False
         self._stall_seconds = stall_seconds()
@@ -209,6 +214,11 @@ class JobStart:
                 return ranks.loss_text() or f"{first} has ended too early"
         if now > ranks.last_end + _SECONDS_TO_END_ITSELF:
             return "all ranks have come to their end, and the launcher has not"
+        there = [rank for rank in ranks.ranks.values() if rank.ended_at is None]
+        if there and now > ranks.last_told_end + _SECONDS_TO_END_PROCESSES:
+            self._is_cut_off = True
+            limit = f"{_SECONDS_TO_END_PROCESSES:g} s"
+            return f"all ranks have come to their end, and the process of {there[0]} not in {limit}"
         return self._reason_of_missing_ranks(ranks, now)
 
     def _reason_of_missing_ranks(self, ranks: RankConnections, now: float) -> str:
@@ -296,7 +306,7 @@ class JobStart:
             return TIMED_OUT
         if self._ended_by and (status < 0 or status == _STATUS_WHEN_ENDED.get(self._job.launcher)):
             return 128 + self._ended_by
-        if ranks is not None and ranks.have_ended_well(options.is_elastic):
+        if ranks is not None and ranks.have_ended_well(options.is_elastic) and not self._is_cut_off:
             # Whoever is killed in the end of MPI does not change it.
             return RANKS_LOST if ranks.lost and options.on_loss == "warn-status" else 0
         has_reason = is_lost or (ranks is not None and ranks.failed is not None)
