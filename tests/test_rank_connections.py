@@ -161,6 +161,13 @@ ENDS = {
     "threading.Thread(target=lambda: 1 / 0).start()": ("done", 0, 0),
     "sys.stdout.close()": ("done", 0, 0),
     "sys.stdout = sys.stderr = None": ("done", 0, 0),
+    "del sys.stdout, sys.stderr": ("done", 0, 0),
+    "sys.stdout.detach()": ("error", 120, 120),
+    "sys.stdout = type('', (), {'flush': lambda self: 1 / 0})()": ("error", 120, 120),
+    "sys.stderr = None; sys.exit('a reason')": ("exit", 1, 1),
+    "del sys.stderr; sys.exit('a reason')": ("exit", 1, 1),
+    "sys.stderr.close(); sys.exit('a reason')": ("exit", 1, 1),
+    "sys.exit(type('', (), {'__str__': lambda self: 1 / 0})())": ("exit", 1, 1),
     "os.chdir('/')": ("done", 0, 0),
     # What it has printed is lost.
     "ends = os.pipe(); os.dup2(ends[1], 1); os.closerange(*ends); os.close(ends[1]); print()": (

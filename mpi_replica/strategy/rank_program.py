@@ -61,13 +61,15 @@ def _tell_end(connection: Any, process: int) -> None:
     if os.getpid() != process:
         return
     status = None
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, ValueError):  # there is none, or a closed one
+    try:
+        for stream in (getattr(sys, "stdout", None), getattr(sys, "stderr", None)):
             try:
-                stream.flush()
-            except OSError:  # Python tells of it a little later, and ends with this status
+                if stream is not None and not getattr(stream, "closed", False):
+                    stream.flush()
+            except Exception:  # Python tells of it a little later, and ends with this status
                 status = 120
-    connection.tell_end(status)
+    finally:
+        connection.tell_end(status)
 
 
 def _watch_exit(connection: Any) -> None:
@@ -108,16 +110,19 @@ def _watch_exit(connection: Any) -> None:
 def _run(words: Sequence[str], connection: Any) -> int:
     """Runs the program as Python would; returns the status with which Python would end."""
     try:
-        code, module = _program(words)
+        compiled, module = _program(words)
         sys.modules["__main__"] = module
-        exec(code, module.__dict__)
+        exec(compiled, module.__dict__)
     except SystemExit as end:
-        status = 1
-        if end.code is None or isinstance(end.code, int):
-            status = (end.code or 0) & 0xFF  # as the system cuts it
-        else:
-            sys.stderr.write(f"{end.code}\n")
+        code: Any = end.code
+        is_number = code is None or isinstance(code, int)
+        status = (code or 0) & 0xFF if is_number else 1  # as the system cuts it
         connection.note_end("exit" if status else "done", status)
+        if not is_number:
+            own: Any = getattr(sys, "stderr", None)
+            stream: Any = sys.__stderr__ if own is None else own
+            with contextlib.suppress(Exception):  # of a stream, or a text, of the program's own
+                stream.write(f"{code}\n")
         return status
     except BaseException as error:
         step = error.__traceback__
