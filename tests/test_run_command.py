@@ -442,6 +442,23 @@ def test_a_launcher_of_another_version_is_never_taken(tmp_path):
         assert text in done.stderr
 
 
+def test_a_terminal_that_is_not_the_one_of_its_session_is_none():
+    ends = os.openpty()
+    command = [sys.executable, "-m", "mpi_replica", "run", "-n", "1", "-c", "print('ran')"]
+    done = subprocess.run(
+        command,
+        stdin=ends[1],
+        capture_output=True,
+        text=True,
+        env=variables(),
+        start_new_session=True,
+        timeout=LIMIT_SECONDS,
+    )
+    for end in ends:
+        os.close(end)
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+
+
 @pytest.mark.parametrize("arguments", [[], ["run"]])
 def test_help_teaches_the_commands(arguments, capsys):
     with pytest.raises(SystemExit, match="0"):

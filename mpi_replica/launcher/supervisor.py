@@ -77,7 +77,9 @@ class _Supervisor:
         self._selector = stack.enter_context(selectors.PollSelector())
         self._listen(stack)
         # In a terminal Ctrl-C goes to all in the group, and only they may read from it.
-        self._is_in_terminal = os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+        self._is_in_terminal = False
+        with contextlib.suppress(OSError):  # none, or one that is another session's
+            self._is_in_terminal = os.tcgetpgrp(0) == os.getpgrp()
         adopt_orphans()
 
     def _listen(self, stack: contextlib.ExitStack) -> None:
