@@ -442,6 +442,11 @@ def test_a_launcher_of_another_version_is_never_taken(tmp_path):
         assert text in done.stderr
 
 
+def test_a_timeout_of_a_month_is_one():
+    done = call(LIBRARIES[0], "run", "-n", 1, "--timeout", 30 * 24 * 3600, "echo", "ran")
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+
+
 def test_a_terminal_that_is_not_the_one_of_its_session_is_none():
     ends = os.openpty()
     command = [sys.executable, "-m", "mpi_replica", "run", "-n", "1", "-c", "print('ran')"]

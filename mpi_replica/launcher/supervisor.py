@@ -28,6 +28,8 @@ _SECONDS_TO_ANSWER = 13.0
 _SECONDS_TO_ANSWER_AT_THE_END = 5.0
 _MOST_QUESTIONS_AT_THE_END = 3
 _LOOK_SECONDS = 0.1
+# The kernel counts milliseconds in 32 bits: it takes no more than 24 days.
+_LONGEST_WAIT_SECONDS = 3600.0
 _READ_BYTES = 1 << 16
 
 
@@ -231,7 +233,7 @@ class _Supervisor:
         if not self._steps:
             return seconds
         left = max(0.0, self._steps[0][0] - time.monotonic())
-        return left if seconds is None else min(seconds, left)
+        return min(left, _LONGEST_WAIT_SECONDS if seconds is None else seconds)
 
     def _serve(self, seconds: float | None) -> None:
         """Waits for signals, output and ranks, and deals with what has come."""
