@@ -414,6 +414,7 @@ MISTAKES = {
     "neither openmpi nor mpich": ["-n", "2", "--mpi", "/bin/true", "-c", "pass"],
     "0 is less than 1": ["-n", "0", "-c", "pass"],
     "PMI_RANK='0'": ["-n", "2", "-c", "pass"],
+    "the argument ':' would not reach": ["-n", "2", "-c", "pass", "a", ":", "b"],
     "arguments: --absent": ["-n", "2", "--absent", "-c", "pass"],
 }
 

@@ -226,7 +226,12 @@ def _for_hosts_left(
 
 
 def _check_program(options: Options, program: Sequence[str]) -> None:
-    """Raises where ranks must say how they end, and the program can't have them say it."""
+    """Raises where launchers, or what ranks must say of their end, don't fit the program."""
+    if ":" in program:
+        raise LaunchError(
+            "the argument ':' would not reach the program: mpiexec and srun take this word for the"
+            " begin of another program. Let it be a part of a longer word, or read it from a file."
+        )
     named = {"--elastic": options.is_elastic, "--restarts": options.restarts}
     for name, value in named.items():
         if value and not is_of_python(program):
