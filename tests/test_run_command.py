@@ -351,6 +351,19 @@ def test_a_job_that_is_ended_while_a_rank_is_still_in_its_end_is_none_that_has_e
     assert "all ranks have come to their end, and the process of rank 0 (" in done.stderr
 
 
+@pytest.mark.skipif("mpich" not in LIBRARIES, reason="Open MPI sets the variable anew")
+def test_a_shell_of_slurm_that_looks_like_a_rank_is_no_rank_of_what_is_started_there(tmp_path):
+    shell = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "PMIX_RANK": "0"}
+    shell |= {"SLURM_STEP_NUM_TASKS": "1", "HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    arguments = ["run", "-n", 2, "--restarts", 0, written(tmp_path, WAIT), "SIGUSR2"]
+    with started("mpich", *arguments, env=shell) as process:
+        ready(process)
+        process.send_signal(signal.SIGUSR2)
+        out, error = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 75, error
+    assert sorted(re.findall(r"saved (\d)", out)) == ["0", "1"]
+
+
 LOST_DAEMON = "PRTE has lost communication with a remote daemon."
 
 

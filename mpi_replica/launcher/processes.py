@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-# What each launcher sets for a rank; the first that a process and not its parent has.
+# What each launcher sets for a rank. It has none of them itself: see `without_rank`.
 _RANK_VARIABLES = (b"PMIX_RANK=", b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")
 
 _MOST_QUESTIONS = 3

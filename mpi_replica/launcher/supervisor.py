@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ..core.exceptions import LaunchError
+from ..ranks.launch import without_rank
 from .commands import SECONDS_TO_SAVE
 from .host_questions import HostQuestions
 from .job import Job, plan
@@ -65,7 +66,7 @@ class _Supervisor:
         self._started_at = time.time()
         # Of the first strategy that was made.
         self._num_replicas: int | None = None
-        self._environ = environ
+        self._environ = without_rank(environ)
         self._restarts = Restarts(job.options.restarts, job.options.restart_on == "any")
         # What is left to do where it runs too long, and when.
         self._steps = self._steps_after_timeout(time.monotonic())

@@ -63,6 +63,14 @@ def launcher_variable(environ: Mapping[str, str] = os.environ) -> str | None:
     return None
 
 
+def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables without those that make the shell of a batch system look like a rank.
+
+    What is started from there would inherit them, beside those of its own launcher.
+    """
+    return {name: value for name, value in environ.items() if name not in _PMI_VARIABLES}
+
+
 def started_in_step(environ: Mapping[str, str]) -> int:
     """Returns how many processes srun has started together with this one; 0 outside of a step.
 
