@@ -169,6 +169,7 @@ ENDS = {
     "sys.stderr.close(); sys.exit('a reason')": ("exit", 1, 1),
     "sys.exit(type('', (), {'__str__': lambda self: 1 / 0})())": ("exit", 1, 1),
     "os.chdir('/')": ("done", 0, 0),
+    "assert __builtins__ is sys.modules['builtins']": ("done", 0, 0),
     # What it has printed is lost.
     "ends = os.pipe(); os.dup2(ends[1], 1); os.closerange(*ends); os.close(ends[1]); print()": (
         *("error", 120, 120),

@@ -7,6 +7,7 @@ numpy would start with other threads of BLAS than those that the program sets.
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import importlib.util
 import io
@@ -213,6 +214,7 @@ def _code_of(spec: ModuleSpec) -> CodeType:
 
 def _main_module(spec: ModuleSpec | None = None, path: str | None = None) -> types.ModuleType:
     module = types.ModuleType("__main__")
+    vars(module)["__builtins__"] = builtins  # where exec finds none it sets their dict
     module.__spec__ = spec
     if spec is not None:
         module.__loader__, module.__package__ = spec.loader, spec.parent
