@@ -342,7 +342,9 @@ def _end_trace(path: str) -> None:
 
 
 def _trace_path(path: str) -> tuple[str, str]:
-    return TRACE_VARIABLE, os.path.abspath(path)
+    with contextlib.suppress(OSError):  # `plan` says that the working directory is gone
+        path = os.path.abspath(path)
+    return TRACE_VARIABLE, path
 
 
 def _seconds_kept(text: str) -> tuple[str, str]:

@@ -446,6 +446,16 @@ def test_a_mistake_is_told_before_anything_is_started(text, tmp_path, monkeypatc
     assert text in told.err
 
 
+@pytest.mark.parametrize("options", [[], ["--trace", "x"]])
+def test_a_working_directory_that_is_gone_is_told(options, tmp_path, monkeypatch, capfd):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    status = main(["run", "-n", "2", *options, "absent.py"])
+    assert (status, capfd.readouterr().err.count("the working directory is gone")) == (2, 1)
+
+
 def test_a_launcher_of_another_version_is_never_taken(tmp_path):
     other = tmp_path / "mpiexec"
     other.write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 3.1.0'\n")

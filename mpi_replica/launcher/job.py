@@ -108,6 +108,7 @@ def plan(
     LaunchError
         Something is missing, or does not fit.
     """
+    _check_working_directory()
     program = program_command(options.program)
     _check_program(options, program)
     _check_options_of_elastic(options)
@@ -223,6 +224,16 @@ def _for_hosts_left(
         replicas=options.replicas or num_replicas or ranks - spares,
         spares=None if options.spares is None else max(0, spares - (ranks - fewer)),
     )
+
+
+def _check_working_directory() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise LaunchError(
+            f"the working directory is gone ({error.strerror}), and launchers start ranks in it."
+            " Change to one that is there: also where it was made anew, 'cd .' does it."
+        ) from None
 
 
 def _check_program(options: Options, program: Sequence[str]) -> None:
