@@ -488,6 +488,22 @@ def test_a_terminal_that_is_not_the_one_of_its_session_is_none():
     assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
 
 
+PRINTING = {
+    "import atexit; print('[hello]', end=''); atexit.register(print, '[bye]')": "mpiexec",
+    # It ends where the library is asked for.
+    "import os, sys; sys.orig_argv[1] == '-c' and os._exit(0)": "did not say which MPI library",
+}
+
+
+@pytest.mark.parametrize("text", PRINTING)
+def test_what_each_python_prints_hides_no_library(text, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(text)
+    path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{variables()['PYTHONPATH']}"}
+    done = call(LIBRARIES[0], "run", "--dry-run", "-n", 2, "-c", "pass", env=path)
+    assert PRINTING[text] in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("arguments", [[], ["run"]])
 def test_help_teaches_the_commands(arguments, capsys):
     with pytest.raises(SystemExit, match="0"):

@@ -41,7 +41,7 @@ try:
         paths = [line.split(None, 5)[5].strip() for line in file if "/libmpi" in line]
 except OSError:
     paths = []
-print(json.dumps([MPI.Get_library_version(), sorted(set(paths), key=len)[:1]]))
+print("\\nmpi_replica:", json.dumps([MPI.Get_library_version(), sorted(set(paths), key=len)[:1]]))
 """
 
 
@@ -114,7 +114,14 @@ def find_library(environ: Mapping[str, str]) -> Library:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         raise LaunchError(f"mpi4py finds no MPI library: {last}. {INSTALL_ADVICE}")
-    text, paths = json.loads(done.stdout.splitlines()[-1])
+    # What every process of this Python prints may stand before it and behind it.
+    answers = re.findall(r"^mpi_replica: (.*)", done.stdout, re.MULTILINE)
+    if not answers:
+        raise LaunchError(
+            f"{sys.executable} did not say which MPI library mpi4py loads, but {done.stdout!r}."
+            " Look for what prints, or ends it, at its start, such as a sitecustomize.py."
+        )
+    text, paths = json.loads(answers[-1])
     known = kind_and_version(text)
     if known is None:
         first = text.strip().splitlines()[0]
