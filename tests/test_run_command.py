@@ -488,6 +488,15 @@ def test_a_terminal_that_is_not_the_one_of_its_session_is_none():
     assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
 
 
+def test_a_launcher_that_can_not_run_here_is_told_with_what_it_says(tmp_path):
+    launcher = tmp_path / "mpiexec"
+    launcher.write_text("#!/bin/sh\nprintf -- '---\\n  no such device\\n---\\n' >&2\nexit 1\n")
+    launcher.chmod(0o755)
+    done = call(LIBRARIES[0], "run", "--mpi", launcher, "-n", 2, "-c", "pass")
+    assert done.returncode == 2
+    assert "it fails when it is asked for its version (no such device)." in done.stderr
+
+
 PRINTING = {
     "import atexit; print('[hello]', end=''); atexit.register(print, '[bye]')": "mpiexec",
     # It ends where the library is asked for.

@@ -161,7 +161,8 @@ def _launcher_of(library: Library, environ: Mapping[str, str]) -> Launcher:
         version = _version_of(path, environ)
         if version == (library.kind, library.version):
             return Launcher(library, path, {})
-        others.append(f"{path} is of {_words(version)}")
+        what = version if isinstance(version, str) else f"is of {_words(version)}"
+        others.append(f"{path} {what}")
     candidates = "; ".join(others) or "there is no mpiexec at all"
     raise LaunchError(
         f"mpi4py loads {library}, and its launcher was not found: {candidates}. A launcher of"
@@ -181,7 +182,7 @@ def _of_kind(kind: str, environ: Mapping[str, str]) -> Launcher:
         problem = str(error)
     for path in _launchers(kind, "", environ):
         version = _version_of(path, environ)
-        if version is not None and version[0] == kind:
+        if version[0] == kind:
             return _at_path(path, environ)
     raise LaunchError(
         f"{_NAMES[kind]} was asked for (--mpi {kind}), but {problem}, and no mpiexec of"
@@ -192,10 +193,10 @@ def _of_kind(kind: str, environ: Mapping[str, str]) -> Launcher:
 
 def _at_path(path: str, environ: Mapping[str, str]) -> Launcher:
     version = _version_of(path, environ)
-    if version is None:
+    if isinstance(version, str):
         raise LaunchError(
             f"--mpi {path!r} is neither openmpi nor mpich, nor the path of an mpiexec of one of"
-            " them that runs here."
+            f" them that runs here: it {version}."
         )
     # What mpi4py loads anyway comes first, then what is installed with this launcher.
     tried = []
@@ -236,15 +237,21 @@ def _libraries_beside(launcher: str) -> Iterator[str]:
                     yield path
 
 
-def _version_of(launcher: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Returns kind and version of a launcher's library; None where it is of no known one."""
+def _version_of(launcher: str, environ: Mapping[str, str]) -> tuple[str, str] | str:
+    """Returns kind and version of a launcher's library; why not, where it says no known one."""
     try:
         as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         done = ask([launcher, "--version"], {**environ, **as_root})
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return kind_and_version(done.stdout)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"can't be asked for its version: {error}"
+    if version := kind_and_version(done.stdout):
+        return version
+    if done.returncode == 0:
+        return "is of an unknown kind"
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip("- ")]  # no rulers
+    what = said[0] if said else f"status {done.returncode}"
+    return f"fails when it is asked for its version ({what})"
 
 
-def _words(version: tuple[str, str] | None) -> str:
-    return "an unknown kind" if version is None else f"{_NAMES[version[0]]} {version[1]}"
+def _words(version: tuple[str, str]) -> str:
+    return f"{_NAMES[version[0]]} {version[1]}"
