@@ -199,14 +199,23 @@ def test_mpi_that_is_started_already_is_used():
     assert run_python(program).stdout == "True 1\nTrue 1\n"
 
 
-def test_processes_that_each_see_a_world_of_one_are_a_launch_error():
+@pytest.mark.parametrize(
+    ("variable", "size"),
+    [
+        ("PMI_RANK", "PMI_SIZE"),
+        ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+        ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+        ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ],
+)
+def test_processes_that_each_see_a_world_of_one_are_a_launch_error(variable, size):
     """Section 8: launcher and library do not match."""
     find_interpreter("openmpi")  # MPICH would look for the launcher that the variables speak of
-    env = {"PMI_SIZE": "4", "PMI_RANK": "1"}
+    env = {size: "4", variable: "1"}
     done = run_python("import mpi_replica as mr; mr.MPIStrategy()", env=env, check=False)
     assert done.returncode == 1
     assert "LaunchError" in done.stderr
-    for word in ("4 processes", "PMI_SIZE=4", "mpiexec"):
+    for word in ("4 processes", f"{size}=4", "mpiexec"):
         assert word in done.stderr
 
 

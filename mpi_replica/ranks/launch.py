@@ -106,6 +106,7 @@ def _started_processes(environ: Mapping[str, str] = os.environ) -> tuple[str, in
     names = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]
     if started_in_step(environ):  # SLURM_NTASKS alone also stands in scripts outside of srun
         names += ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]
+    names += ["FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE", "MV2_COMM_WORLD_SIZE"]
     for name in names:
         if (number := number_in(environ, name)) is not None:
             return name, number
