@@ -63,9 +63,9 @@ losses       a rank that ends without having told how (killed, crashed, os._exit
 Slurm        srun starts the ranks where it speaks a protocol of the library (srun --mpi=list):
              pmix for Open MPI, pmi2 for MPICH. Elsewhere the library's launcher does.
 set for all  PYTHONHASHSEED=0, and as many threads of BLAS as a rank has cores, or as
-             MPI_REPLICA_BLAS_THREADS says (OMP_NUM_THREADS, OPENBLAS_NUM_THREADS,
-             MKL_NUM_THREADS), unless they are set already. Reproducible strategies have
-             MPI_REPLICA_BLAS_THREADS or 1, whatever else is set.
+             MPI_REPLICA_BLAS_THREADS or else OMP_NUM_THREADS says (OMP_NUM_THREADS,
+             OPENBLAS_NUM_THREADS, MKL_NUM_THREADS), unless they are set already. Reproducible
+             strategies have MPI_REPLICA_BLAS_THREADS or 1, whatever else is set.
 """
 
 

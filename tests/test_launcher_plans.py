@@ -159,6 +159,16 @@ def test_threads_of_blas_that_are_asked_for_win_over_cores_and_are_no_fewer_for_
     # What the user has set for a library goes on to it.
     mine = {"OMP_NUM_THREADS": "5", "OPENBLAS_NUM_THREADS": "6", "MKL_NUM_THREADS": "7"}
     assert settings("mpich", 2, Host(8), asked | mine) == {"PYTHONHASHSEED": "0"}
+    # Which a library would let its own variable win over.
+    for cores_per_rank in (None, 2):
+        added = settings(
+            "mpich", 2, Host(8), {"OMP_NUM_THREADS": "1"}, cores_per_rank=cores_per_rank
+        )
+        assert {**threads(1), **added} == threads(1)
+    # A list, for regions within each other, and what is no number of threads.
+    for text, number in (("2,1", 2), ("0", 4), ("many", 4)):
+        added = settings("mpich", 2, Host(8), {"OMP_NUM_THREADS": text})
+        assert {**threads(number), **added} == threads(number)
     with pytest.raises(LaunchError, match="MPI_REPLICA_BLAS_THREADS='many'"):
         settings("mpich", 2, Host(8), {"MPI_REPLICA_BLAS_THREADS": "many"})
 

@@ -73,7 +73,7 @@ def settings(
     Examples
     --------
     >>> settings("mpich", 2, Host(cores=8), {"OMP_NUM_THREADS": "1"})
-    {'OPENBLAS_NUM_THREADS': '4', 'MKL_NUM_THREADS': '4', 'PYTHONHASHSEED': '0'}
+    {'OPENBLAS_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1', 'PYTHONHASHSEED': '0'}
     """
     ranks_here = -(-ranks // hosts)
     added: dict[str, str] = {}
@@ -92,6 +92,9 @@ def settings(
     if threads is None:
         # Not in the variable itself: reproducible strategies have as many in every layout.
         threads = max(1, cores_per_rank or host.cores // ranks_here)
+        # The libraries would take their own variables for newer than the user's common one.
+        common = environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+        threads = (int(common) if common.isdecimal() else 0) or threads
     added |= dict.fromkeys(_BLAS_THREADS, str(threads))
     # Sets of strings have one order on all ranks: without it a warning is logged.
     added["PYTHONHASHSEED"] = "0"
