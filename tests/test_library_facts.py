@@ -1,10 +1,16 @@
 """What is known of MPI libraries by what they say of themselves."""
 
+import mmap
+import os
 from types import SimpleNamespace
 
 import pytest
 
-from mpi_replica.ranks.library_facts import has_sound_persistent_collectives, is_intel_mpi
+from mpi_replica.ranks.library_facts import (
+    _loaded_libraries,
+    has_sound_persistent_collectives,
+    is_intel_mpi,
+)
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -30,3 +36,12 @@ def saying(text):
 def test_persistent_collectives_are_those_that_were_right(text, are_sound):
     assert has_sound_persistent_collectives(saying(text)) == are_sound
     assert is_intel_mpi(saying(text)) == text.startswith("Intel")
+
+
+def test_files_in_memory_whose_names_are_no_text_are_no_hindrance(tmp_path):
+    path = os.fsencode(tmp_path) + b"/libmpi-\xe9"
+    with open(path, "w+b") as file:
+        file.write(b"x")
+        file.flush()
+        with mmap.mmap(file.fileno(), 1):
+            assert os.fsdecode(path) in _loaded_libraries()

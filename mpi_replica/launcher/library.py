@@ -33,12 +33,13 @@ _BEGINNINGS_OF_VERSIONS = {
 
 # MPI itself is not started. Where there is no /proc the library's file stays unknown.
 _PROBE = """
-import json, mpi4py
+import json, mpi4py, os
 mpi4py.rc.initialize = False
 from mpi4py import MPI
 try:
-    with open("/proc/self/maps") as file:
-        paths = [line.split(None, 5)[5].strip() for line in file if "/libmpi" in line]
+    with open("/proc/self/maps", "rb") as file:
+        lines = [os.fsdecode(line) for line in file]
+    paths = [line.split(None, 5)[5].strip() for line in lines if "/libmpi" in line]
 except OSError:
     paths = []
 print("\\nmpi_replica:", json.dumps([MPI.Get_library_version(), sorted(set(paths), key=len)[:1]]))

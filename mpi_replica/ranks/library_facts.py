@@ -91,8 +91,8 @@ def _gpus(mpi: Any) -> tuple[str, ...] | None:
 def _loaded_libraries() -> list[str]:
     """Returns the files of MPI libraries that this process has loaded, where the system tells."""
     try:
-        with open("/proc/self/maps", encoding="utf-8") as file:
-            paths = {line.split(None, 5)[5].strip() for line in file if "/libmpi" in line}
+        with open("/proc/self/maps", "rb") as file:  # names are bytes, and may be no text
+            paths = {line.split(None, 5)[5].strip() for line in file if b"/libmpi" in line}
     except OSError:
         return []
-    return sorted(path for path in paths if os.path.isfile(path))
+    return sorted(os.fsdecode(path) for path in paths if os.path.isfile(path))
