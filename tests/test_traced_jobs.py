@@ -343,6 +343,20 @@ def test_a_trace_that_would_be_a_folder_is_refused_before_anything_is_started(tm
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_files_of_others_in_the_folder_of_parts_stay_and_are_no_trace(tmp_path):
+    path = tmp_path / "data"
+    mine = tmp_path / "data.parts" / "precious.csv"
+    mine.parent.mkdir()
+    mine.write_text("1,2")
+    arguments = [ENDINGS, "exits", tmp_path / "saved"]
+    done = call(LIBRARIES[0], "run", "--trace", path, "-n", 2, *arguments)
+    assert done.returncode == 3, done.stderr
+    assert [file.name for file in mine.parent.iterdir()] == ["precious.csv"]
+    assert call(LIBRARIES[0], "trace", path).returncode == 0
+    assert trace_format.summary(trace_format.read(path))["missing"] == []
+    assert mine.read_text() == "1,2"
+
+
 def test_what_cannot_be_put_together_is_kept(tmp_path):
     path = tmp_path / "trace.json"
     folder = Path(f"{path}.new")  # where it would be written

@@ -11,13 +11,19 @@ import contextlib
 import gzip
 import json
 import os
-import shutil
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..core.exceptions import in_words
-from ..ranks.watch.event_log import MOST_REPLICAS, OF_RANK, SPAN_KINDS, EventKind, folder_of_parts
+from ..ranks.watch.event_log import (
+    MOST_REPLICAS,
+    OF_RANK,
+    SPAN_KINDS,
+    EventKind,
+    clear_parts,
+    names_of_parts,
+)
 from .summary import summary
 from .timeline import UNDECIDED, Timeline
 from .traced_processes import TracedProcess, read_processes
@@ -50,7 +56,7 @@ def merge(path: str, *, is_over: bool = True) -> dict[str, Any]:
             os.remove(new)
         raise
     if is_over or not any(process.may_run for process in timeline.processes):
-        shutil.rmtree(folder_of_parts(path))
+        clear_parts(path)
     return found
 
 
@@ -68,9 +74,7 @@ def _write(path: str, timeline: Timeline, found: dict[str, Any]) -> None:
 
 def has_parts(path: str) -> bool:
     """Returns whether ranks have left what `merge` makes a trace of."""
-    with contextlib.suppress(OSError):
-        return bool(os.listdir(folder_of_parts(path)))
-    return False
+    return bool(names_of_parts(path))
 
 
 def read(path: str) -> dict[str, Any]:

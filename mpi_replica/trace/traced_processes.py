@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..ranks.watch.event_log import BLOCK_HEAD, NUM_FIELDS, OF_RANK, folder_of_parts
+from ..ranks.watch.event_log import (
+    BLOCK_HEAD,
+    NAME_OF_PART,
+    NUM_FIELDS,
+    OF_RANK,
+    folder_of_parts,
+)
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-
-_PART = re.compile(r"(.*)\.(\d+)\.events")
 
 
 class Membership(NamedTuple):
@@ -107,7 +110,7 @@ def read_processes(path: str) -> list[TracedProcess]:
     folder = folder_of_parts(path)
     parts: dict[str, dict[int, str]] = {}
     for name in os.listdir(folder):
-        if found := _PART.fullmatch(name):
+        if found := NAME_OF_PART.fullmatch(name):
             parts.setdefault(found[1], {})[int(found[2])] = os.path.join(folder, name)
     processes = [_read([files[n] for n in sorted(files)]) for files in parts.values()]
     processes = [one for one in processes if one.pid]  # it tells who it is before all else

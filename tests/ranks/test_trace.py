@@ -31,6 +31,20 @@ def test_it_writes_one_file_for_all_ranks(strategy, path):
     check_works(strategy)
 
 
+def test_files_of_the_program_beside_a_trace_stay(strategy, path):
+    mine = path.with_name(f"{path.name}.parts") / "precious.csv"
+    if strategy.rank == 0:
+        mine.parent.mkdir()
+        mine.write_text("1,2")
+    strategy.barrier()
+    for _ in range(2):
+        with strategy.trace(path):
+            add_up(strategy)
+        assert [file.name for file in mine.parent.iterdir()] == ["precious.csv"]
+    assert mine.read_text() == "1,2"
+    check_works(strategy)
+
+
 def test_what_can_not_be_written_at_its_end_is_a_warning_and_the_program_goes_on(
     strategy, path, caplog
 ):

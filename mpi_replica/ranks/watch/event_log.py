@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import os
-import shutil
+import re
 import socket
 import struct
 import threading
@@ -39,6 +39,8 @@ LAST_VARIABLE = "MPI_REPLICA_TRACE_LAST"
 SAMPLES_VARIABLE = "MPI_REPLICA_TRACE_SAMPLES"
 
 BLOCK_HEAD = struct.Struct("<II")
+#: The name of a file: of which process it is, and which of its files.
+NAME_OF_PART = re.compile(r"(.*)\.(\d+)\.events")
 #: The track of what no replica does; other threads than the first one have those below.
 OF_RANK = -1
 #: The tracks of replicas are their ids; those of further threads of the program lie so far on.
@@ -259,8 +261,20 @@ def folder_of_parts(path: str) -> str:
 
 
 def clear_parts(path: str) -> None:
-    """Removes what an earlier job has left for a trace that was not put together."""
-    shutil.rmtree(folder_of_parts(path), ignore_errors=True)
+    """Removes what processes have left for a trace; what else is in the folder stays."""
+    folder = folder_of_parts(path)
+    for name in names_of_parts(path):
+        with contextlib.suppress(OSError):
+            os.remove(os.path.join(folder, name))
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+
+
+def names_of_parts(path: str) -> list[str]:
+    """Returns the names of the files that processes have left for a trace."""
+    with contextlib.suppress(OSError):
+        return [name for name in os.listdir(folder_of_parts(path)) if NAME_OF_PART.fullmatch(name)]
+    return []
 
 
 def make_folder_of_parts(path: str) -> None:
