@@ -54,6 +54,7 @@ IN_ONE_PROCESS = [
     "tests/test_dataset_array_libraries.py",
     "tests/test_docstrings.py",
     "tests/test_elastic_torch.py",
+    "tests/test_imported_libraries.py",
     "tests/test_pages.py::test_programs_that_are_files_print_the_same_in_one_process",
 ]
 

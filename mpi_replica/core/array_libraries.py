@@ -16,6 +16,7 @@ import numpy as np
 
 from .array_ways import COMMON_TYPES, Array, JaxWay, StandardWay, TorchWay, Way, way_of
 from .gpu_tensors import ToGpus
+from .imported_libraries import imported_library
 from .jax_state import JaxState, is_staged
 from .thread_owners import is_stand_in
 from .torch_tensors import tensor_of
@@ -103,7 +104,7 @@ def recorded_by_torch(leaves: Sequence[Any]) -> list[int]:
 
     Those that need gradients; and under a transform of ``torch.func`` all of them.
     """
-    torch = sys.modules.get("torch")
+    torch = imported_library("torch")
     if torch is None:
         return []
     forward, records = torch.autograd.forward_ad, torch.is_grad_enabled()
@@ -126,7 +127,7 @@ def is_traced_by_jax(leaves: Sequence[Any]) -> bool:
 
     Of no leaves, whether it traces the code that calls.
     """
-    jax = sys.modules.get("jax")
+    jax = imported_library("jax")
     if jax is not None and not leaves:
         return is_staged()
     return jax is not None and any([isinstance(leaf, jax.core.Tracer) for leaf in leaves])
@@ -214,7 +215,7 @@ def address_of(value: Any, array: Array) -> tuple[str, int]:
 
 def note_written(values: Sequence[Any]) -> None:
     """Tells torch of its tensors among these that their memory was written."""
-    torch = sys.modules.get("torch")
+    torch = imported_library("torch")
     if torch is not None:
         kind, increment_version = torch.Tensor, torch.autograd.graph.increment_version
         for value in values:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from .imported_libraries import imported_library
 from .torch_tensors import array_of_bfloat16, tensor_of
 
 #: Of numpy.
@@ -280,7 +281,7 @@ def _found_way(kind: type) -> Way | None:
     """Returns how arrays of a type are taken; None where numpy takes it as it is."""
     if kind in COMMON_TYPES or issubclass(kind, (np.ndarray, np.generic, int, float, complex, str)):
         return None
-    torch, jax, cupy = map(sys.modules.get, ("torch", "jax", "cupy"))
+    torch, jax, cupy = map(imported_library, ("torch", "jax", "cupy"))
     if torch is not None and issubclass(kind, torch.Tensor):
         return TorchWay
     if jax is not None and issubclass(kind, (jax.Array, jax.core.Tracer)):

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .imported_libraries import imported_library
 from .torch_tensors import tensor_of, tensor_types
 
 _ALIGNMENT = 64
@@ -120,7 +121,7 @@ def _are_on_gpus(leaves: Sequence[Any]) -> bool:
 
 def _on_gpus(leaves: Sequence[Any]) -> list[int]:
     """Returns which leaves are plain tensors on a GPU, by their places."""
-    torch = sys.modules.get("torch")
+    torch = imported_library("torch")
     if torch is None or not torch.cuda.is_initialized():
         return []
     plain = tensor_types()

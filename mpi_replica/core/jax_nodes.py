@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from .imported_libraries import imported_library
+
 
 class JaxNode(NamedTuple):
     """A container, opened."""
@@ -25,7 +27,7 @@ def opened_by_jax(value: Any) -> JaxNode | None:
 
     For JAX a None in it is nothing: it is no child, and is there when it is made anew.
     """
-    tree_util: Any = getattr(sys.modules.get("jax"), "tree_util", None)
+    tree_util: Any = getattr(imported_library("jax"), "tree_util", None)
     if not hasattr(tree_util, "tree_flatten_with_path"):
         return None
     one_level = {"is_leaf": lambda node: node is not value and node is not None}

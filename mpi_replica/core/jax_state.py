@@ -16,6 +16,7 @@ import numpy as np
 
 from . import nest
 from .exceptions import ContextError
+from .imported_libraries import imported_library
 from .more_than_numbers import is_sparse_of_jax
 
 P = ParamSpec("P")
@@ -47,7 +48,7 @@ def ask_for_devices(count: int) -> None:
 
 def devices_of_replicas(count: int) -> Sequence[Any] | None:
     """Returns a device for each replica of this rank; None where JAX has fewer, or is not used."""
-    jax: Any = sys.modules.get("jax")
+    jax: Any = imported_library("jax")
     if not hasattr(jax, "local_devices"):
         return None
     ask_for_devices(count)
@@ -191,7 +192,7 @@ def require_version() -> None:
 
 def _internals() -> Any:
     """Returns the module of JAX's private names; None where JAX is not imported, or has others."""
-    if not hasattr(sys.modules.get("jax"), "config"):
+    if not hasattr(imported_library("jax"), "config"):
         return None
     try:
         from . import jax_internals

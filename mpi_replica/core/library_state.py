@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self, TypeVar
 
+from .imported_libraries import imported_library
+
 T = TypeVar("T")
 
 
@@ -51,7 +53,7 @@ class LibraryState(NamedTuple):
 
         Also where that is being imported, or is older than 2.4, which has other names for it.
         """
-        torch: Any = sys.modules.get("torch")
+        torch: Any = imported_library("torch")
         if not hasattr(torch, "get_autocast_dtype"):
             return None
         _leave_untraced()

@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from .imported_libraries import imported_library
+
 
 def tensor_types() -> frozenset[type]:
     """Returns torch's own types of tensors; none where the program has not imported it."""
-    torch = sys.modules.get("torch")
-    return frozenset() if torch is None else _tensor_types(torch)
+    return _tensor_types(imported_library("torch")) if "torch" in sys.modules else frozenset()
 
 
 @functools.cache
 def _tensor_types(torch: Any) -> frozenset[type]:
-    return frozenset({torch.Tensor, torch.nn.Parameter})
+    return frozenset() if torch is None else frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def arrays_of_tensors(leaves: Sequence[Any]) -> list[np.ndarray[Any, Any]] | None:

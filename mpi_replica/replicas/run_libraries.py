@@ -13,6 +13,7 @@ from ..collectives.merge import MergeCall
 from ..collectives.reduce import AllReduce
 from ..core import nest
 from ..core.exceptions import ContextError
+from ..core.imported_libraries import imported_library
 from ..core.jax_state import (
     JaxState,
     call_among,
@@ -41,7 +42,7 @@ def shared_tensors(call: str, structure: nest.Structure, leaves: Sequence[Any]) 
 
     `leaves` are those of the arguments of `call`, without those that replicas may write into.
     """
-    torch = sys.modules.get("torch")
+    torch = imported_library("torch")
     if torch is None or not any([isinstance(leaf, torch.Tensor) for leaf in leaves]):
         return None
     from .torch_shared_state import SharedTensors  # torch is imported
