@@ -16,6 +16,7 @@ import numpy as np
 import optree
 import pytest
 from hypothesis import given
+from optree.registry import __GLOBAL_NAMESPACE as GLOBAL
 
 import mpi_replica as mr
 from mpi_replica.core import nest
@@ -403,6 +404,23 @@ def test_a_dict_that_was_flat_before_may_hold_containers_and_be_flat_again(value
         leaves, structure, _ = nest.flatten_plain(one)
         assert (leaves, structure) == nest.flatten(one)
         assert nest.unflatten(structure, leaves) == one
+
+
+@pytest.mark.parametrize("namespace", ["mpi_replica", GLOBAL])
+def test_leaves_keep_their_keys_where_optree_was_told_to_keep_the_order_of_these(namespace):
+    value = {f"z of {namespace}": np.full(2, 1.0), f"a of {namespace}": np.full(2, 2.0)}
+    with optree.dict_insertion_ordered(True, namespace=namespace):
+        assert_comes_back(value)
+        assert_comes_back(value)
+    assert_comes_back(value)
+    assert nest.flatten_plain(value)[1] == nest.flatten(value)[1]
+
+
+def assert_comes_back(value):
+    leaves, structure, _ = nest.flatten_plain(value)
+    back = nest.unflatten(structure, leaves)
+    assert all(back.pop(key) is leaf for key, leaf in value.items())
+    assert not back
 
 
 def test_keys_of_a_subclass_of_str_come_back_as_they_were_also_where_equal_ones_are_known():

@@ -181,7 +181,10 @@ def _learn(value: Any, leaves: Sequence[Any], structure: Structure) -> None:
     if kind is list:
         _keep(_flat_lists, len(value), structure, structure)
     elif _STRINGS.issuperset(map(type, value)):
-        _keep(_flat_dicts, tuple(value), (sorted(value), structure), structure)
+        keys = sorted(value)
+        # others where the program has told optree, for a while, to keep the order of keys
+        if structure.entries() == keys:
+            _keep(_flat_dicts, tuple(value), (keys, structure), structure)
 
 
 def _keep(known: dict[Any, Any], name: Any, entry: Any, structure: Structure) -> None:
