@@ -11,11 +11,16 @@ import numpy as np
 
 from ..collectives.outputs import are_owners, bounds_of
 from ..core.array_libraries import library_of
-from ..core.array_ways import COMMON_TYPES
+from ..core.array_ways import COMMON_TYPES, Array
 from ..core.indexed_slices import IndexedSlices
 
-#: The addresses between which an array lies.
-Extent = tuple[int, int]
+#: The addresses between which an array lies, and that array.
+Extent = tuple[int, int, Any]
+
+# Arrays whose bounds cross, as those of columns, are compared by their elements: not where that is
+# hard, nor with any number of them.
+_MOST_WORK = 1000
+_MOST_CROSSING = 64
 
 
 class MemoryOfReplicas:
@@ -25,34 +30,62 @@ class MemoryOfReplicas:
     ----------
     begins, ends : dict of list of int
         Addresses, by replica.
+    crossing : dict of list of list of Extent
+        What lies between these.
     """
 
     def __init__(self) -> None:
         self.begins: dict[int, list[int]] = {}
         self.ends: dict[int, list[int]] = {}
+        self.crossing: dict[int, list[list[Extent]]] = {}
 
     def add(self, extents: Sequence[Extent], replica_id: int) -> None:
         """Notes that a replica holds a value, which lies there."""
-        for begin, end in extents:
+        for extent in extents:
+            begin, end, _ = extent
             begins = self.begins.setdefault(replica_id, [])
             ends = self.ends.setdefault(replica_id, [])
-            first, last = bisect.bisect_left(ends, begin), bisect.bisect_right(begins, end)
+            crossing = self.crossing.setdefault(replica_id, [])
+            first, last = bisect.bisect_right(ends, begin), bisect.bisect_left(begins, end)
             if first < last:
                 begin, end = min(begin, begins[first]), max(end, ends[last - 1])
             begins[first:last], ends[first:last] = [begin], [end]
+            crossing[first:last] = [[*itertools.chain(*crossing[first:last]), extent]]
 
     def is_of_another(self, extents: Sequence[Extent], replica_id: int | None) -> bool:
         """Returns whether a value that lies there may be in memory of another replica than this.
 
         Of any one, where that is None.
         """
-        for begin, end in extents:
+        for extent in extents:
+            begin, end, _ = extent
             for holder, ends in self.ends.items():
                 if holder != replica_id:
-                    place = bisect.bisect_right(ends, begin)
-                    if place < len(ends) and self.begins[holder][place] < end:
-                        return True
+                    first = bisect.bisect_right(ends, begin)
+                    last = bisect.bisect_left(self.begins[holder], end)
+                    for others in self.crossing[holder][first:last]:
+                        if _may_share(extent, others):
+                            return True
         return False
+
+
+def _may_share(extent: Extent, others: Sequence[Extent]) -> bool:
+    """Returns whether a value may share elements with others."""
+    if len(others) > _MOST_CROSSING:
+        return True
+    begin, end, value = extent
+    return any([a < end and begin < b and _share_elements(value, other) for a, b, other in others])
+
+
+def _share_elements(one: Any, other: Any) -> bool:
+    """Returns whether two values, whose bounds cross, may share elements."""
+    if one is other:
+        return True
+    try:
+        elements = _elements_of(one), _elements_of(other)
+        return np.shares_memory(*elements, max_work=_MOST_WORK)  # type: ignore[arg-type]
+    except RuntimeError:  # too hard, or a nested tensor
+        return True
 
 
 def are_apart(values: Iterable[Any]) -> bool:
@@ -62,8 +95,9 @@ def are_apart(values: Iterable[Any]) -> bool:
     kinds = set(map(type, by_id.values()))
     if kinds <= COMMON_TYPES and are_owners(arrays):
         return True
-    extents = sorted(itertools.chain.from_iterable(map(extents_of, by_id.values())))
-    return all([end <= begin for (_, end), (begin, _) in itertools.pairwise(extents)])
+    extents = itertools.chain.from_iterable(map(extents_of, by_id.values()))
+    bounds = sorted([(begin, end) for begin, end, _ in extents])
+    return all([end <= begin for (_, end), (begin, _) in itertools.pairwise(bounds)])
 
 
 def extents_of(value: Any) -> Sequence[Extent]:
@@ -75,16 +109,39 @@ def extents_of(value: Any) -> Sequence[Extent]:
     if isinstance(value, np.void):  # an item of an array, which may be written through it
         value = np.frombuffer(value, np.uint8)
     if isinstance(value, np.ndarray):
-        return (bounds_of(value),) if value.size else ()
+        return ((*bounds_of(value), value),) if value.size else ()
     library = library_of(value)
     if library is None or library == "jax":
         return ()
     if library == "torch":
         try:
-            storage = value.untyped_storage()
-            begin = storage.data_ptr()
+            begin, size = value.data_ptr(), value.nbytes
+            if not value.is_contiguous():
+                lasts = zip(value.shape, value.stride(), strict=True)
+                size = (sum([(n - 1) * s for n, s in lasts]) + 1) * value.element_size()
         except (NotImplementedError, RuntimeError):  # a sparse tensor, say
             begin = 0
         if begin:
-            return ((begin, begin + storage.nbytes()),)
-    return ((id(value), id(value) + 1),)  # it is known by itself alone
+            return ((begin, begin + size, value),)
+    return ((id(value), id(value) + 1, value),)  # it is known by itself alone
+
+
+def _elements_of(value: Any) -> Array:
+    """Returns an array of numpy, or a tensor as one whose dtype means nothing."""
+    if isinstance(value, np.ndarray):
+        return value
+    return np.asarray(_ElementsOfTensor(value))
+
+
+class _ElementsOfTensor:
+    """Where the elements of a tensor lie, as numpy takes it; nothing is read there."""
+
+    def __init__(self, tensor: Any) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{size}",
+            "shape": tuple(tensor.shape),
+            "data": (tensor.data_ptr(), False),
+            "strides": tuple([stride * size for stride in tensor.stride()]),
+        }

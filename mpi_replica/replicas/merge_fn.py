@@ -163,8 +163,8 @@ def _by_memory(
                 continue
             extents = extents_of(leaf)
             is_shared = memory.is_of_another(extents, replica)
-            if not is_shared and before.is_of_another(extents, None):
-                is_shared = id(leaf) not in passed
+            if not is_shared and id(leaf) not in passed:
+                is_shared = before.is_of_another(extents, None)
             copies[id(leaf)] = mine = _copied(leaf) if is_shared else leaf
             if is_shared:
                 extents = extents_of(mine)

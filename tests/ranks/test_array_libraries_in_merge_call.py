@@ -225,6 +225,39 @@ def test_tensors_of_any_form_come_back_as_their_own_and_others_as_copies(strateg
         assert found == (True, form == "recorded" and i == 0, True)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("form", ["rows", "columns"])
+@pytest.mark.parametrize("again", [True, False], ids=["its own", "that of the next"])
+def test_replicas_may_pass_parts_of_one_tensor_that_share_no_element(strategy, form, dtype, again):
+    """What is given back is the argument on every layout; what is another one's is not."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    count = strategy.num_replicas_in_sync
+    whole = torch.zeros(count, count, dtype=getattr(torch, dtype))
+
+    def merge(strategy, x):
+        values = strategy.experimental_local_results(x)
+        return x if again else mr.PerReplica([*values[1:], values[0]])
+
+    def step():
+        ctx = mr.get_replica_context()
+        i = ctx.replica_id_in_sync_group
+        mine = (whole if form == "rows" else whole.T)[i]
+        mine.fill_(i)
+        found = ctx.merge_call(merge, (mine,))
+        number = float(found[0])
+        ctx.all_reduce("SUM", 0)  # all replicas are here
+        found += 100
+        ctx.all_reduce("SUM", 0)
+        return found is mine, number, float(mine[0])
+
+    results = strategy.experimental_local_results(strategy.run(step))
+    for i, found in zip(strategy.local_replica_ids, results, strict=True):
+        if again or count == 1:
+            assert found == (True, i, i + 100)
+        else:
+            assert found == (False, (i + 1) % count, i)
+
+
 def test_each_replica_may_write_into_what_merge_fn_returned(strategy, library):
     library.needs_writable_arrays()
 

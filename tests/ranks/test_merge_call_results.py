@@ -229,6 +229,44 @@ def test_arguments_that_are_parts_of_each_other_come_back_as_they_are(strategy):
         assert found == [True] * 3
 
 
+PARTS = {
+    "rows": lambda whole, i: whole[i],
+    "columns": lambda whole, i: whole[:, i],
+    "columns from behind": lambda whole, i: whole[::-1, i],
+    "single elements": lambda whole, i: whole.reshape(-1)[i :: len(whole)],
+}
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("again", [True, False], ids=["its own", "that of the next"])
+def test_replicas_may_pass_parts_of_one_array_that_share_no_element(strategy, part, again):
+    """What is given back is the argument on every layout; what is another one's is not."""
+    count = strategy.num_replicas_in_sync
+    whole = np.zeros((2 * count, 2 * count))
+
+    def merge(strategy, x):
+        values = strategy.experimental_local_results(x)
+        return x if again else mr.PerReplica([*values[1:], values[0]])
+
+    def step():
+        ctx = mr.get_replica_context()
+        mine = part(whole, ctx.replica_id_in_sync_group)
+        mine[...] = ctx.replica_id_in_sync_group
+        found = ctx.merge_call(merge, (mine,))
+        number = found.flat[0]
+        ctx.all_reduce("SUM", 0)  # all replicas are here
+        found += 100
+        ctx.all_reduce("SUM", 0)  # all replicas are here
+        return found is mine, number, mine.flat[0]
+
+    results = strategy.experimental_local_results(strategy.run(step))
+    for i, found in zip(strategy.local_replica_ids, results, strict=True):
+        if again or count == 1:
+            assert found == (True, i, i + 100)
+        else:
+            assert found == (False, (i + 1) % count, i)
+
+
 @pytest.mark.parametrize("size", [3, 20_000])
 def test_merge_fn_may_look_at_one_component_and_broadcast_all(strategy, size):
     """Also of large arguments, which come when all ranks look at them."""
