@@ -176,9 +176,9 @@ def _own_their_memory(leaves: Sequence[Any], values: Sequence[Array], are_values
 
 
 def are_owners(arrays: Sequence[Array]) -> bool:
-    """Returns whether no array is a view, so that those of them that are two objects lie apart."""
+    """Returns whether each array has memory of its own, so that two objects lie apart."""
     for array in arrays:
-        if array.base is not None:
+        if not array.flags.owndata:  # not `base is not None`: memory of C may have no base
             return False
     return True
 
@@ -221,7 +221,7 @@ def _as_plain(leaf: Any, path: str, array: Array | None) -> Any:
 def _is_same_memory(leaf: Any, value: Array) -> bool:
     if leaf is value:
         return True
-    if type(leaf) is not np.ndarray or (leaf.base is None and value.base is None):
+    if type(leaf) is not np.ndarray or (leaf.flags.owndata and value.flags.owndata):
         return False
     same = leaf.dtype == value.dtype and leaf.shape == value.shape
     return same and value.flags.c_contiguous and bounds_of(leaf) == bounds_of(value)

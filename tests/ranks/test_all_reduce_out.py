@@ -1,11 +1,13 @@
 """ctx.all_reduce with ``out=``: results go where the caller wants them (see mistakes_in_out.py)."""
 
+import ctypes
 import tracemalloc
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
+from numpy._core import _multiarray_umath
 
 import mistakes_in_out
 import mpi_replica as mr
@@ -325,6 +327,50 @@ def test_outs_of_replicas_of_a_rank_that_overlap_are_an_error_everywhere(items, 
             assert "two replicas of the same rank" in str(error)
             assert not memory.any()
         check_works(strategy)
+
+
+def memory_of_c(buffer):
+    """Return a buffer's memory as an array that neither owns it nor is a view of another one.
+
+    So extension modules give theirs: wrappers of SWIG and f2py.
+    """
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    functions = ctypes.cast(
+        pointer(_multiarray_umath._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p)
+    )
+    integer, address, sizes = ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_ssize_t)
+    types = [ctypes.py_object, integer, sizes, integer, address, address, integer, integer, address]
+    make = ctypes.PYFUNCTYPE(ctypes.py_object, *types)(functions[93])  # PyArray_New
+    shape, start = (ctypes.c_ssize_t * 1)(len(buffer)), ctypes.addressof(buffer)
+    double, flags = np.dtype("f8").num, 0x0001 | 0x0100 | 0x0400  # in C order, aligned, writable
+    array = make(np.ndarray, 1, shape, double, None, start, 0, flags, None)
+    assert array.base is None
+    assert not array.flags.owndata
+    return array
+
+
+@pytest.mark.parametrize("items", [1, INLINE, MEDIUM, LARGE])
+def test_memory_of_c_is_known_again_whatever_array_shows_it(items):
+    with mr.MPIStrategy(replicas_per_rank=2) as strategy:
+        count = strategy.num_replicas_in_sync
+        buffers = {i: (ctypes.c_double * items)() for i in strategy.local_replica_ids}
+
+        def step(is_wrong):
+            ctx = mr.get_replica_context()
+            i = ctx.replica_id_in_sync_group
+            mine = memory_of_c(buffers[i])
+            mine[...] = 1.0 + i
+            value = {"a": np.full(items, 5.0), "b": mine}
+            out = {"a": np.empty(items), "b": np.empty(items)}
+            out["a" if is_wrong else "b"] = memory_of_c(buffers[i])
+            return ctx.all_reduce("SUM", value, out=out)
+
+        error = raises_everywhere(ValueError, lambda: strategy.run(step, (True,)))
+        assert "shares memory with value['b']" in str(error)
+        for out in strategy.experimental_local_results(strategy.run(step, (False,))):
+            assert (out["a"] == 5.0 * count).all()
+            assert (out["b"] == sum(range(1, count + 1))).all()
 
 
 @pytest.mark.parametrize("items", [1, INLINE, MEDIUM, LARGE])
