@@ -50,6 +50,11 @@ class Replica(AbstractReplicaContext):
     num_recorded = 0
 
     def __init__(self, strategy: StrategyBase, replica_id_in_sync_group: int | None) -> None:
+        if not isinstance(strategy, StrategyBase):
+            raise TypeError(
+                f"ReplicaContext needs a strategy, got {strategy!r}. Give it first, as in"
+                " mr.ReplicaContext(strategy, 0)."
+            )
         replica_id = None
         if replica_id_in_sync_group is not None:
             try:

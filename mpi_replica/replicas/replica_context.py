@@ -38,6 +38,8 @@ class ReplicaContext(Replica):
 
     Raises
     ------
+    TypeError
+        `strategy` is no strategy.
     ValueError
         It is no such id.
 

@@ -84,6 +84,14 @@ class TestArgs:
         with pytest.raises(ValueError, match="replica_id_in_sync_group"):
             mr.ReplicaContext(strategy, wrong)
 
+    @pytest.mark.parametrize("wrong", ["x", None, mr.MPIStrategy], ids=repr)
+    def test_what_is_no_strategy_is_refused(self, wrong):
+        with pytest.raises(
+            TypeError, match=r"ReplicaContext needs a strategy, got .*first"
+        ) as caught:
+            mr.ReplicaContext(wrong, 0)
+        assert repr(wrong) in str(caught.value)
+
     def test_it_is_a_context_manager(self, strategy):
         made = mr.ReplicaContext(strategy, 0)
         with made:
