@@ -383,3 +383,21 @@ class Variable(Assignable, ActsAsValue):
         except RankLostError:
             parts = "that were lost with a rank"
         return f"{head}, {self.aggregation.name} of components {parts}>"
+
+
+def _only_of_the_value(name: str) -> property:
+    def lacks(self: Variable) -> NoReturn:
+        raise AttributeError(
+            f"the variable {self.name} has no {name}: its value has it. Write"
+            f" {self.name}.value().{name}, or use functions of numpy, which take a variable."
+        )
+
+    return property(lacks, doc="It has none.")
+
+
+# What arrays are asked for most. No `__getattr__`: with one, all attributes take twice as long.
+for _name in (
+    *("T", "astype", "copy", "flatten", "item", "max", "mean", "min", "ravel", "reshape"),
+    *("squeeze", "std", "sum", "tolist", "transpose", "var"),
+):
+    setattr(Variable, _name, _only_of_the_value(_name))

@@ -228,6 +228,23 @@ def test_the_method_value_is_not_hidden_by_what_is_meant_as_an_assignment(strate
     assert everywhere(v.assign(3.0)) == 3.0
 
 
+@pytest.mark.parametrize("name", ["T", "copy", "item", "mean", "reshape", "sum", "tolist"])
+def test_what_is_the_values_and_not_the_variables_is_told_where_to_find_it(strategy, name):
+    on_read = mr.VariableSynchronization.ON_READ
+    v = variable(strategy, [1.0, 2.0], name="w", synchronization=on_read)
+
+    def step():
+        v.assign(v.value() + replica_id())
+        text = rf"w has no {name}: .*w\.value\(\)\.{name}"
+        with pytest.raises(AttributeError, match=text):
+            getattr(v, name)
+        assert not hasattr(v, name)
+        return v.value().sum(), np.sum(v), np.mean(v) * 2, np.reshape(v, (2, 1)).sum()
+
+    found = strategy.gather_objects(strategy.run(step))
+    assert list(found) == [(3.0 + 2 * i,) * 4 for i in range(strategy.num_replicas_in_sync)]
+
+
 def test_an_initializer_that_raises_where_replica_0_is_raises_everywhere(strategy):
     def initializer():
         raise OSError("no weights")
