@@ -226,6 +226,14 @@ def test_names_are_the_advice_for_calls_that_differ_in_their_line_alone(name):
         assert text.endswith("the same collective calls in the same order.")
 
 
+@pytest.mark.parametrize("other", ["y", None])
+def test_one_line_with_several_names_is_not_told_to_be_two_lines(other):
+    one, two = all_reduce(name="x"), all_reduce(name=other)
+    text = str(error_of(calls(0, one), *(calls(i, two) for i in range(1, 4))))
+    assert "Where this line is one call, give it the same name on all replicas" in text
+    assert "two lines" not in text
+
+
 def test_a_python_int_and_a_python_float_become_float64():
     """Decision 5."""
     number = LeafDescription("int64", (), "int"), LeafDescription("float64", (), "float")

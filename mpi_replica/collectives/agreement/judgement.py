@@ -274,7 +274,9 @@ def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError |
         )
         if len(sides) == 1:
             return None
-        if calls[0][1].kind in _WITH_OPTIONS:
+        if len({call.site.line for _, call in calls}) == 1 and any(call.name for _, call in calls):
+            mend += " Where this line is one call, give it the same name on all replicas, or none."
+        elif calls[0][1].kind in _WITH_OPTIONS:
             mend += (
                 " Where two lines mean one call, give both"
                 f" options=mr.CommunicationOptions(name='x') (here: {_places(calls)})."
