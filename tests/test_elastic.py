@@ -434,6 +434,17 @@ def test_variables_objects_and_random_numbers_go_back(strategy):
     assert objects["weights"] is weights
 
 
+def test_the_children_of_a_generator_go_back(strategy):
+    rng = np.random.default_rng(5)
+    rng.spawn(1)
+    snapshot = take(strategy, {"rng": rng})
+    wanted = rng.spawn(2)[1].random()
+    rng.spawn(4)
+    objects = go_back(strategy, {"rng": rng}, snapshot)
+    assert objects["rng"] is rng
+    assert rng.spawn(2)[1].random() == wanted
+
+
 def epochs_of(strategy):
     dataset = mr.data.Dataset.range(12).shuffle(seed=1).batch(3)
     return strategy.experimental_distribute_dataset(dataset)

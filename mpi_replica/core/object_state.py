@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from . import randomness
 from .array_ways import COMMON_TYPES
 
 # What most leaves are.
@@ -112,14 +113,14 @@ def are_alike(components: Any) -> bool:
 def state_in(value: Any) -> Any:
     """Returns the state of an object, as plain data and arrays."""
     if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
+        return randomness.state_of(value)
     return value.get_state() if is_generator(value) else value.state_dict()
 
 
 def put_state(value: Any, state: Any) -> None:
     """Gives an object a state that `state_in` gave."""
     if isinstance(value, np.random.Generator):
-        value.bit_generator.state = state
+        randomness.put_state(value, state)
     elif is_generator(value):
         value.set_state(state)
     elif is_optimizer(value):

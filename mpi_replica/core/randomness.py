@@ -105,21 +105,25 @@ class Generators:
 
 
 def state_of(generator: np.random.Generator) -> dict[str, Any]:
-    """Returns where a generator of a strategy stands: what it draws next, and what it spawns."""
+    """Returns where a generator stands: what it draws next, and how many children it has."""
     bits: Any = generator.bit_generator
-    return {**bits.state, _NUM_SPAWNED: bits.seed_seq.n_children_spawned}
+    seeds = bits.seed_seq
+    # that of others can't spawn, or is None: of a RandomState with a seed
+    has_children = isinstance(seeds, np.random.SeedSequence)
+    children = {_NUM_SPAWNED: seeds.n_children_spawned} if has_children else {}
+    return {**bits.state, **children}
 
 
 def put_state(generator: np.random.Generator, state: Mapping[str, Any]) -> None:
     """Undoes what a generator has drawn and spawned since `state_of`.
 
-    A state of an older version does not tell how many children there were: none.
+    A state of an older version does not tell how many children there were: they stay as many.
     """
     bits: Any = generator.bit_generator
-    seeds, num_spawned = bits.seed_seq, state.get(_NUM_SPAWNED, 0)
-    if seeds.n_children_spawned != num_spawned:
-        again = np.random.SeedSequence(
-            seeds.entropy, spawn_key=seeds.spawn_key, n_children_spawned=num_spawned
-        )
-        bits.__setstate__((bits.state, again))
+    seeds = bits.seed_seq
+    if isinstance(seeds, np.random.SeedSequence):
+        num_spawned = state.get(_NUM_SPAWNED, seeds.n_children_spawned)
+        if seeds.n_children_spawned != num_spawned:
+            known: Any = {**seeds.state, "n_children_spawned": num_spawned}
+            bits.__setstate__((bits.state, np.random.SeedSequence(**known)))
     bits.state = state

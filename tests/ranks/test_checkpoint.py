@@ -341,6 +341,54 @@ def test_a_checkpoint_that_does_not_tell_of_children_can_be_restored(strategy, p
     assert spawned(strategy) == wanted
 
 
+@pytest.mark.parametrize("kind", [np.random.PCG64, np.random.MT19937])
+def test_the_children_of_generators_of_a_program_are_those_that_they_would_have_had(
+    strategy, path, kind
+):
+    def generator():
+        return np.random.Generator(kind(np.random.SeedSequence(5, pool_size=8)))
+
+    rng, untouched = generator(), generator()
+    rng.spawn(3)
+    untouched.random()
+    save(strategy, path, rng=rng, untouched=untouched)
+    wanted = [one.spawn(1)[0].random() for one in (rng, untouched)]
+    rngs = {"rng": generator(), "untouched": generator()}
+    for one in (rng, untouched, *rngs.values()):
+        one.spawn(7)
+    for others in (rngs, {"rng": rng, "untouched": untouched}):
+        restored(strategy, path, **others)
+        assert [one.spawn(1)[0].random() for one in others.values()] == wanted
+    strategy.verify(rng)
+
+
+def test_the_children_of_a_generator_stay_where_a_checkpoint_of_an_older_version_is_restored(
+    strategy, path
+):
+    rng = np.random.default_rng(5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(randomness, "state_of", lambda generator: generator.bit_generator.state)
+        save(strategy, path, rng=rng)
+    wanted = np.random.default_rng(5).spawn(3)[2].random()
+    rng.spawn(2)
+    restored(strategy, path, rng=rng)
+    assert rng.spawn(1)[0].random() == wanted
+
+
+def test_a_generator_that_can_not_spawn_goes_on_where_it_was(strategy, path):
+    rng = np.random.Generator(np.random.RandomState(5)._bit_generator)
+    other = np.random.default_rng(5).bit_generator.seed_seq
+    assert rng.bit_generator.seed_seq is None
+    save(strategy, path, rng=rng)
+    wanted = rng.random()
+    restored(strategy, path, rng=rng)
+    assert rng.random() == wanted
+    again = np.random.Generator(np.random.MT19937(other))
+    again.spawn(1)
+    restored(strategy, path, rng=again)
+    assert again.random() == wanted
+
+
 def test_generators_that_nobody_asked_for_begin_with_the_seed(strategy, path):
     save(strategy, path)
     wanted = draws(strategy)
