@@ -408,6 +408,38 @@ def test_datasets_go_back_though_a_rank_alone_has_made_another_one(alone, tmp_pa
     assert told == [f"{list(range(i, i + 6))}" for i in range(0, 24, 6)]
 
 
+@pytest.mark.parametrize("known", ["drawn", "restored", "none"])
+def test_random_numbers_that_a_rank_alone_had_drawn_before_training_do_not_begin_anew(
+    known, tmp_path
+):
+    """Rank 0 kills it before it can have heard from it; nothing of its own replicas was drawn."""
+    program = """
+    def draw_in_replica_5():
+        context = mr.get_replica_context()
+        if context.replica_id_in_sync_group == 5:
+            context.rng.random()
+
+    if sys.argv[1] == "drawn":
+        strategy.run(draw_in_replica_5)
+    if sys.argv[1] == "restored":
+        path = sys.argv[2]
+        with mr.MPIStrategy(num_replicas=6) as other:
+            other.run(draw_in_replica_5)
+            mr.Checkpoint(other).save(path)
+        mr.Checkpoint(strategy).restore(path)
+    if first_rank == 0:
+        os.kill(strategy.survivors.members[1].pid, signal.SIGKILL)
+    strategy.run_elastic(train, state)
+    tell(state.total)
+    """
+    done = elastic("-n", 2, written(tmp_path, program), known, tmp_path / "saved")
+    if known == "none":
+        assert (done.returncode, done.stdout) == (0, "150.0\n"), done.stderr
+    else:
+        assert (done.returncode, done.stdout) == (1, ""), done.stderr
+        assert "RankLostError: what belonged to replicas 3-5 is gone" in done.stderr
+
+
 def test_a_dataset_goes_on_behind_the_iterator_of_a_checkpoint(tmp_path):
     """All copies of what belongs to replicas are lost, so that the checkpoint is gone back to."""
     program = """

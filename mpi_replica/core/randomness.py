@@ -36,6 +36,8 @@ class Generators:
         self.seed = int.from_bytes(os.urandom(16)) if seed is None else seed
         #: Those that were asked for, by replica id; None is that of all ranks.
         self._made: dict[int | None, np.random.Generator] = {}
+        #: Whether they have never gone back to a state.
+        self.are_new = True
 
     def of_replica(self, replica_id: int) -> np.random.Generator:
         """Returns the generator of a replica."""
@@ -93,6 +95,7 @@ class Generators:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes back to a `state`; generators that it does not name begin anew, with its seed."""
+        self.are_new = False
         self.seed = int(state["seed"])
         for made, generator in self._made.items():
             # In place, since programs hold them; with the seed that `spawn` starts from.

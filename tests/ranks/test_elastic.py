@@ -15,6 +15,8 @@ from everywhere import (
     steps_of,
 )
 from mpi_replica.errors import CollectiveMismatchError, ContextError, RankLostError
+from mpi_replica.strategy.elastic.recovery import HeldCommit, gather_state
+from mpi_replica.strategy.elastic.snapshot import take
 
 ON_READ = mr.VariableSynchronization.ON_READ
 SUM = mr.VariableAggregation.SUM
@@ -110,6 +112,22 @@ def test_a_step_that_is_no_number_is_one_object_as_the_others(strategy, step):
 
 
 # Mistakes
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_replica_is_known_to_have_had_nothing_where_one_rank_has_heard_so(strategy, knows):
+    """Nobody hosted the last one: its rank is lost."""
+    engine = strategy.engine
+    number = engine.layout.num_replicas
+    snapshot = take(strategy, {})
+    own = {i: part for i, part in snapshot.own.items() if i < number - 1}
+    empty = frozenset({number - 1}) if knows and strategy.rank == 0 else None
+    commit = HeldCommit(0, snapshot.shared, own, dict, empty, 0)
+    made, names = engine.num_made, {}
+    found = gather_state(
+        engine.transport, engine.layout, commit, call=1, num_made=made, names=names
+    )
+    assert list(found.lost) == ([] if knows else [number - 1])
 
 
 def test_a_commit_outside_of_run_elastic_is_a_context_error(strategy):

@@ -78,9 +78,12 @@ class Keeper:
     def _commit_beginning(self) -> None:
         """Commits the state as it is at first, by this rank alone."""
         snapshot = take(self._strategy, objects_of(self._state))
-        ids = self._strategy.engine.layout.all_replica_ids
-        # what the others have is told in `begin`
-        empty = frozenset(ids if are_empty(snapshot.own.values()) else ())
+        engine = self._strategy.engine
+        # What the others have is told in `begin`. Before, this rank knows only that nobody has
+        # drawn random numbers where there was no run, and none were restored.
+        is_new = engine.agreement.last_run_ordinal == 0 and self._strategy.generators.are_new
+        is_empty = is_new and are_empty(snapshot.own.values())
+        empty = frozenset(engine.layout.all_replica_ids) if is_empty else None
         self._commit = HeldCommit(0, snapshot.shared, snapshot.own, dict, empty, self._step(0))
 
     def begin(self, function: FunctionIdentity) -> None:

@@ -32,8 +32,8 @@ class HeldCommit:
     own: dict[int, ReplicaPart]
     #: Gives its copies of what belongs to others.
     kept: Callable[[], Mapping[int, ReplicaPart]]
-    #: Replicas to which nothing belongs.
-    empty: frozenset[int]
+    #: Replicas to which nothing belongs; None where this rank does not know.
+    empty: frozenset[int] | None
     #: The step that a program would speak of.
     step: int | None
 
@@ -49,7 +49,7 @@ class _Inventory(NamedTuple):
     #: Replicas that it hosted, and those of which it keeps a copy.
     own: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
-    empty: frozenset[int] = frozenset()
+    empty: frozenset[int] | None = None
     #: Where each distributed dataset stood, by name, and those that are in use, by number.
     datasets: Mapping[str, Mapping[str, Any]] | None = None
     known: Mapping[int, KnownDataset] = {}
@@ -131,10 +131,9 @@ def gather_state(
     if len(numbers) > 1:
         raise RuntimeError(f"the ranks have different commits: {sorted(numbers)}")
     everyone = layout.all_replica_ids
-    # a rank that has not heard from the others at the begin takes their replicas for empty
-    empty = frozenset(everyone).intersection(
-        *(one.empty for one in inventories if one.number is not None)
-    )
+    # who has not heard from the others at the begin may not know, beside others who have
+    known = [one.empty for one in inventories if one.empty is not None]
+    empty = frozenset(everyone if known else ()).intersection(*known)
     found_at = givers(
         everyone,
         {rank: one.own for rank, one in enumerate(inventories)},
