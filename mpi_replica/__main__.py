@@ -17,7 +17,7 @@ from .doctor.checks import text, to_json, would_work
 from .doctor.examination import examine
 from .launcher.elasticity import RANKS_LOST
 from .launcher.job import Options, plan
-from .launcher.output import open_standard_streams
+from .launcher.output import open_standard_streams, print_for_shell
 from .launcher.supervisor import start
 from .ranks.watch.event_log import (
     LAST_VARIABLE,
@@ -302,10 +302,7 @@ def _run(options: argparse.Namespace) -> int:
     wanted = {name: getattr(options, name) for name in Options._fields if name != "program"}
     job = plan(Options(program, **wanted), os.environ)
     if options.dry_run:
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            # names as they are, for a shell
-            sys.stdout.reconfigure(encoding=sys.getfilesystemencoding(), errors="surrogateescape")
-        print(job.line)
+        print_for_shell(job.line)
         return 0
     open_standard_streams()
     if trace:

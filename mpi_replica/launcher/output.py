@@ -6,10 +6,12 @@ Whoever reads it may be slow, and may have said that writing must not block.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import select
 import selectors
+import sys
 from typing import IO
 
 #: What MPICH's launcher is told to mark output with: no text of a program looks like it.
@@ -50,6 +52,13 @@ def open_standard_streams() -> None:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def print_for_shell(line: str) -> None:
+    """Prints a line with the names of files in it as they are, whatever the encoding of texts."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding=sys.getfilesystemencoding(), errors="surrogateescape")
+    print(line)
 
 
 class OutputStream:

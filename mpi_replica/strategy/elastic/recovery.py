@@ -132,8 +132,8 @@ def gather_state(
         raise RuntimeError(f"the ranks have different commits: {sorted(numbers)}")
     everyone = layout.all_replica_ids
     # who has not heard from the others at the begin may not know, beside others who have
-    known = [one.empty for one in inventories if one.empty is not None]
-    empty = frozenset(everyone if known else ()).intersection(*known)
+    told = [one.empty for one in inventories if one.empty is not None]
+    empty = frozenset(everyone if told else ()).intersection(*told)
     found_at = givers(
         everyone,
         {rank: one.own for rank, one in enumerate(inventories)},
