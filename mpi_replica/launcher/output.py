@@ -58,7 +58,7 @@ def print_for_shell(line: str) -> None:
     """Prints a line with the names of files in it as they are, whatever the encoding of texts."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding=sys.getfilesystemencoding(), errors="surrogateescape")
-    print(line)
+    sys.stdout.write(f"{line}\n")
 
 
 class OutputStream:
