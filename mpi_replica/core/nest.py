@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,8 +18,10 @@ from typing import Any
 import numpy as np
 import optree
 
+from .array_ways import way_of
 from .containers import NAMESPACE, open_class_of, plain_key
 from .exceptions import StructureMismatchError
+from .imported_libraries import imported_library
 from .torch_tensors import tensor_types
 
 Structure = optree.PyTreeSpec
@@ -35,6 +38,9 @@ _LEAF_TYPES = frozenset(
 )
 
 _ARRAY_TYPE = frozenset({np.ndarray})
+
+# Of whose classes a program makes no containers of JAX.
+_LIBRARIES = frozenset({"numpy", "ml_dtypes", __name__.partition(".")[0], *sys.stdlib_module_names})
 
 # Types of leaves that are known to be no containers.
 _other_types: set[type] = set(_LEAF_TYPES)
@@ -108,9 +114,20 @@ def _open_classes(leaves: Sequence[Any]) -> bool:
         return True
     if len(_other_types) >= _CACHE_SIZE:
         _other_types.clear()
-    # Of a mapping it depends on more than its class.
-    _other_types.update(kind for kind in met if not issubclass(kind, Mapping))
+    _other_types.update(filter(_stays_leaf, met))
     return False
+
+
+def _stays_leaf(kind: type) -> bool:
+    """Returns whether all objects of a leaf's type are leaves, now and later.
+
+    Where JAX is imported, a program may still register a class of its own with it.
+    """
+    if issubclass(kind, Mapping):  # it depends on more than its class
+        return False
+    if imported_library("jax") is None or way_of(kind) is not None:
+        return True
+    return str(kind.__module__).partition(".")[0] in _LIBRARIES
 
 
 def flatten_plain(value: Any) -> tuple[list[Any], Structure, int]:

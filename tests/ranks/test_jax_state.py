@@ -253,3 +253,24 @@ def test_a_train_state_with_an_optimizer_of_its_own_trains_on_each_replica(strat
         strategy.local_replica_ids, strategy.experimental_local_results(state), strict=True
     ):
         assert own.params["w"].tolist() == [i - 2 * (1.0 + i)] * 2
+
+
+def test_a_class_that_is_registered_after_it_was_a_leaf_is_a_container_from_then_on(strategy):
+    class Pair:
+        def __init__(self, one, other):
+            self.one, self.other = one, other
+
+    def total():
+        ctx = mr.get_replica_context()
+        mine = 1.0 + ctx.replica_id_in_sync_group
+        found = ctx.all_reduce("SUM", Pair(np.full(2, mine), {"x": jnp.full(1, 10 * mine, "f4")}))
+        return [*found.one, *found.other["x"]]
+
+    raises_everywhere(TypeError, lambda: strategy.run(total))
+    jax.tree_util.register_pytree_node(
+        Pair, lambda pair: ((pair.one, pair.other), None), lambda _, parts: Pair(*parts)
+    )
+    count = strategy.num_replicas_in_sync
+    total_of_all = count * (count + 1) / 2
+    for found in strategy.experimental_local_results(strategy.run(total)):
+        assert found == [total_of_all, total_of_all, 10 * total_of_all]
