@@ -43,6 +43,18 @@ def test_min_and_max_keep_the_dtype(dtype):
     assert accumulation(dtype, ReduceOp.MAX) == (dtype, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["?", "i1", ">i4", "f8", ">c16"])
+def test_a_result_has_no_metadata_whichever_of_equal_dtypes_came_before(dtype):
+    accumulation.cache_clear()
+    for metadata in ({"enum": 1}, {"enum": 2}, None):
+        leaf = np.dtype(dtype) if metadata is None else np.dtype(dtype, metadata=metadata)
+        op = ReduceOp.SUM if leaf.kind == "c" else ReduceOp.MAX
+        for found in accumulation(leaf, op):
+            assert found == leaf.newbyteorder("=")
+            assert found.isnative
+            assert found.metadata is None
+
+
 @pytest.mark.parametrize("op", ReduceOp)
 @pytest.mark.parametrize("dtype", OTHERS, ids=str)
 def test_decision_5_what_is_no_number_is_a_type_error_that_names_op_and_dtype(op, dtype):

@@ -51,8 +51,8 @@ def accumulation(dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.
     TypeError
         `op` has no meaning for `dtype`; the text says what to do.
     """
-    if not dtype.isnative:
-        dtype = dtype.newbyteorder("=")
+    if dtype.kind in "biufc":  # native, and without metadata: equal dtypes may have others
+        dtype = np.dtype(dtype.type)
     if dtype.name in _NARROW_FLOATS:
         return np.dtype(np.float32), dtype
     if dtype.kind not in "biufc":
