@@ -107,11 +107,26 @@ class Elsewhere:
         return array if self.origin is None else from_numpy(array, self.origin, self.beside)
 
 
-def pack(leaves: Sequence[Any], lazy_bytes: int = LAZY_BYTES) -> Packed:
-    """Returns the leaves of a replica as plain data: a table of what they are, then their bytes.
+def require_packable(leaves: Sequence[Any]) -> None:
+    """Raises as `pack` does, and copies nothing: where nobody gets the bytes."""
+    for leaf in leaves:
+        if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+            continue
+        if leaf is None or isinstance(leaf, DistributedValues) or type(leaf) in _PLAIN_TYPES:
+            continue
+        if origin_of(leaf) is None or _dtype_if_any(leaf) is None:
+            nowhere = pickle.Pickler(_Nowhere(), protocol=5, buffer_callback=lambda _: None)
+            nowhere.dump(leaf)
 
-    Of arrays of `lazy_bytes` and more there are none.
-    """
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    write = staticmethod(len)
+
+
+def pack(leaves: Sequence[Any]) -> Packed:
+    """Returns the leaves of a replica as plain data: a table of what they are, then their bytes."""
     table: _Table = []
     data: list[bytes] = []
     for leaf in leaves:
@@ -121,7 +136,7 @@ def pack(leaves: Sequence[Any], lazy_bytes: int = LAZY_BYTES) -> Packed:
         elif kind in _PLAIN_TYPES:
             table.append((_PLAIN, leaf))
         elif kind is np.ndarray and not leaf.dtype.hasobject and leaf.itemsize:
-            how = _LAZY if leaf.nbytes >= lazy_bytes else _ARRAY
+            how = _LAZY if leaf.nbytes >= LAZY_BYTES else _ARRAY
             table.append((how, *_dtype_on_wire(leaf.dtype), leaf.shape))
             if how == _ARRAY:
                 data.append(leaf.tobytes())
@@ -129,18 +144,18 @@ def pack(leaves: Sequence[Any], lazy_bytes: int = LAZY_BYTES) -> Packed:
             table.append((_SCALAR, *_dtype_on_wire(leaf.dtype), ()))
             data.append(leaf.tobytes())
         else:
-            table.append(_pack_object(leaf, data, lazy_bytes))
+            table.append(_pack_object(leaf, data))
     return table, b"".join(data)
 
 
-def _pack_object(leaf: Any, data: list[bytes], lazy_bytes: int) -> tuple[Any, ...]:
+def _pack_object(leaf: Any, data: list[bytes]) -> tuple[Any, ...]:
     """Returns what is in the table for an array of another library, or for any object."""
     origin = origin_of(leaf)
     if origin is not None:
         dtype = _dtype_if_any(leaf)
         if dtype is not None:
             shape = tuple(leaf.shape)
-            how = _LAZY if math.prod(shape) * dtype.itemsize >= lazy_bytes else _ARRAY
+            how = _LAZY if math.prod(shape) * dtype.itemsize >= LAZY_BYTES else _ARRAY
             if how == _ARRAY:
                 data.append(to_numpy(leaf).tobytes())
             return how, *_dtype_on_wire(dtype), shape, *origin
@@ -152,8 +167,10 @@ def _dtype_if_any(leaf: Any) -> np.dtype[Any] | None:
     try:
         return dtype_of(leaf)
     except TypeError as error:
-        try:  # torch pickles dtypes (float8) that it can't load
-            pickle.loads(pickle.dumps(leaf, protocol=5))
+        try:
+            data = pickle.dumps(leaf, protocol=5)
+            if str(getattr(leaf, "layout", "")) == "torch.strided":
+                pickle.loads(data)  # torch pickles dtypes (float8) that it can't load
         except Exception:
             raise error from None
         return None

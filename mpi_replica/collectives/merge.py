@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import marshal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from .agreement.site import CallSite, FunctionIdentity, call_site, function_iden
 from .agreement.stand import LeafDescription
 from .agreement.steps import Steps
 from .arguments import (
-    LAZY_BYTES,
     Elsewhere,
     Held,
     InOrder,
@@ -37,11 +36,14 @@ from .arguments import (
     joined,
     largest,
     pack,
+    require_packable,
     unpack_all,
 )
 from .blobs import all_blobs, payload_of
 from .collection import gathered
 from .engine import Engine
+
+T = TypeVar("T")
 
 
 class MergeScope:
@@ -110,9 +112,9 @@ class MergeCall(Call):
             self.leaves = [copies[i].copy if (i := id(x)) in copies else x for x in self.leaves]
         self.packed: Packed = [], b""
         if engine.layout.size > 1:
-            self.packed = self._packed(LAZY_BYTES)
-        elif not is_plain:
-            self._packed(0)  # for its errors alone: a program is right on one rank as on several
+            self.packed = self._told_where(pack)
+        elif not is_plain:  # a program is right on one rank as on several
+            self._told_where(require_packable)
         self.identify((identity.digest, nest.key(self.structure), tuple(self.shared)))
 
     def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
@@ -149,13 +151,14 @@ class MergeCall(Call):
         args, kwargs = nest.unflatten(self.structure, merged)
         return [(scope, args, kwargs)]
 
-    def _packed(self, lazy_bytes: int) -> Packed:
+    def _told_where(self, work: Callable[[Sequence[Any]], T]) -> T:
+        """Returns what comes of the leaves; an error names the one that it is of."""
         try:
-            return pack(self.leaves, lazy_bytes)
+            return work(self.leaves)
         except Exception:
             for path, leaf in zip(nest.leaf_paths(self.structure), self.leaves, strict=True):
                 try:
-                    pack([leaf], lazy_bytes)
+                    work([leaf])
                 except Exception as error:
                     raise TypeError(
                         f"merge_call got {type(leaf).__name__} for value{path}, which can't travel"

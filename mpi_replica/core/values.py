@@ -96,6 +96,9 @@ class PerReplica(DistributedValues):
 
     __slots__ = ("__weakref__", "_era", "_num_replicas", "_replica_ids", "_values")
 
+    # numpy must not take it for an object array in `array + per_replica`; masked arrays look at it
+    __array_ufunc__ = None
+
     def __init__(
         self,
         values: Sequence[Any],
@@ -245,10 +248,6 @@ class PerReplica(DistributedValues):
 
     def __format__(self, spec: str) -> str:
         return format(self._only("A format"), spec) if spec else str(self)
-
-    def __array_ufunc__(self, ufunc: np.ufunc, *others: Any, **kwargs: Any) -> NoReturn:
-        is_comparison = ufunc in (np.equal, np.not_equal)  # an array == it, as it == an array
-        raise TypeError(_no_part("__eq__" if is_comparison else f"np.{ufunc.__name__}"))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self._only("np.asarray()"), dtype=dtype, copy=copy)

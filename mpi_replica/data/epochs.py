@@ -50,8 +50,11 @@ def made_apart() -> Iterator[None]:
 
 
 def epochs_begun(replica_id: int | None) -> dict[DatasetKey, int]:
-    """Returns how many epochs datasets have begun in a replica, or above the replicas."""
-    known = list(_known.items())
+    """Returns how many epochs datasets have begun in a replica, or above the replicas.
+
+    Without those that are of this rank alone: another one has no use for them.
+    """
+    known = [(key, one) for key, one in list(_known.items()) if key[1] > 0]
     return {key: one.begun[replica_id] for key, one in known if replica_id in one.begun}
 
 

@@ -75,8 +75,9 @@ class Seat:
     held: Sequence[Any] = ()
     #: Its generator, if it was used, and the state in which the run has found it.
     _random: tuple[np.random.Generator, Any] | None = None
-    #: What takes back all that it has written to its components of variables.
-    _written: dict[Storage, Callable[[], None]] | None = None
+    #: What takes back all that it has written to its components of variables since these were last
+    #: written above the replicas, and how often they had been.
+    _written: dict[Storage, tuple[int, Callable[[], None]]] | None = None
     _refusals = 0
 
     def __init__(
@@ -108,8 +109,9 @@ class Seat:
         """Notes that the replica writes its component of a variable."""
         if self._written is None:
             self._written = {}
-        if storage not in self._written:
-            self._written[storage] = storage.way_back(self.replica_id)
+        writes_above, _ = self._written.get(storage, (None, None))
+        if writes_above != storage.writes_above:
+            self._written[storage] = storage.writes_above, storage.way_back(self.replica_id)
 
     def take_back(self) -> None:
         """Has the replica draw the same numbers again, and its components be what they were.
@@ -117,8 +119,9 @@ class Seat:
         Of a run that fails some replicas may not have begun, and which depends on who shares a
         rank.
         """
-        for put_back in (self._written or {}).values():
-            put_back()
+        for storage, (writes_above, put_back) in (self._written or {}).items():
+            if writes_above == storage.writes_above:  # what a merge_fn has assigned stays
+                put_back()
         if self._random is not None:
             generator, state = self._random
             put_state(generator, state)

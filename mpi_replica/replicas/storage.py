@@ -61,6 +61,8 @@ class Storage:
         self._values: dict[int | None, Array] = {}
         # Replicas whose components went with a rank, until they are written again.
         self._lost: set[int | None] = set()
+        #: How often arrays were written other than by a replica alone.
+        self.writes_above = 0
         self.put(values)
 
     @property
@@ -110,12 +112,18 @@ class Storage:
 
     def lose(self, keys: Iterable[int | None]) -> None:
         """Holds arrays of other replicas, whose values are lost until they are written."""
+        self.writes_above += 1
         self._values = dict.fromkeys(keys, self.any_array)
         self._lost = set(self._values)
 
     def write(self, key: int | None, how: str, value: Array | IndexedSlices) -> None:
         """Writes a `fitting` value: "assign" it, or what else `how` says."""
         self._put(key, self._quietly(_written, how, self._old(key, how), value))
+
+    def write_above(self, key: int | None, how: str, value: Array | IndexedSlices) -> None:
+        """Writes as `write` does, for what runs above the replicas."""
+        self.writes_above += 1
+        self.write(key, how, value)
 
     def _old(self, key: int | None, how: str) -> Array:
         return self.any_array if how == "assign" and key in self._values else self.read(key)
@@ -159,6 +167,7 @@ class Storage:
         if is_seen or not (array.flags.owndata and array.flags.c_contiguous):
             array = np.empty(array.shape, array.dtype)
         array.flags.writeable = True
+        self.writes_above += 1
         try:
             fill(array)
             self._values = dict.fromkeys(self._values, array)
@@ -186,6 +195,7 @@ class Storage:
 
     def put(self, arrays: Mapping[int | None, Array]) -> None:
         """Holds these arrays in the place of those that are there."""
+        self.writes_above += 1
         for key, array in arrays.items():
             self._put(key, array)
 

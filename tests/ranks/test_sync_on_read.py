@@ -472,3 +472,22 @@ def test_components_that_were_lost_can_be_assigned_from_above(strategy):
     assert on_all_ranks(v.value()) == 12.0
     strategy.run(lambda: v.assign_add(1.0))
     assert on_all_ranks(v.value()) == 12.0 + strategy.num_replicas_in_sync
+
+
+def test_what_a_merge_fn_has_assigned_stays_when_the_run_fails(strategy):
+    """Also on replicas that had assigned to their component before it; what they do later goes."""
+    with strategy.scope():
+        on_read = mr.VariableSynchronization.ON_READ
+        v = mr.Variable([0.0, 0.0], synchronization=on_read, aggregation=MEAN)
+
+    def step():
+        i = replica_id()
+        if i == 0:
+            v.assign([5.0, 5.0])
+        mr.get_replica_context().merge_call(lambda strategy: v.assign([7.0, 7.0]))
+        v.assign_add([i, i])
+        raise ValueError("the step fails")
+
+    assert_fails(strategy, ValueError, "the step fails", lambda: strategy.run(step))
+    found = strategy.gather_objects(strategy.run(lambda: v.numpy().tolist()))
+    assert set(map(tuple, found)) == {(7.0, 7.0)}
