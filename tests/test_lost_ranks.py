@@ -217,6 +217,11 @@ def test_a_rank_that_meets_a_loss_before_the_others_have_a_world_ends_none_of_th
     assert told(lose("woken_early.py", 3)) == {0: [3], 1: [3], 2: [3]}
 
 
+def test_ranks_that_come_together_go_on_where_a_further_loss_is_met_by_one_of_them_alone():
+    found = told(lose("not_made_everywhere.py", 4, CASE="split"))
+    assert found == {rank: [3, [2]] for rank in (0, 1, 3)}
+
+
 def test_an_exchange_that_another_rank_ends_gives_no_wrong_data():
     assert told(lose("ended_exchanges.py", 3)) == {0: [0], 1: [0], 2: [0]}
 

@@ -136,34 +136,40 @@ class Survivors:
         """
         before = self.rank
         while True:
-            problem: BaseException | None = None
-            word = _SUCCEEDED | _MAY_TRY_AGAIN
-            try:
-                problem = self._renew(before)
-                if problem is None:
-                    self._make_transport()
-                    made = begin(self.transport)
-                elif self.is_fault_tolerant:
-                    word = 0  # on all ranks, and none of them needs to be woken
-                else:
-                    raise problem
-            except BaseException as error:
-                if not self.is_fault_tolerant:
-                    raise
-                problem = error
-                word = _MAY_TRY_AGAIN if self._is_of_a_loss(error) else 0
-                self.revoke()
-            if not self.is_fault_tolerant:
-                return made
-            word = self._agree(word)
-            if not word & _MAY_TRY_AGAIN:
-                self.is_over = True
-                raise problem or RankLostError(
-                    "the ranks that are left could not go on: an error came up on another one,"
-                    " which prints it."
-                )
-            if word & _SUCCEEDED:
-                return made
+            renewed = self._attempt(self._renew, before)
+            if renewed is None:
+                continue
+            problem, active = renewed[0]
+            if problem is not None:  # on all ranks, and none of them needs to be woken
+                self.is_over = self.is_fault_tolerant
+                raise problem
+            made = self._attempt(lambda active: begin(self._make_transport(active)), active)
+            if made is not None:
+                return made[0]
+
+    def _attempt(self, attempt: Callable[[Any], T], given: Any) -> tuple[T] | None:
+        """Returns what `attempt` makes of `given`; None on all ranks where some met a loss in it.
+
+        Another error of any rank is one of all.
+        """
+        if not self.is_fault_tolerant:
+            return (attempt(given),)
+        problem: BaseException | None = None
+        word = _SUCCEEDED | _MAY_TRY_AGAIN
+        try:
+            made = attempt(given)
+        except BaseException as error:
+            problem = error
+            word = _MAY_TRY_AGAIN if self._is_of_a_loss(error) else 0
+            self.revoke()
+        word = self._agree(word)
+        if not word & _MAY_TRY_AGAIN:
+            self.is_over = True
+            raise problem or RankLostError(
+                "the ranks that are left could not go on: an error came up on another one,"
+                " which prints it."
+            )
+        return (made,) if word & _SUCCEEDED else None
 
     def _is_of_a_loss(self, error: BaseException) -> bool:
         loss = None if self.transport is None else self.transport.loss
@@ -173,10 +179,12 @@ class Survivors:
         # MPI 5.0.11): then what came up is an error of pickle's, say.
         return isinstance(error, Exception) and self._world.Is_revoked()
 
-    def _renew(self, before: int) -> Exception | None:
+    def _renew(self, before: int) -> tuple[Exception | None, Any]:
         """Makes a world of the ranks that live; returns what speaks against it, alike on all.
 
-        `before` is what the rank of this one was.
+        Beside it, the communicator of those that host replicas, or null where this one waits. All
+        must have it before one may use it: a split can fail on some ranks alone. `before` is what
+        the rank of this one was.
         """
         if self.is_fault_tolerant:
             # Unlike a duplicate it can be had where a rank is dead already.
@@ -197,16 +205,18 @@ class Survivors:
         )
         self.members = tuple(one.member for one in ranks)
         wrong = self._wrong_spares([one.num_spares for one in ranks])
-        return wrong or _farewell_error(ranks, before)
-
-    def _make_transport(self) -> None:
-        """Makes the transport of the ranks that host replicas."""
+        problem = wrong or _farewell_error(ranks, before)
         active = self._world
-        if self.is_fault_tolerant or self._num_spares:
+        if problem is None and (self.is_fault_tolerant or self._num_spares):
             color = 0 if self.rank < self.num_active else self._mpi.UNDEFINED
             active = self._world.Split(color, self.rank)
+        return problem, active
+
+    def _make_transport(self, active: Any) -> Transport | None:
+        """Makes the transport of the ranks that host replicas; None where this one waits."""
         if active != self._mpi.COMM_NULL:
             self.transport = self._make(active, is_fault_tolerant=self.is_fault_tolerant)
+        return self.transport
 
     def waiting_transport(self) -> Transport:
         """Returns the transport of a rank that hosts no replicas."""
