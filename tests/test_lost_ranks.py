@@ -222,6 +222,12 @@ def test_ranks_that_come_together_go_on_where_a_further_loss_is_met_by_one_of_th
     assert found == {rank: [3, [2]] for rank in (0, 1, 3)}
 
 
+def test_an_error_of_one_rank_while_ranks_come_together_ends_the_job_and_is_printed():
+    done = lose("not_made_everywhere.py", 4, succeeds=False, CASE="memory")
+    assert told(done) == {}
+    assert done.stderr.count("MemoryError: no memory for headers") == 1
+
+
 def test_an_exchange_that_another_rank_ends_gives_no_wrong_data():
     assert told(lose("ended_exchanges.py", 3)) == {0: [0], 1: [0], 2: [0]}
 

@@ -215,7 +215,12 @@ class Survivors:
     def _make_transport(self, active: Any) -> Transport | None:
         """Makes the transport of the ranks that host replicas; None where this one waits."""
         if active != self._mpi.COMM_NULL:
-            self.transport = self._make(active, is_fault_tolerant=self.is_fault_tolerant)
+            try:
+                self.transport = self._make(active, is_fault_tolerant=self.is_fault_tolerant)
+            except BaseException:
+                if self.is_fault_tolerant:
+                    active.Revoke()  # others may wait in it, and `revoke` does not know it
+                raise
         return self.transport
 
     def waiting_transport(self) -> Transport:
