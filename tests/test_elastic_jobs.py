@@ -473,6 +473,33 @@ def test_a_dataset_goes_on_behind_the_iterator_of_a_checkpoint(tmp_path):
     assert len(set(done.stdout.splitlines())) == 1
 
 
+def test_a_job_that_has_gone_back_to_a_checkpoint_is_not_begun_anew_from_its_beginning(tmp_path):
+    """It restores nothing at its begin: what it has done would be done twice."""
+    program = """
+    own = strategy.experimental_distribute_values_from_function(lambda context: np.zeros(1))
+    state = mr.ElasticState(strategy, step=0, own=own)
+    manager = mr.CheckpointManager(state, sys.argv[1])
+    tell("begins")
+
+    def train():
+        if strategy.losses:
+            tell(f"goes on at {state.step}")
+            die_on(0)
+        state.step = 2
+        manager.save(state.step)
+        if first_rank == 0:  # the others wait for it
+            for member in strategy.survivors.members[1:]:
+                os.kill(member.pid, signal.SIGKILL)
+        strategy.run(step)
+
+    strategy.run_elastic(train, state)
+    """
+    done = elastic("-n", 3, written(tmp_path, program), tmp_path / "saved")
+    assert done.returncode not in (0, 2), done.stderr
+    assert sorted(done.stdout.splitlines()) == [*["begins"] * 3, "goes on at 2"]
+    assert "not started again: what it has done would be done twice" in done.stderr
+
+
 def test_a_spare_gets_objects_of_replicas_where_a_checkpoint_is_gone_back_to(tmp_path):
     program = """
     class Counter:

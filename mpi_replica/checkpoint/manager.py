@@ -257,10 +257,17 @@ class CheckpointManager:
         from the beginning
         """
         tell(goes_on=True)  # a start of this job after another one repeats little
+        if self._checkpoint.strategy.engine.is_spare:  # it gets its state with its replicas
+            return None
+        path = self._restore_newest()
+        if path is None and init_fn is not None:
+            init_fn()
+        return path
+
+    def _restore_newest(self) -> str | None:
+        """Does as `restore_or_initialize`, where a program need not begin with it."""
         strategy, kind = self._checkpoint.strategy, "CheckpointManager.restore_or_initialize"
         engine = strategy.engine
-        if engine.is_spare:  # it gets its state with its replicas
-            return None
         require_cross_replica(strategy, kind)
         given: object = init_fn
         if given is not None and not callable(given):
@@ -279,8 +286,6 @@ class CheckpointManager:
                     _log.warning("%s is skipped: %s", path, error)
             else:
                 return str(path)
-        if init_fn is not None:
-            init_fn()
         return None
 
     def _path(self, step: int) -> Path:
