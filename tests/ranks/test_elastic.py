@@ -111,7 +111,26 @@ def test_a_step_that_is_no_number_is_one_object_as_the_others(strategy, step):
         assert strategy.run_elastic(state.commit, state) is None
 
 
-# Mistakes
+def test_no_call_is_made_for_the_number_of_a_step(strategy):
+    """It would be one between the commit of this rank and those of others."""
+    transport = strategy.engine.transport
+    counts = []
+    for name in ("other", "step"):
+        state = mr.ElasticState(strategy, **{name: make_state(strategy).seen})
+        before = transport.steps
+        strategy.run_elastic(state.commit, state)
+        counts.append(transport.steps - before)
+    assert counts[0] == counts[1]
+
+
+class Unindexed(dict):
+    def __index__(self):
+        raise RuntimeError("no number")
+
+
+def test_a_step_whose_number_is_an_error_is_one_object_as_the_others(strategy):
+    state = mr.ElasticState(strategy, step=Unindexed(a=1))
+    assert strategy.run_elastic(state.commit, state) is None
 
 
 @pytest.mark.parametrize("knows", [True, False])
@@ -128,6 +147,9 @@ def test_a_replica_is_known_to_have_had_nothing_where_one_rank_has_heard_so(stra
         engine.transport, engine.layout, commit, call=1, num_made=made, names=names
     )
     assert list(found.lost) == ([] if knows else [number - 1])
+
+
+# Mistakes
 
 
 def test_a_commit_outside_of_run_elastic_is_a_context_error(strategy):

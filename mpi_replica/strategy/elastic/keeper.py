@@ -11,6 +11,7 @@ from ...checkpoint.checkpoint import require_same
 from ...checkpoint.object_places import saved_once
 from ...collectives.agreement.site import CallSite, FunctionIdentity
 from ...collectives.strategy_base import StrategyBase
+from ...core.abstract_variable import AbstractVariable
 from ...core.context import require_cross_replica
 from ...core.exceptions import RankLostError, mark_reporter
 from ...core.layout import Layout, numbers_text
@@ -96,11 +97,15 @@ class Keeper:
             commit.empty = empty
 
     def _step(self, number: int) -> int:
-        step = getattr(self._state, "step", None)
-        is_number = hasattr(step, "__index__") and not isinstance(step, bool)
+        """Returns the state's ``step``, for people; where that is no number at hand, `number`."""
+        step: Any = getattr(self._state, "step", None)
+        if isinstance(step, bool) or not hasattr(step, "__index__"):
+            return number
+        if isinstance(step, AbstractVariable) and not step.is_mirrored:
+            return number  # reading it is a call
         try:
-            return int(step) if is_number else number  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError):  # an array of several items, or NaN
+            return int(step)
+        except Exception:  # an array of several items, or NaN; what the program's own code raises
             return number
 
     def _committing(self, site: CallSite, options: CommunicationOptions) -> Committing:
@@ -120,15 +125,16 @@ class Keeper:
         if self.is_guarded and call.error is None:
             of_replicas, _ = saved_once(objects_of(self._state), "state")
             require_same(self._strategy, Committing.kind, of_replicas)
+        number = 1 if self._commit is None else self._commit.number + 1
+        step = self._step(number) if self.is_guarded else number  # before: it may run any code
         guarded: Guarded | None = engine.cross_replica(call)
         snapshot = call.snapshot if isinstance(call, Committing) else None
         if snapshot is None or guarded is None:
             return
         engine.agreement.assemble()
-        number = 1 if self._commit is None else self._commit.number + 1
         self._reusable, self._newest = self._newest, snapshot
         self._commit = HeldCommit(
-            number, snapshot.shared, snapshot.own, guarded.kept, guarded.empty, self._step(number)
+            number, snapshot.shared, snapshot.own, guarded.kept, guarded.empty, step
         )
 
     def must_recover(self, error: BaseException) -> bool:
