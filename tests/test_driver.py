@@ -23,7 +23,7 @@ from mpi_replica.collectives.agreement import header_sizes as header_sizes_modul
 from mpi_replica.collectives.agreement.agreement import Agreement
 from mpi_replica.collectives.agreement.call import Call
 from mpi_replica.collectives.agreement.driver import Driver
-from mpi_replica.collectives.agreement.header import REPORTS, states
+from mpi_replica.collectives.agreement.header import REPORTS, state_of_words, states
 from mpi_replica.collectives.agreement.header_sizes import HeaderSizes
 from mpi_replica.collectives.agreement.stand import Report
 from mpi_replica.collectives.agreement.steps import Agree, Barrier
@@ -79,7 +79,7 @@ class Twin(SingleTransport):
         self.begin(header)
 
     def maximum(self, words):
-        self.begin(int(words[2]))
+        self.begin(state_of_words(words))
         return words
 
     def all_gather_bytes(self, data):

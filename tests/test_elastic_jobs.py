@@ -148,6 +148,25 @@ def test_a_spare_takes_the_place_of_a_lost_rank(tmp_path):
     assert sorted(done.stdout.splitlines()) == ["1 (0, 1, 2) 150.0", "2 (3, 4, 5) 150.0"]
 
 
+def test_a_spare_that_is_not_traced_works_on_with_ranks_that_are(tmp_path):
+    program = """
+    import contextlib
+
+    is_traced = bool(strategy.local_replica_ids)
+    traced = strategy.trace(sys.argv[1]) if is_traced else contextlib.nullcontext()
+    with contextlib.suppress(KeyError), traced:
+        strategy.run_elastic(lambda: train(lambda: die_on(0)), state)
+        tell(f"{first_rank} {is_traced} {state.total}")
+        raise KeyError("the spare has no trace to end")
+    """
+    file = tmp_path / "trace.json"
+    done = elastic("-n", 3, "--spares", 1, written(tmp_path, program), file)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["1 True 150.0", "2 False 150.0"]
+    assert call("openmpi", "trace", file).returncode == 0
+    assert "run_elastic" in file.read_text()
+
+
 @pytest.mark.parametrize("iterator", ["iter(data)", "state.iterator"])
 def test_a_spare_knows_what_is_made_between_two_calls_by_the_numbers_of_the_others(
     iterator, tmp_path

@@ -132,7 +132,9 @@ class World:
         headers = bytearray(b"\xff" * len(self.groups) * size)  # more is undefined
         for rank, (mine, payload) in enumerate(zip(calls, payloads, strict=True)):
             assert mine[0].fingerprint == calls[0][0].fingerprint, "at other calls"
-            whole = head(mine[0].fingerprint, notes[rank].chain, AGREES, len(payload)) + payload
+            whole = (
+                head(mine[0].fingerprint, notes[rank].chain, AGREES, False, len(payload)) + payload
+            )
             assert len(whole) <= size
             headers[rank * size : rank * size + len(whole)] = whole
         for group in self.groups:

@@ -78,7 +78,7 @@ class AtHand:
             if isinstance(step, Agree):
                 payload, answer = step.prepare()
                 size_bytes = self._sizes.next_bytes
-                transport.exchange(head(0, 0, AGREES, len(payload)), size_bytes, payload)
+                transport.exchange(head(0, 0, AGREES, False, len(payload)), size_bytes, payload)
                 self._sizes.agree(0)
             elif isinstance(step, Raise):
                 raise step.error

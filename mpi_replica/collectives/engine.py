@@ -85,7 +85,7 @@ class Engine:
         self._log, recorder = log, FlightRecorder()
         if log is not None:
             recorder = TracedCalls(log, self.transport, self.layout)
-        self.watch.recorder = self.driver.recorder = recorder
+        self.watch.recorder = self.driver.recorder = self.agreement.recorder = recorder
 
     @property
     def is_spare(self) -> bool:

@@ -170,7 +170,7 @@ def _leave_undisturbed() -> None:
 def _compare_clocks() -> None:
     """Compares the clocks of traced ranks a last time, where all of them end."""
     for engine in _engines:
-        if engine.agreement.all_have_left:
+        if engine.agreement.all_have_left and engine.agreement.are_clocks_due:
             with contextlib.suppress(RankLostError):
                 engine.watch.recorder.compare_clocks()
 

@@ -203,7 +203,7 @@ class MPIStrategy(Strategy):
         have_all_come = False
         if engine.agreement.final is None and not engine.is_spare:
             call = engine.make("close", None, BarrierCall, "close", is_anywhere=True)
-            call.is_last = True
+            engine.watch.recorder.want_comparison()
             try:
                 engine.cross_replica(call)
                 have_all_come = True

@@ -14,6 +14,9 @@ from everywhere import (
     needs_two_replicas,
     raises_everywhere,
 )
+from mpi_replica.collectives.agreement import agreement
+from mpi_replica.ranks.watch import traced_calls
+from mpi_replica.ranks.watch.traced_calls import TracedCalls
 from mpi_replica.trace.trace_file import merge
 
 
@@ -120,6 +123,50 @@ def test_a_rank_that_leaves_it_by_an_error_while_others_stay_is_a_mistake_on_all
 
     raises_everywhere(mr.errors.CollectiveMismatchError, apart)
     check_works(strategy)
+
+
+@pytest.mark.parametrize("most_headers", [32, 0], ids=["headers", "as in large worlds"])
+def test_ranks_of_which_only_some_are_still_traced_work_on(
+    monkeypatch, strategy, path, most_headers, passed_everywhere
+):
+    """Which are is each rank's own knowledge: they compare clocks where all of them are."""
+    needs_two_ranks(strategy)
+    monkeypatch.setattr(agreement, "_ALLGATHER_RANKS", most_headers)
+    one = mr.MPIStrategy(strategy.communicator, num_replicas=strategy.num_replicas_in_sync)
+    compared = []
+    compare_clocks = TracedCalls.compare_clocks
+
+    def compare(self):
+        compared.append(len(compared))
+        compare_clocks(self)
+
+    monkeypatch.setattr(TracedCalls, "compare_clocks", compare)
+    monkeypatch.setattr(traced_calls, "_MOST_GROWTH", 1)  # not more and more seldom
+
+    def fail():
+        raise KeyError("on all")
+
+    def go_on():
+        before = len(compared)
+        for _ in range(100):
+            one.barrier()
+        return len(compared) - before
+
+    trace = one.trace(path)
+    trace.__enter__()
+    assert go_on() > 0
+    error = raises_everywhere(KeyError, lambda: one.run(fail))
+    if one.rank == 0:
+        trace.__exit__(KeyError, error, None)
+    assert go_on() == 0
+    error = raises_everywhere(KeyError, lambda: one.run(fail))
+    if one.rank > 0:
+        trace.__exit__(KeyError, error, None)
+    check_works(one)
+    with one.trace(path):
+        assert go_on() > 0
+    if passed_everywhere():
+        one.close()
 
 
 def test_a_failing_close_of_one_rank_leaves_the_others_in_step(strategy, path):

@@ -29,6 +29,7 @@ from ...core.exceptions import CollectiveTimeoutError, ContextError, RankLostErr
 from ...core.layout import Layout
 from ...ranks.interrupts import gate
 from ...ranks.transport import HEADER_BYTES, Payload, Transport
+from ...ranks.watch.recorder import FlightRecorder
 from . import travelling_error
 from .call import Call
 from .header import (
@@ -37,6 +38,8 @@ from .header import (
     INLINE_BYTES,
     LEAVES,
     REPORTS,
+    are_clocks_due,
+    are_clocks_due_by_words,
     head,
     payloads,
     state_of_words,
@@ -94,6 +97,11 @@ class Agreement:
         self.notes = Notes()
         self._wide = transport.size > _ALLGATHER_RANKS
         self.sizes = HeaderSizes(transport.headers, carries_payload=not self._wide)
+        #: Of the same calls: it knows whether the clocks of the ranks should be compared.
+        self.recorder = FlightRecorder()
+        #: Whether they should by all ranks, where they should by this one: whether a rank is traced
+        #: is its own knowledge, and a comparison takes all of them.
+        self.are_clocks_due = False
         #: Runs that this rank is in, the innermost last.
         self.runs: list[CurrentRun] = []
         #: Ordinal of the last run that began, or what all ranks set it to after an error.
@@ -216,15 +224,17 @@ class Agreement:
             return
         self._end(Life.LEFT, RankLostError("the program of this rank has ended."))
         payload = cause.encode(errors="replace")[:INLINE_BYTES]
-        mine = head(0, 0, LEAVES, len(payload)) + payload
+        self.recorder.want_comparison()
+        mine = head(0, 0, LEAVES, self.recorder.is_clock_due, len(payload)) + payload
         try:
             if self._wide:
                 word = words(mine)
                 finished = self._transport.begin_maximum(word)
                 while (greatest := finished()) is None:
                     yield
-                if (greatest == word).all():
+                if (greatest[:2] == word[:2]).all():
                     self.all_have_left = True
+                    self.are_clocks_due = are_clocks_due_by_words(greatest)
                     return
             size_bytes = self.sizes.next_bytes
             is_done = self._transport.begin_exchange(mine, size_bytes)
@@ -235,6 +245,7 @@ class Agreement:
         headers = self._transport.headers[size_bytes].tobytes()
         self.all_have_left = set(states(headers, size_bytes)) == {LEAVES}
         self.others_stay = not self.all_have_left
+        self.are_clocks_due = are_clocks_due(headers, size_bytes)
 
     def _others_left(self, size_bytes: int, call: Call) -> NoReturn:
         """Raises, since the program has ended on some ranks."""
@@ -293,7 +304,8 @@ class Agreement:
 
     def _compare(self, state: int, payload: Payload, first: Call) -> bool:
         """Exchanges headers; returns whether all ranks agree."""
-        mine = head(first.fingerprint, self.notes.chain, state, len(payload))
+        is_clock_due = self.recorder.is_clock_due
+        mine = head(first.fingerprint, self.notes.chain, state, is_clock_due, len(payload))
         transport, sizes = self._transport, self.sizes
         if self._wide:
             return self._compare_widely(state, mine + payload, bool(payload), first)
@@ -309,6 +321,8 @@ class Agreement:
                 break
         else:
             if state == AGREES:
+                if is_clock_due:
+                    self.are_clocks_due = are_clocks_due(heads, starts.step)
                 return True
         if LEAVES in states(heads, starts.step):
             self._others_left(size_bytes, first)
@@ -323,8 +337,10 @@ class Agreement:
         if state_of_words(greatest) == LEAVES:
             transport.exchange(mine)
             self._others_left(HEADER_BYTES, first)
-        if (greatest != word).any() or state != AGREES:
+        if (greatest[:2] != word[:2]).any() or state != AGREES:
             return False
+        if self.recorder.is_clock_due:
+            self.are_clocks_due = are_clocks_due_by_words(greatest)
         if has_payload:
             transport.exchange(mine)
         return True

@@ -67,9 +67,6 @@ class Call:
     #: Whether the components agree that a cross-replica call has for each replica of this rank.
     agrees: bool = True
 
-    #: Whether it is the last one of a strategy, or of a trace.
-    is_last: bool = False
-
     fingerprint: int = 0
     text: str = ""
     #: What all calls that are alike share beside: how the data travels, say.

@@ -97,7 +97,7 @@ class Driver:
                         begun = transport.steps
                         agreement.agree(calls, payload)
                         begun = _AGREED
-                        if recorder.is_clock_due or first.is_last:
+                        if recorder.is_clock_due and agreement.are_clocks_due:
                             recorder.compare_clocks()
                     results = first.steps(self.group, calls, prepared)
                     if type(results) is GeneratorType:

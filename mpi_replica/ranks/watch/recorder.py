@@ -29,7 +29,7 @@ class RecordedCall(NamedTuple):
 class FlightRecorder:
     """Keeps the last `MOST_CALLS` calls. Written by one thread, read by any."""
 
-    #: Whether all ranks want to compare their clocks at the next place at which all of them are.
+    #: Whether this rank would compare clocks where all ranks are, if all of them would.
     is_clock_due = False
 
     def __init__(self) -> None:
@@ -56,6 +56,9 @@ class FlightRecorder:
 
     def note_error(self, error: BaseException) -> None:
         """Notes that an error came up in the latest call."""
+
+    def want_comparison(self) -> None:
+        """Has clocks compared at the next call, which may be the last one."""
 
     def compare_clocks(self) -> None:
         """Compares the clocks of all ranks, at a place at which all of them are. Collective."""
