@@ -283,6 +283,28 @@ def test_a_full_disk_ends_the_trace_with_one_warning_and_the_process_goes_on(pat
     assert texts_of(found_at(path)) == ["step"] * 10
 
 
+def test_an_abort_in_the_middle_of_a_write_does_not_wait_for_its_end(path):
+    """In the handler of a second Ctrl-C the write is that of the same thread."""
+    out, error = written_by(
+        """
+        import signal
+
+        from mpi_replica.ranks.watch.watcher import watcher
+
+        def abort(*_):
+            watcher.write_flight_records("the job is aborted")
+            print("has come through")
+
+        signal.signal(signal.SIGINT, abort)
+        log = event_log.open_log(path)
+        with log._lock:
+            signal.raise_signal(signal.SIGINT)
+        """,
+        path,
+    )
+    assert (out, error) == ("has come through\n", "")
+
+
 def test_a_disk_that_is_full_at_the_start_is_an_error(path):
     out, error = written_by(
         """

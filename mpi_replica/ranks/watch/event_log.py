@@ -190,9 +190,14 @@ class EventLog:
         if time.monotonic() >= self._due:
             self.write()
 
-    def write(self) -> None:
-        """Writes what has come; where that fails the trace ends, and the job goes on."""
-        with self._lock:
+    def write(self, seconds: float = -1) -> None:
+        """Writes what has come; where that fails the trace ends, and the job goes on.
+
+        Nothing where another write has not ended in so many `seconds`.
+        """
+        if not self._lock.acquire(timeout=seconds):
+            return
+        try:
             if self._file.closed:
                 return
             self._due = time.monotonic() + _SECONDS_BETWEEN_BLOCKS
@@ -206,6 +211,8 @@ class EventLog:
                 with contextlib.suppress(OSError):
                     self._file.close()
                 _log.warning("the trace ends here, since it can't be written: %s", error)
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Writes the rest, and that it is all."""

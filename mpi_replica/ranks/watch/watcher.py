@@ -28,6 +28,7 @@ _TICK_SECONDS = 0.1
 _TICK_SECONDS_WHILE_ASKING = 0.01
 _SECONDS_BETWEEN_SAMPLES = 0.02
 _STOP_SECONDS = 5.0
+_SECONDS_FOR_LOG = 0.5
 
 # What a rank writes of its flight record when the job is aborted; all of it where a folder is set.
 _SHOWN_CALLS = 8
@@ -99,7 +100,8 @@ class Watcher:
                 _log.debug("the other ranks can't be told", exc_info=True)
         self._do(self._print, reason)
         if event_log.current is not None:
-            event_log.current.write()  # what is killed now writes no more
+            # What is killed now writes no more. Below a signal's handler a write may wait for it.
+            event_log.current.write(_SECONDS_FOR_LOG)
 
     def _work(self, going_on: threading.Lock) -> None:
         due, draw = 0.0, random.Random()
