@@ -123,7 +123,7 @@ class CorruptCheckpointError(CheckpointError):
 def text_of(error: BaseException) -> str:
     """Returns the text of an exception, also of one whose text can't be had. Never raises."""
     try:
-        return str(error)
+        return str.__str__(str(error))  # of no class of the program, which may not travel
     except BaseException as broken:  # code of the program
         return f"<its str() raised {type(broken).__name__}>"
 
