@@ -274,8 +274,11 @@ implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, na
                 raise (ValueError if is_number else TypeError)(
                     f"timeout_seconds must be a positive number or None, got {seconds!r}."
                 )
-        if self.name is not None and not isinstance(self.name, str):
-            raise TypeError(f"name must be a string or None, got {self.name!r}.")
+        if self.name is not None:
+            if not isinstance(self.name, str):
+                raise TypeError(f"name must be a string or None, got {self.name!r}.")
+            # Of no class of the program, which may not travel.
+            object.__setattr__(self, "name", str.__str__(self.name))
         implementation: object = self.implementation  # a name is accepted as well
         if not isinstance(implementation, CommunicationImplementation):
             known = ", ".join(member.name for member in CommunicationImplementation)
