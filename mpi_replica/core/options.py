@@ -252,7 +252,7 @@ class CommunicationOptions:
     Examples
     --------
     >>> CommunicationOptions(timeout_seconds=5).merge(CommunicationOptions(name="loss"))
-    CommunicationOptions(bytes_per_pack=0, timeout_seconds=5, \
+    CommunicationOptions(bytes_per_pack=0, timeout_seconds=5.0, \
 implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, name='loss')
     """
 
@@ -274,6 +274,12 @@ implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, na
                 raise (ValueError if is_number else TypeError)(
                     f"timeout_seconds must be a positive number or None, got {seconds!r}."
                 )
+            try:
+                object.__setattr__(self, "timeout_seconds", float(seconds))
+            except OverflowError:
+                raise ValueError(
+                    "timeout_seconds is larger than any float. Leave it out for no limit."
+                ) from None
         if self.name is not None:
             if not isinstance(self.name, str):
                 raise TypeError(f"name must be a string or None, got {self.name!r}.")
@@ -333,7 +339,7 @@ implementation=<CommunicationImplementation.AUTO: 'AUTO'>, reproducible=None, na
         --------
         >>> base = mr.CommunicationOptions(timeout_seconds=60)
         >>> base.merge(mr.CommunicationOptions(name="loss")).timeout_seconds
-        60
+        60.0
         """
         if call is None:
             return self
