@@ -48,6 +48,13 @@ def test_files_of_the_program_beside_a_trace_stay(strategy, path):
     check_works(strategy)
 
 
+def test_a_part_in_a_context_that_has_no_id_is_one_of_the_rank(strategy, path):
+    with strategy.trace(path), mr.ReplicaContext(strategy, None), mr.span("by hand"):
+        pass
+    assert "by hand" in path.read_text("utf-8")
+    check_works(strategy)
+
+
 def test_what_can_not_be_written_at_its_end_is_a_warning_and_the_program_goes_on(
     strategy, path, caplog
 ):

@@ -163,7 +163,10 @@ class EventLog:
         thread = self._threads.setdefault(owner_of_this_thread(), len(self._threads))
         if state is None or state.replica_context is None:
             return OF_RANK - thread
-        return thread * MOST_REPLICAS + state.replica_context.replica_id
+        try:
+            return thread * MOST_REPLICAS + state.replica_context.replica_id
+        except ValueError:  # made by hand, it has no id
+            return OF_RANK - thread
 
     def add_span(self, text: str, kind: str, begun: int, state: State | None) -> None:
         """Takes a part of the program that ends now, in this state, and has begun at `begun`."""
