@@ -38,7 +38,8 @@ class Engine:
         log: EventLog | None = None,
     ) -> None:
         self.options = options
-        self._log = log
+        #: In which its calls are noted, too.
+        self.log = log
         #: How many "variables" and "datasets" were made; "losses" that there were.
         self.num_made: collections.Counter[str] = collections.Counter()
         #: The objects for variables that are in use, by their ``id``: replicas of a rank that make
@@ -75,14 +76,14 @@ class Engine:
         self.agreement.on_break = self.watch.tell_of_break
         self.driver = Driver(transport, layout, self.agreement, self.watch.recorder)
         self.driver.thread = self._thread
-        self.record(self._log)
+        self.record(self.log)
         self.group = self.driver.group
         self.perform = self.driver.perform
         self.report = self.driver.report
 
     def record(self, log: EventLog | None) -> None:
         """Notes the calls, in a log too, from now on: on all ranks, or on none."""
-        self._log, recorder = log, FlightRecorder()
+        self.log, recorder = log, FlightRecorder()
         if log is not None:
             recorder = TracedCalls(log, self.transport, self.layout)
         self.watch.recorder = self.driver.recorder = self.agreement.recorder = recorder

@@ -6,13 +6,14 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from ..collectives.agreement.site import call_site
 from ..collectives.agreement.stand import Note
 from ..collectives.barrier import BarrierCall
 from ..collectives.strategy_base import StrategyBase
 from ..core.argument_checks import absolute_path, flag
-from ..core.context import require_cross_replica
+from ..core.context import open_strategies, require_cross_replica
 from ..core.exceptions import ContextError, is_reported_here
 from ..ranks.watch import event_log
 from ..ranks.watch.watcher import watcher
@@ -95,7 +96,10 @@ class TraceContext:
     def _close(self) -> None:
         log, self._log = self._log, None
         if log is not None:
-            self._strategy.engine.record(None)
+            for strategy in (self._strategy, *open_strategies):  # others were made meanwhile
+                engine = cast("StrategyBase", strategy).engine
+                if engine.log is log:
+                    engine.record(None)
             event_log.close_log(log)
 
     def _merge(self) -> None:

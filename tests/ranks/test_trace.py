@@ -55,6 +55,16 @@ def test_a_part_in_a_context_that_has_no_id_is_one_of_the_rank(strategy, path):
     check_works(strategy)
 
 
+def test_a_strategy_that_was_made_in_a_trace_is_traced_as_long_as_it(strategy, path):
+    with strategy.trace(path):
+        other = mr.MPIStrategy(strategy.communicator)
+        assert isinstance(other.engine.watch.recorder, TracedCalls)
+    assert not isinstance(other.engine.watch.recorder, TracedCalls)
+    check_works(other)
+    other.close()
+    check_works(strategy)
+
+
 def test_what_can_not_be_written_at_its_end_is_a_warning_and_the_program_goes_on(
     strategy, path, caplog
 ):

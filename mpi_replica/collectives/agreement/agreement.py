@@ -321,8 +321,7 @@ class Agreement:
                 break
         else:
             if state == AGREES:
-                if is_clock_due:
-                    self.are_clocks_due = are_clocks_due(heads, starts.step)
+                self.are_clocks_due = is_clock_due and are_clocks_due(heads, starts.step)
                 return True
         if LEAVES in states(heads, starts.step):
             self._others_left(size_bytes, first)
@@ -339,8 +338,7 @@ class Agreement:
             self._others_left(HEADER_BYTES, first)
         if (greatest[:2] != word[:2]).any() or state != AGREES:
             return False
-        if self.recorder.is_clock_due:
-            self.are_clocks_due = are_clocks_due_by_words(greatest)
+        self.are_clocks_due = are_clocks_due_by_words(greatest)
         if has_payload:
             transport.exchange(mine)
         return True
