@@ -267,8 +267,11 @@ def _trace(options: argparse.Namespace) -> int:
         ) from error
     try:
         print(shown, flush=True)
-    except BrokenPipeError:  # `| head` has seen enough; what is left shall not come up at the end
+    except OSError as error:
+        # What is left shall not come up at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # `| head` has seen enough
+            raise LaunchError(f"the table can't be written: {error}") from None
     return 0
 
 

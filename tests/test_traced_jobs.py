@@ -248,6 +248,16 @@ def test_whoever_reads_the_table_may_stop_in_the_middle(parts_job):
 # How it comes about ----------------------------------------------------------------------------
 
 
+def test_a_table_that_can_not_be_written_is_told_in_a_line(parts_job):
+    folder, _ = parts_job
+    command = [sys.executable, "-m", "mpi_replica", "trace", folder / "first.json"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "the table can't be written: [Errno 28] No space left on device" in line
+
+
 def test_a_job_of_any_launcher_is_traced_where_its_environment_says_so(tmp_path):
     """Its parts become a trace when somebody looks at it. None of it can be traced once more."""
     library, path = LIBRARIES[-1], tmp_path / "of_job.json"
