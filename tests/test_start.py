@@ -309,6 +309,19 @@ def test_a_variable_gives_the_default_number_of_spares_on_all_ranks(variable, fo
     assert (len(lines), set(lines)) == (3, found)
 
 
+@pytest.mark.parametrize("name", ["MPI_REPLICA_TRACE_SAMPLES", "MPI_REPLICA_FULL_TRACEBACK"])
+def test_a_program_is_told_of_a_switch_without_a_meaning(name, tmp_path):
+    program = """
+        import mpi_replica as mr
+        with mr.MPIStrategy(num_replicas=2) as strategy:
+            strategy.run(lambda: mr.get_replica_context().all_reduce("NONE", 1.0))
+    """
+    done = run_python(
+        program, env={name: "off", "MPI_REPLICA_TRACE": str(tmp_path / "trace")}, check=False
+    )
+    assert done.stderr.count(f"{name}='off' is neither 0 nor 1: 1 is used.") == 1
+
+
 def test_ranks_wait_where_the_system_has_no_sched_functions():
     """macOS has neither os.sched_getaffinity nor os.sched_yield."""
     program = """

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import operator
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+_log = logging.getLogger("mpi_replica")
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -92,3 +96,18 @@ def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {value!r}. Pass it by name.")
     return bool(value)
+
+
+def is_switched_on(variable: str, default: str) -> bool:
+    """Returns whether a variable of the environment is 1, by default "0" or "1".
+
+    Anything else is told, and taken as 1.
+    """
+    return _is_on(variable, os.environ.get(variable) or default)
+
+
+@functools.cache  # some are read time and again: what is wrong with one is told once
+def _is_on(variable: str, text: str) -> bool:
+    if text not in ("0", "1"):
+        _log.warning("%s=%r is neither 0 nor 1: 1 is used.", variable, text)
+    return text != "0"

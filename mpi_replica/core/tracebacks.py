@@ -10,6 +10,8 @@ import sys
 import traceback
 from types import FrameType
 
+from .argument_checks import is_switched_on
+
 _PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 _SHOW_ALL = "MPI_REPLICA_FULL_TRACEBACK"
@@ -37,7 +39,7 @@ def printed(error: BaseException) -> str:
     error that came up in this package, where no statement raises it, by all frames.
     """
     parts = traceback.TracebackException.from_exception(error)
-    if os.environ.get(_SHOW_ALL, "0") in ("", "0") and not came_up_in_package(error):
+    if not is_switched_on(_SHOW_ALL, "0") and not came_up_in_package(error):
         left_out = _leave_out(parts)
         if left_out:
             return (

@@ -17,6 +17,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", RuntimeWarning)
     from mpi4py import MPI
 
+from ..core.argument_checks import is_switched_on
 from ..core.exceptions import LaunchError, RankLostError
 from ..core.options import ReduceOp
 from .abort import abort_job
@@ -108,7 +109,7 @@ def survivors_of(communicator: Any, num_spares: int) -> Survivors:
 
 def _may_watch() -> bool:
     threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-    return threads and os.environ.get(_WATCH, "1") != "0"
+    return threads and is_switched_on(_WATCH, "1")
 
 
 class MPITransport(Transport):

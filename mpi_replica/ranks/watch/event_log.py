@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.argument_checks import is_switched_on
 from ...core.context import State
 from ...core.thread_owners import owner_of_this_thread
 from ..launcher_connection import RESTART_VARIABLE
@@ -332,7 +333,7 @@ def open_log_of_environment() -> None:
     seconds = os.environ.get(LAST_VARIABLE)
     try:
         last_seconds = float(seconds) if seconds else None
-        open_log(path, last_seconds, has_samples=os.environ.get(SAMPLES_VARIABLE, "1") != "0")
+        open_log(path, last_seconds, has_samples=is_switched_on(SAMPLES_VARIABLE, "1"))
     except (OSError, ValueError) as error:
         text = f"{TRACE_VARIABLE}={path!r}, {LAST_VARIABLE}={seconds!r}: {error}"
         raise ValueError(text) from None
