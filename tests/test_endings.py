@@ -179,6 +179,43 @@ def test_a_rank_that_waits_long_for_others_to_make_a_strategy_says_so(launch, tm
     assert "Make it on all of them" in line
 
 
+def test_a_program_that_goes_on_behind_a_timeout_ends_with_what_ended_its_strategy(launch):
+    done = launch(
+        """
+        options = mr.CommunicationOptions(timeout_seconds=0.3)
+        strategy = mr.MPIStrategy(communication_options=options)
+        try:
+            if strategy.rank == 0:
+                strategy.gather_objects(0)
+            else:
+                import threading
+                threading.Event().wait()  # until the other rank ends the job
+        except mr.errors.CollectiveTimeoutError:
+            print("caught")
+        """
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == "caught\n"
+    line = "[rank 0 of 2] the job ends, since a strategy can't be used any more: CollectiveTimeout"
+    assert done.stderr.count(line) == 1, done.stderr
+
+
+def test_a_timeout_that_is_not_caught_is_told_once(launch):
+    done = launch(
+        """
+        options = mr.CommunicationOptions(timeout_seconds=0.3)
+        strategy = mr.MPIStrategy(communication_options=options)
+        if strategy.rank == 0:
+            strategy.gather_objects(0)
+        import threading
+        threading.Event().wait()  # until the other rank ends the job
+        """
+    )
+    assert done.returncode == 1, done.stderr
+    assert "CollectiveTimeoutError: " in done.stderr
+    assert "the job ends" not in done.stderr
+
+
 def test_an_interrupt_that_came_in_the_last_exchange_is_not_lost(launch):
     done = launch(
         """

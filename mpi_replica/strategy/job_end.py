@@ -48,6 +48,8 @@ _engines: list[Engine] = []
 _survivors: list[Survivors] = []
 _process = 0
 _has_left = False
+# Whether an error was printed here that the program has not caught.
+_has_printed = False
 
 
 def shorten_tracebacks() -> None:
@@ -150,11 +152,17 @@ def _leave() -> None:
 
 
 def _leave_undisturbed() -> None:
-    if any(engine.agreement.life is Life.BROKEN for engine in _engines):
+    broken = [e.agreement for e in _engines if e.agreement.life is Life.BROKEN]
+    if broken:
         # MPI would wait for the message in flight, and so for a rank that may never come.
         if _left_to_others:
             time.sleep(_SECONDS_TO_LEAVE)  # the rank that prints it ends the job
             _print_what_was_left()
+        elif not _has_printed and broken[0].final is not None:  # the program has caught it
+            _write(
+                "the job ends, since a strategy can't be used any more:"
+                f" {in_words(broken[0].final)}\n"
+            )
         abort(1)
     _tell_that_it_ends()
     _compare_clocks()
@@ -250,7 +258,13 @@ def _end_alone(error: BaseException) -> None:
 
 
 def _print(error: BaseException) -> None:
+    global _has_printed
+    _has_printed = True
+    _write(printed(error))
+
+
+def _write(text: str) -> None:
     # Ranks are named as in the strategy of most of them, and so alike, whoever prints.
     layout = max((engine.layout for engine in _engines), key=lambda layout: layout.size)
-    sys.stderr.write(f"[rank {layout.rank} of {layout.size}] {printed(error)}")
+    sys.stderr.write(f"[rank {layout.rank} of {layout.size}] {text}")
     sys.stderr.flush()
