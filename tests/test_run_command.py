@@ -497,6 +497,25 @@ def test_a_launcher_that_can_not_run_here_is_told_with_what_it_says(tmp_path):
     assert "it fails when it is asked for its version (no such device)." in done.stderr
 
 
+def test_a_launcher_that_the_system_does_not_start_is_told():
+    """Arguments that take more room than there is."""
+    code = """if True:
+        import sys
+        from mpi_replica.__main__ import main
+        sys.exit(main(["run", "-n", "1", "-c", "pass", *["x" * 100000] * 100]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=variables(),
+        timeout=LIMIT_SECONDS,
+    )
+    assert done.returncode == 2
+    wanted = r"mpi_replica run: \S*/mpiexec can't be started: .*too long\.\n"
+    assert re.fullmatch(wanted, done.stderr)
+
+
 PRINTING = {
     "import atexit; print('[hello]', end=''); atexit.register(print, '[bye]')": "mpiexec",
     # It ends where the library is asked for.

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 
+from ..core.exceptions import LaunchError
 from ..core.layout import numbers_text
 from ..ranks.watch.strategy_watch import stall_seconds
 from .elasticity import RANKS_LOST
@@ -110,14 +111,17 @@ class JobStart:
             added |= self._ranks.variable
         has_tags = job.options.tag
         says_daemons = job.launcher == "openmpi" and job.num_hosts > 1
-        self.launcher = subprocess.Popen(
-            job.command,
-            env={**environ, **added},
-            stdout=subprocess.PIPE if has_tags or job.launcher == "mpich" else None,
-            stderr=subprocess.PIPE if has_tags or says_daemons else None,
-            process_group=None if is_in_terminal else 0,
-            preexec_fn=ends_with_parent(),
-        )
+        try:
+            self.launcher = subprocess.Popen(
+                job.command,
+                env={**environ, **added},
+                stdout=subprocess.PIPE if has_tags or job.launcher == "mpich" else None,
+                stderr=subprocess.PIPE if has_tags or says_daemons else None,
+                process_group=None if is_in_terminal else 0,
+                preexec_fn=ends_with_parent(),
+            )
+        except OSError as error:  # the system takes no more words, or no more processes
+            raise LaunchError(f"{job.command[0]} can't be started: {error.strerror}.") from error
         self.streams = [
             OutputStream(
                 selector, pipe, target, self._notice, Tags(job.launcher) if has_tags else None
