@@ -101,11 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack µ, and letters of names
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status: int = options.function(options)
+        return int(options.function(options))
     except LaunchError as error:
         print(f"mpi_replica {options.name}: {error}", file=sys.stderr)
         return _NOT_STARTED
-    return status
 
 
 def _add_command(

@@ -259,12 +259,9 @@ class CheckpointManager:
         tell(goes_on=True)  # a start of this job after another one repeats little
         if self._checkpoint.strategy.engine.is_spare:  # it gets its state with its replicas
             return None
-        path = self._restore_newest()
-        if path is None and init_fn is not None:
-            init_fn()
-        return path
+        return self._restore_or_initialize(init_fn)
 
-    def _restore_newest(self) -> str | None:
+    def _restore_or_initialize(self, init_fn: Callable[[], Any] | None = None) -> str | None:
         """Does as `restore_or_initialize`, where a program need not begin with it."""
         strategy, kind = self._checkpoint.strategy, "CheckpointManager.restore_or_initialize"
         engine = strategy.engine
@@ -286,6 +283,8 @@ class CheckpointManager:
                     _log.warning("%s is skipped: %s", path, error)
             else:
                 return str(path)
+        if init_fn is not None:
+            init_fn()
         return None
 
     def _path(self, step: int) -> Path:

@@ -115,12 +115,12 @@ def require_packable(leaves: Sequence[Any]) -> None:
         if leaf is None or isinstance(leaf, DistributedValues) or type(leaf) in _PLAIN_TYPES:
             continue
         if origin_of(leaf) is None or _dtype_if_any(leaf) is None:
-            nowhere = pickle.Pickler(_Nowhere(), protocol=5, buffer_callback=lambda _: None)
+            nowhere = pickle.Pickler(_EmptyFile(), protocol=5, buffer_callback=lambda _: None)
             nowhere.dump(leaf)
 
 
-class _Nowhere:
-    """A file that keeps nothing."""
+class _EmptyFile:
+    """A file that stays empty."""
 
     write = staticmethod(len)
 

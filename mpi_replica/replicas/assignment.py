@@ -393,7 +393,8 @@ class Assignable(AbstractVariable):
         if component is None and engine.layout.size > 1:
             engine.cross_replica(engine.make("update", None, self._compared_update, how, mine))
         else:
-            self._storage.write_above(component, how, mine)
+            self._storage.writes_above += 1
+            self._storage.write(component, how, mine)
 
     def _reduced_rows(self, context: AbstractReplicaContext, how: str, value: Any) -> IndexedSlices:
         """Returns the rows of all replicas, one behind the other; of MEAN, divided by their number.

@@ -120,11 +120,6 @@ class Storage:
         """Writes a `fitting` value: "assign" it, or what else `how` says."""
         self._put(key, self._quietly(_written, how, self._old(key, how), value))
 
-    def write_above(self, key: int | None, how: str, value: Array | IndexedSlices) -> None:
-        """Writes as `write` does, for what runs above the replicas."""
-        self.writes_above += 1
-        self.write(key, how, value)
-
     def _old(self, key: int | None, how: str) -> Array:
         return self.any_array if how == "assign" and key in self._values else self.read(key)
 

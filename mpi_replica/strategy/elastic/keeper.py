@@ -233,7 +233,7 @@ class Keeper:
         beside = variables_beside(self._strategy, objects)
         lose_values(beside.values())
         with restored_exactly(self._state):
-            path = None if manager is None else manager._restore_newest()
+            path = None if manager is None else manager._restore_or_initialize()
         if path is None:
             raise self._gone(lost, "were lost together, and no checkpoint was saved before.")
         # Otherwise a loss may leave some ranks with it, and others with the commit.
