@@ -115,7 +115,7 @@ def test_fewer_replicas_than_ranks(world):
         ({"replicas_per_rank": Awkward()}, ValueError),
         ({"replica_threads": np.ones(3)}, TypeError),
         ({"replica_threads": "no"}, TypeError),
-        ({"communication_options": mr.CommunicationOptions(timeout_seconds=Seconds(1))}, TypeError),
+        ({"communication_options": mr.CommunicationOptions(timeout_seconds=Seconds(1))}, ValueError),
     ],
 )
 def test_wrong_arguments_on_one_rank_are_an_error_on_all(world, settings, kind):

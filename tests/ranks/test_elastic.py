@@ -142,9 +142,9 @@ def test_a_replica_is_known_to_have_had_nothing_where_one_rank_has_heard_so(stra
     own = {i: part for i, part in snapshot.own.items() if i < number - 1}
     empty = frozenset({number - 1}) if knows and strategy.rank == 0 else None
     commit = HeldCommit(0, snapshot.shared, own, dict, empty, 0)
-    made, names = engine.num_made, {}
+    made, known = engine.num_made, {}
     found = gather_state(
-        engine.transport, engine.layout, commit, call=1, num_made=made, names=names
+        engine.transport, engine.layout, commit, call=1, num_made=made, known=known
     )
     assert list(found.lost) == ([] if knows else [number - 1])
 
