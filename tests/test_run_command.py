@@ -341,8 +341,8 @@ def test_a_job_that_is_ended_while_a_rank_is_still_in_its_end_is_none_that_has_e
         program = "import signal; end = type('', (), {'__del__': lambda _, f=signal.pause: f()})()"
         words = rank_program([sys.executable, "-c", program])
         options = Options(words, restarts=0)
-        job = Job("mpich", words, {}, "", options, is_watched=True)
-        sys.exit(start(job, os.environ | {"PMI_RANK": "0"}))
+        job = Job("mpich", words, {"PMI_RANK": "0"}, "", options, is_watched=True)
+        sys.exit(start(job, os.environ))
     """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_SECONDS

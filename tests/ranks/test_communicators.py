@@ -1,5 +1,6 @@
 """Making strategies on ranks: communicators and numbers of replicas (decision 21, section 3)."""
 
+import functools
 import gc
 import threading
 
@@ -115,7 +116,6 @@ def test_fewer_replicas_than_ranks(world):
         ({"replicas_per_rank": Awkward()}, ValueError),
         ({"replica_threads": np.ones(3)}, TypeError),
         ({"replica_threads": "no"}, TypeError),
-        ({"communication_options": mr.CommunicationOptions(timeout_seconds=Seconds(1))}, ValueError),
     ],
 )
 def test_wrong_arguments_on_one_rank_are_an_error_on_all(world, settings, kind):
@@ -124,6 +124,19 @@ def test_wrong_arguments_on_one_rank_are_an_error_on_all(world, settings, kind):
         error = raises_everywhere(kind, lambda given=given: mr.MPIStrategy(**given))
         if world.size > 1:
             assert f"rank {culprit}" in "\n".join(error.__notes__)
+        check_new_strategy_works()
+
+
+def test_a_limit_of_the_programs_own_class_is_compared_as_its_number(world):
+    for seconds in (Seconds(1), 1 if world.rank else Seconds(1)):
+        options = mr.CommunicationOptions(timeout_seconds=seconds)
+        with mr.MPIStrategy(communication_options=options):
+            check_new_strategy_works()
+    if world.size > 1:
+        options = mr.CommunicationOptions(timeout_seconds=Seconds(1 + world.rank % 2))
+        make = functools.partial(mr.MPIStrategy, communication_options=options)
+        error = raises_everywhere(ValueError, make)
+        assert "communication_options differ between ranks" in str(error)
         check_new_strategy_works()
 
 
