@@ -277,16 +277,12 @@ class PerReplica(DistributedValues):
         return np.asarray(self._only("item()")).item()
 
 
-def _no_part(name: str) -> str:
-    return (
-        f"A PerReplica has no {name}: it holds a value per replica. Compute inside"
-        f" strategy.run, where each replica sees its own component. {_WAYS_OUT}"
-    )
-
-
 def _refuse(name: str, kind: type[Exception] = TypeError) -> Callable[..., NoReturn]:
     def method(self: PerReplica, *others: Any) -> NoReturn:
-        raise kind(_no_part(name))
+        raise kind(
+            f"A PerReplica has no {name}: it holds a value per replica. Compute inside"
+            f" strategy.run, where each replica sees its own component. {_WAYS_OUT}"
+        )
 
     method.__name__ = name
     return method

@@ -94,8 +94,10 @@ def unpacked(
             copy.write_back()
     if value is None:
         return [None] * len(replica_ids)
+    flat = nest.flatten_plain(value)
     given = [
-        _of_replica(value, i, num_replicas, c) for i, c in zip(replica_ids, calls, strict=True)
+        _of_replica(*flat, i, num_replicas, call)
+        for i, call in zip(replica_ids, calls, strict=True)
     ]
     leaves = [leaf for own, _ in given for leaf in own]
     held: list[list[Any]] = []
@@ -110,10 +112,14 @@ def unpacked(
 
 
 def _of_replica(
-    value: Any, replica_id: int, num_replicas: int, call: MergeCall
+    leaves: list[Any],
+    structure: nest.Structure,
+    is_plain: int,
+    replica_id: int,
+    num_replicas: int,
+    call: MergeCall,
 ) -> tuple[list[Any], nest.Structure]:
-    """Returns the leaves of `value`, and their nest, as a replica sees them, not copied yet."""
-    leaves, structure, is_plain = nest.flatten_plain(value)
+    """Returns the leaves of a result, and their nest, as a replica sees them, not copied yet."""
     if not is_plain:  # a PerReplica may be one of nests
         components = [component_of(leaf, replica_id, num_replicas) for leaf in leaves]
         leaves, structure = nest.flatten(nest.unflatten(structure, components))
