@@ -8,7 +8,15 @@ import subprocess
 
 import pytest
 
-from launching import LIBRARIES, RANKS, ROOT, find_interpreter, pass_on_ranks, rank_environment
+from launching import (
+    LIBRARIES,
+    RANKS,
+    ROOT,
+    find_interpreter,
+    pass_on_ranks,
+    rank_environment,
+    room_for,
+)
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -61,14 +69,15 @@ IN_ONE_PROCESS = [
 
 def test_one_process_with_torch():
     command = [find_interpreter("openmpi", arrays=True), "-m", "pytest", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, *IN_ONE_PROCESS],
-        cwd=ROOT,
-        env=rank_environment(120),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    with room_for(ranks=1):
+        done = subprocess.run(
+            [*command, *IN_ONE_PROCESS],
+            cwd=ROOT,
+            env=rank_environment(120),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "torch is not installed" not in done.stdout, done.stdout
     assert " passed" in done.stdout, done.stdout

@@ -14,6 +14,7 @@ from launching import (
     ROOT,
     find_interpreter,
     rank_environment,
+    room_for,
     run_ranks,
 )
 
@@ -45,13 +46,14 @@ def on_ranks(library, ranks, arguments, **settings):
 
 def alone(python, *arguments):
     """Return what a program prints in one process, without MPI."""
-    done = subprocess.run(
-        [python, *map(str, arguments)],
-        env=rank_environment(120, ENVIRONMENT),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    with room_for(ranks=1):
+        done = subprocess.run(
+            [python, *map(str, arguments)],
+            env=rank_environment(120, ENVIRONMENT),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
