@@ -232,6 +232,15 @@ def test_an_exchange_that_another_rank_ends_gives_no_wrong_data():
     assert told(lose("ended_exchanges.py", 3)) == {0: [0], 1: [0], 2: [0]}
 
 
+def test_an_exchange_in_which_a_rank_is_lost_gives_no_wrong_data():
+    assert told(lose("lost_in_an_exchange.py", 3)) == {1: ["a loss"], 2: ["a loss"]}
+
+
+def test_a_rank_that_is_lost_while_ranks_tell_who_they_are_ends_no_job():
+    found = told(lose("lost_while_they_meet.py", 6))
+    assert found == {rank: [3, [[0, 3]]] for rank in (1, 4, 5)}
+
+
 def test_whatever_exchange_is_begun_behind_a_loss_is_that_loss():
     assert told(lose("begun_late.py", 2)) == {0: [[True] * 4], 1: [[True] * 4]}
 

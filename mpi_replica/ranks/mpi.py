@@ -30,7 +30,7 @@ from .pause import SECONDS_BEFORE_SLEEP, pause
 from .point_to_point import MPIMailbox, PointToPoint
 from .survivors import Survivors
 from .transport import HEADER_BYTES, Bytes, Messages, Payload, Transport, WaitGivenUpError, Words
-from .ulfm import begin_to_agree, is_loss, loss_error
+from .ulfm import all_gather_objects, begin_to_agree, is_loss, loss_error
 from .windows import SharedWindows
 
 _MPI_OPS = {
@@ -133,7 +133,7 @@ class MPITransport(Transport):
         host = MPI.Get_processor_name()
         place = (machine(host), cores())
         mine = (host, place, os.getpid(), _may_watch())
-        hosts, places, pids, may_watch = zip(*self._comm.allgather(mine), strict=True)
+        hosts, places, pids, may_watch = zip(*all_gather_objects(self._comm, mine), strict=True)
         self.hosts, self.pids = hosts, pids
         if self.size > 1 and all(may_watch):
             self.mailbox = MPIMailbox(MPI, self._comm)
@@ -229,7 +229,9 @@ class MPITransport(Transport):
         return [receive[start:end].tobytes() for start, end in itertools.pairwise(starts)]
 
     def all_gather_blocks(self, send: Bytes | None, receive: Bytes, counts: Sequence[int]) -> None:
-        self._gather_blocks(send, receive, counts, blocks=self._blocks_now)
+        # Where a rank dies in a small blocking one, others may be told that it has succeeded.
+        blocks = self._blocks_now and not self.is_fault_tolerant
+        self._gather_blocks(send, receive, counts, blocks=blocks)
 
     def _gather_blocks(
         self, send: Bytes | None, receive: Bytes, counts: Sequence[int], *, blocks: bool
@@ -342,7 +344,6 @@ class MPITransport(Transport):
             self._wait(request, seconds_before_sleep, arguments)
         else:
             if self.is_fault_tolerant and self._comm.Is_revoked():
-                # A small Allgatherv that is ended so may report success and have received nothing.
                 raise self._as_loss(MPI.Exception(MPI.ERR_REVOKED))
             self.is_in_flight = False
             self.steps_ended = self.steps

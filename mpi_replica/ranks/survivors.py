@@ -20,7 +20,7 @@ from .abort import abort_job
 from .library_facts import is_fault_tolerant
 from .single import WaitingTransport
 from .transport import Transport
-from .ulfm import agree, agree_in_steps, is_loss, shrink
+from .ulfm import agree, agree_in_steps, all_gather_objects, is_loss, shrink
 
 T = TypeVar("T")
 
@@ -175,8 +175,7 @@ class Survivors:
         loss = None if self.transport is None else self.transport.loss
         if error is loss or is_loss(self._mpi, error, self._world):
             return True
-        # A small Allgatherv that `revoke` ends may report success and have received nothing (Open
-        # MPI 5.0.11): then what came up is an error of pickle's, say.
+        # What `revoke` has ended need not come up as an error of MPI's.
         return isinstance(error, Exception) and self._world.Is_revoked()
 
     def _renew(self, before: int) -> tuple[Exception | None, Any]:
@@ -200,9 +199,8 @@ class Survivors:
         self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
         self.transport = None
         mine = Member(self._first_rank, self._mpi.Get_processor_name(), os.getpid())
-        ranks: list[_Introduction] = self._world.allgather(
-            _Introduction(mine, self._num_spares, before, self._farewell)
-        )
+        introduction = _Introduction(mine, self._num_spares, before, self._farewell)
+        ranks: list[_Introduction] = all_gather_objects(self._world, introduction)
         self.members = tuple(one.member for one in ranks)
         wrong = self._wrong_spares([one.num_spares for one in ranks])
         problem = wrong or _farewell_error(ranks, before)

@@ -157,7 +157,7 @@ KINDS = {
 # Of all ranks, the waiting ones, too.
 _LEAST_RANKS = {
     "in a pair": 3,
-    "in shared memory": 3,  # a rank alone shares none
+    "in shared memory": 4,  # two that host replicas share none, and of three one may wait
     "in recoveries": 3,
     "in restoring": 4,
     "one by one": 3,

@@ -23,7 +23,7 @@ class Loss:
         The process id of each.
     step : int or None
         Where the others went on: the ``step`` of the state, or else how many commits there were.
-        None where the last checkpoint was restored.
+        None where the last checkpoint was restored, and on a spare that waits on.
     seconds : float
         From when this rank met the loss until the state was put back. What was done since the last
         commit is done again beside.
