@@ -457,6 +457,34 @@ def test_functions_of_a_file_whose_name_is_no_utf_8_are_compared_and_run(strateg
     check_works(strategy)
 
 
+def schedule_of_the_learning_rate_with_warmup_of_the_first_run():
+    return 1
+
+
+def schedule_of_the_learning_rate_with_warmup_of_the_second_run():
+    return 2
+
+
+def test_functions_with_long_names_that_differ_are_told(strategy):
+    needs_two_ranks(strategy)
+    of_ranks = (
+        schedule_of_the_learning_rate_with_warmup_of_the_first_run,
+        schedule_of_the_learning_rate_with_warmup_of_the_second_run,
+    )
+    strategy.verify(of_ranks)
+    text = diverges(strategy, {"f": of_ranks[min(strategy.rank, 1)]}, "value['f'] differs: ")
+    assert [name for name in of_ranks if f"{name.__qualname__} at " not in text] == []
+
+
+def test_functions_of_one_line_that_differ_are_told(strategy):
+    needs_two_ranks(strategy)
+    functions = (lambda x: x + 1, lambda x: x + 2)
+    strategy.verify(functions)
+    text = diverges(strategy, functions[min(strategy.rank, 1)], "<lambda> at test_verify.py:")
+    apart = f"{who(strategy, [0])} and {who(strategy, others(strategy, 0))}"
+    assert f"As a whole it differs between {apart}." in text
+
+
 def test_other_nests_and_other_variables_are_a_mismatch(strategy):
     needs_two_ranks(strategy)
     v, w = variable(strategy, 1.0, name="v"), variable(strategy, 1.0, name="w")
