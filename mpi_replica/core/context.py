@@ -17,9 +17,10 @@ replicas is open, the default strategy holds only where one was made or entered 
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from .abstract_strategy import AbstractReplicaContext, AbstractStrategy
@@ -42,6 +43,11 @@ class State(NamedTuple):
 
 
 _state: contextvars.ContextVar[State | None] = contextvars.ContextVar("mpi_replica", default=None)
+
+# The strategy whose call calls a function for each replica of a rank now, in words: function, call.
+_per_replica: contextvars.ContextVar[tuple[AbstractStrategy, str, str] | None] = (
+    contextvars.ContextVar("mpi_replica per replica", default=None)
+)
 
 # Whether a strategy was made or entered in this thread, greenlet or context.
 _has_entered = contextvars.ContextVar("mpi_replica has entered", default=False)
@@ -234,15 +240,64 @@ def experimental_set_strategy(strategy: AbstractStrategy | None) -> None:
     )
 
 
+@contextlib.contextmanager
+def per_replica_calls(strategy: AbstractStrategy, function: str, call: str) -> Iterator[None]:
+    """Runs a body that calls `function`, of `call`, for each replica of a rank.
+
+    What stands above all replicas, as `strategy.rng` does, is no part of it.
+
+    Raises
+    ------
+    ContextError
+        The function has drawn from `strategy.rng`.
+    """
+    token = _per_replica.set((strategy, function, call))
+    try:
+        with strategy.generators.unshared(function):
+            yield
+    finally:
+        _per_replica.reset(token)
+
+
+def require_once(strategy: AbstractStrategy, call: str) -> None:
+    """Raises in a function that is called for each replica of a rank.
+
+    Raises
+    ------
+    ContextError
+        How often `call` is made would depend on the layout.
+    """
+    current = _per_replica.get()
+    if current is not None and current[0] is strategy:
+        _, function, outer = current
+        raise ContextError(
+            f"{call} was called while {function} runs. That is called for each replica of a rank:"
+            f" what comes of it would depend on how many a rank hosts. Call {call} before or after"
+            f" {outer}."
+        )
+
+
 def require_cross_replica(strategy: AbstractStrategy, call: str) -> None:
-    """Raises unless `call` on `strategy` is legal here: outside of replicas and other strategies.
+    """Raises unless `call` on `strategy` is legal here: above the replicas, and once for all.
+
+    Raises
+    ------
+    ContextError
+        It is not; the text says which call fits.
+    """
+    require_once(strategy, call)
+    require_above(strategy, call)
+
+
+def require_above(strategy: AbstractStrategy, call: str) -> None:
+    """Raises unless `call` on `strategy` stands outside of replicas and other strategies.
 
     And not while JAX traces a function, which would make the call this once.
 
     Raises
     ------
     ContextError
-        It is not; the text says which call fits.
+        It does not; the text says which call fits.
     """
     state = _state.get()
     is_above = state is None or (state.strategy is strategy and state.kind in _ABOVE)

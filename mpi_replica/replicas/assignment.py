@@ -20,7 +20,6 @@ from ..core.abstract_strategy import AbstractReplicaContext
 from ..core.abstract_variable import AbstractVariable
 from ..core.array_ways import Array
 from ..core.context import current_state, require_cross_replica
-from ..core.exceptions import ContextError
 from ..core.indexed_slices import IndexedSlices
 from ..core.jax_state import require_unstaged
 from ..core.options import CommunicationOptions, ReduceOp, VariableAggregation
@@ -335,7 +334,8 @@ class Assignable(AbstractVariable):
         state = current_state()
         engine = self._strategy.engine
         if state is not None and state.kind == "update" and state.strategy is self._strategy:
-            if self._is_updated(how, state.component):
+            # Otherwise it is assigned as above the replicas.
+            if self._on_read is (state.component is not None):
                 self._assign_in_update(how, value, state.component)
                 return self
         context = None if state is None else state.replica_context
@@ -364,21 +364,6 @@ class Assignable(AbstractVariable):
     def _own(self, value: Any, replica_id: int) -> Any:
         """Returns what a replica assigns of `value`, which may be one of all replicas."""
         return component_of(plain_value(value), replica_id, self._strategy.num_replicas_in_sync)
-
-    def _is_updated(self, how: str, component: int | None) -> bool:
-        """Returns whether the update of a variable, or of its component, writes this one as it is.
-
-        Otherwise it is assigned as above the replicas.
-        """
-        if component is None:
-            return not self._on_read
-        if not self._on_read:
-            raise ContextError(
-                f"{self.name}.{how} was called in the update of a variable that is synchronized on"
-                f" read, whose function is called for each replica of a rank: {self.name} would"
-                " depend on how many a rank hosts. Assign to it after the update."
-            )
-        return True
 
     def _assign_in_update(self, how: str, value: Any, component: int | None) -> None:
         engine = self._strategy.engine

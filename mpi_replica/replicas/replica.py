@@ -14,7 +14,7 @@ from ..collectives.engine import Engine
 from ..collectives.strategy_base import StrategyBase
 from ..core.abstract_strategy import AbstractReplicaContext
 from ..core.argument_checks import integer
-from ..core.context import State, require_cross_replica, restore_state, swap_state
+from ..core.context import State, require_above, restore_state, swap_state
 from ..core.exceptions import ContextError
 from ..core.jax_state import is_staged, require_unstaged
 from .merge_fn import perform_alone
@@ -94,7 +94,7 @@ class Replica(AbstractReplicaContext):
         return self._state
 
     def __enter__(self) -> Self:
-        require_cross_replica(self._strategy, "ReplicaContext.__enter__")
+        require_above(self._strategy, "ReplicaContext.__enter__")
         self._tokens.append(swap_state(State(self._strategy, self, "replica")))
         return self
 

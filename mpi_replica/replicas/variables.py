@@ -17,7 +17,7 @@ from ..collectives.broadcast import Broadcast
 from ..collectives.strategy_base import StrategyBase
 from ..core.argument_checks import flag
 from ..core.array_ways import Array
-from ..core.context import current_state, current_strategy, require_cross_replica
+from ..core.context import current_state, current_strategy, require_cross_replica, require_once
 from ..core.exceptions import RankLostError
 from ..core.jax_state import require_unstaged
 from ..core.options import (
@@ -98,6 +98,7 @@ class Variable(Assignable, ActsAsValue):
     ) -> None:
         strategy = self._strategy = cast("StrategyBase", current_strategy())
         self.name = "Variable" if name is None else name
+        require_once(strategy, "Variable")
         state = current_state()
         context = None if state is None else state.replica_context
         # In cross-replica context a rank without replica 0 compares with a component that it has.

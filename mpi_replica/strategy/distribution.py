@@ -7,7 +7,7 @@ from typing import Any
 
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
-from ..core.context import require_cross_replica
+from ..core.context import per_replica_calls, require_cross_replica
 from ..core.options import InputOptions
 from ..core.values import per_replica
 from ..data import DistributedDataset, InputContext, ValueContext
@@ -42,7 +42,8 @@ class Distribution(StrategyBase):
         TypeError
             `value_fn` is not callable.
         ContextError
-            It has drawn from ``strategy.rng``.
+            It has drawn from ``strategy.rng``, or has made a call of the strategy that stands above
+            the replicas, as ``reduce``, ``run`` and an assignment do.
         Exception
             What `value_fn` raised. All these here, and on the other ranks at their next collective
             call.
@@ -70,7 +71,7 @@ class Distribution(StrategyBase):
                 raise TypeError(
                     f"value_fn must be callable, got {value_fn!r}. It gets a mr.ValueContext."
                 )
-            with self.generators.unshared(f"the value_fn of {kind}"):
+            with per_replica_calls(self, f"the value_fn of {kind}", "that"):
                 rows = [value_fn(ValueContext(i, number)) for i in ids or (0,)]
             return nest.transposed(
                 rows,

@@ -18,6 +18,7 @@ from ..core.context import (
     current_strategy,
     entered,
     is_in_merge_fn,
+    per_replica_calls,
     require_cross_replica,
 )
 from ..core.exceptions import ContextError
@@ -390,8 +391,9 @@ class StrategyExtended:
             at their next collective call.
         ContextError
             Called in a replica. `fn`, where it is called for each local replica, assigned to a
-            variable that they share, has written into a tensor of torch among its arguments, or has
-            drawn from ``strategy.rng``.
+            variable that they share, made another call that stands above the replicas, as
+            ``reduce`` and ``run`` do, has written into a tensor of torch among its arguments, or
+            has drawn from ``strategy.rng``.
 
         Notes
         -----
@@ -416,15 +418,15 @@ class StrategyExtended:
             self._strategy.engine.share("update", error)
         each: Sequence[int | None] = [None]
         shared = None
-        unshared: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        calls: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if not var.is_mirrored:
             each = self._strategy.engine.layout.local_replica_ids
             plain = [read_only(leaf) for leaf in plain]
             shared = shared_tensors("update", structure, plain)
             what = f"the function that updates {var.name}, which is synchronized on read,"
-            unshared = self._strategy.generators.unshared(what)
+            calls = per_replica_calls(self._strategy, what, "the update")
         results = []
-        with unshared:
+        with calls:
             for replica_id in each:
                 args, named = nest.unflatten(structure, plain)
                 with entered(State(self._strategy, None, "update", replica_id)):

@@ -12,7 +12,7 @@ from ..collectives.agreement.site import call_site
 from ..collectives.engine import Engine
 from ..core import nest
 from ..core.argument_checks import check_call
-from ..core.context import Scope, is_in_merge_fn, require_cross_replica
+from ..core.context import Scope, is_in_merge_fn, require_above, require_cross_replica
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.randomness import Generators
 from ..core.values import Mirrored, component_of, local_results, read_only
@@ -107,7 +107,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         ContextError
             Read in a replica, whose own are those of ``ctx.rng``.
         """
-        require_cross_replica(self, "strategy.rng")
+        require_above(self, "strategy.rng")
         generator = self.generators.shared
         for run in self.engine.agreement.runs:
             run.will_draw(generator)

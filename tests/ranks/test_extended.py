@@ -487,6 +487,51 @@ def test_the_update_of_components_can_not_assign_to_what_replicas_share(strategy
     assert on_all_ranks(shared.value()) == 1.0
 
 
+def makes_variable(strategy, shared, own):
+    with strategy.scope():
+        mr.Variable(0.0)
+
+
+ABOVE = {
+    "reduce": lambda strategy, shared, own: strategy.reduce("SUM", own, axis=None),
+    "reduce_to": lambda strategy, shared, own: strategy.extended.reduce_to("SUM", own, own),
+    "gather_objects": lambda strategy, shared, own: strategy.gather_objects(strategy.rank),
+    "verify": lambda strategy, shared, own: strategy.verify(1),
+    "run": lambda strategy, shared, own: strategy.run(replica_id),
+    "last.assign_add": lambda strategy, shared, own: shared.assign_add(1.0),
+    "update": lambda strategy, shared, own: strategy.extended.update(
+        shared, lambda shared: shared.assign_add(1.0)
+    ),
+    "Variable": makes_variable,
+}
+
+
+@pytest.mark.parametrize("call", ABOVE)
+def test_what_stands_above_the_replicas_can_not_be_called_once_for_each_of_a_rank(strategy, call):
+    shared = variable(strategy, 1.0, name="last")
+    own = variable(strategy, 0.0, aggregation=SUM, **ON_READ)
+    strategy.run(lambda: own.assign(1.0 + replica_id()))
+    before = [float(part) for part in strategy.experimental_local_results(own)]
+    for function, outer in (
+        (
+            lambda: strategy.extended.update(
+                own, lambda x: x.assign_add(ABOVE[call](strategy, shared, own))
+            ),
+            "that updates .*synchronized on read.*before or after the update",
+        ),
+        (
+            lambda: strategy.experimental_distribute_values_from_function(
+                lambda context: ABOVE[call](strategy, shared, own)
+            ),
+            "the value_fn of experimental_distribute_values_from_function .*before or after that",
+        ),
+    ):
+        words = f"^{call} was called while .*{outer}"
+        assert_fails(strategy, mr.errors.ContextError, words, function)
+    assert [float(part) for part in strategy.experimental_local_results(own)] == before
+    assert on_all_ranks(shared.value()) == 1.0
+
+
 def test_components_of_a_strategy_with_other_replicas_are_an_error_everywhere(strategy):
     R = strategy.num_replicas_in_sync
     other = mr.MPIStrategy(num_replicas=R + strategy.size)
