@@ -211,7 +211,8 @@ class IndexedSlices:
         with np.errstate(all="ignore"):
             sums = total(0, len(rows))
             if wide.kind in "fc":
-                sums[np.isnan(sums)] = np.nan
+                for part in (sums.real, sums.imag) if wide.kind == "c" else (sums,):
+                    part[np.isnan(part)] = np.nan
             return sums.astype(self._values.dtype, copy=False)
 
     def __repr__(self) -> str:

@@ -117,6 +117,23 @@ def test_slices_made_dense_have_the_bits_of_a_reproducible_sum(reproducible):
     assert sparse.to_dense().tobytes() == dense.tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_a_part_of_a_complex_row_that_is_no_nan_stays_as_in_a_dense_sum(strategy, dtype):
+    def make():
+        infinite = np.inf if replica_id() else -np.inf
+        values = [[complex(infinite, 1 + replica_id())], [complex(1 + replica_id(), infinite)]]
+        slices = mr.IndexedSlices(np.array(values, dtype), [1, 0], (3, 1))
+        return slices, slices.to_dense()
+
+    sparse, dense = strategy.reduce("SUM", strategy.run(make), axis=None)
+    found = sparse.to_dense()
+    assert found.dtype == dense.dtype == dtype
+    np.testing.assert_array_equal(found.real, dense.real)
+    np.testing.assert_array_equal(found.imag, dense.imag)
+    count = strategy.num_replicas_in_sync
+    assert (found[0, 0].real, found[1, 0].imag) == (count * (count + 1) / 2,) * 2
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_mean_of_slices_is_as_quiet_as_that_of_dense_values(strategy, dtype):
     """Underflow and overflow in a reduction are no mistake of the program."""
