@@ -114,6 +114,20 @@ def test_leaves_that_are_the_same_have_the_same_digest():
         assert content_of(one, "").digest() == content_of(other, "").digest()
 
 
+UNIT_FREE = np.array([5, 6]).view("M8")
+NO_TEXTS = np.array([0x110000, 0x110001], np.uint32).view("U1")
+IN_RECORDS = np.array([(1, 5), (1, 6)], "i8, i8").view([("f0", "i8"), ("f1", "M8")])
+
+
+@pytest.mark.parametrize("array", [UNIT_FREE, NO_TEXTS, IN_RECORDS], ids=lambda x: str(x.dtype))
+def test_elements_that_numpy_can_not_write_are_shown_by_their_bytes(array):
+    """As times without a unit, and characters that are none."""
+    units = [array[:1].tobytes(), array[1:].tobytes()]
+    shown = [f"bytes {unit.hex(' ')}" for unit in units]
+    assert element_texts(content_of(array, ""), units) == shown
+    assert content_of(array[:1].reshape(()), "").text.endswith(f" {shown[0]}")
+
+
 def test_elements_are_named_by_their_place_and_shown_with_their_bits_where_they_print_alike():
     content = content_of(np.zeros((3, 4), "f4"), "")
     assert element_name(content, 4, 6) == "element [1, 2]"

@@ -86,7 +86,7 @@ def content_of(leaf: Any, path: str) -> Content:
 def _content_of_array(array: np.ndarray[Any, Any]) -> Content:
     name = wire_name(array.dtype)
     kind = str(LeafDescription(name, array.shape))
-    text = f"{name} {_shown(array[()])}" if array.ndim == 0 else kind
+    text = f"{name} {_shown(array)}" if array.ndim == 0 else kind
     if array.nbytes == 0:
         return Content(kind, text, _bytes_of(b""), array.dtype, array.shape)
     array = without_padding(array)
@@ -118,7 +118,7 @@ def element_texts(content: Content, units: Sequence[bytes]) -> list[str]:
     """Returns how elements that differ are shown; with their bits where they print alike."""
     whole = content.dtype.itemsize
     texts = [
-        _shown(np.frombuffer(unit, content.dtype)[0]) if len(unit) == whole else unit.hex()
+        _shown(np.frombuffer(unit, content.dtype)) if len(unit) == whole else unit.hex()
         for unit in units
     ]
     if len(set(texts)) == len(texts):
@@ -126,8 +126,13 @@ def element_texts(content: Content, units: Sequence[bytes]) -> list[str]:
     return [f"{text} ({_bits(unit, content)})" for text, unit in zip(texts, units, strict=True)]
 
 
-def _shown(item: Any) -> str:
-    text = repr(item.item()) if isinstance(item, (np.str_, np.bytes_)) else str(item)
+def _shown(element: npt.NDArray[Any]) -> str:
+    """Returns how the only element of an array is shown."""
+    try:
+        item: Any = element.reshape(())[()]
+        text = repr(item.item()) if isinstance(item, (np.str_, np.bytes_)) else str(item)
+    except (ValueError, SystemError):  # a time without a unit; characters that are none
+        text = f"bytes {element.tobytes().hex(' ')}"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 

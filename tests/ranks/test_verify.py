@@ -126,6 +126,10 @@ def test_bytes_that_mean_nothing_do_not_count(strategy):
     strategy.verify([array, long])
 
 
+def test_a_time_without_a_unit_that_is_the_same_passes(strategy):
+    strategy.verify([np.array(5).view("M8"), np.array(5).view("M8")[()]])
+
+
 def test_objects_with_an_array_in_them_are_compared_by_it(strategy):
     class Tensor:
         def __init__(self, array):
@@ -238,6 +242,18 @@ DIFFERENT = {
         np.array(["2020-01-02"], "M8[D]"),
         "value differs: ",
         ("2020-01-01", "2020-01-02"),
+    ),
+    "times without a unit": (
+        np.array([4, 5]).view("M8"),
+        np.array([4, 6]).view("M8"),
+        "first element [1]: ",
+        ("bytes 05 00 00 00 00 00 00 00", "bytes 06 00 00 00 00 00 00 00"),
+    ),
+    "characters that are none": (
+        np.array([0x41, 0x110000], np.uint32).view("U1"),
+        np.array([0x41, 0x110001], np.uint32).view("U1"),
+        "first element [1]: ",
+        ("bytes 00 00 11 00", "bytes 01 00 11 00"),
     ),
     "rows": (
         np.array([(1, 2.0), (3, 4.0)], [("a", "i1"), ("b", "f8")]),
