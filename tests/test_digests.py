@@ -74,7 +74,13 @@ def test_changes_that_cancel_in_sums_of_rows_and_of_columns_change_it():
     assert len(seen) == 2
 
 
-PADDED = [np.dtype(np.longdouble), np.dtype(np.clongdouble), np.dtype("i1, f8", align=True)]
+PADDED = [
+    *(np.dtype(np.longdouble), np.dtype(np.clongdouble), np.dtype("i1, f8", align=True)),
+    np.dtype([(("a title", "a"), "f4"), ("b", "f8")], align=True),
+    np.dtype({"names": ["a", "b"], "formats": ["f4", "f4"], "offsets": [0, 0], "itemsize": 8}),
+    np.dtype({"names": ["a", "b"], "formats": ["f4", "f2"], "offsets": [0, 2], "itemsize": 6}),
+    np.dtype([(("a title", "a"), "g"), ("b", "i1")]),
+]
 
 
 @pytest.mark.parametrize("dtype", PADDED, ids=str)

@@ -6,9 +6,12 @@ bytes.
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .array_ways import Array
 
@@ -23,15 +26,26 @@ def without_padding(array: Array) -> Array:
     return clean
 
 
+@functools.lru_cache(maxsize=1024)
 def _has_padding(dtype: np.dtype[Any]) -> bool:
     """Returns whether items have bytes that mean nothing."""
+    return not _bytes_with_meaning(dtype).all()
+
+
+def _bytes_with_meaning(dtype: np.dtype[Any]) -> npt.NDArray[np.bool_]:
+    """Returns of each byte of an item whether it means something; fields may overlap."""
     if dtype.subdtype is not None:
-        return _has_padding(dtype.subdtype[0])
+        item, shape = dtype.subdtype
+        return np.tile(_bytes_with_meaning(item), math.prod(shape))
     if dtype.fields is not None:
-        fields = [field for field, *_ in dtype.fields.values()]
-        used = sum(field.itemsize for field in fields)
-        return used != dtype.itemsize or any(_has_padding(field) for field in fields)
-    return _extended_bytes(dtype) > 0
+        has_meaning = np.zeros(dtype.itemsize, np.bool_)
+        for field, offset, *_ in dtype.fields.values():
+            has_meaning[offset : offset + field.itemsize] |= _bytes_with_meaning(field)
+        return has_meaning
+    has_meaning = np.ones(dtype.itemsize, np.bool_)
+    if extended := _extended_bytes(dtype):
+        has_meaning.reshape(-1, extended)[:, 10:] = False
+    return has_meaning
 
 
 def _extended_bytes(dtype: np.dtype[Any]) -> int:

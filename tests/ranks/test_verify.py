@@ -126,6 +126,16 @@ def test_bytes_that_mean_nothing_do_not_count(strategy):
     strategy.verify([array, long])
 
 
+def test_bytes_that_no_field_covers_do_not_count_where_others_have_titles_or_overlap(strategy):
+    one = {"names": ["a"], "formats": ["f4"], "titles": ["a title"], "itemsize": 8}
+    two = {"names": ["a", "b"], "formats": ["f4", "f4"], "offsets": [0, 0], "itemsize": 8}
+    for dtype in (np.dtype(one), np.dtype(two)):
+        array = np.empty(3, dtype)
+        array.view(np.uint8)[:] = strategy.rank
+        array["a"] = 1
+        strategy.verify([array, array[0]])
+
+
 def test_a_time_without_a_unit_that_is_the_same_passes(strategy):
     strategy.verify([np.array(5).view("M8"), np.array(5).view("M8")[()]])
 
