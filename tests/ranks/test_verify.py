@@ -454,7 +454,9 @@ def test_a_value_of_another_strategy_or_per_replica_on_one_rank_alone_is_an_erro
     assert f"a PerReplica of {count + 1} replicas" in str(error)
     needs_two_ranks(strategy)
     value = mr.PerReplica([1] * count) if strategy.rank else 1
-    raises_everywhere(StructureMismatchError, lambda: strategy.verify([value]))
+    error = raises_everywhere(StructureMismatchError, lambda: strategy.verify([value]))
+    assert "got different kinds for value[0]" in str(error)
+    assert "Pass the same variable, or the same kind of value, on every replica." in str(error)
     check_works(strategy)
 
 

@@ -349,17 +349,18 @@ def _leaf_difference(
             if "" not in numbers and "float" in numbers:
                 promoted.append(index)
                 continue
-            aspect = "dtype"
+            # without a shape a word stands for the dtype, as "PerReplica" or the name of a variable
+            aspect = "dtype" if leaves[0].shape is not None else "kind"
         else:
             continue
         different = _sides(calls, lambda call, i=index: call.leaves[i], layout)  # type: ignore[misc]
         sides = _listed([f"{call.leaves[index]} on {who}" for who, call in different])
         first = calls[0][1]
-        mend = (
-            f"Make the leaf the same shape on every replica{_for_uneven(first)}."
-            if aspect == "shape"
-            else f"Convert the leaf to one dtype on every replica{_for_empty(first, leaves)}."
-        )
+        mend = {
+            "shape": f"Make the leaf the same shape on every replica{_for_uneven(first)}.",
+            "dtype": f"Convert the leaf to one dtype on every replica{_for_empty(first, leaves)}.",
+            "kind": "Pass the same variable, or the same kind of value, on every replica.",
+        }[aspect]
         return (), StructureMismatchError(
             f"{first.kind} got different {aspect}s for value{path} at {_places(calls)}: {sides}."
             f" {mend}"
