@@ -330,6 +330,54 @@ def test_a_job_whose_output_nobody_reads_is_ended_in_time(narrow_pipe):
     assert done.returncode == 124
 
 
+# A launcher of one rank, which writes when that has ended; no time is left to it then, until it has
+# been looked at whether it must be ended.
+WRITES_LATE = """if True:
+    import math, os, sys
+    from mpi_replica.launcher import job_start
+    from mpi_replica.launcher.job import Job, Options
+    from mpi_replica.launcher.program import rank_program
+    from mpi_replica.launcher.supervisor import start
+
+    def look(self, true=job_start.JobStart.look):
+        found = true(self)
+        if self._ranks.last_end < math.inf:
+            job_start._SECONDS_TO_END_OTHERS = job_start._SECONDS_TO_END_ITSELF = math.inf
+            os.write(2, f"looked{found[0]}\\n".encode())
+        return found
+
+    job_start.JobStart.look = look
+    job_start._SECONDS_TO_END_OTHERS = job_start._SECONDS_TO_END_ITSELF = 0.0
+    kind, program = sys.argv[1:]
+    rank = rank_program([sys.executable, "-c", program])
+    launcher = f"import subprocess, sys; status = subprocess.run({rank!r}).returncode"
+    launcher += "; print('a line\\\\n' * 30000, end='', flush=True); sys.exit(status)"
+    words = [sys.executable, "-c", launcher]
+    added = {"PMIX_RANK": "0", "PMI_RANK": "0"}
+    options = Options(words, restarts=0)
+    sys.exit(start(Job(kind, words, added, "", options, is_watched=True), os.environ))
+"""
+
+
+@pytest.mark.parametrize(("program", "status"), [("pass", 0), ("raise SystemExit(3)", 3)])
+@each_library
+def test_output_that_nobody_reads_for_long_comes_whole_when_it_is_read(
+    library, program, status, narrow_pipe
+):
+    reader, writer = narrow_pipe
+    filling = b"x" * 4096
+    os.write(writer.fileno(), filling)
+    os.set_blocking(writer.fileno(), True)
+    command = [sys.executable, "-c", WRITES_LATE, library, program]
+    with subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE) as process:
+        writer.close()
+        said = process.stderr.readline()
+        text = reader.read()
+        error = process.stderr.read()
+    assert said == b"looked\n", said + error
+    assert (process.returncode, text == filling + b"a line\n" * 30000) == (status, True), error
+
+
 def test_a_job_that_is_ended_while_a_rank_is_still_in_its_end_is_none_that_has_ended_well():
     code = """if True:
         import os, sys

@@ -15,7 +15,7 @@ from ..core.layout import numbers_text
 from ..ranks.watch.strategy_watch import stall_seconds
 from .elasticity import RANKS_LOST
 from .job import Job
-from .output import DeathNotice, OutputStream, Tags
+from .output import DeathNotice, OutputStream, Tags, is_output_blocked
 from .processes import descendants, ends_with_parent, ranks_below, send_signal
 from .rank_connections import RankConnections
 from .restarts import Outcome
@@ -96,6 +96,8 @@ class JobStart:
         # Whether programs had come to their end by then, and some of their processes had not.
         self._is_cut_off = False
         self._missing_since: float | None = None
+        # When the output was last seen to take nothing: a launcher that waits for it can't end.
+        self._blocked_at = 0.0
         self._has_reported = False
         self._stall_seconds = stall_seconds()
         self._notice = DeathNotice()
@@ -200,11 +202,14 @@ class JobStart:
         now = time.monotonic()
         if self._ranks is None or self.ended_because:
             return "", ""
+        if self._forwarded not in _ENDING_SIGNALS and is_output_blocked():
+            self._blocked_at = now
         self.ended_because = self._reason_to_end(self._ranks, now)
         return self.ended_because, self._report_of_stuck_ranks(self._ranks, now)
 
     def _reason_to_end(self, ranks: RankConnections, now: float) -> str:
-        if ranks.failed is not None and now > ranks.failed_at + _SECONDS_TO_END_OTHERS:
+        failed_at = max(ranks.failed_at, self._blocked_at)
+        if ranks.failed is not None and now > failed_at + _SECONDS_TO_END_OTHERS:
             status = ranks.failed.facts["status"]
             return f"{ranks.failed} has ended with status {status}, and others have not yet"
         if ranks.lost:
@@ -216,7 +221,7 @@ class JobStart:
                 seconds = math.inf if ranks.have_all_begun else _SECONDS_TO_BEGIN_ANYWAY
             if now > (first.ended_at or 0.0) + seconds:
                 return ranks.loss_text() or f"{first} has ended too early"
-        if now > ranks.last_end + _SECONDS_TO_END_ITSELF:
+        if now > max(ranks.last_end, self._blocked_at) + _SECONDS_TO_END_ITSELF:
             return "all ranks have come to their end, and the launcher has not"
         there = [rank for rank in ranks.ranks.values() if rank.ended_at is None]
         if there and now > ranks.last_told_end + _SECONDS_TO_END_PROCESSES:
