@@ -330,6 +330,44 @@ def test_a_job_whose_output_nobody_reads_is_ended_in_time(narrow_pipe):
     assert done.returncode == 124
 
 
+# A launcher that has ended while what it has written waits for a reader; then the timeout is over.
+HAS_WRITTEN = """if True:
+    import os, sys
+    from mpi_replica.launcher.job import Job, Options
+    from mpi_replica.launcher.supervisor import _Supervisor, start
+
+    def drain(self, current, true=_Supervisor._drain):
+        self._steps[:1] = [(0.0, step) for _, step in self._steps[:1]]
+        os.write(2, b"ready\\n")
+        true(self, current)
+
+    _Supervisor._drain = drain
+    words = [sys.executable, "-c", "print('x' * 30000)"]
+    options = Options(words, timeout_seconds=1000.0 if sys.argv[1:] == ["--timeout"] else None)
+    sys.exit(start(Job("mpich", words, {}, "", options), os.environ))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_a_job_of_which_output_is_left_that_nobody_reads(number, narrow_pipe):
+    _, writer = narrow_pipe
+    command = [sys.executable, "-c", HAS_WRITTEN]
+    with subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr.readline() == "ready\n"
+            process.send_signal(number)
+            assert process.wait(LIMIT_SECONDS) == 128 + number
+        finally:
+            process.kill()
+
+
+def test_so_does_its_timeout(narrow_pipe):
+    _, writer = narrow_pipe
+    command = [sys.executable, "-c", HAS_WRITTEN, "--timeout"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=LIMIT_SECONDS)
+    assert done.returncode == 124, done.stderr
+
+
 # A launcher of one rank, which writes when that has ended; no time is left to it then, until it has
 # been looked at whether it must be ended.
 WRITES_LATE = """if True:

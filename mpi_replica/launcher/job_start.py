@@ -137,6 +137,9 @@ class JobStart:
         self._forwarded, self._forwarded_at = number, time.monotonic()
         if number == signal.SIGINT:
             self._interrupt()
+        elif self.launcher.poll() is not None:  # its output alone is left
+            if number in _ENDING_SIGNALS:
+                self._ended_by = number
         elif number in _HANDED_ON[self._job.launcher]:
             self.launcher.send_signal(number)
         elif ranks := ranks_below(self.launcher.pid):
@@ -313,7 +316,9 @@ class JobStart:
         status, ranks, options = self.launcher.returncode, self._ranks, self._job.options
         if self.is_timed_out:
             return TIMED_OUT
-        if self._ended_by and (status < 0 or status == _STATUS_WHEN_ENDED.get(self._job.launcher)):
+        is_cut_short = status < 0 or status == _STATUS_WHEN_ENDED.get(self._job.launcher)
+        is_cut_short = is_cut_short or any(stream.has_text for stream in self.streams)
+        if self._ended_by and is_cut_short:
             return 128 + self._ended_by
         if ranks is not None and ranks.have_ended_well(options.is_elastic) and not self._is_cut_off:
             # Whoever is killed in the end of MPI does not change it.

@@ -257,7 +257,9 @@ class _Supervisor:
             all(stream.is_closed for stream in current.streams) and current.have_ranks_ended
         ):
             if any(stream.has_text for stream in current.streams) and not current.was_ended:
-                self._serve(None)  # it takes as long as whoever reads it
+                self._serve(self._seconds_to_wait(None))  # it takes as long as whoever reads it
+                if self._is_late:
+                    self._steps.pop(0)[1](current)
             else:
                 start = time.monotonic()
                 self._serve(left)
