@@ -614,9 +614,13 @@ def test_a_program_of_another_kind_runs_as_before_and_is_not_started_again(libra
     assert out == ""  # but for the lines that were read
 
 
-def test_restarts_of_a_program_of_another_kind_are_refused_before_anything_is_started(tmp_path):
+@pytest.mark.parametrize("option", ["--restarts 1", "--restart-on any"])
+def test_restarts_of_a_program_of_another_kind_are_refused_before_anything_is_started(
+    option, tmp_path
+):
     script = tmp_path / "train.sh"
     script.write_text("echo one\n")
-    done = call(LIBRARIES[0], "run", "--restarts", 1, "-n", 2, "/bin/sh", script)
+    done = call(LIBRARIES[0], "run", *option.split(), "-n", 2, "/bin/sh", script)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--restarts starts programs of Python, and '/bin/sh' is another one" in done.stderr
+    name = option.removesuffix(" 1")
+    assert f"{name} starts programs of Python, and '/bin/sh' is another one" in done.stderr

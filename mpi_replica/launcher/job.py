@@ -243,7 +243,11 @@ def _check_program(options: Options, program: Sequence[str]) -> None:
             "the argument ':' would not reach the program: mpiexec and srun take this word for the"
             " begin of another program. Let it be a part of a longer word, or read it from a file."
         )
-    named = {"--elastic": options.is_elastic, "--restarts": options.restarts}
+    named = {
+        "--elastic": options.is_elastic,
+        "--restarts": options.restarts,
+        "--restart-on any": options.restart_on == "any",
+    }
     for name, value in named.items():
         if value and not is_of_python(program):
             raise LaunchError(
