@@ -416,6 +416,61 @@ def test_output_that_nobody_reads_for_long_comes_whole_when_it_is_read(
     assert (process.returncode, text == filling + b"a line\n" * 30000) == (status, True), error
 
 
+# Its launcher starts ranks by `start(number)`. No time is left to a job that must be ended; when it
+# has been looked at thrice whether it must, since CONDITION holds, `go_on()` returns.
+LOOKED_AT = """if True:
+    import os, sys
+    from mpi_replica.launcher import job_start
+    from mpi_replica.launcher.job import Job, Options
+    from mpi_replica.launcher.program import rank_program
+    from mpi_replica.launcher.supervisor import start
+
+    kind, program, launcher, fifo = sys.argv[1:]
+    opened, looks = os.open(fifo, os.O_RDWR), 0
+
+    def look(self, true=job_start.JobStart.look):
+        global looks
+        ranks = self._ranks
+        looks += bool(CONDITION)
+        if looks == 3:
+            os.write(opened, b"x")
+        return true(self)
+
+    job_start.JobStart.look = look
+    job_start._SECONDS_TO_END_OTHERS = job_start._SECONDS_TO_COME = 0.0
+    rank = rank_program([sys.executable, "-c", f"go_on = open({fifo!r}).read\\n{program}"])
+    begin = f"import os, subprocess; go_on = open({fifo!r}).read\\n"
+    begin += "def start(number):\\n"
+    begin += "    variables = {**os.environ, 'PMIX_RANK': number, 'PMI_RANK': number}\\n"
+    begin += f"    return subprocess.Popen({rank!r}, env=variables)\\n"
+    words = [sys.executable, "-c", begin + launcher]
+    job = Job(kind, words, {}, "", Options(words, restarts=0), num_ranks=2, is_watched=True)
+    sys.exit(start(job, os.environ))
+"""
+
+
+def looked_at(folder, condition, *arguments):
+    """Run such a job; return how it has ended."""
+    os.mkfifo(folder / "fifo")
+    code = LOOKED_AT.replace("CONDITION", condition)
+    command = [sys.executable, "-c", code, *arguments, folder / "fifo"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+
+
+@each_library
+def test_a_rank_has_all_the_time_it_needs_to_end_where_others_have_saved(library, tmp_path):
+    program = """
+import os, sys
+if os.environ["PMIX_RANK"] == "0":
+    go_on(1)
+    print("written")
+sys.exit(75)
+"""
+    launcher = "for rank in [start('0'), start('1')]: rank.wait()\nraise SystemExit(75)"
+    done = looked_at(tmp_path, "ranks.failed", library, program, launcher)
+    assert (done.returncode, done.stdout) == (75, "written\n"), done.stderr
+
+
 def test_a_job_that_is_ended_while_a_rank_is_still_in_its_end_is_none_that_has_ended_well():
     code = """if True:
         import os, sys

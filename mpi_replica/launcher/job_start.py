@@ -212,8 +212,9 @@ class JobStart:
 
     def _reason_to_end(self, ranks: RankConnections, now: float) -> str:
         failed_at = max(ranks.failed_at, self._blocked_at)
-        if ranks.failed is not None and now > failed_at + _SECONDS_TO_END_OTHERS:
-            status = ranks.failed.facts["status"]
+        status = 0 if ranks.failed is None else ranks.failed.facts["status"]
+        # Where one has saved the others do, too, and what follows may take them longer.
+        if status not in (0, SAVED) and now > failed_at + _SECONDS_TO_END_OTHERS:
             return f"{ranks.failed} has ended with status {status}, and others have not yet"
         if ranks.lost:
             first = ranks.lost[0]
