@@ -232,7 +232,8 @@ def test_each_launcher_is_told_in_its_own_words(launcher, version, request_, exp
 )
 def test_srun_behaves_like_mpirun(request_, expected):
     words = command("srun", (), "srun", Request(4, PROGRAM, mpi_type="pmix_v4", **request_))
-    usual = "srun --mpi=pmix_v4 --input=0 --quit-on-interrupt --kill-on-bad-exit"
+    usual = "srun --mpi=pmix_v4 --input=0 --quit-on-interrupt --export=ALL"
+    usual += " --kill-on-bad-exit"
     assert words == [*usual.split(), *expected.split(), "-n", "4", *PROGRAM]
 
 
@@ -250,7 +251,8 @@ def test_srun_behaves_like_mpirun(request_, expected):
 def test_srun_is_told_the_host_of_each_rank_and_waits_for_no_lost_step(ranks, hosts, expected):
     request = Request(ranks, PROGRAM, mpi_type="pmi2", hosts=hosts)
     words = command("srun", (), "srun", request)
-    usual = "srun --mpi=pmi2 --input=0 --quit-on-interrupt --kill-on-bad-exit"
+    usual = "srun --mpi=pmi2 --input=0 --quit-on-interrupt --export=ALL"
+    usual += " --kill-on-bad-exit"
     assert words == [*f"{usual} {expected} --overlap -n {ranks}".split(), *PROGRAM]
 
 

@@ -471,6 +471,13 @@ sys.exit(75)
     assert (done.returncode, done.stdout) == (75, "written\n"), done.stderr
 
 
+def test_ranks_of_srun_whose_starts_lie_apart_are_not_taken_for_lost(tmp_path):
+    """They are children of a daemon of Slurm, so that nobody sees here whether they are started."""
+    launcher = "one = start('0'); go_on(1); other = start('1'); one.wait(); other.wait()"
+    done = looked_at(tmp_path, "ranks.ranks and ranks.missing()", "srun", "pass", launcher)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_job_that_is_ended_while_a_rank_is_still_in_its_end_is_none_that_has_ended_well():
     code = """if True:
         import os, sys

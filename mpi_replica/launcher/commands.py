@@ -128,6 +128,9 @@ def _of_mpich(version: tuple[int, ...], request: Request) -> list[str]:
 def _of_srun(version: tuple[int, ...], request: Request) -> list[str]:
     # mpirun gives its input to rank 0, and ends at the first Ctrl-C: so shall srun.
     words = [f"--mpi={request.mpi_type}", "--input=0", "--quit-on-interrupt"]
+    # What sbatch --export says is srun's default, too: with NONE or a list ranks would get nothing
+    # of what they are given here.
+    words.append("--export=ALL")
     # Else the first rank of several that have saved and end with a status would end the others.
     words.append("--kill-on-bad-exit=0" if request.is_watched else "--kill-on-bad-exit")
     words += _places_of_srun(request)

@@ -238,7 +238,8 @@ class JobStart:
         missing = ranks.missing()
         if not missing or not ranks.ranks:
             return ""
-        if self._job.num_hosts > 1:
+        # Ranks of srun are no children of its own on this host either.
+        if self._job.num_hosts > 1 or self._job.launcher == "srun":
             is_late = now > ranks.first_at + self._stall_seconds
         else:
             known = {rank.pid for rank in ranks.ranks.values()}
