@@ -282,6 +282,22 @@ def test_the_third_ctrl_c_ends_ranks_that_hear_of_no_signal(library, tmp_path):
 
 
 @each_library
+def test_the_end_of_a_job_ends_no_process_that_was_there_before_it(library):
+    """Such as the reader of `exec > >(tee log)`; here it writes when all others have ended."""
+    program = "import sys; print('from a rank'); sys.exit(3)"
+    run = [find_interpreter(library), "-m", "mpi_replica", "run", "-n", "1", "-c", program]
+    done = subprocess.run(
+        ["bash", "-c", 'exec > >(text=$(cat); echo "read: $text"); exec "$@"', "bash", *run],
+        env=variables(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+    assert (done.returncode, done.stdout) == (3, "read: from a rank\n"), done.stderr
+
+
+@each_library
 def test_a_job_that_runs_too_long_is_ended(library, tmp_path):
     done = call(library, "run", "-n", 2, "--timeout", 0.5, written(tmp_path, WAIT))
     assert done.returncode == 124, done.stderr

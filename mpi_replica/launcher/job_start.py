@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ..core.exceptions import LaunchError
 from ..core.layout import numbers_text
@@ -71,6 +72,8 @@ class JobStart:
         Whether the launcher stays in the group of the terminal.
     restarts : int
         How often the job was started before.
+    others : collection of int
+        Processes below this one that are none of a job.
     """
 
     def __init__(
@@ -80,8 +83,10 @@ class JobStart:
         selector: selectors.BaseSelector,
         is_in_terminal: bool,
         restarts: int,
+        others: Collection[int],
     ) -> None:
         self._job = job
+        self._others = others
         self._started_at = time.monotonic()
         #: Whether its time is over.
         self.is_timed_out = False
@@ -166,14 +171,13 @@ class JobStart:
         """Kills all processes of the job on this host, also those that lost their parents."""
         if self._ranks is not None:  # how they have ended before
             self._ranks.read()
-        while processes := descendants(os.getpid()):
+        while processes := descendants(os.getpid(), self._others):
             for process in processes:
                 send_signal(process, signal.SIGKILL)
             self.launcher.wait()  # first, since its status is the job's
-            try:
-                os.waitpid(-1, 0)
-            except ChildProcessError:
-                break
+            for process in processes:
+                with contextlib.suppress(ChildProcessError):  # the next round finds it as a child
+                    os.waitpid(process, 0)
         if self.launcher.poll() is None:  # there is no /proc
             self.launcher.kill()
             self.launcher.wait()

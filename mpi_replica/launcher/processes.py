@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 # What each launcher sets for a rank. It has none of them itself: see `without_rank`.
 _RANK_VARIABLES = (b"PMIX_RANK=", b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")
@@ -36,11 +36,14 @@ def _children() -> dict[int, list[int]]:
     return children
 
 
-def descendants(pid: int) -> list[int]:
-    """Returns the children of a process, theirs, and so on; parents before their children."""
+def descendants(pid: int, others: Collection[int] = ()) -> list[int]:
+    """Returns the children of a process, theirs, and so on; parents before their children.
+
+    The `others` are left out, and what is below them.
+    """
     children, family = _children(), [pid]
     for process in family:
-        family += children.get(process, [])
+        family += [child for child in children.get(process, []) if child not in others]
     return family[1:]
 
 

@@ -17,7 +17,7 @@ from .job import Job, plan
 from .job_start import SAVED, TIMED_OUT, JobStart
 from .leftovers import remove_leftovers
 from .output import tell
-from .processes import adopt_orphans
+from .processes import adopt_orphans, descendants
 from .restarts import Restarts
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -83,6 +83,8 @@ class _Supervisor:
         self._is_in_terminal = False
         with contextlib.suppress(OSError):  # none, or one that is another session's
             self._is_in_terminal = os.tcgetpgrp(0) == os.getpgrp()
+        # Of a shell that has become this process, such as the reader of `exec > >(tee log)`.
+        self._others = descendants(os.getpid())
         adopt_orphans()
 
     def _listen(self, stack: contextlib.ExitStack) -> None:
@@ -104,7 +106,12 @@ class _Supervisor:
     def run(self) -> int:
         while True:
             current = JobStart(
-                self._job, self._environ, self._selector, self._is_in_terminal, self._restarts.count
+                self._job,
+                self._environ,
+                self._selector,
+                self._is_in_terminal,
+                self._restarts.count,
+                self._others,
             )
             self._current = current
             try:
