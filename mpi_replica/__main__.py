@@ -17,7 +17,7 @@ from .doctor.checks import text, to_json, would_work
 from .doctor.examination import examine
 from .launcher.elasticity import RANKS_LOST
 from .launcher.job import Options, plan
-from .launcher.output import open_standard_streams, print_for_shell
+from .launcher.output import open_standard_streams, show, show_for_shell, tell
 from .launcher.supervisor import start
 from .ranks.watch.event_log import (
     LAST_VARIABLE,
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.function(options))
     except LaunchError as error:
-        print(f"mpi_replica {options.name}: {error}", file=sys.stderr)
+        tell(str(error), options.name)
         return _NOT_STARTED
 
 
@@ -264,13 +264,7 @@ def _trace(options: argparse.Namespace) -> int:
         raise LaunchError(
             f"{options.file}, or what ranks have left for it, is damaged: {in_words(error)}"
         ) from error
-    try:
-        print(shown, flush=True)
-    except OSError as error:
-        # What is left shall not come up at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # `| head` has seen enough
-            raise LaunchError(f"the table can't be written: {error}") from None
+    show(shown, "the table")
     return 0
 
 
@@ -278,7 +272,7 @@ def _doctor(options: argparse.Namespace) -> int:
     checks = examine(os.environ, options.n)
     if checks is None:
         return 0
-    print(to_json(checks) if options.json else text(checks), flush=True)
+    show(to_json(checks) if options.json else text(checks), "the report")
     return 0 if would_work(checks) else 1
 
 
@@ -304,7 +298,7 @@ def _run(options: argparse.Namespace) -> int:
     wanted = {name: getattr(options, name) for name in Options._fields if name != "program"}
     job = plan(Options(program, **wanted), os.environ)
     if options.dry_run:
-        print_for_shell(job.line)
+        show_for_shell(job.line)
         return 0
     open_standard_streams()
     if trace:
@@ -331,13 +325,10 @@ def _end_trace(path: str) -> None:
     except Exception as error:  # the status is that of the job
         with contextlib.suppress(OSError):  # what is in it may be put together later
             os.rmdir(folder_of_parts(path))
-        print(f"mpi_replica run: there is no trace {path}: {error}", file=sys.stderr)
+        tell(f"there is no trace {path}: {error}")
         return
     lacks = f" It lacks {'; '.join(missing)}." if missing else ""
-    print(
-        f"mpi_replica run: {path} is written.{lacks} See: python -m mpi_replica trace {path}",
-        file=sys.stderr,
-    )
+    tell(f"{path} is written.{lacks} See: python -m mpi_replica trace {path}")
 
 
 def _trace_path(path: str) -> tuple[str, str]:

@@ -135,6 +135,61 @@ def test_an_output_that_takes_no_more_ends_no_job(library, way, tmp_path):
     assert not told or "stdout takes no more: [Errno 28] No space left" in told[0]
 
 
+def ended_with(way, arguments, env=None):
+    """Return how a command has ended whose output goes another way."""
+    command = [sys.executable, "-m", "mpi_replica", *arguments]
+    return subprocess.run(
+        ["sh", "-c", f'"$@" {way}', "sh", *command],
+        env=variables(env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+
+
+@pytest.mark.parametrize("way", ["2>/dev/full", "2>&-"])
+def test_what_can_not_be_told_changes_no_exit_status(way, tmp_path):
+    job = ["run", "-n", "1", "--trace", str(tmp_path / "trace.json"), "-c", "raise SystemExit(7)"]
+    assert ended_with(way, job).returncode == 7
+    done = ended_with(way, ["run", "-n", "1", "absent.py"])
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+# This library is not there, so that the doctor starts no job.
+SHOWN = {
+    "the line": (["run", "--dry-run", "-n", "2", "-c", "pass"], {}, 0),
+    "the report": (["doctor"], {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}, 1),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_a_command_shows_is_told_in_a_line_where_it_can_not_be_written(name):
+    arguments, env, _ = SHOWN[name]
+    done = ended_with(">/dev/full", arguments, env)
+    told = (
+        f"mpi_replica {arguments[0]}: {name} can't be written: [Errno 28] No space left on device"
+    )
+    assert (done.returncode, done.stderr) == (2, f"{told}\n")
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_reader_who_has_seen_enough_of_it_is_no_error(name):
+    arguments, env, status = SHOWN[name]
+    source, sink = os.pipe()
+    os.close(source)
+    command = [sys.executable, "-m", "mpi_replica", *arguments]
+    with open(sink, "wb") as writer:
+        done = subprocess.run(
+            command,
+            env=variables(env),
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=LIMIT_SECONDS,
+        )
+    assert (done.returncode, done.stderr) == (status, b"")
+
+
 @each_library
 def test_ranks_find_each_other(library):
     code = "import mpi_replica as mr; s = mr.MPIStrategy(); print(f'{s.rank} {s.size}\\n', end='')"

@@ -14,6 +14,8 @@ import selectors
 import sys
 from typing import IO
 
+from ..core.exceptions import LaunchError
+
 #: What MPICH's launcher is told to mark output with: no text of a program looks like it.
 MPICH_MARK = "\x1e%r\x1f"
 
@@ -38,11 +40,29 @@ _BEGINNINGS = {
 }
 
 
-def tell(text: str) -> None:
+def tell(text: str, command: str = "run") -> None:
     """Writes a line of the command's own, unless nobody reads, or no more can be written."""
-    if select.select([], [2], [], _SECONDS_TO_TELL)[1]:
-        with contextlib.suppress(OSError):
-            os.write(2, f"mpi_replica run: {text}\n".encode(errors="backslashreplace"))
+    with contextlib.suppress(OSError):
+        if select.select([], [2], [], _SECONDS_TO_TELL)[1]:
+            line = f"mpi_replica {command}: {text}\n"
+            os.write(2, line.encode(errors="backslashreplace"))
+
+
+def show(text: str, name: str) -> None:
+    """Prints what a command was asked for, at once.
+
+    Raises
+    ------
+    LaunchError
+        It can't be written, as on a disk that is full; a reader may have seen enough of it.
+    """
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        # What is left shall not come up at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # `| head` has seen enough
+            raise LaunchError(f"{name} can't be written: {error}") from None
 
 
 def is_output_blocked() -> bool:
@@ -59,11 +79,11 @@ def open_standard_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
-def print_for_shell(line: str) -> None:
+def show_for_shell(line: str) -> None:
     """Prints a line with the names of files in it as they are, whatever the encoding of texts."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding=sys.getfilesystemencoding(), errors="surrogateescape")
-    sys.stdout.write(f"{line}\n")
+    show(line, "the line")
 
 
 class OutputStream:
