@@ -344,6 +344,7 @@ def test_a_program_is_found_before_it_is_started(tmp_path, monkeypatch):
     for words, expected in [
         (["train.py", "-n", "3"], [python, "train.py", "-n", "3"]),
         (["-m", "json.tool", "-h"], [python, "-m", "json.tool", "-h"]),
+        (["-m", "unittest", "-h"], [python, "-m", "unittest", "-h"]),
         (["-c", "pass"], [python, "-c", "pass"]),
         (["pack"], [python, "pack"]),
         (["simulate", "a"], ["./simulate", "a"]),
@@ -355,6 +356,12 @@ def test_a_program_is_found_before_it_is_started(tmp_path, monkeypatch):
     for words in (["absent.py"], ["./absent"], ["folder"], ["-m", "json.absent"], ["-m", "absent"]):
         with pytest.raises(LaunchError, match=words[-1].strip("./")):
             program_command(words)
+
+
+@pytest.mark.parametrize("name", ["email", "xml.dom"])
+def test_a_package_that_is_no_program_is_told_before_ranks_are_started(name):
+    with pytest.raises(LaunchError, match=f"the package '{name}' has no __main__.py"):
+        program_command(["-m", name])
 
 
 def test_a_script_behind_python_is_looked_for_before_ranks_are_started(tmp_path, monkeypatch):

@@ -142,3 +142,6 @@ def _check_module(name: str) -> None:
         spec = None
     if spec is None:
         raise LaunchError(f"there is no module {name!r} that {sys.executable} could run with -m.")
+    folders = spec.submodule_search_locations
+    if folders is not None and PathFinder.find_spec(f"{name}.__main__", folders) is None:
+        raise LaunchError(f"the package {name!r} has no __main__.py that Python could run with -m.")
