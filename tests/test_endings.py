@@ -216,6 +216,55 @@ def test_a_timeout_that_is_not_caught_is_told_once(launch):
     assert "the job ends" not in done.stderr
 
 
+@pytest.mark.parametrize("stderr", ["None", "open(os.devnull, 'w'); sys.stderr.close()"])
+def test_a_job_ends_and_says_why_where_the_program_has_no_stderr(stderr, launch):
+    done = launch(
+        f"""
+        import os, sys
+        sys.stderr = {stderr}
+        options = mr.CommunicationOptions(timeout_seconds=0.3)
+        strategy = mr.MPIStrategy(communication_options=options)
+        try:
+            if strategy.rank == 0:
+                strategy.gather_objects(0)
+            else:
+                import threading
+                threading.Event().wait()  # until the other rank ends the job
+        except mr.errors.CollectiveTimeoutError:
+            pass
+        """
+    )
+    assert done.returncode == 1, done.stderr
+    line = "[rank 0 of 2] the job ends, since a strategy can't be used any more: CollectiveTimeout"
+    assert done.stderr.count(line) == 1, done.stderr
+
+
+def test_an_error_in_a_thread_ends_the_job_also_where_stderr_has_no_flush(launch):
+    done = launch(
+        """
+        import sys, threading
+
+        class Log:
+            def write(self, text):
+                print(text, end="", flush=True)
+
+        sys.stderr = Log()
+
+        def work():
+            strategy = mr.MPIStrategy()
+            strategy.barrier()
+            if strategy.rank == 0:
+                raise ValueError("of rank 0 alone")
+            strategy.barrier()
+
+        threading.Thread(target=work, daemon=True).start()
+        threading.Event().wait()  # the main thread has work of its own
+        """
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("ValueError: of rank 0 alone") == 1, done.stdout
+
+
 def test_an_interrupt_that_came_in_the_last_exchange_is_not_lost(launch):
     done = launch(
         """

@@ -146,6 +146,21 @@ def test_a_rank_that_can_not_come_out_of_a_call_that_was_given_up_ends_the_job(w
     assert set(world.aborts) == {0}
 
 
+def test_so_it_does_where_nothing_can_be_logged(world, monkeypatch):
+    """As where the program has closed its stderr."""
+
+    def fail(*_):
+        raise ValueError("I/O operation on closed file")
+
+    monkeypatch.setattr(Reports, "emit", fail)
+    world.begin(0, 1, timeout_seconds=3)
+    world.pass_time(4)
+    world.end(1)
+    with pytest.raises(ValueError, match="closed file"):
+        world.pass_time(4)
+    assert world.aborts == [0]
+
+
 @pytest.mark.parametrize(
     ("error", "words"), [(OSError("no network"), "OSError: no network"), (KeyError(), "KeyError")]
 )

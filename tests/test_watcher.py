@@ -73,6 +73,24 @@ def test_a_job_is_aborted_where_nothing_can_be_written(watcher, monkeypatch):
     watcher.write_flight_records(REASON)  # what aborts comes after it
 
 
+def test_a_job_is_aborted_where_it_can_not_be_logged_why_nothing_is_written(watcher):
+    class Closed(Log):
+        def emit(self, record):
+            super().emit(record)
+            raise ValueError("I/O operation on closed file")
+
+    world = World(2)
+    world.watches[0].here = lambda: 1 / 0
+    watcher.add(world.watches[0], "n")
+    handler, logger = Closed("has failed"), logging.getLogger("mpi_replica")
+    logger.addHandler(handler)
+    try:
+        watcher.write_flight_records(REASON)
+    finally:
+        logger.removeHandler(handler)
+    assert handler.has_come.is_set()
+
+
 def test_calls_in_a_file_whose_name_is_no_utf_8_are_written(watcher, monkeypatch, tmp_path):
     world = World(2)
     watcher.add(world.watches[1], "n")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, cast
 from ..collectives.agreement.agreement import Life
 from ..core.context import open_strategies
 from ..core.exceptions import ContextError, RankLostError, in_words, is_reported_here
+from ..core.standard_error import write_error
 from ..core.tracebacks import printed
 from ..ranks.interrupts import gate
 from ..ranks.launcher_connection import note_end, tell_end
@@ -61,7 +62,7 @@ def shorten_tracebacks() -> None:
 def _print_alone(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    sys.stderr.write(printed(error))
+    write_error(printed(error))
 
 
 def add_engine(engine: Engine) -> None:
@@ -266,5 +267,4 @@ def _print(error: BaseException) -> None:
 def _write(text: str) -> None:
     # Ranks are named as in the strategy of most of them, and so alike, whoever prints.
     layout = max((engine.layout for engine in _engines), key=lambda layout: layout.size)
-    sys.stderr.write(f"[rank {layout.rank} of {layout.size}] {text}")
-    sys.stderr.flush()
+    write_error(f"[rank {layout.rank} of {layout.size}] {text}")

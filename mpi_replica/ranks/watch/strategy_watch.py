@@ -327,12 +327,14 @@ class StrategyWatch:
         elif self._stuck_since is None:
             self._stuck_since = now
         elif now - self._stuck_since > _SECONDS_TO_COME_OUT:
-            _log.error(
-                "rank %d can't come out of %s, which another rank has given up: the job ends.",
-                self.layout.rank,
-                self.call(),
-            )
-            self.abort(1)
+            try:
+                _log.error(
+                    "rank %d can't come out of %s, which another rank has given up: the job ends.",
+                    self.layout.rank,
+                    self.call(),
+                )
+            finally:  # logging fails where stderr is closed
+                self.abort(1)
 
     def _look_at_replicas(self, now: float) -> None:
         """Reports replicas of this rank that wait for another one of it."""

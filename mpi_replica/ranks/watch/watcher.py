@@ -5,6 +5,7 @@ It needs no help from the thread that waits, nor from the communicator on which 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ...core.standard_error import write_error
 from ..transport import Mailbox
 from . import event_log
 from .cycles import CycleSearch
@@ -142,11 +144,13 @@ class Watcher:
         except Exception:
             if not self._has_failed:
                 self._has_failed = True
-                _log.exception(
-                    "the thread that watches the waits of this process has failed in a part of"
-                    " its work. It goes on, and does not tell of it again: stall reports, limits"
-                    " of waits and cycles of strategies that wait for each other may be missing."
-                )
+                with contextlib.suppress(Exception):  # logging fails where stderr is closed
+                    _log.exception(
+                        "the thread that watches the waits of this process has failed in a part of"
+                        " its work. It goes on, and does not tell of it again: stall reports,"
+                        " limits of waits and cycles of strategies that wait for each other may be"
+                        " missing."
+                    )
 
     def _deal_with_cycle(self, watch: StrategyWatch, message: tuple[Any, ...]) -> None:
         if self._cycles is not None:
@@ -169,8 +173,7 @@ class Watcher:
         widest = max((watch.layout for watch in every), key=lambda layout: layout.size)
         for thread in by_thread.keys() & sys._current_frames().keys():
             text = rank_report(_place_and_calls(by_thread[thread]))
-            sys.stderr.write(f"[rank {widest.rank} of {widest.size}] {reason}: {text}\n")
-        sys.stderr.flush()
+            write_error(f"[rank {widest.rank} of {widest.size}] {reason}: {text}\n")
 
     def _write_file(self, watch: StrategyWatch, folder: str) -> None:
         path = os.path.join(folder, f"flight-rank-{watch.layout.rank}.txt")
@@ -179,7 +182,7 @@ class Watcher:
             with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.writelines(f"{call}\n" for call in watch.recorder.last())
         except OSError as error:
-            sys.stderr.write(f"the flight record can't be written to {path}: {error}\n")
+            write_error(f"the flight record can't be written to {path}: {error}\n")
 
 
 def _place_and_calls(watches: Sequence[StrategyWatch]) -> Answer:
