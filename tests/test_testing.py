@@ -345,6 +345,29 @@ def test_a_rank_that_does_not_come_is_named_with_its_stack_and_the_job_ends(
     assert "test_never_runs" not in told
 
 
+UNPRINTABLE = {
+    "test_stuck.py": """
+    import sys
+
+    def test_fails():
+        sys.stdout = None
+        raise OSError("caf\\udce9")  # a name that is no UTF-8, as os.listdir gives it
+
+    def test_stuck():
+        if rank == 0:
+            world.Barrier()  # the others do not call it
+    """
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES[:1])
+def test_the_job_ends_whatever_an_earlier_test_has_done(library, launch):
+    done = launch(library, 2, UNPRINTABLE, "-s")
+    assert done.returncode != 0
+    assert r"OSError: caf\udce9" in done.stderr, done.stderr
+    assert "[rank 1 of 2] test_stuck.py::test_stuck (call): rank 1 waited 4 s" in done.stderr
+
+
 @pytest.mark.parametrize("library", LIBRARIES[:1])
 def test_without_watchers_it_is_said_that_nobody_knows_where_a_rank_is(
     library, launch, tmp_path, monkeypatch

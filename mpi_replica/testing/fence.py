@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -219,8 +220,10 @@ class Fence:
         return "\n\n".join(parts)
 
     def say(self, text: str) -> None:
-        """Writes to the terminal, whatever pytest captures."""
-        os.write(self._stderr, f"\n[rank {self.rank} of {self.size}] {text}\n".encode())
+        """Writes to the terminal, whatever pytest captures; it never fails, an abort may follow."""
+        line = f"\n[rank {self.rank} of {self.size}] {text}\n"
+        with contextlib.suppress(OSError):
+            os.write(self._stderr, line.encode(errors="backslashreplace"))
 
     def _end(self, text: str) -> NoReturn:
         for failure in self.failures:
@@ -229,7 +232,8 @@ class Fence:
         self._abort()
 
     def _abort(self) -> NoReturn:
-        sys.stdout.flush()
+        with contextlib.suppress(Exception):  # a test may have closed it
+            sys.stdout.flush()
         time.sleep(_FORWARD_SECONDS)
         self._transport.abort(1)
         os._exit(1)  # a transport that returns
