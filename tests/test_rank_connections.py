@@ -314,20 +314,26 @@ def test_a_rank_that_fails_to_become_another_program_is_one_as_before(call, laun
     assert stays.wait(LIMIT_SECONDS) == -signal.SIGKILL
 
 
-def test_what_a_rank_does_behind_its_last_line_is_not_its_end_yet(launch):
+# What __main__ holds goes last where a library has kept that module, as JAX does.
+@pytest.mark.parametrize("kept", ["", "sys.kept = sys.modules['__main__']"])
+def test_what_a_rank_does_behind_its_last_line_is_not_its_end_yet(kept, launch):
     launcher = launch()
     process = launcher.start(
-        """
+        f"""
         class AtEnd:
-            def __del__(self, wait=wait, write=os.write):
-                wait()
+            def __del__(self, wait=sys.stdin.read, write=os.write):
+                write(1, b"begins\\n")
+                wait(1)
                 write(1, b"written")
 
         kept = AtEnd()
+        {kept}
         """
     )
     launcher.serve_until(lambda: launcher.ranks.last_told_end < math.inf)
     assert launcher.facts(0)["end"] == "done"
+    assert process.stdout.readline() == "begins\n"
+    launcher.serve(0)  # an end of the connection would be there
     assert launcher.ranks.last_end == math.inf
     assert process.communicate("x")[0] == "written"
     launcher.serve_until_ended(0)

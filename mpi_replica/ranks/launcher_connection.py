@@ -61,6 +61,9 @@ def connect_to_launcher() -> None:
     secret, seconds, restarts, *addresses = words
     _connection = _opened(addresses)
     _identity = os.fstat(_connection.fileno())
+    # Python lets go of what this module holds before what __main__ does, which may take long at
+    # its end, and of what sys holds last.
+    vars(sys)["_mpi_replica_connection"] = _connection
     os.register_at_fork(after_in_child=_leave_to_parent)
     rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "")
     tell(secret=secret, rank=int(rank), host=socket.gethostname(), pid=os.getpid())
