@@ -29,6 +29,8 @@ def without_padding(array: Array) -> Array:
 @functools.lru_cache(maxsize=1024)
 def _has_padding(dtype: np.dtype[Any]) -> bool:
     """Returns whether items have bytes that mean nothing."""
+    if dtype.subdtype is None and dtype.fields is None:  # texts and bytes may be of any size
+        return _extended_bytes(dtype) > 0
     return not _bytes_with_meaning(dtype).all()
 
 
