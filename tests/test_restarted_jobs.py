@@ -4,13 +4,14 @@ import contextlib
 import os
 import re
 import signal
+import sys
 import textwrap
 import time
 
 import pytest
 
 from command_line import LIMIT_SECONDS, call, is_running, ready, started
-from launching import LIBRARIES
+from launching import LIBRARIES, find_launcher
 from mpi_replica.launcher.processes import descendants, ranks_below
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
@@ -490,6 +491,29 @@ def test_a_timeout_in_the_pause_between_two_starts_is_told(tmp_path):
     done = call(LIBRARIES[0], "run", *options, written(tmp_path, "\n    die()\n"))
     assert done.returncode == 124, done.stderr
     assert done.stderr.count("the job did not end within 3.5 s (--timeout 3.5): ") == 1
+
+
+@pytest.mark.skipif("openmpi" not in LIBRARIES, reason="it is Open MPI's launcher")
+@pytest.mark.parametrize("failing", [1, 9])
+def test_a_launcher_of_open_mpi_that_can_not_begin_is_started_once_more(failing, tmp_path):
+    """A network interface went while it listed them; or it is told what it does not know."""
+    launcher, starts = tmp_path / "mpiexec", tmp_path / "starts"
+    launcher.write_text(
+        f"""#!/bin/sh
+        [ "$1" = --version ] || echo >> {starts}
+        if [ "$1" = --version ] || [ $(wc -l < {starts}) -gt {failing} ]; then
+            exec {find_launcher(sys.executable)} "$@"
+        fi
+        exit 213
+        """
+    )
+    launcher.chmod(0o755)
+    done = call("openmpi", "run", "--mpi", launcher, "-n", 2, written(tmp_path, TOLD))
+    assert starts.read_text() == "\n\n"
+    ran = ["rank 0 of start 1", "rank 1 of start 1"]
+    assert (done.returncode, told(done.stdout)) == ((0, ran) if failing == 1 else (213, []))
+    wanted = ["the launcher has ended with status 213, before a rank has begun."]
+    assert [text.partition(": ")[2] for text in texts_of_starts(done)] == wanted
 
 
 # Signals ---------------------------------------------------------------------------------------

@@ -40,6 +40,9 @@ _STATUS_WHEN_ENDED = {"openmpi": 1, "mpich": 255}
 # That of MPICH's launcher where an assertion of its own fails, as 5.0's does now and then where it
 # hears of the ends of several ranks at once (pmiserv_cb.c, control_cb: "assert (!closed)").
 _STATUS_OF_A_FAULT = 255
+# That of Open MPI's launcher where nothing begins: a network interface went while it listed them,
+# which another start mends, or what it is told by environment variables is wrong.
+_STATUS_BEFORE_BEGIN = 213
 
 # How long the library may take to end the others where a rank has failed or was lost, and the
 # launcher where all ranks have come to their end. One that goes on without a lost rank can't where
@@ -91,6 +94,7 @@ class JobStart:
         #: Whether its time is over.
         self.is_timed_out = False
         self._is_in_terminal = is_in_terminal
+        self._is_first = restarts == 0
         self._interrupts = 0
         # A signal that the launcher itself got, and does not hand on.
         self._ended_by = 0
@@ -313,7 +317,10 @@ class JobStart:
         is_early = not self._job.options.is_elastic and not self.have_ranks_ended
         if status == 0 and (is_early or ranks.missing()):
             return "the launcher has ended before its ranks"
-        if not ranks.ranks and (is_killed or (status and self._job.options.restarts is not None)):
+        is_openmpi = self._job.launcher == "openmpi"
+        may_begin_now = is_openmpi and status == _STATUS_BEFORE_BEGIN and self._is_first
+        is_asked_for = status and self._job.options.restarts is not None
+        if not ranks.ranks and (is_killed or may_begin_now or is_asked_for):
             return f"the launcher has ended with status {status}, before a rank has begun"
         return ""
 
