@@ -542,6 +542,22 @@ sys.exit(75)
     assert (done.returncode, done.stdout) == (75, "written\n"), done.stderr
 
 
+@each_library
+def test_the_status_is_that_of_a_rank_that_has_failed_where_another_one_has_saved(
+    library, tmp_path
+):
+    program = """
+import os, sys
+if os.environ["PMIX_RANK"] == "0":
+    go_on(1)
+    sys.exit(3)
+sys.exit(75)
+"""
+    launcher = "for rank in [start('0'), start('1')]: rank.wait()"
+    done = looked_at(tmp_path, "ranks.failed", library, program, launcher)
+    assert done.returncode == 3, done.stderr
+
+
 def test_ranks_of_srun_whose_starts_lie_apart_are_not_taken_for_lost(tmp_path):
     """They are children of a daemon of Slurm, so that nobody sees here whether they are started."""
     launcher = "one = start('0'); go_on(1); other = start('1'); one.wait(); other.wait()"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -214,7 +215,8 @@ class CheckpointManager:
         path = self.save(step)
         if engine.layout.rank == 0:
             name = signal.Signals(number).name
-            _log.warning("rank %d got %s: saved %s, the program ends.", rank, name, path)
+            with contextlib.suppress(Exception):  # logging fails where stderr is closed
+                _log.warning("rank %d got %s: saved %s, the program ends.", rank, name, path)
         raise SystemExit(_EXIT_STATUS)
 
     def restore_or_initialize(self, init_fn: Callable[[], Any] | None = None) -> str | None:

@@ -62,7 +62,7 @@ def content_of(leaf: Any, path: str) -> Content:
         data = leaf.to_bytes(leaf.bit_length() // 8 + 1, "little", signed=True)
         text = hex(leaf) if leaf.bit_length() > 256 else str(leaf)
         return _content_of_text(text, "an int", data, _BYTE)
-    if isinstance(leaf, FunctionType) or hasattr(leaf, "__wrapped__"):
+    if callable(leaf) and (isinstance(leaf, FunctionType) or hasattr(leaf, "__wrapped__")):
         function = function_identity(leaf)
         # two lambdas of one line have the same text
         return Content(f"{function.text} {function.digest.hex()}", function.text, _bytes_of(b""))

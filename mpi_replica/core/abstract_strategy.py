@@ -13,6 +13,8 @@ class AbstractStrategy:
     is_default: bool
     #: Its random numbers.
     generators: Generators
+    #: While it calls a function for each replica of a rank: that function and the call, in words.
+    per_replica_call: tuple[str, str] | None = None
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -44,11 +44,6 @@ class State(NamedTuple):
 
 _state: contextvars.ContextVar[State | None] = contextvars.ContextVar("mpi_replica", default=None)
 
-# The strategy whose call calls a function for each replica of a rank now, in words: function, call.
-_per_replica: contextvars.ContextVar[tuple[AbstractStrategy, str, str] | None] = (
-    contextvars.ContextVar("mpi_replica per replica", default=None)
-)
-
 # Whether a strategy was made or entered in this thread, greenlet or context.
 _has_entered = contextvars.ContextVar("mpi_replica has entered", default=False)
 
@@ -251,12 +246,12 @@ def per_replica_calls(strategy: AbstractStrategy, function: str, call: str) -> I
     ContextError
         The function has drawn from `strategy.rng`.
     """
-    token = _per_replica.set((strategy, function, call))
+    before, strategy.per_replica_call = strategy.per_replica_call, (function, call)
     try:
         with strategy.generators.unshared(function):
             yield
     finally:
-        _per_replica.reset(token)
+        strategy.per_replica_call = before
 
 
 def require_once(strategy: AbstractStrategy, call: str) -> None:
@@ -267,9 +262,8 @@ def require_once(strategy: AbstractStrategy, call: str) -> None:
     ContextError
         How often `call` is made would depend on the layout.
     """
-    current = _per_replica.get()
-    if current is not None and current[0] is strategy:
-        _, function, outer = current
+    if strategy.per_replica_call is not None:
+        function, outer = strategy.per_replica_call
         raise ContextError(
             f"{call} was called while {function} runs. That is called for each replica of a rank:"
             f" what comes of it would depend on how many a rank hosts. Call {call} before or after"

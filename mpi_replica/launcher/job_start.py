@@ -18,14 +18,12 @@ from .elasticity import RANKS_LOST
 from .job import Job
 from .output import DeathNotice, OutputStream, Tags, is_output_blocked
 from .processes import descendants, ends_with_parent, ranks_below, send_signal
-from .rank_connections import RankConnections
+from .rank_connections import SAVED, RankConnections
 from .restarts import Outcome
 
 #: The exit status of a job that ran too long: that of the command `timeout`.
 TIMED_OUT = 124
 _KILLED = 128 + signal.SIGKILL
-#: That of a program which has saved at a signal, by CheckpointManager.exit_if_signalled.
-SAVED = 75
 
 # What launchers hand to the ranks of all hosts, as measured with Open MPI 5.0.11 and MPICH 5.0.2.
 # The others end Open MPI's launcher and its ranks in 0.2 s, or MPICH's launcher alone.
@@ -219,11 +217,13 @@ class JobStart:
         return self.ended_because, self._report_of_stuck_ranks(self._ranks, now)
 
     def _reason_to_end(self, ranks: RankConnections, now: float) -> str:
-        failed_at = max(ranks.failed_at, self._blocked_at)
-        status = 0 if ranks.failed is None else ranks.failed.facts["status"]
-        # Where one has saved the others do, too, and what follows may take them longer.
-        if status not in (0, SAVED) and now > failed_at + _SECONDS_TO_END_OTHERS:
-            return f"{ranks.failed} has ended with status {status}, and others have not yet"
+        if ranks.failed is not None:
+            status = ranks.failed.facts["status"]
+            # Where one has saved the others do, too, and what follows may take them longer.
+            has_saved = ranks.failed.has_saved
+            seconds = _SECONDS_TO_END_PROCESSES if has_saved else _SECONDS_TO_END_OTHERS
+            if now > max(ranks.failed_at, self._blocked_at) + seconds:
+                return f"{ranks.failed} has ended with status {status}, and others have not yet"
         if ranks.lost:
             first = ranks.lost[0]
             seconds = _SECONDS_TO_END_OTHERS
@@ -330,7 +330,7 @@ class JobStart:
         if self.is_timed_out:
             return TIMED_OUT
         is_cut_short = status < 0 or status == _STATUS_WHEN_ENDED.get(self._job.launcher)
-        is_cut_short = is_cut_short or any(stream.has_text for stream in self.streams)
+        is_cut_short |= status != SAVED and any(stream.has_text for stream in self.streams)
         if self._ended_by and is_cut_short:
             return 128 + self._ended_by
         if ranks is not None and ranks.have_ended_well(options.is_elastic) and not self._is_cut_off:

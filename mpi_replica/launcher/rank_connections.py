@@ -18,6 +18,9 @@ from typing import Any
 
 from ..ranks.launcher_connection import VARIABLE, keep_alive
 
+#: The exit status of a program which has saved at a signal, by CheckpointManager.exit_if_signalled.
+SAVED = 75
+
 # By the program itself, or by our own end of the whole job.
 _ENDS_OF_PROGRAM = {"error", "exit", "abort"}
 
@@ -48,6 +51,11 @@ class ConnectedRank:
     def has_failed(self) -> bool:
         """Whether it has told of an end that is none of its own good will."""
         return bool(self.facts.get("status"))
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether it has told that it has saved, and ends for that."""
+        return self.facts.get("status") == SAVED
 
     @property
     def is_lost(self) -> bool:
@@ -91,7 +99,8 @@ class RankConnections:
         #: Those that have ended without a word, in the order in which it was seen.
         self.lost: list[ConnectedRank] = []
         self._gone_on_without: set[int] = set()
-        #: The first one that has ended with a status that is not 0, and when that was seen.
+        #: The first one that has ended with a status that is not 0, and when that was seen; one
+        #: that has saved only where no other one has failed.
         self.failed: ConnectedRank | None = None
         self.failed_at = 0.0
         #: When the first one began to end, by something else than a loss.
@@ -210,7 +219,7 @@ class RankConnections:
                 rank.waits_for, rank.waits_at = set(facts["waits_for"]), now
             if "status" in facts:
                 rank.told_end_at = now
-            if rank.has_failed and self.failed is None:
+            if rank.has_failed and (self.failed is None or self.failed.has_saved > rank.has_saved):
                 self.failed, self.failed_at = rank, now
             self._gone_on_without.update(facts.get("went_on_without", ()))
             if facts.get("begins_end") in _ENDS_OF_PROGRAM:

@@ -14,10 +14,11 @@ from ..ranks.launch import without_rank
 from .commands import SECONDS_TO_SAVE
 from .host_questions import HostQuestions
 from .job import Job, plan
-from .job_start import SAVED, TIMED_OUT, JobStart
+from .job_start import TIMED_OUT, JobStart
 from .leftovers import remove_leftovers
 from .output import tell
 from .processes import adopt_orphans, descendants
+from .rank_connections import SAVED
 from .restarts import Restarts
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)

@@ -344,6 +344,7 @@ class MPITransport(Transport):
             self._wait(request, seconds_before_sleep, arguments)
         else:
             if self.is_fault_tolerant and self._comm.Is_revoked():
+                # One that is ended so must not pass for one that has succeeded.
                 raise self._as_loss(MPI.Exception(MPI.ERR_REVOKED))
             self.is_in_flight = False
             self.steps_ended = self.steps

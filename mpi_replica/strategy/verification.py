@@ -26,11 +26,11 @@ class Verifying(StrategyBase):
         ----------
         value : nest
             Mirrored variables, `Mirrored` values, arrays of any library, numbers, strings, bytes
-            and None, also in modules of equinox and flax; functions in these are compared by name
-            and place, and not by what they hold. Of modules of torch, optimizers and other objects
-            with ``state_dict()``, and of generators, the state is compared. Of a `PerReplica`, as
-            ``run`` returns it, the components of all replicas are compared. Variables that are
-            synchronized on read are left out: they differ by design.
+            and None, also in modules of equinox and flax; functions in these are compared by name,
+            place and code, and not by what they hold. Of modules of torch, optimizers and other
+            objects with ``state_dict()``, and of generators, the state is compared. Of a
+            `PerReplica`, as ``run`` returns it, the components of all replicas are compared.
+            Variables that are synchronized on read are left out: they differ by design.
         every : int, default 1
             With k: does it on the first call from a place of the program, and then on each k-th;
             the calls between cost nothing.

@@ -1,5 +1,6 @@
 """strategy.extended: reduce_to, batch_reduce_to, broadcast_to and update."""
 
+import contextvars
 import functools
 import re
 
@@ -530,6 +531,25 @@ def test_what_stands_above_the_replicas_can_not_be_called_once_for_each_of_a_ran
         assert_fails(strategy, mr.errors.ContextError, words, function)
     assert [float(part) for part in strategy.experimental_local_results(own)] == before
     assert on_all_ranks(shared.value()) == 1.0
+
+
+def test_neither_a_context_nor_another_strategy_hides_that_it_is_called_once_for_each(strategy):
+    shared = variable(strategy, 1.0, name="last")
+    other = mr.MPIStrategy(num_replicas=strategy.num_replicas_in_sync)
+    for call in (
+        lambda context: contextvars.Context().run(shared.assign_add, 1.0),
+        lambda context: other.experimental_distribute_values_from_function(
+            lambda context: shared.assign_add(1.0)
+        ),
+    ):
+        assert_fails(
+            strategy,
+            mr.errors.ContextError,
+            "^last.assign_add was called while the value_fn of",
+            lambda call=call: strategy.experimental_distribute_values_from_function(call),
+        )
+    assert on_all_ranks(shared.value()) == 1.0
+    other.close()
 
 
 def test_components_of_a_strategy_with_other_replicas_are_an_error_everywhere(strategy):

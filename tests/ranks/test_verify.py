@@ -506,11 +506,14 @@ def test_functions_with_long_names_that_differ_are_told(strategy):
 
 def test_functions_of_one_line_that_differ_are_told(strategy):
     needs_two_ranks(strategy)
-    functions = (lambda x: x + 1, lambda x: x + 2)
-    strategy.verify(functions)
-    text = diverges(strategy, functions[min(strategy.rank, 1)], "<lambda> at test_verify.py:")
     apart = f"{who(strategy, [0])} and {who(strategy, others(strategy, 0))}"
-    assert f"As a whole it differs between {apart}." in text
+    for functions in (
+        (lambda x: x + 1, lambda x: x + 2),
+        (lambda x: x in {"a", "b"}, lambda x: x in {"a", "c"}),
+    ):
+        strategy.verify(functions)
+        text = diverges(strategy, functions[min(strategy.rank, 1)], "<lambda> at test_verify.py:")
+        assert f"As a whole it differs between {apart}." in text
 
 
 def test_other_nests_and_other_variables_are_a_mismatch(strategy):

@@ -322,5 +322,7 @@ def _update_with_code(digest: Any, code: CodeType) -> None:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             _update_with_code(digest, constant)
-        elif not isinstance(constant, frozenset):  # its order differs between processes
+        elif isinstance(constant, frozenset):  # its order differs between processes
+            digest.update(repr(sorted(map(repr, constant))).encode())
+        else:
             digest.update(repr(constant).encode())

@@ -306,11 +306,11 @@ class StrategyWatch:
             self.call(), waited, self._step, inquiry.answers, self.layout, processes
         )
         if not inquiry.is_timeout:
-            _log.warning("%s", text)
             self.recorder.note(text)
             pids = enumerate(self._transport.pids)
             # One of which the launcher knows that it has ended: the library has not told of it.
             tell(waits_for=[pid for rank, pid in pids if rank not in inquiry.answers])
+            _log.warning("%s", text)  # last: logging fails where stderr is closed
             return
         text += (
             "\nThe strategy can't be used any more, since the others may still come. End the"

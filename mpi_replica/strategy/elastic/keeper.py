@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -173,7 +174,8 @@ class Keeper:
         self._strategy.losses = (*self._strategy.losses, loss)
         self._strategy.engine.num_made["losses"] = len(self._strategy.losses)
         if survivors.rank == 0:
-            _log.warning("%s", loss)
+            with contextlib.suppress(Exception):  # logging fails where stderr is closed
+                _log.warning("%s", loss)
 
     def _go_on(self, survivors: Survivors, transport: Transport | None) -> None:
         """Moves the strategy to the new transport, and puts its state back to the last commit."""
