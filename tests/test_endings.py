@@ -179,21 +179,24 @@ def test_a_rank_that_waits_long_for_others_to_make_a_strategy_says_so(launch, tm
     assert "Make it on all of them" in line
 
 
+# A timeout that is caught, behind which the program goes on.
+CAUGHT_TIMEOUT = """
+import os, sys, threading
+sys.stderr = STDERR
+options = mr.CommunicationOptions(timeout_seconds=0.3)
+strategy = mr.MPIStrategy(communication_options=options)
+try:
+    if strategy.rank == 0:
+        strategy.gather_objects(0)
+    else:
+        threading.Event().wait()  # until the other rank ends the job
+except mr.errors.CollectiveTimeoutError:
+    print("caught")
+"""
+
+
 def test_a_program_that_goes_on_behind_a_timeout_ends_with_what_ended_its_strategy(launch):
-    done = launch(
-        """
-        options = mr.CommunicationOptions(timeout_seconds=0.3)
-        strategy = mr.MPIStrategy(communication_options=options)
-        try:
-            if strategy.rank == 0:
-                strategy.gather_objects(0)
-            else:
-                import threading
-                threading.Event().wait()  # until the other rank ends the job
-        except mr.errors.CollectiveTimeoutError:
-            print("caught")
-        """
-    )
+    done = launch(CAUGHT_TIMEOUT.replace("STDERR", "sys.stderr"))
     assert done.returncode == 1, done.stderr
     assert done.stdout == "caught\n"
     line = "[rank 0 of 2] the job ends, since a strategy can't be used any more: CollectiveTimeout"
@@ -218,22 +221,7 @@ def test_a_timeout_that_is_not_caught_is_told_once(launch):
 
 @pytest.mark.parametrize("stderr", ["None", "open(os.devnull, 'w'); sys.stderr.close()"])
 def test_a_job_ends_and_says_why_where_the_program_has_no_stderr(stderr, launch):
-    done = launch(
-        f"""
-        import os, sys
-        sys.stderr = {stderr}
-        options = mr.CommunicationOptions(timeout_seconds=0.3)
-        strategy = mr.MPIStrategy(communication_options=options)
-        try:
-            if strategy.rank == 0:
-                strategy.gather_objects(0)
-            else:
-                import threading
-                threading.Event().wait()  # until the other rank ends the job
-        except mr.errors.CollectiveTimeoutError:
-            pass
-        """
-    )
+    done = launch(CAUGHT_TIMEOUT.replace("STDERR", stderr))
     assert done.returncode == 1, done.stderr
     line = "[rank 0 of 2] the job ends, since a strategy can't be used any more: CollectiveTimeout"
     assert done.stderr.count(line) == 1, done.stderr
