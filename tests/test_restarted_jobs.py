@@ -588,6 +588,30 @@ def test_nothing_is_left_of_a_job_whose_run_is_killed(library, options, tmp_path
             until_gone(pids)
 
 
+@pytest.mark.parametrize("library", [LIBRARIES[0]])
+def test_a_job_whose_output_nobody_reads_is_started_again_behind_a_loss(library, tmp_path):
+    program = """
+    if start == 0:
+        if rank == 1:
+            die()
+        while True:
+            tell("x" * 99)
+    os.write(2, b"begins\\n")
+    tell(f"rank {rank}")
+    """
+    source, sink = os.pipe()
+    options = ["--tag", "--restarts", 1, "-n", 2]
+    with (
+        open(source) as reader,
+        started(library, "run", *options, written(tmp_path, program), stdout=sink) as process,
+    ):
+        os.close(sink)
+        until_told(process, "begins")
+        out = reader.read()
+        assert process.wait(LIMIT_SECONDS) == 0, process.stderr.read()
+    assert sorted(re.findall(r"> (rank \d)\n", out)) == ["rank 0", "rank 1"]
+
+
 # What is told ----------------------------------------------------------------------------------
 
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from .randomness import Generators
+
+
+class CallsPerReplica(Protocol):
+    """What calls a function of the program's for each replica of a rank, or is part of that."""
+
+    #: While it does: that function and the call, in words.
+    per_replica_call: tuple[str, str] | None
 
 
 class AbstractStrategy:
@@ -13,8 +20,15 @@ class AbstractStrategy:
     is_default: bool
     #: Its random numbers.
     generators: Generators
-    #: While it calls a function for each replica of a rank: that function and the call, in words.
-    per_replica_call: tuple[str, str] | None = None
+
+    @property
+    def per_replica_call(self) -> tuple[str, str] | None:
+        """While it calls a function for each replica of a rank: that function and the call."""
+        raise NotImplementedError
+
+    @per_replica_call.setter
+    def per_replica_call(self, words: tuple[str, str] | None) -> None:
+        raise NotImplementedError
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
-from .abstract_strategy import AbstractReplicaContext, AbstractStrategy
+from .abstract_strategy import AbstractReplicaContext, AbstractStrategy, CallsPerReplica
 from .exceptions import ContextError
 from .jax_state import require_unstaged
 
@@ -43,6 +43,11 @@ class State(NamedTuple):
 
 
 _state: contextvars.ContextVar[State | None] = contextvars.ContextVar("mpi_replica", default=None)
+
+# The replica that a function above the replicas is called for.
+_called_for: contextvars.ContextVar[int | None] = contextvars.ContextVar(
+    "mpi_replica called for", default=None
+)
 
 # Whether a strategy was made or entered in this thread, greenlet or context.
 _has_entered = contextvars.ContextVar("mpi_replica has entered", default=False)
@@ -236,25 +241,30 @@ def experimental_set_strategy(strategy: AbstractStrategy | None) -> None:
 
 
 @contextlib.contextmanager
-def per_replica_calls(strategy: AbstractStrategy, function: str, call: str) -> Iterator[None]:
-    """Runs a body that calls `function`, of `call`, for each replica of a rank.
+def called_for(
+    caller: CallsPerReplica, replica_id: int, function: str, call: str
+) -> Iterator[None]:
+    """Runs a body in which `call` calls `function` for one of the replicas of a rank.
 
-    What stands above all replicas, as `strategy.rng` does, is no part of it.
-
-    Raises
-    ------
-    ContextError
-        The function has drawn from `strategy.rng`.
+    What stands above all replicas is no part of it: `require_once` tells.
     """
-    before, strategy.per_replica_call = strategy.per_replica_call, (function, call)
+    before, caller.per_replica_call = caller.per_replica_call, (function, call)
+    token = _called_for.set(replica_id)
     try:
-        with strategy.generators.unshared(function):
-            yield
+        yield
     finally:
-        strategy.per_replica_call = before
+        _called_for.reset(token)
+        caller.per_replica_call = before
 
 
-def require_once(strategy: AbstractStrategy, call: str) -> None:
+def replica_id_at_work() -> int | None:
+    """Returns the replica that this code is part of, or is called for; None above them."""
+    state = _state.get()
+    context = None if state is None else state.replica_context
+    return _called_for.get() if context is None else context.replica_id
+
+
+def require_once(caller: CallsPerReplica, call: str) -> None:
     """Raises in a function that is called for each replica of a rank.
 
     Raises
@@ -262,8 +272,8 @@ def require_once(strategy: AbstractStrategy, call: str) -> None:
     ContextError
         How often `call` is made would depend on the layout.
     """
-    if strategy.per_replica_call is not None:
-        function, outer = strategy.per_replica_call
+    if caller.per_replica_call is not None:
+        function, outer = caller.per_replica_call
         raise ContextError(
             f"{call} was called while {function} runs. That is called for each replica of a rank:"
             f" what comes of it would depend on how many a rank hosts. Call {call} before or after"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ..collectives.agreement.stand import Note
 from ..collectives.engine import Engine
+from ..core.context import require_once
 from ..core.digests import digest_of
 from .inputs import Input
 from .iterator import DistributedIterator, Progress, placeless_site
@@ -63,6 +64,7 @@ class DistributedDataset:
         return True
 
     def __iter__(self) -> DistributedIterator:
+        require_once(self._engine, "iter() of a distributed dataset")
         place, newest = self._next(), (self._newest, self._iterator)
         iterator = DistributedIterator(self._engine, self._input, place)
         self._newest, self._iterator = place, weakref.ref(iterator)

@@ -8,7 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from ..core.context import current_state
+from ..core.context import replica_id_at_work
 
 #: What tells a dataset from others on all ranks: the text of its plan, and its number among those
 #: of equal text; a negative one, of this rank alone, where other ranks may make none.
@@ -16,7 +16,7 @@ DatasetKey = tuple[str, int]
 
 
 class Epochs:
-    """The epochs that a dataset has begun: above the replicas, and in each of them."""
+    """The epochs that a dataset has begun: above the replicas, and in or for each of them."""
 
     def __init__(self, text: str) -> None:
         #: By replica; None above the replicas.
@@ -25,7 +25,7 @@ class Epochs:
 
     def next(self) -> int:
         """Counts an epoch: of a replica the same ones on any layout, as if it were alone."""
-        who = _replica_id()
+        who = replica_id_at_work()
         self.begun[who] += 1
         return self.begun[who] - 1
 
@@ -65,13 +65,7 @@ def put_epochs_back(begun: Mapping[int | None, Mapping[DatasetKey, int]]) -> Non
 
 
 def _key_of_next(text: str) -> DatasetKey:
-    if _is_apart or _replica_id() is not None:
+    if _is_apart or replica_id_at_work() is not None:
         return text, -next(_made_apart)
     _made[hash(text)] += 1
     return text, _made[hash(text)]
-
-
-def _replica_id() -> int | None:
-    state = current_state()
-    context = None if state is None else state.replica_context
-    return None if context is None else context.replica_id

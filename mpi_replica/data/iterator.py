@@ -16,7 +16,7 @@ from ..collectives.agreement.stand import Note
 from ..collectives.engine import Engine
 from ..core import nest
 from ..core.argument_checks import integer
-from ..core.context import current_state
+from ..core.context import current_state, require_once
 from ..core.exceptions import RankLostError
 from ..core.jax_state import require_unstaged
 from ..core.options import CommunicationOptions
@@ -204,6 +204,8 @@ class DistributedIterator:
             Called in a replica.
         ContextError
             JAX traces a function (jit, scan): the step would be the same for all its later calls.
+            Or called in a function that is called for each replica of a rank: a ``value_fn``, or
+            that of an update of a variable that is synchronized on read.
         StructureMismatchError
             The global batches of the ranks have different numbers of rows, or what a rank makes of
             its part differs in structure, dtypes or numbers of axes (where the length is known: at
@@ -245,6 +247,7 @@ class DistributedIterator:
                 "next() of a distributed iterator was called in a replica: it gives values for all"
                 " replicas. Call it outside and pass the result to strategy.run(fn, args=(batch,))."
             )
+        require_once(self._engine, "next() of a distributed iterator")
         require_unstaged("next() of a distributed iterator", "was called")
         if self._place.has_ended and not self._era.is_over:
             raise StopIteration

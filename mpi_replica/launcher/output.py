@@ -135,7 +135,12 @@ class OutputStream:
         else:
             self._read()
         if self._has_ended and not self._text:
-            self._selector.unregister(self._pipe)
+            self.close()
+
+    def close(self) -> None:
+        """Waits for nothing any more: what is not written by now is lost."""
+        if not self.is_closed:
+            self._selector.unregister(self._target if self._text else self._pipe)
             self._pipe.close()
             self.is_closed = True
 

@@ -138,6 +138,8 @@ class _Supervisor:
             except LaunchError as error:
                 tell(f"the job is not started again: {error}")
                 return outcome.status
+            for stream in current.streams:  # whose place the next one's take
+                stream.close()
             if not goes_on:
                 if self._signal:
                     return self._status(128 + self._signal)

@@ -11,7 +11,7 @@ from types import ModuleType
 from .launcher_connection import note_end, tell_end
 
 # How long the others of a host wait to be ended by the first one that aborts the job.
-_SECONDS_TO_END = 2.0
+_SECONDS_TO_END = 10.0
 
 
 def abort_job(mpi: ModuleType, status: int) -> None:

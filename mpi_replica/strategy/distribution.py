@@ -7,7 +7,7 @@ from typing import Any
 
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
-from ..core.context import per_replica_calls, require_cross_replica
+from ..core.context import called_for, require_cross_replica
 from ..core.options import InputOptions
 from ..core.values import per_replica
 from ..data import DistributedDataset, InputContext, ValueContext
@@ -71,8 +71,12 @@ class Distribution(StrategyBase):
                 raise TypeError(
                     f"value_fn must be callable, got {value_fn!r}. It gets a mr.ValueContext."
                 )
-            with per_replica_calls(self, f"the value_fn of {kind}", "that"):
-                rows = [value_fn(ValueContext(i, number)) for i in ids or (0,)]
+            what = f"the value_fn of {kind}"
+            rows = []
+            with self.generators.unshared(what):
+                for i in ids or (0,):
+                    with called_for(self, i, what, "that"):
+                        rows.append(value_fn(ValueContext(i, number)))
             return nest.transposed(
                 rows,
                 lambda values: per_replica(values[: len(ids)], layout),

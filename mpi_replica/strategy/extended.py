@@ -15,10 +15,10 @@ from ..core import nest
 from ..core.argument_checks import check_call, integer
 from ..core.context import (
     State,
+    called_for,
     current_strategy,
     entered,
     is_in_merge_fn,
-    per_replica_calls,
     require_cross_replica,
 )
 from ..core.exceptions import ContextError
@@ -416,27 +416,25 @@ class StrategyExtended:
             plain, structure = _arguments_of_update(fn, args, {} if kwargs is None else kwargs)
         except Exception as error:
             self._strategy.engine.share("update", error)
-        each: Sequence[int | None] = [None]
-        shared = None
-        calls: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if not var.is_mirrored:
-            each = self._strategy.engine.layout.local_replica_ids
-            plain = [read_only(leaf) for leaf in plain]
-            shared = shared_tensors("update", structure, plain)
-            what = f"the function that updates {var.name}, which is synchronized on read,"
-            calls = per_replica_calls(self._strategy, what, "the update")
+        if var.is_mirrored:
+            args, named = nest.unflatten(structure, plain)
+            with entered(State(self._strategy, None, "update")):
+                result = fn(var, *args, **named)
+            return result if group else (result,)
+        plain = [read_only(leaf) for leaf in plain]
+        shared = shared_tensors("update", structure, plain)
+        what = f"the function that updates {var.name}, which is synchronized on read,"
         results = []
-        with calls:
-            for replica_id in each:
+        with self._strategy.generators.unshared(what):
+            for i in self._strategy.engine.layout.local_replica_ids:
                 args, named = nest.unflatten(structure, plain)
-                with entered(State(self._strategy, None, "update", replica_id)):
+                state = State(self._strategy, None, "update", i)
+                with called_for(self._strategy, i, what, "the update"), entered(state):
                     results.append(fn(var, *args, **named))
                 if shared is not None:
                     shared.check()
         if not group:
             return tuple(results)
-        if each[0] is None:
-            return results[0]
         return nest.transposed(results, self._of_replicas, "update")
 
     def _of_replicas(self, values: list[Any]) -> Any:

@@ -81,6 +81,15 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         return self.engine.layout.num_replicas
 
     @property
+    def per_replica_call(self) -> tuple[str, str] | None:
+        """While it calls a function for each replica of a rank: that function and the call."""
+        return self.engine.per_replica_call
+
+    @per_replica_call.setter
+    def per_replica_call(self, words: tuple[str, str] | None) -> None:
+        self.engine.per_replica_call = words
+
+    @property
     def is_in_run(self) -> bool:
         """Whether a step is under way."""
         return bool(self.engine.agreement.runs)

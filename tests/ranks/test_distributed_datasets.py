@@ -285,6 +285,57 @@ def test_two_iterators_side_by_side(strategy):
         check_steps(strategy, [step[side] for step in steps], batches)
 
 
+def for_each_replica_of_a_rank(strategy, function):
+    """Calls that call `function` once for each replica of this rank, with its id."""
+    with strategy.scope():
+        on_read = mr.VariableSynchronization.ON_READ
+        own = mr.Variable(0, synchronization=on_read, aggregation=mr.VariableAggregation.SUM)
+    strategy.run(lambda: own.assign(mr.get_replica_context().replica_id_in_sync_group))
+    return (
+        lambda: strategy.experimental_distribute_values_from_function(
+            lambda context: function(context.replica_id_in_sync_group)
+        ),
+        lambda: strategy.extended.update(
+            own, lambda x: function(strategy.experimental_local_results(x.value())[0])
+        ),
+    )
+
+
+@pytest.mark.parametrize("source", [Dataset.range(64), generated(range(64))])
+def test_no_step_is_taken_where_a_rank_would_take_one_for_each_of_its_replicas(strategy, source):
+    dataset = distributed(strategy, source.batch(8))
+    iterator = iter(dataset)
+    first = steps_of(strategy, [next(iterator)])
+    for take, words in (
+        (lambda i: int(strategy.experimental_local_results(next(iterator))[0].sum()), "next"),
+        (lambda i: len([*itertools.islice(iterator, 1)]), "next"),
+        (lambda i: iterator.get_next_as_optional().has_value(), "next"),
+        (lambda i: bool(iter(dataset)), "iter"),
+    ):
+        for call in for_each_replica_of_a_rank(strategy, take):
+            words_of_error = rf"{words}\(\) of a distributed .*called for each replica of a rank"
+            assert_fails(strategy, mr.errors.ContextError, words_of_error, call)
+    check_steps(strategy, [next(iterator)], [np.arange(8, 16)])
+    check_steps(strategy, [next(iter(dataset))], [np.arange(8)])
+    np.testing.assert_array_equal(first[0][0], chunks(np.arange(8), len(first[0]))[0])
+
+
+def test_a_dataset_iterated_for_each_replica_of_a_rank_begins_the_same_epochs_for_each(strategy):
+    outside = Dataset.range(64).shuffle(seed=3).batch(64)
+
+    def orders(replica_id):
+        inside = Dataset.range(64).shuffle(seed=3).batch(64)
+        return [next(iter(data)).tolist() for data in (outside, inside, outside, inside)]
+
+    before = next(iter(outside)).tolist()
+    alone = Dataset.range(64).shuffle(seed=3).batch(64)
+    epochs = [next(iter(alone)).tolist() for _ in range(4)]
+    for first, call in zip((0, 2), for_each_replica_of_a_rank(strategy, orders), strict=True):
+        begun = [epochs[first], epochs[0], epochs[first + 1], epochs[1]]
+        assert all(of_one == begun for of_one in strategy.experimental_local_results(call()))
+    assert [before, next(iter(outside)).tolist()] == epochs[:2]
+
+
 def test_iterators_that_stand_in_the_same_epoch_are_told_apart(strategy):
     """One more step of one of them is an error, and comes again, also beside the other one."""
     dataset = distributed(strategy, Dataset.range(16).batch(2))

@@ -183,6 +183,7 @@ def test_a_tuple_of_values_is_reduced_leaf_by_leaf(strategy):
     assert strategy.reduce("SUM", [], axis=None) == []
 
 
+@pytest.mark.usefixtures("few_ranks")
 @pytest.mark.parametrize("op", ["SUM", "MEAN"])
 @pytest.mark.parametrize("columns", [1, 3000])
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
@@ -202,6 +203,7 @@ def test_narrow_floats_along_an_axis_add_up_in_the_order_of_the_replicas(op, col
     assert np.array_equal(result, np.full(columns, expected).astype(dtype))
 
 
+@pytest.mark.usefixtures("few_ranks")
 def test_a_replica_that_gives_none_is_the_same_error_on_every_layout():
     with mr.MPIStrategy(num_replicas=4) as strategy:
         values = of_replicas(strategy, lambda i: None if i == 3 else np.float64(i))

@@ -433,6 +433,7 @@ def test_values_of_replicas_that_differ_in_kind_or_on_all_are_told(strategy):
     diverges(strategy, kinds, "float64 1.0 on ", f"'a' on {layout.describe([last])}")
 
 
+@pytest.mark.usefixtures("few_ranks")
 def test_objects_of_replicas_in_other_containers_are_a_mismatch_that_shows_them():
     with mr.MPIStrategy(num_replicas=4) as strategy:
         local = strategy.engine.layout.local_replica_ids
