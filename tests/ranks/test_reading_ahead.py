@@ -29,6 +29,11 @@ def readers():
     return lambda: readers_since(before)
 
 
+def number(context):
+    """That of a pipeline, up to 3: what depends on it stays short."""
+    return context.input_pipeline_id % 4
+
+
 # By name: a function of the strategy and of InputOptions, that returns a distributed dataset.
 INPUTS = {
     "rows": lambda s, options: s.experimental_distribute_dataset(
@@ -41,10 +46,10 @@ INPUTS = {
         [np.arange(3), np.arange(5), np.arange(0)], options
     ),
     "own": lambda s, options: s.distribute_datasets_from_function(
-        lambda c: Dataset.range(7 + c.input_pipeline_id).shuffle(seed=3).batch(2), options
+        lambda c: Dataset.range(7 + number(c)).shuffle(seed=3).batch(2), options
     ),
     "own list": lambda s, options: s.distribute_datasets_from_function(
-        lambda c: [np.full(2, i) for i in range(c.input_pipeline_id)], options
+        lambda c: [np.full(2, i) for i in range(number(c))], options
     ),
 }
 
