@@ -215,6 +215,27 @@ def test_a_generator_function_is_called_anew_for_each_pass():
     assert len(calls) == 3
 
 
+def test_what_a_generator_iterates_belongs_to_the_epoch_that_it_yields():
+    """However often it is called: again after an error, for the spec, by another rank."""
+    base = Dataset.range(8).shuffle(seed=1)
+    inside = []
+
+    def rows():
+        fresh = Dataset.range(8).shuffle(seed=1)
+        inside.append((lists(fresh), lists(fresh)))
+        yield from base
+        yield from base
+
+    dataset = Dataset.from_generator(rows).batch(1)
+    epochs = [[value.item() for _, value in dataset.batches(epoch=epoch)] for epoch in range(3)]
+    again = [value.item() for _, value in dataset.batches(epoch=1, start=3)]
+    assert again == epochs[1][3:]
+    assert [lists(base) for _ in range(3)] == [epoch[:8] for epoch in epochs]
+    assert len({tuple(epoch[i : i + 8]) for epoch in epochs for i in (0, 8)}) == 6
+    assert inside == [inside[0]] * 4
+    assert inside[0] == (epochs[0][:8], epochs[1][:8])
+
+
 def test_numbers_of_a_generator_promote_within_a_batch():
     (batch,) = generated(1, 2.5, True).batch(3)
     assert batch.tolist() == [1.0, 2.5, 1.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import itertools
 import weakref
 from collections import Counter
@@ -15,16 +16,51 @@ from ..core.context import replica_id_at_work
 DatasetKey = tuple[str, int]
 
 
+# A dataset that a generator iterates more than once in an epoch begins epochs so far apart.
+_EPOCHS_APART = 1 << 20
+
+
+class Reading:
+    """A context in which a function of the program yields the rows of an epoch.
+
+    It is called again after an error, and by each rank: what it iterates belongs to the epoch.
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._begun: Counter[Epochs] = Counter()
+
+    def __enter__(self) -> None:
+        self._token = _reading.set(self)
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        _reading.reset(self._token)
+
+    def next_epoch(self, epochs: Epochs) -> int:
+        """Counts an epoch of a dataset that was made before."""
+        self._begun[epochs] += 1
+        return self._epoch + (self._begun[epochs] - 1) * _EPOCHS_APART
+
+
+_reading: contextvars.ContextVar[Reading | None] = contextvars.ContextVar(
+    "mpi_replica reading", default=None
+)
+
+
 class Epochs:
     """The epochs that a dataset has begun: above the replicas, and in or for each of them."""
 
     def __init__(self, text: str) -> None:
         #: By replica; None above the replicas.
         self.begun: Counter[int | None] = Counter()
+        self._made_in = _reading.get()
         _known[_key_of_next(text)] = self
 
     def next(self) -> int:
         """Counts an epoch: of a replica the same ones on any layout, as if it were alone."""
+        reading = _reading.get()
+        if reading is not None and reading is not self._made_in:
+            return reading.next_epoch(self)
         who = replica_id_at_work()
         self.begun[who] += 1
         return self.begun[who] - 1

@@ -174,7 +174,9 @@ class Run(SharedRun):
         if failed:
             agreement = self.engine.agreement
             stands = [agreement.stand(call) for call in calls]
-            originals = {call.replica_ids[0]: call.error for call in failed if call.error}
+            originals = {
+                call.replica_ids[0]: call.error for call in failed if call.error is not None
+            }
             self.engine.report(stands, originals, calls[0])
         results = self.engine.perform(calls)
         if isinstance(calls[0], MergeCall):

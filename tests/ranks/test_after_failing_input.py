@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
+from datasets import order
 from everywhere import (
     check_works,
     gathered,
@@ -95,6 +96,25 @@ def batches_with_retries(strategy, iterator, steps):
 
 def numbers(start, stop, batch):
     return np.arange(start * batch, stop * batch).reshape(-1, batch).tolist()
+
+
+def test_a_dataset_that_a_generator_iterates_comes_again_in_the_same_order(strategy):
+    """The rank that reads again calls the generator once more than the others."""
+    batch = strategy.num_replicas_in_sync
+    rows = Dataset.range(STEPS * batch)
+    epochs = [order(STEPS * batch, 1, epoch) for epoch in range(2)]
+    shuffled = rows.shuffle(seed=1)
+    disk = Disk(epochs[0][3 * batch - 1], is_here=strategy.rank == strategy.size - 1)
+    stream = Dataset.from_generator(lambda: iter(shuffled)).map(disk.check).batch(batch)
+    dataset = strategy.experimental_distribute_dataset(stream)
+    for epoch in epochs:
+        found, errors = batches_with_retries(strategy, iter(dataset), STEPS)
+        assert errors == (epoch is epochs[0])
+        assert found == epoch.reshape(-1, batch).tolist()
+    iterator = iter(dataset)
+    iterator.load_state_dict({"epoch": 1, "steps": 2, "pipelines": None})
+    found, _ = batches_with_retries(strategy, iterator, STEPS - 2)
+    assert found == epochs[1].reshape(-1, batch)[2:].tolist()
 
 
 @pytest.mark.parametrize("count", [0, 2], ids=["asked for", "ahead"])

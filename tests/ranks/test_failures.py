@@ -488,6 +488,71 @@ def test_an_error_that_a_step_raises_again_later_is_told_anew(strategy):
     check_works(strategy)
 
 
+def test_an_error_of_a_call_that_was_made_for_another_one_is_told_once(strategy):
+    """Told a second time it would be taken for the next call of the others."""
+    needs_two_ranks(strategy)
+    with strategy.scope():
+        on_read = mr.VariableSynchronization.ON_READ
+        v = mr.Variable(1.0, synchronization=on_read, aggregation=mr.VariableAggregation.SUM)
+
+    def makes_variable():
+        with strategy.scope():
+            mr.Variable(lambda: float(v.value()))  # called on one rank alone
+
+    def makes_dataset():
+        def dataset_fn(context):
+            if context.input_pipeline_id == 0:
+                strategy.barrier()
+            return mr.data.Dataset.range(4).batch(1)
+
+        strategy.distribute_datasets_from_function(dataset_fn)
+        strategy.run(lambda: None)
+
+    for call in (makes_variable, makes_dataset):
+        raises_everywhere(mr.errors.CollectiveMismatchError, call)
+        check_works(strategy)
+        assert list(strategy.gather_objects(strategy.rank)) == ranks_of(strategy)
+
+
+def test_an_error_of_a_call_that_a_step_makes_for_another_one_is_told_once(strategy):
+    needs_two_replicas(strategy)
+
+    def step():
+        ctx = mr.get_replica_context()
+        with pytest.raises(mr.errors.CollectiveMismatchError):
+            mr.Variable(lambda: ctx.all_reduce("SUM", 1.0))  # called in one replica alone
+        mine = ctx.replica_id_in_sync_group
+        return [ctx.all_gather([np.array([10 * k + mine])], axis=0)[0].tolist() for k in range(3)]
+
+    count = strategy.num_replicas_in_sync
+    for found in strategy.experimental_local_results(strategy.run(step)):
+        assert found == [[10 * k + i for i in range(count)] for k in range(3)]
+
+
+class Problems(ValueError):
+    """An exception that is false where it has no arguments."""
+
+    def __len__(self):
+        return len(self.args)
+
+
+class Unreadable:
+    def __array__(self, *args, **kwargs):
+        raise Problems
+
+
+def test_an_exception_that_is_false_is_told_as_others_are(strategy):
+    for culprit in culprits(strategy):
+
+        def step(culprit=culprit):
+            ctx = mr.get_replica_context()
+            is_it = ctx.replica_id_in_sync_group == culprit
+            ctx.all_reduce("SUM", Unreadable() if is_it else 1.0)
+
+        raises_everywhere(Problems, lambda step=step: strategy.run(step))
+        check_works(strategy)
+
+
 def test_a_run_inside_a_merge_fn_that_fails_ends_both_runs(strategy):
     def merge_fn(strategy, value):
         return strategy.run(raising(strategy.num_replicas_in_sync - 1, KeyError, after=1))

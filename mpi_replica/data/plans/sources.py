@@ -16,6 +16,7 @@ from ...core.array_libraries import give_back, to_numpy, way_back
 from ...core.exceptions import add_note
 from ...core.nest import flatten, leaf_paths, map_structure, unflatten
 from ..elements import ArraySpec, as_arrays, at, own_copy, unstacked
+from ..epochs import Reading
 from .dataset_plan import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -138,7 +139,9 @@ class Generated(DatasetPlan):
         self._generator = generator
 
     def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
-        made = self._generator()
+        reading = Reading(epoch)
+        with reading:
+            made = self._generator()
         if not isinstance(made, Iterable):
             raise TypeError(
                 f"{self.text} returned {made!r}, which can't be iterated. Write it with yield, or "
@@ -149,10 +152,12 @@ class Generated(DatasetPlan):
                 f"{self.text} returned a generator that was started before, so elements are "
                 "missing. Make a new one in each call."
             )
-        iterator = iter(made)
+        with reading:
+            iterator = iter(made)
         for number in itertools.count():
             try:
-                element = next(iterator)
+                with reading:
+                    element = next(iterator)
             except StopIteration:
                 return
             except Exception as error:
