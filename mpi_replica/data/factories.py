@@ -162,8 +162,10 @@ class Factories(Chain):
         Parameters
         ----------
         generator : callable without arguments
-            Called for each pass; returns a new iterator over nests of array_like, all of one
-            structure. A list is one array. What it yields is copied: it may reuse its buffers.
+            Called for each pass, and again where one goes on after an error or a checkpoint;
+            returns a new iterator over nests of array_like, all of one structure. A list is one
+            array. What it yields is copied: it may reuse its buffers. A `Dataset` that it iterates
+            is in the epoch of the pass.
 
         Returns
         -------
