@@ -371,7 +371,7 @@ class InputReplicationMode(enum.Enum):
     PER_WORKER
         Once for each rank, whose replicas take batches of its dataset in turns.
     PER_REPLICA
-        Once for each replica.
+        Once for each replica: it makes no calls above the replicas, and draws nothing there.
 
     Examples
     --------

@@ -9,8 +9,10 @@ from typing import Any
 
 from ..collectives.engine import Engine
 from ..core import nest
+from ..core.context import called_for
 from ..core.layout import shares
 from ..core.options import InputOptions, InputReplicationMode
+from ..core.randomness import Generators
 from .batches import arrays_of, cut, kept_batch
 from .dataset import Dataset, drops_remainder, parts_of_batches
 from .elements import ArraySpec
@@ -127,7 +129,11 @@ class Input:
 
     @classmethod
     def from_function(
-        cls, engine: Engine, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None
+        cls,
+        engine: Engine,
+        generators: Generators,
+        dataset_fn: Callable[[InputContext], Any],
+        options: InputOptions | None,
     ) -> Input:
         """Takes one batch for each local replica from the datasets that `dataset_fn` makes."""
         options = _checked(options)
@@ -136,7 +142,15 @@ class Input:
                 f"dataset_fn must be callable, got {dataset_fn!r}. It gets a mr.InputContext."
             )
         per_replica = options.experimental_replication_mode is InputReplicationMode.PER_REPLICA
-        pipelines = Pipelines(engine.layout, dataset_fn, per_replica=per_replica)
+
+        def of_replica(context: InputContext) -> Any:
+            what = "the dataset_fn of distribute_datasets_from_function"
+            replica_id = context.input_pipeline_id
+            with generators.unshared(what), called_for(engine, replica_id, what, "that"):
+                return dataset_fn(context)
+
+        make = of_replica if per_replica else dataset_fn
+        pipelines = Pipelines(engine.layout, make, per_replica=per_replica)
         ahead = options.experimental_per_replica_buffer_size
 
         def sources() -> list[Any]:

@@ -204,8 +204,9 @@ class DistributedIterator:
             Called in a replica.
         ContextError
             JAX traces a function (jit, scan): the step would be the same for all its later calls.
-            Or called in a function that is called for each replica of a rank: a ``value_fn``, or
-            that of an update of a variable that is synchronized on read.
+            Or called in a function that is called for each replica of a rank: a ``value_fn``, a
+            ``dataset_fn`` under ``PER_REPLICA``, or that of an update of a variable that is
+            synchronized on read.
         StructureMismatchError
             The global batches of the ranks have different numbers of rows, or what a rank makes of
             its part differs in structure, dtypes or numbers of axes (where the length is known: at

@@ -170,7 +170,9 @@ class Distribution(StrategyBase):
             `dataset_fn` is not callable, or gives what can't be iterated; `options` are none; it
             gives an iterator, and steps are to be made ahead. In the same way.
         ContextError
-            Called in a replica.
+            Called in a replica. Or `dataset_fn` has drawn from ``strategy.rng`` under
+            ``PER_REPLICA``, or has made a call of the strategy that stands above the replicas, as
+            ``reduce`` and ``run`` do. These on all ranks in the same way.
 
         Notes
         -----
@@ -192,7 +194,7 @@ class Distribution(StrategyBase):
         kind = "distribute_datasets_from_function"
         require_cross_replica(self, kind)
         try:
-            made_of = Input.from_function(self.engine, dataset_fn, options)
+            made_of = Input.from_function(self.engine, self.generators, dataset_fn, options)
             return DistributedDataset(self.engine, made_of)
         except Exception as error:
             self.engine.share(kind, error)

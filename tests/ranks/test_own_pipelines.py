@@ -155,6 +155,61 @@ def test_the_function_is_called_once_for_each_pipeline(strategy):
     assert contexts(PER_REPLICA) == [mr.InputContext(R, i, R) for i in ids]
 
 
+def test_what_each_replica_has_of_its_own_is_made_from_one_order_of_the_rows(strategy):
+    """A function that is called for each replica begins the same epoch in each call."""
+    rows = Dataset.range(24).shuffle(seed=1)
+
+    def part(context):
+        shuffled = Dataset.from_tensor_slices(np.array(list(rows)))
+        mine = shuffled.shard(context.num_input_pipelines, context.input_pipeline_id)
+        return mine.batch(24)
+
+    (parts,) = steps_of(strategy, strategy.distribute_datasets_from_function(part, PER_REPLICA))
+    assert sorted(np.concatenate(parts)) == list(range(24))
+    assert len(set(gathered(str(list(rows))))) == 1
+
+
+def test_a_function_that_is_called_for_each_replica_draws_nothing_above(strategy):
+    def drawn(context):
+        return [strategy.rng.integers(1 << 62, size=2)]
+
+    error = raises_everywhere(
+        mr.errors.ContextError,
+        lambda: strategy.distribute_datasets_from_function(drawn, PER_REPLICA),
+    )
+    assert "the dataset_fn of distribute_datasets_from_function has drawn from" in str(error)
+    assert len(set(gathered(strategy.rng.random()))) == 1
+    strategy.distribute_datasets_from_function(drawn)  # once on each rank
+    assert len(set(gathered(strategy.rng.random()))) == 1
+    check_works(strategy)
+
+
+ABOVE = {
+    "broadcast_to": lambda strategy: strategy.extended.broadcast_to(3.0),
+    "gather_objects": lambda strategy: strategy.gather_objects(strategy.rank),
+    "run": lambda strategy: strategy.run(lambda: 1.0),
+    "experimental_distribute_dataset": lambda strategy: strategy.experimental_distribute_dataset(
+        Dataset.range(4).batch(2)
+    ),
+}
+
+
+@pytest.mark.parametrize("call", ABOVE)
+def test_a_function_that_is_called_for_each_replica_calls_nothing_above(strategy, call):
+    def calling(context):
+        ABOVE[call](strategy)
+        return [np.ones(2)]
+
+    error = raises_everywhere(
+        mr.errors.ContextError,
+        lambda: strategy.distribute_datasets_from_function(calling, PER_REPLICA),
+    )
+    words = f"{call} was called while the dataset_fn of distribute_datasets_from_function runs"
+    assert words in str(error)
+    strategy.distribute_datasets_from_function(calling)  # once on each rank
+    check_works(strategy)
+
+
 def test_nests_of_a_pipeline_without_batches_are_filled_like_those_of_the_others(strategy):
     def batches(context):
         is_last = context.input_pipeline_id == context.num_input_pipelines - 1
