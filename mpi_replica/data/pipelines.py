@@ -55,9 +55,13 @@ class Pipelines:
         ------
         TypeError
             The function has made something that can't be iterated.
+        ValueError
+            It has given two pipelines of this rank one iterator.
         """
-        numbers = dict.fromkeys(self._shared_by.rank_of(i) for i in replica_ids)
-        return [self._source(number) for number in numbers]
+        return [self._source(number) for number in self._numbers(replica_ids)]
+
+    def _numbers(self, replica_ids: Sequence[int]) -> list[int]:
+        return list(dict.fromkeys(self._shared_by.rank_of(i) for i in replica_ids))
 
     def _source(self, number: int) -> Any:
         if number not in self._made:
@@ -65,8 +69,21 @@ class Pipelines:
             with made_apart():
                 source = self._dataset_fn(context)
             check_source(source, "dataset_fn")
+            self._require_no_other(number, source)
             self._made[number] = source
         return self._made[number]
+
+    def _require_no_other(self, number: int, source: Any) -> None:
+        """Raises where another pipeline reads `source`, too: an iterator, which has one place."""
+        for other, made in self._made.items():
+            if made is source and isinstance(source, Iterator):
+                raise ValueError(
+                    f"dataset_fn gives input pipelines {other} and {number}, which are on one rank,"
+                    f" one and the same {type(source).__qualname__}: each would get what the other"
+                    " one leaves, and on ranks of their own all. Make an iterator in each call, or"
+                    " give what can be iterated anew, such as"
+                    " mr.data.Dataset.from_generator(function)."
+                )
 
     def steps(
         self, replica_ids: Sequence[int], epoch: int, start: int, *, are_kept: bool
@@ -77,12 +94,15 @@ class Pipelines:
         """
         layout = self._shared_by
         of_pipelines = []
-        for number in dict.fromkeys(layout.rank_of(i) for i in replica_ids):
+        numbers = self._numbers(replica_ids)
+        for number in numbers:
             sharing = layout.replica_ids(number)
             mine = [position for position, i in enumerate(sharing) if i in replica_ids]
             source = self._source(number)
             elements = _elements(source, epoch, start * len(sharing))
-            if (are_kept or len(sharing) > 1) and not isinstance(source, Dataset):
+            # All of a step are read before any is used, and may come in one and the same memory.
+            is_alone = len(numbers) == len(sharing) == 1
+            if (are_kept or not is_alone) and not isinstance(source, Dataset):
                 elements = map(kept_batch, elements)
             of_pipelines.append((elements, len(sharing), mine))
         while True:

@@ -168,7 +168,8 @@ class Distribution(StrategyBase):
             What `dataset_fn` raised: here, and on the other ranks at their next collective call.
         TypeError, ValueError
             `dataset_fn` is not callable, or gives what can't be iterated; `options` are none; it
-            gives an iterator, and steps are to be made ahead. In the same way.
+            gives an iterator, and steps are to be made ahead, or two pipelines of a rank get the
+            same one. In the same way.
         ContextError
             Called in a replica. Or `dataset_fn` has drawn from ``strategy.rng`` under
             ``PER_REPLICA``, or has made a call of the strategy that stands above the replicas, as

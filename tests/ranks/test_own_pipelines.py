@@ -210,6 +210,46 @@ def test_a_function_that_is_called_for_each_replica_calls_nothing_above(strategy
     check_works(strategy)
 
 
+def test_pipelines_of_a_rank_may_fill_one_buffer(strategy):
+    buffer = np.empty(2)
+
+    class Filling:
+        def __init__(self, pipeline):
+            self.pipeline = pipeline
+
+        def __iter__(self):
+            for number in range(3):
+                buffer[:] = 10 * self.pipeline + number
+                yield buffer
+
+    def filling(context):
+        return Filling(context.input_pipeline_id)
+
+    dataset = strategy.distribute_datasets_from_function(filling, PER_REPLICA)
+    ids = range(strategy.num_replicas_in_sync)
+    seen = []
+    for step in dataset:  # not kept: each is the next one's memory
+        seen += steps_of(strategy, [step])
+    found = [[part.tolist() for part in parts] for parts in seen]
+    assert found == [[[10.0 * i + number] * 2 for i in ids] for number in range(3)]
+
+
+def test_pipelines_of_a_rank_that_get_one_iterator_are_an_error_everywhere(strategy):
+    """Each would get what the others leave; where it has a rank to itself it gets all."""
+    if max(gathered(len(strategy.local_replica_ids))) == 1:
+        pytest.skip("each rank has a single pipeline")
+    batches = iter([np.full(1, number) for number in range(4)])
+
+    def distribute():
+        strategy.distribute_datasets_from_function(lambda context: batches, PER_REPLICA)
+        strategy.barrier()  # where ranks of one replica hear of it
+
+    error = raises_everywhere(ValueError, distribute)
+    assert "gives input pipelines " in str(error)
+    assert "one and the same list_iterator" in str(error)
+    check_works(strategy)
+
+
 def test_nests_of_a_pipeline_without_batches_are_filled_like_those_of_the_others(strategy):
     def batches(context):
         is_last = context.input_pipeline_id == context.num_input_pipelines - 1
