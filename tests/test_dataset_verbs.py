@@ -532,6 +532,18 @@ def test_numbers_of_a_source_stack_alike_within_a_pass_and_across_two():
     ]
 
 
+@pytest.mark.parametrize("make", [Dataset.from_source, lambda rows: generated(*rows)])
+@pytest.mark.parametrize("other", [3, np.int8(3)], ids=["int64", "int8"])
+def test_integers_are_never_stacked_to_floats_that_round_them(make, other):
+    dataset = make([{"x": 2**63 + 1}, {"x": other}]).batch(2)
+    with pytest.raises(ValueError, match=r"0 has dtype uint64, .* 1 has dtype int.*'x'\].*astype"):
+        list(dataset)
+    (batch,) = make([2**63 + 1, np.uint8(3), True]).batch(3)
+    assert batch.tolist() == [2**63 + 1, 3, 1]
+    (batch,) = make([1.5, 2**63, -1]).batch(3)  # floats are wanted here
+    assert batch.tolist() == [1.5, 2.0**63, -1.0]
+
+
 def test_enumerate_puts_numbers_before_the_elements():
     dataset = Dataset.from_tensor_slices(np.array(list("abc"))).enumerate(start=5)
     assert [(number.item(), str(text)) for number, text in dataset] == [

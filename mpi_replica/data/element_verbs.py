@@ -41,7 +41,8 @@ class ElementVerbs(Chain):
         TypeError, ValueError
             If an argument is none of these.
         ValueError
-            When iterated, if elements differ in structure, shape or kind of dtype.
+            When iterated, if elements differ in structure, shape or kind of dtype, or are integers
+            of dtypes that only floats have in common (int64 and uint64).
 
         Notes
         -----

@@ -138,8 +138,18 @@ def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:
                     "one shape and dtype, or use batch(1)."
                 )
         rows.append(leaves)
-    columns = [np.stack(column) for column in zip(*rows, strict=True)]
-    return unflatten(structure, give_back(columns, way))
+    columns = list(zip(*rows, strict=True))
+    stacked = [np.stack(column) for column in columns]
+    for place, (column, array) in enumerate(zip(columns, stacked, strict=True)):
+        if array.dtype.kind == "f" and all(leaf.dtype.kind in "biu" for leaf in column):
+            by_dtype = {leaf.dtype: number for number, leaf in zip(numbers, column, strict=True)}
+            dtypes = ", ".join(f"element {n} has dtype {dtype}" for dtype, n in by_dtype.items())
+            raise ValueError(
+                f"elements do not stack to a batch: {dtypes}{at(leaf_paths(structure)[place])}. No"
+                f" integers of numpy hold all of these, and {array.dtype} would round them. Give "
+                "all elements one dtype, as map(lambda x: x.astype(...)) makes them."
+            )
+    return unflatten(structure, give_back(stacked, way))
 
 
 def unstacked(rows: Any, count: int, way: GiveBack | None = None) -> list[Any]:
