@@ -554,6 +554,44 @@ def test_enumerate_puts_numbers_before_the_elements():
     assert len(dataset) == 3
 
 
+def test_numbers_before_the_elements_may_be_negative():
+    for rows in (Dataset.range(3), generated(0, 1, 2)):
+        for start in (-1, -(2**63)):
+            numbers = [int(number) for number, _ in rows.enumerate(start)]
+            assert numbers == [start, start + 1, start + 2]
+
+
+@pytest.mark.parametrize("source", [generated(0, 1, 2), Dataset.range(3).repeat()])
+def test_numbers_before_the_elements_that_do_not_fit_are_an_error_and_no_early_end(source):
+    most = 2**63 - 1
+    numbered = iter(source.enumerate(most - 1))
+    assert [int(next(numbered)[0]), int(next(numbered)[0])] == [most - 1, most]
+    with pytest.raises(ValueError, match=r"number 9223372036854775808 .*int64.*smaller"):
+        next(numbered)
+    assert len(list(generated(0, 1, 2).enumerate(most - 3))) == 3
+
+
+@pytest.mark.parametrize("rows", [Dataset.range(3), generated(0, 1, 2)], ids=["rows", "stream"])
+@pytest.mark.parametrize("wanted", [None, 2, [0, 2]])
+def test_what_is_wanted_of_a_batch_is_a_slice_or_an_error(rows, wanted):
+    with pytest.raises(TypeError, match="slice_rows must return a slice, got"):
+        list(rows.batch(3).batches(lambda count: wanted))
+
+
+@pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="numpy has none")
+def test_texts_of_any_width_of_numpy_go_through_all_verbs():
+    texts = np.array(["a", "bbb", "cc"], np.dtypes.StringDType())
+    for rows in (Dataset.from_tensor_slices(texts), Dataset.from_source(texts)):
+        for same in (rows, rows.filter(lambda text: True), rows.concatenate(rows).take(3)):
+            (batch,) = same.batch(3)
+            assert (batch.dtype.kind, batch.tolist()) == ("U", ["a", "bbb", "cc"])
+    with pytest.raises(ValueError, match="ends with a NUL"):
+        Dataset.from_tensor_slices(np.array(["a\0"], np.dtypes.StringDType()))
+    missing = np.array(["a", None], np.dtypes.StringDType(na_object=None))
+    with pytest.raises(TypeError, match="has dtype StringDType"):
+        Dataset.from_tensor_slices(missing)
+
+
 @pytest.mark.parametrize("source", [Dataset.range(3), generated(0, 1, 2)], ids=["rows", "stream"])
 def test_an_endless_dataset_stays_one_with_numbers_and_is_shuffled_by_a_buffer(source):
     dataset = source.repeat().enumerate(5)

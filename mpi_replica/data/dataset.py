@@ -161,6 +161,8 @@ class Dataset(Factories, OrderVerbs, ElementVerbs):
         ------
         ValueError
             If the dataset is not batched.
+        TypeError
+            When iterated, if slice_rows returns no slice.
 
         Examples
         --------
@@ -178,7 +180,7 @@ class Dataset(Factories, OrderVerbs, ElementVerbs):
         start = integer("start", start, 0)
         epoch = self._epochs.next() if epoch is None else integer("epoch", epoch, 0)
         wanted = slice_rows or _all_rows
-        steps = parts_of_batches(self, lambda rows: [wanted(rows)], epoch, start)
+        steps = parts_of_batches(self, lambda rows: [_slice_of(wanted, rows)], epoch, start)
         return ((rows, part) for rows, (part,) in steps)
 
 
@@ -201,3 +203,10 @@ def drops_remainder(source: Any) -> bool:
 
 def _all_rows(rows: int) -> slice:
     return slice(0, rows)
+
+
+def _slice_of(wanted: Callable[[int], slice], rows: int) -> slice:
+    part = wanted(rows)
+    if not isinstance(part, slice):  # None and lists would index, too, and give other shapes
+        raise TypeError(f"slice_rows must return a slice, got {part!r}. Return slice(start, stop).")
+    return part

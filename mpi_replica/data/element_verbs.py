@@ -11,7 +11,6 @@ from ..core.argument_checks import flag, integer
 from ..core.nest import flatten
 from .chain import Chain, require_callable
 from .plans import changes, positions, sources, streams
-from .plans.dataset_plan import INFINITE_CARDINALITY
 from .plans.function_calls import AUTOTUNE
 
 
@@ -179,7 +178,8 @@ class ElementVerbs(Chain):
         Raises
         ------
         TypeError, ValueError
-            If start is no integer, or the numbers do not fit int64.
+            If start is no integer, or the numbers do not fit int64: when iterated where the length
+            is infinite or not known.
 
         Examples
         --------
@@ -190,7 +190,8 @@ class ElementVerbs(Chain):
         limits = np.iinfo(np.int64)
         start = integer("start", start, limits.min, limits.max - max(0, self._plan.length))
         _, structure = flatten((0, 0))
-        stop = None if self._plan.length == INFINITE_CARDINALITY else limits.max
+        # Where nobody knows how many it takes, it has no end, and an error where int64 has one.
+        stop = None if self._plan.length < 0 else start + self._plan.length
         return self._with(changes.Zip(structure, [sources.Range(start, stop, 1), self._plan]))
 
     def prefetch(self, buffer_size: int) -> Self:

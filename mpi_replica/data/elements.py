@@ -84,13 +84,15 @@ def as_arrays(value: Any, where: str) -> Any:
                 f"{where}: {reprlib.repr(leaf)}{at(path)} can't become an array: {error} Give all "
                 "its rows one length, or a tuple where it is several arrays."
             ) from error
-        if array.dtype == object:
-            if not array.size or not all(isinstance(item, str) for item in array.flat):
+        if array.dtype.kind in "OT":  # "T": numpy's texts of any width, whose rows are no arrays
+            is_text = array.size > 0 or array.dtype.kind == "T"
+            if not is_text or not all(isinstance(item, str) for item in array.flat):
                 raise TypeError(
-                    f"{where}: {reprlib.repr(leaf)}{at(path)} has dtype object as an array. "
+                    f"{where}: {reprlib.repr(leaf)}{at(path)} has dtype {array.dtype} as an array. "
                     "Give numbers or strings: .astype(float) or .astype(str)."
                 )
-            leaf, array = array.tolist(), array.astype(str)  # a column of texts of pandas
+            leaf = array.tolist()  # a column of texts of pandas, among others
+            array = np.array(leaf, str).reshape(array.shape)
         if array.dtype.kind in "SU" and _ends_with_nul(leaf):
             raise ValueError(
                 f"{where}: {reprlib.repr(leaf)}{at(path)} ends with a NUL, which numpy's texts"

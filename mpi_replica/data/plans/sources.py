@@ -102,6 +102,12 @@ class Range(DatasetPlan):
         return unstacked(self.read(positions, epoch), positions.size)
 
     def read(self, positions: Positions, epoch: int) -> Any:
+        if self.length < 0 and positions.size:
+            last = self._start + self._step * int(positions.max())
+            if last > np.iinfo(np.int64).max:  # numpy would wrap it around
+                raise ValueError(
+                    f"number {last} of {self.text} does not fit int64. Start with a smaller one."
+                )
         return self._start + self._step * positions
 
 
