@@ -21,7 +21,7 @@ import contextlib
 import contextvars
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from .abstract_strategy import AbstractReplicaContext, AbstractStrategy, CallsPerReplica
 from .exceptions import ContextError
@@ -40,6 +40,8 @@ class State(NamedTuple):
     kind: str = "scope"
     #: the component that ``extended.update`` is at
     component: int | None = None
+    #: what takes back what such an update has written, by arrays of a variable and component
+    ways_back: dict[tuple[Any, int], Callable[[], None]] | None = None
 
 
 _state: contextvars.ContextVar[State | None] = contextvars.ContextVar("mpi_replica", default=None)

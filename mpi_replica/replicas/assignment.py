@@ -19,7 +19,7 @@ from ..core import nest
 from ..core.abstract_strategy import AbstractReplicaContext
 from ..core.abstract_variable import AbstractVariable
 from ..core.array_ways import Array
-from ..core.context import current_state, require_cross_replica
+from ..core.context import State, current_state, require_cross_replica
 from ..core.indexed_slices import IndexedSlices
 from ..core.jax_state import require_unstaged
 from ..core.options import CommunicationOptions, ReduceOp, VariableAggregation
@@ -336,7 +336,7 @@ class Assignable(AbstractVariable):
         if state is not None and state.kind == "update" and state.strategy is self._strategy:
             # Otherwise it is assigned as above the replicas.
             if self._on_read is (state.component is not None):
-                self._assign_in_update(how, value, state.component)
+                self._assign_in_update(how, value, state)
                 return self
         context = None if state is None else state.replica_context
         if context is None or context.strategy is not self._strategy:
@@ -365,8 +365,8 @@ class Assignable(AbstractVariable):
         """Returns what a replica assigns of `value`, which may be one of all replicas."""
         return component_of(plain_value(value), replica_id, self._strategy.num_replicas_in_sync)
 
-    def _assign_in_update(self, how: str, value: Any, component: int | None) -> None:
-        engine = self._strategy.engine
+    def _assign_in_update(self, how: str, value: Any, state: State) -> None:
+        engine, storage, component = self._strategy.engine, self._storage, state.component
         if component is not None:
             value = self._own(value, component)
         elif isinstance(value, PerReplica):  # whose component is here depends on the rank
@@ -374,12 +374,13 @@ class Assignable(AbstractVariable):
                 f"{self.name}.{how} got a PerReplica in update: the variable would differ"
                 " between ranks. Reduce it first: strategy.extended.reduce_to(op, value, var)."
             )
-        mine = self._storage.fitting(self.name, how, plain_value(value))
+        mine = storage.fitting(self.name, how, plain_value(value))
         if component is None and engine.layout.size > 1:
             engine.cross_replica(engine.make("update", None, self._compared_update, how, mine))
-        else:
-            self._storage.writes_above += 1
-            self._storage.write(component, how, mine)
+            return
+        if component is not None and state.ways_back is not None:
+            state.ways_back.setdefault((storage, component), storage.way_back(component))
+        storage.write(component, how, mine)
 
     def _reduced_rows(self, context: AbstractReplicaContext, how: str, value: Any) -> IndexedSlices:
         """Returns the rows of all replicas, one behind the other; of MEAN, divided by their number.

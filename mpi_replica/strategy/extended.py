@@ -365,8 +365,9 @@ class StrategyExtended:
             A variable of this strategy.
         fn : callable
             What it assigns to `var` is written as it is, whatever the aggregation. For a variable
-            that is synchronized on read it is called for each local replica. Other variables that
-            are synchronized on read are assigned as in cross-replica context.
+            that is synchronized on read it is called for each local replica; where it raises, all
+            that it has assigned is taken back. Other variables that are synchronized on read are
+            assigned as in cross-replica context.
         args, kwargs : tuple or list, and mapping
             Nests; a `Mirrored` is passed as the value in it. Where `fn` is called for each local
             replica, with containers of its own, and arrays of numpy that it can't write into.
@@ -425,17 +426,27 @@ class StrategyExtended:
         shared = shared_tensors("update", structure, plain)
         what = f"the function that updates {var.name}, which is synchronized on read,"
         results = []
-        with self._strategy.generators.unshared(what):
-            for i in self._strategy.engine.layout.local_replica_ids:
-                args, named = nest.unflatten(structure, plain)
-                state = State(self._strategy, None, "update", i)
-                with called_for(self._strategy, i, what, "the update"), entered(state):
-                    results.append(fn(var, *args, **named))
-                if shared is not None:
-                    shared.check()
-        if not group:
-            return tuple(results)
-        return nest.transposed(results, self._of_replicas, "update")
+        ways_back: dict[tuple[Any, int], Callable[[], None]] = {}
+        try:
+            with self._strategy.generators.unshared(what):
+                for i in self._strategy.engine.layout.local_replica_ids:
+                    args, named = nest.unflatten(structure, plain)
+                    state = State(self._strategy, None, "update", i, ways_back)
+                    with called_for(self._strategy, i, what, "the update"), entered(state):
+                        results.append(fn(var, *args, **named))
+                    if shared is not None:
+                        shared.check()
+            whole = (
+                nest.transposed(results, self._of_replicas, "update") if group else tuple(results)
+            )
+        except BaseException:
+            # For how many replicas it was called depends on how many share the rank.
+            for take_back in ways_back.values():
+                take_back()
+            raise
+        for storage, _ in ways_back:
+            storage.writes_above += 1
+        return whole
 
     def _of_replicas(self, values: list[Any]) -> Any:
         """Returns a value of each local replica as one, as `run` does."""

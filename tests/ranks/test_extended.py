@@ -459,6 +459,36 @@ def test_the_update_of_components_gives_a_value_per_replica_on_any_layout(strate
     check_works(strategy)
 
 
+def test_an_update_of_components_that_raises_takes_back_all_that_it_has_assigned(strategy):
+    v, other = (variable(strategy, 0.0, aggregation=SUM, **ON_READ) for _ in range(2))
+    R = strategy.num_replicas_in_sync
+
+    def assigns(x):
+        x.assign_add(10.0)
+        x.assign_add(10.0)
+        other.assign(x.value())
+        raise OSError("no disk")
+
+    def merge(strategy):
+        with pytest.raises(OSError, match="no disk"):
+            strategy.extended.update(v, assigns)
+
+    def step(fails):
+        v.assign(1.0 + replica_id())
+        mr.get_replica_context().merge_call(merge)
+        if fails:
+            raise ValueError("later")
+        return v.value()
+
+    seen = strategy.run(step, args=(False,))  # what the replicas had assigned before stays
+    assert strategy.reduce("SUM", seen, axis=None) == R * (R + 1) / 2
+    v.assign(0.0)
+    assert_fails(strategy, ValueError, "later", lambda: strategy.run(step, args=(True,)))
+    assert on_all_ranks(v.value()) == 0.0  # the run takes back what it has assigned around it
+    merge(strategy)
+    assert [on_all_ranks(x.value()) for x in (v, other)] == [0.0, 0.0]
+
+
 def test_the_update_of_a_variable_assigns_to_components_as_above_the_replicas(strategy):
     weight = variable(strategy, 1.0)
     first, total = (variable(strategy, 0, aggregation=one, **ON_READ) for one in (FIRST, SUM))
