@@ -141,6 +141,7 @@ class _Leaves:
         self._kind = kind
         self._options = options
         self._words = words
+        engine.require_open()  # also where all components are at hand
         try:
             self.leaves, self.structure = nest.flatten(value)
         except Exception as error:

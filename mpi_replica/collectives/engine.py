@@ -111,6 +111,17 @@ class Engine:
                 " strategy.local_replica_ids is not empty."
             )
 
+    def require_open(self) -> None:
+        """Raises where the strategy is over: a call that sends nothing does not find out.
+
+        Raises
+        ------
+        BaseException
+            Why it can't be used any more.
+        """
+        if self.agreement.final is not None:
+            self.agreement.refuse(self.agreement.final)
+
     def name_of_next_variable(self, name: str) -> str:
         """Returns what tells a variable from all others. Making one is collective: ranks agree."""
         number = self.num_made["variables"]

@@ -412,6 +412,7 @@ class StrategyExtended:
         """
         require_cross_replica(self._strategy, "update")
         self._strategy.engine.require_replicas("update")
+        self._strategy.engine.require_open()
         try:
             self._require_variable("update", var)
             plain, structure = _arguments_of_update(fn, args, {} if kwargs is None else kwargs)

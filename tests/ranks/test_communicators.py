@@ -285,6 +285,40 @@ def test_close_is_collective_idempotent_and_final(strategy):
     check_new_strategy_works()
 
 
+def test_calls_that_send_nothing_are_refused_by_a_closed_strategy_as_others_are(strategy):
+    """Which ones do so depends on the layout."""
+    with strategy.scope():
+        weight = mr.Variable(1.0)
+        own = mr.Variable(
+            2.0,
+            synchronization=mr.VariableSynchronization.ON_READ,
+            aggregation=mr.VariableAggregation.SUM,
+        )
+    values = strategy.run(lambda: np.ones(1))
+    at_hand = mr.PerReplica([1.0] * strategy.num_replicas_in_sync)
+
+    def read():
+        with strategy.scope():  # outside one replica sees its own
+            own.value()
+
+    strategy.close()
+    for call in (
+        lambda: strategy.reduce("SUM", values, axis=None),
+        lambda: strategy.reduce("SUM", at_hand, axis=None),
+        lambda: strategy.reduce("MEAN", 3.0, axis=None),
+        lambda: strategy.gather(values, axis=0),
+        lambda: strategy.extended.reduce_to("SUM", values),
+        read,
+        lambda: strategy.extended.update(weight, lambda v: v.assign(3.0)),
+        lambda: strategy.extended.update(own, lambda v: v.assign(3.0)),
+    ):
+        assert "closed" in str(raises_everywhere(mr.errors.ContextError, call))
+    assert float(weight) == 1.0
+    for part in strategy.experimental_local_results(own):
+        assert part == 2.0
+    check_new_strategy_works()
+
+
 def test_a_with_block_closes_the_strategy():
     with mr.MPIStrategy() as strategy:
         check_works(strategy)
