@@ -14,7 +14,7 @@ from ..collectives.engine import Engine
 from ..collectives.strategy_base import StrategyBase
 from ..core.abstract_strategy import AbstractReplicaContext
 from ..core.argument_checks import integer
-from ..core.context import State, require_above, restore_state, swap_state
+from ..core.context import State, current_state, require_above, restore_state, swap_state
 from ..core.exceptions import ContextError
 from ..core.jax_state import is_staged, require_unstaged
 from .merge_fn import perform_alone
@@ -95,6 +95,11 @@ class Replica(AbstractReplicaContext):
 
     def __enter__(self) -> Self:
         require_above(self._strategy, "ReplicaContext.__enter__")
+        if self._state is not None:
+            raise ContextError(
+                "a ReplicaContext that strategy.run has made can't be entered: it belongs to one"
+                " step of its replica. Make one by hand: mr.ReplicaContext(strategy, replica_id)."
+            )
         self._tokens.append(swap_state(State(self._strategy, self, "replica")))
         return self
 
@@ -160,7 +165,8 @@ class Replica(AbstractReplicaContext):
         ValueError
             The context was made by hand without an id.
         ContextError
-            JAX traces a function (jit, scan): what is drawn there would be the same each time.
+            JAX traces a function (jit, scan): what is drawn there would be the same each time. Or
+            a ``merge_fn`` used that of its step: it draws from ``strategy.rng``.
 
         Examples
         --------
@@ -176,6 +182,13 @@ class Replica(AbstractReplicaContext):
         require_unstaged("rng", "was used")
         generator = self._strategy.generators.of_replica(self.replica_id)
         if self._place is not None:
+            state = current_state()  # None in threads of JAX, and in those of the step
+            if state is not None and state.replica_context is not self:
+                raise ContextError(
+                    "ctx.rng was used where its replica does not run, as in a merge_fn: that runs"
+                    " once on each rank, and what it draws would depend on who shares a rank. Use"
+                    " strategy.rng there."
+                )
             self._place.will_draw(generator)
         return generator
 

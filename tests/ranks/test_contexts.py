@@ -246,6 +246,25 @@ def test_a_stored_context_is_of_no_use_outside_of_its_replica(strategy, call):
     check_works(strategy)
 
 
+def test_the_context_of_a_run_can_not_be_entered_in_a_merge_fn_or_later(strategy):
+    """What is assigned there would be a component of one replica, on one rank."""
+    kept = []
+
+    def step():
+        context = mr.get_replica_context()
+        kept.append(context)
+        context.merge_call(lambda strategy: context.__enter__())
+
+    def later():
+        with kept[0]:
+            pass
+
+    for call in (functools.partial(strategy.run, step), later):
+        error = raises_everywhere(mr.errors.ContextError, call)
+        assert "mr.ReplicaContext(strategy, replica_id)" in str(error)
+    check_works(strategy)
+
+
 @pytest.mark.parametrize("call", REPLICA_CALLS)
 def test_a_collective_of_a_replica_inside_merge_fn_names_the_one_that_fits(strategy, call):
     """Decision 13: all_reduce inside merge_fn is a RuntimeError that names strategy.reduce."""

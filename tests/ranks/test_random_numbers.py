@@ -133,6 +133,19 @@ def test_in_a_replica_the_generator_above_is_an_error_everywhere(strategy):
     check_works(strategy)
 
 
+def test_the_generator_of_a_step_is_an_error_in_its_merge_fn(strategy):
+    """That is called for the first replica of each rank."""
+
+    def step():
+        context = mr.get_replica_context()
+        context.merge_call(lambda strategy: context.rng.random())
+
+    with make(strategy, seed=7) as seeded:
+        error = raises_everywhere(CONTEXT, lambda: seeded.run(step))
+        assert "Use strategy.rng there" in str(error)
+        assert draws(seeded) == at_hand(7, strategy.num_replicas_in_sync)
+
+
 def test_functions_that_are_called_for_each_replica_of_a_rank_draw_nothing_above(strategy):
     with strategy.scope():
         v = mr.Variable(0.0, name="v", synchronization=mr.VariableSynchronization.ON_READ)
