@@ -149,7 +149,8 @@ _process = os.urandom(8)
 
 def mark_reporter(error: BaseException, is_here: bool) -> None:
     """Notes whether this is the rank that prints `error`, which all have, if nobody catches it."""
-    error.__dict__["_mpi_replica_reporter"] = _process, os.getpid(), is_here
+    mark = _process, os.getpid(), is_here
+    BaseException.__setattr__(error, "_mpi_replica_reporter", mark)  # its own may raise
 
 
 def is_reported_here(error: BaseException) -> bool | None:

@@ -70,7 +70,7 @@ class ReplicaThread(Worker):
         if self._error is not None:
             (error, trace), self._error = self._error, None
             try:
-                raise error.with_traceback(trace)
+                raise BaseException.with_traceback(error, trace)
             finally:
                 del error, trace  # a traceback holds this frame
         answer, self._answer = self._answer, None

@@ -214,7 +214,9 @@ class Run(SharedRun):
         for seat in waiting:
             if seat.status == "waits":
                 at_call = error if self.doom is None else self.stop_error(self.doom)
-                seat.stop(at_call.with_traceback(None) if at_call is not error else error)
+                if at_call is not error:
+                    BaseException.with_traceback(at_call, None)
+                seat.stop(at_call)
         return error
 
     def _tell(self, error: BaseException) -> BaseException:

@@ -51,7 +51,7 @@ class SharedRun(CurrentRun):
     def stop_error(self, doom: BaseException) -> BaseException:
         """Returns what a replica gets at a call in a run that is over because of `doom`."""
         if not self.a_replica_failed:
-            return doom.with_traceback(None)
+            return BaseException.with_traceback(doom, None)
         stopped = ReplicaStopped(
             f"this replica stops at its call, because another one raised {in_words(doom)}"
         )

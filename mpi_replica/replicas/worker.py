@@ -80,8 +80,10 @@ class GreenletWorker(Worker):
         self._greenlet.switch(answer)
 
     def throw(self, error: BaseException, trace: Any) -> None:
-        # From Python 3.14 on None leaves the traceback that it has.
-        self._greenlet.throw(type(error), error.with_traceback(trace), trace)
+        # From Python 3.14 on None leaves the traceback that it has. By the base: the method of a
+        # class of the program may do anything.
+        error = BaseException.with_traceback(error, trace)
+        self._greenlet.throw(type(error), error, trace)
 
     def wait(self) -> Any:
         return self._hub.switch()

@@ -131,7 +131,7 @@ def _run(words: Sequence[str], connection: Any) -> int:
             step = step.tb_next  # what this file does says nothing to the user
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
         connection.note_end("loss" if _is_of_a_loss(error) else "error", status)
-        sys.excepthook(type(error), error.with_traceback(step), step)
+        sys.excepthook(type(error), BaseException.with_traceback(error, step), step)
         return status
     connection.note_end("done", 0)
     return 0

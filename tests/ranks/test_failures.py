@@ -3,6 +3,7 @@
 That each failure is one on every rank is in test_misuse.py; here is what else is promised.
 """
 
+import contextlib
 import signal
 import sys
 import types
@@ -610,8 +611,39 @@ class OwnNotes(NoText, WrongNotes):
         raise RuntimeError(name)
 
 
+class NoTraceback(Exception):
+    def with_traceback(self, trace):
+        raise RuntimeError("no traceback")
+
+
+class NoDictionary(Exception):
+    __dict__ = property(lambda self: 1 / 0)
+
+
+@pytest.mark.parametrize("kind", [NoTraceback, NoDictionary])
+def test_an_exception_of_a_merge_fn_may_refuse_what_others_allow(strategy, kind):
+    class AtCall:
+        def __array__(self, dtype=None, copy=None):
+            raise kind("at a call")
+
+    def fails(strategy):
+        raise kind("in merge_fn")
+
+    def step():
+        context = mr.get_replica_context()
+        with contextlib.suppress(Exception):  # on other ranks than its own it may be a stand-in
+            context.all_reduce("SUM", AtCall() if my_id() == 0 else 1.0)
+        context.merge_call(fails)
+
+    assert type(error_of(lambda: strategy.run(step))) is kind
+    check_works(strategy)
+
+
 @pytest.mark.parametrize("replicas_per_rank", [1, 2])
-@pytest.mark.parametrize("kind", [WrongNotes, NoNotes, NoAttributes, NoText, NoTextAtAll, OwnNotes])
+@pytest.mark.parametrize(
+    "kind",
+    [WrongNotes, NoNotes, NoAttributes, NoText, NoTextAtAll, OwnNotes, NoTraceback, NoDictionary],
+)
 def test_an_exception_that_refuses_what_others_allow_is_an_error_on_every_rank(
     kind, replicas_per_rank
 ):

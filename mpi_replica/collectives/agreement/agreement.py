@@ -212,7 +212,7 @@ class Agreement:
         """Raises `final`; of the calls that were refused before its traceback holds nothing."""
         if self._refused[0] is not final:
             self._refused = final, final.__traceback__
-        raise final.with_traceback(self._refused[1])
+        raise BaseException.with_traceback(final, self._refused[1])
 
     def leaving(self, cause: str = "") -> Iterator[None]:
         """Tells the others that this rank's program ends; yields while they don't know. Collective.
