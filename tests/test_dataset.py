@@ -1,6 +1,7 @@
 """mr.data.Dataset: epochs of a shuffle, values, lengths, what is read, bad input."""
 
 import itertools
+import pickle
 from collections import namedtuple
 
 import hypothesis.strategies as st
@@ -234,6 +235,29 @@ def test_what_a_generator_iterates_belongs_to_the_epoch_that_it_yields():
     assert len({tuple(epoch[i : i + 8]) for epoch in epochs for i in (0, 8)}) == 6
     assert inside == [inside[0]] * 4
     assert inside[0] == (epochs[0][:8], epochs[1][:8])
+
+
+def test_generators_that_iterate_a_dataset_through_others_begin_other_epochs_each_time():
+    base = Dataset.range(8).shuffle(seed=1)
+
+    def inner():
+        yield from base
+        yield from base
+
+    def outer():
+        yield from within
+        yield from within
+
+    within = Dataset.from_generator(inner)
+    found = lists(Dataset.from_generator(outer))
+    assert len({tuple(found[i : i + 8]) for i in range(0, 32, 8)}) == 4
+
+
+def test_what_is_made_in_a_generator_can_be_pickled():
+    def rows():
+        yield from pickle.loads(pickle.dumps(Dataset.range(5).shuffle(seed=1)))
+
+    assert lists(Dataset.from_generator(rows)) == lists(Dataset.range(5).shuffle(seed=1))
 
 
 def test_numbers_of_a_generator_promote_within_a_batch():

@@ -143,6 +143,8 @@ def test_elements_of_a_mix_of_libraries_are_batched_as_the_first_one(library):
     (batch,) = Dataset.from_generator(lambda: iter([second, first])).batch(2)
     assert type(batch) is np.ndarray
     np.testing.assert_array_equal(batch, ROWS[[1, 0]])
+    (batch,) = Dataset.from_generator(lambda: iter([np.arange(2), first])).batch(2)
+    np.testing.assert_array_equal(batch, [[0, 1], ROWS[0]])
 
 
 def test_shapes_that_do_not_stack_are_told_as_of_numpy(library):

@@ -193,7 +193,7 @@ class Engine:
         if not self._was_used or get_ident() != self._thread:
             self.check_thread(kind)
         site = call_site(2)  # this function, and the one of the package that calls it
-        merged = self.options
+        merged, since = self.options, self.agreement.num_raised
         try:
             if options is not None:
                 merged = merged.merge(options)
@@ -201,6 +201,7 @@ class Engine:
         except (Exception, SystemExit) as error:
             call = Call(site, merged)
             call.kind, call.error = kind, error
+            call.is_told = self.agreement.was_told(error, since)
         if (handled := sys.exception()) is not None:
             call.handled = in_words(handled)
         return call
@@ -217,6 +218,8 @@ class Engine:
         """Performs a call made in cross-replica context, for all replicas of this rank."""
         call.replica_ids = self.layout.local_replica_ids
         if call.error is not None:
+            if call.is_told:
+                raise call.error
             self.driver.report_failure([call], call.error)
         return self.perform([call])[0]
 
@@ -230,11 +233,14 @@ class Engine:
         call.kind, call.replica_ids = kind, self.layout.local_replica_ids
         self.driver.report_failure([call], error)
 
-    def share(self, kind: str, error: BaseException) -> NoReturn:
+    def share(self, kind: str, error: BaseException, since: int) -> NoReturn:
         """Raises `error` of a call that sends nothing: on every rank, where the others can hear.
 
-        They hear at their next call. Inside of a run it ends the run, which tells them.
+        They hear at their next call. Inside of a run it ends the run, which tells them. It has
+        begun when `num_raised` of the agreement was `since`.
         """
+        if self.agreement.was_told(error, since):
+            raise error
         is_heard = self.layout.size > 1 and not self.is_spare and self.is_in_its_thread()
         if is_heard and not self.agreement.runs:
             self.fail(kind, error)

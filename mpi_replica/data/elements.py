@@ -143,8 +143,8 @@ def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:
     columns = list(zip(*rows, strict=True))
     stacked = [np.stack(column) for column in columns]
     for place, (column, array) in enumerate(zip(columns, stacked, strict=True)):
-        if array.dtype.kind == "f" and all(leaf.dtype.kind in "biu" for leaf in column):
-            by_dtype = {leaf.dtype: number for number, leaf in zip(numbers, column, strict=True)}
+        if array.dtype.kind == "f" and all(_dtype(leaf).kind in "biu" for leaf in column):
+            by_dtype = {_dtype(leaf): number for number, leaf in zip(numbers, column, strict=True)}
             dtypes = ", ".join(f"element {n} has dtype {dtype}" for dtype, n in by_dtype.items())
             raise ValueError(
                 f"elements do not stack to a batch: {dtypes}{at(leaf_paths(structure)[place])}. No"

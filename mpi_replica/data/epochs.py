@@ -9,15 +9,16 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from ..core.context import replica_id_at_work
+from ..core.context import current_state, replica_id_at_work
 
 #: What tells a dataset from others on all ranks: the text of its plan, and its number among those
 #: of equal text; a negative one, of this rank alone, where other ranks may make none.
 DatasetKey = tuple[str, int]
 
 
-# A dataset that a generator iterates more than once in an epoch begins epochs so far apart.
-_EPOCHS_APART = 1 << 20
+# A dataset that a generator iterates more than once in an epoch begins epochs so far apart; in a
+# generator that another one iterates as much farther.
+_BITS_APART = 20
 
 
 class Reading:
@@ -28,7 +29,12 @@ class Reading:
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
-        self._begun: Counter[Epochs] = Counter()
+        outer = _reading.get()
+        self._depth: int = 1 if outer is None else outer._depth + 1
+        self._begun: weakref.WeakKeyDictionary[Epochs, Counter[int | None]]
+        self._begun = weakref.WeakKeyDictionary()
+        #: Those that were made in it begin with their own first epoch, as often as it is read.
+        self.own: weakref.WeakSet[Epochs] = weakref.WeakSet()
 
     def __enter__(self) -> None:
         self._token = _reading.set(self)
@@ -38,8 +44,10 @@ class Reading:
 
     def next_epoch(self, epochs: Epochs) -> int:
         """Counts an epoch of a dataset that was made before."""
-        self._begun[epochs] += 1
-        return self._epoch + (self._begun[epochs] - 1) * _EPOCHS_APART
+        begun = self._begun.setdefault(epochs, Counter())
+        who = replica_id_at_work()
+        begun[who] += 1
+        return self._epoch + (begun[who] - 1 << _BITS_APART * self._depth)
 
 
 _reading: contextvars.ContextVar[Reading | None] = contextvars.ContextVar(
@@ -53,13 +61,14 @@ class Epochs:
     def __init__(self, text: str) -> None:
         #: By replica; None above the replicas.
         self.begun: Counter[int | None] = Counter()
-        self._made_in = _reading.get()
+        if (reading := _reading.get()) is not None:
+            reading.own.add(self)
         _known[_key_of_next(text)] = self
 
     def next(self) -> int:
         """Counts an epoch: of a replica the same ones on any layout, as if it were alone."""
         reading = _reading.get()
-        if reading is not None and reading is not self._made_in:
+        if reading is not None and self not in reading.own:
             return reading.next_epoch(self)
         who = replica_id_at_work()
         self.begun[who] += 1
@@ -101,7 +110,10 @@ def put_epochs_back(begun: Mapping[int | None, Mapping[DatasetKey, int]]) -> Non
 
 
 def _key_of_next(text: str) -> DatasetKey:
-    if _is_apart or replica_id_at_work() is not None:
+    state, who = current_state(), replica_id_at_work()
+    if _is_apart or (state is not None and state.replica_context is not None):
         return text, -next(_made_apart)
+    if who is not None:  # made for a replica, on whichever rank it is
+        text = f"{text}, for replica {who}"
     _made[hash(text)] += 1
     return text, _made[hash(text)]

@@ -164,8 +164,9 @@ class Factories(Chain):
         generator : callable without arguments
             Called for each pass, and again where one goes on after an error or a checkpoint;
             returns a new iterator over nests of array_like, all of one structure. A list is one
-            array. What it yields is copied: it may reuse its buffers. A `Dataset` that it iterates
-            is in the epoch of the pass.
+            array. What it yields is copied: it may reuse its buffers. A `Dataset` that was made
+            before, and that it iterates in its own thread, is in the epoch of the pass: make this
+            one once, outside of a loop over epochs, of which each would be the first.
 
         Returns
         -------

@@ -43,6 +43,10 @@ class Place(Protocol):
         """Raises where a function on these devices of JAX would be in the way of other replicas."""
 
 
+# Kinds of states in which the code of a step stands above the replicas.
+_ABOVE = {"merge_fn": "a merge_fn", "update": "the function of an update"}
+
+
 class Replica(AbstractReplicaContext):
     """A replica, without what it calls: the base of `ReplicaContext`, which says more."""
 
@@ -182,12 +186,11 @@ class Replica(AbstractReplicaContext):
         require_unstaged("rng", "was used")
         generator = self._strategy.generators.of_replica(self.replica_id)
         if self._place is not None:
-            state = current_state()  # None in threads of JAX, and in those of the step
-            if state is not None and state.replica_context is not self:
+            state = current_state()
+            if state is not None and state.kind in _ABOVE:
                 raise ContextError(
-                    "ctx.rng was used where its replica does not run, as in a merge_fn: that runs"
-                    " once on each rank, and what it draws would depend on who shares a rank. Use"
-                    " strategy.rng there."
+                    f"ctx.rng was used in {_ABOVE[state.kind]}, which is no part of its replica:"
+                    " what is drawn there would depend on who shares a rank. Use strategy.rng there."
                 )
             self._place.will_draw(generator)
         return generator

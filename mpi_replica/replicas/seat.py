@@ -166,8 +166,8 @@ class Seat:
                 self.versions = run.libraries.versions_of(call)
         if run.doom is not None:
             self.refuse(run.doom)
-        if call.error is not None and run.engine.agreement.is_agreed(call.error):
-            raise call.error  # of a call that was made for this one: all have raised it there
+        if call.error is not None and call.is_told:
+            raise call.error
         call.replica_ids = (self.replica_id,)
         self.call = call
         self.status = "waits"

@@ -66,6 +66,7 @@ class Distribution(StrategyBase):
         layout = self.engine.layout
         ids, number = layout.local_replica_ids, layout.num_replicas
         kind = "experimental_distribute_values_from_function"
+        since = self.engine.agreement.num_raised
         try:
             if not callable(value_fn):
                 raise TypeError(
@@ -83,7 +84,7 @@ class Distribution(StrategyBase):
                 kind,
             )
         except Exception as error:
-            self.engine.share(kind, error)
+            self.engine.share(kind, error, since)
 
     def experimental_distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None
@@ -134,11 +135,12 @@ class Distribution(StrategyBase):
         """
         kind = "experimental_distribute_dataset"
         require_cross_replica(self, kind)
+        since = self.engine.agreement.num_raised
         try:
             made_of = Input.of_global_batches(self.engine, dataset, options)
             return DistributedDataset(self.engine, made_of)
         except Exception as error:
-            self.engine.share(kind, error)
+            self.engine.share(kind, error, since)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
@@ -194,8 +196,9 @@ class Distribution(StrategyBase):
         """
         kind = "distribute_datasets_from_function"
         require_cross_replica(self, kind)
+        since = self.engine.agreement.num_raised
         try:
             made_of = Input.from_function(self.engine, self.generators, dataset_fn, options)
             return DistributedDataset(self.engine, made_of)
         except Exception as error:
-            self.engine.share(kind, error)
+            self.engine.share(kind, error, since)

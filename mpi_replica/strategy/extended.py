@@ -398,7 +398,8 @@ class StrategyExtended:
 
         Notes
         -----
-        The hash of 100 MB takes about 20 ms; on one rank there is none. Counterpart of
+        The hash of 100 MB takes about 20 ms; on one rank there is none. What components were before
+        is held until the end of an update of them. Counterpart of
         ``tf.distribute.StrategyExtended.update``.
 
         Examples
@@ -413,11 +414,12 @@ class StrategyExtended:
         require_cross_replica(self._strategy, "update")
         self._strategy.engine.require_replicas("update")
         self._strategy.engine.require_open()
+        since = self._strategy.engine.agreement.num_raised
         try:
             self._require_variable("update", var)
             plain, structure = _arguments_of_update(fn, args, {} if kwargs is None else kwargs)
         except Exception as error:
-            self._strategy.engine.share("update", error)
+            self._strategy.engine.share("update", error, since)
         if var.is_mirrored:
             args, named = nest.unflatten(structure, plain)
             with entered(State(self._strategy, None, "update")):

@@ -14,6 +14,7 @@ import mpi_replica as mr
 from datasets import lists
 from everywhere import check_works, needs_two_ranks, raises_everywhere, steps_of
 from mpi_replica.data import Dataset
+from mpi_replica.data.epochs import epochs_begun, put_epochs_back
 
 Pair = namedtuple("Pair", "x y")
 
@@ -334,6 +335,40 @@ def test_a_dataset_iterated_for_each_replica_of_a_rank_begins_the_same_epochs_fo
         begun = [epochs[first], epochs[0], epochs[first + 1], epochs[1]]
         assert all(of_one == begun for of_one in strategy.experimental_local_results(call()))
     assert [before, next(iter(outside)).tolist()] == epochs[:2]
+
+
+def test_a_run_in_a_generator_begins_the_same_epochs_on_each_replica(strategy):
+    shuffled = Dataset.range(8).shuffle(seed=3)
+
+    def rows():
+        for _ in range(2):
+            yield np.array(strategy.gather_objects(strategy.run(lambda: lists(shuffled))))
+
+    first, second = lists(Dataset.from_generator(rows))
+    count = strategy.num_replicas_in_sync
+    assert first == [lists(Dataset.range(8).shuffle(seed=3))] * count
+    assert second == [second[0]] * count != first
+
+
+def test_the_epochs_of_what_was_made_for_a_replica_go_with_it(strategy):
+    made = {}
+
+    def value_fn(context):
+        i = context.replica_id_in_sync_group
+        made[i] = Dataset.range(8).shuffle(seed=i)
+
+    def seen():
+        rows = strategy.run(lambda: lists(made[mr.get_replica_context().replica_id_in_sync_group]))
+        return list(strategy.gather_objects(rows))
+
+    strategy.experimental_distribute_values_from_function(value_fn)
+    first = seen()
+    begun = {i: epochs_begun(i) for i in strategy.local_replica_ids}
+    keys = [key for keys in strategy.gather_objects(list(begun.items())) for _, key in keys]
+    second = seen()
+    put_epochs_back(begun)
+    assert seen() == second != first
+    assert len({tuple(sorted(key)) for key in keys}) == strategy.num_replicas_in_sync
 
 
 def test_iterators_that_stand_in_the_same_epoch_are_told_apart(strategy):

@@ -530,6 +530,46 @@ def test_an_error_of_a_call_that_a_step_makes_for_another_one_is_told_once(strat
         assert found == [[10 * k + i for i in range(count)] for k in range(3)]
 
 
+class Failed:
+    """Raises one and the same exception each time, as a Future does."""
+
+    def __init__(self):
+        self.error = OSError("disk")
+
+    def __array__(self, *args, **kwargs):
+        raise self.error
+
+
+def test_an_exception_that_comes_again_at_another_call_is_told_again(strategy):
+    last = strategy.num_replicas_in_sync - 1
+
+    def step():
+        ctx = mr.get_replica_context()
+        bad, mine = Failed(), ctx.replica_id_in_sync_group
+        values = {0: [bad, bad, 1.0, 2.0], last: [1.0, 2.0, bad, bad]}.get(mine, [1.0] * 4)
+        found = []
+        for value in values:
+            try:
+                found.append(float(ctx.all_reduce("SUM", value)))
+            except OSError:
+                found.append(-1.0)
+        return found
+
+    expected = [-1.0, -1.0, -1.0, -1.0] if last else [-1.0, -1.0, 1.0, 2.0]
+    for _ in range(2):
+        for found in strategy.experimental_local_results(strategy.run(step)):
+            assert found == expected
+    failed = Failed()
+
+    def variable():
+        with strategy.scope():
+            mr.Variable(failed if strategy.rank == strategy.size - 1 else 1.0)
+
+    for _ in range(3):
+        raises_everywhere(OSError, variable)
+    check_works(strategy)
+
+
 class Problems(ValueError):
     """An exception that is false where it has no arguments."""
 

@@ -122,7 +122,8 @@ class Agreement:
         # The last agreed error, which every rank holds: where it comes back uncaught from the
         # step function, it need not travel again.
         self._last_error: BaseException | None = None
-        self._serial = 0
+        #: How often all ranks have agreed on an error.
+        self.num_raised = 0
         #: Called where this rank gives up the strategy, to tell the others.
         self.on_break: Callable[[BaseException], None] = lambda _: None
 
@@ -285,7 +286,7 @@ class Agreement:
     def failed_stand(self, call: Call, error: BaseException, status: str = "failed") -> Stand:
         """Returns the stand of replicas in which `error` came up."""
         who = self._layout.describe(call.replica_ids)
-        serial = self._serial if error is self._last_error else -1
+        serial = self.num_raised if error is self._last_error else -1
         place = (
             travelling_error.place_of(error) or call.site.line
         )  # a mistake in the arguments has no frame
@@ -301,6 +302,15 @@ class Agreement:
     def is_agreed(self, error: BaseException) -> bool:
         """Returns whether all ranks raise `error`, or its counterparts, in this moment."""
         return error is self.raised or error is self.final
+
+    def was_told(self, error: BaseException, since: int) -> bool:
+        """Returns whether all ranks have agreed on `error` since `num_raised` was `since`.
+
+        So it is with an error of a call that was made for another one: told again it would be taken
+        for the next call of ranks that have caught it. The same object may be raised again later,
+        as by a Future: on that nobody has agreed.
+        """
+        return self.num_raised != since and self.is_agreed(error)
 
     def _compare(self, state: int, payload: Payload, first: Call) -> bool:
         """Exchanges headers; returns whether all ranks agree."""
@@ -401,7 +411,7 @@ class Agreement:
             if verdict.error is None:
                 raise RuntimeError(f"a verdict without an error: {verdict!r}")
             return verdict.error
-        if traveller.serial == self._serial and self._last_error is not None:
+        if traveller.serial == self.num_raised and self._last_error is not None:
             return self._last_error
         mine = self._layout.rank == verdict.origin_rank
         error = originals[verdict.origin_replica] if mine else travelling_error.load(traveller)
@@ -440,7 +450,7 @@ class Agreement:
     def raise_agreed(self, error: BaseException, verdict: Verdict) -> NoReturn:
         """Raises what all ranks raise now, each of them by its own reckoning and all alike."""
         self.assemble()
-        self._serial += 1
+        self.num_raised += 1
         if error is not self._last_error:  # where it comes again, all ranks have it
             exceptions.mark_reporter(error, max(verdict.origin_rank, 0) == self._layout.rank)
         self._last_error = error

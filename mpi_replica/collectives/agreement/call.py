@@ -56,6 +56,8 @@ class Call:
     replica_ids: tuple[int, ...] = ()
     #: What went wrong while it was made; such a call only tells the others.
     error: BaseException | None = None
+    #: Whether all ranks have raised that already: see `Agreement.was_told`.
+    is_told: bool = False
     #: The exception that the replica handled when it came to the call, in words.
     handled: str = ""
     #: The call that it goes back through, where it is on the way of gradients.

@@ -164,12 +164,7 @@ class Driver:
         raise error
 
     def report_failure(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
-        """Raises `error` on every rank: it came up here in the calls, before their header.
-
-        One that they have agreed on already, in a call that was made for this one, is no news.
-        """
-        if self.agreement.is_agreed(error):
-            raise error
+        """Raises `error` on every rank: it came up here in the calls, before their header."""
         begun = self._transport.steps
         try:
             self._tell(calls, error)
