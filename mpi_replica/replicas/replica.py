@@ -189,8 +189,8 @@ class Replica(AbstractReplicaContext):
             state = current_state()
             if state is not None and state.kind in _ABOVE:
                 raise ContextError(
-                    f"ctx.rng was used in {_ABOVE[state.kind]}, which is no part of its replica: what"
-                    " is drawn would depend on who shares a rank. Use strategy.rng there."
+                    f"ctx.rng was used in {_ABOVE[state.kind]}, which is no part of its replica."
+                    " What is drawn would depend on who shares a rank. Use strategy.rng there."
                 )
             self._place.will_draw(generator)
         return generator
