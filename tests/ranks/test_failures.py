@@ -546,7 +546,7 @@ def test_an_exception_that_comes_again_at_another_call_is_told_again(strategy):
     def step():
         ctx = mr.get_replica_context()
         bad, mine = Failed(), ctx.replica_id_in_sync_group
-        values = {0: [bad, bad, 1.0, 2.0], last: [1.0, 2.0, bad, bad]}.get(mine, [1.0] * 4)
+        values = {0: [1.0, 2.0, bad, bad], last: [bad, bad, 1.0, 2.0]}.get(mine, [1.0] * 4)
         found = []
         for value in values:
             try:
@@ -555,7 +555,7 @@ def test_an_exception_that_comes_again_at_another_call_is_told_again(strategy):
                 found.append(-1.0)
         return found
 
-    expected = [-1.0, -1.0, -1.0, -1.0] if last else [-1.0, -1.0, 1.0, 2.0]
+    expected = [-1.0, -1.0, -1.0, -1.0] if last else [-1.0, -1.0, 1.0, 2.0]  # where it is both
     for _ in range(2):
         for found in strategy.experimental_local_results(strategy.run(step)):
             assert found == expected
