@@ -8,7 +8,7 @@ from .randomness import Generators
 
 
 class CallsPerReplica(Protocol):
-    """What calls a function of the program's for each replica of a rank, or is part of that."""
+    """What notes that a function of the program is called for each replica of a rank."""
 
     #: While it does: that function and the call, in words.
     per_replica_call: tuple[str, str] | None
@@ -24,10 +24,6 @@ class AbstractStrategy:
     @property
     def per_replica_call(self) -> tuple[str, str] | None:
         """While it calls a function for each replica of a rank: that function and the call."""
-        raise NotImplementedError
-
-    @per_replica_call.setter
-    def per_replica_call(self, words: tuple[str, str] | None) -> None:
         raise NotImplementedError
 
     @property

@@ -266,16 +266,16 @@ def replica_id_at_work() -> int | None:
     return _called_for.get() if context is None else context.replica_id
 
 
-def require_once(caller: CallsPerReplica, call: str) -> None:
-    """Raises in a function that is called for each replica of a rank.
+def require_once(per_replica_call: tuple[str, str] | None, call: str) -> None:
+    """Raises in a function that is called for each replica of a rank, if that is under way.
 
     Raises
     ------
     ContextError
         How often `call` is made would depend on the layout.
     """
-    if caller.per_replica_call is not None:
-        function, outer = caller.per_replica_call
+    if per_replica_call is not None:
+        function, outer = per_replica_call
         raise ContextError(
             f"{call} was called while {function} runs. That is called for each replica of a rank:"
             f" what comes of it would depend on how many a rank hosts. Call {call} before or after"
@@ -291,7 +291,7 @@ def require_cross_replica(strategy: AbstractStrategy, call: str) -> None:
     ContextError
         It is not; the text says which call fits.
     """
-    require_once(strategy, call)
+    require_once(strategy.per_replica_call, call)
     require_above(strategy, call)
 
 

@@ -64,7 +64,7 @@ class DistributedDataset:
         return True
 
     def __iter__(self) -> DistributedIterator:
-        require_once(self._engine, "iter() of a distributed dataset")
+        require_once(self._engine.per_replica_call, "iter() of a distributed dataset")
         place, newest = self._next(), (self._newest, self._iterator)
         iterator = DistributedIterator(self._engine, self._input, place)
         self._newest, self._iterator = place, weakref.ref(iterator)

@@ -248,7 +248,7 @@ class DistributedIterator:
                 "next() of a distributed iterator was called in a replica: it gives values for all"
                 " replicas. Call it outside and pass the result to strategy.run(fn, args=(batch,))."
             )
-        require_once(self._engine, "next() of a distributed iterator")
+        require_once(self._engine.per_replica_call, "next() of a distributed iterator")
         require_unstaged("next() of a distributed iterator", "was called")
         if self._place.has_ended and not self._era.is_over:
             raise StopIteration

@@ -98,7 +98,7 @@ class Variable(Assignable, ActsAsValue):
     ) -> None:
         strategy = self._strategy = cast("StrategyBase", current_strategy())
         self.name = "Variable" if name is None else name
-        require_once(strategy, "Variable")
+        require_once(strategy.per_replica_call, "Variable")
         state = current_state()
         context = None if state is None else state.replica_context
         # In cross-replica context a rank without replica 0 compares with a component that it has.

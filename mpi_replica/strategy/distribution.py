@@ -76,7 +76,7 @@ class Distribution(StrategyBase):
             rows = []
             with self.generators.unshared(what):
                 for i in ids or (0,):
-                    with called_for(self, i, what, "that"):
+                    with called_for(self.engine, i, what, "that"):
                         rows.append(value_fn(ValueContext(i, number)))
             return nest.transposed(
                 rows,

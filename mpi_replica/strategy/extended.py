@@ -435,7 +435,7 @@ class StrategyExtended:
                 for i in self._strategy.engine.layout.local_replica_ids:
                     args, named = nest.unflatten(structure, plain)
                     state = State(self._strategy, None, "update", i, ways_back)
-                    with called_for(self._strategy, i, what, "the update"), entered(state):
+                    with called_for(self._strategy.engine, i, what, "the update"), entered(state):
                         results.append(fn(var, *args, **named))
                     if shared is not None:
                         shared.check()

@@ -85,10 +85,6 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         """While it calls a function for each replica of a rank: that function and the call."""
         return self.engine.per_replica_call
 
-    @per_replica_call.setter
-    def per_replica_call(self, words: tuple[str, str] | None) -> None:
-        self.engine.per_replica_call = words
-
     @property
     def is_in_run(self) -> bool:
         """Whether a step is under way."""
