@@ -590,14 +590,24 @@ def test_nothing_is_left_of_a_job_whose_run_is_killed(library, options, tmp_path
 
 @pytest.mark.parametrize("library", [LIBRARIES[0]])
 def test_a_job_whose_output_nobody_reads_is_started_again_behind_a_loss(library, tmp_path):
-    program = """
+    # More than the pipe, `run` and the launcher's pipe take together, 64 kB each: so the launcher
+    # can't end by itself. At 300 kB MPICH's lets the rank wait.
+    full = tmp_path / "full"
+    program = f"""
+    import pathlib, time
+    full = pathlib.Path({str(full)!r})
     if start == 0:
         if rank == 1:
+            while not full.exists():
+                time.sleep(0.01)
             die()
+        for _ in range(2500):
+            tell("x" * 97)
+        full.touch()
         while True:
-            tell("x" * 99)
+            tell("x" * 97)
     os.write(2, b"begins\\n")
-    tell(f"rank {rank}")
+    tell(f"rank {{rank}}")
     """
     source, sink = os.pipe()
     options = ["--tag", "--restarts", 1, "-n", 2]
