@@ -218,6 +218,21 @@ def remove_abandoned(path: Path) -> bool:
     return True
 
 
+def names_in(folder: Path) -> list[str]:
+    """Returns the names of what is in a folder; none where there is no such folder.
+
+    Raises
+    ------
+    CheckpointError
+        The system refuses.
+    """
+    try:
+        with _refusals_named(folder, "read"):
+            return os.listdir(folder)
+    except CorruptCheckpointError:
+        return []
+
+
 def sync_folder(folder: Path) -> None:
     """Forces the names in a folder to disk.
 
@@ -242,10 +257,18 @@ def _sync(folder: Path) -> None:
 
 
 def head_of(path: Path, most_bytes: int) -> bytes:
-    """Returns the first bytes of a file; none where it can't be read."""
-    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
-        return file.read(most_bytes)
-    return b""
+    """Returns the first bytes of a file; none where there is no such file.
+
+    Raises
+    ------
+    CheckpointError
+        The system refuses.
+    """
+    try:
+        with _refusals_named(path, "read"), open(path, "rb", buffering=0) as file:
+            return file.read(most_bytes)
+    except CorruptCheckpointError:
+        return b""
 
 
 def read_small(path: Path, most_bytes: int) -> bytes:
@@ -260,7 +283,7 @@ def read_small(path: Path, most_bytes: int) -> bytes:
         size_bytes = os.fstat(file.fileno()).st_size
         data = file.read(min(size_bytes, most_bytes) + 1)  # it allocates what it is given
     if len(data) > most_bytes:
-        raise CheckpointError(f"{path} is no index of a checkpoint: it is too large.")
+        raise CorruptCheckpointError(f"{path} is no index of a checkpoint: it is too large.")
     return data
 
 
@@ -346,19 +369,23 @@ def remove(path: Path) -> None:
         os.unlink(path)
 
 
+_MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
 @contextlib.contextmanager
 def _refusals_named(path: Path, done: str) -> Iterator[None]:
     """Returns a context in which what the system refuses is a `CheckpointError` that names a file.
 
-    `done` is what is done with the file: read, or written.
+    `done` is what is done with the file: read, or written. Where there is no file to read, the
+    checkpoint is corrupt. Otherwise it may be whole, and be read at another time.
     """
     try:
         yield
     except OSError as error:
         if isinstance(error, CheckpointError):
             raise
-        kind = CorruptCheckpointError if done == "read" else CheckpointError
-        raise kind(
+        is_missing = done == "read" and isinstance(error, _MISSING)
+        raise (CorruptCheckpointError if is_missing else CheckpointError)(
             f"{path} can't be {done}: {error.strerror or error}. Look for free space, permissions,"
             " and whether the folder is there on all hosts."
         ) from error

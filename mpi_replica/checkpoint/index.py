@@ -16,7 +16,7 @@ import numpy as np
 from ..core.exceptions import CheckpointError, CorruptCheckpointError
 from ..core.randomness import Generators
 from .encoder import decoded, dtype_from, dtype_text
-from .files import Extent, head_of
+from .files import Extent, head_of, names_in
 
 #: Of an index: some hundred bytes for each array.
 MOST_BYTES = 1 << 30
@@ -74,9 +74,25 @@ def index_path(path: Path) -> Path:
 
 
 def order_of(path: Path) -> int:
-    """Returns a number that is greater the later an index was written; 0 where it says none."""
+    """Returns a number that is greater the later an index was written; 0 where it says none.
+
+    Raises
+    ------
+    CheckpointError
+        It is there and can't be read.
+    """
     match = re.search(rb'"%s": (\d+)' % _NUMBER.encode(), head_of(path, _HEAD_BYTES))
     return int(match[1]) if match else 0
+
+
+def _order_among_others(path: Path) -> int:
+    """Returns what `order_of` does; 0 for an index of another user, in a folder of several."""
+    try:
+        return order_of(path)
+    except CheckpointError as error:
+        if isinstance(error.__cause__, PermissionError):
+            return 0
+        raise
 
 
 def packed(index: Index, folder: Path) -> bytes:
@@ -87,12 +103,13 @@ def packed(index: Index, folder: Path) -> bytes:
     Raises
     ------
     CheckpointError
-        It is larger than an index that is read.
+        It is larger than an index that is read, or another one can't be read.
     ValueError
         Its JSON can't be written.
     """
     arrays = {name: packed_record(record) for name, record in index.arrays.items()}
-    number = 1 + max(map(order_of, folder.glob(f"*{_SUFFIX}")), default=0)
+    indices = [folder / name for name in names_in(folder) if name.endswith(_SUFFIX)]
+    number = 1 + max(map(_order_among_others, indices), default=0)
     data = json.dumps(
         {
             "format": _FORMAT,

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..collectives.agreement.site import CallSite
 from ..collectives.broadcast import Broadcast
 from ..core.argument_checks import absolute_path, flag, integer
 from ..core.context import require_cross_replica
 from ..core.exceptions import CheckpointError, CorruptCheckpointError
+from ..core.options import CommunicationOptions
 from ..ranks.launcher_connection import tell
 from . import files, preemption
 from .abandoned_saves import remove_abandoned_saves
@@ -113,7 +115,13 @@ class CheckpointManager:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the checkpoints in the folder, as this rank sees it; the newest is last."""
+        """The steps of the checkpoints in the folder, as this rank sees it; the newest is last.
+
+        Raises
+        ------
+        CheckpointError
+            The folder can't be read. Where there is none, there are no steps.
+        """
         return _steps_in(self._directory)
 
     @property
@@ -163,8 +171,10 @@ class CheckpointManager:
             engine.fail("CheckpointManager.save", error)
         path = self._checkpoint.save(self._path(step))
         if engine.layout.rank == 0:
-            for old in self._too_old(step):
-                files.remove(index_path(self._path(old)))  # without it the others are left over
+            with contextlib.suppress(CheckpointError):  # the next save may see the folder again
+                for old in self._too_old(step):
+                    # Without the index the others are left over.
+                    files.remove(index_path(self._path(old)))
             remove_abandoned_saves(self._directory, rf"{_NAME}-\d+")
         return path
 
@@ -238,7 +248,8 @@ class CheckpointManager:
         Raises
         ------
         CheckpointError
-            The newest one that is whole does not fit the program.
+            The newest one that is whole does not fit the program. Or the folder, or a file in it,
+            is there and can't be read: by its permissions, say, or without free descriptors.
         TypeError
             `init_fn` is not callable; on every rank.
         Exception
@@ -273,9 +284,7 @@ class CheckpointManager:
             text = f"init_fn must be callable or None, got {init_fn!r}."
             engine.fail(kind, TypeError(text))
         # Rank 0's view counts: a folder on several hosts may not look alike at once.
-        steps: list[int] = engine.cross_replica(
-            engine.make(kind, None, Broadcast, kind, "", self.steps, compared=False)
-        )
+        steps: list[int] = engine.cross_replica(engine.make(kind, None, self._steps_for_all, kind))
         for step in reversed(steps):
             path = self._path(step)
             try:
@@ -288,6 +297,10 @@ class CheckpointManager:
         if init_fn is not None:
             init_fn()
         return None
+
+    def _steps_for_all(self, site: CallSite, options: CommunicationOptions, kind: str) -> Broadcast:
+        """Returns the call that gives all ranks the steps that one sees."""
+        return Broadcast(site, options, kind, "", self.steps, compared=False)
 
     def _path(self, step: int) -> Path:
         return self._directory / f"{_NAME}-{step}"
@@ -323,6 +336,8 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     ------
     TypeError
         `directory` is no path.
+    CheckpointError
+        The folder, or an index in it, is there and can't be read.
 
     Examples
     --------
@@ -337,18 +352,17 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
         path = folder / f"{_NAME}-{step}"
         index = index_path(path)
         try:
-            unpacked(files.read_small(index, MOST_BYTES), index)
-        except CheckpointError:
+            data = files.read_small(index, MOST_BYTES)
+        except CorruptCheckpointError:
             continue
-        return str(path)
+        with contextlib.suppress(CheckpointError):
+            unpacked(data, index)
+            return str(path)
     return None
 
 
 def _steps_in(folder: Path) -> list[int]:
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
+    names = files.names_in(folder)
     found = [(name, int(match[1])) for name in names if (match := _INDEX.fullmatch(name))]
     steps = [(order_of(folder / name), step) for name, step in found if step <= MOST_STEP]
     return [step for _, step in sorted(steps)]

@@ -1,5 +1,6 @@
 """A folder of checkpoints: what is kept, what is restored, and what a signal does."""
 
+import errno
 import gc
 import logging
 import os
@@ -19,8 +20,13 @@ from everywhere import (
     needs_two_ranks,
     raises_everywhere,
 )
-from mpi_replica.checkpoint import index, preemption
-from mpi_replica.errors import CheckpointError, CollectiveMismatchError, ContextError
+from mpi_replica.checkpoint import files, index, preemption
+from mpi_replica.errors import (
+    CheckpointError,
+    CollectiveMismatchError,
+    ContextError,
+    CorruptCheckpointError,
+)
 
 SIGNALS = [number for number in preemption.SIGNALS if number != signal.SIGTERM] + [signal.SIGTERM]
 
@@ -166,6 +172,107 @@ def test_a_torn_or_corrupt_checkpoint_is_skipped_and_rank_0_says_so(managed, str
     else:
         assert ["ckpt-3.index is torn" in told[0], "is corrupt" in told[1]] == [True, True], told
     check_works(strategy)
+
+
+class Refusal:
+    """What the system refuses on rank 0, for a moment: files whose names have a pattern in them."""
+
+    def __init__(self, monkeypatch, strategy):
+        self._patch, self._is_here = monkeypatch, strategy.rank == 0
+
+    def of_folders(self, code):
+        def refuse(folder):
+            raise OSError(code, os.strerror(code), folder)
+
+        if self._is_here:
+            self._patch.setattr(os, "listdir", refuse)
+
+    def of_files(self, pattern, code):
+        def may_open(file, *arguments, **settings):
+            if pattern in str(file):
+                raise OSError(code, os.strerror(code), file)
+            return open(file, *arguments, **settings)
+
+        if self._is_here:
+            self._patch.setattr(files, "open", may_open, raising=False)
+
+
+REFUSED = {
+    "the folder": lambda refusal: refusal.of_folders(errno.EMFILE),
+    "an index": lambda refusal: refusal.of_files("ckpt-3.index", errno.EACCES),
+    "an older index": lambda refusal: refusal.of_files("ckpt-2.index", errno.ESTALE),
+    "data": lambda refusal: refusal.of_files("data-", errno.EIO),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_the_system_refuses_to_read_is_an_error_on_all_and_no_reason_to_begin_anew(
+    managed, strategy, monkeypatch, what
+):
+    manager, begun = managed(), []
+    save(manager, 2, 3)
+    manager.checkpoint.step = 0
+    with monkeypatch.context() as patch:
+        REFUSED[what](Refusal(patch, strategy))
+        error = raises_everywhere(
+            CheckpointError, lambda: manager.restore_or_initialize(lambda: begun.append(1))
+        )
+    assert "can't be read: " in str(error)
+    assert manager.directory in str(error)
+    assert not isinstance(error, CorruptCheckpointError)
+    assert (begun, manager.checkpoint.step) == ([], 0)
+    check_works(strategy)
+    assert manager.restore_or_initialize() == os.path.join(manager.directory, "ckpt-3")
+    assert content(manager) == (3, [3.0] * 3)
+
+
+@pytest.mark.parametrize("what", ["the folder", "an older index"])
+def test_what_can_not_be_read_is_an_error_of_the_save_as_it_may_be_newer(
+    managed, strategy, monkeypatch, what
+):
+    manager = managed()
+    save(manager, 10, 2, 3)
+    names = sorted(os.listdir(manager.directory))
+    with monkeypatch.context() as patch:
+        REFUSED[what](Refusal(patch, strategy))
+        error = raises_everywhere(CheckpointError, lambda: manager.save(1))
+    assert "can't be read: " in str(error)
+    assert sorted(os.listdir(manager.directory)) == names
+    check_works(strategy)
+    save(manager, 1)
+    assert manager.steps == [10, 2, 3, 1]
+
+
+def test_an_index_that_only_another_user_may_read_keeps_nobody_from_saving(
+    managed, strategy, monkeypatch
+):
+    manager = managed(max_to_keep=1)
+    save(manager, 3)
+    with monkeypatch.context() as patch:
+        REFUSED["an index"](Refusal(patch, strategy))
+        save(manager, 4)
+    assert manager.steps == [3, 4]
+    check_works(strategy)
+
+
+def test_what_the_system_refuses_to_read_when_all_is_saved_removes_nothing(
+    managed, strategy, monkeypatch
+):
+    manager = managed(max_to_keep=1)
+    save(manager, 1)
+    put_in_place = files.NewFile.put_in_place
+    with monkeypatch.context() as patch:
+
+        def refused_from_then_on(new):
+            put_in_place(new)
+            Refusal(patch, strategy).of_folders(errno.EMFILE)
+
+        patch.setattr(files.NewFile, "put_in_place", refused_from_then_on)
+        save(manager, 2)
+    check_works(strategy)
+    assert manager.steps == [1, 2]
+    save(manager, 3)
+    assert manager.steps == [3]
 
 
 def test_a_rank_that_does_not_restore_is_told_what_the_others_do(managed, strategy):
