@@ -287,6 +287,23 @@ def read_small(path: Path, most_bytes: int) -> bytes:
     return data
 
 
+def require_here(path: Path, rank: int) -> None:
+    """Raises unless this rank sees a file that others see.
+
+    Raises
+    ------
+    CheckpointError
+        It does not: the folder is another one here.
+    """
+    try:
+        os.stat(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} is not there on rank {rank}: {error.strerror or error}. All ranks must see one"
+            " folder: use a file system that all hosts share."
+        ) from error
+
+
 #: What changes when a file is written to, or is another one of the same name.
 Version = tuple[int, ...]
 

@@ -13,7 +13,6 @@ from ..collectives.agreement.site import CallSite
 from ..collectives.agreement.steps import Agree, Steps, Texts
 from ..core.argument_checks import absolute_path
 from ..core.array_ways import Array
-from ..core.exceptions import CorruptCheckpointError
 from ..core.layout import Layout
 from ..core.options import CommunicationOptions
 from . import files
@@ -75,14 +74,15 @@ class Restoring(Call):
             record = index.arrays[name]
             files.read_into(paths[record.file], record.extent, array, checked.get(record.file))
 
+        for path in paths.values():
+            # Of several errors that of replica 0's rank is raised: what all miss is corrupt.
+            if layout.rank == layout.rank_of(0):
+                files.check(path, [])
+            else:
+                files.require_here(path, layout.rank)
         matching = self.match(index, read)
         for position, (name, path) in enumerate(paths.items()):
             if position % layout.size == layout.rank:
                 extents = [r.extent for r in index.arrays.values() if r.file == name]
                 checked[name] = files.check(path, extents)
-            elif not path.is_file():
-                raise CorruptCheckpointError(
-                    f"{path} is not there on this rank. All ranks must see one folder: use a"
-                    " file system that all hosts share."
-                )
         return matching

@@ -112,6 +112,8 @@ class Saving(Call):
             if index_file:
                 records = [json.loads(text) for text in texts]
                 index = self._index_of_shares(group.layout.num_replicas, names, shares, records)
+                for name in index.files():  # a rank may have written into a folder of its own
+                    files.require_here(self.path.with_name(name), rank)
                 index_file.write(packed(index, self.path.parent))
             return b"", None
 

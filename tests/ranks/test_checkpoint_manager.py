@@ -275,6 +275,84 @@ def test_what_the_system_refuses_to_read_when_all_is_saved_removes_nothing(
     assert manager.steps == [3]
 
 
+@pytest.fixture
+def elsewhere(strategy, shared_folder, monkeypatch):
+    """Return a manager, and what has ranks see one folder or another one under its path."""
+    needs_two_ranks(strategy)
+    arrays = [np.full(3, float(i)) for i in range(strategy.size)]  # each rank writes one
+    checkpoint = mr.Checkpoint(strategy, arrays=arrays, step=0)
+
+    def see(name):
+        place = shared_folder / name
+        place.mkdir(exist_ok=True)
+        monkeypatch.chdir(place)
+        gathered(None)
+
+    return mr.CheckpointManager(checkpoint, "/proc/self/cwd/kept"), see
+
+
+def test_a_rank_that_sees_another_folder_is_an_error_of_the_save_on_all_and_the_older_one_stays(
+    elsewhere, strategy
+):
+    manager, see = elsewhere
+    see("a")
+    manager.checkpoint.step = 1
+    manager.save(1)
+    see("b" if strategy.rank == strategy.size - 1 else "a")
+    manager.checkpoint.step = 2
+    error = raises_everywhere(CheckpointError, lambda: manager.save(1))
+    last = f"data-{strategy.size - 1:05}-of-{strategy.size:05} is not there on rank 0: No such"
+    assert last in str(error)
+    assert "All ranks must see one folder" in str(error)
+    check_works(strategy)
+    see("a")
+    assert manager.restore_or_initialize() == manager.latest_checkpoint
+    assert manager.checkpoint.step == 1
+    assert len(os.listdir(manager.directory)) == 1 + strategy.size
+
+
+def test_a_rank_that_sees_another_folder_is_an_error_of_the_restore_on_all_and_nothing_is_skipped(
+    elsewhere, strategy, caplog
+):
+    manager, see = elsewhere
+    see("a")
+    manager.save(1)
+    manager.save(2)
+    manager.checkpoint.step = 5
+    last = strategy.size - 1
+    see("b" if strategy.rank == last else "a")
+    begun = []
+    with caplog.at_level(logging.WARNING, "mpi_replica"):
+        error = raises_everywhere(
+            CheckpointError, lambda: manager.restore_or_initialize(lambda: begun.append(1))
+        )
+    assert f"is not there on rank {last}: No such file" in str(error)
+    assert (begun, manager.checkpoint.step, caplog.records) == ([], 5, [])
+    check_works(strategy)
+
+
+def test_a_file_that_is_missing_for_all_is_skipped_whichever_rank_would_check_it(
+    elsewhere, strategy, caplog
+):
+    manager, see = elsewhere
+    see("a")
+    for step in range(strategy.size + 1):
+        manager.checkpoint.step = step
+        manager.save(step)
+    names = os.listdir(manager.directory)
+    gathered(None)
+    if strategy.rank == 0:
+        for step in range(1, strategy.size + 1):
+            end = f".data-{step - 1:05}-of-{strategy.size:05}"
+            (name,) = (n for n in names if n.startswith(f"ckpt-{step}.") and n.endswith(end))
+            os.unlink(os.path.join(manager.directory, name))
+    gathered(None)
+    with caplog.at_level(logging.WARNING, "mpi_replica"):
+        assert manager.restore_or_initialize() == os.path.join(manager.directory, "ckpt-0")
+    assert manager.checkpoint.step == 0
+    assert len(caplog.records) == (0 if strategy.rank else strategy.size)
+
+
 def test_a_rank_that_does_not_restore_is_told_what_the_others_do(managed, strategy):
     needs_two_ranks(strategy)
     manager = managed()
