@@ -19,7 +19,7 @@ from checkpoints import (
     save,
     variable,
 )
-from everywhere import gathered, raises_everywhere
+from everywhere import check_works, gathered, raises_everywhere
 from mpi_replica import VariableAggregation as Aggregation
 from mpi_replica.core import randomness
 from mpi_replica.errors import CheckpointError
@@ -122,6 +122,89 @@ def test_an_object_that_two_names_held_when_it_was_saved_stays_one(strategy, pat
     assert found.x is found.y[0] is one
     assert found.m is found.v is nest
     assert (one.tolist(), nest["w"][0].tolist()) == ([0, 1], [1])
+
+
+VIEWS = {
+    "a slice of all": lambda array: array[:],
+    "the same shape": lambda array: array.reshape(array.shape),
+    "a view of a view": lambda array: array[::-1][::-1],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_two_names_of_one_memory_give_each_what_was_saved_of_it(strategy, path, view):
+    save(strategy, path, w=np.arange(4.0), best=np.full(4, 7.0))
+    w = np.full(4, float(strategy.rank))
+    found = restored(strategy, path, w=w, best=view(w))
+    assert found.w is w
+    assert (w.tolist(), found.best.tolist()) == ([0, 1, 2, 3], [7] * 4)
+
+
+PADDED = np.dtype("i1,f8", align=True)
+
+# What two names hold, of one array: some of it is one memory.
+PARTS = {
+    "overlapping parts": lambda a: (a[:3], a[2:]),
+    "a part of it": lambda a: (a, a[1:3]),
+    "another shape": lambda a: (a, a.reshape(2, -1)),
+    "backwards": lambda a: (a[::-1], a),
+    "another dtype": lambda a: (a, a.view("i8")),
+    "every other": lambda a: (a[::2], a[1:4]),
+    "a matrix and its column": lambda a: (a.reshape(2, -1), a.reshape(2, -1)[:, 1]),
+    "fields": lambda a: (a.view(PADDED), a.view(PADDED)[:1]),
+}
+NO_PARTS = {
+    "columns": lambda a: (a.reshape(2, -1)[:, 0], a.reshape(2, -1)[:, 1:]),
+    "one behind the other": lambda a: (a[:2], a[2:]),
+    "interleaved": lambda a: (a[::2], a[1::2]),
+    "nothing": lambda a: (a, a[2:2]),
+    "twice nothing": lambda a: (a[1:1], a[1:1]),
+}
+
+
+def held(strategy, views, seed):
+    """A checkpoint of what is in one memory, with numbers that are not the same on all ranks."""
+    x, y = views(np.random.default_rng(seed).normal(size=4))
+    return mr.Checkpoint(strategy, step=seed, x=x, y=y)
+
+
+@pytest.mark.parametrize("views", [*PARTS.values(), *NO_PARTS.values()], ids=[*PARTS, *NO_PARTS])
+def test_arrays_of_one_memory_are_restored_where_what_was_saved_of_them_fits(strategy, path, views):
+    saved = held(strategy, views, 1)
+    saved.save(path)
+    found = held(strategy, views, strategy.rank + 2)
+    live = found.x, found.y
+    found.restore(path)
+    assert (found.x is live[0], found.y is live[1]) == (True, True)
+    assert repr((found.x, found.y)) == repr((saved.x, saved.y))
+
+
+@pytest.mark.parametrize("views", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("strict", [True, False])
+def test_arrays_that_can_not_all_get_what_was_saved_are_an_error_on_all_before_anything_changed(
+    strategy, path, views, strict
+):
+    saved = held(strategy, views, 1)
+    saved.x, saved.y = saved.x.copy(), held(strategy, views, 2).y
+    saved.save(path)
+    here = held(strategy, views, strategy.rank + 3)
+    if strategy.rank < strategy.size - 1:
+        here.y = here.y.copy()
+    before = repr((here.step, here.x, here.y))
+    error = raises_everywhere(CheckpointError, lambda: here.restore(path, strict=strict))
+    assert "x and y share memory here" in str(error)
+    assert repr((here.step, here.x, here.y)) == before
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("views", NO_PARTS.values(), ids=NO_PARTS)
+def test_arrays_beside_each_other_in_one_memory_get_what_was_saved_of_each(strategy, path, views):
+    saved = held(strategy, views, 1)
+    saved.y = held(strategy, views, 2).y
+    saved.save(path)
+    found = held(strategy, views, strategy.rank + 3)
+    found.restore(path)
+    assert repr((found.x, found.y)) == repr((saved.x, saved.y))
 
 
 @pytest.mark.parametrize("make", [variable, lambda strategy, n: Stateful(n=n)])
