@@ -193,6 +193,36 @@ def test_what_a_save_that_was_killed_has_left_is_removed_by_the_next(path):
     assert found == {"trained.index", data_file_of_index(path), *others}
 
 
+def saved_by_manager(path):
+    checkpoint = mr.Checkpoint(mr.get_strategy(), w=np.zeros(3))
+    mr.CheckpointManager(checkpoint, path.parent).save(3)
+
+
+@pytest.mark.parametrize(
+    ("save", "name"),
+    [(make_checkpoint, "trained"), (saved_by_manager, "ckpt-3"), (saved_by_manager, "ckpt-2")],
+    ids=["to its path", "to its step", "to another step"],
+)
+def test_what_a_save_that_was_killed_has_left_takes_no_room_from_the_next(
+    path, monkeypatch, save, name
+):
+    save(path)
+    ends = ("data-00000-of-00001", "index.new")
+    left = [path.with_name(f"{name}.{7:016x}.{end}") for end in ends]
+    for file in left:
+        file.write_bytes(b"torn")
+    true = os.write
+
+    def write(file, data):
+        if any(file.exists() for file in left):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return true(file, data)
+
+    monkeypatch.setattr(os, "write", write)
+    save(path)
+    assert not any(file.exists() for file in left)
+
+
 @pytest.mark.parametrize(
     ("name", "code"),
     [("lockf", errno.ENOLCK), ("lockf", errno.EAGAIN), ("open", errno.EACCES)],

@@ -205,7 +205,7 @@ def beside(path: Path, mark: str) -> Path:
 def remove_abandoned(path: Path) -> bool:
     """Removes a `NewFile` whose process has ended; returns whether there is none any more."""
     try:
-        file = os.open(path, os.O_WRONLY)
+        file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)  # no save makes a link
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.unlink(path)
@@ -213,7 +213,7 @@ def remove_abandoned(path: Path) -> bool:
             os.close(file)
     except FileNotFoundError:
         return True
-    except OSError:  # it is locked, or that can't be told
+    except OSError:  # it is locked, no file, or that can't be told
         return False
     return True
 

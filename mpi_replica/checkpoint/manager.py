@@ -149,7 +149,7 @@ class CheckpointManager:
         TypeError, ValueError
             `step` is no such number.
         CheckpointError
-            As for ``Checkpoint.save``. Nothing was removed then.
+            As for ``Checkpoint.save``. No checkpoint was removed then.
 
         Notes
         -----
@@ -169,6 +169,8 @@ class CheckpointManager:
             step = integer("step", step, 0, MOST_STEP)
         except (TypeError, ValueError) as error:
             engine.fail("CheckpointManager.save", error)
+        if engine.layout.rank == 0:  # what was left takes room that this save may need
+            remove_abandoned_saves(self._directory, rf"{_NAME}-\d+")
         path = self._checkpoint.save(self._path(step))
         if engine.layout.rank == 0:
             with contextlib.suppress(CheckpointError):  # the next save may see the folder again

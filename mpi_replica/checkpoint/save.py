@@ -92,6 +92,7 @@ class Saving(Call):
             files.make_folder(self.path.parent)
             if rank:
                 return b"", (b"", None)
+            remove_abandoned_saves(self.path.parent, re.escape(self.path.name))  # they take room
             mark = os.urandom(8)
             index_file = files.NewFile(index_path(self.path), mark.hex())
             undo.callback(index_file.remove)
