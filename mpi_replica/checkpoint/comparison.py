@@ -29,6 +29,7 @@ from .encoder import (
     tuple_items,
 )
 from .index import Index
+from .new_containers import can_be_made_anew, refilled, way_to_make
 from .saved_values import PutBack, Reader, SavedValues
 from .targets import Targets, copied
 
@@ -142,7 +143,7 @@ class Comparison:
             return self._arrays(live, saved, path)
         if isinstance(live, Mapping):
             items = mapping_items(saved)
-            if items is None or not (isinstance(live, MutableMapping) or _can_be_made_anew(live)):
+            if items is None or not (isinstance(live, MutableMapping) or can_be_made_anew(live)):
                 return self._other(live, saved, path, f"a {type(live).__name__}")
             return self._mapping(live, items, path)
         if isinstance(live, (list, tuple)):
@@ -193,6 +194,9 @@ class Comparison:
         can_grow = self._is_exact and isinstance(live, list)
         if items is None or (len(items) != len(live) and not can_grow):
             return self._other(live, saved, path, f"a {type(live).__name__} of {len(live)}")
+        if isinstance(live, tuple) and way_to_make(live) is None:
+            what = f"a {type(live).__name__} that can't be made of its items"
+            return self._other(live, saved, path, what)
         matched = [
             self._match(item, other, f"{path}[{i}]")
             for i, (item, other) in enumerate(zip(live, items, strict=not can_grow))
@@ -370,16 +374,6 @@ def _changing(live: Any, change: Callable[[], None]) -> PutBack:
     return put_back
 
 
-def _can_be_made_anew(live: Mapping[Any, Any]) -> bool:
-    """Returns whether a read-only mapping is made of a dict, as by its own constructor."""
-    make: Callable[[dict[Any, Any]], Any] = type(live)
-    try:
-        made = make(dict(live))
-        return isinstance(made, Mapping) and set(made) == set(live)
-    except Exception:  # it takes something else
-        return False
-
-
 def variables_in(live: Any) -> Iterator[AbstractVariable]:
     """Returns the variables in a nest, however deep, of which nothing need be made anew."""
     found, opened = [live], set()
@@ -415,14 +409,6 @@ def _listed(places: list[str]) -> str:
     different = list(dict.fromkeys(places))  # objects of several replicas have the same ones
     more = len(different) - _MOST_PLACES
     return ", ".join(different[:_MOST_PLACES]) + (f" and {more} more" if more > 0 else "")
-
-
-def refilled(live: Any, items: list[Any]) -> Any:
-    """Returns a list that has other items now, perhaps more or fewer; or a tuple like `live`."""
-    if isinstance(live, list):
-        live[:] = items
-        return live
-    return type(live)(*items) if hasattr(live, "_fields") else type(live)(items)
 
 
 def _are_plain(items: list[Any]) -> bool:

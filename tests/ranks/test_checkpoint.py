@@ -1,5 +1,6 @@
 """Checkpoints on ranks: saved by all, restored on any number of ranks and replicas."""
 
+import collections
 import os
 import types
 
@@ -122,6 +123,61 @@ def test_an_object_that_two_names_held_when_it_was_saved_stays_one(strategy, pat
     assert found.x is found.y[0] is one
     assert found.m is found.v is nest
     assert (one.tolist(), nest["w"][0].tolist()) == ([0, 1], [1])
+
+
+class Pair(tuple):
+    def __new__(cls, x, y=0):
+        return super().__new__(cls, (x, y))
+
+
+class Checked(collections.namedtuple("Checked", "x y")):
+    def __new__(cls, both):
+        return super().__new__(cls, *both)
+
+
+class Counted(tuple):
+    def __new__(cls, items):
+        return super().__new__(cls, list(items))
+
+
+class Sealed(tuple):
+    @classmethod
+    def of(cls, *items):
+        return super().__new__(cls, items)
+
+    def __new__(cls):
+        raise TypeError("made by of")
+
+
+TUPLES = {
+    "of its items": Pair,
+    "named": lambda x, y: Checked((x, y)),
+    "of a list": lambda x, y: Counted([x, y]),
+}
+
+
+@pytest.mark.parametrize("make", TUPLES.values(), ids=TUPLES)
+def test_a_tuple_of_a_class_of_its_own_is_made_as_its_constructor_does(strategy, path, make):
+    save(strategy, path, x=make(1.0, np.arange(2)), a=np.arange(3))
+    live = make(0.0, np.full(2, strategy.rank))
+    found = restored(strategy, path, x=live, a=np.zeros(3, int))
+    assert type(found.x) is type(live)
+    assert found.x[1] is live[1]
+    assert repr([*found.x]) == repr([1.0, np.arange(2)])
+
+
+def test_a_tuple_that_can_not_be_made_is_an_error_on_all_before_anything_has_changed(
+    strategy, path
+):
+    save(strategy, path, a=np.arange(3), x=(1, 2))
+    array = np.full(3, strategy.rank)
+    last = strategy.rank == strategy.size - 1
+    here = mr.Checkpoint(strategy, a=array, x=Sealed.of(3, 4) if last else (3, 4))
+    error = raises_everywhere(CheckpointError, lambda: here.restore(path))
+    assert "x is a Sealed that can't be made of its items here, and 2 items in the" in str(error)
+    assert array.tolist() == [strategy.rank] * 3
+    here.restore(path, strict=False)
+    assert (array.tolist(), [*here.x]) == ([0, 1, 2], [3, 4] if last else [1, 2])
 
 
 VIEWS = {

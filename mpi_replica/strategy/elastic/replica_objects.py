@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
-from ...checkpoint.comparison import refilled
+from ...checkpoint.new_containers import refilled
 from ...core import exceptions, object_state
 from ...core.layout import Layout
 from ...core.values import PerReplica, per_replica
