@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from mpi_replica.checkpoint.encoder import Encoder, decoded, dtype_from, dtype_text
+from mpi_replica.checkpoint.dtype_texts import dtype_from, dtype_text
+from mpi_replica.checkpoint.encoder import Encoder, decoded
 from mpi_replica.core.pad_bytes import without_padding
 
 Point = collections.namedtuple("Point", "x y")
@@ -151,6 +152,11 @@ class Phase(str, enum.Enum):  # noqa: UP042 (`str` of it is another text)
         (types.MappingProxyType({"a": 1}), {"a": 1}),
         (bytearray(b"ab"), b"ab"),
         (np.str_("a"), "a"),
+        (np.str_("a\0"), "a\0"),
+        (np.bytes_(b"ab\0\0"), b"ab\0\0"),
+        ({"a": (np.bytes_(b"\0"),)}, {"a": (b"\0",)}),
+        (np.bytes_(b"\0ab"), np.bytes_(b"\0ab")),
+        ({np.bytes_(b"a\0"): 1}, {b"a\0": 1}),
         (Color.RED, 3),
         (Phase.WARM, "warm"),
         ({Phase.WARM: 1}, {"warm": 1}),

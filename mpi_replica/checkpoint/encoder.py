@@ -20,6 +20,7 @@ from ..core.array_ways import Array
 from ..core.dtypes import as_array
 from ..core.jax_nodes import JaxNode, is_function_in_node, opened_by_jax
 from ..core.values import DistributedValues, Mirrored
+from .dtype_texts import dtype_text
 
 # A JSON object with one of these keys stands for something that JSON does not have.
 _REPLICAS, _ALIKE, _MIRRORED = "$replicas", "$alike", "$mirrored"
@@ -137,6 +138,8 @@ class Encoder:
         library = library_of(value)
         if library is not None:
             return {_TENSOR: [library, self._array_of_library(value, path)]}
+        if isinstance(value, np.bytes_) and value.endswith(b"\0"):  # which no array tells
+            value = bytes(value)
         if isinstance(value, (np.ndarray, np.generic)):
             try:
                 array = as_array(value)
@@ -254,7 +257,9 @@ class Encoder:
         if isinstance(key, tuple):
             with self._level(path):
                 return {_TUPLE: [self._key(item, path) for item in key]}
-        plain = key.item() if isinstance(key, (np.bool_, np.number, np.character)) else key
+        plain = key.item() if isinstance(key, (np.bool_, np.number)) else key
+        if isinstance(key, np.character):  # its `item` ends before the last NULs
+            plain = bytes(key) if isinstance(key, bytes) else str.__str__(key)
         is_object = object_state.has_state(key) or library_of(key) is not None
         # Python has nothing like these.
         if is_object or isinstance(plain, (np.generic, DistributedValues)):
@@ -405,70 +410,3 @@ def decoded(
     if unknown := [key for key in value if key.startswith("$") and key not in (_STATE, _ALIKE)]:
         raise ValueError(f"{unknown[0]!r} stands for nothing in a checkpoint")
     return {key: again(item) for key, item in value.items()}
-
-
-def dtype_text(dtype: np.dtype[Any]) -> Any:
-    """Returns what stands for a dtype in JSON.
-
-    Raises
-    ------
-    TypeError
-        It has objects, or is of a package other than numpy and ml_dtypes.
-
-    Examples
-    --------
-    >>> dtype_text(np.dtype("float32")), dtype_text(np.dtype([("x", "i2")]))
-    ('<f4', [['x', '<i2', [], 0, None], 2])
-    """
-    if dtype.fields is not None:
-        fields = []
-        for name in dtype.names or ():  # the fields have some twice, also under their titles
-            field, offset, *title = dtype.fields[name]
-            base, shape = field.subdtype or (field, ())
-            text = title[0] if title else None
-            if not isinstance(text, str | None):
-                raise TypeError(f"{dtype} has the title {text!r}, which is no text")
-            fields.append([name, dtype_text(base), list(shape), offset, text])
-        return [*fields, dtype.itemsize]
-    if dtype.type.__module__ == _NAMED:  # no code of numpy's tells them from plain bytes
-        return dtype.name
-    if dtype.hasobject or dtype.isbuiltin == _REGISTERED:
-        raise TypeError(f"{dtype} is no dtype of plain numbers or texts")
-    return dtype.str
-
-
-_NAMED = "ml_dtypes"
-_REGISTERED = 2  # by a package other than numpy
-
-
-def dtype_from(text: Any) -> np.dtype[Any]:
-    """Undoes `dtype_text`.
-
-    Raises
-    ------
-    ValueError, TypeError, AttributeError, ImportError
-        It stands for no dtype, or for one of objects; a program that has no ml_dtypes can't have
-        theirs.
-    """
-    if isinstance(text, list):
-        *fields, size = text
-        if not fields:
-            return np.dtype({"names": [], "formats": [], "itemsize": size})
-        names, dtypes, shapes, offsets, titles = zip(*fields, strict=True)
-        formats = [(dtype_from(d), tuple(s)) for d, s in zip(dtypes, shapes, strict=True)]
-        about: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}
-        made: np.dtype[Any] = np.dtype(about | {"titles": titles} if any(titles) else about)
-        return made
-    if not isinstance(text, str):
-        raise TypeError(f"{text!r} stands for no dtype")
-    if not text.startswith(("<", ">", "|", "=")):
-        import ml_dtypes  # the program that wrote it had it
-
-        scalar_type = getattr(ml_dtypes, text)
-        if not (isinstance(scalar_type, type) and issubclass(scalar_type, np.generic)):
-            raise TypeError(f"{text!r} stands for no dtype")
-        return np.dtype(scalar_type)
-    dtype = np.dtype(text)
-    if dtype.hasobject or dtype.fields is not None or dtype.subdtype is not None:
-        raise ValueError(f"{text!r} stands for no dtype of plain numbers or texts")
-    return dtype
