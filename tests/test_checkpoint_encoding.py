@@ -214,6 +214,15 @@ def test_what_has_no_plain_data_is_a_type_error_that_says_where(value):
 
 
 @pytest.mark.parametrize(
+    "nan", [float("nan"), np.float32("nan"), complex("nan"), np.float64("nan")]
+)
+def test_a_key_that_is_nan_is_refused_as_nothing_finds_it_again(nan):
+    for key in (nan, (0, (nan,))):
+        with pytest.raises(TypeError, match=r"\(the keys of checkpoint\.x\['d'\]\): .*NaN"):
+            encoded({"d": {1.0: 0, key: 1}})
+
+
+@pytest.mark.parametrize(
     "key",
     [
         *(frozenset(), np.longdouble(1), np.datetime64(1, "s"), object(), (1, (np.longdouble(1),))),

@@ -264,6 +264,8 @@ class Encoder:
         # Python has nothing like these.
         if is_object or isinstance(plain, (np.generic, DistributedValues)):
             raise self._refused(key, path)
+        if isinstance(plain, (float, complex)) and plain != plain:
+            raise self._refused(key, path, "NaN is another key each time. Give the item a name.")
         return self.encode(plain, path)
 
     def _refused(self, value: Any, path: str, why: object = _NO_STATE) -> TypeError:
