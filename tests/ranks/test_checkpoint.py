@@ -1,6 +1,7 @@
 """Checkpoints on ranks: saved by all, restored on any number of ranks and replicas."""
 
 import collections
+import enum
 import os
 import types
 
@@ -123,6 +124,35 @@ def test_an_object_that_two_names_held_when_it_was_saved_stays_one(strategy, pat
     assert found.x is found.y[0] is one
     assert found.m is found.v is nest
     assert (one.tolist(), nest["w"][0].tolist()) == ([0, 1], [1])
+
+
+class Phase(str, enum.Enum):  # noqa: UP042 (`str` of it is another text)
+    WARM = "warm"
+    MAIN = "main"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Bits(enum.IntFlag):
+    ONE = 1
+    TWO = 2
+
+
+def test_a_member_of_an_enum_of_texts_or_numbers_comes_back_as_one(strategy, path):
+    save(strategy, path, phase=Phase.WARM, nest=[Level.HIGH, (Bits.ONE | Bits.TWO,)], key={"a": 1})
+    found = restored(strategy, path, phase=Phase.MAIN, nest=[Level.LOW, (Bits.ONE,)], key={"a": 0})
+    assert found.phase is Phase.WARM
+    assert found.nest[0] is Level.HIGH
+    assert found.nest[1][0] is Bits.ONE | Bits.TWO
+
+
+@pytest.mark.parametrize("value", [None, "another", 3, 2.5, np.float32(1)])
+def test_what_is_no_member_of_an_enum_is_the_value_that_was_saved(strategy, path, value):
+    save(strategy, path, phase=value)
+    assert repr(restored(strategy, path, phase=Phase.MAIN).phase) == repr(value)
 
 
 class Pair(tuple):
