@@ -1,6 +1,7 @@
 """Who keeps copies for whom, what is said of losses, and snapshots of a program's state."""
 
 import collections
+import gc
 import types
 
 import hypothesis
@@ -432,6 +433,61 @@ def test_variables_objects_and_random_numbers_go_back(strategy):
         train()
     assert objects["model"] is model
     assert objects["weights"] is weights
+
+
+def without_it(objects, other):
+    objects["weights"] = None
+
+
+def another_variable(objects, other):
+    objects["weights"] = other
+
+
+def an_array(objects, other):
+    objects["weights"] = np.zeros(3)
+
+
+def not_even_its_name(objects, other):
+    del objects["weights"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    "change", [without_it, another_variable, an_array, not_even_its_name], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("synchronization", [mr.VariableSynchronization.AUTO, ON_READ])
+def test_a_variable_that_the_state_no_longer_holds_goes_back_and_is_in_it_again(
+    strategy, synchronization, change, nested
+):
+    weights = variable(strategy, np.arange(3.0), synchronization=synchronization)
+    other = variable(strategy, np.arange(4.0))
+    before = bits([weights, other])
+    held = {"weights": weights, "step": 1}
+    objects = {"nest": [held, (weights,)]} if nested else held
+    snapshot = take(strategy, objects)
+    for _ in range(2):
+        change(held, other)
+        if nested:
+            objects["nest"] = [held] if change is without_it else None
+        strategy.run(lambda: (weights.assign_add(np.ones(3)), None)[1])
+        other.assign(np.ones(4))
+        objects = go_back(strategy, objects, snapshot)
+        held = objects["nest"][0] if nested else objects
+        assert held["weights"] is weights
+        assert bits([weights, other]) == before
+        assert held["step"] == 1
+        assert not nested or objects["nest"][1][0] is weights
+
+
+def test_a_variable_that_this_rank_has_not_is_its_value(strategy):
+    """As on a spare, where it was made in the function that trains."""
+    weights = variable(strategy, np.arange(3.0))
+    snapshot = take(strategy, {"weights": weights, "nest": {"seen": [weights]}})
+    del weights
+    gc.collect()
+    objects = go_back(strategy, {"weights": None, "nest": None}, snapshot)
+    assert bits(objects["weights"]) == bits(np.arange(3.0))
+    assert bits(objects["nest"]) == bits({"seen": [np.arange(3.0)]})
 
 
 def test_the_children_of_a_generator_go_back(strategy):

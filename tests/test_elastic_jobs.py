@@ -241,6 +241,46 @@ def test_what_was_of_replicas_at_the_commit_comes_back_whatever_stands_there_now
     assert sorted(done.stdout.splitlines()) == [f"{i} None [np.int64(150)] 150" for i in (1, 2)]
 
 
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_variable_that_the_state_no_longer_holds_is_in_it_again_after_a_loss(spares, tmp_path):
+    """Whether or not something else refers to it when the loss comes."""
+    program = """
+    with strategy.scope():
+        weights, other = mr.Variable(0.0), mr.Variable(0.0)
+        state = mr.ElasticState(step=0, weights=weights, best=weights, only=mr.Variable(0.0))
+
+    def add():
+        weights.assign_add(mr.get_replica_context().all_reduce("SUM", 1.0))
+
+    def train():
+        found = [type(state.only).__name__, state.weights is weights, state.best is weights]
+        while state.step < 6:
+            strategy.run(add)
+            other.assign_add(1.0)
+            state.step += 1
+            if state.step <= 2:
+                state.only.assign_add(3.0)
+                state.commit()
+                found.append(float(state.only))
+            else:
+                state.weights, state.best, state.only = None, other, None
+            if state.step == 4:
+                die_on(1)
+        return [*found, float(weights), float(other)]
+
+    def begun():
+        if strategy.losses:
+            assert float(state.only) == 6.0
+        return train()
+
+    tell(f"{first_rank} {strategy.run_elastic(begun, state)}")
+    """
+    done = elastic("-n", 3, "--spares", spares, written(tmp_path, program))
+    assert done.returncode == 0, done.stderr
+    ended_with = "['Variable', True, True, 36.0, 6.0]"
+    assert sorted(done.stdout.splitlines()) == [f"{i} {ended_with}" for i in (0, 2)]
+
+
 @pytest.mark.parametrize("dying", [0, 1])
 def test_a_spare_reads_iterators_of_replicas_as_the_rank_that_had_them(dying, tmp_path):
     """They can't be read again after an error, nor ahead: no rank goes on with other rows."""

@@ -29,6 +29,7 @@ from .encoder import (
     replicas_name,
     state_of,
     tuple_items,
+    variable_of,
 )
 from .index import Index
 from .new_containers import can_be_made_anew, refilled, way_to_make
@@ -54,6 +55,9 @@ class Comparison:
         See `Reader`.
     layout : Layout
         That of the program.
+    variables : mapping
+        Those that the checkpoint knows by their identity: each comes back to where it was. It gets
+        its value where `objects` has it once more.
     is_exact : bool
         Whether dicts and lists are to hold what the checkpoint has, no more and no less, where
         they have grown or shrunk since, and whether gradients of torch are none.
@@ -77,13 +81,15 @@ class Comparison:
         read: Reader,
         layout: Layout,
         *,
+        variables: Mapping[str, AbstractVariable] = {},
         is_exact: bool = False,
     ) -> None:
         self._is_exact = is_exact
         self._index = index
         self._layout = layout
         self._read = read
-        self._saved = SavedValues(index, read, layout)
+        self._variables = variables
+        self._saved = SavedValues(index, read, layout, variables)
         self._targets = Targets(index, read)
         self.missing: list[str] = []
         self.unexpected: list[str] = []
@@ -121,6 +127,10 @@ class Comparison:
 
     def _match(self, live: Any, saved: Any, path: str) -> PutBack:
         """Returns what puts `live` back; where it does not fit, what leaves it as it is."""
+        if (of_variable := variable_of(saved)) is not None:
+            identity, saved = of_variable
+            if (variable := self._variables.get(identity)) is not None:
+                return lambda: variable
         if isinstance(live, PerReplica):
             return self._replicas(live, saved, path)
         if alike_of(saved) is not None:  # one object has the state of those that are the same

@@ -24,6 +24,7 @@ from .dtype_texts import dtype_text
 
 # A JSON object with one of these keys stands for something that JSON does not have.
 _REPLICAS, _ALIKE, _MIRRORED = "$replicas", "$alike", "$mirrored"
+_VARIABLE = "$variable"  # never in a file
 _STATE, _MODULE, _OPTIMIZER = "$state", "$module", "$optimizer"
 _ARRAY, _SCALAR, _TENSOR, _BYTES, _COMPLEX = "$array", "$scalar", "$tensor", "$bytes", "$complex"
 _TUPLE, _DICT, _COUNTER = "$tuple", "$dict", "$counter"
@@ -56,6 +57,9 @@ class Encoder:
         none. Without it no value has.
     prefix : str
         What the names of arrays begin with.
+    identity_of : callable, optional
+        Returns what tells a variable from all others; None for other values. Without it a variable
+        is known by its place alone.
 
     Attributes
     ----------
@@ -66,6 +70,8 @@ class Encoder:
         this rank by its id.
     own_arrays : dict of array
         What that refers to, by names that end in the replica's id and a number.
+    variables : dict
+        What stands for the value of each variable, by its identity.
     """
 
     def __init__(
@@ -73,13 +79,16 @@ class Encoder:
         plain: Callable[[Any], Any],
         own: Callable[[Any], Mapping[int, Any] | None] | None = None,
         prefix: str = "",
+        identity_of: Callable[[Any], str | None] = lambda value: None,
     ) -> None:
         self._plain = plain
         self._own = own
         self._prefix = prefix
+        self._identity_of = identity_of
         self.arrays: dict[str, Array] = {}
         self.of_replicas: dict[str, dict[str, Any]] = {}
         self.own_arrays: dict[str, Array] = {}
+        self.variables: dict[str, Any] = {}
         self._is_in_state = False
         self._depth = 0
         # By where they are in memory: tied parameters of a module are one array.
@@ -120,6 +129,16 @@ class Encoder:
         """Returns what `encode` does, of anything but the commonest leaves."""
         if object_state.has_state(value):
             return self._object(value, path)
+        # who loads the state of an object takes values alone
+        identity = None if self._own is None else self._identity_of(value)
+        if identity is None:
+            return self._value(value, path)
+        if identity not in self.variables:
+            self.variables[identity] = self._value(value, path)
+        return {_VARIABLE: [identity, self.variables[identity]]}
+
+    def _value(self, value: Any, path: str) -> Any:
+        """Returns what stands for a value, whichever variable has it."""
         components = None if self._own is None else self._own(value)
         if components is not None:
             if object_state.are_alike(components.values()):
@@ -336,6 +355,12 @@ def replicas_name(value: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def variable_of(value: Any) -> tuple[str, Any] | None:
+    """Returns the identity of a variable, and what stands for its value; None for other things."""
+    pair = _inside(value, _VARIABLE)
+    return None if pair is None else tuple(pair)
+
+
 def mapping_items(value: Any) -> dict[Any, Any] | None:
     """Returns what stands for the items of a mapping; None where it is none."""
     if not isinstance(value, dict):
@@ -362,11 +387,15 @@ def tuple_items(value: Any) -> list[Any] | None:
 
 
 def decoded(
-    value: Any, array: ArrayOf, replicas: Callable[[str], Any] = lambda name: {_REPLICAS: name}
+    value: Any,
+    array: ArrayOf,
+    replicas: Callable[[str], Any] = lambda name: {_REPLICAS: name},
+    variables: Mapping[str, Any] = {},
 ) -> Any:
     """Undoes `Encoder.encode`.
 
     `array` returns an array by its name and its library's, `replicas` a `PerReplica` by its name.
+    `variables` are those that there are, by their identity; others are their values.
 
     Raises
     ------
@@ -377,7 +406,7 @@ def decoded(
         return value
 
     def again(item: Any) -> Any:
-        return decoded(item, array, replicas)
+        return decoded(item, array, replicas, variables)
 
     if isinstance(value, list):
         return [again(item) for item in value]
@@ -385,6 +414,9 @@ def decoded(
         ((key, inner),) = value.items()
         if key == _REPLICAS:
             return replicas(inner)
+        if key == _VARIABLE:
+            identity, of_value = inner
+            return variables[identity] if identity in variables else again(of_value)
         if key == _ARRAY:
             return array(inner)
         if key == _SCALAR:

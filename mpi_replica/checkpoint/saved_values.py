@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,12 +34,17 @@ class SavedValues:
         See `Reader`.
     layout : Layout
         That of the program.
+    variables : mapping
+        Those that the index knows by their identity, and that there are.
     """
 
-    def __init__(self, index: Index, read: Reader, layout: Layout) -> None:
+    def __init__(
+        self, index: Index, read: Reader, layout: Layout, variables: Mapping[str, Any]
+    ) -> None:
         self._index = index
         self._read = read
         self._layout = layout
+        self._variables = variables
 
     def is_data(self, saved: Any) -> bool:
         """Returns whether `saved` stands for arrays, numbers and texts alone, also of replicas."""
@@ -64,8 +69,11 @@ class SavedValues:
                 raise CheckpointError(f"{path} can't be restored: {error}") from error
             return np.empty((), self._index.arrays[name].dtype)
 
-        decoded(saved, check, self._replicas_by(check))  # before anything has changed
-        return lambda: decoded(saved, self.load, self._replicas_by(self.load))
+        def make(array: ArrayOf) -> Any:
+            return decoded(saved, array, self._replicas_by(array), self._variables)
+
+        make(check)  # before anything has changed
+        return lambda: make(self.load)
 
     def _replicas_by(self, array: ArrayOf) -> Callable[[str], PerReplica]:
         """Returns what makes a `PerReplica` anew, with arrays that `array` returns."""

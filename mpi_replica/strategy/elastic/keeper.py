@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...checkpoint.checkpoint import require_same
+from ...checkpoint.comparison import variables_in
 from ...checkpoint.object_places import saved_once
 from ...collectives.agreement.site import CallSite, FunctionIdentity
 from ...collectives.strategy_base import StrategyBase
@@ -69,6 +70,8 @@ class Keeper:
         #: Whether the job goes on without a lost rank.
         self.is_guarded = self._survivors is not None and self._survivors.is_fault_tolerant
         self._commit: HeldCommit | None = None
+        # Those in the state at the commit: they come back also where nobody else holds them since.
+        self._variables: list[AbstractVariable] = []
         # The newest snapshot, and an older one whose memory is used again.
         self._newest: Snapshot | None = None
         self._reusable: Snapshot | None = None
@@ -87,6 +90,7 @@ class Keeper:
         is_empty = is_new and are_empty(snapshot.own.values())
         empty = frozenset(engine.layout.all_replica_ids) if is_empty else None
         self._commit = HeldCommit(0, snapshot.shared, snapshot.own, dict, empty, self._step(0))
+        self._variables = [*variables_in(objects_of(self._state))]
 
     def begin(self, function: FunctionIdentity) -> None:
         """Begins, on all ranks; each tells whether something belongs to its replicas."""
@@ -134,6 +138,7 @@ class Keeper:
             return
         engine.agreement.assemble()
         self._reusable, self._newest = self._newest, snapshot
+        self._variables = [*variables_in(objects_of(self._state))]
         self._commit = HeldCommit(
             number, snapshot.shared, snapshot.own, guarded.kept, guarded.empty, step
         )

@@ -28,8 +28,8 @@ from ...data.epochs import DatasetKey, epochs_begun, put_epochs_back
 from ...replicas.assignment import Assignable
 from .replica_objects import Held, for_another_rank, held_in, moved
 
-# What stands for the variables that the program has not named: no object can have this name.
-_VARIABLES = "the strategy's other variables"
+# What stands for the values of all variables: no object can have this name.
+_VARIABLES = "the strategy's variables"
 _NO_FILE = Extent(0, 0, 0)
 
 
@@ -129,9 +129,13 @@ def take(
             return {i: held(part) for i, part in zip(ids, parts, strict=True)}
         return None
 
-    encoder = Encoder(plain, components)
+    def identity_of(value: Any) -> str | None:
+        return value.identity if isinstance(value, Assignable) else None
+
+    encoder = Encoder(plain, components, identity_of=identity_of)
     everything = {**objects, _VARIABLES: variables_beside(strategy, objects)}
     state = {name: encoder.encode(value, f"state.{name}") for name, value in everything.items()}
+    state[_VARIABLES] = encoder.variables
     before = {} if reuse is None else reuse.copies
     copies: dict[str, Array] = {}
 
@@ -221,7 +225,9 @@ def put_back(
         of_replicas,
     )
     everything = {**moved(objects, shared.held, engine.layout), _VARIABLES: variables}
-    comparison = Comparison(index, everything, read, engine.layout, is_exact=True)
+    comparison = Comparison(
+        index, everything, read, engine.layout, variables=variables, is_exact=True
+    )
     problems = comparison.problems()
     if problems:
         raise CheckpointError(
