@@ -15,6 +15,7 @@ import mpi_replica as mr
 from checkpoints import Stateful
 from mpi_replica.core.layout import Layout
 from mpi_replica.ranks.survivors import Member
+from mpi_replica.replicas.assignment import lose_components
 from mpi_replica.strategy.elastic.buddies import buddy_of, givers
 from mpi_replica.strategy.elastic.losses import Loss, new_layout_text
 from mpi_replica.strategy.elastic.replica_objects import held_in, moved
@@ -121,7 +122,7 @@ def test_the_new_layout_in_words():
 
 # Snapshots
 
-ON_READ = mr.VariableSynchronization.ON_READ
+AUTO, ON_READ = mr.VariableSynchronization.AUTO, mr.VariableSynchronization.ON_READ
 SUM = mr.VariableAggregation.SUM
 
 
@@ -455,7 +456,7 @@ def not_even_its_name(objects, other):
 @pytest.mark.parametrize(
     "change", [without_it, another_variable, an_array, not_even_its_name], ids=lambda f: f.__name__
 )
-@pytest.mark.parametrize("synchronization", [mr.VariableSynchronization.AUTO, ON_READ])
+@pytest.mark.parametrize("synchronization", [AUTO, ON_READ])
 def test_a_variable_that_the_state_no_longer_holds_goes_back_and_is_in_it_again(
     strategy, synchronization, change, nested
 ):
@@ -488,6 +489,25 @@ def test_a_variable_that_this_rank_has_not_is_its_value(strategy):
     objects = go_back(strategy, {"weights": None, "nest": None}, snapshot)
     assert bits(objects["weights"]) == bits(np.arange(3.0))
     assert bits(objects["nest"]) == bits({"seen": [np.arange(3.0)]})
+
+
+def test_a_variable_made_since_the_commit_is_an_error_until_it_is_assigned(strategy):
+    """As the weights of a layer that makes them at its first use: of then nobody has a value."""
+    snapshot = take(strategy, {})
+    made = [variable(strategy, 1.0, name="made", synchronization=s) for s in (AUTO, ON_READ)]
+    untouched = variable(strategy, 5.0)
+    for v in made:
+        strategy.run(lambda v=v: (v.assign_add(1.0), None)[1])
+    for in_state in ({}, {"made": made}):
+        go_back(strategy, in_state, snapshot)
+        lose_components(strategy)  # as where replicas move
+        for v in made:
+            with pytest.raises(mr.errors.RankLostError, match=r"'made' has no .* before run_ela"):
+                strategy.run(v.value)
+        assert untouched.numpy() == 5.0
+        for v in made:
+            v.assign(3.0)
+            assert strategy.run(v.value).values == (3.0,) * 3
 
 
 def test_the_children_of_a_generator_go_back(strategy):
@@ -605,7 +625,7 @@ def test_an_array_that_is_read_only_at_the_commit_and_writable_again_later(strat
 
 
 @pytest.mark.parametrize("how", ["assign", "assign_add", "assign_sub"])
-@pytest.mark.parametrize("synchronization", [mr.VariableSynchronization.AUTO, ON_READ])
+@pytest.mark.parametrize("synchronization", [AUTO, ON_READ])
 def test_no_later_assignment_changes_a_snapshot(strategy, how, synchronization):
     v = variable(strategy, np.arange(3.0), synchronization=synchronization)
     before = bits(v)

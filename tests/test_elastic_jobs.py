@@ -281,6 +281,37 @@ def test_a_variable_that_the_state_no_longer_holds_is_in_it_again_after_a_loss(s
     assert sorted(done.stdout.splitlines()) == [f"{i} {ended_with}" for i in (0, 2)]
 
 
+def test_a_layer_that_has_made_its_weights_since_the_commit_does_not_keep_them(tmp_path):
+    program = """
+    weights = []
+
+    def add():
+        weights[0].assign_add(mr.get_replica_context().all_reduce("SUM", 1.0))
+
+    def train():
+        if not weights:
+            with strategy.scope():
+                weights.append(mr.Variable(0.0, name="weights"))
+        elif "again" in sys.argv:
+            weights[0].assign(0.0)
+        for _ in range(3):
+            strategy.run(add)
+            state.step += 1
+            if state.step == 2:
+                die_on(1)
+        return float(weights[0])
+
+    tell(f"{first_rank} {strategy.run_elastic(train, state)}")
+    """
+    done = elastic("-n", 3, written(tmp_path, program))
+    assert done.returncode == 1, done.stderr
+    assert "RankLostError: variable 0 'weights' has no value any more" in done.stderr
+    assert done.stdout == ""
+    done = elastic("-n", 3, written(tmp_path, program), "again")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 18.0", "2 18.0"]
+
+
 @pytest.mark.parametrize("dying", [0, 1])
 def test_a_spare_reads_iterators_of_replicas_as_the_rank_that_had_them(dying, tmp_path):
     """They can't be read again after an error, nor ahead: no rank goes on with other rows."""

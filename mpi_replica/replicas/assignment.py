@@ -526,6 +526,14 @@ def lose_components(strategy: StrategyBase) -> None:
             variable._storage.lose(engine.layout.local_replica_ids)
 
 
+def lose_later_values(variables: Iterable[Assignable]) -> None:
+    """Makes variables an error until they are assigned, but for those that never were.
+
+    They were made since the moment that a program goes back to: it may have kept them.
+    """
+    lose_values(variable for variable in variables if not variable._storage.is_as_made)
+
+
 def lose_values(variables: Iterable[Assignable]) -> None:
     """Makes variables an error until they are assigned: nobody knows what they should be."""
     for variable in variables:

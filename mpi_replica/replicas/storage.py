@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,7 @@ from ..core.array_ways import Array
 from ..core.dtypes import accumulation, as_array
 from ..core.exceptions import RankLostError
 from ..core.indexed_slices import IndexedSlices
-from ..core.options import ReduceOp, VariableAggregation, VariableSynchronization
-
-_Enum = TypeVar("_Enum", VariableSynchronization, VariableAggregation)
+from ..core.options import ReduceOp, VariableAggregation
 
 _ASSIGN: dict[str, np.ufunc | None] = {
     "assign": None,
@@ -64,6 +62,8 @@ class Storage:
         #: How often arrays were written other than by a replica alone.
         self.writes_above = 0
         self.put(values)
+        #: Whether nothing was written since.
+        self.is_as_made = True
 
     @property
     def keys(self) -> tuple[int | None, ...]:
@@ -86,10 +86,12 @@ class Storage:
             Another strategy, which has that replica on this rank, asks for it.
         """
         if key in self._lost:
+            why = "value any more: it is not part of what was gone back to when a rank was lost"
+            if key is not None:
+                why = "components any more: replicas have moved since a rank was lost"
             raise RankLostError(
-                f"{self.identity} has no components any more: replicas have moved since a rank was"
-                " lost. Hold it in the mr.ElasticState, or assign to it first, in the function that"
-                " is given to run_elastic."
+                f"{self.identity} has no {why}. Hold it in the mr.ElasticState, and make it before"
+                " run_elastic, or assign to it first, in the function that is given to run_elastic."
             )
         try:
             return self._values[key]
@@ -113,6 +115,7 @@ class Storage:
     def lose(self, keys: Iterable[int | None]) -> None:
         """Holds arrays of other replicas, whose values are lost until they are written."""
         self.writes_above += 1
+        self.is_as_made = False
         self._values = dict.fromkeys(keys, self.any_array)
         self._lost = set(self._values)
 
@@ -163,6 +166,7 @@ class Storage:
             array = np.empty(array.shape, array.dtype)
         array.flags.writeable = True
         self.writes_above += 1
+        self.is_as_made = False
         try:
             fill(array)
             self._values = dict.fromkeys(self._values, array)
@@ -185,6 +189,7 @@ class Storage:
 
     def _put(self, key: int | None, value: Array) -> None:
         value.flags.writeable = False
+        self.is_as_made = False
         self._values[key] = value
         self._lost.discard(key)
 
@@ -437,20 +442,6 @@ def part_of(total: Array, count: int, index: int) -> Array:
             part = wide - (count - 1) * part
         has_digits = np.isfinite(wide) & (wide != 0)
         return np.where(has_digits, part, wide).astype(dtype)
-
-
-def member(kind: type[_Enum], value: Any) -> _Enum:
-    """Returns `value`, which must be a member of the enum `kind`.
-
-    Raises
-    ------
-    ValueError
-        It is none.
-    """
-    if not isinstance(value, kind):
-        known = [str(entry) for entry in kind if entry is not VariableSynchronization.NONE]
-        raise ValueError(f"{value!r} is no mr.{kind.__name__}. Use mr.{', mr.'.join(known)}.")
-    return value
 
 
 def check_dtype(name: str, dtype: np.dtype[Any], mode: VariableAggregation) -> None:

@@ -7,7 +7,7 @@ synchronized on read has a component for each replica, combined when it is read 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
@@ -28,7 +28,9 @@ from ..core.options import (
 )
 from ..core.values import ActsAsValue, PerReplica, component_of, per_replica, written_by
 from .assignment import Assignable, plain_value
-from .storage import Storage, check_dtype, initial_array, member
+from .storage import Storage, check_dtype, initial_array
+
+_Enum = TypeVar("_Enum", VariableSynchronization, VariableAggregation)
 
 
 class Variable(Assignable, ActsAsValue):
@@ -129,8 +131,8 @@ class Variable(Assignable, ActsAsValue):
                 is_called,
             )
             self._storage = meet(call)
-        self.synchronization = member(VariableSynchronization, synchronization)
-        self.aggregation = member(VariableAggregation, aggregation)
+        self.synchronization = _member(VariableSynchronization, synchronization)
+        self.aggregation = _member(VariableAggregation, aggregation)
         self.trainable = not self._on_read if trainable is None else trainable
         strategy.engine.variables[id(self)] = self
 
@@ -145,8 +147,8 @@ class Variable(Assignable, ActsAsValue):
         is_called: bool,
     ) -> Broadcast:
         """Returns the call that makes the variable; without a value where the own is no use."""
-        sync = member(VariableSynchronization, synchronization)
-        mode = member(VariableAggregation, aggregation)
+        sync = _member(VariableSynchronization, synchronization)
+        mode = _member(VariableAggregation, aggregation)
         if sync is VariableSynchronization.NONE:
             raise ValueError(
                 f"{self.name}: VariableSynchronization.NONE is not supported, as in tf. Use"
@@ -384,6 +386,20 @@ class Variable(Assignable, ActsAsValue):
         except RankLostError:
             parts = "that were lost with a rank"
         return f"{head}, {self.aggregation.name} of components {parts}>"
+
+
+def _member(kind: type[_Enum], value: Any) -> _Enum:
+    """Returns `value`, which must be a member of the enum `kind`.
+
+    Raises
+    ------
+    ValueError
+        It is none.
+    """
+    if not isinstance(value, kind):
+        known = [str(entry) for entry in kind if entry is not VariableSynchronization.NONE]
+        raise ValueError(f"{value!r} is no mr.{kind.__name__}. Use mr.{', mr.'.join(known)}.")
+    return value
 
 
 def _only_of_the_value(name: str) -> property:

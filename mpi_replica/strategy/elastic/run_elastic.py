@@ -47,8 +47,8 @@ class Elastic(ElasticStrategy):
             All that changes, but for variables, random numbers and positions of datasets, which
             are part of it by themselves. Other objects that are not in it stay as they were when a
             rank was lost. A `PerReplica` that was made before is a `RankLostError`, and so are a
-            dataset's iterator, and the components of a variable that was made since the last
-            commit, until it is assigned.
+            dataset's iterator, and a variable that was made, and assigned, since the last commit,
+            until it is assigned again; so are components of one that was made since.
 
         Returns
         -------

@@ -25,7 +25,7 @@ from ...core.object_state import places_of
 from ...core.values import Mirrored, PerReplica
 from ...data.distributed_dataset import go_back, states_at_commit
 from ...data.epochs import DatasetKey, epochs_begun, put_epochs_back
-from ...replicas.assignment import Assignable
+from ...replicas.assignment import Assignable, lose_later_values
 from .replica_objects import Held, for_another_rank, held_in, moved
 
 # What stands for the values of all variables: no object can have this name.
@@ -209,14 +209,15 @@ def put_back(
     def read(name: str, array: Array) -> None:
         np.copyto(array, arrays[name])
 
-    known = _known_variables(strategy)
+    known, values = _known_variables(strategy), shared.state[_VARIABLES]
+    lose_later_values(known[identity] for identity in known.keys() - values.keys())
     variables = {
         identity: known[identity]
-        for identity, saved in shared.state[_VARIABLES].items()
+        for identity, saved in values.items()
         if identity in known and _has_all(saved, engine.layout, of_replicas)
     }
     # those that are gone, or can't be had, are not made anew
-    of_variables = {identity: shared.state[_VARIABLES][identity] for identity in variables}
+    of_variables = {identity: values[identity] for identity in variables}
     index = Index(
         {**shared.state, _VARIABLES: of_variables},
         {name: ArrayRecord(a.dtype, a.shape, "", _NO_FILE) for name, a in arrays.items()},
