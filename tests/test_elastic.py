@@ -541,6 +541,20 @@ def test_a_loop_over_a_dataset_goes_on_in_its_middle(strategy):
         assert (rows(dataset), rows(dataset)) == wanted
 
 
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_a_dataset_made_since_the_commit_begins_with_its_first_batch(strategy, steps):
+    """As the program may have kept it, and iterates what it has not made anew."""
+    wanted = rows(epochs_of(strategy))
+    snapshot = take(strategy, {})
+    dataset = epochs_of(strategy)
+    loop = iter(dataset)
+    for _ in range(steps):
+        next(loop)
+    for _ in range(2):
+        go_back(strategy, {}, snapshot)
+        assert rows(dataset) == wanted
+
+
 @pytest.mark.parametrize("in_state", [False, True])
 def test_a_dataset_of_which_a_loop_was_left_goes_on_with_the_next_epoch(strategy, in_state):
     dataset = epochs_of(strategy)

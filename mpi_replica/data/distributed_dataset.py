@@ -180,10 +180,12 @@ def states_at_commit(
 def go_back(
     datasets: Mapping[int, DistributedDataset], states: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Has datasets go on where `states_at_commit` told."""
+    """Has datasets go on where `states_at_commit` told; others begin anew."""
     for dataset in datasets.values():
         if dataset._input.name in states:
             dataset.load_state_dict(states[dataset._input.name])
+        else:  # made since then
+            dataset.begin_anew(())
 
 
 def _state_at_commit(dataset: DistributedDataset, held: Container[int]) -> dict[str, Any]:
