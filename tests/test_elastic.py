@@ -510,6 +510,22 @@ def test_a_variable_made_since_the_commit_is_an_error_until_it_is_assigned(strat
             assert strategy.run(v.value).values == (3.0,) * 3
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">i8", "<f4"])
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_values_of_either_byte_order_go_back(strategy, dtype, shape):
+    array = np.full(shape, 3, dtype)
+    objects = {"v": variable(strategy, array), "mirrored": [mr.Mirrored(array.copy())]}
+    objects["seen"] = variable(strategy, array, synchronization=ON_READ, aggregation=SUM)
+    before = bits(objects)
+    snapshot = take(strategy, objects)
+    for _ in range(2):
+        objects["v"].assign(np.zeros(shape, dtype))
+        objects["seen"].assign(np.zeros(shape, dtype))
+        objects["mirrored"][0].value[...] = 0
+        objects = go_back(strategy, objects, snapshot)
+        assert bits(objects) == before
+
+
 def test_the_children_of_a_generator_go_back(strategy):
     rng = np.random.default_rng(5)
     rng.spawn(1)

@@ -177,7 +177,7 @@ class Checkpoint:
                     is_none = cast(Any, value).aggregation is _NO_AGGREGATION
                     raise ValueError(_NO_VALUE if is_none else _NO_VALUE_HERE)
                 shared = combined[id(value)] if id(value) in combined else value.shared_value()
-                return np.asarray(shared)
+                return np.asarray(shared, value.dtype)  # numpy's scalars have one byte order
             return value.value if isinstance(value, Mirrored) else value
 
         ids = engine.layout.local_replica_ids

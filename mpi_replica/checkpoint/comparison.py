@@ -356,7 +356,9 @@ class Comparison:
 
         def replace() -> Any:
             value = self._saved.load(name)
-            return Mirrored(value[()]) if isinstance(live, Mirrored) else value
+            if isinstance(live, Mirrored):
+                return Mirrored(value[()] if isinstance(like, np.generic) else value)
+            return value
 
         return replace
 

@@ -425,6 +425,35 @@ def test_a_mean_and_the_first_on_read_are_saved_as_they_read_from_above(strategy
     on_other_layouts(world, check)
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">f8", "<f4"])
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_variables_of_either_byte_order_are_restored_again_and_again(strategy, path, dtype, shape):
+    modes = (Aggregation.SUM, Aggregation.MEAN, Aggregation.ONLY_FIRST_REPLICA)
+    array = np.full(shape, 3, dtype)
+    objects = {str(mode): on_read(strategy, mode, array) for mode in modes}
+    for v in objects.values():
+        strategy.run(lambda v=v: (v.assign(np.full(shape, 1.0 + replica_id())), None)[1])
+    checkpoint = mr.Checkpoint(
+        v=variable(strategy, array), mirrored=mr.Mirrored(array.copy()), **objects
+    )
+
+    def values():
+        read = {name: np.asarray(v.value()).tolist() for name, v in objects.items()}
+        mirrored = checkpoint.mirrored.value
+        return read, np.asarray(checkpoint.v).tolist(), mirrored.tolist(), type(mirrored).__name__
+
+    wanted = values()
+    checkpoint.save(path)
+    for _ in range(2):
+        for v in (checkpoint.v, *objects.values()):
+            v.assign(np.full(shape, 7, dtype))
+        checkpoint.mirrored.value[...] = 7
+        checkpoint.restore(path)
+        assert values() == wanted
+        assert {v.dtype for v in (checkpoint.v, *objects.values())} == {np.dtype(dtype)}
+        assert checkpoint.mirrored.value.dtype == dtype
+
+
 def test_saving_changes_no_component(strategy, path):
     total = on_read(strategy, SUM)
     strategy.run(lambda: total.assign(replica_id() + 1.0))

@@ -117,7 +117,7 @@ def take(
 
     def plain(value: Any) -> Any:
         if isinstance(value, Assignable):
-            return held(value.shared_value())
+            return held(np.asarray(value.shared_value(), value.dtype))  # in its byte order
         return value.value if isinstance(value, Mirrored) else value
 
     def components(value: Any) -> Mapping[int, Any] | None:
