@@ -2,7 +2,9 @@
 
 import collections
 import gc
+import pickle
 import types
+import typing
 
 import hypothesis
 import hypothesis.extra.numpy as hnp
@@ -306,6 +308,84 @@ def test_dicts_have_the_order_of_the_commit(strategy):
     assert bits(objects) == before
     assert objects["recent"] is recent
     assert [list(recent), list(objects["plain"])] == [["a", "b", "c"], [1, 2]]
+
+
+class Record(typing.NamedTuple):
+    """One that a program keeps in a list."""
+
+    step: int
+    loss: object
+
+
+KINDS = {
+    "named tuple": lambda: Record(1, [np.ones(2), Record(2, 0.5)]),
+    "ordered": lambda: collections.OrderedDict(b=1, a=Record(2, 0.5)),
+    "default": lambda: collections.defaultdict(int, a=1, b=(1, Record(3, 0.5))),
+    "bytearray": lambda: bytearray(b"ab"),
+    "mirrored": lambda: mr.Mirrored(np.ones(2)),
+    "matrix": lambda: np.ones((2, 2)).view(np.matrix),
+    "list": lambda: [1, [2], (3, Record(4, 0.5))],
+    "tuple": lambda: (1, (2,), [3, Record(4, 0.5)]),
+}
+
+
+def typed(value):
+    """Something that is equal for values of the same types."""
+    if isinstance(value, dict):
+        factory = getattr(value, "default_factory", None)
+        return type(value), factory, [(key, typed(item)) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return type(value), [typed(item) for item in value]
+    return bits(value)
+
+
+OTHERS = {
+    "None": lambda live: None,
+    "array": lambda live: np.ones(2),
+    "list": lambda live: [*live] if isinstance(live, tuple | list) else [1],
+    "tuple": lambda live: (*live,) if isinstance(live, tuple | list) else (1,),
+    "dict": lambda live: {**live} if isinstance(live, dict) else {"a": 1},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_goes_back_is_of_the_type_of_the_commit_whatever_stands_there_now(
+    strategy, kind, other
+):
+    value, change = KINDS[kind], OTHERS[other]
+    weights = variable(strategy, 1.0)
+    objects = {"x": value(), "nest": [value()], "held": {"a": (value(), weights)}}
+    before = typed({name: objects[name] for name in ("x", "nest")})
+    snapshot = take(strategy, objects)
+    shared = pickle.loads(pickle.dumps(snapshot.shared.for_another_rank(), 5))  # as for a spare
+    for part in (snapshot.shared, shared):
+        objects["x"], objects["nest"][0] = change(objects["x"]), change(objects["nest"][0])
+        objects["held"]["a"] = change(objects["held"]["a"])
+        objects = put_back(strategy, objects, part, snapshot.own)
+        held = objects.pop("held")
+        assert typed(objects) == before
+        assert held["a"][1] is weights
+        assert typed(held["a"][0]) == typed(value())
+        objects["held"] = held
+
+
+def test_what_is_of_the_type_of_the_commit_is_changed_and_not_replaced(strategy):
+    objects = {name: make() for name, make in KINDS.items()}
+    lasting = {name: objects[name] for name in ("ordered", "default", "matrix", "list")}
+    snapshot = take(strategy, objects)
+    objects = {name: changed(value, 1) for name, value in objects.items()}
+    objects = go_back(strategy, objects, snapshot)
+    for name, value in lasting.items():
+        assert objects[name] is value
+
+
+def test_a_type_that_can_not_be_sent_to_a_spare_is_no_error(strategy):
+    objects = {"x": collections.defaultdict(lambda: 7, a=1)}
+    shared = take(strategy, objects).shared.for_another_rank()
+    objects = put_back(strategy, objects, pickle.loads(pickle.dumps(shared, 5)), {})
+    assert objects["x"]["b"] == 7
+    assert put_back(strategy, {"x": None}, shared, {})["x"] == {"a": 1}
 
 
 def test_a_state_has_the_names_of_the_commit(strategy):

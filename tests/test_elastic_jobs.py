@@ -281,6 +281,36 @@ def test_a_variable_that_the_state_no_longer_holds_is_in_it_again_after_a_loss(s
     assert sorted(done.stdout.splitlines()) == [f"{i} {ended_with}" for i in (0, 2)]
 
 
+@pytest.mark.parametrize("spares", [0, 1])
+def test_named_tuples_are_such_after_a_loss_on_a_spare_too(spares, tmp_path):
+    program = """
+    import collections
+
+    Row = collections.namedtuple("Row", "step loss")
+    state = mr.ElasticState(strategy, step=0, best=None, rows=[], seen={})
+
+    def train():
+        while state.step < 4:
+            total = strategy.experimental_local_results(strategy.run(step))[0]
+            state.step += 1
+            state.best = Row(state.step, total)
+            state.rows.append(state.best)
+            state.seen = collections.defaultdict(int, state.seen)
+            state.seen[state.step] += 1
+            state.commit()
+            if state.step == 2:
+                state.best = state.seen = None
+                state.rows.clear()
+                die_on(1)
+        return float(sum(row.loss for row in state.rows)), type(state.seen).__name__
+
+    tell(f"{first_rank} {strategy.run_elastic(train, state)}")
+    """
+    done = elastic("-n", 3, "--spares", spares, written(tmp_path, program))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{i} (60.0, 'defaultdict')" for i in (0, 2)]
+
+
 def test_a_layer_that_has_made_its_weights_since_the_commit_does_not_keep_them(tmp_path):
     program = """
     weights = []

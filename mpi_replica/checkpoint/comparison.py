@@ -205,6 +205,8 @@ class Comparison:
 
     def _sequence(self, live: Any, saved: Any, path: str) -> PutBack:
         items = tuple_items(saved)
+        if self._is_exact and items is not None and isinstance(live, list) != (items is saved):
+            live = list(live) if items is saved else tuple(live)
         if isinstance(live, list) and items is not None and _are_plain([*live, *items]):
             return lambda: refilled(live, items)
         can_grow = self._is_exact and isinstance(live, list)

@@ -15,8 +15,8 @@ import numpy as np
 from . import randomness
 from .array_ways import COMMON_TYPES
 
-# What most leaves are.
-_NO_OBJECTS = COMMON_TYPES | {str, bytes, type(None)}
+#: What most leaves of nests are: neither objects nor containers.
+LEAF_TYPES = COMMON_TYPES | {str, bytes, type(None)}
 
 
 def has_state(value: Any) -> bool:
@@ -81,7 +81,7 @@ def leaves_of(live: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any
     if isinstance(live, (Mapping, list, tuple)) and not has_state(live):
         items = live.items() if isinstance(live, Mapping) else enumerate(live)
         for key, item in items:
-            if type(item) not in _NO_OBJECTS:
+            if type(item) not in LEAF_TYPES:
                 yield from leaves_of(item, (*keys, key))
     else:
         yield keys, live

@@ -17,10 +17,10 @@ from ...core.layout import Layout
 from ...core.values import PerReplica, per_replica
 
 #: Where a value is: the name of an object, and the keys that lead to it.
-_Place = tuple[Any, ...]
+Place = tuple[Any, ...]
 
 #: By the place of each `PerReplica` that holds objects: its components, by the replicas' ids.
-Held = Mapping[_Place, Mapping[int, Any]]
+Held = Mapping[Place, Mapping[int, Any]]
 
 
 def held_in(objects: Mapping[str, Any]) -> Held:
@@ -66,32 +66,41 @@ def moved(objects: Mapping[str, Any], held: Held, layout: Layout) -> dict[str, A
     layout : Layout
         The new one.
     """
-    made: dict[_Place, dict[int, Any]] = {place: {} for place in held}
+    made: dict[Place, dict[int, Any]] = {place: {} for place in held}
     for i in layout.local_replica_ids:
         memo: dict[int, Any] = {}  # an optimizer's copy is that of the module's copy
         for place, parts in held.items():
             one = parts[i] if i in parts else copy.deepcopy(next(iter(parts.values())), memo)
             made[place][i] = one
     values = {place: per_replica(list(parts.values()), layout) for place, parts in made.items()}
-    return {name: _with(value, (name,), values) for name, value in objects.items()}
+
+    def moved_here(live: Any, place: Place) -> Any:
+        return values.get(place, live) if isinstance(live, PerReplica) else live
+
+    return {name: with_changes(value, (name,), moved_here) for name, value in objects.items()}
 
 
-def _with(live: Any, place: _Place, values: Mapping[_Place, PerReplica]) -> Any:
-    """Returns a nest with these values in their places; dicts and lists in it are changed."""
-    if isinstance(live, PerReplica):
-        return values.get(place, live)
+def with_changes(live: Any, place: Place, changed: Callable[[Any, Place], Any]) -> Any:
+    """Returns a nest with what `changed` returns for each value and its place, inner ones first.
+
+    Dicts and lists in it are changed themselves.
+    """
+
+    def inside(key: Any, item: Any) -> Any:
+        return with_changes(item, (*place, key), changed)
+
     if isinstance(live, MutableMapping) and not object_state.has_state(live):
         for key, item in list(live.items()):
-            replaced = _with(item, (*place, key), values)
+            replaced = inside(key, item)
             if replaced is not item:
                 live[key] = replaced
     elif isinstance(live, Mapping) and not object_state.has_state(live):
-        inside = {key: _with(item, (*place, key), values) for key, item in live.items()}
-        if any(inside[key] is not item for key, item in live.items()):
+        of_keys = {key: inside(key, item) for key, item in live.items()}
+        if any(of_keys[key] is not item for key, item in live.items()):
             make: Callable[[dict[Any, Any]], Any] = type(live)
-            return make(inside)  # as a restore makes it anew
+            live = make(of_keys)  # as a restore makes it anew
     elif isinstance(live, (list, tuple)):
-        items = [_with(item, (*place, i), values) for i, item in enumerate(live)]
+        items = [inside(i, item) for i, item in enumerate(live)]
         if any(new is not old for new, old in zip(items, live, strict=True)):
-            return refilled(live, items)
-    return live
+            live = refilled(live, items)
+    return changed(live, place)

@@ -26,7 +26,8 @@ from ...core.values import Mirrored, PerReplica
 from ...data.distributed_dataset import go_back, states_at_commit
 from ...data.epochs import DatasetKey, epochs_begun, put_epochs_back
 from ...replicas.assignment import Assignable, lose_later_values
-from .replica_objects import Held, for_another_rank, held_in, moved
+from .replica_objects import Held, Place, for_another_rank, held_in, moved
+from .value_kinds import ValueKind, kinds_for_another_rank, kinds_in, of_kinds
 
 # What stands for the values of all variables: no object can have this name.
 _VARIABLES = "the strategy's variables"
@@ -48,10 +49,13 @@ class SharedPart(NamedTuple):
     held: Held
     #: How many epochs datasets that are not distributed had begun above the replicas.
     epochs: Mapping[DatasetKey, int] = {}
+    #: The types of values that what stands for them does not tell.
+    kinds: Mapping[Place, ValueKind] = {}
 
     def for_another_rank(self) -> SharedPart:
         """Returns what a rank needs that has none."""
-        return self._replace(held=for_another_rank(self.held))
+        held, kinds = for_another_rank(self.held), kinds_for_another_rank(self.kinds)
+        return self._replace(held=held, kinds=kinds)
 
 
 class ReplicaPart(NamedTuple):
@@ -167,6 +171,7 @@ def take(
         states_at_commit(engine.datasets, inside),
         held_in(objects),
         epochs_begun(None),
+        dict(kinds_in(objects)),
     )
     return Snapshot(shared, own, copies)
 
@@ -237,6 +242,7 @@ def put_back(
         )
     restored = comparison.put_back()
     del restored[_VARIABLES]
+    restored = of_kinds(restored, shared.kinds)
     replicas = {str(i): part.generator for i, part in own.items() if part.generator is not None}
     strategy.generators.restore({**shared.generators, "replicas": replicas})
     go_back(engine.datasets, shared.datasets)
