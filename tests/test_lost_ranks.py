@@ -357,6 +357,9 @@ def test_what_nobody_has_any_more_ends_the_job_with_an_error(case, kills, words,
     (text,) = re.findall(r"^mpi_replica.errors.RankLostError: (.*)$", done.stderr, re.M)
     assert f"what belonged to {words}" in text
     assert advice in text
+    was_kept = "beginning" not in kills
+    assert ("the ranks that hosted and that kept it were lost together" in text) == was_kept
+    assert ("was lost before it was committed, and nobody kept a copy yet" in text) != was_kept
 
 
 def test_what_can_not_be_loaded_after_a_loss_ends_the_job_with_an_error():

@@ -77,6 +77,8 @@ class Keeper:
         self._reusable: Snapshot | None = None
         #: Replicas whose state is gone, so that the last checkpoint is needed.
         self.lost_replicas: tuple[int, ...] = ()
+        # Whether another rank had a copy of it.
+        self._was_kept = True
         if self.is_guarded and not strategy.engine.is_spare:
             self._commit_beginning()
 
@@ -194,7 +196,7 @@ class Keeper:
         layout = Layout.even(number, transport.size, transport.rank)
         strategy.move(transport, layout)
         lose_components(strategy)
-        commit, held, lost, engine.num_made, known = gather_state(
+        commit, held, lost, self._was_kept, engine.num_made, known = gather_state(
             transport,
             layout,
             self._commit,
@@ -209,7 +211,7 @@ class Keeper:
             if manager_of(self._state) is None:
                 raise self._gone(
                     self.lost_replicas,
-                    "were lost together. Give the state a mr.CheckpointManager and save from time"
+                    ". Give the state a mr.CheckpointManager and save from time"
                     " to time: its newest checkpoint is restored then.",
                 )
             replace_objects(self._state, moved(objects_of(self._state), held, layout))
@@ -242,7 +244,7 @@ class Keeper:
         with restored_exactly(self._state):
             path = None if manager is None else manager._restore_or_initialize()
         if path is None:
-            raise self._gone(lost, "were lost together, and no checkpoint was saved before.")
+            raise self._gone(lost, ", and no checkpoint was saved before.")
         # Otherwise a loss may leave some ranks with it, and others with the commit.
         self._strategy.engine.agreement.assemble()
         self._commit_beginning()
@@ -263,9 +265,10 @@ class Keeper:
 
     def _gone(self, replica_ids: Sequence[int], text: str) -> RankLostError:
         """Returns the error of a state that no rank has, which all ranks raise."""
-        error = RankLostError(
-            f"what belonged to {numbers_text('replica', replica_ids)} is gone: the ranks that"
-            f" hosted and that kept it {text}"
-        )
+        how = "a rank that hosted it was lost before it was committed, and nobody kept a copy yet"
+        if self._was_kept:
+            how = "the ranks that hosted and that kept it were lost together"
+        replicas = numbers_text("replica", replica_ids)
+        error = RankLostError(f"what belonged to {replicas} is gone: {how}{text}")
         mark_reporter(error, self._strategy.engine.layout.rank == 0)
         return error

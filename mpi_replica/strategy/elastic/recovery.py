@@ -62,8 +62,9 @@ class Gathered(NamedTuple):
     commit: HeldCommit | None
     #: The objects of replicas that it had before, or that another rank has sent.
     held: Held
-    #: Replicas whose state no rank has.
+    #: Replicas whose state no rank has, and whether another one had a copy of it.
     lost: Sequence[int]
+    was_kept: bool
     #: How many any rank has made.
     num_made: Counter[str]
     #: The distributed datasets of the first rank that had replicas, by number.
@@ -150,7 +151,9 @@ def gather_state(
         sent = for_another_rank(held) if is_first and held else None
         objects = [sent if one.number is None else None for one in inventories]
         received = _exchange(transport, objects)
-        return Gathered(None, received[0] if received else held, lost, most, of_first.known)
+        was_kept = 0 not in numbers  # that of the begin, which each rank makes alone
+        objects_here = received[0] if received else held
+        return Gathered(None, objects_here, lost, was_kept, most, of_first.known)
     messages: list[Any] = []
     for rank, one in enumerate(inventories):
         parts = {
@@ -170,7 +173,7 @@ def gather_state(
     part = part._replace(datasets=of_first.datasets or {})
     # What other ranks host now is kept, too: one of them may be lost before the next commit.
     gone_back_to = HeldCommit(numbers.pop(), part, own, lambda: have, empty, step)
-    return Gathered(gone_back_to, part.held, [], most, of_first.known)
+    return Gathered(gone_back_to, part.held, [], True, most, of_first.known)
 
 
 def _require_one_call(calls: Sequence[int], rank: int) -> None:

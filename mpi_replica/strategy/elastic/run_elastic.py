@@ -58,9 +58,9 @@ class Elastic(ElasticStrategy):
         Raises
         ------
         RankLostError
-            A rank was lost together with the one that kept copies for it, and there is no
-            checkpoint; or the program has ended on another one by an error of its own, and can't be
-            waited for; or on a spare, when it has failed on the other ranks.
+            A rank was lost together with the one that kept copies for it, or before there were any,
+            and there is no checkpoint; or the program has ended on another one by an error of its
+            own, and can't be waited for; or on a spare, when it has failed on the other ranks.
         CollectiveMismatchError
             The ranks are at different calls; also where one has left `run_elastic` by an error that
             it has caught, and calls it again, when another one is lost.
