@@ -73,10 +73,10 @@ def test_one_process_with_torch():
         done = subprocess.run(
             [*command, *IN_ONE_PROCESS],
             cwd=ROOT,
-            env=rank_environment(120),
+            env=rank_environment(300),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "torch is not installed" not in done.stdout, done.stdout

@@ -181,7 +181,9 @@ class Distribution(StrategyBase):
         -----
         No communication. ``dataset.shard(context.num_input_pipelines, context.input_pipeline_id)``
         gives each pipeline rows of its own. A checkpoint of mid-epoch goes on only where as many
-        replicas take of each.
+        replicas take of each. Where a rank is lost, another one calls `dataset_fn` again for the
+        pipelines that it takes over: a shuffled dataset that `dataset_fn` itself iterates, instead
+        of giving it, is then in its next epoch.
 
         Examples
         --------
