@@ -590,6 +590,69 @@ def test_a_variable_made_since_the_commit_is_an_error_until_it_is_assigned(strat
             assert strategy.run(v.value).values == (3.0,) * 3
 
 
+@pytest.mark.parametrize("in_state", [False, True])
+def test_variables_of_two_strategies_go_back_each_to_its_own_value(strategy, in_state):
+    """Each strategy counts its variables: those of two have the same names."""
+    others = mr.MPIStrategy(num_replicas=2)
+    mine, other = variable(strategy, 1.0), variable(others, 100.0)
+    assert mine.identity == other.identity
+    objects = {"other": other, "mine": mine} if in_state else {"other": other}
+    snapshot = take(strategy, objects)
+    for v in (mine, other):
+        v.assign(7.0)
+    objects = go_back(strategy, objects, snapshot)
+    assert objects["other"] is other
+    assert (mine.numpy(), other.numpy()) == (1.0, 100.0)
+
+
+@pytest.mark.parametrize("synchronization", [AUTO, ON_READ])
+def test_a_variable_that_has_taken_the_place_of_another_one_gets_its_value(
+    strategy, synchronization
+):
+    """The program may hold it elsewhere, too, and goes on with it there."""
+    first = variable(strategy, 1.0, synchronization=synchronization)
+    snapshot = take(strategy, {"weights": first})
+    later = variable(strategy, 2.0, synchronization=synchronization)
+    strategy.run(lambda: (later.assign_add(1.0), None)[1])
+    objects = go_back(strategy, {"weights": later}, snapshot)
+    assert objects["weights"] is later
+    assert bits([later, first]) == bits([first, first])
+    assert strategy.run(first.value).values == (1.0,) * 3
+
+
+def test_on_a_spare_a_variable_gets_what_one_had_that_it_lacks(strategy):
+    """One that has been put in its place while the spare waited."""
+    weights, best = variable(strategy, 1.0), variable(strategy, 0.0)
+    later = variable(strategy, 5.0)
+    shared = take(strategy, {"weights": weights, "best": later}).shared.for_another_rank()
+    assert best.numpy() == 0.0
+    del later
+    gc.collect()
+    weights.assign(7.0)
+    objects = put_back(strategy, {"weights": weights, "best": best}, shared, {})
+    assert objects["best"] is best
+    assert (weights.numpy(), best.numpy()) == (1.0, 5.0)
+
+
+@pytest.mark.parametrize("in_state", [False, True])
+@pytest.mark.parametrize("synchronization", [AUTO, ON_READ])
+def test_an_object_gets_its_state_when_variables_have_gone_back(
+    strategy, synchronization, in_state
+):
+    weights = variable(strategy, 1.0, synchronization=synchronization)
+
+    class Watcher(Stateful):
+        def load_state_dict(self, state):
+            super().load_state_dict(state)
+            self.seen = strategy.run(weights.value).values
+
+    objects = {"a": Watcher(step=1), **({"weights": weights} if in_state else {})}
+    snapshot = take(strategy, objects)
+    strategy.run(lambda: (weights.assign_add(1.0), None)[1])
+    go_back(strategy, objects, snapshot)
+    assert objects["a"].seen == (1.0,) * 3
+
+
 @pytest.mark.parametrize("dtype", [">f4", ">i8", "<f4"])
 @pytest.mark.parametrize("shape", [(), (2,)])
 def test_values_of_either_byte_order_go_back(strategy, dtype, shape):

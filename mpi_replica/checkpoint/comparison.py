@@ -128,8 +128,8 @@ class Comparison:
     def _match(self, live: Any, saved: Any, path: str) -> PutBack:
         """Returns what puts `live` back; where it does not fit, what leaves it as it is."""
         if (of_variable := variable_of(saved)) is not None:
-            identity, saved = of_variable
-            if (variable := self._variables.get(identity)) is not None:
+            variable, saved = self._variables.get(of_variable[0]), of_variable[1]
+            if variable is not None and not self._takes_place_of(variable, live):
                 return lambda: variable
         if isinstance(live, PerReplica):
             return self._replicas(live, saved, path)
@@ -175,6 +175,18 @@ class Comparison:
                 member = type(live)(load())
                 return lambda: member
         return load
+
+    def _takes_place_of(self, variable: AbstractVariable, live: Any) -> bool:
+        """Returns whether `live` is a later variable for the same values.
+
+        The program may hold it elsewhere, too.
+        """
+        return (
+            isinstance(live, AbstractVariable)
+            and self._variables.get(live.identity) is not live
+            and (live.dtype, live.shape) == (variable.dtype, variable.shape)
+            and live.is_mirrored == variable.is_mirrored
+        )
 
     def _mapping(self, live: Mapping[Any, Any], saved: Mapping[Any, Any], path: str) -> PutBack:
         def where(key: Any) -> str:

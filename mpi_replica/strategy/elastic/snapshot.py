@@ -8,7 +8,7 @@ move with them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from ...checkpoint.encoder import Encoder, replicas_name
 from ...checkpoint.files import Extent
 from ...checkpoint.index import ArrayRecord, Index
 from ...collectives.strategy_base import StrategyBase
+from ...core.abstract_variable import AbstractVariable
 from ...core.array_ways import Array
 from ...core.exceptions import CheckpointError
 from ...core.layout import Layout
@@ -51,6 +52,8 @@ class SharedPart(NamedTuple):
     epochs: Mapping[DatasetKey, int] = {}
     #: The types of values that what stands for them does not tell.
     kinds: Mapping[Place, ValueKind] = {}
+    #: The identities of variables that were in none of the objects.
+    beside: Set[str] = frozenset()
 
     def for_another_rank(self) -> SharedPart:
         """Returns what a rank needs that has none."""
@@ -134,10 +137,12 @@ def take(
         return None
 
     def identity_of(value: Any) -> str | None:
-        return value.identity if isinstance(value, Assignable) else None
+        is_own = isinstance(value, Assignable) and value.strategy is strategy
+        return value.identity if is_own else None
 
     encoder = Encoder(plain, components, identity_of=identity_of)
-    everything = {**objects, _VARIABLES: variables_beside(strategy, objects)}
+    beside = variables_beside(strategy, objects)
+    everything = {**objects, _VARIABLES: beside}
     state = {name: encoder.encode(value, f"state.{name}") for name, value in everything.items()}
     state[_VARIABLES] = encoder.variables
     before = {} if reuse is None else reuse.copies
@@ -172,6 +177,7 @@ def take(
         held_in(objects),
         epochs_begun(None),
         dict(kinds_in(objects)),
+        frozenset(beside),
     )
     return Snapshot(shared, own, copies)
 
@@ -221,16 +227,22 @@ def put_back(
         for identity, saved in values.items()
         if identity in known and _has_all(saved, engine.layout, of_replicas)
     }
+    if not values.keys() - shared.beside <= known.keys():
+        # A spare lacks what was put into the state while it waited: what stands there since before
+        # gets the values of that, and not its own.
+        standing = {variable.identity for variable in _own_variables_in(strategy, objects)}
+        variables = {i: v for i, v in variables.items() if i not in standing & shared.beside}
     # those that are gone, or can't be had, are not made anew
     of_variables = {identity: values[identity] for identity in variables}
+    # First: an object may look at variables where it gets its state.
     index = Index(
-        {**shared.state, _VARIABLES: of_variables},
+        {_VARIABLES: of_variables, **{n: s for n, s in shared.state.items() if n != _VARIABLES}},
         {name: ArrayRecord(a.dtype, a.shape, "", _NO_FILE) for name, a in arrays.items()},
         engine.layout.num_replicas,
         [],
         of_replicas,
     )
-    everything = {**moved(objects, shared.held, engine.layout), _VARIABLES: variables}
+    everything = {_VARIABLES: variables, **moved(objects, shared.held, engine.layout)}
     comparison = Comparison(
         index, everything, read, engine.layout, variables=variables, is_exact=True
     )
@@ -263,13 +275,18 @@ def variables_beside(strategy: StrategyBase, objects: Mapping[str, Any]) -> dict
 
     Without those that are lost: a checkpoint that is gone back to has only the objects.
     """
-    inside = {variable.identity for variable in variables_in(objects)}
+    inside = {variable.identity for variable in _own_variables_in(strategy, objects)}
     known = _known_variables(strategy)
     return {
         identity: known[identity]
         for identity in sorted(known)
         if identity not in inside and not known[identity].is_lost
     }
+
+
+def _own_variables_in(strategy: StrategyBase, objects: Mapping[str, Any]) -> list[AbstractVariable]:
+    """Returns the strategy's variables among the objects: those of another have names as these."""
+    return [variable for variable in variables_in(objects) if variable.strategy is strategy]
 
 
 def _known_variables(strategy: StrategyBase) -> dict[str, Any]:
