@@ -244,6 +244,8 @@ class Run(SharedRun):
             its_end = self._end_of(seat) if seat.status == "returned" else None
             if seat.call is not None and seat.status == "waits":
                 stands.append(agreement.stand(seat.call))
+                if seat.call.error is not None:
+                    originals[seat.replica_id] = seat.call.error
             elif seat.error is not None:
                 end.replica_ids = ids
                 originals[seat.replica_id] = seat.error

@@ -404,6 +404,30 @@ def test_a_call_that_fails_on_one_replica_fails_on_all_and_can_be_caught_there(
         check_works(strategy)
 
 
+@pytest.mark.parametrize("end", ["returns", "raises"])
+def test_a_call_that_fails_is_raised_everywhere_where_another_replica_has_come_to_its_end(
+    strategy, end
+):
+    """Also where that one shares its rank, which then has two things to tell."""
+    needs_two_replicas(strategy)
+    last = strategy.num_replicas_in_sync - 1
+    for culprit, ends in [(0, last), (0, 1), (last, last - 1), (last, 0)]:
+        if end == "raises" and ends < culprit:
+            continue  # then it is what that one raises
+
+        def step(culprit=culprit, ends=ends):
+            if my_id() == ends:
+                if end == "raises":
+                    raise KeyError(ends)
+                return None
+            return mr.get_replica_context().all_reduce("TOTAL" if my_id() == culprit else "SUM", 1)
+
+        error = raises_everywhere(ValueError, lambda step=step: strategy.run(step))
+        assert "TOTAL" in str(error)
+        assert named(culprit, ranks_of(strategy)[culprit]) in note_of(error)
+        check_works(strategy)
+
+
 @pytest.mark.parametrize(
     ("kind", "call"),
     [
