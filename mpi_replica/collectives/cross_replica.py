@@ -200,8 +200,8 @@ class _Leaves:
             self._compare(words, [*rows_here, *plain], at_once=not elsewhere)
         at_hand: AtHand = engine.group.kept[AtHand]
         for wanted, those, perform in (
+            (elsewhere, rows, engine.cross_replica),  # first: what is at hand is compared with it
             (here, rows_here, at_hand.perform),
-            (elsewhere, rows, engine.cross_replica),
         ):
             if wanted:
                 own_results = combine(perform, those, [self.paths[index] for index in wanted])

@@ -21,7 +21,7 @@ from contributions import (
     nests,
     reduced,
 )
-from everywhere import check_works, needs_two_ranks, raises_everywhere
+from everywhere import check_works, error_of, needs_two_ranks, raises_everywhere
 
 UFUNCS = {"SUM": np.add, "MEAN": np.add, "MIN": np.minimum, "MAX": np.maximum, "PROD": np.multiply}
 
@@ -497,6 +497,35 @@ def test_unlike_components_that_are_at_hand_are_told_with_replicas_and_ranks(
         act()
     assert strategy.engine.layout.describe([last]) in str(caught.value)
     assert strategy.engine.layout.describe(range(last)) in str(caught.value)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("call", ["reduce", "gather"])
+def test_what_is_at_hand_and_wrong_on_one_rank_is_an_error_everywhere_beside_what_travels(
+    strategy, call
+):
+    """All ranks find it at the call, so that the next one is the same on all of them."""
+    needs_two_ranks(strategy)
+    local = of_replicas(strategy, lambda i: np.ones(1))
+
+    def attempt(is_wrong):
+        row = np.array([None if is_wrong else 1.0])
+        nest = [mr.PerReplica([row] * strategy.num_replicas_in_sync), local]
+        try:
+            if call == "reduce":
+                strategy.reduce("SUM", nest, axis=None)
+            else:
+                strategy.gather(nest, axis=0)
+        except TypeError:
+            error_of(lambda: strategy.reduce("MAX", local, axis=None))  # where ranks apart meet
+            raise
+
+    for culprit in (0, strategy.size - 1):
+        is_wrong = strategy.rank == culprit
+        error = raises_everywhere(ValueError, lambda is_wrong=is_wrong: attempt(is_wrong))
+        assert "the values differ between" in str(error)
+        check_works(strategy)
+    raises_everywhere(TypeError, lambda: attempt(True))
     check_works(strategy)
 
 
