@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core import nest
-from ..core.dtypes import wire_name
+from ..core.dtypes import common, wire_name
 from ..core.options import CommunicationOptions
 from .agreement.call import Call
 from .agreement.group import Group
@@ -126,7 +126,7 @@ class Writing:
 
 
 def _is_plain(value: Any) -> bool:
-    """Returns whether nothing in `value` runs code of its own when it is loaded."""
+    """Returns whether all in `value` is loaded as it is, and runs no code of its own for that."""
     left = [value]
     while left:
         value = left.pop()
@@ -135,8 +135,18 @@ def _is_plain(value: Any) -> bool:
             left += value
             left += value.values() if isinstance(value, dict) else ()
         elif kind is np.ndarray or isinstance(value, np.generic):
-            if value.dtype.hasobject:
+            if kind not in (np.ndarray, value.dtype.type) or not _is_of_numpy(value.dtype):
                 return False
         elif kind not in _PLAIN_TYPES:
             return False
     return True
+
+
+def _is_of_numpy(dtype: np.dtype[Any]) -> bool:
+    """Returns whether pickle makes `dtype` out of itself, and numbers or texts out of its items.
+
+    A program may have scalars of its own, and a longlong comes back as an int64.
+    """
+    kind = dtype.type
+    is_known = kind.__module__ in ("numpy", "ml_dtypes") and kind is common(dtype).type
+    return is_known and not dtype.hasobject

@@ -42,6 +42,15 @@ def is_narrow_float(dtype: np.dtype[Any]) -> bool:
     return dtype.name in _NARROW_FLOATS
 
 
+def common(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Returns the one dtype of numbers that all those have which equal it; others as they are.
+
+    It is native, has no metadata, and is int64 for longlong: what a cache gives for one of them is
+    given for all, and pickle makes none but this one.
+    """
+    return np.dtype(dtype.name) if dtype.kind in "biufc" else dtype
+
+
 @functools.lru_cache(maxsize=1024)
 def accumulation(dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.dtype[Any]]:
     """Returns the dtype that `op` accumulates `dtype` in, and the dtype of its result.

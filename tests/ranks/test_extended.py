@@ -261,6 +261,62 @@ class UnloadableKey(str):
         return no_way_back, ()
 
 
+class Celsius(np.float64):
+    """Comes back from a pickle as one of numpy's, or as it says itself."""
+
+
+class Kelvin(np.float64):
+    def __reduce__(self):
+        return Celsius, (float(self) - 273.0,)
+
+
+class Reading(np.void):
+    def __reduce__(self):
+        return Celsius, (float(self["a"]),)
+
+
+class UnloadableScalar(np.float64):
+    def __reduce__(self):
+        return no_way_back, ()
+
+
+@pytest.mark.parametrize("is_in_list", [False, True])
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (Celsius(20.0), np.float64),
+        (Kelvin(293.0), Celsius),
+        (np.array([20.0], np.dtype((Reading, [("a", float)])))[0], Celsius),
+        (np.longlong(20), np.int64),
+        (np.float64(20.0), np.float64),
+    ],
+    ids=["a class", "reduced", "a record", "longlong", "numpy's"],
+)
+def test_broadcast_to_gives_a_scalar_of_the_same_class_on_every_rank(
+    strategy, value, kind, is_in_list
+):
+    given = [value] if is_in_list else value
+    result = strategy.extended.broadcast_to(given if strategy.rank == 0 else None)
+    found = (result[0] if is_in_list else result).value
+    assert gathered(type(found)) == [kind] * strategy.size
+    assert found == 20.0
+
+
+def test_broadcast_to_gives_an_array_of_the_same_class_of_numbers_on_every_rank(strategy):
+    value = np.arange(3, dtype="q") if strategy.rank == 0 else None
+    found = strategy.extended.broadcast_to(value).value
+    assert gathered(found.dtype.char) == ["l"] * strategy.size
+    assert found.tolist() == [0, 1, 2]
+
+
+def test_a_scalar_that_can_not_be_loaded_is_an_error_everywhere(strategy):
+    needs_two_ranks(strategy)
+    given = UnloadableScalar(1.0) if strategy.rank == 0 else 1
+    assert_fails(
+        strategy, RuntimeError, "no way back", lambda: strategy.extended.broadcast_to(given)
+    )
+
+
 @pytest.mark.parametrize("rows", [1, 1000], ids=["small", "large"])
 def test_containers_that_can_not_be_loaded_are_an_error_everywhere(strategy, rows):
     needs_two_ranks(strategy)
