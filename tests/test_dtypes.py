@@ -55,6 +55,14 @@ def test_a_result_has_no_metadata_whichever_of_equal_dtypes_came_before(dtype):
             assert found.metadata is None
 
 
+@pytest.mark.parametrize("codes", ["lq", "ql", "LQ", "QL"])
+def test_a_result_is_of_one_class_whichever_of_equal_dtypes_came_before(codes):
+    """int64 and longlong are equal, and their scalars are of two classes."""
+    accumulation.cache_clear()
+    kinds = {one.type for code in codes for one in accumulation(np.dtype(code), ReduceOp.SUM)}
+    assert kinds == {np.uint64 if codes.isupper() else np.int64}
+
+
 @pytest.mark.parametrize("op", ReduceOp)
 @pytest.mark.parametrize("dtype", OTHERS, ids=str)
 def test_decision_5_what_is_no_number_is_a_type_error_that_names_op_and_dtype(op, dtype):

@@ -16,7 +16,7 @@ from ..core import nest
 from ..core.argument_checks import integer
 from ..core.array_libraries import give_back, way_back
 from ..core.array_ways import Array
-from ..core.dtypes import as_plain_array, is_text, wire_name
+from ..core.dtypes import as_plain_array, common, is_text, wire_name
 from ..core.gpu_tensors import lender, on_host, own_results
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import CommunicationOptions
@@ -127,7 +127,7 @@ class AllGather(Call):
         """Returns how the leaves travel, as far as their extents leave it open."""
         return GatheringPlan(
             [
-                LeafForm(array.dtype, self.axis % array.ndim, array.shape)
+                LeafForm(common(array.dtype), self.axis % array.ndim, array.shape)
                 for array in self.contributions[0]
             ]
         )

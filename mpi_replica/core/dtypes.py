@@ -48,7 +48,9 @@ def common(dtype: np.dtype[Any]) -> np.dtype[Any]:
     It is native, has no metadata, and is int64 for longlong: what a cache gives for one of them is
     given for all, and pickle makes none but this one.
     """
-    return np.dtype(dtype.name) if dtype.kind in "biufc" else dtype
+    if dtype.kind in "iu":
+        return np.dtype(f"{dtype.kind}{dtype.itemsize}")
+    return np.dtype(dtype.type) if dtype.kind in "bfc" else dtype
 
 
 @functools.lru_cache(maxsize=1024)
@@ -60,8 +62,7 @@ def accumulation(dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.
     TypeError
         `op` has no meaning for `dtype`; the text says what to do.
     """
-    if dtype.kind in "biufc":  # native, and without metadata: equal dtypes may have others
-        dtype = np.dtype(dtype.type)
+    dtype = common(dtype)
     if dtype.name in _NARROW_FLOATS:
         return np.dtype(np.float32), dtype
     if dtype.kind not in "biufc":

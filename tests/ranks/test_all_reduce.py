@@ -10,7 +10,8 @@ from hypothesis import given
 
 import mpi_replica as mr
 from contributions import OF_OP, Leaf, at_once, check_everywhere, reduced, values
-from everywhere import check_works, raises_everywhere
+from everywhere import check_works, gathered, raises_everywhere
+from mpi_replica.core.dtypes import accumulation
 from reducing import calls, check_reduce, reduce_everywhere
 
 
@@ -95,6 +96,27 @@ def test_integers_of_64_bits_are_one_dtype_by_whatever_code_of_c_they_were_made(
             for result in results:
                 assert result.dtype == np.dtype(codes[0])
                 np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("items", [3, 1000, 100_000])
+def test_results_are_of_one_class_whatever_a_rank_has_computed_before(strategy, items):
+    accumulation.cache_clear()
+
+    def step(code):
+        ctx = mr.get_replica_context()
+        value = np.arange(items, dtype=code)
+        results = [ctx.all_reduce(op, value) for op in ("SUM", "MEAN", "MAX")]
+        return [*results, ctx.all_reduce("SUM", value[-1]), ctx.all_gather(value, axis=0)]
+
+    mixed = ["ql"[i % 2] for i in range(strategy.num_replicas_in_sync)]
+    for codes in (mixed, ["l"] * len(mixed)):
+        given = mr.PerReplica(codes)
+        of_replicas = strategy.experimental_local_results(strategy.run(step, (given,)))
+        kinds = {"".join([result.dtype.char for result in results]) for results in of_replicas}
+        rows = strategy.run(lambda code: np.arange(2, dtype=code), (given,))
+        above = strategy.gather(rows, axis=0), strategy.reduce("SUM", rows, axis=0)
+        kinds.add("".join([result.dtype.char for result in above]))
+        assert gathered(kinds) == [{"ldlll", "ll"}] * strategy.size
 
 
 def test_leaves_of_all_sizes_and_errors_are_right_in_large_worlds(many_ranks):
