@@ -17,6 +17,7 @@ from ..core.array_ways import Array
 from ..core.dtypes import accumulation, as_array, as_arrays, is_narrow_float, wire_name
 from ..core.gpu_tensors import lender, own_results
 from ..core.options import CommunicationImplementation, CommunicationOptions, ReduceOp
+from ..core.telling_keys import require_telling_keys
 from ..core.ufuncs import EXTREMES
 from ..ranks.transport import HEADER_BYTES, Bytes, Payload
 from .agreement.call import Call
@@ -145,6 +146,8 @@ class AllReduce(Call):
         self.agrees = len(contributions) == 1 or self._components_agree(signature)
         if self.agrees:
             self.identify(key)
+        else:
+            require_telling_keys(self.structure)  # now: it is described when the ranks have met
 
     def _components_agree(self, signature: Signature) -> bool:
         for position, arrays in enumerate(self.contributions):

@@ -45,7 +45,8 @@ _LIBRARIES = frozenset({"numpy", "ml_dtypes", __name__.partition(".")[0], *sys.s
 # Types of leaves that are known to be no containers.
 _other_types: set[type] = set(_LEAF_TYPES)
 
-_ADDRESS = re.compile(" at 0x[0-9a-f]+>")
+#: What the text of an object that does not name itself ends with.
+ADDRESS = re.compile(" at 0x[0-9a-f]+>")
 
 # Structures of a program are few; a program that makes new ones all the time must not grow.
 _CACHE_SIZE = 4096
@@ -325,7 +326,7 @@ def structure_text(structure: Structure) -> str:
     "{'a': *, 'b': [*, *]}"
     """
     text = str(structure).removeprefix("PyTreeSpec(").rpartition(", NoneIsLeaf")[0]
-    text = _ADDRESS.sub(">", text)  # that of a defaultdict's function, say
+    text = ADDRESS.sub(">", text)  # that of a defaultdict's function, say
     for key, plain in _unplain_keys(structure):
         text = text.replace(f"{key!r}: ", f"{plain!r}: ")
     return text

@@ -26,6 +26,22 @@ def library(request):
     return Library(request.param)
 
 
+def test_parameters_and_modules_that_read_alike_are_no_keys_on_any_layout(strategy):
+    """Gradients by parameter, say: which is which can't be told on another rank."""
+    torch = pytest.importorskip("torch")
+    parameter, module = torch.nn.Parameter(torch.ones(2)), torch.nn.ReLU()
+    for keys in ([parameter], [module, torch.nn.ReLU()]):
+
+        def step(keys=keys):
+            return mr.get_replica_context().all_reduce("SUM", dict.fromkeys(keys, 1.0))
+
+        raises_everywhere(StructureMismatchError, lambda step=step: strategy.run(step))
+        check_works(strategy)
+    total = strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", {module: 1.0}))
+    for found in strategy.experimental_local_results(total):
+        assert found == {module: strategy.num_replicas_in_sync}
+
+
 @pytest.mark.parametrize("wrap", [lambda x: x, mr.Mirrored], ids=["plain", "mirrored"])
 @pytest.mark.parametrize("is_narrow", [False, True], ids=["float32", "bfloat16"])
 def test_a_value_of_all_replicas_is_reduced_along_an_axis_as_one_of_each(

@@ -6,6 +6,7 @@ Each kind here is tried in each place; a new place is a function in `PLACES`, a 
 
 import collections
 import dataclasses
+import enum
 import types
 from collections.abc import Mapping
 
@@ -464,3 +465,118 @@ def test_sets_as_keys_are_equal_in_whatever_order_their_parts_lie(strategy):
         }
 
     assert set(strategy.experimental_local_results(strategy.run(step))) == {True}
+
+
+class Layer:
+    """Known by nothing but its address."""
+
+
+class Rectifier:
+    """Written alike, whichever it is: as many modules of torch."""
+
+    def __repr__(self):
+        return "Rectifier()"
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    row: int
+
+
+class Named:
+    def __init__(self, name):
+        self.name = name
+
+    def __repr__(self):
+        return f"Named({self.name})"
+
+
+NAMELESS = {
+    "variables": lambda: [mr.Variable(0.0), mr.Variable(0.0)],
+    "a variable": lambda: [mr.Variable(0.0)],
+    "a variable of an array": lambda: [mr.Variable(np.zeros(2))],
+    "a value per replica": lambda: [mr.PerReplica([1.0])],
+    "an object": lambda: [Layer()],
+    "functions": lambda: [lambda: 1, lambda: 2],
+    "alike": lambda: [Rectifier(), Rectifier()],
+}
+
+IN_A_STEP = {
+    "all_reduce": lambda context, nest: context.all_reduce("SUM", nest),
+    "all_gather": lambda context, nest: context.all_gather(nest, axis=0),
+    "merge_call": lambda context, nest: context.merge_call(lambda _, nest: None, (nest,)),
+    "run": lambda context, nest: nest,
+}
+
+
+@pytest.mark.parametrize(
+    "inside", [lambda nest: nest, lambda nest: [np.ones(1), {"a": nest}]], ids=["alone", "inside"]
+)
+@pytest.mark.parametrize("call", IN_A_STEP)
+@pytest.mark.parametrize("name", NAMELESS)
+def test_keys_that_replicas_can_not_tell_apart_are_the_same_error_on_every_rank(
+    strategy, name, call, inside
+):
+    """Their values would be mixed up: replicas meet by what is written of a key."""
+    with strategy.scope():
+        keys = NAMELESS[name]()
+
+    def step():
+        own = keys[:: (-1) ** my_id()]
+        nest = inside({key: np.array([10.0 ** keys.index(key)]) for key in own})
+        return IN_A_STEP[call](mr.get_replica_context(), nest)
+
+    error = raises_everywhere(mr.errors.StructureMismatchError, lambda: strategy.run(step))
+    assert f"a key of type {type(keys[0]).__name__}, which" in str(error)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("name", NAMELESS)
+def test_above_the_replicas_such_keys_are_the_same_error_on_every_rank_too(strategy, name):
+    with strategy.scope():
+        keys = NAMELESS[name]()
+    alike = strategy.run(lambda: float(my_id()))
+    mixed = strategy.run(lambda: my_id() if my_id() else 0.5)  # the ranks report how they differ
+    at_hand = mr.PerReplica([1.0] * count(strategy))
+    for value in (alike, mixed, at_hand):
+        nest = {key: value for key in keys}
+        raises_everywhere(
+            mr.errors.StructureMismatchError,
+            lambda nest=nest: strategy.reduce("SUM", nest, axis=None),
+        )
+        check_works(strategy)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["b", "a", "<Layer object at 0x1f>"],
+        [2, 1, -0.5],
+        [Color.RED],
+        [("b", 1), ("a", Color.RED)],
+        [Place(2), "a"],
+        [None, 1],
+        [float, "a"],
+        [np.datetime64("2020-01-02"), np.datetime64("2020-01-01")],
+        [Named("w"), 1],
+        [Rectifier(), 1],
+        [mr.Mirrored("name")],
+    ],
+    ids=repr,
+)
+def test_keys_that_name_what_they_are_meet_whatever_their_class_and_order(strategy, keys):
+    def step():
+        own = keys[:: (-1) ** my_id()]
+        total = mr.get_replica_context().all_reduce(
+            "SUM", {key: 10.0 ** keys.index(key) for key in own}
+        )
+        assert list(total) == own
+        return total
+
+    for total in strategy.experimental_local_results(strategy.run(step)):
+        assert total == {key: count(strategy) * 10.0**at for at, key in enumerate(keys)}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from ...core import nest
 from ...core.options import CommunicationOptions
+from ...core.telling_keys import require_telling_keys
 from ...ranks.transport import Payload
 from .group import Group
 from .site import CallSite, FunctionIdentity
@@ -113,6 +114,7 @@ class Call:
 
     def words(self, position: int = 0) -> CallDescription:
         """Returns what `describe` gives, without what all kinds of call have in common."""
+        require_telling_keys(self.structure)
         code, text = (b"", "") if self.identity is None else self.identity
         return CallDescription(
             self.kind,
