@@ -146,46 +146,43 @@ class AllReduce(Call):
         self.agrees = len(contributions) == 1 or self._components_agree(signature)
         if self.agrees:
             self.identify(key)
-        else:
-            require_telling_keys(self.structure)  # now: it is described when the ranks have met
+        else:  # what is the mistake of one replica is so in whatever layout
+            self._require_numbers()
+            require_telling_keys(self.structure)
 
     def _components_agree(self, signature: Signature) -> bool:
         for position, arrays in enumerate(self.contributions):
             other = signature_of(arrays)
             if other != signature and _native(other) != _native(signature):
-                self._require_no_none()
                 return False
             if self.dtypes is not None and tuple(self.dtypes[position]) != tuple(self.dtypes[0]):
                 return False
         return True
 
-    def _require_no_none(self) -> None:
-        """Raises where a replica has given None, which is no other dtype of the same leaf."""
-        for leaves in self.leaves:
-            for path, leaf in zip(self.paths, leaves, strict=True):
-                if leaf is None:
+    def _require_numbers(self) -> None:
+        """Raises where a replica has given what can't be reduced."""
+        for leaves, arrays in zip(self.leaves, self.contributions, strict=True):
+            for path, leaf, array in zip(self.paths, leaves, arrays, strict=True):
+                if leaf is None:  # which is no other dtype of the same leaf
                     raise none_error(self.kind, path, self.op)
+                dtype = array.dtype
+                if dtype.kind not in "biufc" and (dtype.kind != "V" or dtype.names is not None):
+                    gather, objects = "strategy.gather", "strategy.gather_objects"
+                    if self.kind == "all_reduce":
+                        gather, objects = "all_gather", "merge_call"
+                    raise TypeError(
+                        f"{self.kind} got {type(leaf).__name__} of dtype {dtype} for value{path}:"
+                        f" {self.op.name} needs numbers. Use {gather} for strings and dates, and"
+                        f" {objects} for other values."
+                    )
+                try:
+                    accumulation(dtype, self.op)
+                except TypeError as error:
+                    raise TypeError(f"{self.kind} of value{path}: {error}") from None
 
     def make_plan(self) -> Plan:
         """Returns how the leaves travel; raises where one can't be reduced."""
-        self._require_no_none()
-        for path, leaf, array in zip(
-            self.paths, self.leaves[0], self.contributions[0], strict=True
-        ):
-            dtype = array.dtype
-            if dtype.kind not in "biufc" and (dtype.kind != "V" or dtype.names is not None):
-                arrays, others = "strategy.gather", "strategy.gather_objects"
-                if self.kind == "all_reduce":
-                    arrays, others = "all_gather", "merge_call"
-                raise TypeError(
-                    f"{self.kind} got {type(leaf).__name__} of dtype {dtype} for value{path}:"
-                    f" {self.op.name} needs numbers. Use {arrays} for strings and dates, and"
-                    f" {others} for other values."
-                )
-            try:
-                accumulation(dtype, self.op)
-            except TypeError as error:
-                raise TypeError(f"{self.kind} of value{path}: {error}") from None
+        self._require_numbers()
         return plan(self.signature, self.op, self.options.bytes_per_pack, self._is_order_asked)
 
     def promote(self, change: Sequence[int]) -> None:

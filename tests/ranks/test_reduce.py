@@ -211,6 +211,24 @@ def test_a_replica_that_gives_none_is_the_same_error_on_every_layout():
         assert "reduce got None for value" in str(error)
 
 
+@pytest.mark.usefixtures("few_ranks")
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2**70, "reduce got int of dtype object for value"), (True, "SUM of bool has no meaning")],
+)
+def test_what_is_no_number_beside_floats_is_the_same_error_on_every_layout(value, text):
+    """Also where the replicas of a rank could be made alike."""
+    with mr.MPIStrategy(num_replicas=4) as strategy:
+        for culprit in (0, 3):
+            values = of_replicas(strategy, lambda i, at=culprit: value if i == at else 2.5)
+            for given in (values, [strategy.run(lambda: 1.0), values]):
+                error = raises_everywhere(
+                    TypeError, lambda given=given: strategy.reduce("SUM", given, axis=None)
+                )
+                assert text in str(error)
+                check_works(strategy)
+
+
 def test_the_axis_may_be_a_list_or_a_numpy_integer(strategy):
     count = strategy.num_replicas_in_sync
     value = strategy.run(lambda: np.ones((2, 3)))
