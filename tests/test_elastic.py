@@ -1,7 +1,9 @@
 """Who keeps copies for whom, what is said of losses, and snapshots of a program's state."""
 
 import collections
+import enum
 import gc
+import http
 import pickle
 import types
 import typing
@@ -317,11 +319,18 @@ class Record(typing.NamedTuple):
     loss: object
 
 
+class Phase(enum.StrEnum):
+    """What a program is at."""
+
+    WARM = "warm"
+
+
 KINDS = {
     "named tuple": lambda: Record(1, [np.ones(2), Record(2, 0.5)]),
     "ordered": lambda: collections.OrderedDict(b=1, a=Record(2, 0.5)),
     "default": lambda: collections.defaultdict(int, a=1, b=(1, Record(3, 0.5))),
     "bytearray": lambda: bytearray(b"ab"),
+    "member": lambda: (Phase.WARM, http.HTTPStatus.OK),
     "mirrored": lambda: mr.Mirrored(np.ones(2)),
     "matrix": lambda: np.ones((2, 2)).view(np.matrix),
     "list": lambda: [1, [2], (3, Record(4, 0.5))],

@@ -6,6 +6,7 @@ What stands in their place at a loss may be of another type, and on a spare noth
 from __future__ import annotations
 
 import collections
+import enum
 import functools
 import operator
 import pickle
@@ -47,7 +48,7 @@ def kinds_in(live: Any, place: Place = ()) -> Iterator[tuple[Place, ValueKind]]:
 
 def _maker_of(live: Any) -> Callable[[Any], Any] | None:
     """Returns what makes a value like this one of plain data; None where that tells its type."""
-    if type(live) in _CONSTRUCTED:
+    if type(live) in _CONSTRUCTED or (isinstance(live, enum.Enum) and live.value == live):
         return type(live)
     if type(live) is collections.defaultdict:
         return functools.partial(collections.defaultdict, live.default_factory)
