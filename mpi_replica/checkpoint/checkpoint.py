@@ -245,15 +245,14 @@ class Checkpoint:
         Variables, writable arrays, tensors, dicts, lists and objects are changed; what can't be
         changed (numbers, texts, tuples, read-only mappings, arrays of JAX) is a new attribute; also
         a bytearray, which is bytes in the state of an object and in a `PerReplica`. So is an array,
-        dict or list that another name holds too, where other values were saved of that; arrays
-        that share a part of their memory only do not fit then. All bytes are checked before, each
-        by one rank.
+        dict or list that another name holds too, where other values were saved of that. Where
+        arrays share a part of their memory only, it has what was saved of the last one. All bytes
+        are checked before, each by one rank.
 
         Memory: a few MiB beyond the state. What is not changed but made anew is there twice: values
         of variables that the program still holds, read-only arrays, `Mirrored` values, and what an
         object's ``load_state_dict`` gets. An array that two names hold is read twice more, to see
-        whether both have been saved of the same values; arrays that overlap are tried in other
-        memory.
+        whether both have been saved of the same values.
 
         Messages: four of 256 bytes a rank, an Allgather of 8 bytes and an Allgatherv, by which all
         get the index from rank 0. Counterpart of ``tf.train.Checkpoint.read``.

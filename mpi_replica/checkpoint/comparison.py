@@ -43,7 +43,7 @@ _MOST_PLACES = 20
 class Comparison:
     """The objects of a program beside what a checkpoint has for them.
 
-    Nothing is changed until `put_back`; read only what arrays get that share memory.
+    Nothing is changed until `put_back`; read only what names get that share one memory.
 
     Parameters
     ----------
@@ -67,11 +67,6 @@ class Comparison:
     missing, unexpected, unfit : list of str
         What only the program has, what only the checkpoint has, and what has another shape, dtype
         or kind, in words.
-
-    Raises
-    ------
-    CheckpointError
-        Arrays share memory in part, and were saved with values that it can't hold.
     """
 
     def __init__(
@@ -96,7 +91,6 @@ class Comparison:
         self.unfit: list[str] = []
         self._objects = dict(objects)
         self._put_back = self._mapping(self._objects, index.state, "")
-        self._targets.check_shared_memory()
 
     def put_back(self) -> dict[str, Any]:
         """Puts everything back that fits; returns the objects, with new ones for what can't change.

@@ -157,8 +157,6 @@ class Encoder:
         library = library_of(value)
         if library is not None:
             return {_TENSOR: [library, self._array_of_library(value, path)]}
-        if isinstance(value, np.bytes_) and value.endswith(b"\0"):  # which no array tells
-            value = bytes(value)
         if isinstance(value, (np.ndarray, np.generic)):
             try:
                 array = as_array(value)
@@ -283,8 +281,6 @@ class Encoder:
         # Python has nothing like these.
         if is_object or isinstance(plain, (np.generic, DistributedValues)):
             raise self._refused(key, path)
-        if isinstance(plain, (float, complex)) and plain != plain:
-            raise self._refused(key, path, "NaN is another key each time. Give the item a name.")
         return self.encode(plain, path)
 
     def _refused(self, value: Any, path: str, why: object = _NO_STATE) -> TypeError:
@@ -420,7 +416,9 @@ def decoded(
         if key == _ARRAY:
             return array(inner)
         if key == _SCALAR:
-            return array(inner)[()]
+            scalar = array(inner)
+            is_text = scalar.dtype.kind == "S" and scalar.itemsize > 1  # b"" has a byte, too
+            return np.bytes_(scalar.tobytes()) if is_text else scalar[()]  # not to the first NUL
         if key == _TENSOR:
             library, name = inner
             if not isinstance(library, str):

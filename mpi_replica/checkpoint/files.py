@@ -205,7 +205,7 @@ def beside(path: Path, mark: str) -> Path:
 def remove_abandoned(path: Path) -> bool:
     """Removes a `NewFile` whose process has ended; returns whether there is none any more."""
     try:
-        file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)  # no save makes a link
+        file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # no link, no pipe
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.unlink(path)
@@ -386,7 +386,8 @@ def remove(path: Path) -> None:
         os.unlink(path)
 
 
-_MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+# No file of that name, but a folder, a socket or a link to nothing.
+_MISSING = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV}
 
 
 @contextlib.contextmanager
@@ -401,7 +402,7 @@ def _refusals_named(path: Path, done: str) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, CheckpointError):
             raise
-        is_missing = done == "read" and isinstance(error, _MISSING)
+        is_missing = done == "read" and error.errno in _MISSING
         raise (CorruptCheckpointError if is_missing else CheckpointError)(
             f"{path} can't be {done}: {error.strerror or error}. Look for free space, permissions,"
             " and whether the folder is there on all hosts."

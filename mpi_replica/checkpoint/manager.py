@@ -173,10 +173,8 @@ class CheckpointManager:
             remove_abandoned_saves(self._directory, rf"{_NAME}-\d+")
         path = self._checkpoint.save(self._path(step))
         if engine.layout.rank == 0:
-            with contextlib.suppress(CheckpointError):  # the next save may see the folder again
-                for old in self._too_old(step):
-                    # Without the index the others are left over.
-                    files.remove(index_path(self._path(old)))
+            for old in self._too_old(step):
+                files.remove(index_path(self._path(old)))  # without it the others are left over
             remove_abandoned_saves(self._directory, rf"{_NAME}-\d+")
         return path
 
@@ -302,7 +300,8 @@ class CheckpointManager:
 
     def _steps_for_all(self, site: CallSite, options: CommunicationOptions, kind: str) -> Broadcast:
         """Returns the call that gives all ranks the steps that one sees."""
-        return Broadcast(site, options, kind, "", self.steps, compared=False)
+        steps = self.steps if self._checkpoint.strategy.engine.layout.rank == 0 else []
+        return Broadcast(site, options, kind, "", steps, compared=False)
 
     def _path(self, step: int) -> Path:
         return self._directory / f"{_NAME}-{step}"
@@ -310,7 +309,8 @@ class CheckpointManager:
     def _too_old(self, newest: int) -> list[int]:
         if self._max_to_keep is None:
             return []
-        steps = [step for step in self.steps if step != newest]
+        known = _steps_in(self._directory, skip_unreadable=True)
+        steps = [step for step in known if step != newest]
         every = self._keep_every
         older = [step for step in steps if every is None or step % every]
         return older[: max(0, len(older) - self._max_to_keep + 1)]
@@ -363,8 +363,20 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     return None
 
 
-def _steps_in(folder: Path) -> list[int]:
-    names = files.names_in(folder)
-    found = [(name, int(match[1])) for name in names if (match := _INDEX.fullmatch(name))]
-    steps = [(order_of(folder / name), step) for name, step in found if step <= MOST_STEP]
-    return [step for _, step in sorted(steps)]
+def _steps_in(folder: Path, *, skip_unreadable: bool = False) -> list[int]:
+    """Returns the steps of the checkpoints in a folder, in the order in which they were saved.
+
+    Raises
+    ------
+    CheckpointError
+        The folder, or an index in it, can't be read; with `skip_unreadable` that is left out.
+    """
+    ignored = (CheckpointError,) if skip_unreadable else ()
+    found: list[tuple[int, int]] = []
+    with contextlib.suppress(*ignored):
+        for name in files.names_in(folder):
+            match = _INDEX.fullmatch(name)
+            if match and int(match[1]) <= MOST_STEP:
+                with contextlib.suppress(*ignored):
+                    found.append((order_of(folder / name), int(match[1])))
+    return [step for _, step in sorted(found)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -37,5 +36,11 @@ def way_to_make(live: tuple[Any, ...]) -> Callable[[list[Any]], Any] | None:
         with contextlib.suppress(Exception):  # it takes something else
             made = way([*live])
             if len(made) == len(live):
-                kept[way] = sum(map(operator.is_, made, live))
-    return max(kept, key=kept.__getitem__, default=None)
+                kept[way] = sum(map(_is_kept, made, live))
+    best = max(kept, key=kept.__getitem__, default=None)
+    return best if best is not None and (kept[best] or not live) else None
+
+
+def _is_kept(made: Any, live: Any) -> bool:
+    """Returns whether it is the same one, or the same number, which C code may have made anew."""
+    return made is live or (type(made) is type(live) is int and made == live)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, MutableMapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.array_utils import byte_bounds
 
 from ..core import object_state
 from ..core.abstract_variable import AbstractVariable
 from ..core.array_libraries import memory_of, values_of
 from ..core.array_ways import Array, TorchWay, way_of
-from ..core.exceptions import CheckpointError
 from .encoder import array_name, replicas_name
 from .index import Index
 
@@ -53,43 +51,6 @@ class Targets:
         _, first, where = self._found.setdefault(id(live), (live, first, where))
         return None if first is saved or self._are_same(first, saved) else where
 
-    def check_shared_memory(self) -> None:
-        """Raises where arrays share a part of their memory, and can't all get what was saved.
-
-        Takes as much memory as these arrays do, and once more the largest of them.
-
-        Raises
-        ------
-        CheckpointError
-            Names two of them.
-        """
-        fitting = []
-        for array, saved, path in self._in_memory.values():
-            name = array_name(saved) or ""
-            record = self._index.arrays.get(name)
-            if record is not None and (record.dtype, record.shape) == (array.dtype, array.shape):
-                fitting.append(_ArrayPlace(*byte_bounds(array), array, name, path))
-        for places in _in_shared_memory(fitting):
-            self._check_shared_memory_of(places)
-
-    def _check_shared_memory_of(self, places: Sequence[_ArrayPlace]) -> None:
-        """Puts into other memory what these arrays would get, and raises where it is not that."""
-        first = min(place.first for place in places)
-        memory = np.empty(max(place.end for place in places) - first, np.uint8)
-        tried = [
-            np.ndarray(a.shape, a.dtype, memory, a.ctypes.data - first, a.strides)
-            for a in (place.array for place in places)
-        ]
-        for place, array in zip(places, tried, strict=True):
-            self._read(place.name, array)
-        for place, array in zip(places, tried, strict=True):
-            if not _are_equal(array, self._array(place.name)):
-                other = next(one for one in reversed(places) if one.shares_memory(place))
-                raise CheckpointError(
-                    f"{place.path} and {other.path} share memory here, and the checkpoint has"
-                    " values of them that it can't hold. Give each an array of its own."
-                )
-
     def drop_gradients(self) -> None:
         """Removes what torch has added up in them, as by a step that a loss has broken off."""
         for live, _, _ in self._found.values():
@@ -117,46 +78,13 @@ class Targets:
         records = self._index.arrays[name], self._index.arrays[other_name]
         if len({(record.dtype, record.shape, record.extent.crc32) for record in records}) > 1:
             return False
-        return bool(np.array_equal(_bytes(self._array(name)), _bytes(self._array(other_name))))
+        return bool(np.array_equal(self._bytes(name), self._bytes(other_name)))
 
-    def _array(self, name: str) -> Array:
+    def _bytes(self, name: str) -> npt.NDArray[np.uint8]:
         record = self._index.arrays[name]
         array = np.empty(record.shape, record.dtype)
         self._read(name, array)
-        return array
-
-
-class _ArrayPlace(NamedTuple):
-    """An array in memory: its first byte, the one behind its last, and what it gets."""
-
-    first: int
-    end: int
-    array: Array
-    name: str
-    path: str
-
-    def shares_memory(self, other: _ArrayPlace) -> bool:
-        """Returns whether it has bytes of another one, or may have where that is hard to tell."""
-        try:
-            return other is not self and np.shares_memory(self.array, other.array, _MOST_WORK)
-        except np.exceptions.TooHardError:
-            return True
-
-
-_MOST_WORK: Any = 10_000  # of numpy, where it looks for bytes that two arrays share
-
-
-def _in_shared_memory(places: list[_ArrayPlace]) -> list[list[_ArrayPlace]]:
-    """Returns groups of places that share memory with others of their group."""
-    groups: list[list[_ArrayPlace]] = []
-    end = 0
-    for place in sorted(places, key=lambda place: place.first):
-        if not groups or place.first >= end:
-            groups.append([])
-        groups[-1].append(place)
-        end = max(end, place.end)
-    shared = ([one for one in group if any(map(one.shares_memory, group))] for group in groups)
-    return [group for group in shared if group]
+        return array.reshape(-1).view(np.uint8)
 
 
 def _memory_of(live: Any) -> Array | None:
@@ -168,16 +96,6 @@ def _memory_of(live: Any) -> Array | None:
     except Exception:  # torch has several for what has no such memory
         return None
     return array if array.nbytes else None
-
-
-def _are_equal(one: Array, other: Array) -> bool:
-    if one.dtype.names is not None:  # what is between fields is nobody's
-        return repr(one.tolist()) == repr(other.tolist())
-    return bool(np.array_equal(_bytes(one), _bytes(other)))
-
-
-def _bytes(array: Array) -> npt.NDArray[np.uint8]:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _is_changed(live: Any) -> bool:

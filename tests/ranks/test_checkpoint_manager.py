@@ -250,9 +250,24 @@ def test_an_index_that_only_another_user_may_read_keeps_nobody_from_saving(
     save(manager, 3)
     with monkeypatch.context() as patch:
         REFUSED["an index"](Refusal(patch, strategy))
-        save(manager, 4)
-    assert manager.steps == [3, 4]
+        raises_everywhere(CheckpointError, lambda: manager.save(4))
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        save(manager, 4, 5)
+    assert manager.steps == [3, 5]
     check_works(strategy)
+
+
+@pytest.mark.parametrize("name", ["other.index", "ckpt-0.0123456789abcdef.index.new"])
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: os.symlink(path, path)])
+def test_what_is_no_file_keeps_nobody_from_saving(managed, strategy, name, make):
+    manager = managed(max_to_keep=2)
+    save(manager, 1)
+    if strategy.rank == 0 and (name.endswith("new") or make is not os.mkfifo):
+        make(os.path.join(manager.directory, name))
+    gathered(None)
+    save(manager, 2, 3)
+    assert manager.steps == [2, 3]
+    assert manager.restore_or_initialize() == os.path.join(manager.directory, "ckpt-3")
 
 
 def test_what_the_system_refuses_to_read_when_all_is_saved_removes_nothing(
