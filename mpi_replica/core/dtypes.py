@@ -20,6 +20,7 @@ of numpy. Everything else is a `TypeError`.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,6 +52,28 @@ def common(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.kind in "iu":
         return np.dtype(f"{dtype.kind}{dtype.itemsize}")
     return np.dtype(dtype.type) if dtype.kind in "bfc" else dtype
+
+
+# To numpy most dtypes of ml_dtypes are no numbers, and hold whatever any other dtype holds.
+_LIKE: dict[str, np.dtype[Any]] = {
+    "uint": np.dtype(np.uint8),
+    "int": np.dtype(np.int8),
+    "float": np.dtype(np.float16),
+}
+
+
+def like_numpys(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Returns one of numpy with the same kind of numbers for a dtype of ml_dtypes; others as is."""
+    if dtype.kind != "V":
+        return dtype
+    return _LIKE.get(dtype.name.removeprefix("b").partition("_")[0].rstrip("0123456789"), dtype)
+
+
+def integer_limits(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """Returns the least and the greatest number of a dtype of integers."""
+    library: Any = np if dtype.kind in "iu" else sys.modules["ml_dtypes"]
+    limits = library.iinfo(dtype)
+    return int(limits.min), int(limits.max)
 
 
 @functools.lru_cache(maxsize=1024)

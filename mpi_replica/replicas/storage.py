@@ -14,7 +14,7 @@ import numpy as np
 
 from ..collectives.broadcast import Writing
 from ..core.array_ways import Array
-from ..core.dtypes import accumulation, as_array
+from ..core.dtypes import accumulation, as_array, integer_limits, like_numpys
 from ..core.exceptions import RankLostError
 from ..core.indexed_slices import IndexedSlices
 from ..core.options import ReduceOp, VariableAggregation
@@ -294,7 +294,7 @@ def _castable(what: str, value: Any, dtype: np.dtype[Any], *, is_first: bool) ->
 
     A list of ints has 64 bits, and an empty one is float64: of a first value they only need fit.
     """
-    array = _array(what, value)
+    array, ours = _array(what, value), like_numpys(dtype)
     if type(value) in (int, float, complex):  # numbers that numpy counts as weak
         try:
             array = np.asarray(value, dtype=np.result_type(dtype, value))
@@ -302,17 +302,15 @@ def _castable(what: str, value: Any, dtype: np.dtype[Any], *, is_first: bool) ->
             raise _overflow(what, value, dtype) from None
         except TypeError:  # a record, say
             raise _other_dtype(what, array.dtype, dtype) from None
-    elif dtype.kind in "iu" and array.dtype.kind in "fO" and isinstance(value, (list, tuple)):
+    elif ours.kind in "iu" and array.dtype.kind in "fO" and isinstance(value, (list, tuple)):
         array = _ints_of(what, value, dtype, array)
-    are_ints = dtype.kind in "iu" and array.dtype.kind in "iu"
+    are_ints = ours.kind in "iu" and array.dtype.kind in "biu"
     need_fit_only = is_first and (are_ints or not array.size)
-    if not need_fit_only and not np.can_cast(array.dtype, dtype, "same_kind"):
+    casts = (array.dtype, dtype), (like_numpys(array.dtype), ours)
+    if not (need_fit_only or all(np.can_cast(a, b, "same_kind") for a, b in casts)):
         raise _other_dtype(what, array.dtype, dtype)
     if are_ints and array.dtype != dtype and array.size:
-        limits = np.iinfo(dtype)
-        for number in (int(array.min()), int(array.max())):
-            if not limits.min <= number <= limits.max:  # the cast would wrap it around
-                raise _overflow(what, number, dtype)
+        _require_fit(what, array, dtype)
     return array
 
 
@@ -326,11 +324,15 @@ def _ints_of(what: str, value: Any, dtype: np.dtype[Any], array: Array) -> Array
         isinstance(number, (int, np.integer)) for number in numbers.flat
     ):
         return array
-    limits = np.iinfo(dtype)
-    for number in (int(numbers.min()), int(numbers.max())):
-        if not limits.min <= number <= limits.max:
-            raise _overflow(what, number, dtype)
+    _require_fit(what, numbers, dtype)
     return numbers.astype(dtype)
+
+
+def _require_fit(what: str, integers: Array, dtype: np.dtype[Any]) -> None:
+    least, greatest = integer_limits(dtype)
+    for number in (int(integers.min()), int(integers.max())):
+        if not least <= number <= greatest:  # the cast would wrap it around
+            raise _overflow(what, number, dtype)
 
 
 def _other_dtype(what: str, dtype: np.dtype[Any], wanted: np.dtype[Any]) -> TypeError:
@@ -454,7 +456,7 @@ def check_dtype(name: str, dtype: np.dtype[Any], mode: VariableAggregation) -> N
     """
     if dtype.hasobject or dtype.kind in "SUMm":
         raise TypeError(f"{name}: a variable holds numbers, got dtype {dtype}.")
-    if mode is VariableAggregation.MEAN and dtype.kind in "biu":
+    if mode is VariableAggregation.MEAN and like_numpys(dtype).kind in "biu":
         raise ValueError(
             f"{name}: aggregation MEAN needs a float dtype, got {dtype}: a mean of integers is"
             " none. Use SUM, ONLY_FIRST_REPLICA, or a float dtype."

@@ -122,6 +122,8 @@ def test_dtype_is_that_asked_for_or_that_of_the_value(strategy):
     assert everywhere(variable(strategy, 2**70, dtype=np.float32)) == 2.0**70
     assert variable(strategy, [], dtype=np.int32).dtype == np.int32
     assert everywhere(variable(strategy, 1.5, dtype=ml_dtypes.bfloat16)) == 1.5
+    assert everywhere(variable(strategy, 2, dtype=ml_dtypes.float8_e4m3fn)) == 2
+    assert everywhere(variable(strategy, [7, -8], dtype=ml_dtypes.int4)) == [7, -8]
     assert variable(strategy, lambda: np.ones(2, np.complex64)).dtype == np.complex64
 
 
@@ -144,6 +146,12 @@ def test_dtype_is_that_asked_for_or_that_of_the_value(strategy):
         ([[2**63], [1.0]], "u8", TypeError),
         (0, [("a", "f4")], TypeError),
         (1.5, "M8[s]", TypeError),
+        ([1 + 2j], ml_dtypes.bfloat16, TypeError),
+        ([3.7, 1.0], ml_dtypes.int4, TypeError),
+        (3.7, ml_dtypes.uint4, TypeError),
+        ([7, -9], ml_dtypes.int4, OverflowError),
+        (16, ml_dtypes.uint4, OverflowError),
+        ([2**64, 1], ml_dtypes.int4, OverflowError),
     ],
     ids=repr,
 )
@@ -535,6 +543,31 @@ def test_a_number_that_the_dtype_can_not_hold_is_an_error_everywhere(strategy, v
         assert "int32 can't hold" in str(error)
     np.testing.assert_array_equal(counts.numpy(), np.zeros(np.shape(value)))
     check_works(strategy)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fits", "does_not", "kind"),
+    [
+        (ml_dtypes.bfloat16, [1.5, True], np.array([1 + 2j, 3j]), TypeError),
+        (ml_dtypes.float8_e4m3fn, np.array([2, 3], "i1"), np.array([1j, 3]), TypeError),
+        (ml_dtypes.bfloat16, np.array([1, -2], ml_dtypes.int4), np.array(["1", "2"]), TypeError),
+        (ml_dtypes.int4, np.array([7, -8], "i1"), [3.7, np.nan], TypeError),
+        (ml_dtypes.int4, [True, False], np.array([1, 2], ml_dtypes.bfloat16), TypeError),
+        (ml_dtypes.int4, np.array([1, -2], "i8"), np.array([1, 200]), OverflowError),
+        (ml_dtypes.uint4, np.array([15, 0], "u8"), np.array([1, 16], "u1"), OverflowError),
+        (ml_dtypes.int2, np.array([1, -2]), np.array([1, 2], "i1"), OverflowError),
+    ],
+    ids=str,
+)
+def test_dtypes_that_numpy_gets_from_others_hold_what_fits_alone(
+    strategy, dtype, fits, does_not, kind
+):
+    w = variable(strategy, np.zeros(2, dtype), name="w")
+    for value in (np.array(fits, dtype), w.value(), fits):
+        w.assign(value)
+    for give in (w.assign, lambda value: strategy.run(w.assign, args=(value,))):
+        assert_fails(strategy, kind, f"w.*{w.dtype.name}", lambda give=give: give(does_not))
+    assert everywhere(w) == np.asarray(fits, dtype).tolist()
 
 
 def test_the_dtype_never_changes(strategy):
