@@ -20,6 +20,17 @@ def needs_threads() -> bool:
     return "torch" in sys.modules or "jax" in sys.modules
 
 
+def is_recording() -> bool:
+    """Returns whether torch writes down what runs here, to run it later."""
+    torch = imported_library("torch")
+    if torch is None:
+        return False
+    proxies: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return torch.jit.is_tracing() or (
+        hasattr(proxies, "get_proxy_mode") and proxies.get_proxy_mode() is not None
+    )
+
+
 #: Whether torch.compile was told not to look into this package.
 _is_untraced = False
 

@@ -17,6 +17,7 @@ from ..core.argument_checks import integer
 from ..core.context import State, current_state, require_above, restore_state, swap_state
 from ..core.exceptions import ContextError
 from ..core.jax_state import is_staged, require_unstaged
+from ..core.library_state import is_recording
 from .merge_fn import perform_alone
 from .storage import Storage
 
@@ -233,11 +234,21 @@ class Replica(AbstractReplicaContext):
 def require_unstaged_call(call: Call) -> None:
     """Raises where a call is made while JAX traces a function, which is to make it later.
 
+    Or while torch records one, which would not make it. At once: what torch keeps for the process
+    while it does so would pass to replicas that run while this one waits.
+
     Raises
     ------
     ContextError
-        It does.
+        They do.
     """
+    if is_recording():
+        raise ContextError(
+            f"{call.kind} was called in a function that torch records (torch.func.linearize,"
+            " make_fx, torch.jit.trace, torch.export): torch would keep what came of it this once,"
+            " for all later calls. Call it between such functions, and differentiate it by"
+            " torch.func.grad, vjp or jvp."
+        )
     takes_traced = call.kind in ("all_reduce", "all_gather")
     if takes_traced and call.error is not None and is_staged():
         raise call.error  # of its values, such as a sparse matrix, in which JAX traces some

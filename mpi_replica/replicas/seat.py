@@ -158,7 +158,7 @@ class Seat:
                 " directly from the function given to strategy.run."
             )
         run = self.run
-        if "jax" in sys.modules:  # now: a step may have imported it
+        if "jax" in sys.modules or "torch" in sys.modules:  # now: a step may have imported it
             require_unstaged_call(call)
         if not run.is_alone:
             run.libraries.check()

@@ -385,3 +385,47 @@ def test_products_differentiated_twice_are_right(strategy):
     (twice,) = torch.autograd.grad((once * once).sum(), x)
     for i, gradient in results(strategy, step).items():
         np.testing.assert_allclose(gradient, twice[i])
+
+
+def _linearized(function, x):
+    return torch.func.linearize(function, x)[1](x)
+
+
+def _made_fx(function, x):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function)(x)(x)
+
+
+def _exported(function, x):
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    return torch.export.export(Module(), (x,), strict=False).module()(x)
+
+
+RECORDERS = {
+    "linearize": _linearized,
+    "make_fx": _made_fx,
+    "export": _exported,
+    "jit.trace": lambda function, x: torch.jit.trace(function, x, check_trace=False)(x),
+}
+
+
+@pytest.mark.parametrize("recorder", RECORDERS)
+@pytest.mark.parametrize("call", ["all_reduce", "all_gather", "merge_call"])
+def test_what_torch_records_to_run_it_later_makes_no_collective(strategy, recorder, call):
+    def function(x):
+        context = mr.get_replica_context()
+        if call == "all_reduce":
+            return context.all_reduce("SUM", x) * 2
+        if call == "all_gather":
+            return context.all_gather(x, 0) * 2
+        return x * context.merge_call(lambda strategy, i: sum(i.values), (replica_id(),))
+
+    step = lambda: RECORDERS[recorder](function, values(replica_id()))  # noqa: E731
+    error = raises_everywhere(ContextError, lambda: strategy.run(step))
+    is_forward = recorder == "linearize" and "forward-mode" in str(error)
+    assert is_forward or f"{call} was called in a function that torch records" in str(error)
+    check_works(strategy)
