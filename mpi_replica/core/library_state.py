@@ -31,6 +31,22 @@ def is_recording() -> bool:
     )
 
 
+def forget_casts() -> None:
+    """Has torch forget the casts of weights that autocast keeps, for the process.
+
+    Called where another replica may go on, so that none finds those of others, on any layout.
+    """
+    torch = imported_library("torch")
+    if torch is not None:
+        torch.clear_autocast_cache()
+
+
+def _num_autocasts(torch: Any) -> int:
+    torch.autocast_increment_nesting()  # it is told where it changes only
+    count: int = torch.autocast_decrement_nesting()
+    return count
+
+
 #: Whether torch.compile was told not to look into this package.
 _is_untraced = False
 
@@ -52,6 +68,8 @@ class LibraryState(NamedTuple):
     #: ``torch.autocast`` for each type of device: its name, whether it is enabled, and the dtype.
     autocasts: tuple[tuple[str, bool, Any], ...]
     caches_casts: bool
+    #: How many autocasts are open: at the end of the outermost one torch forgets its casts.
+    num_autocasts: int
     num_threads: int
     #: None where none was set.
     default_device: Any
@@ -79,6 +97,7 @@ class LibraryState(NamedTuple):
                 [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
             ),
             torch.is_autocast_cache_enabled(),
+            _num_autocasts(torch),
             torch.get_num_threads(),
             # Asking for the device takes longer than all else; it is a mode, as others may be.
             torch.get_default_device() if torch._C._len_torch_function_stack() else None,
@@ -110,6 +129,10 @@ class LibraryState(NamedTuple):
             torch.set_autocast_enabled(device, is_enabled)
             torch.set_autocast_dtype(device, dtype)
         torch.set_autocast_cache_enabled(self.caches_casts)
+        for _ in range(self.num_autocasts - now.num_autocasts):
+            torch.autocast_increment_nesting()
+        for _ in range(now.num_autocasts - self.num_autocasts):
+            torch.autocast_decrement_nesting()
         if now.num_threads != self.num_threads:
             torch.set_num_threads(self.num_threads)
         if now.default_device != self.default_device:

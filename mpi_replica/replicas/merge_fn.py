@@ -17,6 +17,7 @@ from ..core import nest
 from ..core.array_libraries import as_constants, copy_of
 from ..core.context import State, entered
 from ..core.indexed_slices import IndexedSlices
+from ..core.library_state import forget_casts
 from ..core.thread_state import ThreadState
 from ..core.values import DistributedValues, Mirrored, component_of, read_only
 from .memory_of_replicas import MemoryOfReplicas, are_apart, extents_of
@@ -45,6 +46,7 @@ def run_merge_fn(
             return invoke_merge_fn(call.function, strategy, args, kwargs, call.thread_state)
     finally:
         scope.is_open = False
+        forget_casts()
 
 
 def call_directly(

@@ -21,7 +21,7 @@ from ..core.jax_state import (
     uncommitted,
     way_to_more_devices,
 )
-from ..core.library_state import LibraryState, needs_threads
+from ..core.library_state import LibraryState, forget_casts, needs_threads
 from ..core.thread_state import ThreadState
 
 
@@ -106,7 +106,11 @@ class RunLibraries:
         function = functools.partial(function, *args, **kwargs)
         if self.process_states is not None:
             function = functools.partial(self.process_states.in_turn, position, function)
-        return self._state.hold_in(function, device)
+        forget_casts()
+        try:
+            return self._state.hold_in(function, device)
+        finally:
+            forget_casts()
 
     def check(self) -> None:
         """Raises where a library has come meanwhile that needs threads; called at a collective.

@@ -16,6 +16,7 @@ from ..collectives.engine import Engine
 from ..collectives.strategy_base import StrategyBase
 from ..core.context import swap_state
 from ..core.exceptions import ContextError, ReplicaStopped, in_words
+from ..core.library_state import forget_casts
 from ..core.randomness import put_state, state_of
 from ..core.tracebacks import came_up_in_package, let_go
 from ..ranks.watch import event_log
@@ -160,6 +161,7 @@ class Seat:
         run = self.run
         if "jax" in sys.modules or "torch" in sys.modules:  # now: a step may have imported it
             require_unstaged_call(call)
+            forget_casts()
         if not run.is_alone:
             run.libraries.check()
             if run.libraries.shared_state is not None:

@@ -187,3 +187,96 @@ def test_a_switch_that_is_put_back_is_that_of_its_replica(strategy, ends_well):
     else:
         raises_everywhere(ValueError, lambda: strategy.run(step))
     assert now() == before
+
+
+def linear():
+    module = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(module.weight, 1)
+    return module
+
+
+def autocast(is_enabled=True):
+    return torch.autocast("cpu", torch.bfloat16, is_enabled)
+
+
+def holds(strategy, step, expected):
+    """Check that `step` gives each replica what is expected, on every layout."""
+    found = results(strategy, step)
+
+    def check():
+        assert {str(one) for one in found.values()} == {str(expected)}
+
+    holds_everywhere(check)
+
+
+@pytest.mark.parametrize("has_inner", [True, False])
+def test_under_autocast_round_runs_each_computes_with_the_weights_of_now(strategy, has_inner):
+    modules = {i: linear() for i in strategy.local_replica_ids}
+
+    def step():
+        module = modules[replica_id()]
+        y = module(torch.ones(1, 1))
+        with autocast(False) if has_inner else contextlib.nullcontext():
+            mr.get_replica_context().all_reduce("MEAN", y.float().sum()).backward()
+        with torch.no_grad():
+            module.weight -= module.weight.grad
+        module.zero_grad()
+        return y.item()
+
+    with autocast():
+        for expected in (1.0, 0.0, -1.0):
+            holds(strategy, step, expected)
+        assert {module(torch.ones(1, 1)).item() for module in modules.values()} == {-2.0}
+
+
+def test_an_autocast_casts_weights_anew_behind_a_collective(strategy):
+    """How a gradient is rounded says whether both uses of a weight went through one cast."""
+
+    def step():
+        module = linear()
+        with autocast():
+            first = module(torch.ones(1, 1))
+            meet()
+            second = module(torch.full((1, 1), 256.0))
+        (first + second).sum().backward()
+        return module.weight.grad.item()
+
+    holds(strategy, step, 257.0)
+
+
+def test_what_a_merge_fn_casts_is_cast_anew_behind_it(strategy):
+    module = linear()  # of the rank
+
+    def merge_fn(_):
+        found = module(torch.ones(1, 1)).item()
+        with torch.no_grad():
+            module.weight += 1
+        return found
+
+    def step():
+        with autocast():
+            inside = mr.get_replica_context().merge_call(merge_fn)
+            return inside, module(torch.ones(1, 1)).item()
+
+    holds(strategy, step, (1.0, 2.0))
+
+
+def test_an_autocast_that_a_step_leaves_open_ends_with_it_also_for_casts_that_are_kept(strategy):
+    module = linear()
+
+    def with_new_weights():
+        found = []
+        for _ in range(3):
+            with autocast():
+                found.append(module(torch.ones(1, 1)).item())
+            with torch.no_grad():
+                module.weight += 1
+        return found
+
+    strategy.run(lambda: autocast().__enter__() and None)
+    found = with_new_weights()
+
+    def check():
+        assert found == [1.0, 2.0, 3.0]
+
+    holds_everywhere(check)
