@@ -163,14 +163,16 @@ class SyncBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _move_statistics(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        if self.running_mean is not None:  # taken away, which torch allows
+        count = self.num_batches_tracked  # None where it was taken away, which torch allows
+        if self.running_mean is not None:  # so is this
             part = self.momentum
             if part is None:
-                part = 1 / (int(self.num_batches_tracked) + 1)
+                part = 0 if count is None else 1 / (int(count) + 1)
             for running, now in ((self.running_mean, mean), (self.running_var, variance)):
                 # In place it has no rule of vmap, of which torch warns where it then refuses it.
                 running.copy_(running.lerp(now.to(running.dtype), part))
-        self.num_batches_tracked.add_(1)
+        if count is not None:
+            count.add_(1)
 
 
 def _moments(

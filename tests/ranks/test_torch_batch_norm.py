@@ -599,6 +599,22 @@ def test_a_norm_whose_running_statistics_were_taken_away_takes_those_of_the_inpu
     )
 
 
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_a_norm_whose_count_of_batches_was_taken_away_is_that_of_torch(strategy, momentum):
+    def without_count(norm):
+        norm.num_batches_tracked = None
+        return norm.double()
+
+    check_learnt(
+        strategy,
+        lambda: without_count(mr.torch.SyncBatchNorm(CHANNELS, momentum=momentum)),
+        without_count(PLAIN[4](CHANNELS, momentum=momentum)),
+        (2, (2, 2), torch.float64),
+        rtol=1e-9,
+        atol=1e-10,
+    )
+
+
 def test_a_norm_that_has_a_weight_and_no_bias_stays_so(strategy):
     def without_bias():
         norm = initialized(PLAIN[4](CHANNELS).double())
