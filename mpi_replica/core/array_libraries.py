@@ -19,7 +19,7 @@ from .gpu_tensors import ToGpus
 from .imported_libraries import imported_library
 from .jax_state import JaxState, is_staged
 from .thread_owners import is_stand_in
-from .torch_tensors import tensor_of
+from .torch_tensors import in_this_mode, tensor_of
 
 #: Turns results into arrays of the libraries of what was given.
 GiveBack = Callable[[Sequence[Any]], list[Any]]
@@ -52,8 +52,8 @@ def way_back(leaves: Sequence[Any], *, is_of_call: bool = True) -> GiveBack | No
     give = functools.partial(_give, leaves, ways, to_gpus)
     if is_of_call and JaxWay in ways and is_stand_in() and (state := JaxState.of_this_thread()):
         # another thread will give them, which may not have the x64 of this one, say
-        return functools.partial(state.hold_elsewhere, give)
-    return give
+        give = functools.partial(state.hold_elsewhere, give)
+    return in_this_mode(give) if is_of_call and TorchWay in ways else give
 
 
 def _give(

@@ -32,7 +32,7 @@ from .gpu_tensors import on_host
 from .more_than_numbers import require_only_numbers
 from .nest import ARRAYS, OTHERS
 from .options import ReduceOp
-from .torch_tensors import arrays_of_tensors, tensors_of
+from .torch_tensors import arrays_of_tensors, in_this_mode, tensors_of
 from .ufuncs import EXTREMES
 
 _NARROW_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -156,7 +156,7 @@ def as_arrays(
         return list(map(np.asarray, leaves)), None
     here = on_host(leaves)
     if (arrays := arrays_of_tensors(here)) is not None:
-        return arrays, tensors_of if here is leaves else way_back(leaves)
+        return arrays, in_this_mode(tensors_of) if here is leaves else way_back(leaves)
     return [as_array(leaf) for leaf in here], way_back(leaves)  # `map` ends at a StopIteration
 
 

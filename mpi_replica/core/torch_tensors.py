@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .imported_libraries import imported_library
+from .thread_owners import is_stand_in
+
+_GiveBack = Callable[[Sequence[Any]], list[Any]]  # as in `array_libraries`
 
 
 def tensor_types() -> frozenset[type]:
@@ -55,6 +58,19 @@ def tensors_of(arrays: Sequence[Any]) -> list[Any]:
         from_numpy(array) if array.dtype.kind != "V" else tensor_of(array)
         for array in map(np.asarray, arrays)
     ]
+
+
+def in_this_mode(give: _GiveBack) -> _GiveBack:
+    """Returns what gives tensors in the inference mode of now, also where another thread does."""
+    if not is_stand_in():
+        return give
+    is_inference = sys.modules["torch"].is_inference_mode_enabled()
+    return functools.partial(_give_in_mode, give, is_inference)
+
+
+def _give_in_mode(give: _GiveBack, is_inference: bool, results: Sequence[Any]) -> list[Any]:
+    with sys.modules["torch"].inference_mode(is_inference):
+        return give(results)
 
 
 def tensor_of(array: np.ndarray[Any, Any]) -> Any:

@@ -266,6 +266,28 @@ def test_results_have_the_precision_that_the_replica_asks_jax_for(strategy):
     assert (jax.numpy.ones(2) * 2).dtype == np.float32
 
 
+@pytest.mark.parametrize("is_round_run", [True, False])
+def test_results_are_of_the_inference_mode_in_which_the_replica_asks_for_them(
+    strategy, is_round_run
+):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def step():
+        context, found = mr.get_replica_context(), []
+        for is_inference in (False, True):
+            with torch.inference_mode(is_inference):
+                one = torch.full((replica_id() + 1, 1), 2.0)
+                total = context.all_reduce("SUM", torch.ones(2))
+                mixed = context.all_reduce("MEAN", {"x": torch.ones(2), "y": np.ones(2)})["x"]
+                rows = context.all_gather(one, axis=0)
+            found.append([total.is_inference(), mixed.is_inference(), rows.is_inference()])
+        return found
+
+    with torch.inference_mode(is_round_run):
+        for found in results(strategy, step):
+            assert found == [[False] * 3, [True] * 3]
+
+
 def test_the_average_loss_is_computed_where_jax_traces_if_the_batch_size_is_given(strategy):
     jax = pytest.importorskip("jax", reason="jax is not installed")
 
