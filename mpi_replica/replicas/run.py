@@ -332,6 +332,7 @@ class Run(SharedRun):
         del self.fn, self.mirrored
         if self.libraries.process_states is not None:
             self.libraries.process_states.enter(0)
+            self.libraries.shared_state.forget_steps(self.strategy, self.ordinal)
         if self.failure is not None:
             let_go(self.failure)
             self.failure = None

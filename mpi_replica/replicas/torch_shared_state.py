@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..collectives.agreement.call import Call
+from ..collectives.strategy_base import StrategyBase
 from ..core.context import current_state
 from ..core.exceptions import ContextError
 from .replica import Replica
@@ -30,8 +31,13 @@ _ADVICE = (
     " merge_fn, which runs once on each rank"
 )
 
-#: The last step of optimizers and parameters: its strategy, run and replica.
-_steps: Any = WeakIdKeyDictionary()
+#: By strategy and run: the replica that has made a step of an optimizer or a parameter.
+_steps: dict[tuple[weakref.ref[StrategyBase], int], Any] = {}
+
+
+def forget_steps(strategy: StrategyBase, run_ordinal: int) -> None:
+    """Forgets those of a run that is over: torch swaps no parameter that has weak references."""
+    _steps.pop((weakref.ref(strategy), run_ordinal), None)
 
 
 @functools.cache
@@ -46,7 +52,10 @@ def _check_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     if not isinstance(replica, Replica):
         return  # in a merge_fn, or outside of steps
     strategy, mine = replica.strategy, replica.replica_id_in_sync_group
+    if len(strategy.engine.layout.local_replica_ids) == 1:
+        return  # nobody shares anything with it
     run = weakref.ref(strategy), strategy.engine.agreement.run_ordinal
+    steps = _steps.setdefault(run, WeakIdKeyDictionary())
     has_closure = bool(args or kwargs)  # which computes gradients, perhaps the first ones
     parameters = [
         one
@@ -55,15 +64,14 @@ def _check_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         if one.grad is not None or (has_closure and one.requires_grad)
     ]  # the others it leaves as they are
     for thing in (optimizer, *parameters):
-        before = _steps.get(thing)
-        if before is not None and before[0] == run and before[1] != mine:
+        before = steps.setdefault(thing, mine)
+        if before != mine:
             what = "" if thing is optimizer else "of another optimizer, with the same parameters, "
             raise ContextError(
                 f"replica {mine} makes a step of {type(optimizer).__name__} in a run in which"
-                f" replica {before[1]} of the same rank has made one {what}already: the parameters"
+                f" replica {before} of the same rank has made one {what}already: the parameters"
                 f" would be moved once for each replica of the rank. {_ADVICE}."
             )
-        _steps[thing] = run, mine
 
 
 class _Version(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import check_works, gathered, holds_everywhere, raises_everywhere
+from everywhere import check_works, error_of, gathered, holds_everywhere, raises_everywhere
 from gradient_programs import as_numpy, replica_id, results
 from mpi_replica.errors import ContextError
 from on_a_device import DEVICE
@@ -654,3 +654,32 @@ def test_weights_of_a_functional_call_are_those_of_its_replica_or_an_error(strat
 
 def check_equal(found, expected):
     assert found == expected
+
+
+def test_after_a_run_a_model_can_be_converted_also_where_its_parameters_are_swapped(strategy):
+    def make(context):
+        model = torch.nn.Linear(2, 1)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(model, optimizer):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def convert():
+        models = strategy.experimental_local_results(made[0])
+        return [model.to(torch.float64).weight.dtype for model in models]
+
+    made = strategy.experimental_distribute_values_from_function(make)
+    strategy.run(step, args=made)
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        found = error_of(convert) or convert()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swaps)
+
+    def check():
+        assert found == [torch.float64] * len(strategy.local_replica_ids)
+
+    holds_everywhere(check)
