@@ -271,7 +271,8 @@ class ReplicaContext(Replica):
             What `merge_fn` returned; of each PerReplica in it, this replica's component. An
             argument that it returns unchanged is the replica's own, with its graph; arrays and
             `IndexedSlices` that are, or were given to, another replica's are copied. Any other
-            object is one for all replicas of a rank: a replica copies what it changes.
+            object, also an array of JAX, is one for all replicas of a rank: a replica copies what
+            it changes, or donates to a function of JAX.
 
         Raises
         ------
