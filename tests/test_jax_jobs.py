@@ -126,6 +126,25 @@ IMPORTED_IN_A_STEP = """
 """
 
 
+USER_CONTEXT = """
+    import jax
+    import mpi_replica as mr
+
+    scale = jax.make_user_context(1.0)
+    scaled = jax.jit(lambda x: x * scale.value)
+    strategy = mr.MPIStrategy(num_replicas=3)
+    with scale(3.0):
+        found = strategy.run(lambda: float(scaled(1.0)))
+    print("found", strategy.gather_objects(found))
+"""
+
+
+def test_a_user_context_that_the_first_run_finds_holds_on_each_replica(tmp_path):
+    done = job(USER_CONTEXT, 2, tmp_path, begin="")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("found (3.0, 3.0, 3.0)") == 2
+
+
 def test_a_library_that_a_step_imports_keeps_no_result_in_what_it_traces(tmp_path):
     done = job(IMPORTED_IN_A_STEP, 2, tmp_path, begin="")
     assert done.stdout.count("with values that JAX does not trace") == 2, done

@@ -8,6 +8,7 @@ compiled function runs. Imported where JAX is imported.
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, cast
 
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 from jax._src import callback as jax_callback
 from jax._src import core, dispatch, effects
+from jax._src.config import UserConfig
 from jax._src.interpreters import ad, batching, mlir, partial_eval, pxla
 
 from .array_ways import Array
@@ -235,10 +237,25 @@ def _execute_to_last_call(executable: Any, args: Sequence[Any]) -> Any:
 pxla.ExecuteReplicated.__call__ = _executed
 
 
+#: Those of ``jax.make_user_context``, of which JAX has no list: found once, and noted from now on.
+_user_contexts = [one for one in gc.get_objects() if type(one) is UserConfig]
+
+_init_user_context = UserConfig.__init__
+
+
+def _note_user_context(context: Any, *args: Any, **kwargs: Any) -> None:
+    _init_user_context(context, *args, **kwargs)
+    _user_contexts.append(context)
+
+
+UserConfig.__init__ = _note_user_context
+
+
 def options_of_thread() -> tuple[tuple[Any, Any], ...]:
     """Returns the options of the thread that calls: each with its value, if it has one there."""
     holders = jax.config._value_holders.values()
     options = [option for option in holders if hasattr(option, "_update_thread_local_hook")]
+    options += [context._obj for context in _user_contexts]
     return tuple([(option, option.get_local()) for option in options])
 
 
@@ -247,6 +264,6 @@ def restore(options: Sequence[tuple[Any, Any]]) -> None:
     for option, value in options:
         if option.get_local() is not value:
             option.set_local(value)
-            hook = option._update_thread_local_hook
+            hook = getattr(option, "_update_thread_local_hook", None)  # of user contexts none
             if hook is not None:
                 hook(None if type(value) is object else value)  # what stands for no own value

@@ -1,5 +1,6 @@
 """What holds the weights of JAX: in checkpoints, ElasticState and verify, as it is."""
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,35 @@ def test_a_merge_fn_has_the_options_of_the_step(strategy):
     assert set(strategy.gather_objects(strategy.run(step))) == {("float64", 0.1 * 3)}
     outside = [jnp.ones(1).dtype, *strategy.gather_objects(strategy.run(lambda: jnp.ones(1).dtype))]
     assert set(outside) == {np.dtype("f4")}
+
+
+def test_a_user_context_of_jax_goes_with_the_caller(strategy):
+    """Into steps, a merge_fn, and what is read ahead."""
+    strategy.run(lambda: None)
+    scale = jax.make_user_context(1.0)
+    scaled = jax.jit(lambda x: x * scale.value)
+
+    def step():
+        context = mr.get_replica_context()
+        found = [float(scaled(1.0)), context.merge_call(lambda _: scale.value)]
+        with scale(4.0):
+            context.all_reduce("SUM", 1.0)
+            found += [float(scaled(1.0)), context.merge_call(lambda _: scale.value)]
+        return str(found)
+
+    def rows():
+        for _ in range(3):
+            yield np.float32(scale.value)
+
+    for value in (1.0, 3.0):
+        with scale(value) if value != 1 else contextlib.nullcontext():
+            found = strategy.gather_objects(strategy.run(step))
+            data = mr.data.Dataset.from_generator(rows).batch(1).prefetch(2)
+            batches = [batch.item() for batch in data]
+            after = scale.value
+        assert set(found) == {str([value, value, 4.0, 4.0])}
+        assert batches == [value] * 3
+        assert after == value
 
 
 def test_large_compiled_functions_have_the_64_bits_of_the_step(strategy):
