@@ -21,14 +21,20 @@ def needs_threads() -> bool:
 
 
 def is_recording() -> bool:
-    """Returns whether torch writes down what runs here, to run it later."""
-    torch = imported_library("torch")
-    if torch is None:
+    """Returns whether torch writes down what runs in this thread, to run it later."""
+    torch: Any = imported_library("torch")
+    if not hasattr(torch, "get_autocast_dtype"):  # as in `LibraryState.of_this_thread`
+        return False
+    c = torch._C
+    if c._get_tracing_state() is not None:
+        return True
+    if c._get_dispatch_mode(c._TorchDispatchModeKey.PROXY) is not None:
+        return True
+    # Who records before autograd is known for the process alone, and that it is done, for a thread.
+    if not c._dispatch_tls_is_dispatch_key_included(c.DispatchKey.PreDispatch):
         return False
     proxies: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")
-    return torch.jit.is_tracing() or (
-        hasattr(proxies, "get_proxy_mode") and proxies.get_proxy_mode() is not None
-    )
+    return hasattr(proxies, "get_proxy_mode") and proxies.get_proxy_mode() is not None
 
 
 def forget_casts() -> None:

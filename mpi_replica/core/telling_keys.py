@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 
 from .array_ways import way_of
@@ -14,6 +15,7 @@ from .values import DistributedValues, Mirrored
 _PLAIN = frozenset({str, int})
 
 
+@functools.lru_cache(maxsize=4096)
 def require_telling_keys(structure: Structure) -> None:
     """Raises where a key of a mapping reads as another one may: their values would be mixed up.
 

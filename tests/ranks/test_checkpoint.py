@@ -217,7 +217,7 @@ def test_a_tuple_that_can_not_be_made_is_an_error_on_all_before_anything_has_cha
 
 
 @pytest.mark.parametrize("start", [0, 1, 2])
-def test_a_view_that_moves_over_its_array_leaves_what_that_gets_where_it_is_named_last(strategy, path, start):
+def test_a_view_that_moves_over_an_array_named_behind_it_changes_nothing(strategy, path, start):
     """As a window of a ring buffer, of which the array is what counts."""
     saved = np.arange(6.0)
     save(strategy, path, buffer=saved, window=saved[2:4])

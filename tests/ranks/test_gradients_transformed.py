@@ -3,6 +3,8 @@
 Expected values: d(sum of all losses)/dx of replica i, with weights 10**i, as in test_gradients.py.
 """
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -397,6 +399,12 @@ def _made_fx(function, x):
     return make_fx(function)(x)(x)
 
 
+def _made_fx_before_autograd(function, x):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function, pre_dispatch=True)(x)(x)
+
+
 def _exported(function, x):
     class Module(torch.nn.Module):
         def forward(self, x):
@@ -408,6 +416,7 @@ def _exported(function, x):
 RECORDERS = {
     "linearize": _linearized,
     "make_fx": _made_fx,
+    "make_fx before autograd": _made_fx_before_autograd,
     "export": _exported,
     "jit.trace": lambda function, x: torch.jit.trace(function, x, check_trace=False)(x),
 }
@@ -429,3 +438,24 @@ def test_what_torch_records_to_run_it_later_makes_no_collective(strategy, record
     is_forward = recorder == "linearize" and "forward-mode" in str(error)
     assert is_forward or f"{call} was called in a function that torch records" in str(error)
     check_works(strategy)
+
+
+@pytest.mark.parametrize("recorder", ["make_fx", "make_fx before autograd"])
+def test_what_another_thread_records_is_no_matter_of_the_replicas(strategy, recorder):
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def function(x):
+        has_begun.set()
+        may_end.wait(20)
+        return x * 2
+
+    thread = threading.Thread(target=RECORDERS[recorder], args=(function, values(1)))
+    thread.start()
+    try:
+        assert has_begun.wait(20)
+        count = strategy.num_replicas_in_sync
+        step = lambda: mr.get_replica_context().all_reduce("SUM", 1.0)  # noqa: E731
+        assert set(results(strategy, step).values()) == {float(count)}
+    finally:
+        may_end.set()
+        thread.join()
