@@ -129,6 +129,19 @@ def until_gone(pid):
 
 
 @each_way
+def test_ranks_that_came_and_were_gone_while_nobody_served_are_read_at_once(way, launch):
+    launcher = launch(way, size=3)
+    processes = [launcher.start("", number=number) for number in range(3)]
+    for process in processes:
+        process.communicate()
+    assert launcher.ranks.missing() == [0, 1, 2]
+    launcher.ranks.read()
+    assert launcher.ranks.missing() == []
+    assert all(map(launcher.has_ended, range(3)))
+    assert launcher.ranks.have_ended_well(is_elastic=False)
+
+
+@each_way
 def test_a_rank_says_who_it_is_and_how_it_has_ended(way, launch):
     launcher = launch(way, size=2)
     assert launcher.ranks.missing() == [0, 1]

@@ -89,6 +89,17 @@ def until_gone(pids):
         time.sleep(0.01)
 
 
+def until_ranks_are_started(run):
+    """Return the launcher of the process `run`, which is there now."""
+    limit = time.monotonic() + LIMIT_SECONDS
+    while time.monotonic() < limit:
+        for pid in descendants(run):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline") as file:
+                if "rank_program.py" in file.read():
+                    return pid
+    raise AssertionError("no launcher was started")
+
+
 # The moment of a loss --------------------------------------------------------------------------
 
 
@@ -586,6 +597,20 @@ def test_nothing_is_left_of_a_job_whose_run_is_killed(library, options, tmp_path
             for pid in pids:
                 stack.callback(lambda pid=pid: is_running(pid) and os.kill(pid, signal.SIGKILL))
             until_gone(pids)
+
+
+@each_library
+def test_a_job_that_comes_to_its_end_while_run_gets_no_cpu_is_not_started_again(library):
+    """As on a busy machine: `run` sees its ranks when the launcher has ended, and not before."""
+    command = ["run", "--restarts", 3, "-n", 3, "-c", "print('ran', flush=True)"]
+    with started(library, *command) as process:
+        with contextlib.ExitStack() as stack:
+            launcher = until_ranks_are_started(process.pid)
+            process.send_signal(signal.SIGSTOP)
+            stack.callback(process.send_signal, signal.SIGCONT)
+            until_gone([launcher])
+        out, error = process.communicate(timeout=LIMIT_SECONDS)
+    assert (process.returncode, out, error) == (0, "ran\n" * 3, "")
 
 
 @pytest.mark.parametrize("library", [LIBRARIES[0]])

@@ -169,10 +169,14 @@ class JobStart:
         if self._ranks is not None:
             self._ranks.close()
 
+    def read_ranks(self) -> None:
+        """Reads all that ranks have told so far."""
+        if self._ranks is not None:
+            self._ranks.read()
+
     def kill(self) -> None:
         """Kills all processes of the job on this host, also those that lost their parents."""
-        if self._ranks is not None:  # how they have ended before
-            self._ranks.read()
+        self.read_ranks()  # how they have ended before
         while processes := descendants(os.getpid(), self._others):
             for process in processes:
                 send_signal(process, signal.SIGKILL)

@@ -109,8 +109,8 @@ class RankConnections:
         self.first_at = math.inf
         self._selector = selector
         self._secret = secrets.token_hex(16)
-        # Each with what deals with it.
-        self._open: dict[socket.socket, Callable[[], None]] = {}
+        # Each with what deals with it, and returns whether there may be more.
+        self._open: dict[socket.socket, Callable[[], bool]] = {}
         # Those that have ended, until it is noted.
         self._ended: list[ConnectedRank] = []
         # A host with many ranks may have few files open at first.
@@ -137,14 +137,14 @@ class RankConnections:
         self._register(listener, lambda: self._accept(listener))
         return listener
 
-    def _register(self, opened: socket.socket, serve: Callable[[], None]) -> None:
+    def _register(self, opened: socket.socket, serve: Callable[[], bool]) -> None:
         self._open[opened] = serve
         self._selector.register(opened, selectors.EVENT_READ, serve)
 
     def read(self) -> None:
-        """Reads what has come, without waiting."""
-        for serve in list(self._open.values()):
-            serve()
+        """Reads all that has come, also from ranks that are not yet known, without waiting."""
+        while any([serve() for serve in list(self._open.values())]):
+            pass
 
     def close(self) -> None:
         """Ends all connections, and with them the ranks, on all hosts."""
@@ -156,23 +156,26 @@ class RankConnections:
         self._selector.unregister(opened)
         opened.close()
 
-    def _accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # it has gone again
+    def _accept(self, listener: socket.socket) -> bool:
+        try:
             connection, _ = listener.accept()
             connection.setblocking(False)
             if connection.family == socket.AF_INET:
                 keep_alive(connection)
-            received = _Received()
-            self._register(connection, lambda: self._receive(connection, received))
+        except OSError:  # there is none, or it has gone again
+            return False
+        received = _Received()
+        self._register(connection, lambda: self._receive(connection, received))
+        return True
 
-    def _receive(self, connection: socket.socket, received: _Received) -> None:
+    def _receive(self, connection: socket.socket, received: _Received) -> bool:
         if connection not in self._open:
-            return
+            return False
         is_silent = False
         try:
             data = connection.recv(_READ_BYTES)
         except BlockingIOError:
-            return
+            return False
         except ConnectionResetError:
             data = b""
         except OSError:  # no sign of life
@@ -189,6 +192,7 @@ class RankConnections:
             if received.rank is not None:
                 received.rank.is_silent = is_silent
                 self._note_end(received.rank)
+        return not has_ended
 
     def _note_end(self, ended: ConnectedRank) -> None:
         self._ended.append(ended)

@@ -262,6 +262,7 @@ class _Supervisor:
 
     def _drain(self, current: JobStart) -> None:
         """Passes on what the launcher has written before its end, and sees the ends of ranks."""
+        current.read_ranks()  # which came, and were gone, while this process got no CPU
         left = _SECONDS_TO_END  # a process left behind may hold the pipes
         while left > 0 and not (
             all(stream.is_closed for stream in current.streams) and current.have_ranks_ended
