@@ -599,6 +599,19 @@ def test_a_variable_made_since_the_commit_is_an_error_until_it_is_assigned(strat
             assert strategy.run(v.value).values == (3.0,) * 3
 
 
+def test_components_come_from_a_rank_that_held_more_variables(strategy):
+    """As garbage, which each rank collects at a time of its own."""
+    garbage = variable(strategy, 2.0, synchronization=ON_READ)
+    kept = variable(strategy, 1.0, synchronization=ON_READ)
+    theirs = take(strategy, {}).own
+    del garbage
+    gc.collect()
+    mine = take(strategy, {}).shared
+    kept.assign(9.0)
+    put_back(strategy, {}, mine, theirs)
+    assert strategy.run(kept.value).values == (1.0,) * 3
+
+
 @pytest.mark.parametrize("in_state", [False, True])
 def test_variables_of_two_strategies_go_back_each_to_its_own_value(strategy, in_state):
     """Each strategy counts its variables: those of two have the same names."""

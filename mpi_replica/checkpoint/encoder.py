@@ -134,16 +134,19 @@ class Encoder:
         if identity is None:
             return self._value(value, path)
         if identity not in self.variables:
-            self.variables[identity] = self._value(value, path)
+            # by whatever garbage ranks differ, components have the same name on all
+            self.variables[identity] = self._value(value, path, f"{_VARIABLE} {identity}")
         return {_VARIABLE: [identity, self.variables[identity]]}
 
-    def _value(self, value: Any, path: str) -> Any:
-        """Returns what stands for a value, whichever variable has it."""
+    def _value(self, value: Any, path: str, name: str = "") -> Any:
+        """Returns what stands for a value, whichever variable has it; components get this name."""
         components = None if self._own is None else self._own(value)
         if components is not None:
             if object_state.are_alike(components.values()):
                 return {_ALIKE: self._without_replicas(next(iter(components.values())), path)}
-            return {_REPLICAS: self._replicas(components, path)}
+            # without one, by the path and a number, since two paths may read alike
+            name = name or f"{path} {len(self.of_replicas)}"
+            return {_REPLICAS: self._replicas(components, path, name)}
         if self._own is None and isinstance(value, Mirrored):
             # Nothing in the program will stand beside it and say what it was.
             return {_MIRRORED: self.encode(value.value, path)}
@@ -238,9 +241,8 @@ class Encoder:
         finally:
             self._own = own
 
-    def _replicas(self, components: Mapping[int, Any], path: str) -> str:
-        """Keeps what stands for the components; returns their name: the path, with a number."""
-        name = f"{path} {len(self.of_replicas)}"  # two paths may read alike
+    def _replicas(self, components: Mapping[int, Any], path: str, name: str) -> str:
+        """Keeps what stands for the components; returns their name."""
         encoded = self.of_replicas[name] = {}
         for i, component in components.items():
             encoder = Encoder(self._plain, prefix=f"{name}.{i}.")
