@@ -12,7 +12,8 @@ from types import FrameType
 
 from .argument_checks import is_switched_on
 
-_PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+# As the code of all its files names it: it is found by one path.
+_PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 _SHOW_ALL = "MPI_REPLICA_FULL_TRACEBACK"
 
@@ -22,7 +23,7 @@ _WAITS = ("worker.py", "wait")
 
 def is_of_package(file: str) -> bool:
     """Returns whether `file` is one of this package's, and not of the program that uses it."""
-    return os.path.abspath(file).startswith(_PACKAGE_FOLDER)
+    return file.startswith(_PACKAGE_FOLDER)
 
 
 def is_of_library(file: str, name: str) -> bool:

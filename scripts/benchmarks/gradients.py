@@ -74,9 +74,7 @@ def launches(settings):
         yield Launch("compiled", ranks, arguments)
         arguments = arguments | {"batches": settings.repeat or (3 if settings.quick else 20)}
         for name in _NETWORKS:
-            for has_neighbour in (False, True):
-                about = {"name": name, "has_neighbour": has_neighbour}
-                yield Launch("training", ranks, arguments | about, limit_seconds=600)
+            yield Launch("training", ranks, arguments | {"name": name}, limit_seconds=600)
         if Path("/dev/nvidia0").exists():
             yield Launch("on_gpu", ranks, arguments)
             for name in _NETWORKS:
@@ -219,8 +217,8 @@ def compiled(world, is_quick, batches):
             )
 
 
-def training(world, name, is_quick, batches, has_neighbour=False, device="cpu"):
-    """Measure steps of training of one network."""
+def training(world, name, is_quick, batches, device="cpu"):
+    """Measure steps of training of one network, also where another process keeps a core busy."""
     import torch
 
     from . import networks
@@ -239,15 +237,16 @@ def training(world, name, is_quick, batches, has_neighbour=False, device="cpu"):
         ours, others = _Ours(copy.deepcopy(network), batch), _Distributed(network, batch)
         _check(world, strategy, ours, others)
         loops = [_some(world.in_replica(strategy, ours.step)), _some(world.repeated(others.step))]
-        with _neighbour() if has_neighbour and world.rank == 0 else contextlib.nullcontext():
-            taken = world.in_turn(loops, batches, _LIMIT_SECONDS)
-    size = quantity(sum(weight.nbytes for weight in ours.weights), "B")
-    what = f"a step of {described}, {size}{', a core is busy' * has_neighbour}"
-    if device != "cpu":
-        what, goal = f"{what}, on a GPU", None
-    elif has_neighbour:
-        goal = _MOST_BESIDE_A_NEIGHBOUR
-    yield row(what, world.size, taken[0], beside("DistributedDataParallel", *taken, goal=goal))
+        size = quantity(sum(weight.nbytes for weight in ours.weights), "B")
+        what = f"a step of {described}, {size}"
+        cases = [(what, goal, False), (f"{what}, a core is busy", _MOST_BESIDE_A_NEIGHBOUR, True)]
+        if device != "cpu":
+            cases = [(f"{what}, on a GPU", None, False)]
+        for case, most, has_neighbour in cases:
+            with _neighbour() if has_neighbour and world.rank == 0 else contextlib.nullcontext():
+                taken = world.in_turn(loops, batches, _LIMIT_SECONDS)
+            side = beside("DistributedDataParallel", *taken, goal=most)
+            yield row(case, world.size, taken[0], side)
 
 
 class _Trained:
