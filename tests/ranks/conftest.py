@@ -80,7 +80,7 @@ def pytest_generate_tests(metafunc):
         if name.startswith("test_jax"):
             layouts = JAX_ON.get(size, layouts)
         if name == "test_jax_executions" and size == 1:
-            layouts = ["one", "two", "eight"]
+            layouts = ["one", "two", "five"]
         if name == "test_jax_functions" and size == 1 and "seed" in metafunc.fixturenames:
             layouts = ["one", "three each"]  # of random programs
         if name in FURTHER:
