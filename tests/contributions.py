@@ -5,6 +5,8 @@ those of all replicas. Values are small multiples of a half, so that sums are ex
 """
 
 import dataclasses
+import functools
+import math
 
 import hypothesis
 import hypothesis.strategies as st
@@ -65,6 +67,13 @@ class Leaf:
 
 
 def values(dtype, shape, number, replica):
+    """Return an array that nobody else has."""
+    if math.prod(shape) > MOST_KEPT:
+        return made_values(dtype, shape, number, replica)
+    return kept_values(dtype, shape, number, replica).copy()
+
+
+def made_values(dtype, shape, number, replica):
     random = np.random.default_rng([number, replica])
     whole = random.integers(-4, 5, shape)
     if dtype in ("U", "S"):  # of another width on each replica
@@ -86,6 +95,11 @@ def values(dtype, shape, number, replica):
     if dtype.kind == "c":
         whole = whole * random.choice([1, 1j, 1 + 1j, 1 - 1j], shape)
     return np.asarray(abs(whole) if dtype.kind == "u" else whole, dtype)
+
+
+#: Half of the time of tests that make the same calls again and again.
+kept_values = functools.lru_cache(maxsize=256)(made_values)
+MOST_KEPT = 4096
 
 
 def laid_out(array, layout):
