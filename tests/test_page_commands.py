@@ -214,9 +214,8 @@ def runs_tests(line, place):
     """One file of tests: all of them would be this one, too."""
     one = 'if [[ "$*" == "-m pytest"* ]]; then set -- "$@" tests/test_layout.py; fi'
     place.make_environment("openmpi,examples,test", before_python=one)
-    variables = [
-        f"MPI_REPLICA_TEST_{name}" for name in ("MPICH", "INTEL", "ARRAYS", "ARRAYS_MPICH")
-    ]
+    others = ("MPICH", "INTEL", "ARRAYS", "ARRAYS_MPICH", "JAX_MPICH")
+    variables = [f"MPI_REPLICA_TEST_{name}" for name in others]
     out = place.run(line, env=dict.fromkeys(variables, sys.executable))
     assert re.search(r"\d+ passed", out), out
 
