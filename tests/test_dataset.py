@@ -427,6 +427,25 @@ def test_rows_of_a_memory_mapped_file_arrive_as_plain_arrays(tmp_path):
     assert all(type(part) is np.ndarray and part.flags.writeable for _, part in parts)
 
 
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [
+        (["a", np.str_("bc")], "U2"),
+        ([b"a", np.bytes_(b"bc")], "S2"),
+        ([["a"], np.array(["bc"])], "U2"),
+        ([2**63, 2**64 - 1], "u8"),
+        ([2**63, 1.0], "f8"),
+        ([1, True], "i8"),
+        ([np.float16(1), 2], "f8"),
+        ([[], []], "f8"),
+        ([[2**53 + 1], [0.5]], "f8"),
+    ],
+)
+def test_lists_of_one_kind_have_the_dtype_that_numpy_gives_them(rows, dtype):
+    assert np.asarray(rows).dtype == dtype
+    assert Dataset.from_tensor_slices(rows).element_spec.dtype == dtype
+
+
 # Bad input.
 
 STARTED = (number for number in range(3))
@@ -441,6 +460,21 @@ BAD_CALLS = [
         lambda: Dataset.from_tensor_slices({"x": [1, 2, 3], "y": (np.zeros((4, 2)), [1, 2, 3])}),
         ValueError,
         r"\['x'\] has 3, \['y'\]\[0\] has 4, \['y'\]\[1\] has 3.*same number",
+    ),
+    *(
+        (lambda rows=rows: Dataset.from_tensor_slices({"x": rows}), TypeError, text)
+        for rows, text in [
+            ([1, "a"], r"at \['x'\]: \[1, 'a'\] has texts beside int.*tuple"),
+            ([("a", 1.5), ("b", 2.5)], "has texts beside float.*tuple"),
+            ([b"a", True], "has texts beside bool.*tuple"),
+            ([np.array(["a"]), np.array([1])], "has texts beside ndarray.*tuple"),
+            (
+                [2**63, -1],
+                r"at \['x'\]: \[9223372036854775808, -1\] has ints.*float64.*round",
+            ),
+            ([np.uint64(2**63), np.int64(1)], "has ints.*float64"),
+            ([[2**63], [np.int8(-1)]], "has ints.*float64"),
+        ]
     ),
     (
         lambda: Dataset.from_tensor_slices({"x": [[1, 2], [3]]}),

@@ -35,6 +35,9 @@ from ..core.nest import (
     unflatten,
 )
 
+# Of the commonest items of lists.
+_KINDS = {str: "U", bytes: "S", float: "f", int: "i", bool: "b"}
+
 
 @dataclass(frozen=True)
 class ArraySpec:
@@ -77,6 +80,8 @@ def as_arrays(value: Any, where: str) -> Any:
             array = np.asarray(leaf)
             for part in _rows_in(leaf, array.ndim):
                 require_only_numbers(part, takes_labels=True)
+            if array.dtype.kind in "SUf":
+                _require_one_kind(leaf, array.dtype)
         except TypeError as error:
             raise TypeError(f"{where}: the leaf{at(path)}: {error}") from None
         except ValueError as error:
@@ -100,6 +105,34 @@ def as_arrays(value: Any, where: str) -> Any:
             )
         arrays.append(array)
     return unflatten(structure, arrays)
+
+
+def _require_one_kind(leaf: Any, made: np.dtype[Any]) -> None:
+    """Raises where numpy gives the items of a list one dtype, and changes them by that."""
+    for item in _items_in(leaf):
+        kind = _KINDS.get(type(item)) or np.asarray(item).dtype.kind
+        if made.kind in "SU" and kind not in "SU":
+            raise TypeError(
+                f"{reprlib.repr(leaf)} has texts beside {type(item).__name__}, and all would be"
+                " texts. Give a tuple of columns, each of one kind, or .astype(str)."
+            )
+        if made.kind == "f" and kind not in "biu":
+            return
+    if made.kind == "f" and any(True for _ in _items_in(leaf)):
+        raise TypeError(
+            f"{reprlib.repr(leaf)} has ints for which numpy takes {made}, which would round them."
+            " Give np.array(rows, dtype) with the dtype that you want."
+        )
+
+
+def _items_in(leaf: Any) -> Iterator[Any]:
+    """Returns what is in lists, however deep: for another leaf nothing."""
+    if isinstance(leaf, (list, tuple)):
+        for part in leaf:
+            if isinstance(part, (list, tuple)):
+                yield from _items_in(part)
+            else:
+                yield part
 
 
 def _rows_in(leaf: Any, ndim: int) -> Iterator[Any]:
