@@ -20,6 +20,7 @@ from optree.registry import __GLOBAL_NAMESPACE as GLOBAL
 
 import mpi_replica as mr
 from mpi_replica.core import nest
+from mpi_replica.core.containers import plain_key
 
 
 class Point(NamedTuple):
@@ -100,6 +101,24 @@ def test_keys_are_visited_in_sorted_order_and_come_back_in_their_own():
     assert leaves == [1, 2]
     assert nest.leaf_paths(structure) == ("['a']", "['b']")
     assert list(nest.unflatten(structure, [10, 20]).items()) == [("b", 20), ("a", 10)]
+
+
+def test_paths_of_many_keys_write_each_a_few_times():
+    written = []
+
+    class Key(int):
+        def __repr__(self):
+            written.append(self)
+            return f"Key({int(self)})"
+
+    structure = nest.flatten([{Key(i): 0.0 for i in range(300)}])[1]
+    assert nest.leaf_paths(structure) == tuple(f"[0][{i}]" for i in range(300))
+    assert len(written) <= 4 * 300
+
+
+@pytest.mark.parametrize("key", [(1, "a"), ((1, b"b"), None), ()])
+def test_keys_of_python_are_their_own_plain_keys(key):
+    assert plain_key(key) is key
 
 
 def test_dicts_that_differ_in_the_order_of_their_keys_have_one_structure():

@@ -9,6 +9,7 @@ itself: it is never met here.
 from __future__ import annotations
 
 import numbers
+import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -171,8 +172,10 @@ def plain_key(key: Any) -> Any:
     if isinstance(key, bytes):
         return bytes(key)
     if isinstance(key, (tuple, frozenset)):
-        kind = tuple if isinstance(key, tuple) else _InOrder
-        return kind([plain_key(part) for part in key])
+        parts = [plain_key(part) for part in key]
+        if kind is tuple and all(map(operator.is_, parts, key)):
+            return key
+        return tuple(parts) if isinstance(key, tuple) else _InOrder(parts)
     if isinstance(key, (numbers.Number, np.bool_)):
         kinds: tuple[Any, ...] = (int, float, complex)
         for plain in kinds:

@@ -344,10 +344,15 @@ def leaf_paths(structure: Structure) -> tuple[str, ...]:
     if structure.type in (list, tuple, dict) and structure.num_nodes == len(structure) + 1:
         # of thousands of leaves, without an object for each
         return tuple([f"[{plain_key(entry)!r}]" for entry in structure.entries()])
-    paths = [accessor.codify("") for accessor in structure.accessors()]
-    for key, plain in _unplain_keys(structure):
-        paths = [path.replace(f"[{key!r}]", f"[{plain!r}]") for path in paths]
-    return tuple(paths)
+    if not _unplain_keys(structure):
+        return tuple([accessor.codify("") for accessor in structure.accessors()])
+    return tuple(["".join(map(_part_of_path, accessor)) for accessor in structure.accessors()])
+
+
+def _part_of_path(entry: optree.PyTreeEntry) -> str:
+    if isinstance(entry, optree.MappingEntry):
+        return f"[{plain_key(entry.entry)!r}]"
+    return entry.codify("")
 
 
 def _unplain_keys(structure: Structure) -> list[tuple[Any, Any]]:
