@@ -11,6 +11,7 @@ import errno
 import fcntl
 import io
 import os
+import stat
 import weakref
 import zlib
 from collections.abc import Iterator, Sequence
@@ -265,7 +266,7 @@ def head_of(path: Path, most_bytes: int) -> bytes:
         The system refuses.
     """
     try:
-        with _refusals_named(path, "read"), open(path, "rb", buffering=0) as file:
+        with _opened(path) as file:
             return file.read(most_bytes)
     except CorruptCheckpointError:
         return b""
@@ -279,7 +280,7 @@ def read_small(path: Path, most_bytes: int) -> bytes:
     CheckpointError
         It can't be read, or is larger than it can be.
     """
-    with _refusals_named(path, "read"), open(path, "rb") as file:
+    with _opened(path) as raw, io.BufferedReader(raw) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         data = file.read(min(size_bytes, most_bytes) + 1)  # it allocates what it is given
     if len(data) > most_bytes:
@@ -322,7 +323,7 @@ def check(path: Path, extents: Sequence[Extent]) -> Version:
         The file is missing, too short, or has other bytes.
     """
     block = bytearray(_BLOCK_BYTES)
-    with _refusals_named(path, "read"), open(path, "rb", buffering=0) as file:
+    with _opened(path) as file:
         version = _version(file)
         for extent in extents:
             file.seek(extent.offset)
@@ -357,7 +358,7 @@ def read_into(path: Path, extent: Extent, array: Array, checked: Version | None 
         As for `check`; the array may be written then.
     """
     crc = 0
-    with _refusals_named(path, "read"), open(path, "rb", buffering=0) as file:
+    with _opened(path) as file:
         is_checked = _version(file) == checked
         file.seek(extent.offset)
         for part, plain in _plain_parts(array):
@@ -376,8 +377,8 @@ def read_into(path: Path, extent: Extent, array: Array, checked: Version | None 
 
 
 def _version(file: io.FileIO) -> Version:
-    stat = os.fstat(file.fileno())
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+    found = os.fstat(file.fileno())
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def remove(path: Path) -> None:
@@ -386,7 +387,26 @@ def remove(path: Path) -> None:
         os.unlink(path)
 
 
-# No file of that name, but a folder, a socket or a link to nothing.
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[io.FileIO]:
+    """Returns a context with a file that is read, in which refusals are named."""
+
+    def open_file(name: str, flags: int) -> int:
+        # A pipe would wait for who writes into it.
+        descriptor = os.open(name, flags | os.O_NONBLOCK)
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), name)
+        return descriptor
+
+    with (
+        _refusals_named(path, "read"),
+        open(path, "rb", buffering=0, opener=open_file) as file,
+    ):
+        yield file
+
+
+# No file of that name, but a folder, a socket, a pipe or a link to nothing.
 _MISSING = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV}
 
 
