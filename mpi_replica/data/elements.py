@@ -120,7 +120,7 @@ def _require_one_kind(leaf: Any, made: np.dtype[Any]) -> None:
             return
     if made.kind == "f" and any(True for _ in _items_in(leaf)):
         raise TypeError(
-            f"{reprlib.repr(leaf)} has ints for which numpy takes {made}, which would round them."
+            f"{reprlib.repr(leaf)} has ints for which numpy takes {made}, which rounds large ones."
             " Give np.array(rows, dtype) with the dtype that you want."
         )
 
