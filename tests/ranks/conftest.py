@@ -134,7 +134,7 @@ def shared_folder():
     """A folder of rank 0 for all ranks.
 
     Not pytest's ``tmp_path``: each rank would make one, and remove those of earlier runs while
-    another rank looks at them.
+    another rank looks at them. That leaves a folder open, which is an error at the end of pytest.
     """
     from mpi4py import MPI
 

@@ -571,8 +571,8 @@ def test_other_threads_and_replicas_are_told_where_to_ask(managed, strategy, han
     check_works(strategy)
 
 
-def test_an_init_fn_on_one_rank_that_can_not_be_called_is_an_error_on_all(strategy, tmp_path):
-    manager = mr.CheckpointManager(mr.Checkpoint(strategy, a=1), tmp_path)
+def test_an_init_fn_on_one_rank_that_can_not_be_called_is_an_error_on_all(strategy, managed):
+    manager = managed()
     init_fn = 5 if strategy.rank == strategy.size - 1 else None
     error = raises_everywhere(TypeError, lambda: manager.restore_or_initialize(init_fn))
     assert str(error) == "init_fn must be callable or None, got 5."
