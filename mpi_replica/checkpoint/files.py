@@ -390,20 +390,17 @@ def remove(path: Path) -> None:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[io.FileIO]:
     """Returns a context with a file that is read, in which refusals are named."""
-
-    def open_file(name: str, flags: int) -> int:
-        # A pipe would wait for who writes into it.
-        descriptor = os.open(name, flags | os.O_NONBLOCK)
-        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), name)
-        return descriptor
-
-    with (
-        _refusals_named(path, "read"),
-        open(path, "rb", buffering=0, opener=open_file) as file,
-    ):
+    with _refusals_named(path, "read"), open(path, "rb", 0, opener=_open_no_pipe) as file:
         yield file
+
+
+def _open_no_pipe(name: str, flags: int) -> int:
+    """Opens a file; a pipe, which would wait for who writes into it, is none."""
+    descriptor = os.open(name, flags | os.O_NONBLOCK)
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), name)
+    return descriptor
 
 
 # No file of that name, but a folder, a socket, a pipe or a link to nothing.

@@ -344,15 +344,13 @@ def leaf_paths(structure: Structure) -> tuple[str, ...]:
     if structure.type in (list, tuple, dict) and structure.num_nodes == len(structure) + 1:
         # of thousands of leaves, without an object for each
         return tuple([f"[{plain_key(entry)!r}]" for entry in structure.entries()])
-    if not _unplain_keys(structure):
-        return tuple([accessor.codify("") for accessor in structure.accessors()])
-    return tuple(["".join(map(_part_of_path, accessor)) for accessor in structure.accessors()])
+    return tuple([functools.reduce(_longer_path, entries, "") for entries in structure.accessors()])
 
 
-def _part_of_path(entry: optree.PyTreeEntry) -> str:
-    if isinstance(entry, optree.MappingEntry):
-        return f"[{plain_key(entry.entry)!r}]"
-    return entry.codify("")
+def _longer_path(path: str, entry: optree.PyTreeEntry) -> str:
+    if type(entry) is optree.MappingEntry:
+        return f"{path}[{plain_key(entry.entry)!r}]"
+    return entry.codify(path)
 
 
 def _unplain_keys(structure: Structure) -> list[tuple[Any, Any]]:

@@ -80,7 +80,7 @@ def as_arrays(value: Any, where: str) -> Any:
             array = np.asarray(leaf)
             for part in _rows_in(leaf, array.ndim):
                 require_only_numbers(part, takes_labels=True)
-            if array.dtype.kind in "SUf":
+            if isinstance(leaf, (list, tuple)) and array.dtype.kind in "SUf":
                 _require_one_kind(leaf, array.dtype)
         except TypeError as error:
             raise TypeError(f"{where}: the leaf{at(path)}: {error}") from None
@@ -109,16 +109,19 @@ def as_arrays(value: Any, where: str) -> Any:
 
 def _require_one_kind(leaf: Any, made: np.dtype[Any]) -> None:
     """Raises where numpy gives the items of a list one dtype, and changes them by that."""
+    is_int = False
     for item in _items_in(leaf):
         kind = _KINDS.get(type(item)) or np.asarray(item).dtype.kind
-        if made.kind in "SU" and kind not in "SU":
+        is_int = kind in "biu"
+        if made.kind == "f":
+            if not is_int:
+                return
+        elif kind not in "SU":
             raise TypeError(
                 f"{reprlib.repr(leaf)} has texts beside {type(item).__name__}, and all would be"
                 " texts. Give a tuple of columns, each of one kind, or .astype(str)."
             )
-        if made.kind == "f" and kind not in "biu":
-            return
-    if made.kind == "f" and any(True for _ in _items_in(leaf)):
+    if is_int:  # the last one, and so all of them
         raise TypeError(
             f"{reprlib.repr(leaf)} has ints for which numpy takes {made}, which rounds large ones."
             " Give np.array(rows, dtype) with the dtype that you want."
@@ -126,13 +129,12 @@ def _require_one_kind(leaf: Any, made: np.dtype[Any]) -> None:
 
 
 def _items_in(leaf: Any) -> Iterator[Any]:
-    """Returns what is in lists, however deep: for another leaf nothing."""
-    if isinstance(leaf, (list, tuple)):
-        for part in leaf:
-            if isinstance(part, (list, tuple)):
-                yield from _items_in(part)
-            else:
-                yield part
+    """Returns what is in lists, however deep; another leaf is its own only item."""
+    for part in leaf if isinstance(leaf, (list, tuple)) else [leaf]:
+        if isinstance(part, (list, tuple)):
+            yield from _items_in(part)
+        else:
+            yield part
 
 
 def _rows_in(leaf: Any, ndim: int) -> Iterator[Any]:
@@ -144,9 +146,8 @@ def _rows_in(leaf: Any, ndim: int) -> Iterator[Any]:
 
 
 def _ends_with_nul(leaf: Any) -> bool:
-    if isinstance(leaf, (list, tuple)):
-        return any(map(_ends_with_nul, leaf))
-    return isinstance(leaf, (bytes, str)) and leaf[-1:] in (b"\0", "\0")
+    texts = (item for item in _items_in(leaf) if isinstance(item, (bytes, str)))
+    return any(text[-1:] in (b"\0", "\0") for text in texts)
 
 
 def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:
