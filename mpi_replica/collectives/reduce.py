@@ -142,7 +142,6 @@ class AllReduce(Call):
         if self.dtypes is not None or self.flat_paths is not None:
             dtypes = None if self.dtypes is None else tuple(self.dtypes[0])
             key += (self.asked, dtypes, self.paths)
-        self.signature = signature
         self.agrees = len(contributions) == 1 or self._components_agree(signature)
         if self.agrees:
             self.identify(key)
@@ -183,7 +182,8 @@ class AllReduce(Call):
     def make_plan(self) -> Plan:
         """Returns how the leaves travel; raises where one can't be reduced."""
         self._require_numbers()
-        return plan(self.signature, self.op, self.options.bytes_per_pack, self._is_order_asked)
+        signature = signature_of(self.contributions[0])
+        return plan(signature, self.op, self.options.bytes_per_pack, self._is_order_asked)
 
     def promote(self, change: Sequence[int]) -> None:
         for position, arrays in enumerate(self.contributions):

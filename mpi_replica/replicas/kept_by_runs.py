@@ -32,10 +32,10 @@ class KeptByRuns:
                 return worker
         return ReplicaThread(replica_id) if is_thread else GreenletWorker()
 
-    def keep(self, replica_id: int, worker: Worker) -> None:
+    def keep(self, replica_id: int, worker: Worker, *, is_thread: bool) -> None:
         """Keeps what the replica has run in to its end."""
         worker.rest()
-        if isinstance(worker, ReplicaThread):
+        if is_thread:
             self.threads.setdefault(replica_id, []).append(worker)
         elif not is_stand_in():  # the next run may be in another thread, where no greenlet goes on
             self.greenlets.append(worker)

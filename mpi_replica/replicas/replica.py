@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -74,9 +74,8 @@ class Replica(AbstractReplicaContext):
             )
         self._strategy = strategy
         self._replica_id = replica_id
-        #: Where it waits in a run; None for one that was made by hand, as is `_meet`.
+        #: Where it waits in a run; None for one that was made by hand.
         self._place: Place | None = None
-        self._meet: Callable[[Call], Any] | None = None
         #: That of the code that this context belongs to; None for one that was made by hand.
         self._state: State | None = None
         self._tokens: list[contextvars.Token[State | None]] = []
@@ -88,9 +87,7 @@ class Replica(AbstractReplicaContext):
         context._strategy = strategy
         context._replica_id = replica_id
         context._place = place
-        context._meet = place.meet
         context._state = State(strategy, context, "replica")
-        context._tokens = []
         return context
 
     @property
@@ -202,8 +199,8 @@ class Replica(AbstractReplicaContext):
 
     def meet(self, call: Call) -> Any:
         """Wait until all replicas are at `call`, and return its result."""
-        if self._meet is not None:
-            return self._meet(call)
+        if self._place is not None:
+            return self._place.meet(call)
         self.require_run(call.kind)
         require_unstaged_call(call)
         return perform_alone(self._strategy, call)
@@ -224,7 +221,7 @@ class Replica(AbstractReplicaContext):
 
     def require_run(self, what: str) -> None:
         """Raise where it was made by hand, of one of several replicas."""
-        if self._meet is None and self._strategy.num_replicas_in_sync != 1:
+        if self._place is None and self._strategy.num_replicas_in_sync != 1:
             raise ContextError(
                 f"{what} in a ReplicaContext that was made by hand needs a strategy with one"
                 f" replica; this one has {self._strategy.num_replicas_in_sync}. Use strategy.run."

@@ -172,7 +172,7 @@ class ReplicaContext(Replica):
             out,
             is_plain,
         )
-        return self.meet(call) if self._meet is None else self._meet(call)
+        return self.meet(call) if self._place is None else self._place.meet(call)
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate the values of all replicas along `axis`, and give every replica the result.
@@ -306,7 +306,7 @@ class ReplicaContext(Replica):
         strategy = self._strategy
         named = {} if kwargs is None else kwargs
 
-        if strategy.is_default and self._meet is None:
+        if strategy.is_default and self._place is None:
             self._engine.check_thread("merge_call")
             check_merge_call(merge_fn, args, named)
             return call_directly(strategy, merge_fn, args, named)

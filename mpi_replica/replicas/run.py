@@ -54,9 +54,9 @@ class Run(SharedRun):
         strategy: StrategyBase,
         fn: Callable[..., Any],
         seats: Sequence[tuple[int, Sequence[Any], Mapping[str, Any]]],
+        mirrored: Any,
         site: CallSite,
         options: CommunicationOptions,
-        mirrored: Any = None,
     ) -> None:
         self.strategy = strategy
         self.fn = fn
@@ -342,7 +342,7 @@ class Run(SharedRun):
             self.doom = None  # which is for replicas that call once more
         for seat in self.seats:
             if seat.is_over:
-                kept.keep(seat.replica_id, seat.worker)
+                kept.keep(seat.replica_id, seat.worker, is_thread=self.libraries.has_threads)
             elif seat.status == "waits":  # a signal's handler has raised while it was to stop
                 seat.worker.give_up()
             seat.forget()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import greenlet
 import numpy as np
@@ -63,23 +63,28 @@ class SharedRun(CurrentRun):
 class Seat:
     """The place of one local replica in a run."""
 
-    #: "new", "waits" at a call, "returned", "raised" or "abandoned"
-    status = "new"
-    call: Call | None = None
-    value: Any = None
-    error: BaseException | None = None
+    # With thousands of replicas on a rank this is a tenth of a run: Python gives an object a dict
+    # where an attribute is set that none of the first thirty of its class had.
+    __slots__ = (
+        "_random",
+        "_refusals",
+        "_written",
+        "args",
+        "call",
+        "error",
+        "held",
+        "kwargs",
+        "position",
+        "replica_id",
+        "run",
+        "status",
+        "value",
+        "versions",
+        "worker",
+    )
+
     #: None where it has not begun.
-    worker: Worker = cast("Worker", None)
-    #: Of torch's tensors that it contributes, where replicas of its rank may share them.
-    versions: Any = None
-    #: Of torch's modules, where it waits in a call that has put other weights into them.
-    held: Sequence[Any] = ()
-    #: Its generator, if it was used, and the state in which the run has found it.
-    _random: tuple[np.random.Generator, Any] | None = None
-    #: What takes back all that it has written to its components of variables since these were last
-    #: written above the replicas, and how often they had been.
-    _written: dict[Storage, tuple[int, Callable[[], None]]] | None = None
-    _refusals = 0
+    worker: Worker
 
     def __init__(
         self,
@@ -95,6 +100,21 @@ class Seat:
         self.replica_id = replica_id
         self.args = args
         self.kwargs = kwargs
+        #: "new", "waits" at a call, "returned", "raised" or "abandoned"
+        self.status = "new"
+        self.call: Call | None = None
+        self.value: Any = None
+        self.error: BaseException | None = None
+        #: Of torch's tensors that it contributes, where replicas of its rank may share them.
+        self.versions: Any = None
+        #: Of torch's modules, where it waits in a call that has put other weights into them.
+        self.held: Sequence[Any] = ()
+        #: Its generator, if it was used, and the state in which the run has found it.
+        self._random: tuple[np.random.Generator, Any] | None = None
+        #: What takes back all that it has written to its components of variables since these were
+        #: last written above the replicas, and how often they had been.
+        self._written: dict[Storage, tuple[int, Callable[[], None]]] | None = None
+        self._refusals = 0
 
     @property
     def is_over(self) -> bool:
@@ -162,7 +182,6 @@ class Seat:
         if "jax" in sys.modules or "torch" in sys.modules:  # now: a step may have imported it
             require_unstaged_call(call)
             forget_casts()
-        if not run.is_alone:
             run.libraries.check()
             if run.libraries.shared_state is not None:
                 self.versions = run.libraries.versions_of(call)

@@ -224,8 +224,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             if engine.options.reproducible:
                 blas.refresh()
             merged = engine.options if options is None else engine.options.merge(options)
-            seats, mirrored = self._seats(fn, args, kwargs)
-            run = Run(self, fn, seats, site, merged, mirrored)
+            run = Run(self, fn, *self._seats(fn, args, kwargs), site, merged)
         except Exception as error:
             engine.fail("run", error)
         return run.execute(self._kept)
@@ -239,7 +238,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         check_call(args, {} if kwargs is None else kwargs)
         layout = self.engine.layout
         if not args and not kwargs:
-            return [(i, (), {}) for i in layout.local_replica_ids], None
+            nothing: Mapping[str, Any] = {}
+            return [(i, (), nothing) for i in layout.local_replica_ids], None
         leaves, structure = nest.flatten((tuple(args), dict(kwargs or {})))
         number = layout.num_replicas
         seats = [
