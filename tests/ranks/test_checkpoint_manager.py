@@ -303,7 +303,7 @@ def elsewhere(strategy, shared_folder, monkeypatch):
         monkeypatch.chdir(place)
         gathered(None)
 
-    return mr.CheckpointManager(checkpoint, "/proc/self/cwd/kept"), see
+    return mr.CheckpointManager(checkpoint, "/proc/self/cwd/kept", max_to_keep=None), see
 
 
 def test_a_rank_that_sees_another_folder_is_an_error_of_the_save_on_all_and_the_older_one_stays(
