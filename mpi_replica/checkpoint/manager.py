@@ -232,8 +232,8 @@ class CheckpointManager:
     def restore_or_initialize(self, init_fn: Callable[[], Any] | None = None) -> str | None:
         """Restore the newest checkpoint that is whole; return its path, None where there is none.
 
-        Collective: all ranks call it, in cross-replica context. One that is torn or corrupt is
-        skipped, and a warning tells.
+        Collective: all ranks call it, in cross-replica context. One that is torn or corrupt, or
+        that another job removes meanwhile, is skipped, and a warning tells.
 
         Parameters
         ----------
@@ -257,8 +257,9 @@ class CheckpointManager:
 
         Notes
         -----
-        The folder is what rank 0 sees of it: the steps travel as by ``broadcast_to``. Beside that
-        it costs what ``Checkpoint.restore`` does. Counterpart of
+        The folder is what rank 0 sees of it: the steps travel as by ``broadcast_to``, once more
+        for each that is skipped. Beside that it costs what ``Checkpoint.restore`` does.
+        Counterpart of
         ``tf.train.CheckpointManager.restore_or_initialize``.
 
         Examples
@@ -283,13 +284,18 @@ class CheckpointManager:
         if given is not None and not callable(given):
             text = f"init_fn must be callable or None, got {init_fn!r}."
             engine.fail(kind, TypeError(text))
-        # Rank 0's view counts: a folder on several hosts may not look alike at once.
-        steps: list[int] = engine.cross_replica(engine.make(kind, None, self._steps_for_all, kind))
-        for step in reversed(steps):
+        tried: set[int] = set()
+        # Looked for anew each time: another job may save meanwhile, and remove what is older.
+        while steps := [step for step in self._steps_for_all(kind) if step not in tried]:
+            step = steps[-1]
+            tried.add(step)
             path = self._path(step)
             try:
                 self._checkpoint.restore(path)
-            except CorruptCheckpointError as error:
+            except CheckpointError as error:
+                is_corrupt = isinstance(error, CorruptCheckpointError)
+                if not is_corrupt and step in self._steps_for_all(kind):
+                    raise
                 if engine.layout.rank == 0:
                     _log.warning("%s is skipped: %s", path, error)
             else:
@@ -298,7 +304,13 @@ class CheckpointManager:
             init_fn()
         return None
 
-    def _steps_for_all(self, site: CallSite, options: CommunicationOptions, kind: str) -> Broadcast:
+    def _steps_for_all(self, kind: str) -> list[int]:
+        """Returns the steps that rank 0 sees: a folder on several hosts may not look alike."""
+        engine = self._checkpoint.strategy.engine
+        steps: list[int] = engine.cross_replica(engine.make(kind, None, self._broadcast, kind))
+        return steps
+
+    def _broadcast(self, site: CallSite, options: CommunicationOptions, kind: str) -> Broadcast:
         """Returns the call that gives all ranks the steps that one sees."""
         steps = self.steps if self._checkpoint.strategy.engine.layout.rank == 0 else []
         return Broadcast(site, options, kind, "", steps, compared=False)

@@ -368,6 +368,55 @@ def test_a_file_that_is_missing_for_all_is_skipped_whichever_rank_would_check_it
     assert len(caplog.records) == (0 if strategy.rank else strategy.size)
 
 
+@pytest.mark.parametrize("newest", [1, 3])
+def test_of_what_another_job_removes_meanwhile_the_newest_that_is_there_is_restored(
+    elsewhere, strategy, shared_folder, monkeypatch, newest
+):
+    manager, see = elsewhere
+    see("a")
+    for step in (1, 2, 3):
+        manager.checkpoint.step = step
+        manager.save(step)
+    kept, aside = shared_folder / "a" / "kept", shared_folder / "aside"
+    gathered(None)
+
+    def move(step, source, target):
+        for name in sorted(os.listdir(source), key=lambda name: "data" in name):  # as a job does
+            if name.startswith(f"ckpt-{step}."):
+                os.rename(source / name, target / name)
+
+    if strategy.rank == 0:
+        aside.mkdir()
+        move(3, kept, aside)
+    gathered(None)
+
+    def once(function, is_now):
+        """Have another job go on when rank 0 has seen its files, and before others look."""
+        done = []
+
+        def called(*args):
+            result = function(*args) if strategy.rank == 0 else None
+            if is_now(*args) and not done:
+                done.append(gathered(None))
+                if strategy.rank == strategy.size - 1:
+                    if newest == 3:
+                        move(3, aside, kept)
+                        move(1, kept, aside)
+                    move(2, kept, aside)
+                gathered(None)
+            return result if strategy.rank == 0 else function(*args)
+
+        return called
+
+    if strategy.rank == 0:
+        monkeypatch.setattr(files, "check", once(files.check, lambda path, extents: extents))
+    else:
+        monkeypatch.setattr(files, "require_here", once(files.require_here, lambda *args: True))
+    assert manager.restore_or_initialize() == f"{manager.directory}/ckpt-{newest}"
+    assert manager.checkpoint.step == newest
+    check_works(strategy)
+
+
 def test_a_rank_that_does_not_restore_is_told_what_the_others_do(managed, strategy):
     needs_two_ranks(strategy)
     manager = managed()
