@@ -4,6 +4,8 @@ import collections
 import decimal
 import enum
 import json
+import os
+import time
 import types
 
 import hypothesis
@@ -212,6 +214,12 @@ def test_what_has_no_plain_data_is_a_type_error_that_says_where(value):
         encoded({"a": [0, value]})
     with pytest.raises(TypeError, match=r"state_dict\(\)\['a'\]"):
         encoded(Stateful({"a": value}))
+
+
+@pytest.mark.parametrize("value", [os.stat_result(range(10)), time.struct_time(range(9))])
+def test_what_has_more_fields_than_items_is_a_type_error_that_says_where(value):
+    with pytest.raises(TypeError, match=r"\(checkpoint\.x\['a'\]\[1\]\).*no items of it"):
+        encoded({"a": [0, value]})
 
 
 @pytest.mark.parametrize(

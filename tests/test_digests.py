@@ -1,6 +1,8 @@
 """What is compared instead of values: digests differ where the values do."""
 
 import datetime
+import os
+import time
 
 import numpy as np
 import pytest
@@ -122,6 +124,8 @@ MAKES = [
     lambda i: AT_NOON.replace(tzinfo=datetime.timezone(datetime.timedelta(hours=i))),
     lambda i: datetime.timedelta(i),
     lambda i: np.ma.array([1.0, 2.0], mask=[i, 0]),
+    lambda i: os.stat_result(range(i, i + 10)),
+    lambda i: time.struct_time(range(9), {"tm_zone": "XY"[i]}),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Values with a mask, a unit or labels are refused where these would be lost without a word."""
+"""Values of more than numbers are refused where the rest would be lost without a word."""
 
 import importlib.util
 
@@ -39,11 +39,16 @@ MASKS = [
     of("numpy", lambda numpy: numpy.ma.masked_array([1.0, 2.0], [True, False])),
     of("astropy.utils.masked", lambda masked: masked.Masked([1.0, 2.0], [True, False])),
 ]
+FIELDS = [
+    of("os", lambda os: os.stat_result(range(10), {"st_mtime_ns": 5})),
+    of("time", lambda time: time.struct_time(range(9), {"tm_zone": "X"})),
+]
 # With the word for what would be lost. numpy, pandas and pint are there, where all is installed
 # that the tests ask for; of the others those that are.
+WORDS = {"unit": UNITS, "labels": LABELS, "mask": MASKS, "fields": FIELDS}
 REFUSED = [
     pytest.param(*parameter.values, word, id=f"{word} of {parameter.id}")
-    for word, parameters in (("unit", UNITS), ("labels", LABELS), ("mask", MASKS))
+    for word, parameters in WORDS.items()
     for parameter in parameters
     if importlib.util.find_spec(parameter.id.partition(".")[0])
 ]
@@ -95,7 +100,10 @@ PLACES = [
 @pytest.mark.parametrize(("make", "word"), REFUSED)
 def test_what_an_array_would_lose_is_an_error_that_says_it(strategy, place, make, word):
     value = make()
-    with pytest.raises(TypeError, match=f"the {word}|its {word}") as caught:
+    words = f"the {word}|its {word}"
+    if word == "fields" and place is verified:
+        words = "no bits that could be compared"
+    with pytest.raises(TypeError, match=words) as caught:
         place(strategy, value)
     if place in (reduced, gathered, reduced_along_an_axis, verified):
         assert "value['x']" in str(caught.value)
@@ -157,6 +165,8 @@ def test_what_goes_by_label_is_no_source_of_rows(make):
 def same(one, other):
     assert type(one) is type(other)
     assert str(one) == str(other)
+    for name in ("st_mtime_ns", "tm_zone"):
+        assert getattr(one, name, None) == getattr(other, name, None)
 
 
 # astropy's own pickle loses the mask.

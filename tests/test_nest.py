@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import threading
+import time
 import types
 from typing import NamedTuple
 
@@ -88,6 +89,30 @@ def test_everything_but_containers_is_a_leaf_none_included(leaf):
     assert len(leaves) == 1
     assert leaves[0] is leaf
     assert nest.leaf_paths(structure) == ("",)
+
+
+@pytest.mark.parametrize("flatten", [nest.flatten, nest.flatten_plain, nest.flatten_tensors])
+@pytest.mark.parametrize(
+    "leaf",
+    [os.stat_result(range(10), {"st_mtime_ns": 5}), time.struct_time(range(9), {"tm_zone": "X"})],
+)
+def test_what_has_more_fields_than_items_is_a_leaf(flatten, leaf):
+    assert flatten(leaf)[0][0] is leaf
+    value = {"b": (leaf, os.terminal_size((1, 2))), "a": {"c": leaf, "d": 3}}
+    leaves, structure, *_ = flatten(value)
+    assert [type(one) for one in leaves] == [type(leaf), int, type(leaf), int, int]
+    assert leaves[0] is leaves[2] is leaf
+    paths = ("['a']['c']", "['a']['d']", "['b'][0]", "['b'][1].columns", "['b'][1].lines")
+    assert nest.leaf_paths(structure) == paths
+    again = nest.unflatten(structure, leaves)
+    assert again == value
+    assert again["b"][0] is leaf
+    assert type(again["b"][1]) is os.terminal_size
+
+
+def test_a_list_beside_what_has_more_fields_than_items_stays_a_leaf_where_lists_are():
+    value = (os.stat_result(range(10)), [1, os.stat_result(range(10))])
+    assert nest.flatten_tensors(value)[0] == [*value]
 
 
 def test_values_of_replicas_and_indexed_slices_are_leaves():

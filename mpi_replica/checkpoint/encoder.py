@@ -19,6 +19,7 @@ from ..core.array_libraries import address_of, library_of
 from ..core.array_ways import Array
 from ..core.dtypes import as_array
 from ..core.jax_nodes import JaxNode, is_function_in_node, opened_by_jax
+from ..core.more_than_numbers import has_hidden_fields
 from ..core.values import DistributedValues, Mirrored
 from .dtype_texts import dtype_text
 
@@ -38,6 +39,11 @@ _MOST_LEVELS = 100
 _NO_STATE = (
     "it takes arrays of fixed item size, numbers, texts, bytes, None, and dicts, lists and tuples"
     " of them. Give the object state_dict() and load_state_dict(), or leave it out."
+)
+
+_HAS_MORE = (
+    "the fields that are no items of it would be lost. Give those that are meant, or tuple(value)"
+    " for its items."
 )
 
 #: Returns an array by its name, and that of the library whose it is; numpy's without one.
@@ -181,6 +187,8 @@ class Encoder:
         if isinstance(value, Mapping):
             return self._mapping(value, path)
         if isinstance(value, (list, tuple)):
+            if has_hidden_fields(type(value)):
+                raise self._refused(value, path, _HAS_MORE)
             items = [self.encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
             return items if isinstance(value, list) else {_TUPLE: items}
         if (node := opened_by_jax(value)) is not None:

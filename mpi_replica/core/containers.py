@@ -11,6 +11,7 @@ from __future__ import annotations
 import numbers
 import operator
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ import optree
 from optree.utils import total_order_sorted
 
 from .jax_nodes import opened_by_jax
-from .more_than_numbers import is_sparse_of_jax
+from .more_than_numbers import has_hidden_fields, is_sparse_of_jax
 
 NAMESPACE = "mpi_replica"
 
@@ -35,6 +36,8 @@ _views: set[type] = set()
 def open_class_of(value: Any) -> bool:
     """Registers the class of `value` with optree if it is a container; returns whether it is."""
     kind = type(value)
+    if is_opaque(value):
+        return False
     if issubclass(kind, (list, tuple)):
         _register(kind, _flat_sequence, optree.SequenceEntry)
     elif issubclass(kind, Mapping) and not _is_view(value):
@@ -145,6 +148,33 @@ class _Remake:
             and len(made) == len(values)
             and all(key in made and _is_same(made[key], item) for key, item in values.items())
         )
+
+
+class HasHiddenFields(Exception):
+    """A nest holds what `is_opaque` tells."""
+
+
+def is_opaque(value: Any) -> bool:
+    """Returns whether it is a leaf that optree takes for a container: it has hidden fields.
+
+    Made anew of its items it would lack these, as ``os.stat_result`` lacks its times in ns.
+    """
+    return has_hidden_fields(type(value))
+
+
+def _refuse_to_open(value: Any) -> _Flat:
+    raise HasHiddenFields
+
+
+def _register_opaque_classes() -> None:
+    """Tells optree about these: so only nests that hold one pay for it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it opens them itself otherwise
+        for kind in filter(has_hidden_fields, tuple.__subclasses__()):
+            optree.register_pytree_node(kind, _refuse_to_open, _unflat, namespace=NAMESPACE)
+
+
+_register_opaque_classes()
 
 
 class _InOrder(frozenset[Any]):

@@ -24,7 +24,7 @@ from . import nest
 from .array_libraries import dtype_of
 from .dtypes import as_plain_array
 from .indexed_slices import IndexedSlices
-from .more_than_numbers import is_only_numbers
+from .more_than_numbers import has_hidden_fields, is_only_numbers
 from .pad_bytes import without_padding
 
 #: Size of a digest.
@@ -117,6 +117,9 @@ def _parts_of(leaf: Any) -> Iterable[bytes]:
         parts = [view.format, str(view.shape), b"" if has_addresses else view.tobytes()]
     elif type(leaf) is np.ndarray:  # of objects, or of texts of any length
         parts = [str(leaf.shape), *leaf.reshape(-1).tolist()]
+    elif has_hidden_fields(type(leaf)):
+        items, hidden = leaf.__reduce__()[1]
+        parts = [*items, *hidden.values()]
     elif isinstance(leaf, np.ma.MaskedArray):
         parts = [np.ma.getmaskarray(leaf), leaf.filled(np.zeros(1, leaf.dtype)[0])]
     return map(_bytes_of, parts)

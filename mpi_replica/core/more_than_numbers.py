@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import optree
+
 #: Of a value: what is lost, and what to do; empty where it is nothing.
 _Lost = Callable[[Any], str]
 
@@ -22,7 +24,7 @@ def require_only_numbers(value: Any, *, takes_labels: bool = False) -> None:
     Raises
     ------
     TypeError
-        It has a mask, a unit, or labels; or it is a sparse matrix of JAX.
+        It has a mask, a unit, labels, or hidden fields; or it is a sparse matrix of JAX.
     """
     lost = _lost_by(type(value))
     if lost is not None and not (takes_labels and lost is _labels) and (text := lost(value)):
@@ -38,6 +40,11 @@ def goes_by_label(kind: type) -> bool:
 def is_sparse_of_jax(kind: type) -> bool:
     """Returns whether objects of this class are sparse matrices of JAX: nests to it, not here."""
     return _lost_by(kind) is _places
+
+
+def has_hidden_fields(kind: type) -> bool:
+    """Returns whether objects of this class have more fields than items, as ``os.stat_result``."""
+    return _lost_by(kind) is _fields
 
 
 def is_only_numbers(value: Any) -> bool:
@@ -66,6 +73,14 @@ def _labels(value: Any) -> str:
         " of other replicas may stand in another order. Bring the rows in an order that all"
         " replicas have, and pass value.to_numpy(). strategy.gather_objects and merge_call take it"
         " as it is."
+    )
+
+
+def _fields(value: Any) -> str:
+    return (
+        f"{_name(value)} can't be taken as its numbers alone: the fields that are no items of it"
+        " would be lost. Pass the fields that are meant, or tuple(value) for its items."
+        " strategy.gather_objects and merge_call take it as it is."
     )
 
 
@@ -105,8 +120,10 @@ _LOST: dict[tuple[str, str], _Lost] = {
 }
 
 
-def _found_lost(kind: type) -> _Lost | None:
+def _found_lost(kind: Any) -> _Lost | None:
     """Returns what tells what objects of this class lose; None where that is nothing."""
+    if optree.is_structseq_class(kind) and kind.n_fields != kind.n_sequence_fields:
+        return _fields
     names = ((base.__module__.partition(".")[0], base.__name__) for base in kind.__mro__)
     return next((_LOST[name] for name in names if name in _LOST), None)
 

@@ -1,7 +1,8 @@
 """Nested structures, as in tf.nest: flatten, rebuild, name the leaves.
 
 Lists, tuples, named tuples and mappings are structure, those of subclasses too; everything else is
-a leaf, ``None`` included. Keys of a dict are visited in sorted order. The work is done by optree.
+a leaf, ``None`` included, and ``os.stat_result``, which has more fields than items. Keys of a dict
+are visited in sorted order. The work is done by optree.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import optree
 
 from .array_ways import way_of
-from .containers import NAMESPACE, open_class_of, plain_key
+from .containers import NAMESPACE, HasHiddenFields, is_opaque, open_class_of, plain_key
 from .exceptions import StructureMismatchError
 from .imported_libraries import imported_library
 from .torch_tensors import tensor_types
@@ -76,34 +77,38 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
     """
     if type(value) in _LEAF_TYPES:
         return [value], _LEAF
-    try:
-        leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
-    except RecursionError as error:
-        raise _too_deep() from error
+    leaves, structure = _opened(value)
     return flatten(value) if _open_classes(leaves) else (leaves, structure)
 
 
-def _too_deep() -> ValueError:
-    return ValueError(
-        "lists, tuples or dicts are nested too deep: one of them contains itself, or hundreds are"
-        " inside of each other. Give the values in a list or dict of their own."
-    )
+def _opened(
+    value: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[Any], Structure]:
+    """Returns what optree finds in `value`, where it knows all classes of containers."""
+    try:
+        return optree.tree_flatten(value, is_leaf, none_is_leaf=True, namespace=NAMESPACE)
+    except HasHiddenFields:
+        return _opened(value, is_opaque if is_leaf is None else _is_list_or_opaque)
+    except RecursionError as error:
+        raise ValueError(
+            "lists, tuples or dicts are nested too deep: one of them contains itself, or hundreds"
+            " are inside of each other. Give the values in a list or dict of their own."
+        ) from error
 
 
 def flatten_tensors(value: Any) -> tuple[list[Any], Structure]:
     """Flattens a nest in which a list is a leaf, as in tf where it is made a tensor."""
-    try:
-        leaves, structure = optree.tree_flatten(
-            value, _is_list, none_is_leaf=True, namespace=NAMESPACE
-        )
-    except RecursionError as error:
-        raise _too_deep() from error
+    leaves, structure = _opened(value, _is_list)
     is_opened = _open_classes([leaf for leaf in leaves if not _is_list(leaf)])
     return flatten_tensors(value) if is_opened else (leaves, structure)
 
 
 def _is_list(node: Any) -> bool:
     return isinstance(node, list)
+
+
+def _is_list_or_opaque(node: Any) -> bool:
+    return isinstance(node, list) or is_opaque(node)
 
 
 def _open_classes(leaves: Sequence[Any]) -> bool:
@@ -153,10 +158,7 @@ def flatten_plain(value: Any) -> tuple[list[Any], Structure, int]:
     elif kind is list and len(value) in _flat_lists:
         if (plain := _plainness(value)) is not None:
             return value.copy(), _flat_lists[len(value)], plain
-    try:
-        leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
-    except RecursionError as error:
-        raise _too_deep() from error
+    leaves, structure = _opened(value)
     if (plain := _plainness(leaves)) is not None:
         _learn(value, leaves, structure)
         return leaves, structure, plain

@@ -7,6 +7,7 @@ Each kind here is tried in each place; a new place is a function in `PLACES`, a 
 import collections
 import dataclasses
 import enum
+import os
 import types
 from collections.abc import Mapping
 
@@ -379,6 +380,44 @@ def test_one_replica_alone_that_returns_such_a_thing_is_the_same_error_on_every_
 
     error = raises_everywhere(TypeError, lambda: strategy.run(step))
     assert "TwoArguments" in str(error)
+    check_works(strategy)
+
+
+def of_file(i):
+    """Return what tells of a file, with a field that is no item; another one for each replica."""
+    return os.stat_result(range(i, i + 10), {"st_mtime_ns": 10**18 + i})
+
+
+def test_what_has_more_fields_than_items_keeps_them_all_wherever_it_travels(strategy):
+    everywhere = [10**18 + i for i in range(count(strategy))]
+
+    def step():
+        def times(_, found):
+            return [one.st_mtime_ns for one in found["a"][0].values]
+
+        value = {"a": (of_file(my_id()), 1.0)}
+        merged = mr.get_replica_context().merge_call(times, (value,))
+        assert [int(time) for time in merged] == everywhere
+        return value
+
+    found = strategy.run(step)
+    objects = strategy.gather_objects(found)
+    assert [one["a"][0].st_mtime_ns for one in objects] == everywhere
+    own = [one["a"][0].st_mtime_ns for one in strategy.experimental_local_results(found)]
+    assert own == [everywhere[i] for i in strategy.local_replica_ids]
+    of_rank_0 = strategy.extended.broadcast_to([of_file(strategy.rank)])
+    assert of_rank_0[0].value.st_mtime_ns == everywhere[0]
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "all_gather"])
+def test_where_numbers_are_asked_for_such_a_thing_is_an_error_that_names_it_on_all(strategy, call):
+    def step():
+        last = my_id() == count(strategy) - 1
+        value = {"a": of_file(my_id()) if last else np.zeros(10, int)}
+        return IN_A_STEP[call](mr.get_replica_context(), value)
+
+    error = raises_everywhere(TypeError, lambda: strategy.run(step))
+    assert f"{call} of value['a']: os.stat_result can't be taken as its numbers" in str(error)
     check_works(strategy)
 
 
