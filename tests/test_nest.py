@@ -22,6 +22,7 @@ from optree.registry import __GLOBAL_NAMESPACE as GLOBAL
 import mpi_replica as mr
 from mpi_replica.core import nest
 from mpi_replica.core.containers import plain_key
+from mpi_replica.core.exceptions import StructureMismatchError
 
 
 class Point(NamedTuple):
@@ -402,6 +403,42 @@ def test_the_quick_way_gives_what_flatten_gives_whatever_came_before(values):
         assert type(again) is type(value)
         if isinstance(value, list | dict):
             assert list(again) == list(value)  # keys in the order in which they were put in
+
+
+class Unordered:
+    def __lt__(self, other):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [dict, types.MappingProxyType, collections.Counter, lambda d: collections.defaultdict(int, d)],
+)
+@pytest.mark.parametrize("flatten", [nest.flatten, nest.flatten_plain, nest.flatten_tensors])
+def test_keys_that_have_no_order_are_told_by_their_class(flatten, kind):
+    nest.flatten(kind({"a": 1}))  # its class is known
+    keys = ["a", Unordered(), 2, Unordered()]
+    value = (os.stat_result(range(10)), {"c": (1, kind(dict.fromkeys(keys, 1)))})
+    with pytest.raises(
+        StructureMismatchError, match=r"type Unordered, .* raises ZeroDivision"
+    ) as e:
+        flatten(value)
+    assert isinstance(e.value.__cause__, ZeroDivisionError)
+
+
+def test_an_error_of_what_opens_a_class_of_the_program_stays_what_it_is():
+    class Own:
+        pass
+
+    def opened(own):
+        raise ZeroDivisionError
+
+    optree.register_pytree_node(Own, opened, lambda _, items: Own(), namespace=GLOBAL)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            nest.flatten({"a": Own()})
+    finally:
+        optree.unregister_pytree_node(Own, namespace=GLOBAL)
 
 
 @pytest.mark.parametrize("flatten", [nest.flatten, nest.flatten_plain, nest.flatten_tensors])

@@ -7,17 +7,19 @@ are visited in sorted order. The work is done by optree.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
 import sys
 import threading
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import optree
+from optree.utils import total_order_sorted
 
 from .array_ways import way_of
 from .containers import NAMESPACE, HasHiddenFields, is_opaque, open_class_of, plain_key
@@ -73,7 +75,7 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
     Raises
     ------
     ValueError
-        A container contains itself.
+        A container contains itself, or keys of a dict can't be sorted.
     """
     if type(value) in _LEAF_TYPES:
         return [value], _LEAF
@@ -94,6 +96,47 @@ def _opened(
             "lists, tuples or dicts are nested too deep: one of them contains itself, or hundreds"
             " are inside of each other. Give the values in a list or dict of their own."
         ) from error
+    except Exception as error:
+        _require_ordered_keys(value, error)
+        raise
+
+
+def _require_ordered_keys(value: Any, error: Exception) -> None:
+    """Raises where keys of a mapping in `value` can't be sorted: `error` came of that.
+
+    Raises
+    ------
+    StructureMismatchError
+        Names the class of such a key.
+    """
+    found: list[Any] = []
+
+    def is_out_of_order(node: Any) -> bool:
+        if not isinstance(node, Mapping) or type(node) is OrderedDict:
+            return is_opaque(node)
+        for one, other in itertools.combinations([*node], 2):
+            if not _have_order(one, other):
+                found.append(other if _have_order(one, one) else one)
+                return True
+        return False
+
+    with contextlib.suppress(Exception):  # `error`, if no key is the reason
+        optree.tree_flatten(value, is_out_of_order, none_is_leaf=True, namespace=NAMESPACE)
+    if found:
+        raise StructureMismatchError(
+            f"a nest has a key of type {type(found[0]).__qualname__}, which can't be brought in an"
+            f" order with the others of its dict: comparing them raises {type(error).__name__}."
+            " Use names as keys: strings, numbers or tuples of them."
+        ) from error
+
+
+def _have_order(one: Any, other: Any) -> bool:
+    """Returns whether two keys can be sorted."""
+    try:
+        total_order_sorted([one, other])
+    except Exception:
+        return False
+    return True
 
 
 def flatten_tensors(value: Any) -> tuple[list[Any], Structure]:

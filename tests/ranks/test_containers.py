@@ -535,14 +535,23 @@ class Named:
         return f"Named({self.name})"
 
 
+class Unordered:
+    """It can't be said which of two is less."""
+
+    def __lt__(self, other):
+        raise ZeroDivisionError
+
+
 NAMELESS = {
     "variables": lambda: [mr.Variable(0.0), mr.Variable(0.0)],
     "a variable": lambda: [mr.Variable(0.0)],
     "a variable of an array": lambda: [mr.Variable(np.zeros(2))],
+    "variables of arrays": lambda: [mr.Variable(np.zeros(2)), mr.Variable(np.ones(2))],
     "a value per replica": lambda: [mr.PerReplica([1.0])],
     "an object": lambda: [Layer()],
     "functions": lambda: [lambda: 1, lambda: 2],
     "alike": lambda: [Rectifier(), Rectifier()],
+    "what can't be compared": lambda: [Unordered(), Unordered()],
 }
 
 IN_A_STEP = {
@@ -566,8 +575,8 @@ def test_keys_that_replicas_can_not_tell_apart_are_the_same_error_on_every_rank(
         keys = NAMELESS[name]()
 
     def step():
-        own = keys[:: (-1) ** my_id()]
-        nest = inside({key: np.array([10.0 ** keys.index(key)]) for key in own})
+        own = [*enumerate(keys)][:: (-1) ** my_id()]
+        nest = inside({key: np.array([10.0**at]) for at, key in own})
         return IN_A_STEP[call](mr.get_replica_context(), nest)
 
     error = raises_everywhere(mr.errors.StructureMismatchError, lambda: strategy.run(step))
