@@ -10,6 +10,7 @@ import array
 import functools
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -73,6 +74,10 @@ class Blocks:
         self.row_bytes = self.row_length * self.dtype.itemsize
         self.result = self.dtype, (*before, sum(extent for extent, _ in every), *after)
         self.result_bytes = self.rows * self.row_bytes
+        #: Whether numpy has arrays of that shape: extents of 0 it leaves out of their size.
+        self.is_possible = (
+            math.prod(filter(None, self.result[1])) * self.dtype.itemsize <= sys.maxsize
+        )
         #: Bytes of each rank's blocks, in one row.
         self.rank_row_bytes = [
             sum(extent for extent, _ in of_rank) * inner * self.dtype.itemsize
@@ -129,6 +134,10 @@ class Gathering:
         self.leaves = [alike[key] for key in about]
         self.allocation = Allocation([leaf.result for leaf in self.leaves])
         self.result_bytes = sum(leaf.result_bytes for leaf in self.leaves)
+        #: The first leaf of whose result numpy has none.
+        self.impossible = next(
+            (i for i, leaf in enumerate(self.leaves) if not leaf.is_possible), None
+        )
         packs: list[list[int]] = []
         used = 0
         for index, leaf in enumerate(self.leaves):

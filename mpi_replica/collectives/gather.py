@@ -7,6 +7,7 @@ moves it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from .agreement.call import Call
 from .agreement.group import Group
 from .agreement.site import CallSite
 from .agreement.stand import LeafDescription
-from .agreement.steps import Agree, Steps
+from .agreement.steps import Agree, Raise, Steps
 from .blobs import LARGE_BYTES, all_blobs, payload_of
 from .blocks import Gathering, GatheringPlan, LeafForm
 from .collection import Collection, OneRow, collection
@@ -162,7 +163,7 @@ class AllGather(Call):
         gathering, columns, header_bytes = headers.read()
         if header_bytes > HEADER_BYTES:
             group.sizes.learn(header_bytes)
-        if columns is None:
+        if columns is None or gathering.impossible is not None:
             return self._move(group, gathering, contributions)
         self.gathering = gathering
         return group.with_reserve(
@@ -180,6 +181,8 @@ class AllGather(Call):
     def _move(
         self, group: Group, gathering: Gathering, contributions: Sequence[Sequence[Array]]
     ) -> Steps[list[Array]]:
+        if gathering.impossible is not None:
+            yield Raise(self._too_large(gathering.impossible, gathering))
         self.gathering = gathering
 
         def make() -> OneRow | Collection:
@@ -192,6 +195,14 @@ class AllGather(Call):
             made = group.with_reserve(make)
         results: list[Array] = yield from made.steps()
         return results
+
+    def _too_large(self, index: int, gathering: Gathering) -> ValueError:
+        dtype, shape = gathering.leaves[index].result
+        return ValueError(
+            f"{self.kind} of value{self.paths[index]} would give an array of shape {shape} and"
+            f" dtype {dtype.name}, and numpy has none so large: with extents of 0 left out it would"
+            f" have more than {sys.maxsize} bytes. Give shorter values along axis {self.axis}."
+        )
 
     def answer(self, calls: Sequence[AllGather], results: list[Array]) -> list[Any]:
         for call in calls[1:]:

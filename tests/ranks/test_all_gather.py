@@ -17,7 +17,7 @@ from contributions import (
     gathered,
     nests,
 )
-from everywhere import check_works, raises_everywhere
+from everywhere import check_works, needs_two_replicas, raises_everywhere
 
 DTYPES = (*OF_OP["SUM"], "bool", *OTHERS)
 
@@ -277,6 +277,36 @@ def check_refused(strategy, kind, bad, good, axis, *words, in_step="", above="")
 def test_decision_8_a_scalar_is_a_value_error_that_says_how_to_write_an_array(strategy):
     for scalar in (3, np.float32(1), np.array(7), "text", True):
         check_refused(strategy, ValueError, scalar, np.ones(1), 0, "value[0]", "np.array([")
+
+
+@pytest.mark.parametrize(
+    "beside", [[], [np.ones((1, 1))], [np.ones((1, 10**5))], [np.ones((1, 1))] * 60]
+)
+@pytest.mark.parametrize(("dtype", "axis"), [("i1", 0), ("i1", 1), ("S1", 0), ("i2", 0)])
+def test_a_result_that_no_array_can_be_is_an_error_that_names_its_leaf_and_shape(
+    strategy, beside, dtype, axis
+):
+    needs_two_replicas(strategy)
+    count, most = strategy.num_replicas_in_sync, (2**63 - 1) // np.dtype(dtype).itemsize
+
+    def make(i, most=most):
+        extent = most if i == count - 1 else 1 + i
+        return {"a": beside, "b": np.empty((extent, 0) if axis == 0 else (0, extent), dtype)}
+
+    error = raises_everywhere(ValueError, lambda: gather_everywhere(strategy, axis, make))
+    total = most + count * (count - 1) // 2
+    shape = (total, 0) if axis == 0 else (0, total)
+    assert f"all_gather of value['b'] would give an array of shape {shape}" in str(error)
+    value = strategy.experimental_distribute_values_from_function(
+        lambda context: make(context.replica_id_in_sync_group)
+    )
+    error = raises_everywhere(ValueError, lambda: strategy.gather(value, axis=axis))
+    assert f"gather of value['b'] would give an array of shape {shape}" in str(error)
+    at_hand = mr.PerReplica([make(i)["b"] for i in range(count)])
+    raises_everywhere(ValueError, lambda: strategy.gather(at_hand, axis=axis))
+    check_works(strategy)
+    for found in gather_everywhere(strategy, axis, lambda i: make(i, most - total + most)):
+        assert found["b"].shape == ((most, 0) if axis == 0 else (0, most))
 
 
 def test_an_axis_out_of_range_is_a_value_error_that_names_leaf_and_shape(strategy):
