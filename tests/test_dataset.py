@@ -351,6 +351,24 @@ def test_the_batch_axis_of_the_spec_is_fixed_by_drop_remainder():
     assert generated(np.zeros(3)).batch(2).element_spec.shape == (None, 3)
 
 
+@pytest.mark.parametrize(
+    "verbs",
+    [
+        lambda rows: rows.batch(3),
+        lambda rows: rows.map(lambda row: row).batch(3),
+        lambda rows: generated(*rows).batch(3),
+        lambda rows: Dataset.zip(rows, generated(*rows)).batch(3).map(lambda one, other: one),
+        lambda rows: rows.batch(2, drop_remainder=True).batch(2),
+        lambda rows: rows.repeat().shuffle(4, seed=0).batch(2).take(1),
+    ],
+    ids=["rows", "map", "stream", "zip", "batches", "drawn"],
+)
+def test_element_spec_tells_the_byte_order_of_batches(verbs):
+    rows = Dataset.from_tensor_slices(np.arange(6, dtype=">i4").reshape(6, 1))
+    dataset = verbs(rows)
+    assert {dataset.element_spec.dtype.str} == {batch.dtype.str for batch in dataset}
+
+
 # What is read.
 
 

@@ -42,9 +42,14 @@ class Batch(Verb):
 
     def spec(self) -> Any:
         rows = self._batch_size if self.drops_remainder else None
-        return map_structure(
-            lambda spec: ArraySpec((rows, *spec.shape), spec.dtype), self._source.spec()
-        )
+        # Rows that are read as one array keep their byte order; stacked ones get the machine's.
+        is_read = self.indexable and self._source.is_uniform and not self._source.batched
+
+        def of_rows(spec: ArraySpec) -> ArraySpec:
+            dtype = spec.dtype if is_read else np.result_type(spec.dtype)
+            return ArraySpec((rows, *spec.shape), dtype)
+
+        return map_structure(of_rows, self._source.spec())
 
     def iterate(self, epoch: int, cut: Cut | None, start: int = 0) -> Iterator[Element]:
         if self.indexable:
