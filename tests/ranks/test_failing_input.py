@@ -194,6 +194,22 @@ def test_a_map_that_leaves_no_rows_to_cut_is_a_value_error_everywhere(strategy):
     check_works(strategy)
 
 
+@pytest.mark.parametrize("calls", [None, 2], ids=["", "parallel"])
+def test_where_a_map_gives_no_array_the_error_names_the_line_that_asked_for_it(strategy, calls):
+    R = strategy.num_replicas_in_sync
+    source = Dataset.range(R).map(lambda row: None if row == R - 1 else row, calls).batch(R)
+    dataset = strategy.experimental_distribute_dataset(source)
+
+    def epoch():
+        for batch in dataset:
+            strategy.reduce("SUM", batch, axis=0)
+
+    error = raises_everywhere(TypeError, epoch)
+    if strategy.size > 1:
+        assert " at test_failing_input.py:" in error.__notes__[-1]
+    check_works(strategy)
+
+
 def test_batches_that_are_zipped_with_other_numbers_of_rows_are_a_value_error(strategy):
     R = strategy.num_replicas_in_sync
     source = Dataset.zip(Dataset.range(6 * R).batch(2 * R), Dataset.range(9 * R).batch(3 * R))

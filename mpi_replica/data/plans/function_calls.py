@@ -83,7 +83,7 @@ class FunctionCalls:
         try:
             begun.extend(itertools.islice(coming, self._count))
             while begun:
-                yield begun.popleft().result()
+                yield _result_of(begun.popleft())
                 begun.extend(itertools.islice(coming, 1))
         finally:
             for future in begun:
@@ -117,6 +117,17 @@ class FunctionCalls:
         hold_in = state.outside_of_inference().hold_in
         self._calls.put((future, functools.partial(run, hold_in, call)))
         return future
+
+
+def _result_of(future: Future[T]) -> T:
+    """Returns a result, or raises: `Future.result` would add a line of Python's own to an error."""
+    error = future.exception()
+    try:
+        if error is not None:
+            raise error
+        return future.result()
+    finally:
+        del error, future  # the traceback holds this frame
 
 
 def _make(calls: _Calls) -> None:
