@@ -185,6 +185,13 @@ def test_the_dtype_is_kept(dtype):
     np.testing.assert_array_equal(batch, array)
 
 
+@pytest.mark.parametrize("rows", [Dataset.range(3), generated(0, 1, 2)], ids=["rows", "stream"])
+def test_a_batch_or_buffer_of_any_size_holds_all_there_is(rows):
+    (batch,) = rows.batch(2**63)
+    assert batch.tolist() == [0, 1, 2]
+    assert sorted(rows.shuffle(2**63, seed=0)) == [0, 1, 2]
+
+
 def test_what_is_yielded_can_be_written_without_touching_the_source():
     array = np.zeros((4, 2))
     for dataset in (Dataset.from_tensor_slices(array), generated(*array)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -68,7 +69,8 @@ class Batch(Verb):
 
     def _stream(self, epoch: int, cut: Cut | None, start: int) -> Iterator[Element]:
         elements = enumerate(self._source.values(epoch, start), start)
-        while rows := list(itertools.islice(elements, self._batch_size)):
+        size = min(self._batch_size, sys.maxsize)  # islice counts no further
+        while rows := list(itertools.islice(elements, size)):
             if self.drops_remainder and len(rows) < self._batch_size:
                 return
             numbers, values = zip(*rows, strict=True)

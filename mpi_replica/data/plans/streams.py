@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,7 +48,8 @@ class BufferShuffle(Verb):
         return itertools.islice(self._draws(elements, random), start, None)
 
     def _draws(self, elements: Iterator[Any], random: np.random.Generator) -> Iterator[Any]:
-        buffer = list(itertools.islice(elements, self._buffer_size))
+        size = min(self._buffer_size, sys.maxsize)  # islice counts no further
+        buffer = list(itertools.islice(elements, size))
         for element in elements:
             drawn = int(random.integers(len(buffer)))
             yield buffer[drawn]
