@@ -221,6 +221,33 @@ def test_the_exit_status_is_that_of_the_program(library, program, status, tmp_pa
     assert done.returncode == status, done.stdout + done.stderr
 
 
+@each_library
+@pytest.mark.parametrize(("end", "status"), [("sys.exit(7)", 7), ("raise ValueError", 1)])
+def test_a_forked_child_of_a_rank_ends_as_it_would_without_mpi(library, end, status, tmp_path):
+    program = f"""
+    import atexit
+    import mpi_replica as mr
+
+    strategy = mr.MPIStrategy()
+    child = os.fork()
+    if child == 0:
+        atexit.register(tell, f"atexit {{rank}}")
+        held = open(f"{{sys.argv[1]}}/{{rank}}", "w")
+        held.write(f"of rank {{rank}}")
+        {end}
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    total = strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", rank + 1))
+    with open(f"{{sys.argv[1]}}/{{rank}}") as file:
+        tell(f"{{ended}} {{strategy.experimental_local_results(total)[0]}} {{file.read()}}")
+    """
+    done = call(library, "run", "--timeout", 40, "-n", 2, written(tmp_path, program), tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [f"atexit {rank}" for rank in range(2)]
+    found += [f"{status} 3 of rank {rank}" for rank in range(2)]
+    assert sorted(done.stdout.splitlines()) == sorted(found)
+    assert "Finalize" not in done.stderr
+
+
 @pytest.mark.skipif("mpich" not in LIBRARIES, reason="it is about MPICH's launcher")
 @pytest.mark.parametrize(("program", "status"), EXITS)
 def test_so_it_is_where_the_launcher_fails_itself(program, status, tmp_path):

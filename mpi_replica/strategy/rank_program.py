@@ -9,12 +9,14 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import gc
 import importlib.util
 import io
 import os
 import pkgutil
 import signal
 import sys
+import threading
 import types
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -45,7 +47,11 @@ def main(words: Sequence[str]) -> int:
     # The last thing that is done at exit: whoever dies before may be needed by the others.
     atexit.register(_tell_end, connection, os.getpid())
     _watch_exit(connection)
-    return _run(words, connection)
+    process = os.getpid()
+    status = _run(words, connection)
+    if os.getpid() != process and _has_mpi():
+        _end_forked_child(status)
+    return status
 
 
 def _loaded(name: str) -> Any:
@@ -135,6 +141,30 @@ def _run(words: Sequence[str], connection: Any) -> int:
         return status
     connection.note_end("done", 0)
     return 0
+
+
+def _has_mpi() -> bool:
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+
+
+def _end_forked_child(status: int) -> NoReturn:
+    """Ends a child that the program forked and that came to its end, without an end of MPI.
+
+    Behind all else Python would have mpi4py end MPI, whose connections are the parent's: that of
+    Open MPI 5.0.11 waits for ever, that of MPICH 5.0.2 ends the child with another status.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # as Python does it, in this order
+        atexit._run_exitfuncs()
+        vars(sys.modules["__main__"]).clear()
+        gc.collect()
+        for held in gc.get_objects():  # files that other modules hold
+            if isinstance(held, (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
+                with contextlib.suppress(Exception):
+                    held.flush()
+    finally:
+        os._exit(status)
 
 
 def _is_of_a_loss(error: BaseException | None) -> bool:
