@@ -258,9 +258,8 @@ class CheckpointManager:
         Notes
         -----
         The folder is what rank 0 sees of it: the steps travel as by ``broadcast_to``, once more
-        for each that is skipped. Beside that it costs what ``Checkpoint.restore`` does.
-        Counterpart of
-        ``tf.train.CheckpointManager.restore_or_initialize``.
+        for each that is skipped. Beside that it costs what ``Checkpoint.restore`` does. Counterpart
+        of ``tf.train.CheckpointManager.restore_or_initialize``.
 
         Examples
         --------

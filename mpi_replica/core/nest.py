@@ -109,31 +109,31 @@ def _require_ordered_keys(value: Any, error: Exception) -> None:
     StructureMismatchError
         Names the class of such a key.
     """
-    found: list[Any] = []
+    found: list[type] = []
 
     def is_out_of_order(node: Any) -> bool:
         if not isinstance(node, Mapping) or type(node) is OrderedDict:
             return is_opaque(node)
-        for one, other in itertools.combinations([*node], 2):
-            if not _have_order(one, other):
-                found.append(other if _have_order(one, one) else one)
-                return True
-        return False
+        if _can_be_sorted(node):
+            return False
+        kinds = [*dict.fromkeys(map(type, node))]
+        alone = [kind for kind in kinds if not _can_be_sorted([k for k in node if type(k) is kind])]
+        found.extend(alone or kinds)
+        return True
 
     with contextlib.suppress(Exception):  # `error`, if no key is the reason
         optree.tree_flatten(value, is_out_of_order, none_is_leaf=True, namespace=NAMESPACE)
     if found:
         raise StructureMismatchError(
-            f"a nest has a key of type {type(found[0]).__qualname__}, which can't be brought in an"
+            f"a nest has a key of type {found[0].__qualname__}, which can't be brought in an"
             f" order with the others of its dict: comparing them raises {type(error).__name__}."
             " Use names as keys: strings, numbers or tuples of them."
         ) from error
 
 
-def _have_order(one: Any, other: Any) -> bool:
-    """Returns whether two keys can be sorted."""
+def _can_be_sorted(keys: Iterable[Any]) -> bool:
     try:
-        total_order_sorted([one, other])
+        total_order_sorted([*keys])
     except Exception:
         return False
     return True
