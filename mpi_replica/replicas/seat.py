@@ -83,7 +83,7 @@ class Seat:
         "worker",
     )
 
-    #: None where it has not begun.
+    #: There is none before it begins.
     worker: Worker
 
     def __init__(
