@@ -5,6 +5,7 @@ Times are compared as whole nanoseconds, which is what the file tells them in.
 
 import collections
 import gzip
+import itertools
 import json
 import math
 from typing import NamedTuple
@@ -198,11 +199,13 @@ def meetings(trace):
 def check_clocks(trace, marks):
     """Check a trace of tests/traced/late.py: times are those of one clock, within its bound.
 
-    Each mark, by rank and step, begins between two moments of the true clock.
+    Each mark, by rank and step, begins between two moments of the true clock. The bound is one of
+    two processes: the times of each may be wrong by a part of it, also to each other.
     """
     begins = [
         [one.begin for one in slices(trace, "program") if one.pid == pid]
         for pid in range(len(marks))
     ]
     least, most = (np.array(begins) - marks[..., side] for side in (1, 0))
-    assert least.max() - most.min() <= bound_ns(trace)
+    for some, other in itertools.permutations(range(len(marks)), 2):
+        assert least[some].max() - most[other].min() <= bound_ns(trace)
