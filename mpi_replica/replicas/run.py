@@ -67,6 +67,8 @@ class Run(SharedRun):
         self.engine = strategy.engine
         self.seats = [Seat(self, position, *seat) for position, seat in enumerate(seats)]
         self.is_alone = len(self.seats) == 1
+        #: Whether a merge_fn runs, or has failed.
+        self._is_merging = False
         #: The generator of all ranks, if a merge_fn has used it, and the state that this has found.
         self._random: tuple[np.random.Generator, Any] | None = None
         self.libraries = libraries_of_run(
@@ -180,7 +182,9 @@ class Run(SharedRun):
             self.engine.report(stands, originals, calls[0])
         results = self.engine.perform(calls)
         if isinstance(calls[0], MergeCall):
-            return self._merge(cast("list[MergeCall]", calls), *results[0])
+            self._is_merging = True
+            results = self._merge(cast("list[MergeCall]", calls), *results[0])
+            self._is_merging = False
         return results
 
     def _merge(self, calls: list[MergeCall], scope: Any, args: Any, kwargs: Any) -> list[Any]:
@@ -207,7 +211,10 @@ class Run(SharedRun):
 
         Returns what has become of it there.
         """
-        if self.doom is None and not self.engine.agreement.is_agreed(error):
+        # What a collective in a merge_fn has told the others is told again, as the end of the run:
+        # whether it tells them, or fails alike on all ranks, depends on the layout.
+        is_known = self.engine.agreement.is_agreed(error) and not self._is_merging
+        if self.doom is None and not is_known:
             error = self._tell(error)
         if self.doom is None and not waiting:
             self.doom = error

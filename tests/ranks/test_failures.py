@@ -363,6 +363,38 @@ def test_what_merge_fn_raises_is_raised_by_run_on_every_rank(strategy, kind):
     check_works(strategy)
 
 
+def run_that_fails(strategy, value):
+    return strategy.run(raising(0, ValueError, after=1))
+
+
+@pytest.mark.parametrize(
+    "merge_fn",
+    [
+        lambda strategy, value: strategy.reduce("SUM", value, axis=None),
+        lambda strategy, value: strategy.reduce("TOTAL", value, axis=None),
+        lambda strategy, value: strategy.gather(value, axis=1),
+        run_that_fails,
+    ],
+    ids=["unlike values", "wrong op", "wrong axis", "run"],
+)
+@pytest.mark.parametrize("length", [3, 40_000])
+def test_what_a_collective_of_merge_fn_raises_is_raised_by_run_too(strategy, merge_fn, length):
+    """Also where it has told all ranks: that it does depends on the layout, and on the size."""
+    needs_two_replicas(strategy)
+    seen = []
+
+    def step():
+        value = np.ones(length, np.int64 if my_id() else np.float32)
+        try:
+            mr.get_replica_context().merge_call(merge_fn, (value,))
+        except BaseException as error:
+            seen.append(type(error))
+
+    raises_everywhere((TypeError, ValueError), lambda: strategy.run(step))
+    assert seen == [mr.errors.ReplicaStopped] * len(strategy.local_replica_ids)
+    check_works(strategy)
+
+
 @pytest.mark.parametrize(
     ("kind", "call"),
     [
