@@ -360,6 +360,41 @@ UNPRINTABLE = {
 }
 
 
+FORKS = {
+    "test_forks.py": """
+        def leaves(how):
+            if how == "fails":
+                assert os.getpid() == 0, "not the rank"
+            elif how == "exits":
+                raise SystemExit(0)
+            elif how == "ends the session":
+                pytest.exit("enough")
+
+        @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of other threads
+        @pytest.mark.parametrize("how", ["fails", "exits", "ends the session", "returns"])
+        def test_forks(strategy, how):
+            child = os.fork() if rank == 1 else -1
+            if child == 0:
+                return leaves(how)
+            if child > 0:
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+            check(strategy)
+    """
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_forked_child_that_leaves_its_test_ends_and_says_so(library, launch):
+    """It would come to the others as its rank, which comes as well."""
+    done = launch(library, 2, FORKS, "-p", "no:pytest_mpi")
+    assert summary(done) == "4 passed", done.stdout + done.stderr
+    for how in ("fails", "exits", "returns"):
+        place = f"test_forks.py::test_forks[{how}] (call)"
+        assert f"{place}: a child that was forked here has left the test" in done.stderr
+    assert "AssertionError: not the rank" in done.stderr
+    assert "Exit: enough" in done.stderr
+
+
 @pytest.mark.parametrize("library", LIBRARIES[:1])
 def test_the_job_ends_whatever_an_earlier_test_has_done(library, launch):
     done = launch(library, 2, UNPRINTABLE, "-s")

@@ -69,6 +69,7 @@ class Fence:
         #: What failed so far: printed where the job ends before rank 0 reports.
         self.failures: list[str] = []
         self._stderr = os.dup(2)  # the true one: pytest captures 2 during a test
+        self._process = os.getpid()
         self._waiting: Arrival | None = None
         self._has_left_all = False
         self._is_lost = False
@@ -104,6 +105,8 @@ class Fence:
         KeyboardInterrupt
             Here: it came during the meeting.
         """
+        if os.getpid() != self._process:
+            self._end_child(arrival)
         if self._is_lost:
             return [arrival]
         gate.close()  # an interrupt would leave an exchange half done
@@ -114,6 +117,14 @@ class Fence:
         if gate.take():
             raise KeyboardInterrupt
         return arrivals
+
+    def _end_child(self, arrival: Arrival) -> NoReturn:
+        """Ends a forked child that has left its test: the rank is its parent, which comes, too."""
+        self.say(
+            f"{arrival.place}: a child that was forked here has left the test, and is ended. End it"
+            f" with os._exit, or start it with multiprocessing.\n{arrival.text}"
+        )
+        os._exit(1)
 
     def _meet(self, arrival: Arrival) -> list[Arrival]:
         self._waiting = arrival
