@@ -99,6 +99,8 @@ class Run(SharedRun):
             if self._random is not None:
                 generator, state = self._random
                 put_state(generator, state)
+            if agreement.final is None:
+                agreement.notes.take_back()  # of a merge_fn that went on when another rank failed
             let_go(error)
             raise
         finally:

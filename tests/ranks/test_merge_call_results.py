@@ -1,5 +1,7 @@
 """What merge_call gives each replica is its own, and a merge_fn that failed has had its say."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -351,6 +353,36 @@ def test_a_failed_run_refuses_the_collectives_of_merge_fn_on_the_other_ranks(str
     assert "the last rank fails" in str(error)
     assert refused == ([] if strategy.rank == strategy.size - 1 else [error])
     check_works(strategy)
+
+
+def test_a_merge_fn_that_goes_on_behind_the_failure_of_another_rank_leaves_nothing(strategy):
+    """What it assigns is taken back, and what it returns is compared with nobody's."""
+    needs_two_replicas(strategy)
+    with strategy.scope():
+        variable = mr.Variable(np.zeros(2))
+    refused = []
+
+    def all_call():
+        return mr.get_replica_context().all_reduce("SUM", 1.0)
+
+    def merge(strategy):
+        if strategy.rank == strategy.size - 1:
+            raise ValueError("the last rank fails")
+        with contextlib.suppress(ValueError):
+            strategy.run(all_call)
+        try:
+            variable.assign(np.ones(2))
+        except mr.errors.ReplicaStopped as error:
+            refused.append(error.__cause__)
+        return 1
+
+    def step():
+        return mr.get_replica_context().merge_call(merge)
+
+    error = raises_everywhere(ValueError, lambda: strategy.run(step))
+    assert refused == ([] if strategy.rank == strategy.size - 1 else [error])
+    check_works(strategy)
+    assert variable.numpy().tolist() == [0, 0]
 
 
 def test_errors_that_were_caught_do_not_count_as_refusals_to_stop(strategy):

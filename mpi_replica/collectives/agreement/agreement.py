@@ -167,7 +167,7 @@ class Agreement:
         """
         first = calls[0]
         if self.final is not None or (self.runs and self.runs[-1].doom is not None):
-            self._refuse_if_over()
+            self.refuse_if_over()
         if gate.is_pending and gate.take():
             self.report(*self.failure(calls, KeyboardInterrupt()))
         if not self._compare(AGREES, payload, first):
@@ -195,11 +195,11 @@ class Agreement:
 
         `originals` are this rank's exceptions by replica id: here they are raised as they are.
         """
-        self._refuse_if_over()
+        self.refuse_if_over()
         self._compare(REPORTS, b"", first)
         self._exchange_reports(stands, originals)
 
-    def _refuse_if_over(self) -> None:
+    def refuse_if_over(self) -> None:
         """Raises where the other ranks no longer answer: in a strategy or a run that is over."""
         if self.final is not None:
             self.refuse(self.final)

@@ -90,8 +90,7 @@ class Driver:
                         self._require_one_call(calls)
                     prepared = first.prepare(self.group, calls)
                     if prepared is None:  # nothing travels
-                        if agreement.final is not None:
-                            agreement.refuse(agreement.final)
+                        agreement.refuse_if_over()
                     else:
                         payload, prepared = prepared
                         begun = transport.steps

@@ -91,6 +91,12 @@ class Notes:
             self._owners.clear()
             self.chain = self._held_bytes = 0
 
+    def take_back(self) -> None:
+        """Takes back all that this rank has noted, and forgets it: it is compared with nobody's."""
+        if self._notes:
+            self.undo([()])
+            self.drop()
+
     def undo(self, of_ranks: _OfRanks) -> None:
         """Takes back what this rank noted beyond what all ranks have noted."""
         columns = zip(*of_ranks, strict=False)
