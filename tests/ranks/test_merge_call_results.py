@@ -385,6 +385,27 @@ def test_a_merge_fn_that_goes_on_behind_the_failure_of_another_rank_leaves_nothi
     assert variable.numpy().tolist() == [0, 0]
 
 
+def test_no_run_begins_in_one_that_has_failed(strategy):
+    """The other ranks have left it, and would take the calls of the new one for their next ones."""
+    needs_two_replicas(strategy)
+
+    def all_call():
+        return mr.get_replica_context().all_reduce("SUM", 1.0)
+
+    def merge(strategy):
+        if strategy.rank == strategy.size - 1:
+            raise ValueError("the last rank fails")
+        for _ in range(2):
+            with contextlib.suppress(ValueError, mr.errors.ReplicaStopped):
+                strategy.run(all_call)
+
+    def step():
+        return mr.get_replica_context().merge_call(merge)
+
+    raises_everywhere(ValueError, lambda: strategy.run(step))
+    check_works(strategy)
+
+
 def test_errors_that_were_caught_do_not_count_as_refusals_to_stop(strategy):
     """Decision 17: only a replica that swallows the end of its run is abandoned."""
     needs_two_replicas(strategy)

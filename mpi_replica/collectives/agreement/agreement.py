@@ -133,7 +133,9 @@ class Agreement:
         return self.runs[-1].ordinal if self.runs else 0
 
     def enter_run(self, run: CurrentRun) -> None:
-        """Begins a run: it gets the next ordinal."""
+        """Begins a run: it gets the next ordinal. In one that is over, none begins."""
+        if self.runs and self.runs[-1].doom is not None:
+            self.refuse_if_over()
         self.last_run_ordinal += 1
         run.ordinal = self.last_run_ordinal
         self.runs.append(run)
