@@ -363,6 +363,28 @@ def test_what_merge_fn_raises_is_raised_by_run_on_every_rank(strategy, kind):
     check_works(strategy)
 
 
+def test_an_error_of_merge_fn_is_told_also_where_ctrl_c_comes_before_it_is(strategy, monkeypatch):
+    """The others wait for this rank, in a call that it does not make."""
+    agreement = strategy.engine.agreement
+    for culprit in sorted({0, strategy.size - 1}):
+
+        def interrupted(*args):
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGINT)
+
+        def merge_fn(strategy, culprit=culprit, interrupted=interrupted):
+            if strategy.rank == culprit:
+                monkeypatch.setattr(agreement, "failed_stand", interrupted)
+                raise ValueError("here")
+            strategy.barrier()
+
+        def step(merge_fn=merge_fn):
+            mr.get_replica_context().merge_call(merge_fn)
+
+        raises_everywhere(KeyboardInterrupt, lambda step=step: strategy.run(step))
+        check_works(strategy)
+
+
 def run_that_fails(strategy, value):
     return strategy.run(raising(0, ValueError, after=1))
 
