@@ -67,6 +67,8 @@ class Run(SharedRun):
         self.engine = strategy.engine
         self.seats = [Seat(self, position, *seat) for position, seat in enumerate(seats)]
         self.is_alone = len(self.seats) == 1
+        #: Whether all ranks have agreed on its end.
+        self._has_ended = False
         #: Whether a merge_fn runs, or has failed.
         self._is_merging = False
         #: The generator of all ranks, if a merge_fn has used it, and the state that this has found.
@@ -119,13 +121,13 @@ class Run(SharedRun):
         while self.doom is None:
             has_ended = False
             waiting: list[Seat] = []
-            for seat in self.seats:  # no comprehension: most runs end here at once
-                if seat.status != "returned":
-                    waiting = [seat for seat in self.seats if seat.status == "waits"]
-                    break
-            else:
-                has_ended = True
             try:
+                for seat in self.seats:  # no comprehension: most runs end here at once
+                    if seat.status != "returned":
+                        waiting = [seat for seat in self.seats if seat.status == "waits"]
+                        break
+                else:
+                    has_ended = True
                 if self.failure is not None:
                     failure, self.failure = self.failure, None
                     raise failure
@@ -140,9 +142,12 @@ class Run(SharedRun):
                     # Popped: what is kept here would live until the next call is done.
                     seat.worker.resume(answers.pop())
             except BaseException as error:
-                told = self._deal_with(error, waiting)
-                let_go(error)
-                let_go(told)
+                try:
+                    told = self._deal_with(error, waiting)
+                    let_go(error)
+                    let_go(told)
+                except BaseException as other:  # a signal's handler: the others don't know
+                    let_go(self._deal_with(other, waiting))
         self._unwind()
         raise self.doom
 
@@ -213,6 +218,8 @@ class Run(SharedRun):
 
         Returns what has become of it there.
         """
+        if self._has_ended and not isinstance(error, Exception):
+            self.doom = error  # Ctrl-C as behind the run: nobody waits here to be told
         # What a collective in a merge_fn has told the others is told again, as the end of the run:
         # whether it tells them, or fails alike on all ranks, depends on the layout.
         is_known = self.engine.agreement.is_agreed(error) and not self._is_merging
@@ -289,6 +296,7 @@ class Run(SharedRun):
             if len(ends) < len(seats):
                 self._report()
         kinds = self.engine.perform(ends)[0]
+        self._has_ended = True
         if is_empty and kinds == _NO_VALUE:
             return None
         leaves: list[Any] = []

@@ -24,6 +24,9 @@ from everywhere import (
     raises_everywhere,
     ranks_of,
 )
+from mpi_replica.collectives.agreement.agreement import Agreement
+from mpi_replica.replicas import run
+from mpi_replica.replicas.run import Run
 
 
 class Custom(Exception):
@@ -363,9 +366,13 @@ def test_what_merge_fn_raises_is_raised_by_run_on_every_rank(strategy, kind):
     check_works(strategy)
 
 
-def test_an_error_of_merge_fn_is_told_also_where_ctrl_c_comes_before_it_is(strategy, monkeypatch):
+@pytest.mark.parametrize(
+    ("place", "name"), [(Agreement, "failed_stand"), (Run, "_deal_with"), (Run, "_tell")]
+)
+def test_ctrl_c_before_an_error_of_merge_fn_is_told_is_told_instead(
+    strategy, monkeypatch, place, name
+):
     """The others wait for this rank, in a call that it does not make."""
-    agreement = strategy.engine.agreement
     for culprit in sorted({0, strategy.size - 1}):
 
         def interrupted(*args):
@@ -374,7 +381,7 @@ def test_an_error_of_merge_fn_is_told_also_where_ctrl_c_comes_before_it_is(strat
 
         def merge_fn(strategy, culprit=culprit, interrupted=interrupted):
             if strategy.rank == culprit:
-                monkeypatch.setattr(agreement, "failed_stand", interrupted)
+                monkeypatch.setattr(place, name, interrupted)
                 raise ValueError("here")
             strategy.barrier()
 
@@ -382,6 +389,23 @@ def test_an_error_of_merge_fn_is_told_also_where_ctrl_c_comes_before_it_is(strat
             mr.get_replica_context().merge_call(merge_fn)
 
         raises_everywhere(KeyboardInterrupt, lambda step=step: strategy.run(step))
+        check_works(strategy)
+
+
+def test_ctrl_c_behind_the_end_of_a_run_comes_up_there_alone_and_all_are_in_step(
+    strategy, monkeypatch
+):
+    """As behind the call itself: the others have gone on, and nobody waits to be told."""
+
+    def interrupted(*args):
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+
+    for culprit in sorted({0, strategy.size - 1}):
+        if strategy.rank == culprit:
+            monkeypatch.setattr(run, "per_replica", interrupted)
+        error = error_of(lambda: strategy.run(my_id))
+        assert type(error) is (KeyboardInterrupt if strategy.rank == culprit else type(None))
         check_works(strategy)
 
 
