@@ -96,6 +96,10 @@ class Run(SharedRun):
             finally:
                 log.add_span(self.identity.text, "run", begun, current_state())
         except BaseException as error:
+            if self.doom is None and self in agreement.runs:
+                # Ctrl-C between two replicas, or anywhere else in here: the others don't know.
+                self._deal_with(error, [])
+                self._unwind()
             for seat in self.seats:
                 seat.take_back()
             if self._random is not None:
@@ -104,7 +108,9 @@ class Run(SharedRun):
             if agreement.final is None:
                 agreement.notes.take_back()  # of a merge_fn that went on when another rank failed
             let_go(error)
-            raise
+            if self.doom is None or self.doom is error:
+                raise
+            raise self.doom
         finally:
             try:
                 agreement.leave_run(self)
@@ -114,20 +120,17 @@ class Run(SharedRun):
 
     def _go_through(self, kept: KeptByRuns) -> Any:
         """Runs the function on all local replicas, to the end of the run."""
-        try:
-            self._start(kept)
-        except BaseException as error:  # Ctrl-C between two replicas
-            self._deal_with(error, [])
+        self._start(kept)
         while self.doom is None:
             has_ended = False
             waiting: list[Seat] = []
+            for seat in self.seats:  # no comprehension: most runs end here at once
+                if seat.status != "returned":
+                    waiting = [seat for seat in self.seats if seat.status == "waits"]
+                    break
+            else:
+                has_ended = True
             try:
-                for seat in self.seats:  # no comprehension: most runs end here at once
-                    if seat.status != "returned":
-                        waiting = [seat for seat in self.seats if seat.status == "waits"]
-                        break
-                else:
-                    has_ended = True
                 if self.failure is not None:
                     failure, self.failure = self.failure, None
                     raise failure
@@ -142,12 +145,9 @@ class Run(SharedRun):
                     # Popped: what is kept here would live until the next call is done.
                     seat.worker.resume(answers.pop())
             except BaseException as error:
-                try:
-                    told = self._deal_with(error, waiting)
-                    let_go(error)
-                    let_go(told)
-                except BaseException as other:  # a signal's handler: the others don't know
-                    let_go(self._deal_with(other, waiting))
+                told = self._deal_with(error, waiting)
+                let_go(error)
+                let_go(told)
         self._unwind()
         raise self.doom
 
