@@ -110,7 +110,7 @@ class Run(SharedRun):
             let_go(error)
             if self.doom is None or self.doom is error:
                 raise
-            raise self.doom
+            raise self.doom from self.doom.__cause__
         finally:
             try:
                 agreement.leave_run(self)
