@@ -67,7 +67,6 @@ class DistributedDataset:
         require_once(self._engine.per_replica_call, "iter() of a distributed dataset")
         place, newest = self._next(), (self._newest, self._iterator)
         iterator = DistributedIterator(self._engine, self._input, place)
-        self._newest, self._iterator = place, weakref.ref(iterator)
         if self._engine.layout.size > 1 and self._engine.is_in_its_thread():
 
             def go_back() -> None:
@@ -75,6 +74,7 @@ class DistributedDataset:
                 self._newest, self._iterator = newest
 
             self._note_iteration(place, go_back)
+        self._newest, self._iterator = place, weakref.ref(iterator)  # behind the note: Ctrl-C here
         return iterator
 
     def _next(self) -> Progress:

@@ -3,7 +3,9 @@
 What can be read again is read again by the next call; anything else stays broken on all ranks.
 """
 
+import contextlib
 import itertools
+import signal
 
 import numpy as np
 import pytest
@@ -439,6 +441,30 @@ def test_a_restored_place_is_not_lost_where_one_rank_iterates_alone(strategy, da
 
     raises_everywhere(mr.errors.CollectiveMismatchError, one_iterates)
     assert epoch_of(strategy, dataset) == [[8, 9], [10, 11]]
+
+
+@pytest.mark.parametrize("dataset_of", [known, unknown])
+def test_an_iteration_whose_begin_is_interrupted_on_one_rank_begins_again_on_all(
+    strategy, monkeypatch, dataset_of
+):
+    needs_two_ranks(strategy)
+    dataset = dataset_of(strategy)
+
+    def interrupted(*args):
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+
+    def begin():
+        if strategy.rank == 0:
+            monkeypatch.setattr(dataset, "_note_iteration", interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            iter(dataset)
+        strategy.barrier()
+
+    raises_everywhere(mr.errors.CollectiveMismatchError, begin)
+    iterator = iter(dataset)
+    strategy.barrier()
+    assert gathered(iterator.state_dict()["epoch"]) == [0] * strategy.size
 
 
 def test_global_batches_that_differ_are_the_same_error_again(strategy):
