@@ -131,8 +131,8 @@ class Run(SharedRun):
             else:
                 has_ended = True
             try:
-                if self.failure is not None:
-                    failure, self.failure = self.failure, None
+                failure, self.failure = self.failure, None
+                if failure is not None and waiting:  # else Ctrl-C has come before it was there
                     raise failure
                 if has_ended:
                     return self._end(kept)

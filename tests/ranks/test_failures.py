@@ -27,6 +27,7 @@ from everywhere import (
 from mpi_replica.collectives.agreement.agreement import Agreement
 from mpi_replica.replicas import run
 from mpi_replica.replicas.run import Run
+from mpi_replica.replicas.seat import Seat
 
 
 class Custom(Exception):
@@ -390,6 +391,29 @@ def test_ctrl_c_before_an_error_of_merge_fn_is_told_is_told_instead(
 
         raises_everywhere(KeyboardInterrupt, lambda step=step: strategy.run(step))
         check_works(strategy)
+
+
+def test_ctrl_c_before_the_only_replica_of_a_rank_has_an_error_is_told(strategy, monkeypatch):
+    """The others have caught theirs, and go on."""
+    needs_two_ranks(strategy)
+    alone = [rank for rank, ids in enumerate(gathered(strategy.local_replica_ids)) if len(ids) == 1]
+    if not alone:
+        pytest.skip("all ranks have several replicas")
+
+    def interrupted(*args):
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+
+    def step():
+        context = mr.get_replica_context()
+        if strategy.rank == alone[0]:
+            monkeypatch.setattr(Seat, "_wait", interrupted)
+        with contextlib.suppress(mr.errors.StructureMismatchError):
+            context.all_reduce("SUM", np.ones(1 + (my_id() == 0)))
+        context.all_reduce("SUM", 1.0)
+
+    raises_everywhere(KeyboardInterrupt, lambda: strategy.run(step))
+    check_works(strategy)
 
 
 def test_ctrl_c_behind_the_end_of_a_run_comes_up_there_alone_and_all_are_in_step(
