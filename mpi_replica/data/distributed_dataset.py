@@ -74,7 +74,8 @@ class DistributedDataset:
                 self._newest, self._iterator = newest
 
             self._note_iteration(place, go_back)
-        self._newest, self._iterator = place, weakref.ref(iterator)  # behind the note: Ctrl-C here
+        # Noted first: where Ctrl-C comes in between, the next call takes it back on all ranks.
+        self._newest, self._iterator = place, weakref.ref(iterator)
         return iterator
 
     def _next(self) -> Progress:

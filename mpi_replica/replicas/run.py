@@ -235,20 +235,19 @@ class Run(SharedRun):
                 seat.stop(at_call)
         return error
 
-    def _tell(self, error: BaseException, *, is_last: bool = False) -> BaseException:
+    def _tell(self, error: BaseException) -> BaseException:
         """Tells the other ranks of an error that came up here, between collectives."""
         agreement = self.engine.agreement
+        ids = self.engine.layout.local_replica_ids
+        end = self._run_end(None)
+        end.replica_ids = ids
         try:
-            ids = self.engine.layout.local_replica_ids
-            end = self._run_end(None)
-            end.replica_ids = ids
             stand = agreement.failed_stand(end, error, "raised")
             self.engine.report([stand], {ids[0]: error}, end)
         except BaseException as told:
-            is_told = agreement.is_agreed(told) or agreement.final is not None
-            if self.doom is None and not is_told and not is_last:
-                return self._tell(told, is_last=True)  # of a signal's handler: the others wait
             if self.doom is None:
+                if agreement.final is None and not agreement.is_agreed(told):
+                    raise  # of a signal's handler: the others don't know of either
                 self.doom = error
             return told
 
