@@ -30,6 +30,8 @@ class Broadcast(Call):
     compared : bool
         Whether the dtype and shape of the value must be the same on all ranks, although only
         those of replica 0 count.
+    others : sequence, optional
+        What the other replicas of this rank give, which are compared, too.
     finish : callable, optional
         What is done with the value, once on each rank; it gives the result of the call.
     writing : Writing, optional
@@ -45,6 +47,7 @@ class Broadcast(Call):
         value: Any,
         *,
         compared: bool,
+        others: Sequence[Any] = (),
         finish: Callable[[Any], Any] | None = None,
         writing: Writing | None = None,
     ) -> None:
@@ -54,14 +57,15 @@ class Broadcast(Call):
         self.value = value
         self.finish = finish
         self.writing = writing
-        self.leaf = LeafDescription("any value")
+        self._leaves = [LeafDescription("any value")]
         if compared:
-            array = np.asarray(value)
-            self.leaf = LeafDescription(wire_name(array.dtype), array.shape)
-        self.identify((detail, self.leaf))
+            arrays = map(np.asarray, [value, *others])
+            self._leaves = [LeafDescription(wire_name(one.dtype), one.shape) for one in arrays]
+            self.agrees = len(set(self._leaves)) == 1
+        self.identify((detail, self._leaves[0]))
 
     def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
-        return (self.leaf,)
+        return (self._leaves[min(position, len(self._leaves) - 1)],)
 
     def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, bytes]:
         data, runs_code = b"", False

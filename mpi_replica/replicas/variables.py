@@ -66,7 +66,7 @@ class Variable(Assignable, ActsAsValue):
     OverflowError
         An integer that `dtype` can't hold; without `dtype` one of more than 64 bits is a TypeError.
     StructureMismatchError
-        The ranks gave values of different shape or dtype.
+        The ranks, or the components of a `PerReplica`, have different shapes or dtypes.
     CollectiveMismatchError
         They gave other names, `trainable`, synchronization or aggregation.
 
@@ -103,22 +103,24 @@ class Variable(Assignable, ActsAsValue):
         require_once(strategy.per_replica_call, "Variable")
         state = current_state()
         context = None if state is None else state.replica_context
-        # In cross-replica context a rank without replica 0 compares with a component that it has.
-        local = strategy.engine.layout.local_replica_ids or (0,)
-        replica_id = local[0] if context is None else context.replica_id_in_sync_group
-        holds_first = replica_id == 0
+        # In cross-replica context all components that are here are compared with replica 0's.
+        ids = strategy.engine.layout.local_replica_ids or (0,)
+        if context is not None:
+            ids = (context.replica_id_in_sync_group,)
+        holds_first = ids[0] == 0
         is_called = callable(initial_value)
 
-        def first_value() -> Array:
+        def first_values() -> list[Array]:
             initial = plain_value(initial_value() if is_called else initial_value)
-            own = component_of(initial, replica_id, strategy.num_replicas_in_sync)
-            return initial_array(self.name, own, dtype)
+            used = ids if isinstance(initial, PerReplica) and not is_called else ids[:1]
+            own = (component_of(initial, i, strategy.num_replicas_in_sync) for i in used)
+            return [initial_array(self.name, one, dtype) for one in own]
 
         self._on_read = synchronization is VariableSynchronization.ON_READ
         if strategy.engine.is_spare:  # should it be needed, a state comes with other values
-            self._storage: Storage = self._store(first_value())
+            self._storage: Storage = self._store(first_values()[0])
         else:
-            value = first_value if holds_first or not is_called else None
+            values = first_values if holds_first or not is_called else None
             meet = strategy.engine.cross_replica if context is None else context.meet
             call = strategy.engine.make(
                 "Variable",
@@ -127,7 +129,7 @@ class Variable(Assignable, ActsAsValue):
                 synchronization,
                 aggregation,
                 trainable,
-                value,
+                values,
                 is_called,
             )
             self._storage = meet(call)
@@ -143,10 +145,10 @@ class Variable(Assignable, ActsAsValue):
         synchronization: VariableSynchronization,
         aggregation: VariableAggregation,
         trainable: bool | None,
-        first_value: Callable[[], Array] | None,
+        first_values: Callable[[], list[Array]] | None,
         is_called: bool,
     ) -> Broadcast:
-        """Returns the call that makes the variable; without a value where the own is no use."""
+        """Returns the call that makes the variable; without values where the own are no use."""
         sync = _member(VariableSynchronization, synchronization)
         mode = _member(VariableAggregation, aggregation)
         if sync is VariableSynchronization.NONE:
@@ -157,10 +159,11 @@ class Variable(Assignable, ActsAsValue):
         detail, is_usual = f"{self.name}, {sync.name}, {mode.name}", not self._on_read
         if trainable is not None and flag("trainable", trainable) != is_usual:
             detail += f", trainable={not is_usual}"
-        value: Any = None
-        if first_value is not None:
-            value = first_value()
-            check_dtype(self.name, value.dtype, mode)
+        value, others = None, []
+        if first_values is not None:
+            value, *others = first_values()
+            for one in (value, *others):
+                check_dtype(self.name, one.dtype, mode)
         return Broadcast(
             site,
             options,
@@ -168,6 +171,7 @@ class Variable(Assignable, ActsAsValue):
             detail,
             value,
             compared=not is_called,
+            others=others,
             finish=self._store,
         )
 

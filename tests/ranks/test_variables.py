@@ -15,9 +15,11 @@ import mpi_replica as mr
 from everywhere import (
     check_works,
     gathered,
+    named,
     needs_two_ranks,
     needs_two_replicas,
     raises_everywhere,
+    ranks_of,
 )
 from mpi_replica import VariableAggregation as Aggregation
 from mpi_replica.replicas.assignment import lose_values
@@ -759,3 +761,22 @@ def test_rows_that_are_assigned_are_an_error_that_says_what_takes_them(strategy)
     for how in ("assign", "assign_add", "assign_sub"):
         call = functools.partial(getattr(v, how), rows)
         assert_fails(strategy, TypeError, "scatter_add.*to_dense", call)
+
+
+@pytest.mark.parametrize("odd", [np.zeros(1), np.zeros(3, "f4")], ids=["shape", "dtype"])
+def test_components_of_a_first_value_that_are_unlike_are_an_error_on_every_layout(strategy, odd):
+    needs_two_replicas(strategy)
+    count = strategy.num_replicas_in_sync
+    for culprit in sorted({1, count - 1}):
+        values = strategy.experimental_distribute_values_from_function(
+            lambda c, culprit=culprit: odd if c.replica_id_in_sync_group == culprit else np.zeros(3)
+        )
+
+        def make(values=values):
+            with strategy.scope():
+                mr.Variable(values)
+
+        error = raises_everywhere(mr.errors.StructureMismatchError, make)
+        where = named(culprit, ranks_of(strategy)[culprit])
+        assert f"{odd.dtype}[{odd.size}] on {where}" in str(error)
+    check_works(strategy)
