@@ -1,6 +1,7 @@
 """What tests on several ranks say about all ranks."""
 
 import re
+import signal
 import traceback
 
 import numpy as np
@@ -23,6 +24,16 @@ def error_of(call):
     except BaseException as error:
         return error
     return None
+
+
+def interrupt_instead(monkeypatch, place, name):
+    """Have Ctrl-C come up on this rank in the place of the next call of a function."""
+
+    def interrupted(*args):
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(place, name, interrupted)
 
 
 def holds_everywhere(check):

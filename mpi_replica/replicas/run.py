@@ -67,8 +67,8 @@ class Run(SharedRun):
         self.engine = strategy.engine
         self.seats = [Seat(self, position, *seat) for position, seat in enumerate(seats)]
         self.is_alone = len(self.seats) == 1
-        #: Whether all ranks have agreed on its end.
-        self._has_ended = False
+        #: Whether all ranks have agreed that it has ended.
+        self._end_is_agreed = False
         #: Whether a merge_fn runs, or has failed.
         self._is_merging = False
         #: The generator of all ranks, if a merge_fn has used it, and the state that this has found.
@@ -218,7 +218,7 @@ class Run(SharedRun):
 
         Returns what has become of it there.
         """
-        if self._has_ended and not isinstance(error, Exception):
+        if self._end_is_agreed and not isinstance(error, Exception):
             self.doom = error  # Ctrl-C as behind the run: nobody waits here to be told
         # What a collective in a merge_fn has told the others is told again, as the end of the run:
         # whether it tells them, or fails alike on all ranks, depends on the layout.
@@ -295,7 +295,7 @@ class Run(SharedRun):
             if len(ends) < len(seats):
                 self._report()
         kinds = self.engine.perform(ends)[0]
-        self._has_ended = True
+        self._end_is_agreed = True
         if is_empty and kinds == _NO_VALUE:
             return None
         leaves: list[Any] = []

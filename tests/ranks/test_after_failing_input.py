@@ -5,7 +5,6 @@ What can be read again is read again by the next call; anything else stays broke
 
 import contextlib
 import itertools
-import signal
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from datasets import order
 from everywhere import (
     check_works,
     gathered,
+    interrupt_instead,
     needs_two_ranks,
     raises_everywhere,
     steps_of,
@@ -450,13 +450,9 @@ def test_an_iteration_whose_begin_is_interrupted_on_one_rank_begins_again_on_all
     needs_two_ranks(strategy)
     dataset = dataset_of(strategy)
 
-    def interrupted(*args):
-        monkeypatch.undo()
-        signal.raise_signal(signal.SIGINT)
-
     def begin():
         if strategy.rank == 0:
-            monkeypatch.setattr(dataset, "_note_iteration", interrupted)
+            interrupt_instead(monkeypatch, dataset, "_note_iteration")
         with contextlib.suppress(KeyboardInterrupt):
             iter(dataset)
         strategy.barrier()

@@ -18,6 +18,7 @@ from everywhere import (
     culprits,
     error_of,
     gathered,
+    interrupt_instead,
     named,
     needs_two_ranks,
     needs_two_replicas,
@@ -376,13 +377,9 @@ def test_ctrl_c_before_an_error_of_merge_fn_is_told_is_told_instead(
     """The others wait for this rank, in a call that it does not make."""
     for culprit in sorted({0, strategy.size - 1}):
 
-        def interrupted(*args):
-            monkeypatch.undo()
-            signal.raise_signal(signal.SIGINT)
-
-        def merge_fn(strategy, culprit=culprit, interrupted=interrupted):
+        def merge_fn(strategy, culprit=culprit):
             if strategy.rank == culprit:
-                monkeypatch.setattr(place, name, interrupted)
+                interrupt_instead(monkeypatch, place, name)
                 raise ValueError("here")
             strategy.barrier()
 
@@ -400,14 +397,10 @@ def test_ctrl_c_before_the_only_replica_of_a_rank_has_an_error_is_told(strategy,
     if not alone:
         pytest.skip("all ranks have several replicas")
 
-    def interrupted(*args):
-        monkeypatch.undo()
-        signal.raise_signal(signal.SIGINT)
-
     def step():
         context = mr.get_replica_context()
         if strategy.rank == alone[0]:
-            monkeypatch.setattr(Seat, "_wait", interrupted)
+            interrupt_instead(monkeypatch, Seat, "_wait")
         with contextlib.suppress(mr.errors.StructureMismatchError):
             context.all_reduce("SUM", np.ones(1 + (my_id() == 0)))
         context.all_reduce("SUM", 1.0)
@@ -420,14 +413,9 @@ def test_ctrl_c_behind_the_end_of_a_run_comes_up_there_alone_and_all_are_in_step
     strategy, monkeypatch
 ):
     """As behind the call itself: the others have gone on, and nobody waits to be told."""
-
-    def interrupted(*args):
-        monkeypatch.undo()
-        signal.raise_signal(signal.SIGINT)
-
     for culprit in sorted({0, strategy.size - 1}):
         if strategy.rank == culprit:
-            monkeypatch.setattr(run, "per_replica", interrupted)
+            interrupt_instead(monkeypatch, run, "per_replica")
         error = error_of(lambda: strategy.run(my_id))
         assert type(error) is (KeyboardInterrupt if strategy.rank == culprit else type(None))
         check_works(strategy)

@@ -355,15 +355,16 @@ def test_a_failed_run_refuses_the_collectives_of_merge_fn_on_the_other_ranks(str
     check_works(strategy)
 
 
+def all_call():
+    return mr.get_replica_context().all_reduce("SUM", 1.0)
+
+
 def test_a_merge_fn_that_goes_on_behind_the_failure_of_another_rank_leaves_nothing(strategy):
     """What it assigns is taken back, and what it returns is compared with nobody's."""
     needs_two_replicas(strategy)
     with strategy.scope():
         variable = mr.Variable(np.zeros(2))
     refused = []
-
-    def all_call():
-        return mr.get_replica_context().all_reduce("SUM", 1.0)
 
     def merge(strategy):
         if strategy.rank == strategy.size - 1:
@@ -388,9 +389,6 @@ def test_a_merge_fn_that_goes_on_behind_the_failure_of_another_rank_leaves_nothi
 def test_no_run_begins_in_one_that_has_failed(strategy):
     """The other ranks have left it, and would take the calls of the new one for their next ones."""
     needs_two_replicas(strategy)
-
-    def all_call():
-        return mr.get_replica_context().all_reduce("SUM", 1.0)
 
     def merge(strategy):
         if strategy.rank == strategy.size - 1:

@@ -400,8 +400,7 @@ class Agreement:
         self.last_run_ordinal = max(report.run_ordinal for report in reports) + 1
         if verdict.action == "promote":
             raise Promotion(verdict.change)
-        self.notes.undo([report.notes for report in reports])
-        self.notes.drop()
+        self.notes.take_back([report.notes for report in reports])
         self.raise_agreed(self._agreed_error(verdict, originals), verdict)
 
     def _agreed_error(

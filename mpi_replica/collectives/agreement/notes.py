@@ -91,10 +91,10 @@ class Notes:
             self._owners.clear()
             self.chain = self._held_bytes = 0
 
-    def take_back(self) -> None:
-        """Takes back all that this rank has noted, and forgets it: it is compared with nobody's."""
+    def take_back(self, of_ranks: _OfRanks = ((),)) -> None:
+        """Takes back what not all ranks have noted, and forgets all; by default all of this one."""
         if self._notes:
-            self.undo([()])
+            self.undo(of_ranks)
             self.drop()
 
     def undo(self, of_ranks: _OfRanks) -> None:
