@@ -51,6 +51,7 @@ RANKS = [int(ranks) for ranks in os.environ.get("MPI_REPLICA_RANKS", "1,2,3,4").
 FOREIGN = ("PMI", "OMPI_", "PRTE_", "HYDRA_", "MV2_", "MPI_LOCAL", "I_MPI_")
 FOREIGN += ("SLURM_", "PALS_", "FLUX_", "JSM_", "PBS_", "MPI_REPLICA_NUM_", "MPI_REPLICA_TRANSPORT")
 FOREIGN += ("MPI_REPLICA_BLAS_", "MPI_REPLICA_REPRODUCIBLE", "MPI_REPLICA_SPARES", "PYTEST_XDIST_")
+FOREIGN += ("PYTHONUNBUFFERED",)  # print writes a line and its end apart: lines of ranks mix
 
 # Open MPI: the transport for one host, with which a job starts in a tenth of the time, and makes
 # communicators in a quarter of it, and no spinning while the ranks share cores. All launches have
