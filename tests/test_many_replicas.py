@@ -50,6 +50,22 @@ def test_narrow_sums_and_extremes_take_all_of_them(strategy):
     assert set(least) == {np.float32(-7)}
 
 
+@pytest.mark.parametrize("op", ["SUM", "MEAN", "PROD", "MAX"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int16"])
+def test_the_bits_of_a_number_do_not_depend_on_how_many_are_beside_it(strategy, op, dtype):
+    options = mr.CommunicationOptions(reproducible=True)
+    totals = set()
+
+    def reduce(context, i):
+        value = 1 + np.sin(i) / 16
+        for items in (1, 7, 1000):
+            totals.add(context.all_reduce(op, np.full(items, value, dtype), options)[-1].tobytes())
+        totals.add(context.all_reduce(op, np.full((), value, dtype), options).tobytes())
+
+    each(strategy, reduce)
+    assert len(totals) == 1
+
+
 def test_gathers_and_merge_calls_have_a_row_of_each(strategy):
     rows = each(strategy, lambda context, i: context.all_gather(np.full(i % 3, i), 0)[-1])
     assert set(rows) == {IDS[IDS % 3 > 0][-1]}

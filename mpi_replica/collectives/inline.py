@@ -87,7 +87,7 @@ class InlineReduction:
             self._partials, self._order = tree.partials[layout.rank], tree.order
             counts = [len(partials) for partials in tree.partials]
         else:
-            self._partials = [in_a_row(len(layout.local_replica_ids))]
+            self._partials = tree_of((len(layout.local_replica_ids),)).partials[0]
             self._order = in_a_row(layout.size).order
             counts = [1] * layout.size
         # As it is mostly: nothing is to be done but one call of the ufunc, or two.
@@ -162,7 +162,11 @@ class InlineReduction:
                     total, *temporaries = [
                         np.empty(column[0].shape, pack.dtype) for _ in range(1 + order.temporaries)
                     ]
-                    order.combine(combine, column, total, temporaries)
+                    if order.has_levels and total.nbytes <= order.count:
+                        # Of many small ones a copy takes less time than calls of numpy for each.
+                        order.combine_rows(combine, np.array(column, pack.dtype), total)
+                    else:
+                        order.combine(combine, column, total, temporaries)
                     parts.append(total.tobytes())
         return b"".join(parts)
 

@@ -49,7 +49,7 @@ def own_results(each: Sequence[Sequence[Any]], results: list[Any]) -> list[list[
     Each may write into its results: they are copies, where none are made on the way to a GPU.
     """
     if not any(isinstance(result, np.ndarray) for result in results):
-        return [results[:] for _ in each]
+        return [results] * len(each)
     return [results if _are_on_gpus(leaves) else [*map(_own, results)] for leaves in each]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ..collectives.agreement.call import Call
+from ..collectives.agreement.site import boundary
 from ..collectives.gather import AllGather
 from ..collectives.merge import MergeCall
 from ..collectives.reduce import AllReduce
@@ -84,6 +85,7 @@ class RunLibraries:
             self.shared_state = torch_shared_state
             torch_shared_state.watch_optimizers()
 
+    @boundary
     def call(
         self,
         position: int,

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..collectives.agreement.agreement import CurrentRun
 from ..collectives.agreement.call import Call
-from ..collectives.agreement.site import FunctionIdentity, boundary
+from ..collectives.agreement.site import FunctionIdentity
 from ..collectives.engine import Engine
 from ..collectives.strategy_base import StrategyBase
 from ..core.context import swap_state
@@ -147,7 +147,6 @@ class Seat:
             generator, state = self._random
             put_state(generator, state)
 
-    @boundary
     def work(self) -> None:
         """Runs the step function to its end; called where the replica runs."""
         strategy = self.run.strategy
