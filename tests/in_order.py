@@ -7,7 +7,18 @@ from contributions import NARROW, native
 # x87's numbers have 10 bytes, in 12 or 16 of memory.
 _LONGDOUBLE_BYTES = 10 if np.finfo(np.longdouble).nmant == 63 else np.longdouble().itemsize
 
-UFUNCS = {"SUM": np.add, "MEAN": np.add, "PROD": np.multiply}
+
+def product(left, right):
+    """Multiply with a rounding of each step: numpy leaves some out, depending on where they lie."""
+    if left.dtype.kind != "c":
+        return left * right
+    result = np.empty_like(left)
+    result.real = left.real * right.real - left.imag * right.imag
+    result.imag = left.real * right.imag + left.imag * right.real
+    return result
+
+
+COMBINES = {"SUM": np.add, "MEAN": np.add, "PROD": product}
 
 
 def combined(combine, rows):
@@ -29,7 +40,7 @@ def reduced_in_order(op, values):
     elif op == "MEAN" and dtype.kind in "biu":
         dtype = wide = np.dtype("float64")
     with np.errstate(all="ignore"):
-        total = combined(UFUNCS[op], [row.astype(wide) for row in rows])
+        total = combined(COMBINES[op], [row.astype(wide) for row in rows])
         if op == "MEAN" and len(rows) > 1:  # by 1 numpy makes NaN of complex infinities
             total = np.divide(total, len(rows))
         total = np.array(total, wide, order="C", ndmin=1)

@@ -50,17 +50,21 @@ def test_narrow_sums_and_extremes_take_all_of_them(strategy):
     assert set(least) == {np.float32(-7)}
 
 
-@pytest.mark.parametrize("op", ["SUM", "MEAN", "PROD", "MAX"])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int16"])
-def test_the_bits_of_a_number_do_not_depend_on_how_many_are_beside_it(strategy, op, dtype):
-    options = mr.CommunicationOptions(reproducible=True)
+@pytest.mark.parametrize("reproducible", [False, True])
+@pytest.mark.parametrize("op", ["SUM", "MEAN", "PROD"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "int16"])
+def test_the_bits_of_a_number_do_not_depend_on_how_many_are_beside_it(
+    strategy, op, dtype, reproducible
+):
+    options = mr.CommunicationOptions(reproducible=reproducible)
     totals = set()
 
     def reduce(context, i):
-        value = 1 + np.sin(i) / 16
+        value = np.array(1 + np.sin(i) / 16 + 1j * np.cos(i) / 16)
+        value = (value if dtype == "complex64" else value.real).astype(dtype)
         for items in (1, 7, 1000):
-            totals.add(context.all_reduce(op, np.full(items, value, dtype), options)[-1].tobytes())
-        totals.add(context.all_reduce(op, np.full((), value, dtype), options).tobytes())
+            totals.add(context.all_reduce(op, np.full(items, value), options)[-1].tobytes())
+        totals.add(context.all_reduce(op, value, options).tobytes())
 
     each(strategy, reduce)
     assert len(totals) == 1

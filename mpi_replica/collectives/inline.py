@@ -16,13 +16,13 @@ import numpy as np
 from ..core.array_ways import Array
 from ..core.options import ReduceOp
 from ..core.tree import in_a_row, tree_of
-from ..core.ufuncs import UFUNCS
 from ..ranks.transport import Bytes, Payload
 from .agreement.group import Group
 from .agreement.header import INLINE_BYTES, PAYLOAD_START
 from .extremes import are_keyed, extreme
 from .parts import Combine
 from .plan import Plan, Slot, cut
+from .products import combine_of
 from .scratch import Scratch
 from .settlement import divide, settle
 
@@ -74,7 +74,7 @@ class InlineReduction:
         self._plan = plan
         #: What combines the contributions to each pack.
         self._combines: list[Combine] = [
-            self._extreme if are_keyed(pack.dtype, plan.op) else UFUNCS[plan.op]
+            self._extreme if are_keyed(pack.dtype, plan.op) else combine_of(plan.op, group)
             for pack in plan.packs
         ]
         self._scale = layout.num_replicas if plan.op is ReduceOp.MEAN else 1
@@ -87,7 +87,7 @@ class InlineReduction:
             self._partials, self._order = tree.partials[layout.rank], tree.order
             counts = [len(partials) for partials in tree.partials]
         else:
-            self._partials = tree_of((len(layout.local_replica_ids),)).partials[0]
+            self._partials = [in_a_row(len(layout.local_replica_ids))]
             self._order = in_a_row(layout.size).order
             counts = [1] * layout.size
         # As it is mostly: nothing is to be done but one call of the ufunc, or two.
@@ -162,11 +162,7 @@ class InlineReduction:
                     total, *temporaries = [
                         np.empty(column[0].shape, pack.dtype) for _ in range(1 + order.temporaries)
                     ]
-                    if order.has_levels and total.nbytes <= order.count:
-                        # Of many small ones a copy takes less time than calls of numpy for each.
-                        order.combine_rows(combine, np.array(column, pack.dtype), total)
-                    else:
-                        order.combine(combine, column, total, temporaries)
+                    order.combine_small(combine, column, total, temporaries)
                     parts.append(total.tobytes())
         return b"".join(parts)
 

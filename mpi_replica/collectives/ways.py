@@ -11,11 +11,11 @@ import numpy as np
 from ..core.array_ways import Array
 from ..core.options import ReduceOp
 from ..core.tree import Partial, in_a_row
-from ..core.ufuncs import UFUNCS
 from .agreement.group import Group
 from .agreement.steps import Reduce, Steps
 from .extremes import extreme, from_keys, to_keys
-from .parts import Combine, Part
+from .parts import Part
+from .products import combine_of
 from .scratch import Scratch
 from .settlement import divide, settle
 
@@ -27,7 +27,7 @@ class Work:
         self, group: Group, op: ReduceOp, scratch: Scratch, *, is_in_place: bool = False
     ) -> None:
         self.op = op
-        self.combine: Combine = UFUNCS[op]
+        self.combine = combine_of(op, group)
         self.scale = group.layout.num_replicas if op is ReduceOp.MEAN else 1
         self.scratch = scratch
         #: Whether each large result is the memory of its leaf, on all ranks.

@@ -233,10 +233,9 @@ class CommunicationOptions:
         Which engine moves the data of sums and products. MIN and MAX, which are exact, always go
         by ``MPI_Allreduce``.
     reproducible : bool, optional
-        Whether sums, and products of all but complex numbers, have the same bits in every layout,
-        on every MPI library: they are combined in one order over the ids of the replicas. Default:
-        False. The environment variable ``MPI_REPLICA_REPRODUCIBLE`` (1 or 0) gives that of a
-        strategy.
+        Whether sums, means and products have the same bits in every layout, on every MPI library:
+        they are combined in one order over the ids of the replicas. Default: False. The environment
+        variable ``MPI_REPLICA_REPRODUCIBLE`` (1 or 0) gives that of a strategy.
     name : str, optional
         Replaces the call site in the comparison of calls: two lines that mean one call get the
         same name.

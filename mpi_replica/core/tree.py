@@ -38,6 +38,8 @@ class Order:
     steps : sequence of _Step
     has_levels : bool
         Whether `combine_rows` can do it, and takes less time.
+    is_row : bool
+        Whether they are combined one after the other.
 
     Attributes
     ----------
@@ -45,9 +47,17 @@ class Order:
         How many arrays `combine` needs beside the target.
     """
 
-    def __init__(self, count: int, steps: Sequence[_Step], *, has_levels: bool = False) -> None:
+    def __init__(
+        self,
+        count: int,
+        steps: Sequence[_Step],
+        *,
+        has_levels: bool = False,
+        is_row: bool = False,
+    ) -> None:
         self.count = count
         self.has_levels = has_levels
+        self._is_row = is_row
         self._steps = steps
         self.temporaries = max([0, *(right - count for _, _, right in steps)])
 
@@ -90,6 +100,25 @@ class Order:
         for to, left, right in self._steps:
             out = registers[to]
             combine(registers[left], registers[right], out=out, dtype=dtype, casting="unsafe")
+
+    def combine_small(
+        self,
+        combine: Callable[..., Any],
+        arrays: Sequence[Array],
+        target: Array,
+        temporaries: Sequence[Array] = (),
+    ) -> None:
+        """Combines as `combine` does; many small arrays as one, with fewer calls of numpy."""
+        dtype = target.dtype
+        if target.nbytes > self.count:  # then the copy of all of them takes longer
+            self.combine(combine, arrays, target, temporaries)
+        elif self.has_levels:
+            self.combine_rows(combine, np.array(arrays, dtype), target)
+        elif self._is_row and isinstance(combine, np.ufunc):
+            rows = np.array(arrays, dtype)
+            np.copyto(target, combine.accumulate(rows, dtype=dtype)[-1])
+        else:
+            self.combine(combine, arrays, target, temporaries)
 
     def combine_rows(self, combine: Callable[..., Any], rows: Array, target: Array) -> None:
         """Combines arrays into `target`, as `combine` does, level by level of the tree.
@@ -182,7 +211,7 @@ def in_a_row(count: int) -> Partial:
     """
     # No tree: of a thousand replicas it would be deeper than Python can go.
     steps = [(count, 0 if right == 1 else count, right) for right in range(1, count)]
-    return Partial(slice(0, count), Order(count, steps))
+    return Partial(slice(0, count), Order(count, steps, is_row=True))
 
 
 def middle(start: int, stop: int) -> int:

@@ -27,7 +27,7 @@ INTEGERS = ["int8", "uint16", "int32", "int64"]
 DTYPES_OF = {
     "SUM": [*REAL, *COMPLEX, *INTEGERS],
     "MEAN": [*REAL, *COMPLEX, *INTEGERS, "bool"],
-    "PROD": [*REAL, *INTEGERS],
+    "PROD": [*REAL, *COMPLEX, *INTEGERS],
 }
 
 

@@ -19,7 +19,7 @@ from everywhere import (
     raises_everywhere,
 )
 from hard_numbers import Hard, Scalar
-from in_order import UFUNCS, bits, combined, reduced_in_order
+from in_order import COMBINES, bits, combined, reduced_in_order
 from mpi_replica.core.nest import map_structure
 
 CALL = mr.errors.CollectiveMismatchError
@@ -128,7 +128,7 @@ def along(op, leaves, axis):
     wide = "float32" if rows[0].dtype == "float16" else rows[0].dtype
     with np.errstate(all="ignore"):
         totals = [np.add.reduce(row, axis=axis, dtype=wide) for row in rows]
-        total = combined(UFUNCS[op], totals)
+        total = combined(COMBINES[op], totals)
         if op == "MEAN":
             total = total / (sum(row.size for row in rows) // totals[0].size)
         total = np.where(np.isnan(total), np.nan, total)
