@@ -110,15 +110,15 @@ class Order:
     ) -> None:
         """Combines as `combine` does; many small arrays as one, with fewer calls of numpy."""
         dtype = target.dtype
-        if target.nbytes > self.count:  # then the copy of all of them takes longer
-            self.combine(combine, arrays, target, temporaries)
-        elif self.has_levels:
-            self.combine_rows(combine, np.array(arrays, dtype), target)
-        elif self._is_row and isinstance(combine, np.ufunc):
-            rows = np.array(arrays, dtype)
-            np.copyto(target, combine.accumulate(rows, dtype=dtype)[-1])
-        else:
-            self.combine(combine, arrays, target, temporaries)
+        if target.nbytes <= self.count:  # else the copy of all of them takes longer
+            if self.has_levels:
+                self.combine_rows(combine, np.array(arrays, dtype), target)
+                return
+            if self._is_row and isinstance(combine, np.ufunc):
+                rows = np.array(arrays, dtype)
+                np.copyto(target, combine.accumulate(rows, dtype=dtype)[-1])
+                return
+        self.combine(combine, arrays, target, temporaries)
 
     def combine_rows(self, combine: Callable[..., Any], rows: Array, target: Array) -> None:
         """Combines arrays into `target`, as `combine` does, level by level of the tree.
