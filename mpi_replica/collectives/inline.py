@@ -159,11 +159,7 @@ class InlineReduction:
             for pack, combine in zip(self._plan.packs, self._combines, strict=True):
                 for leaf in pack.leaves:
                     column = [leaves[leaf] for leaves in contributions[local]]
-                    total, *temporaries = [
-                        np.empty(column[0].shape, pack.dtype) for _ in range(1 + order.temporaries)
-                    ]
-                    order.combine_small(combine, column, total, temporaries)
-                    parts.append(total.tobytes())
+                    parts.append(order.combined(combine, column, pack.dtype).tobytes())
         return b"".join(parts)
 
     def results(self, totals: Sequence[Array]) -> list[Any]:

@@ -38,8 +38,6 @@ class Order:
     steps : sequence of _Step
     has_levels : bool
         Whether `combine_rows` can do it, and takes less time.
-    is_row : bool
-        Whether they are combined one after the other.
 
     Attributes
     ----------
@@ -47,17 +45,9 @@ class Order:
         How many arrays `combine` needs beside the target.
     """
 
-    def __init__(
-        self,
-        count: int,
-        steps: Sequence[_Step],
-        *,
-        has_levels: bool = False,
-        is_row: bool = False,
-    ) -> None:
+    def __init__(self, count: int, steps: Sequence[_Step], *, has_levels: bool = False) -> None:
         self.count = count
         self.has_levels = has_levels
-        self._is_row = is_row
         self._steps = steps
         self.temporaries = max([0, *(right - count for _, _, right in steps)])
 
@@ -101,24 +91,22 @@ class Order:
             out = registers[to]
             combine(registers[left], registers[right], out=out, dtype=dtype, casting="unsafe")
 
-    def combine_small(
-        self,
-        combine: Callable[..., Any],
-        arrays: Sequence[Array],
-        target: Array,
-        temporaries: Sequence[Array] = (),
-    ) -> None:
-        """Combines as `combine` does; many small arrays as one, with fewer calls of numpy."""
-        dtype = target.dtype
-        if target.nbytes <= self.count:  # else the copy of all of them takes longer
-            if self.has_levels:
-                self.combine_rows(combine, np.array(arrays, dtype), target)
-                return
-            if self._is_row and isinstance(combine, np.ufunc):
-                rows = np.array(arrays, dtype)
-                np.copyto(target, combine.accumulate(rows, dtype=dtype)[-1])
-                return
-        self.combine(combine, arrays, target, temporaries)
+    def combined(
+        self, combine: Callable[..., Any], arrays: Sequence[Array], dtype: np.dtype[Any]
+    ) -> Array:
+        """Returns what `combine` does with `arrays`; with many small ones in few calls of numpy."""
+        total, *temporaries = [
+            np.empty(arrays[0].shape, dtype) for _ in range(1 + self.temporaries)
+        ]
+        is_small = total.nbytes <= self.count  # else a copy of all of them takes longer
+        is_row = not self.temporaries  # one after the other: each is combined with the total
+        if is_small and self.has_levels:
+            self.combine_rows(combine, np.array(arrays, dtype), total)
+        elif is_small and is_row and isinstance(combine, np.ufunc):
+            np.copyto(total, combine.accumulate(np.array(arrays, dtype), dtype=dtype)[-1])
+        else:
+            self.combine(combine, arrays, total, temporaries)
+        return total
 
     def combine_rows(self, combine: Callable[..., Any], rows: Array, target: Array) -> None:
         """Combines arrays into `target`, as `combine` does, level by level of the tree.
@@ -211,7 +199,7 @@ def in_a_row(count: int) -> Partial:
     """
     # No tree: of a thousand replicas it would be deeper than Python can go.
     steps = [(count, 0 if right == 1 else count, right) for right in range(1, count)]
-    return Partial(slice(0, count), Order(count, steps, is_row=True))
+    return Partial(slice(0, count), Order(count, steps))
 
 
 def middle(start: int, stop: int) -> int:
