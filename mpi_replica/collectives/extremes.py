@@ -1,7 +1,6 @@
-"""MIN and MAX of floats: NaN wins, and -0.0 is less than 0.0, in whatever order they come.
+"""MIN and MAX of floats between ranks: NaN wins, and -0.0 is less than 0.0, in whatever order.
 
-numpy's own give either zero, by position, and MPI says nothing about NaN. So between ranks integers
-travel that are ordered like the floats: `to_keys` and `from_keys`.
+MPI says nothing about NaN, so integers travel that are ordered like the floats.
 """
 
 from __future__ import annotations
@@ -13,31 +12,12 @@ import numpy as np
 from ..core.array_ways import Array
 from ..core.dtypes import is_narrow_float
 from ..core.options import ReduceOp
-from ..core.ufuncs import EXTREMES, UFUNCS
+from ..core.ufuncs import EXTREMES
 
 
 def are_keyed(dtype: np.dtype[Any], op: ReduceOp) -> bool:
     """Returns whether integers travel in the place of these numbers."""
     return op in EXTREMES and (dtype.kind == "f" or is_narrow_float(dtype))
-
-
-def extreme(
-    op: ReduceOp, left: Array, right: Array, total: Array, values: Array, signs: Array
-) -> None:
-    """Combines floats into `total`, which may be `left`; `values` and `signs` are spare ones."""
-    if left is not total:
-        np.copyto(total, left, casting="unsafe")
-    key = np.dtype(f"i{total.dtype.itemsize}")
-    sign = np.iinfo(key).min
-    bits, sign_bits = total.view(key), signs.view(key)
-    np.copyto(values, right, casting="unsafe")
-    # The least of two numbers is negative where one of them is, the greatest where both are.
-    join = np.bitwise_or if op is ReduceOp.MIN else np.bitwise_and
-    join(bits, values.view(key), out=sign_bits)
-    np.bitwise_and(sign_bits, sign, out=sign_bits)
-    UFUNCS[op](total, values, out=total)
-    np.bitwise_and(bits, ~sign, out=bits)
-    np.bitwise_or(bits, sign_bits, out=bits)
 
 
 def to_keys(op: ReduceOp, values: Array, keys: Array, spare: Array, is_nan: Array) -> None:

@@ -19,10 +19,9 @@ from ..core.tree import in_a_row, tree_of
 from ..ranks.transport import Bytes, Payload
 from .agreement.group import Group
 from .agreement.header import INLINE_BYTES, PAYLOAD_START
-from .extremes import are_keyed, extreme
-from .parts import Combine
+from .combine import Combine, combine_of
+from .extremes import are_keyed
 from .plan import Plan, Slot, cut
-from .products import combine_of
 from .scratch import Scratch
 from .settlement import divide, settle
 
@@ -73,13 +72,11 @@ class InlineReduction:
         self._quietly = group.quietly
         self._plan = plan
         #: What combines the contributions to each pack.
-        self._combines: list[Combine] = [
-            self._extreme if are_keyed(pack.dtype, plan.op) else combine_of(plan.op, group)
-            for pack in plan.packs
-        ]
+        self._combines: list[Combine] = [combine_of(plan.op, pack.dtype) for pack in plan.packs]
         self._scale = layout.num_replicas if plan.op is ReduceOp.MEAN else 1
         # Otherwise a NaN is whichever the processor gives.
-        self._is_settled = plan.is_ordered or self._extreme in self._combines
+        are_floats = any(are_keyed(pack.dtype, plan.op) for pack in plan.packs)
+        self._is_settled = plan.is_ordered or are_floats
         self._leaves = len(plan.results)
         self._plain_order = plan.plain_order
         if plan.is_ordered:
@@ -202,10 +199,6 @@ class InlineReduction:
             settle(total, self._scale, self._mask)
         elif self._scale != 1:
             divide(total, self._scale)
-
-    def _extreme(self, left: Array, right: Array, *, out: Array, **_: Any) -> None:
-        """Combines floats as MIN or MAX do; it is a `Combine`."""
-        extreme(self._plan.op, left, right, out, np.empty_like(out), np.empty_like(out))
 
 
 class InlineReductions(dict[tuple[Plan, int], InlineReduction | None]):

@@ -22,6 +22,7 @@ from ..core.tree import Partial, tree_of
 from ..ranks.transport import ALIGNMENT
 from .agreement.group import Group
 from .agreement.steps import AllToAll, Gather, Steps
+from .combine import combine_of
 from .parts import Part
 from .plan import mpi_agrees
 from .settlement import settle
@@ -104,9 +105,10 @@ class OrderedWay(Way):
     def fill(self, work: Work, part: Part, targets: Sequence[Array]) -> None:
         """Combines what the local replicas contribute: a target for each partial."""
         scratch, dtype = work.scratch, targets[0].dtype
+        combine = combine_of(work.op, part.dtype)
         temporaries = [scratch.take(dtype, part.length) for _ in range(self.local_temporaries)]
         for partial, target in zip(self.local, targets, strict=True):
-            part.gather(partial, work.combine, target, temporaries)
+            part.gather(partial, combine, target, temporaries)
 
     def total(self, work: Work, part: Part, arrays: list[Array] | Array, target: Array) -> None:
         """Combines partials, or slices of them, into the result.
@@ -114,12 +116,13 @@ class OrderedWay(Way):
         Where they are one array it is written to.
         """
         scratch, size, order = work.scratch, target.size, self.order
+        combine = combine_of(work.op, part.dtype)
         wide = target if target.dtype == part.dtype else scratch.take(part.dtype, size)
         if order.has_levels and isinstance(arrays, np.ndarray) and arrays.dtype == part.dtype:
-            order.combine_rows(work.combine, arrays, wide)
+            order.combine_rows(combine, arrays, wide)
         else:
             temporaries = [scratch.take(part.dtype, size) for _ in range(order.temporaries)]
-            order.combine(work.combine, list(arrays), wide, temporaries)
+            order.combine(combine, list(arrays), wide, temporaries)
         round_into(target, wide, work)
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..core.array_ways import Array
 from ..core.tree import Partial
+from .combine import Combine
 from .delivery import PackDelivery
 from .plan import Pack, Piece, Stream
 
 ALL_CHUNKS = slice(None)
-
-#: Combines two arrays into its argument ``out``, as a ufunc does.
-Combine = Callable[..., Any]
 
 
 class Part(abc.ABC):

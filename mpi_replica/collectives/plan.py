@@ -354,13 +354,13 @@ class _OpenPack:
 
 
 # Of what a piece needs at once, see `_buffers`; two more for good measure.
-_MOST_BUFFERS = 8
+_MOST_BUFFERS = 6
 
 
 def _buffers(dtype: np.dtype[Any], op: ReduceOp) -> int:
     """Returns how many buffers of its size a piece needs in scratch memory."""
-    # Itself; where it has keys, two to combine replicas with, keys, a shift and a mask.
-    return 6 if are_keyed(dtype, op) else 1
+    # Itself; where it has keys, those, a shift and a mask.
+    return 4 if are_keyed(dtype, op) else 1
 
 
 def _default_piece_bytes(

@@ -20,21 +20,20 @@ class Scratch:
 
     def __init__(self, memory: Bytes) -> None:
         self._memory = memory
-        #: What was taken, for whoever gives back what it has taken since.
-        self.used_bytes = 0
+        self._used_bytes = 0
 
     def clear(self) -> None:
         """Takes back everything."""
-        self.used_bytes = 0
+        self._used_bytes = 0
 
     def take(self, dtype: np.dtype[Any], length: int) -> np.ndarray[Any, Any]:
         """Returns memory behind what was taken since `clear`, at an address of its own.
 
         Also where it is empty: Open MPI takes two buffers at one address for one, in place.
         """
-        start = self.used_bytes
+        start = self._used_bytes
         stop = start + length * dtype.itemsize
-        self.used_bytes = stop + ALIGNMENT - stop % ALIGNMENT
+        self._used_bytes = stop + ALIGNMENT - stop % ALIGNMENT
         if start == stop:  # a slice of nothing would lie where the memory begins
             return np.ndarray(0, dtype, self._memory.data, start)
         return self._memory[start:stop].view(dtype)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
-from ..core.array_ways import Array
 from ..core.options import ReduceOp
 from ..core.tree import Partial, in_a_row
 from .agreement.group import Group
 from .agreement.steps import Reduce, Steps
-from .extremes import extreme, from_keys, to_keys
+from .combine import combine_of
+from .extremes import from_keys, to_keys
 from .parts import Part
-from .products import combine_of
 from .scratch import Scratch
 from .settlement import divide, settle
 
@@ -27,18 +25,10 @@ class Work:
         self, group: Group, op: ReduceOp, scratch: Scratch, *, is_in_place: bool = False
     ) -> None:
         self.op = op
-        self.combine = combine_of(op, group)
         self.scale = group.layout.num_replicas if op is ReduceOp.MEAN else 1
         self.scratch = scratch
         #: Whether each large result is the memory of its leaf, on all ranks.
         self.is_in_place = is_in_place
-
-    def extreme(self, left: Array, right: Array, *, out: Array, **_: Any) -> None:
-        """Combines two arrays of floats as MIN or MAX do; it is a `Combine`."""
-        used_bytes = self.scratch.used_bytes
-        spare = [self.scratch.take(out.dtype, out.size).reshape(out.shape) for _ in range(2)]
-        extreme(self.op, left, right, out, *spare)
-        self.scratch.used_bytes = used_bytes
 
 
 class Way(abc.ABC):
@@ -81,6 +71,7 @@ class Straight(Way):
         for part in parts:
             scratch.clear()
             dtype, send = part.dtype, None
+            combine = combine_of(op, dtype)
             total = result = part.result
             if total is None:
                 total = scratch.take(dtype, part.length)
@@ -88,13 +79,13 @@ class Straight(Way):
                 temporaries = [
                     scratch.take(dtype, part.length) for _ in range(mine.order.temporaries)
                 ]
-                part.gather(mine, work.combine, total, temporaries)
+                part.gather(mine, combine, total, temporaries)
             elif not is_in_place:
                 send = part.contribution(dtype)
                 # MPI must not be given the memory of the result beside it.
                 if send is None or np.may_share_memory(send, total):
                     send = scratch.take(dtype, part.length)
-                    part.gather(mine, work.combine, send, ())
+                    part.gather(mine, combine, send, ())
             if self.size == 1:
                 if send is not None:
                     np.copyto(total, send)
@@ -120,7 +111,7 @@ class Keyed(Way):
             total = part.result
             if total is None:
                 total = scratch.take(part.dtype, part.length)
-            part.gather(mine, work.extreme, total, ())
+            part.gather(mine, combine_of(op, part.dtype), total, ())
             if self.size == 1:  # which NaN it is must not depend on the layout
                 settle(total, 1, scratch)
             else:
