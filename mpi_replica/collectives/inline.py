@@ -1,8 +1,8 @@
 """Reductions that every rank does for itself: it has the contributions of all.
 
-They travel in the header, and are combined one after the other, as without a header. Where an order
-is asked for it is that of the tree over the replicas, and what is too large for a header has a
-message of its own, up to some size.
+They travel in the header, and are combined one after the other. Where an order is asked for it is
+that of the tree over the replicas. What is too large for the next header has a message of its own,
+up to some size.
 """
 
 from __future__ import annotations
@@ -218,23 +218,24 @@ class InlineReductions(dict[tuple[Plan, int], InlineReduction | None]):
         self._most_partials = max(map(len, tree.partials))
         self._partials = tree.order.count
 
-    def payload_bytes(self, plan: Plan) -> float:
-        """Returns the most bytes that a rank contributes; infinite where there are streams."""
-        return plan.small_bytes * (self._most_partials if plan.is_ordered else 1)
-
     def __missing__(self, key: tuple[Plan, int]) -> InlineReduction | None:
         if len(self) >= _CACHE_SIZE:
             self.clear()
         plan, _ = key
-        sizes, payload_bytes = self._group.sizes, self.payload_bytes(plan)
+        sizes = self._group.sizes
+        # What a rank contributes at most; infinite where there are streams.
+        payload_bytes = plan.small_bytes * (self._most_partials if plan.is_ordered else 1)
         # Where headers carry nothing, an Allreduce costs no more than what would carry it.
         is_inline = sizes.carries_payload and payload_bytes <= sizes.room_bytes
-        # Where they have an order, every rank gets the contributions of all by a message, too.
-        is_little = payload_bytes <= _LITTLE_BYTES
-        most_bytes = self._most_bytes_of_little if is_little else _MOST_MESSAGE_BYTES
-        fits = plan.is_ordered and plan.small_bytes * self._partials <= most_bytes
+        # What larger headers will carry is combined in the same way before they are foreseen: MPI
+        # has orders of its own, and the same call would have other bits the next time.
+        has_message = sizes.carries_payload and payload_bytes <= sizes.most_room_bytes
+        if plan.is_ordered and not has_message:  # it costs less than another way to keep the order
+            is_little = payload_bytes <= _LITTLE_BYTES
+            most_bytes = self._most_bytes_of_little if is_little else _MOST_MESSAGE_BYTES
+            has_message = plan.small_bytes * self._partials <= most_bytes
         reduction = None
-        if is_inline or fits:
+        if is_inline or has_message:
             reduction = InlineReduction(plan, self._group, self._scratch, is_inline=is_inline)
             reduction.header_bytes = sizes.size_of(payload_bytes)
         self[key] = reduction

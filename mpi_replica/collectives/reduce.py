@@ -276,9 +276,6 @@ class AllReduce(Call):
         if prepared is None:
             return self._open_way(group, calls)
         if len(prepared) == 2:
-            if not self.plan.streams:
-                payload_bytes = group.kept[InlineReductions].payload_bytes(self.plan)
-                group.sizes.learn(group.sizes.size_of(payload_bytes))
             return self._move(*prepared)
         reduction, payload, totals = prepared
         if reduction.header_bytes > HEADER_BYTES:
@@ -306,7 +303,11 @@ class AllReduce(Call):
         payload: Payload,
         totals: list[Array],
     ) -> Steps[_Results]:
-        yield Gather(np.frombuffer(payload, np.uint8), message, reduction.rank_bytes)
+        own = np.frombuffer(payload, np.uint8)
+        if len(reduction.rank_bytes) == 1:
+            np.copyto(message, own)
+        else:
+            yield Gather(own, message, reduction.rank_bytes)
         return self._reduced(calls, reduction, totals)
 
     def _reduced(

@@ -165,3 +165,38 @@ def test_numpy_neither_warns_nor_raises_of_what_a_reduction_gives(
 
     results = in_pieces(reduce) if way == "in pieces" else reduce()
     assert all(result.dtype == dtype for result in results)
+
+
+# Of float64: one that fits into any header, some for which larger ones must be foreseen.
+LENGTHS = [3, 40, 300, 2000]
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN", "PROD"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+def test_the_same_numbers_have_the_same_bits_each_time(strategy, op, dtype):
+    """Also before larger headers are foreseen, beside another leaf, and in memory of `out`."""
+
+    def step():
+        ctx = mr.get_replica_context()
+        rng = np.random.default_rng(ctx.replica_id_in_sync_group)
+        found = []
+        for length in LENGTHS:
+            value = rng.standard_normal((length, 2)).view("complex128")[:, 0].astype(dtype)
+            results = [ctx.all_reduce(op, value) for _ in range(5)]
+            results.append(ctx.all_reduce(op, {"a": value[:2], "b": value})["b"])
+            results.append(ctx.all_reduce(op, value, out=np.empty_like(value)))
+            in_place = value.copy()
+            ctx.all_reduce(op, in_place, out=in_place)
+            found.append([result.tobytes() for result in (*results, in_place)])
+        return found
+
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the imaginary part
+        each = strategy.experimental_local_results(strategy.run(step))
+
+    def check_all():
+        for found in each:
+            for length, results in zip(LENGTHS, found, strict=True):
+                assert len(set(results)) == 1, (length, [results.index(one) for one in results])
+
+    holds_everywhere(check_all)

@@ -34,6 +34,8 @@ class HeaderSizes:
         Of each header of the next exchange.
     room_bytes : int
         The most bytes of a payload in it.
+    most_room_bytes : int
+        The same of the largest header that there may be.
     heads : callable
         Returns what the headers begin with that have come by the next exchange.
     head_starts : range
@@ -47,6 +49,7 @@ class HeaderSizes:
         self._least, *larger = sorted(memory)
         self._larger = larger if carries_payload else []
         self.carries_payload = carries_payload
+        self.most_room_bytes = max([self._least, *self._larger]) - PAYLOAD_START
         # Of large ones no more is looked at than must be.
         least = memory[self._least]
         self._heads = {self._least: (least.tobytes, range(0, least.size, self._least))}
