@@ -17,10 +17,10 @@ class Rank:
         self.notes = Notes()
         self.counts = dict.fromkeys("ab", 0)
 
-    def count(self, name):
+    def count(self, name, batch=""):
         before = self.counts[name]
         self.counts[name] = before + 1
-        note = Note(name, NOWHERE, before + 1, "", "ValueError")
+        note = Note(name, NOWHERE, before + 1, "", "ValueError", batch)
         self.notes.count(note, before, lambda least: self.counts.update({name: least}))
 
 
@@ -47,6 +47,27 @@ def test_after_an_error_each_count_is_the_least_of_all_ranks(agreed, parts):
     for rank in ranks:
         rank.notes.undo(reports)
     assert [rank.counts for rank in ranks] == [least] * len(ranks)
+
+
+@given(
+    st.integers(0, 2), st.lists(st.lists(st.sampled_from("xy"), max_size=5), min_size=1, max_size=4)
+)
+def test_after_an_error_each_count_is_the_last_one_up_to_which_all_batches_are_alike(
+    agreed, batches
+):
+    ranks = ranks_that("a" * agreed, *([] for _ in batches))
+    for rank, mine in zip(ranks, batches, strict=True):
+        for batch in mine:
+            rank.count("a", batch)
+    alike = 0
+    while all(mine[alike : alike + 1] == batches[0][alike : alike + 1] != [] for mine in batches):
+        alike += 1
+    reports = [rank.notes.all for rank in ranks]
+    is_error = len(set(reports)) > 1  # else there is nothing to take back
+    for rank in ranks:
+        rank.notes.undo(reports)
+    expected = agreed + (alike if is_error else len(batches[0]))
+    assert [rank.counts["a"] for rank in ranks] == [expected] * len(ranks)
 
 
 @given(names, names)

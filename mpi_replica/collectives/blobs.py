@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.exceptions import in_words
+from ..core.exceptions import MPIReplicaError, in_words
 from .agreement.group import Group
 from .agreement.steps import Agree, Gather, Steps
 
@@ -31,7 +31,7 @@ def pickled(kind: str, value: Any, who: str) -> bytes:
     """
     try:
         return pickle.dumps(value, protocol=5)
-    except MemoryError:
+    except (MemoryError, MPIReplicaError):  # the latter of a call that pickling has made
         raise
     except Exception as error:
         raise TypeError(

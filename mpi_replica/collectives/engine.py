@@ -41,7 +41,7 @@ class Engine:
         #: In which its calls are noted, too.
         self.log = log
         #: While its strategy calls a function for each replica: that and the call, in words.
-        self.per_replica_call: tuple[str, str] | None = None
+        self.per_replica_call: tuple[str, str, str] | None = None
         #: How many "variables" and "datasets" were made; "losses" that there were.
         self.num_made: collections.Counter[str] = collections.Counter()
         #: The objects for variables that are in use, by their ``id``: replicas of a rank that make

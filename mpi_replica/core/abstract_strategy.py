@@ -8,10 +8,10 @@ from .randomness import Generators
 
 
 class CallsPerReplica(Protocol):
-    """What notes that a function of the program is called for each replica of a rank."""
+    """What notes that a function of the program is called for a replica, and not for all."""
 
-    #: While it does: that function and the call, in words.
-    per_replica_call: tuple[str, str] | None
+    #: While it is: that function, the call that calls it, and how, in words.
+    per_replica_call: tuple[str, str, str] | None
 
 
 class AbstractStrategy:
@@ -22,7 +22,7 @@ class AbstractStrategy:
     generators: Generators
 
     @property
-    def per_replica_call(self) -> tuple[str, str] | None:
+    def per_replica_call(self) -> tuple[str, str, str] | None:
         """While it calls a function for each replica of a rank: that function and the call."""
         raise NotImplementedError
 

@@ -26,6 +26,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from .abstract_strategy import AbstractReplicaContext, AbstractStrategy, CallsPerReplica
 from .exceptions import ContextError
 from .jax_state import require_unstaged
+from .randomness import FOR_EACH_REPLICA
 
 _Strategy = TypeVar("_Strategy", bound=AbstractStrategy)
 
@@ -244,13 +245,17 @@ def experimental_set_strategy(strategy: AbstractStrategy | None) -> None:
 
 @contextlib.contextmanager
 def called_for(
-    caller: CallsPerReplica, replica_id: int, function: str, call: str
+    caller: CallsPerReplica,
+    replica_id: int,
+    function: str,
+    call: str,
+    how: str = FOR_EACH_REPLICA,
 ) -> Iterator[None]:
-    """Runs a body in which `call` calls `function` for one of the replicas of a rank.
+    """Runs a body in which `call` calls `function` for one replica, and `how` it is called.
 
     What stands above all replicas is no part of it: `require_once` tells.
     """
-    before, caller.per_replica_call = caller.per_replica_call, (function, call)
+    before, caller.per_replica_call = caller.per_replica_call, (function, call, how)
     token = _called_for.set(replica_id)
     try:
         yield
@@ -266,8 +271,8 @@ def replica_id_at_work() -> int | None:
     return _called_for.get() if context is None else context.replica_id
 
 
-def require_once(per_replica_call: tuple[str, str] | None, call: str) -> None:
-    """Raises in a function that is called for each replica of a rank, if that is under way.
+def require_once(per_replica_call: tuple[str, str, str] | None, call: str) -> None:
+    """Raises in a function that is called for a replica, if that is under way.
 
     Raises
     ------
@@ -275,11 +280,10 @@ def require_once(per_replica_call: tuple[str, str] | None, call: str) -> None:
         How often `call` is made would depend on the layout.
     """
     if per_replica_call is not None:
-        function, outer = per_replica_call
+        function, outer, how = per_replica_call
         raise ContextError(
-            f"{call} was called while {function} runs. That is called for each replica of a rank:"
-            f" what comes of it would depend on how many a rank hosts. Call {call} before or after"
-            f" {outer}."
+            f"{call} was called while {function} runs. That is called {how}. Call {call} before or"
+            f" after {outer}."
         )
 
 

@@ -11,6 +11,12 @@ import numpy as np
 
 from .exceptions import ContextError
 
+#: How functions of the program are called that must not do what stands for all replicas, and why.
+FOR_EACH_REPLICA = (
+    "for each replica of a rank: what comes of it would depend on how many a rank hosts"
+)
+WHERE_REPLICA_0_IS = "where replica 0 is, and nowhere else: other ranks would not do the same"
+
 # Streams that start from one seed are told apart by a key of numbers. These begin ours, so that
 # they are not those that a program gets from the same seed by ``spawn``.
 _REPLICAS, _SHARED = 0x6D70695F72657031, 0x6D70695F72657032
@@ -49,8 +55,8 @@ class Generators:
         return self._get(None)
 
     @contextlib.contextmanager
-    def unshared(self, function: str) -> Iterator[None]:
-        """Runs a body that calls a function for each replica of a rank, without the shared one.
+    def unshared(self, function: str, how: str = FOR_EACH_REPLICA) -> Iterator[None]:
+        """Runs a body that calls a function, and `how` it does, without the shared one.
 
         Raises
         ------
@@ -66,9 +72,8 @@ class Generators:
                 put_state(self.shared, before)
         if has_drawn:
             raise ContextError(
-                f"{function} has drawn from strategy.rng. It is called for each replica of a rank:"
-                " what ranks draw would depend on how many a rank hosts. Draw before it, or make a"
-                " generator for each replica: np.random.default_rng((seed, replica_id))."
+                f"{function} has drawn from strategy.rng. It is called {how}. Draw before it, or"
+                " make a generator for each replica: np.random.default_rng((seed, replica_id))."
             )
 
     def _get(self, name: int | None) -> np.random.Generator:

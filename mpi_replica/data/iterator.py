@@ -330,11 +330,12 @@ class DistributedIterator:
     @span("next", kind="input")
     def _step(self) -> list[Any] | None:
         is_shared = self._engine.layout.size > 1 and self._engine.is_in_its_thread()
-        steps = self._place.steps
+        steps, since = self._place.steps, self._engine.agreement.num_raised
         try:
             step = self._read()
         except (Exception, SystemExit) as error:
-            if is_shared:  # the others sent no message for this step: they hear at their next call
+            # The others sent no message for this step: they hear at their next call.
+            if is_shared and not self._engine.agreement.was_told(error, since):
                 self._note_steps(steps)
                 self._engine.fail("next", error)
             raise

@@ -17,7 +17,13 @@ from ..collectives.broadcast import Broadcast
 from ..collectives.strategy_base import StrategyBase
 from ..core.argument_checks import flag
 from ..core.array_ways import Array
-from ..core.context import current_state, current_strategy, require_cross_replica, require_once
+from ..core.context import (
+    called_for,
+    current_state,
+    current_strategy,
+    require_cross_replica,
+    require_once,
+)
 from ..core.exceptions import RankLostError
 from ..core.jax_state import require_unstaged
 from ..core.options import (
@@ -26,6 +32,7 @@ from ..core.options import (
     VariableAggregation,
     VariableSynchronization,
 )
+from ..core.randomness import WHERE_REPLICA_0_IS
 from ..core.values import ActsAsValue, PerReplica, component_of, per_replica, written_by
 from .assignment import Assignable, plain_value
 from .storage import Storage, check_dtype, initial_array
@@ -42,7 +49,8 @@ class Variable(Assignable, ActsAsValue):
     Parameters
     ----------
     initial_value : array_like or callable
-        Replica 0's counts, on all ranks; a callable is called once, where replica 0 is.
+        Replica 0's counts, on all ranks; a callable is called once, where replica 0 is. It must not
+        draw from ``strategy.rng``, nor make a call that stands above the replicas.
     trainable : bool, optional
         A mark for optimizers. Default: True, unless it is synchronized on read.
     dtype : dtype, optional
@@ -110,8 +118,16 @@ class Variable(Assignable, ActsAsValue):
         holds_first = ids[0] == 0
         is_called = callable(initial_value)
 
+        def called() -> Any:
+            what, how = f"the initial_value of {self.name}", WHERE_REPLICA_0_IS
+            with (
+                strategy.generators.unshared(what, how),
+                called_for(strategy.engine, 0, what, "mr.Variable", how),
+            ):
+                return initial_value()
+
         def first_values() -> list[Array]:
-            initial = plain_value(initial_value() if is_called else initial_value)
+            initial = plain_value(called() if is_called else initial_value)
             used = ids if isinstance(initial, PerReplica) and not is_called else ids[:1]
             own = (component_of(initial, i, strategy.num_replicas_in_sync) for i in used)
             return [initial_array(self.name, one, dtype) for one in own]

@@ -81,7 +81,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         return self.engine.layout.num_replicas
 
     @property
-    def per_replica_call(self) -> tuple[str, str] | None:
+    def per_replica_call(self) -> tuple[str, str, str] | None:
         """While it calls a function for each replica of a rank: that function and the call."""
         return self.engine.per_replica_call
 

@@ -494,3 +494,43 @@ def test_an_interrupted_read_loses_nothing(strategy, source):
             step = next(iterator)
         batches.append(strategy.gather(step, axis=0).tolist())
     assert batches == numbers(0, STEPS, batch)
+
+
+def test_calls_of_what_makes_rows_that_do_not_fit_are_one_error_of_all(strategy):
+    """A function that makes rows is called on each rank for its own rows."""
+    needs_two_ranks(strategy)
+    replicas = strategy.num_replicas_in_sync
+
+    def scale(x):
+        if strategy.rank == 0:
+            strategy.barrier()
+        return x
+
+    rows = Dataset.range(replicas).map(scale).batch(replicas)
+    data = strategy.experimental_distribute_dataset(rows)
+    raises_everywhere(
+        mr.errors.CollectiveMismatchError,
+        lambda: [strategy.reduce("SUM", batch, axis=0) for batch in data],
+    )
+    for number in range(3):
+        assert strategy.gather_objects(number) == (number,) * replicas
+
+
+@pytest.mark.parametrize("call", ["values", "datasets"])
+def test_ranks_stay_together_where_each_catches_what_one_functions_call_raised(strategy, call):
+    last = strategy.num_replicas_in_sync - 1
+
+    def load(context):
+        if strategy.rank == strategy.size - 1:
+            raise OSError("disk")
+        return [1.0]
+
+    def make():
+        if call == "values":
+            strategy.experimental_distribute_values_from_function(load)
+        else:
+            strategy.distribute_datasets_from_function(load)
+
+    raises_everywhere(OSError, make)
+    for number in range(3):
+        assert strategy.gather_objects(number) == (number,) * (last + 1)

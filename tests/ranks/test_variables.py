@@ -780,3 +780,25 @@ def test_components_of_a_first_value_that_are_unlike_are_an_error_on_every_layou
         where = named(culprit, ranks_of(strategy)[culprit])
         assert f"{odd.dtype}[{odd.size}] on {where}" in str(error)
     check_works(strategy)
+
+
+INITIALIZERS = {
+    "has drawn from strategy.rng": lambda strategy: strategy.rng.random(),
+    "Variable was called while": lambda strategy: float(mr.Variable(1.0)),
+    "reduce was called while": lambda strategy: strategy.reduce("SUM", 1.0, axis=None),
+}
+
+
+@pytest.mark.parametrize("words", INITIALIZERS)
+def test_a_callable_initial_value_does_nothing_for_all_ranks(strategy, words):
+    """It is called on one of them."""
+
+    def make():
+        with strategy.scope():
+            return mr.Variable(lambda: INITIALIZERS[words](strategy), name="w")
+
+    error = raises_everywhere(mr.errors.ContextError, make)
+    assert words in str(error)
+    assert "the initial_value of w" in str(error)
+    assert len(set(gathered(strategy.rng.random()))) == 1
+    check_works(strategy)

@@ -58,7 +58,8 @@ class Notes:
 
         It takes the place of the last count of its owner, if that is still the newest note, and of
         a batch of as many rows of the same kind. Where the next header ends in an error, and not
-        all ranks have this count, `go_back` is called with the least that any rank has.
+        all ranks have this count with this batch, `go_back` is called with the last count up to
+        which all have the same batches.
         """
         owners = self._owners.setdefault(note.what, [])
         if owner not in owners:
@@ -73,7 +74,7 @@ class Notes:
         else:
 
             def undo(of_ranks: _OfRanks) -> None:
-                go_back(min(_last_count(note.what, notes, before) for notes in of_ranks))
+                go_back(_agreed_count(note.what, of_ranks, before))
 
         self._append(note, undo)
 
@@ -106,5 +107,14 @@ class Notes:
                 undo(of_ranks)
 
 
-def _last_count(what: str, notes: Sequence[Note], default: int) -> int:
-    return next((note.digest for note in reversed(notes) if note.what == what), default)
+def _agreed_count(what: str, of_ranks: _OfRanks, before: int) -> int:
+    """Returns the last count of `what`, from `before` on, up to which all have the same batches."""
+    counts = [[note for note in notes if note.what == what] for notes in of_ranks]
+    least = min(notes[-1].digest if notes else before for notes in counts)
+    # A note stands for all counts since the one before it.
+    for count in sorted({before, *(note.digest for notes in counts for note in notes)}):
+        if before <= count < least:
+            next_ones = (next(note for note in notes if note.digest > count) for notes in counts)
+            if len({note.batch for note in next_ones}) > 1:
+                return count
+    return least
