@@ -33,7 +33,7 @@ class Unpicklable(Exception):
 
 
 class Unloadable(Exception):
-    """Can be pickled, but not loaded: its arguments are not those of its constructor."""
+    """Can be pickled, but not loaded by pickle: its constructor wants other arguments."""
 
     def __init__(self, left, right):
         super().__init__(f"{left} and {right}")
@@ -121,8 +121,8 @@ def raises_what_can_not_be_pickled(context, is_culprit):
     context.all_reduce("SUM", 1.0)
 
 
-@TABLE.mistake(Unloadable, RAISED, elsewhere=mr.errors.RemoteReplicaError)
-def raises_what_can_not_be_loaded(context, is_culprit):
+@TABLE.mistake(Unloadable, RAISED)
+def raises_what_pickle_can_not_load(context, is_culprit):
     context.all_reduce("SUM", 1.0)
     if is_culprit:
         raise Unloadable("left", "right")  # told

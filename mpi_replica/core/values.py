@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,6 +17,8 @@ _WAYS_OUT = (
     "Use strategy.reduce(op, value, axis=None) or strategy.gather(value, axis) for one value of"
     " all replicas, or strategy.experimental_local_results(value) for a tuple of the values here."
 )
+# What can be iterated, in an order that is not that of replica ids.
+_NO_SEQUENCES = (Mapping, Set, str, bytes)
 # That of a value which was made by hand, on no layout.
 _FOR_EVER = Era()
 
@@ -77,6 +79,8 @@ class PerReplica(DistributedValues):
     ------
     ValueError
         There are not as many ids as components, or one stands twice.
+    TypeError
+        `values` is a dict, a set or a text.
 
     Notes
     -----
@@ -105,6 +109,12 @@ class PerReplica(DistributedValues):
         replica_ids: Sequence[int] | None = None,
         num_replicas: int | None = None,
     ) -> None:
+        if type(values) not in (list, tuple) and isinstance(values, _NO_SEQUENCES):
+            raise TypeError(
+                f"PerReplica needs the components in the order of the replica ids, got the"
+                f" {type(values).__name__} {values!r}. Write PerReplica(list(values.values()),"
+                " replica_ids=list(values)) for a dict by ids."
+            )
         self._values = tuple(values)
         count = len(self._values)
         self._replica_ids = tuple(range(count)) if replica_ids is None else tuple(replica_ids)

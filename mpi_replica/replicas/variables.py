@@ -119,6 +119,8 @@ class Variable(Assignable, ActsAsValue):
         is_called = callable(initial_value)
 
         def called() -> Any:
+            if context is not None:  # a replica makes no calls for all
+                return initial_value()
             what, how = f"the initial_value of {self.name}", WHERE_REPLICA_0_IS
             with (
                 strategy.generators.unshared(what, how),

@@ -193,7 +193,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         StructureMismatchError
             The replicas returned different nests.
         RemoteReplicaError
-            A replica elsewhere raised an exception that can't be pickled.
+            A replica elsewhere raised an exception that can't be pickled: of a class that is made
+            in a function, say, or of arguments such as an open file.
         ValueError, TypeError
             `args` is no tuple or list, a `PerReplica` lacks the component of a replica, `fn` is
             not callable; on every rank.

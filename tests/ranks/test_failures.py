@@ -4,6 +4,7 @@ That each failure is one on every rank is in test_misuse.py; here is what else i
 """
 
 import contextlib
+import os
 import signal
 import sys
 import types
@@ -39,11 +40,35 @@ class Custom(Exception):
         self.code = code
 
 
+class Unpicklable(Exception):
+    """Is made of what can't be pickled."""
+
+    def __init__(self, text):
+        super().__init__(text, lambda: None)
+
+
 class Altered(Exception):
-    """Comes back as something else."""
+    """Comes back from pickle as something else."""
 
     def __reduce__(self):
         return ValueError, ("altered",)
+
+
+class OtherArguments(Exception):
+    """Is made of others than it keeps, as many exceptions of programs are."""
+
+    def __init__(self, code, *, where):
+        super().__init__(f"code {code} at {where}")
+        self.code = code
+
+
+class WithHandle(Exception):
+    """Has an attribute that can't be pickled."""
+
+    def __init__(self, text):
+        super().__init__(text)
+        self.text, self.handle = text, open(os.devnull)
+        self.handle.close()
 
 
 def note_of(error):
@@ -129,11 +154,39 @@ def test_exceptions_of_every_kind_travel(strategy, make):
         check_works(strategy)
 
 
-def test_what_comes_back_as_something_else_is_told_by_a_stand_in(strategy):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: Altered(f"text {i}"),
+        lambda i: OtherArguments(i, where="a place"),
+        lambda i: WithHandle(f"text {i}"),
+    ],
+    ids=lambda make: type(make(0)).__name__,
+)
+def test_what_pickle_can_not_make_again_is_made_without_it(strategy, make):
+    ranks = ranks_of(strategy)
+    for culprit in culprits(strategy):
+        expected = make(culprit)
+        step = raising(culprit, make, before=1, after=1)
+        error = raises_everywhere(type(expected), lambda step=step: strategy.run(step))
+        assert type(error) is type(expected)
+        assert error.args == expected.args
+        sent = {name: value for name, value in vars(expected).items() if name != "handle"}
+        assert sent.items() <= vars(error).items()
+        if strategy.rank != ranks[culprit]:
+            assert ("is not here: handle" in note_of(error)) == (type(error) is WithHandle)
+        check_works(strategy)
+
+
+def test_what_can_not_be_pickled_is_told_by_a_stand_in(strategy):
     """Decision 16: the others get its type name, text and traceback."""
     ranks = ranks_of(strategy)
     for culprit in culprits(strategy):
-        check_stand_in(strategy, culprit, ranks[culprit], lambda i: Altered(f"text {i}"), Altered)
+
+        def make(i):
+            return Unpicklable(f"text {i}")
+
+        check_stand_in(strategy, culprit, ranks[culprit], make, Unpicklable)
 
 
 def test_a_class_that_only_some_ranks_have_is_told_by_a_stand_in(strategy, monkeypatch):
@@ -610,9 +663,12 @@ def test_an_error_of_a_call_that_was_made_for_another_one_is_told_once(strategy)
         on_read = mr.VariableSynchronization.ON_READ
         v = mr.Variable(1.0, synchronization=on_read, aggregation=mr.VariableAggregation.SUM)
 
-    def makes_variable():
-        with strategy.scope():
-            mr.Variable(lambda: float(v.value()))  # called on one rank alone
+    class Total:
+        def __getstate__(self):
+            return float(v.value())  # on one rank alone
+
+    def gives_an_object():
+        strategy.extended.broadcast_to(Total())
 
     def makes_dataset():
         def dataset_fn(context):
@@ -623,7 +679,7 @@ def test_an_error_of_a_call_that_was_made_for_another_one_is_told_once(strategy)
         strategy.distribute_datasets_from_function(dataset_fn)
         strategy.run(lambda: None)
 
-    for call in (makes_variable, makes_dataset):
+    for call in (gives_an_object, makes_dataset):
         raises_everywhere(mr.errors.CollectiveMismatchError, call)
         check_works(strategy)
         assert list(strategy.gather_objects(strategy.rank)) == ranks_of(strategy)

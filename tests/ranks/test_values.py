@@ -424,3 +424,9 @@ def test_a_default_dict_whose_function_each_replica_makes_is_one_structure(strat
     for result in local(strategy, strategy.run(step)):
         assert result == {"a": total}
         assert result["other"] == 0
+
+
+@pytest.mark.parametrize("values", [{0: 1.0, 1: 2.0}, {1.0, 2.0}, "12", b"12"], ids=repr)
+def test_components_come_in_the_order_of_ids_and_not_as_a_dict_a_set_or_a_text(values):
+    with pytest.raises(TypeError, match="needs the components in the order of the replica ids"):
+        mr.PerReplica(values)

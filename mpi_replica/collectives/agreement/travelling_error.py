@@ -1,6 +1,7 @@
 """Exceptions on their way to other ranks.
 
-An exception travels as bytes that its sender has loaded back and compared. Where a rank can't
+An exception travels as bytes that its sender has loaded back and compared. Where pickle can't make
+it again, as its ``__init__`` wants other arguments, it is made without that. Where a rank can't
 load them, all ranks but the one of origin raise a `RemoteReplicaError` with its text instead.
 """
 
@@ -10,7 +11,7 @@ import os
 import pickle
 import sysconfig
 import traceback
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...core.exceptions import RemoteReplicaError, add_note, text_of
 from ...core.tracebacks import is_of_package, printed
@@ -72,8 +73,43 @@ def place_of(error: BaseException) -> str:
 
 
 def _bytes_of(error: BaseException) -> bytes:
+    return _checked_bytes(error, error) or _checked_bytes(_WithoutInit(error), error)
+
+
+class _WithoutInit:
+    """Pickles an exception that pickle can't make: its ``__init__`` wants other arguments.
+
+    Attributes that can't be pickled stay behind; a note says so.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        error, state, missing = self._error, {}, []
+        for name, value in vars(error).items():
+            try:
+                pickle.loads(pickle.dumps(value, protocol=5))
+                state[name] = value
+            except Exception:
+                missing.append(name)
+        if missing:
+            note = f"(what can't be pickled is not here: {', '.join(missing)})"
+            state["__notes__"] = [*state.get("__notes__", []), note]
+        return _made_without_init, (type(error), error.args, state)
+
+
+def _made_without_init(kind: type[BaseException], args: Any, state: dict[str, Any]) -> Any:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(state)
+    return error
+
+
+def _checked_bytes(pickled: object, error: BaseException) -> bytes:
+    """Returns `pickled` as bytes, if they become the same as `error` again; else none."""
     try:
-        data = pickle.dumps(error, protocol=5)
+        data = pickle.dumps(pickled, protocol=5)
         copy = pickle.loads(data)
         return data if type(copy) is type(error) and _same(copy, error) else b""
     except BaseException:  # user code: __reduce__ and __init__ may raise anything
@@ -81,12 +117,14 @@ def _bytes_of(error: BaseException) -> bytes:
 
 
 def _same(copy: BaseException, error: BaseException) -> bool:
+    if text_of(copy) != text_of(error):
+        return False
     try:
         if bool(copy.args == error.args):
             return True
     except Exception:  # arrays in args have no single truth value
         pass
-    return pickle.dumps(copy, protocol=5) == pickle.dumps(error, protocol=5)
+    return pickle.dumps(copy.args, protocol=5) == pickle.dumps(error.args, protocol=5)
 
 
 def load(packed: TravellingError) -> BaseException | None:
