@@ -200,7 +200,8 @@ def _add_run(commands: _Parsers) -> None:
         "--min-ranks",
         type=_positive_int,
         metavar="RANKS",
-        help="how many ranks it must have, on the hosts that still answer; default: 1",
+        help="how many ranks it must have where it is started again, on the hosts that still"
+        " answer; default: 1",
     )
     of_trace = functools.partial(add, dest="variables", action="append", default=[])
     of_trace(

@@ -244,7 +244,7 @@ FAILED = {
     "test_fails_on_one_while_others_wait": [
         "rank 1: AssertionError: the data of rank 1 are wrong",
         "ranks 0, 2 stopped, rank 1 failed",
-        "waits in all_reduce(SUM, float64[]) at test_mistakes.py:",
+        "waits in all_reduce(SUM, float64[], with a timeout) at test_mistakes.py:",
         "--- Captured stdout call\nprinted by rank 1",
     ],
     "test_fails_on_all": ["assert [0] == ['text']", "assert [1] == ['text']", "[2] == ['text']"],
@@ -343,6 +343,32 @@ def test_a_rank_that_does_not_come_is_named_with_its_stack_and_the_job_ends(
     assert re.search(r"test_stuck.py\", line \d+, in test_stuck\n +world.Barrier\(\)", text), text
     assert "AssertionError: the reason" in text
     assert "test_never_runs" not in told
+
+
+BUSY = {
+    "test_busy.py": """
+    import threading
+
+    def test_busy(strategy):
+        if rank == 1:
+            threading.Event().wait()
+        strategy.barrier()
+    """
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_rank_that_never_comes_to_a_call_of_the_strategy_is_named_and_the_job_ends(
+    library, launch, tmp_path
+):
+    """All others wait in that call: none is at the end of the test."""
+    done = launch(library, 3, BUSY)
+    assert done.returncode != 0
+    text = outcomes(tmp_path)["test_busy"][1]
+    assert "CollectiveTimeoutError" in text
+    assert re.search(r"test_busy.py\", line \d+, in test_busy\n +threading.Event\(\).wait", text), (
+        text
+    )
 
 
 UNPRINTABLE = {

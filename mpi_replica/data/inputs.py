@@ -122,7 +122,10 @@ class Input:
             if not dataset.is_batched:
                 raise ValueError(
                     "experimental_distribute_dataset needs global batches, and this dataset is not"
-                    " batched. Call dataset.batch(global_batch_size) first."
+                    " batched: its elements are taken for rows, as those of a generator, of"
+                    " enumerate, and of a zip with what is not batched. Call"
+                    " dataset.batch(global_batch_size) behind these. What is no mr.data.Dataset is"
+                    " taken as it is: an iterable of global batches."
                 )
             length = dataset.cardinality()
         return cls(steps, lambda: [dataset], length=length, pipelines=None, ahead=ahead)

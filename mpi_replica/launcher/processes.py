@@ -107,7 +107,7 @@ def ask(
             env=environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             errors="replace",
             timeout=seconds,
             check=False,

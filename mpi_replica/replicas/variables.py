@@ -324,7 +324,9 @@ class Variable(Assignable, ActsAsValue):
         op = ReduceOp.from_variable_aggregation(mode)
         local = engine.layout.local_replica_ids
         values = per_replica(self._here(local), engine.layout)
-        return cross_replica.reduce(engine, f"read of {self.identity}", op, values, None, None)
+        total = cross_replica.reduce(engine, f"read of {self.identity}", op, values, None, None)
+        # What is reduced has this machine's byte order.
+        return total if total.dtype == self.dtype else np.asarray(total, self.dtype)[()]
 
     def _here(self, replica_ids: Sequence[int]) -> list[Any]:
         """Returns the components of these local replicas; where they are lost, raises on all ranks.

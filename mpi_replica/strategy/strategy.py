@@ -358,7 +358,9 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         -------
         tuple
             One entry for each replica whose components are here: those of this rank, or all of
-            them in a ``merge_fn``. For a nest: one nest each. Counterpart of
+            them in a ``merge_fn``. For a nest: one nest each. Of a variable that is synchronized on
+            read only this rank's are here, also in a ``merge_fn``: `gather` or `reduce` it, or pass
+            ``v.value()`` there. Counterpart of
             ``tf.distribute.Strategy.experimental_local_results``.
 
         Raises

@@ -20,10 +20,13 @@ Rank 0 alone reports and writes files. Where ranks collect different tests, or o
 (an interrupt, `pytest.exit`), all stop, and say why.
 
 A rank that waits in a collective call of a strategy, which a rank with a failure does not make,
-gets a `RankLostError`. A rank that waits elsewhere, for instance in a raw MPI call, can't be called
-back: after the time ``MPI_REPLICA_TEST_FENCE`` (seconds, 30 by default) the others say who is
-missing and where it is, report, and end the job. So no rank may need that much longer for a part of
-a test than another; after half of that time the others give up all strategies.
+gets a `RankLostError`; of the fixture `strategy` one that waits for a rank which is busy elsewhere
+gets a `CollectiveTimeoutError`, after the time that is said below. A rank that waits elsewhere, for
+instance in a raw MPI call, can't be called back: after the time ``MPI_REPLICA_TEST_FENCE``
+(seconds, 30 by default) the others say who is missing and where it is, report, and end the job. So
+no rank may need that much longer for a part of a test than another; after half of that time the
+others give up all strategies. Where all ranks wait elsewhere nobody is left to tell:
+``faulthandler_timeout`` of pytest shows their stacks.
 
 Fixtures
 --------
@@ -39,7 +42,10 @@ Notes
 Ranks must collect the same tests: parameters come from no set of strings, unless PYTHONHASHSEED is
 set, and from no random number. A plugin that shuffles tests is fine: the order of rank 0 holds.
 With hypothesis use a profile with ``derandomize=True`` and ``database=None``, so that all ranks
-draw the same examples. pytest-xdist can't be used on several ranks. With ``--pdb`` no limit holds.
+draw the same examples, and with ``suppress_health_check=[HealthCheck.function_scoped_fixture]`` for
+the fixture `strategy`. An example must hold or fail on all ranks, or they look for a smaller one
+apart: assert what ``strategy.gather_objects`` gives of all. pytest-xdist can't be used on several
+ranks. With ``--pdb`` no limit holds.
 """
 
 from __future__ import annotations
@@ -53,6 +59,7 @@ from collections.abc import Callable, Generator, Iterator
 import pytest
 
 from ..core.exceptions import LaunchError
+from ..core.options import CommunicationOptions
 from ..ranks.launch import launcher_variable, open_transport
 from ..ranks.transport import Transport
 from ..strategy.mpi_strategy import MPIStrategy
@@ -133,11 +140,16 @@ def passed_everywhere(request: pytest.FixtureRequest) -> Callable[[], bool]:
 def strategy(
     request: pytest.FixtureRequest, passed_everywhere: Callable[[], bool]
 ) -> Iterator[MPIStrategy]:
-    """Give a strategy over all ranks, for one test."""
+    """Give a strategy over all ranks, for one test; its calls wait no longer than the ranks do."""
     fence = request.config.pluginmanager.get_plugin(_FENCE)
     if fence is not None:
         fence.come_to_strategy(request.node)  # to make one is collective
-    strategy = MPIStrategy(**getattr(request, "param", {}))
+    parameters = dict(getattr(request, "param", {}))
+    if fence is not None and not math.isinf(fence.limit_seconds):
+        limit = CommunicationOptions(timeout_seconds=fence.limit_seconds)
+        given = parameters.get("communication_options")
+        parameters["communication_options"] = limit if given is None else limit.merge(given)
+    strategy = MPIStrategy(**parameters)
     yield strategy
     if passed_everywhere():
         strategy.close()  # collective

@@ -68,6 +68,8 @@ class RankFence:
 
     def __init__(self, fence: Fence) -> None:
         self._fence = fence
+        #: How long ranks wait for each other.
+        self.limit_seconds = fence.limit_seconds
         self._collection_errors: dict[str, str] = {}
         self._is_in_body = False
         self._failed_subtests: list[str] = []

@@ -491,3 +491,12 @@ def test_what_a_merge_fn_has_assigned_stays_when_the_run_fails(strategy):
     assert_fails(strategy, ValueError, "the step fails", lambda: strategy.run(step))
     found = strategy.gather_objects(strategy.run(lambda: v.numpy().tolist()))
     assert set(map(tuple, found)) == {(7.0, 7.0)}
+
+
+@combined_on_read
+def test_the_combined_value_has_the_variables_byte_order(strategy, aggregation):
+    v = variable(strategy, aggregation, np.ones(2, ">f4"))
+    assert v.value().dtype == v.dtype == np.dtype(">f4")
+    assert set(v.value().tolist()) == {
+        COMBINED[aggregation](np.ones(strategy.num_replicas_in_sync))
+    }
