@@ -476,6 +476,13 @@ DIFFERENT_TESTS = """
     def test_number(x):
         assert x >= 0
 """
+SKIPPED_MODULE = """
+    if rank == 1:
+        pytest.skip("no data here", allow_module_level=True)
+
+    def test_anything():
+        pass
+"""
 NOT_IMPORTED = """
     if rank == 1:
         raise ImportError("only on rank 1")
@@ -499,6 +506,11 @@ NOT_IMPORTED = """
         ),
         (
             "mpich",
+            SKIPPED_MODULE,
+            ["rank 0: 1 tests", "rank 1: 0 tests\n  skipped test_collected.py: no data here"],
+        ),
+        (
+            "mpich",
             NOT_IMPORTED,
             ["ERROR collecting test_collected.py", "on rank 1:", "ImportError: only on rank 1"],
         ),
@@ -511,6 +523,26 @@ def test_ranks_that_do_not_collect_the_same_run_nothing(library, text, promises,
     for promise in promises:
         assert promise in done.stdout, done.stdout + done.stderr
     assert summary(done) == "1 error"
+
+
+EXITS_IN_IMPORT = """
+    import sys
+
+    if rank == 1:
+        sys.exit("no data here")
+
+    def test_anything():
+        pass
+"""
+
+
+@pytest.mark.parametrize("library", LIBRARIES[:1])
+def test_a_rank_that_exits_while_a_module_is_imported_says_why_on_rank_0(library, launch):
+    done = launch(library, 2, {"test_collected.py": EXITS_IN_IMPORT})
+    told = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "rank 1 ended the session: SystemExit: no data here" in done.stdout, told
+    assert "collected different tests" not in told
 
 
 BROKEN_CONFTEST = """

@@ -169,7 +169,7 @@ def _launcher_of(library: Library, environ: Mapping[str, str]) -> Launcher:
         f"mpi4py loads {library}, and its launcher was not found: {candidates}. A launcher of"
         " another library starts ranks that each see a world of one. Put the right mpiexec on the"
         f" PATH (load its module), name it with --mpi PATH, or set {_LIBRARY} to the libmpi.so of"
-        " the launcher that is there."
+        " the launcher that is there. Where one fails, mend what it says: HOME is unset, say."
     )
 
 

@@ -248,7 +248,7 @@ def _agreed_terms(transport: Transport, wishes: Wishes, num_lost: int) -> Terms:
         _log.warning(
             "hash() of strings differs between the ranks: a loop over a set of strings has another"
             " order on each, and collectives in it would mix silently. Start the ranks with"
-            " PYTHONHASHSEED=0 in the environment, or sort what you loop over."
+            " PYTHONHASHSEED=0 in the environment, without -E or -I, or sort what you loop over."
         )
     first = proposals[0]
     seed = first.seed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from collections import defaultdict, deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -71,6 +72,8 @@ class RankFence:
         #: How long ranks wait for each other.
         self.limit_seconds = fence.limit_seconds
         self._collection_errors: dict[str, str] = {}
+        #: Why this rank does not collect a module.
+        self._skipped_modules: list[str] = []
         self._is_in_body = False
         self._failed_subtests: list[str] = []
         #: Why the session ends early on this rank.
@@ -107,13 +110,20 @@ class RankFence:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self._collection_errors[report.nodeid] = report.longreprtext
+        elif report.skipped:
+            reason = _reason_of(report)[1].removeprefix("Skipped: ")
+            self._skipped_modules.append(f"{report.nodeid}: {reason}")
 
     @pytest.hookimpl(trylast=True)  # after plugins that deselect or reorder
     def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if sys.exception() is not None:  # it ends the session, where the others hear of it
+            return
         names = [item.nodeid for item in session.items]
         errors = dict(self._collection_errors)
         kind = FAILED if errors else PASSED
-        arrivals = self._meet_or_exit(Arrival("collection", kind, detail=(names, errors)))
+        arrivals = self._meet_or_exit(
+            Arrival("collection", kind, detail=(names, errors, self._skipped_modules))
+        )
         for rank, arrival in enumerate(arrivals):
             for nodeid, text in arrival.detail[1].items():
                 if nodeid not in self._collection_errors:
@@ -121,7 +131,8 @@ class RankFence:
         lists = [arrival.detail[0] for arrival in arrivals]
         if any(sorted(names) != sorted(lists[0]) for names in lists):
             if not any(arrival.detail[1] for arrival in arrivals):
-                self._fail_collection(session, "", _different_tests(lists))
+                skipped = [arrival.detail[2] for arrival in arrivals]
+                self._fail_collection(session, "", _different_tests(lists, skipped))
             session.items.clear()
         elif names != lists[0]:  # a plugin has shuffled them: the order of rank 0 holds
             session.items[:] = _in_order(session.items, lists[0])
@@ -243,8 +254,11 @@ class RankFence:
 
     # The end
 
-    def pytest_internalerror(self, excrepr: object) -> None:
-        self._reason = f"INTERNALERROR: {excrepr}"
+    def pytest_internalerror(
+        self, excrepr: object, excinfo: pytest.ExceptionInfo[BaseException]
+    ) -> None:
+        if not isinstance(excinfo.value, SystemExit):  # which says all in its text
+            self._reason = f"INTERNALERROR: {excrepr}"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._remarks:
@@ -323,21 +337,23 @@ def _summary_of(report: pytest.TestReport) -> str:
     return report.longreprtext.strip().rpartition("\n")[2]
 
 
-def _reason_of(report: pytest.TestReport) -> tuple[str, str]:
-    """Returns why a test was skipped, with the line and without."""
+def _reason_of(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str]:
+    """Returns why a test or a module was skipped, with the line and without."""
     if not isinstance(report.longrepr, tuple):
         return report.longreprtext, report.longreprtext
     path, line, reason = report.longrepr
     return f"{path}:{line}: {reason}", reason
 
 
-def _different_tests(lists: Sequence[list[str]]) -> str:
+def _different_tests(lists: Sequence[list[str]], skipped: Sequence[list[str]]) -> str:
     lines = ["the ranks collected different tests."]
     everywhere = set.intersection(*map(set, lists))
     for rank, names in enumerate(lists):
         extra = [name for name in names if name not in everywhere]
         tail = f", {len(extra)} of them not on all ranks: {', '.join(extra[:3])}" if extra else ""
         lines.append(f"rank {rank}: {len(names)} tests{tail}{', …' if len(extra) > 3 else ''}")
+        others = [why for modules in skipped for why in modules]
+        lines += [f"  skipped {why}" for why in skipped[rank] if others.count(why) < len(lists)]
     lines.append(
         "Parameters must be the same on all ranks: sort what comes from a set (or start all ranks"
         " with PYTHONHASHSEED=0), and use no random numbers, times or ranks in them."
