@@ -62,6 +62,20 @@ class OtherArguments(Exception):
         self.code = code
 
 
+class OwnExit(SystemExit):
+    """Ends the program with a status that it makes of its arguments."""
+
+    def __init__(self, *, replica):
+        super().__init__(10 + replica)
+
+
+class OwnOSError(OSError):
+    """Makes what Python's own takes of its arguments."""
+
+    def __init__(self, *, path):
+        super().__init__(2, "No such file", path)
+
+
 class WithHandle(Exception):
     """Has an attribute that can't be pickled."""
 
@@ -159,6 +173,8 @@ def test_exceptions_of_every_kind_travel(strategy, make):
     [
         lambda i: Altered(f"text {i}"),
         lambda i: OtherArguments(i, where="a place"),
+        lambda i: OwnExit(replica=i),
+        lambda i: OwnOSError(path=f"part-{i}"),
         lambda i: WithHandle(f"text {i}"),
     ],
     ids=lambda make: type(make(0)).__name__,
@@ -173,6 +189,8 @@ def test_what_pickle_can_not_make_again_is_made_without_it(strategy, make):
         assert error.args == expected.args
         sent = {name: value for name, value in vars(expected).items() if name != "handle"}
         assert sent.items() <= vars(error).items()
+        for name in ("code", "errno", "filename"):
+            assert getattr(error, name, None) == getattr(expected, name, None)
         if strategy.rank != ranks[culprit]:
             assert ("is not here: handle" in note_of(error)) == (type(error) is WithHandle)
         check_works(strategy)

@@ -19,6 +19,9 @@ from ...core.tracebacks import is_of_package, printed
 # numpy's own frames say nothing of where the program is wrong.
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
 
+# The bit of ``type.__flags__`` that classes have which a program has defined: Py_TPFLAGS_HEAPTYPE.
+_HEAP_TYPE = 1 << 9
+
 
 class TravellingError(NamedTuple):
     """An exception as plain data."""
@@ -96,14 +99,20 @@ class _WithoutInit:
         if missing:
             note = f"(what can't be pickled is not here: {', '.join(missing)})"
             state["__notes__"] = [*state.get("__notes__", []), note]
-        return _made_without_init, (type(error), error.args, state)
+        _, args, *_ = _built_in(type(error)).__reduce__(error)
+        return _made_without_init, (type(error), args, state)
 
 
 def _made_without_init(kind: type[BaseException], args: Any, state: dict[str, Any]) -> Any:
     error = kind.__new__(kind, *args)
-    error.args = args
+    _built_in(kind).__init__(error, *args)  # it has more than `args`: the status of a SystemExit
     vars(error).update(state)
     return error
+
+
+def _built_in(kind: type[BaseException]) -> Any:
+    """Returns the exception of Python's own that it is derived from."""
+    return next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
 
 
 def _checked_bytes(pickled: object, error: BaseException) -> bytes:
