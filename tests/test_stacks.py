@@ -217,8 +217,7 @@ def test_the_stack_shows_the_frames_from_the_outermost_to_the_innermost(world):
 
 
 def calls_through_the_package(world):
-    strategy = mr.get_strategy()
-    strategy.experimental_distribute_values_from_function(lambda context: helper(world))
+    next(iter(mr.data.Dataset.range(1).map(lambda x: helper(world) or x)))
 
 
 def test_the_frames_of_the_package_are_left_out(world):
