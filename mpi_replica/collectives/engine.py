@@ -40,7 +40,7 @@ class Engine:
         self.options = options
         #: In which its calls are noted, too.
         self.log = log
-        #: While its strategy calls a function for each replica: that and the call, in words.
+        #: While its strategy calls a function for a replica: that, the call, and how, in words.
         self.per_replica_call: tuple[str, str, str] | None = None
         #: How many "variables" and "datasets" were made; "losses" that there were.
         self.num_made: collections.Counter[str] = collections.Counter()

@@ -348,12 +348,12 @@ def _reason_of(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, s
 def _different_tests(lists: Sequence[list[str]], skipped: Sequence[list[str]]) -> str:
     lines = ["the ranks collected different tests."]
     everywhere = set.intersection(*map(set, lists))
+    skipped_everywhere = set.intersection(*map(set, skipped))
     for rank, names in enumerate(lists):
         extra = [name for name in names if name not in everywhere]
         tail = f", {len(extra)} of them not on all ranks: {', '.join(extra[:3])}" if extra else ""
         lines.append(f"rank {rank}: {len(names)} tests{tail}{', …' if len(extra) > 3 else ''}")
-        others = [why for modules in skipped for why in modules]
-        lines += [f"  skipped {why}" for why in skipped[rank] if others.count(why) < len(lists)]
+        lines += [f"  skipped {why}" for why in skipped[rank] if why not in skipped_everywhere]
     lines.append(
         "Parameters must be the same on all ranks: sort what comes from a set (or start all ranks"
         " with PYTHONHASHSEED=0), and use no random numbers, times or ranks in them."
