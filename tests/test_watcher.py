@@ -3,10 +3,12 @@
 On ranks of MPI: see test_watch.py.
 """
 
+import itertools
 import logging
 import os
 import sys
 import threading
+import time
 from collections import deque
 
 import pytest
@@ -98,6 +100,23 @@ def test_calls_in_a_file_whose_name_is_no_utf_8_are_written(watcher, monkeypatch
     monkeypatch.setenv("MPI_REPLICA_FLIGHT_FOLDER", str(tmp_path))
     watcher.write_flight_records(REASON)
     assert r"barrier() at tr\udce4in.py:1" in (tmp_path / "flight-rank-1.txt").read_text("utf-8")
+
+
+def test_a_call_has_one_time_in_all_that_a_rank_writes(watcher, monkeypatch, tmp_path, capsys):
+    """Also where the thread that writes is kept from a core, between its looks at two clocks."""
+    for _ in range(2):
+        world = World(2)
+        watcher.add(world.watches[1], "n")
+        for number in range(4):
+            world.watches[1].recorder.begin(f"call {number}", None)
+            world.watches[1].recorder.end()
+    clock, delays = time.time_ns, itertools.count(10**9, 10**9)
+    monkeypatch.setattr("time.time_ns", lambda: clock() + next(delays))
+    monkeypatch.setenv("MPI_REPLICA_FLIGHT_FOLDER", str(tmp_path))
+    watcher.write_flight_records(REASON)
+    calls = (tmp_path / "flight-rank-1.txt").read_text().splitlines()
+    assert len(calls) == 8
+    assert [line.strip() for line in capsys.readouterr().err.splitlines()[-8:]] == calls
 
 
 def test_a_rank_writes_one_text_about_all_of_its_strategies(watcher, capsys):

@@ -26,6 +26,11 @@ class RecordedCall(NamedTuple):
         return f"{clock}.{int(self.begun % 1 * 1e3):03d} {self.text}, {lasted}"
 
 
+def nanoseconds_since_epoch() -> int:
+    """Returns what makes a time of this process's clock a time of day, as the clock is set now."""
+    return time.time_ns() - perf_counter_ns()
+
+
 class FlightRecorder:
     """Keeps the last `MOST_CALLS` calls. Written by one thread, read by any."""
 
@@ -63,8 +68,14 @@ class FlightRecorder:
     def compare_clocks(self) -> None:
         """Compares the clocks of all ranks, at a place at which all of them are. Collective."""
 
-    def last(self, number: int = MOST_CALLS) -> list[RecordedCall]:
-        """Returns the last calls, the oldest first."""
+    def last(
+        self, number: int = MOST_CALLS, since_epoch_ns: int | None = None
+    ) -> list[RecordedCall]:
+        """Returns the last calls, the oldest first.
+
+        Whoever reads twice, or from several recorders, gives what `nanoseconds_since_epoch` said:
+        read again it is another by as much as this thread was kept from a core.
+        """
         for _ in range(10):
             try:
                 calls = list(self._calls)
@@ -73,8 +84,8 @@ class FlightRecorder:
                 continue
         else:
             calls = [self._latest] if self._latest[0] else []
-        since_epoch = time.time_ns() - perf_counter_ns()
+        offset = nanoseconds_since_epoch() if since_epoch_ns is None else since_epoch_ns
         return [
-            RecordedCall(text, (begun + since_epoch) / 1e9, ended and (ended + since_epoch) / 1e9)
+            RecordedCall(text, (begun + offset) / 1e9, ended and (ended + offset) / 1e9)
             for text, begun, ended in calls[-number:]
         ]

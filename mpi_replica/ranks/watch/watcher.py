@@ -12,13 +12,14 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ...core.standard_error import write_error
 from ..transport import Mailbox
 from . import event_log
 from .cycles import CycleSearch
+from .recorder import RecordedCall, nanoseconds_since_epoch
 from .samples import take_samples
 from .stack_signal import StackSignal
 from .stall_report import Answer, rank_report
@@ -163,34 +164,36 @@ class Watcher:
         if not every or now - self._printed < _SECONDS_BETWEEN_PRINTS:
             return
         self._printed = now
+        since_epoch_ns = nanoseconds_since_epoch()
+        calls = {watch: watch.recorder.last(since_epoch_ns=since_epoch_ns) for watch in every}
         folder = os.environ.get(_FLIGHT_FOLDER)
         if folder:
             for watch in every:
-                self._write_file(watch, folder)
+                self._write_file(watch, folder, calls[watch])
         by_thread: dict[int, list[StrategyWatch]] = {}
         for watch in every:
             by_thread.setdefault(watch.thread(), []).append(watch)
         widest = max((watch.layout for watch in every), key=lambda layout: layout.size)
         for thread in by_thread.keys() & sys._current_frames().keys():
-            text = rank_report(_place_and_calls(by_thread[thread]))
+            text = rank_report(_place_and_calls({w: calls[w] for w in by_thread[thread]}))
             write_error(f"[rank {widest.rank} of {widest.size}] {reason}: {text}\n")
 
-    def _write_file(self, watch: StrategyWatch, folder: str) -> None:
+    def _write_file(self, watch: StrategyWatch, folder: str, calls: list[RecordedCall]) -> None:
         path = os.path.join(folder, f"flight-rank-{watch.layout.rank}.txt")
         try:
             os.makedirs(folder, exist_ok=True)
             with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
-                file.writelines(f"{call}\n" for call in watch.recorder.last())
+                file.writelines(f"{call}\n" for call in calls)
         except OSError as error:
             write_error(f"the flight record can't be written to {path}: {error}\n")
 
 
-def _place_and_calls(watches: Sequence[StrategyWatch]) -> Answer:
+def _place_and_calls(by_watch: dict[StrategyWatch, list[RecordedCall]]) -> Answer:
     """Returns where the thread of some strategies is, and the last calls of all of them."""
-    calls = [(call, watch) for watch in watches for call in watch.recorder.last(_SHOWN_CALLS)]
+    calls = [(call, watch) for watch, own in by_watch.items() for call in own[-_SHOWN_CALLS:]]
     calls.sort(key=lambda pair: pair[0].begun)
     recent = tuple(call for call, _ in calls[-_SHOWN_CALLS:])
-    here = (calls[-1][1] if calls else watches[-1]).here()
+    here = (calls[-1][1] if calls else [*by_watch][-1]).here()
     # One that was left halfway is over, though what it waited for has not come.
     is_waiting = here.is_waiting and bool(recent) and recent[-1].ended is None
     return here._replace(recent=recent, is_waiting=is_waiting)
