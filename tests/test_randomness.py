@@ -1,5 +1,8 @@
 """Random numbers of replicas: streams that depend on the seed and the id, and on nothing else."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -107,6 +110,46 @@ def test_a_context_that_was_made_by_hand_has_the_numbers_of_its_replica():
         assert ctx.rng.integers(1 << 62, size=3).tolist() == expected[2]
     with mr.ReplicaContext(strategy, None) as ctx, pytest.raises(ValueError, match="has no id"):
         ctx.rng.random()
+
+
+DRAWS = {
+    "beta": (1, 1), "binomial": (3, 0.5), "bytes": (3,), "chisquare": (1,), "choice": (3,),
+    "dirichlet": ([1, 2],), "f": (1, 1), "gamma": (1,), "geometric": (0.5,),
+    "hypergeometric": (1, 2, 2), "integers": (3,), "logseries": (0.5,), "multinomial": (3, [1.0]),
+    "multivariate_hypergeometric": ([1, 2], 2), "multivariate_normal": ([0], [[1]]),
+    "negative_binomial": (1, 0.5), "noncentral_chisquare": (1, 1), "noncentral_f": (1, 1, 1),
+    "pareto": (1,), "permutation": (3,), "permuted": ([1, 2],), "power": (1,),
+    "shuffle": ([1, 2],), "spawn": (1,), "standard_gamma": (1,), "standard_t": (1,),
+    "triangular": (0, 1, 2), "vonmises": (0, 1), "wald": (1, 1), "weibull": (1,), "zipf": (2,),
+}  # fmt: skip
+
+
+def test_whatever_is_drawn_from_the_one_above_is_refused_in_a_replica():
+    """By each way that numpy has, also those of versions to come."""
+    strategy = strategy_of()
+    above, plain = strategy.rng, np.random.default_rng(0)
+    ways = {name for name in dir(above) if not name.startswith("_")} - {"bit_generator"}
+    for name in sorted(ways):
+        arguments = DRAWS.get(name, ())
+        getattr(plain, name)(*arguments)  # they are right
+        before = above.bit_generator.state
+        with pytest.raises(mr.errors.ContextError, match=r"strategy\.rng was drawn from in a repl"):
+            strategy.run(getattr(above, name), args=arguments)
+        assert above.bit_generator.state == before
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_the_one_above_is_a_generator_of_its_own(again):
+    strategy = strategy_of(7)
+    strategy.rng.random()
+    copied = again(strategy.rng)
+    assert type(copied.bit_generator) is np.random.PCG64
+    assert copied.bit_generator.state == strategy.rng.bit_generator.state
+    (first, *others) = strategy.experimental_local_results(strategy.run(lambda: copied.random()))
+    assert first == strategy.rng.random()
+    assert others
+    (child,) = strategy.rng.spawn(1)
+    strategy.run(child.random)
 
 
 def test_the_default_strategy_has_random_numbers_too():

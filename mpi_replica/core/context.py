@@ -52,6 +52,10 @@ _called_for: contextvars.ContextVar[int | None] = contextvars.ContextVar(
     "mpi_replica called for", default=None
 )
 
+_reads_own_rows: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "mpi_replica reads own rows", default=False
+)
+
 # Whether a strategy was made or entered in this thread, greenlet or context.
 _has_entered = contextvars.ContextVar("mpi_replica has entered", default=False)
 
@@ -284,6 +288,45 @@ def require_once(per_replica_call: tuple[str, str, str] | None, call: str) -> No
         raise ContextError(
             f"{call} was called while {function} runs. That is called {how}. Call {call} before or"
             f" after {outer}."
+        )
+
+
+@contextlib.contextmanager
+def reading_own_rows() -> Iterator[None]:
+    """Runs a body that reads rows which other ranks do not read: see `require_common_draw`."""
+    token = _reads_own_rows.set(True)
+    try:
+        yield
+    finally:
+        _reads_own_rows.reset(token)
+
+
+def require_common_draw(per_replica_call: tuple[str, str, str] | None) -> None:
+    """Raises where not all ranks draw the same from ``strategy.rng``, or not on every layout.
+
+    Raises
+    ------
+    ContextError
+        The code that runs now is a replica's, or makes what is for one; or reads rows of a rank.
+    """
+    state = _state.get()
+    if state is not None and state.replica_context is not None:
+        raise ContextError(
+            "strategy.rng was drawn from in a replica: what it draws there depends on how many"
+            " replicas a rank hosts. Use mr.get_replica_context().rng, or draw before the step and"
+            " pass on what was drawn."
+        )
+    if per_replica_call is not None:
+        function, _, how = per_replica_call
+        raise ContextError(
+            f"{function} draws from strategy.rng. It is called {how}. Draw before it, or"
+            " make a generator for each replica: np.random.default_rng((seed, replica_id))."
+        )
+    if _reads_own_rows.get():
+        raise ContextError(
+            "strategy.rng was drawn from where rows are made, which each rank does for its own"
+            " replicas: ranks would draw other numbers from then on. Make the numbers of a row from"
+            " its position: dataset.enumerate().map(f), and np.random.default_rng((seed, i)) in f."
         )
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-
-from .exceptions import ContextError
 
 #: How functions of the program are called that must not do what stands for all replicas, and why.
 FOR_EACH_REPLICA = (
@@ -25,6 +23,47 @@ _REPLICAS, _SHARED = 0x6D70695F72657031, 0x6D70695F72657032
 _NUM_SPAWNED = "num_spawned"
 
 
+class PCG64(np.random.PCG64):
+    """numpy's, that may be asked before each draw; its copies are numpy's.
+
+    A generator holds the lock of its bits while it draws (``BitGenerator.lock``). The name is
+    numpy's, too, since states have it.
+    """
+
+    before_draw: Callable[[], None] | None = None
+
+    @property
+    def lock(self) -> Any:  # type: ignore[override]  # read-only, as numpy's is
+        """What a generator holds while it draws."""
+        lock = super().lock
+        return lock if self.before_draw is None else _AskingLock(lock, self.before_draw)
+
+    def spawn(self, n_children: int) -> Any:
+        """Makes independent children, which is a draw of their seeds."""
+        if self.before_draw is not None:
+            self.before_draw()
+        return super().spawn(n_children)
+
+    def __reduce__(self) -> Any:
+        make, _, *state = super().__reduce__()
+        return make, (np.random.PCG64,), *state
+
+
+class _AskingLock:
+    """A lock that is taken where a function does not raise."""
+
+    def __init__(self, lock: AbstractContextManager[Any], ask: Callable[[], None]) -> None:
+        self._lock = lock
+        self._ask = ask
+
+    def __enter__(self) -> None:
+        self._ask()
+        self._lock.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.__exit__(*error)
+
+
 class Generators:
     """The generators of a strategy: one for each replica, and one that all ranks have alike.
 
@@ -32,14 +71,20 @@ class Generators:
     ----------
     seed : int, optional
         Default: fresh entropy of the system.
+    before_draw : callable, optional
+        Called before each draw from the one that all ranks have alike; it raises where a draw would
+        not be the same on all ranks.
 
     Notes
     -----
     See ``numpy.random.SeedSequence`` about keys that make streams independent of each other.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(
+        self, seed: int | None = None, before_draw: Callable[[], None] | None = None
+    ) -> None:
         self.seed = int.from_bytes(os.urandom(16)) if seed is None else seed
+        self._before_draw = before_draw
         #: Those that were asked for, by replica id; None is that of all ranks.
         self._made: dict[int | None, np.random.Generator] = {}
         #: Whether they have never gone back to a state.
@@ -54,39 +99,20 @@ class Generators:
         """The generator for code that runs on all ranks alike."""
         return self._get(None)
 
-    @contextlib.contextmanager
-    def unshared(self, function: str, how: str = FOR_EACH_REPLICA) -> Iterator[None]:
-        """Runs a body that calls a function, and `how` it does, without the shared one.
-
-        Raises
-        ------
-        ContextError
-            It has drawn from it: ranks would draw other numbers from then on. It draws them again.
-        """
-        before = state_of(self.shared)
-        try:
-            yield
-        finally:  # also where it raises, on this rank alone
-            has_drawn = state_of(self.shared) != before
-            if has_drawn:
-                put_state(self.shared, before)
-        if has_drawn:
-            raise ContextError(
-                f"{function} has drawn from strategy.rng. It is called {how}. Draw before it, or"
-                " make a generator for each replica: np.random.default_rng((seed, replica_id))."
-            )
-
     def _get(self, name: int | None) -> np.random.Generator:
         generator = self._made.get(name)
         if generator is None:
-            generator = self._made[name] = np.random.Generator(self._begin(name))
+            bits = self._begin(name)
+            if name is None:
+                bits.before_draw = self._before_draw
+            generator = self._made[name] = np.random.Generator(bits)
         return generator
 
-    def _begin(self, name: int | None) -> np.random.PCG64:
+    def _begin(self, name: int | None) -> PCG64:
         """Returns the bits of a generator that nobody has drawn from."""
         key = (_SHARED,) if name is None else (_REPLICAS, name)
         # Not default_rng, which may become another one with a version of numpy.
-        return np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=key))
+        return PCG64(np.random.SeedSequence(self.seed, spawn_key=key))
 
     def state(self, replica_ids: Iterable[int]) -> dict[str, Any]:
         """Returns the state of the shared generator and of those of replicas, as plain data."""

@@ -12,7 +12,6 @@ from ..core import nest
 from ..core.context import called_for
 from ..core.layout import shares
 from ..core.options import InputOptions, InputReplicationMode
-from ..core.randomness import Generators
 from .batches import arrays_of, cut, kept_batch
 from .dataset import Dataset, drops_remainder, parts_of_batches
 from .elements import ArraySpec
@@ -134,7 +133,6 @@ class Input:
     def from_function(
         cls,
         engine: Engine,
-        generators: Generators,
         dataset_fn: Callable[[InputContext], Any],
         options: InputOptions | None,
     ) -> Input:
@@ -149,7 +147,7 @@ class Input:
         def of_replica(context: InputContext) -> Any:
             what = "the dataset_fn of distribute_datasets_from_function"
             replica_id = context.input_pipeline_id
-            with generators.unshared(what), called_for(engine, replica_id, what, "that"):
+            with called_for(engine, replica_id, what, "that"):
                 return dataset_fn(context)
 
         make = of_replica if per_replica else dataset_fn

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.context import reading_own_rows
 from ..core.layout import Layout
 from ..core.values import Mirrored
 from .batches import kept_batch
@@ -108,7 +109,8 @@ class Pipelines:
         while True:
             values = []
             for elements, count, mine in of_pipelines:
-                step = [next(elements, END) for _ in range(count)]
+                with reading_own_rows():
+                    step = [next(elements, END) for _ in range(count)]
                 values += [step[position] for position in mine]
             yield values
             if all(value is END for value in values):

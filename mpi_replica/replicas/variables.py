@@ -122,10 +122,7 @@ class Variable(Assignable, ActsAsValue):
             if context is not None:  # a replica makes no calls for all
                 return initial_value()
             what, how = f"the initial_value of {self.name}", WHERE_REPLICA_0_IS
-            with (
-                strategy.generators.unshared(what, how),
-                called_for(strategy.engine, 0, what, "mr.Variable", how),
-            ):
+            with called_for(strategy.engine, 0, what, "mr.Variable", how):
                 return initial_value()
 
         def first_values() -> list[Array]:

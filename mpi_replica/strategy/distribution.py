@@ -75,10 +75,9 @@ class Distribution(StrategyBase):
                 )
             what = f"the value_fn of {kind}"
             rows = []
-            with self.generators.unshared(what):
-                for i in ids or (0,):
-                    with called_for(self.engine, i, what, "that"):
-                        rows.append(value_fn(ValueContext(i, number)))
+            for i in ids or (0,):
+                with called_for(self.engine, i, what, "that"):
+                    rows.append(value_fn(ValueContext(i, number)))
             made = nest.transposed(
                 rows,
                 lambda values: per_replica(values[: len(ids)], layout),
@@ -207,7 +206,7 @@ class Distribution(StrategyBase):
         require_cross_replica(self, kind)
         since = self.engine.agreement.num_raised
         try:
-            made_of = Input.from_function(self.engine, self.generators, dataset_fn, options)
+            made_of = Input.from_function(self.engine, dataset_fn, options)
             made = DistributedDataset(self.engine, made_of)
         except Exception as error:
             self.engine.share(kind, error, since)

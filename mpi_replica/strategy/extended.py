@@ -431,14 +431,13 @@ class StrategyExtended:
         results = []
         ways_back: dict[tuple[Any, int], Callable[[], None]] = {}
         try:
-            with self._strategy.generators.unshared(what):
-                for i in self._strategy.engine.layout.local_replica_ids:
-                    args, named = nest.unflatten(structure, plain)
-                    state = State(self._strategy, None, "update", i, ways_back)
-                    with called_for(self._strategy.engine, i, what, "the update"), entered(state):
-                        results.append(fn(var, *args, **named))
-                    if shared is not None:
-                        shared.check()
+            for i in self._strategy.engine.layout.local_replica_ids:
+                args, named = nest.unflatten(structure, plain)
+                state = State(self._strategy, None, "update", i, ways_back)
+                with called_for(self._strategy.engine, i, what, "the update"), entered(state):
+                    results.append(fn(var, *args, **named))
+                if shared is not None:
+                    shared.check()
             whole = (
                 nest.transposed(results, self._of_replicas, "update") if group else tuple(results)
             )

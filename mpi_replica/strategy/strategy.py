@@ -12,7 +12,13 @@ from ..collectives.agreement.site import call_site
 from ..collectives.engine import Engine
 from ..core import nest
 from ..core.argument_checks import check_call
-from ..core.context import Scope, is_in_merge_fn, require_above, require_cross_replica
+from ..core.context import (
+    Scope,
+    is_in_merge_fn,
+    require_above,
+    require_common_draw,
+    require_cross_replica,
+)
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.randomness import Generators
 from ..core.values import Mirrored, component_of, local_results, read_only
@@ -52,7 +58,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         super().__init__()
         #: What the strategy communicates with.
         self.engine = engine
-        self.generators = Generators(seed)
+        self.generators = Generators(seed, self._before_draw)
         self._extended = StrategyExtended(self)
         self._kept = KeptByRuns()
 
@@ -105,18 +111,24 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
     def rng(self) -> np.random.Generator:
         """Random numbers for code above the replicas: the same on all ranks that draw alike.
 
-        What a ``merge_fn`` draws in a run that fails is drawn again: read it there.
+        What a ``merge_fn`` draws in a run that fails is drawn again.
 
         Raises
         ------
         ContextError
-            Read in a replica, whose own are those of ``ctx.rng``.
+            Read or drawn from in a replica, whose own are those of ``ctx.rng``. Drawn from in a
+            function that is called for a replica, or that makes rows of a distributed dataset by
+            their position, which each rank does for its own replicas.
         """
         require_above(self, "strategy.rng")
-        generator = self.generators.shared
-        for run in self.engine.agreement.runs:
-            run.will_draw(generator)
-        return generator
+        return self.generators.shared
+
+    def _before_draw(self) -> None:
+        require_common_draw(self.per_replica_call)
+        runs = self.engine.agreement.runs
+        if runs and self.engine.is_in_its_thread():
+            for run in runs:
+                run.will_draw(self.generators.shared)
 
     def scope(self) -> Scope[Self]:
         """Return a context manager in which this is the current strategy, above all replicas.

@@ -177,7 +177,7 @@ def test_a_function_that_is_called_for_each_replica_draws_nothing_above(strategy
         mr.errors.ContextError,
         lambda: strategy.distribute_datasets_from_function(drawn, PER_REPLICA),
     )
-    assert "the dataset_fn of distribute_datasets_from_function has drawn from" in str(error)
+    assert "the dataset_fn of distribute_datasets_from_function draws from" in str(error)
     assert len(set(gathered(strategy.rng.random()))) == 1
     strategy.distribute_datasets_from_function(drawn)  # once on each rank
     assert len(set(gathered(strategy.rng.random()))) == 1

@@ -1,9 +1,10 @@
 """ctx.rng and strategy.rng on several ranks: the same in every layout (see test_randomness.py)."""
 
+import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import check_works, gathered, needs_two_ranks, raises_everywhere
+from everywhere import check_works, gathered, needs_two_ranks, raises_everywhere, steps_of
 
 CONTEXT = mr.errors.ContextError
 
@@ -161,7 +162,7 @@ def test_functions_that_are_called_for_each_replica_of_a_rank_draw_nothing_above
     ):
         error = raises_everywhere(CONTEXT, call)
         assert words in str(error)
-        assert "has drawn from strategy.rng" in str(error)
+        assert "draws from strategy.rng" in str(error)
         assert len(set(gathered(above.random()))) == 1
 
     def spawn(context):
@@ -180,9 +181,98 @@ def test_functions_that_are_called_for_each_replica_of_a_rank_draw_nothing_above
         strategy.experimental_distribute_values_from_function(draw_and_raise)
         strategy.barrier()  # where the others hear of it
 
-    raises_everywhere(KeyError, call)
+    raises_everywhere(CONTEXT, call)
     assert len(set(gathered(above.random()))) == 1
     check_works(strategy)
+
+
+def test_a_generator_from_above_that_a_step_holds_is_an_error_at_its_draw(strategy):
+    """It would draw once for each replica of a rank."""
+    above = strategy.rng
+    last = strategy.num_replicas_in_sync - 1
+
+    def step(draw):
+        if mr.get_replica_context().replica_id_in_sync_group == last:
+            draw()
+
+    for draw in (above.normal, lambda: above.choice(3), lambda: above.spawn(1)):
+        error = raises_everywhere(CONTEXT, lambda draw=draw: strategy.run(step, args=(draw,)))
+        assert "strategy.rng was drawn from in a replica" in str(error)
+        assert len(set(gathered(above.random()))) == 1
+    check_works(strategy)
+
+
+def test_a_merge_fn_that_holds_the_generator_draws_for_all_and_again_after_a_failure(strategy):
+    count = strategy.num_replicas_in_sync
+    with make(strategy, seed=5) as mine, make(strategy, seed=5) as other:
+        above = mine.rng
+
+        def step(fails):
+            drawn = mr.get_replica_context().merge_call(lambda strategy: above.random())
+            if fails and mr.get_replica_context().replica_id_in_sync_group == count - 1:
+                raise KeyError("once")
+            return drawn
+
+        raises_everywhere(KeyError, lambda: mine.run(step, args=(True,)))
+        found = mine.experimental_local_results(mine.run(step, args=(False,)))
+        assert {float(drawn) for drawn in found} == {other.rng.random()}
+
+
+ROW_MAKERS = {
+    "map": lambda rows, f: rows.map(lambda x: x + f()).batch(8),
+    "in threads": lambda rows, f: rows.map(lambda x: x + f(), num_parallel_calls=2).batch(8),
+    "ahead": lambda rows, f: rows.map(lambda x: x + f()).batch(8).prefetch(2),
+    "a batch": lambda rows, f: rows.batch(8).map(lambda x: x + f()),
+    "unbatched": lambda rows, f: rows.batch(4).map(lambda x: x + f()).unbatch().batch(8),
+    "stream": lambda rows, f: (
+        rows.filter(lambda x: x > 1).map(lambda x: x + f()).batch(8).prefetch(2)
+    ),
+    "generator": lambda rows, f: mr.data.Dataset.from_generator(
+        lambda: (x + f() for x in rows)
+    ).batch(8),
+}
+
+
+@pytest.mark.parametrize("made", ROW_MAKERS)
+def test_what_makes_rows_draws_the_same_on_all_ranks_or_is_an_error_on_all(strategy, made):
+    """Ranks make the rows of their own replicas only, where they are reached by position."""
+    rows = mr.data.Dataset.from_tensor_slices(np.arange(24.0))
+    with make(strategy, seed=5) as mine, make(strategy, seed=5) as other:
+        above = mine.rng
+        dataset = ROW_MAKERS[made](rows, above.random)
+        distributed = mine.experimental_distribute_dataset(dataset)
+        if made in ("map", "in threads", "ahead"):
+            error = raises_everywhere(CONTEXT, lambda: [mine.barrier() for _ in distributed])
+            assert "strategy.rng was drawn from where rows are made" in str(error)
+            assert above.random() == other.rng.random()
+        else:
+            found = [np.concatenate(parts) for parts in steps_of(mine, distributed)]
+            wanted = list(ROW_MAKERS[made](rows, other.rng.random))  # as one process reads it
+            np.testing.assert_array_equal(np.concatenate(found), np.concatenate(wanted))
+        assert len(set(gathered(above.random()))) == 1
+
+
+def test_the_pipeline_of_a_rank_draws_nothing_above(strategy):
+    above = strategy.rng
+
+    def rows(context):
+        return ([above.random(2)] for _ in range(3))
+
+    distributed = strategy.distribute_datasets_from_function(rows)
+    error = raises_everywhere(CONTEXT, lambda: [strategy.barrier() for _ in distributed])
+    assert "strategy.rng was drawn from where rows are made" in str(error)
+    assert len(set(gathered(above.random()))) == 1
+
+
+def test_what_numpy_raises_while_it_draws_is_raised_at_the_line_that_draws(strategy):
+    """The innermost frame is of numpy's compiled module."""
+
+    def step():
+        return mr.get_replica_context().rng.choice(0, 3)
+
+    line = step.__code__.co_firstlineno + 1
+    error = raises_everywhere(ValueError, lambda: strategy.run(step))
+    assert f"at test_random_numbers.py:{line}" in error.__notes__[-1].splitlines()[0]
 
 
 @pytest.mark.parametrize(

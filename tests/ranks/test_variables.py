@@ -783,7 +783,7 @@ def test_components_of_a_first_value_that_are_unlike_are_an_error_on_every_layou
 
 
 INITIALIZERS = {
-    "has drawn from strategy.rng": lambda strategy: strategy.rng.random(),
+    "draws from strategy.rng": lambda strategy: strategy.rng.random(),
     "Variable was called while": lambda strategy: float(mr.Variable(1.0)),
     "reduce was called while": lambda strategy: strategy.reduce("SUM", 1.0, axis=None),
 }

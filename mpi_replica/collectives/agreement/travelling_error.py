@@ -68,7 +68,9 @@ def place_of(error: BaseException) -> str:
         file = frame.f_code.co_filename
         if not is_of_package(file):
             here = f"{os.path.basename(file)}:{line}"
-            if file.startswith(_LIBRARIES):
+            # Compiled modules name the source that they were made from, wherever that was.
+            module = str(frame.f_globals.get("__file__"))
+            if file.startswith(_LIBRARIES) or module.startswith(_LIBRARIES):
                 place_in_library = here
             else:
                 place = here

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.context import reading_own_rows
 from ...core.exceptions import add_note
 from ...core.nest import Structure, map_structure, unflatten
 from ..elements import ArraySpec, as_arrays, kept_parts_of, own_copy, parts_of, row_count, stack
@@ -64,8 +65,10 @@ class Batch(Verb):
             stop = min(stop, self._source.length)
         positions = np.arange(start, stop, dtype=np.int64)
         parts = [positions] if cut is None else [positions[part] for part in cut(len(positions))]
-        made = self._source.read_parts(parts, epoch)
-        return len(positions), made[0] if cut is None else made
+        if cut is None:
+            return len(positions), self._source.read_parts(parts, epoch)[0]
+        with reading_own_rows():
+            return len(positions), self._source.read_parts(parts, epoch)
 
     def _stream(self, epoch: int, cut: Cut | None, start: int) -> Iterator[Element]:
         elements = enumerate(self._source.values(epoch, start), start)
