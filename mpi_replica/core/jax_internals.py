@@ -107,6 +107,11 @@ def is_staged() -> bool:
     return False
 
 
+def is_transformed() -> bool:
+    """Returns whether JAX traces what runs here in any way: also in grad, jvp or vmap alone."""
+    return not isinstance(core.trace_ctx.trace, core.EvalTrace)
+
+
 def _abstract(*values: Any, call: TracedCall) -> Any:
     return [core.ShapedArray(*form) for form in call.forms(values)], {_EFFECT}
 

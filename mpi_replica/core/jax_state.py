@@ -173,6 +173,23 @@ def require_unstaged(name: str, what: str) -> None:
         )
 
 
+def require_untransformed(name: str) -> None:
+    """Raises where `name` is called in a function that JAX differentiates or maps.
+
+    Raises
+    ------
+    ContextError
+        It is: the way back, say, would be outside of the replicas.
+    """
+    internals = _internals() if "jax" in sys.modules else None
+    if internals is not None and internals.is_transformed():
+        raise ContextError(
+            f"{name} was called in a function that JAX differentiates or maps (grad, vjp, jvp,"
+            " vmap): what it does then would be outside of the replicas. Do that in the function"
+            f" that is given to strategy.{name}: strategy.{name}(jax.grad(step), args=...)."
+        )
+
+
 def require_version() -> None:
     """Raises where JAX has another version than those whose private names are known here.
 

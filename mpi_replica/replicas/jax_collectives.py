@@ -211,11 +211,16 @@ class TracedCollective:
             How the replica waits for the others.
         """
         count = self.num_replicas
-        if not isinstance(self.how, ReduceOp) and context.num_replicas_in_sync != count:
+        if context.num_replicas_in_sync != count:
+            advice = "JAX has kept the function. Compile one for each strategy."
+            if self.through:
+                advice = (
+                    "Differentiate in the function that is given to strategy.run, and call there"
+                    " what jax.vjp has returned."
+                )
             raise ContextError(
                 f"{self.kind} at {self.site.line} was traced for {count} replicas, and runs where"
-                f" there are {context.num_replicas_in_sync}: JAX has kept the function. Compile one"
-                " for each strategy."
+                f" there are {context.num_replicas_in_sync}. {advice}"
             )
         call = context.strategy.engine.make(self.kind, self.options, self._call, arrays, outer)
         call.through, call.advice = self.through, _ADVICE if self.through else ""

@@ -19,6 +19,7 @@ from ..core.context import (
     require_common_draw,
     require_cross_replica,
 )
+from ..core.jax_state import require_untransformed
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.randomness import Generators
 from ..core.values import Mirrored, component_of, local_results, read_only
@@ -234,6 +235,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         engine.check_thread("strategy.run")
         site = call_site(1)
         try:
+            require_untransformed("run")
             if engine.options.reproducible:
                 blas.refresh()
             merged = engine.options if options is None else engine.options.merge(options)

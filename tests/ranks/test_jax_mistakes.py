@@ -467,6 +467,64 @@ def test_a_step_that_sets_the_default_device_is_told_so(strategy):
     assert "the step has set jax.default_device" in str(error_of(lambda: strategy.run(step)))
 
 
+TRANSFORMED = {
+    "value_and_grad": lambda f: jax.value_and_grad(f)(jnp.ones(2)),
+    "vjp": lambda f: jax.vjp(f, jnp.ones(2)),
+    "jvp": lambda f: jax.jvp(f, (jnp.ones(2),), (jnp.ones(2),)),
+    "vmap": lambda f: jax.vmap(f)(jnp.ones((3, 2))),
+    "grad of a scan": lambda f: jax.grad(
+        lambda x: jax.lax.scan(lambda carry, _: (carry, 0), f(x), jnp.arange(2))[0]
+    )(jnp.ones(2)),
+}
+
+
+@pytest.mark.parametrize("how", TRANSFORMED)
+def test_a_run_in_a_function_that_is_differentiated_or_mapped_is_an_error(strategy, how):
+    """What goes back would be outside of the replicas, and sum up one instead of all."""
+
+    def loss(x):
+        found = strategy.run(lambda: summed(x * x).sum())
+        return strategy.experimental_local_results(found)[0]
+
+    error = raises_everywhere(ContextError, lambda: TRANSFORMED[how](loss))
+    assert "run was called in a function that JAX differentiates or maps" in str(error)
+    check_jax_works(strategy)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])
+def test_a_way_back_that_is_called_outside_of_the_replicas_is_an_error(strategy, kind):
+    needs_two_replicas(strategy)
+
+    def step():
+        def loss(x):
+            if kind == "all_reduce":
+                return context().all_reduce("SUM", x * x).sum()
+            return context().all_gather(x * x, 0).sum()
+
+        _, back = jax.vjp(loss, jnp.ones(2))
+        np.testing.assert_array_equal(
+            back(jnp.float32(1))[0], 2.0 * context().num_replicas_in_sync * np.ones(2)
+        )
+        return back
+
+    backs = strategy.experimental_local_results(strategy.run(step))
+    error = raises_everywhere(ContextError, lambda: backs[0](jnp.float32(1)))
+    assert f"was traced for {strategy.num_replicas_in_sync} replicas" in str(error)
+    assert "Differentiate in the function that is given to strategy.run" in str(error)
+    check_jax_works(strategy)
+
+
+def test_a_sum_that_was_compiled_for_other_replicas_is_an_error(world):
+    function = jax.jit(lambda x: context().all_reduce("SUM", x)).lower(jnp.ones(2)).compile()
+    assert function(jnp.ones(2)).tolist() == [1, 1]  # outside there is one replica
+    with mr.MPIStrategy() as strategy:
+        if world.size == 1:
+            return
+        error = raises_everywhere(ContextError, lambda: strategy.run(lambda: function(jnp.ones(2))))
+        assert "was traced for 1 replicas" in str(error)
+        check_jax_works(strategy)
+
+
 def test_a_gather_that_was_compiled_for_other_replicas_is_an_error(world):
     function = jax.jit(lambda x: context().all_gather(x, 0)).lower(jnp.ones(2)).compile()
     assert function(jnp.ones(2)).shape == (2,)  # outside of any strategy there is one replica
