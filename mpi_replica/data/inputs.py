@@ -10,6 +10,7 @@ from typing import Any
 from ..collectives.engine import Engine
 from ..core import nest
 from ..core.context import called_for
+from ..core.digests import digest_of
 from ..core.layout import shares
 from ..core.options import InputOptions, InputReplicationMode
 from .batches import arrays_of, cut, kept_batch
@@ -99,13 +100,17 @@ class Input:
         number = engine.layout.num_replicas
         ahead = options.experimental_per_replica_buffer_size
         is_kept = bool(ahead) and not isinstance(dataset, Dataset)
+        length = dataset.cardinality() if isinstance(dataset, Dataset) else UNKNOWN_CARDINALITY
+        # What is only iterated every rank reads whole, and it may differ, as where each shuffles.
+        has_ends = length == UNKNOWN_CARDINALITY and engine.layout.size > 1
 
         def steps(epoch: int, start: int) -> Iterator[Step]:
             ids = engine.layout.local_replica_ids  # others than before, where a rank was lost
 
             def local_parts(rows: int) -> list[slice]:
                 parts = shares(rows, number)
-                return [parts[i] for i in ids]
+                ends = [slice(0, 1), slice(max(rows - 1, 0), rows)] if has_ends else []
+                return [*[parts[i] for i in ids], *ends]
 
             batches: Iterable[tuple[int, list[Any]]]
             if isinstance(dataset, Dataset):
@@ -114,9 +119,10 @@ class Input:
                 rest = itertools.islice(dataset, start, None)
                 batches = (cut(batch, local_parts) for batch in rest)
             for rows, parts in batches:
-                yield list(map(kept_batch, parts)) if is_kept else parts, rows
+                digest = digest_of(parts[len(ids) :]) if has_ends else 0
+                values = parts[: len(ids)]
+                yield Step(list(map(kept_batch, values)) if is_kept else values, rows, digest)
 
-        length = UNKNOWN_CARDINALITY
         if isinstance(dataset, Dataset):
             if not dataset.is_batched:
                 raise ValueError(
@@ -126,7 +132,6 @@ class Input:
                     " dataset.batch(global_batch_size) behind these. What is no mr.data.Dataset is"
                     " taken as it is: an iterable of global batches."
                 )
-            length = dataset.cardinality()
         return cls(steps, lambda: [dataset], length=length, pipelines=None, ahead=ahead)
 
     @classmethod
@@ -170,7 +175,7 @@ class Input:
                     return
                 if len(batches) > 1:  # a difference is an error of this rank's input: all are told
                     nest.transposed(batches, tuple, "a distributed dataset")
-                yield values, 0
+                yield Step(values)
 
         # How long it is on other ranks can't be known.
         unknown, counts = UNKNOWN_CARDINALITY, pipelines.counts

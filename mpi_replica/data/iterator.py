@@ -342,10 +342,10 @@ class DistributedIterator:
         if step is None:
             return None
         if is_shared:
-            self._look_at(step[0][0])
-            self._batch_text = f"{step[1]} rows of {self._kind_text}"
+            self._look_at(step.values[0])
+            self._batch_text = f"{step.rows} rows of {self._kind_text}"
             self._note_steps(steps + 1)
-        return step[0]
+        return step.values
 
     def _read(self) -> Step | None:
         """Returns the next step of this rank; None at the end."""
@@ -391,7 +391,7 @@ class DistributedIterator:
         step = self._read()
         if step is not None:
             replica_ids = self._engine.layout.local_replica_ids
-            pairs = zip(replica_ids, step[0], strict=True)
+            pairs = zip(replica_ids, step.values, strict=True)
             batches = {i: batch for i, batch in pairs if batch is not END}
             for i, batch in batches.items():
                 if i not in self._forms:

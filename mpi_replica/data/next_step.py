@@ -13,7 +13,12 @@ from ..collectives.agreement.site import CallSite
 from ..collectives.agreement.stand import SAME_KIND
 from ..collectives.agreement.steps import Agree, Raise, Steps, Texts
 from ..core.digests import digest_of
-from ..core.exceptions import CollectiveMismatchError, StructureMismatchError, in_words
+from ..core.exceptions import (
+    CollectiveMismatchError,
+    DivergenceError,
+    StructureMismatchError,
+    in_words,
+)
 from ..core.layout import sides
 from ..core.options import CommunicationOptions
 from .pipelines import END
@@ -24,8 +29,9 @@ class NextStep(Call):
     """The agreement on one step: whether any rank still has input."""
 
     kind = "next"
-    #: One of the four below, rows of the global batch, steps taken, digest of the kind of batch.
-    _STATE = struct.Struct("<BqqQ")
+    #: One of the four below, rows of the global batch, steps taken, digests of the kind of batch,
+    #: and of its ends.
+    _STATE = struct.Struct("<BqqQQ")
     _HAS, _ENDED, _ENDED_UNSEEN, _ENDS_ALL = 0, 1, 2, 3
 
     def __init__(
@@ -52,16 +58,20 @@ class NextStep(Call):
 
     def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:
         """Tells where this rank is."""
-        state, number = self._ended() if self.step is None else (self._HAS, self.step[1])
+        state, number, ends = self._HAS, -1, 0
+        if self.step is None:
+            state = self._ended()
+        else:
+            _, number, ends = self.step
         digest = digest_of(self.kind_text) if self.kind_text else 0
-        return self._STATE.pack(state, number, self.num_steps, digest), None
+        return self._STATE.pack(state, number, self.num_steps, digest, ends), None
 
     def steps(
         self, group: Group, calls: Sequence[Call], prepared: None
     ) -> Steps[tuple[list[Any] | None, dict[int, Any]]]:
         """Returns this rank's values and their forms, None for values at the end."""
         of_ranks = [self._STATE.unpack(data) for data in group.sizes.payloads()]
-        states, rows, num_steps, digests = zip(*of_ranks, strict=True)
+        states, rows, num_steps, digests, ends = zip(*of_ranks, strict=True)
         if len(set(num_steps)) > 1:
             yield Raise(self._at_other_places(num_steps))
         if self._HAS not in states or self._ENDS_ALL in states:
@@ -79,16 +89,18 @@ class NextStep(Call):
             forms = forms or dict.fromkeys(self.replica_ids, form)
         if self.is_global and len(set(rows)) > 1:
             yield Raise(self._of_other_lengths(rows))
-        values = self.step[0] if self.step else [END] * len(self.replica_ids)
+        if len(set(ends)) > 1:
+            yield Raise(self._of_other_values(ends))
+        values = self.step.values if self.step else [END] * len(self.replica_ids)
         return [
             forms.get(i, self._form(forms)) if value is END else value
             for i, value in zip(self.replica_ids, values, strict=True)
         ], forms
 
-    def _ended(self) -> tuple[int, int]:
+    def _ended(self) -> int:
         if self.needs_all:
-            return self._ENDS_ALL, -1
-        return self._ENDED if self.forms else self._ENDED_UNSEEN, -1
+            return self._ENDS_ALL
+        return self._ENDED if self.forms else self._ENDED_UNSEEN
 
     @staticmethod
     def _form(forms: dict[int, Any]) -> Any:
@@ -114,6 +126,17 @@ class NextStep(Call):
         return StructureMismatchError(
             f"the global batches of a distributed dataset differ between ranks at"
             f" {self.site.line}: {lengths}. All ranks must distribute the same dataset; use"
+            " distribute_datasets_from_function for a dataset of each rank's own."
+        )
+
+    def _of_other_values(self, ends: Sequence[int]) -> DivergenceError:
+        """Returns what is raised where ranks would cut batches of other values."""
+        digests = sides(ends, lambda digest: f"digest {digest:016x}")
+        return DivergenceError(
+            f"the global batches of {self.options.name} differ between ranks at {self.site.line},"
+            f" in their first or last row: {digests}. Each rank takes its rows of what must be the"
+            " same batch. Seed what shuffles or draws on every rank alike (torch's DataLoader:"
+            " generator=torch.Generator().manual_seed(0), and no sampler for a rank); use"
             " distribute_datasets_from_function for a dataset of each rank's own."
         )
 

@@ -9,9 +9,17 @@ from typing import Any, NamedTuple
 
 from .read_ahead import read_ahead
 
-#: A step of this rank: one value for each local replica, which is `END` where its own pipeline has
-#: no more, and the rows of the whole global batch.
-Step = tuple[list[Any], int]
+
+class Step(NamedTuple):
+    """A step of this rank."""
+
+    #: One for each local replica: `END` where its own pipeline has no more.
+    values: list[Any]
+    #: Those of the whole global batch; 0 for input of each rank's own.
+    rows: int = 0
+    #: Digest of its first and its last row; 0 where not every rank reads all of it.
+    ends: int = 0
+
 
 #: Gets an epoch and the number of its first step that is wanted; returns the steps from there on.
 MakeSteps = Callable[[int, int], Iterator[Step]]

@@ -307,3 +307,32 @@ def test_no_row_is_lost_where_a_row_was_of_another_kind_once(strategy, what, rea
     assert places == [1]
     expected = np.arange(STEPS * replicas, dtype="float32").reshape(STEPS, replicas).sum(axis=1)
     assert totals == expected.tolist()
+
+
+# By name: what makes the same global batches of the same generator, and can only be iterated.
+ONLY_ITERATED = {
+    "iterable": lambda rng: [{"x": rng.normal(size=(8, 2)), "y": np.arange(8)} for _ in range(3)],
+    "generator": lambda rng: Dataset.from_generator(lambda: map(rng.permutation, [5] * 9)).batch(4),
+    "filter": lambda rng: Dataset.range(90).filter(lambda x: rng.random() < 0.5).batch(8),
+    "texts": lambda rng: [rng.permutation(["a", "bc", "d\xfc", "", "e"])],
+}
+
+
+@pytest.mark.parametrize("made", ONLY_ITERATED)
+@pytest.mark.parametrize("culprit", ["first", "last"])
+def test_batches_that_a_rank_shuffles_or_draws_by_itself_are_an_error_on_all(
+    strategy, made, culprit
+):
+    """Each rank would take its rows of another batch: some would come twice, and others never."""
+    needs_two_ranks(strategy)
+    is_culprit = is_last(strategy) if culprit == "last" else strategy.rank == 0
+
+    def steps(seed):
+        dataset = ONLY_ITERATED[made](np.random.default_rng(seed))
+        return list(strategy.experimental_distribute_dataset(dataset))
+
+    assert steps(3)
+    error = raises_everywhere(mr.errors.DivergenceError, lambda: steps(3 + is_culprit))
+    assert "in their first or last row" in str(error)
+    assert "Seed what shuffles or draws" in str(error)
+    check_works(strategy)
