@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +28,8 @@ from .object_places import saved_once
 from .restore import Restoring
 from .save import Own, Saving
 from .saved_values import Reader
+
+_log = logging.getLogger("mpi_replica")
 
 
 class Checkpoint:
@@ -225,8 +229,9 @@ class Checkpoint:
             What was given to `save`.
         strict : bool, default True
             Whether it is an error if something is missing, too much, or of another shape or dtype.
-            Otherwise what fits is restored. Numbers, texts, bytes and None take the place of each
-            other, and lists of nothing but numbers, texts and None may have another length.
+            Otherwise what fits is restored, and a warning names the rest. Numbers, texts, bytes and
+            None take the place of each other, and lists of nothing but numbers, texts and None may
+            have another length.
 
         Raises
         ------
@@ -273,7 +278,10 @@ class Checkpoint:
         if engine.is_spare:  # it gets its state with its replicas
             return
 
+        problems = ""
+
         def match(index: Index, read: Reader) -> Comparison:
+            nonlocal problems
             comparison = Comparison(
                 index, self._objects, read, engine.layout, is_exact=self._is_exact
             )
@@ -293,6 +301,9 @@ class Checkpoint:
         engine.cross_replica(
             engine.make("Checkpoint.restore", None, Restoring, path, match, finish, is_reader)
         )
+        if problems and is_reader:
+            with contextlib.suppress(Exception):  # logging fails where stderr is closed
+                _log.warning("%s is restored but for: %s.", os.fspath(path), problems)
 
     def _variables(self) -> list[Any]:
         return list(variables_in(self._objects))

@@ -229,7 +229,9 @@ class CheckpointManager:
                 _log.warning("rank %d got %s: saved %s, the program ends.", rank, name, path)
         raise SystemExit(_EXIT_STATUS)
 
-    def restore_or_initialize(self, init_fn: Callable[[], Any] | None = None) -> str | None:
+    def restore_or_initialize(
+        self, init_fn: Callable[[], Any] | None = None, *, strict: bool = True
+    ) -> str | None:
         """Restore the newest checkpoint that is whole; return its path, None where there is none.
 
         Collective: all ranks call it, in cross-replica context. One that is torn or corrupt, or
@@ -239,6 +241,9 @@ class CheckpointManager:
         ----------
         init_fn : callable, optional
             Called without arguments where there is none.
+        strict : bool, default True
+            As for ``Checkpoint.restore``: otherwise what fits is restored, and a warning names the
+            rest.
 
         Returns
         -------
@@ -272,9 +277,11 @@ class CheckpointManager:
         tell(goes_on=True)  # a start of this job after another one repeats little
         if self._checkpoint.strategy.engine.is_spare:  # it gets its state with its replicas
             return None
-        return self._restore_or_initialize(init_fn)
+        return self._restore_or_initialize(init_fn, strict=strict)
 
-    def _restore_or_initialize(self, init_fn: Callable[[], Any] | None = None) -> str | None:
+    def _restore_or_initialize(
+        self, init_fn: Callable[[], Any] | None = None, *, strict: bool = True
+    ) -> str | None:
         """Does as `restore_or_initialize`, where a program need not begin with it."""
         strategy, kind = self._checkpoint.strategy, "CheckpointManager.restore_or_initialize"
         engine = strategy.engine
@@ -290,7 +297,7 @@ class CheckpointManager:
             tried.add(step)
             path = self._path(step)
             try:
-                self._checkpoint.restore(path)
+                self._checkpoint.restore(path, strict=strict)
             except CheckpointError as error:
                 is_corrupt = isinstance(error, CorruptCheckpointError)
                 if not is_corrupt and step in self._steps_for_all(kind):

@@ -2,6 +2,7 @@
 
 import collections
 import errno
+import logging
 import os
 import shutil
 
@@ -66,14 +67,20 @@ def test_another_byte_order_is_told_as_such(strategy, path):
     assert "and [('f0', '<i4'), ('f1', '>f4')][2] in the checkpoint" in str(error)
 
 
-def test_without_strict_what_fits_is_restored(strategy, path):
+def test_without_strict_what_fits_is_restored_and_rank_0_tells_the_rest(strategy, path, caplog):
     program(strategy, 7.0).save(path)
     checkpoint = program(strategy, 1.0)
     checkpoint.kernel = variable(strategy, np.ones((4, 3)))
     checkpoint.nest["bias"] = bias = np.ones(5, np.float32)
     checkpoint.learning_rate = 0.5
     del checkpoint.optimizer
-    checkpoint.restore(path, strict=False)
+    with caplog.at_level(logging.WARNING, "mpi_replica"):
+        checkpoint.restore(path, strict=False)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (strategy.rank == 0)
+    for text in told:
+        assert text.startswith(f"{path} is restored but for: not in the program: optimizer")
+        assert "kernel is float64[4, 3] here" in text
     assert np.asarray(checkpoint.kernel).tolist() == np.ones((4, 3)).tolist()
     assert checkpoint.nest["bias"] is bias
     assert bias.tolist() == [1.0] * 5

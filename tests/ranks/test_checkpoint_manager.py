@@ -69,6 +69,17 @@ def content(manager):
 # What is kept
 
 
+def test_a_program_with_another_component_restores_what_fits_where_it_says_so(managed, strategy):
+    save(managed(), 7)
+    later = managed()
+    later.checkpoint.extra = 0.5
+    error = raises_everywhere(CheckpointError, later.restore_or_initialize)
+    assert "not in the checkpoint: extra" in str(error)
+    assert later.restore_or_initialize(strict=False) == os.path.join(later.directory, "ckpt-7")
+    assert content(later) == (7, [7, 7, 7])
+    assert later.checkpoint.extra == 0.5
+
+
 @pytest.mark.parametrize(
     ("settings", "kept"),
     [
