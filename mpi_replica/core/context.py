@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from .abstract_strategy import AbstractReplicaContext, AbstractStrategy, CallsPerReplica
-from .exceptions import ContextError
+from .exceptions import ContextError, add_note
 from .jax_state import require_unstaged
 from .randomness import FOR_EACH_REPLICA
 
@@ -263,6 +263,9 @@ def called_for(
     token = _called_for.set(replica_id)
     try:
         yield
+    except Exception as error:
+        add_note(error, f"Raised in {function}, called for replica {replica_id}.")
+        raise
     finally:
         _called_for.reset(token)
         caller.per_replica_call = before
@@ -276,13 +279,19 @@ def replica_id_at_work() -> int | None:
 
 
 def require_once(per_replica_call: tuple[str, str, str] | None, call: str) -> None:
-    """Raises in a function that is called for a replica, if that is under way.
+    """Raises in a function that is called for a replica, if that is under way, or makes its rows.
 
     Raises
     ------
     ContextError
         How often `call` is made would depend on the layout.
     """
+    if _reads_own_rows.get():
+        raise ContextError(
+            f"{call} was called where rows are made, which each rank does for its own replicas: how"
+            f" often depends on the layout. Call {call} before or after next(), and pass on what"
+            " comes of it."
+        )
     if per_replica_call is not None:
         function, outer, how = per_replica_call
         raise ContextError(
@@ -293,7 +302,10 @@ def require_once(per_replica_call: tuple[str, str, str] | None, call: str) -> No
 
 @contextlib.contextmanager
 def reading_own_rows() -> Iterator[None]:
-    """Runs a body that reads rows which other ranks do not read: see `require_common_draw`."""
+    """Runs a body that reads rows which other ranks do not read.
+
+    What stands above all replicas is no part of it: `require_once` and `require_common_draw` tell.
+    """
     token = _reads_own_rows.set(True)
     try:
         yield

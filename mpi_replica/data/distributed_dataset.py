@@ -89,12 +89,14 @@ class DistributedDataset:
 
     def _note_iteration(self, place: Progress, undo: Callable[[], None]) -> None:
         """Adds a note of the iteration that begins to the next header."""
-        what = f"iteration {place.epoch} of {self._input.name}"
+        source = self._input
+        what = f"iteration {place.epoch} of {source.name}"
+        if source.text:
+            what = f"{what}, {source.text}"
         advice = (
             "All ranks must distribute the same dataset, and iterate it equally often: another"
             " epoch has another shuffle."
         )
-        source = self._input
         digest = digest_of((place.epoch, place.steps, source.length, source.pipelines, source.text))
         note = Note(what, placeless_site(), digest, advice, "CollectiveMismatchError")
         self._engine.agreement.notes.add(note, undo)

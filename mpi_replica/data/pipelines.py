@@ -6,8 +6,9 @@ and read on where it stood.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ class Pipelines:
         self, layout: Layout, dataset_fn: Callable[[InputContext], Any], *, per_replica: bool
     ) -> None:
         self._dataset_fn = dataset_fn
+        self._per_replica = per_replica
         self._num_replicas = layout.num_replicas
         counts = (1,) * layout.num_replicas if per_replica else layout.counts
         #: Which replicas take of each pipeline, in turns.
@@ -109,7 +111,7 @@ class Pipelines:
         while True:
             values = []
             for elements, count, mine in of_pipelines:
-                with reading_own_rows():
+                with reading_own_rows() if self._per_replica else contextlib.nullcontext():
                     step = [next(elements, END) for _ in range(count)]
                 values += [step[position] for position in mine]
             yield values
@@ -133,6 +135,12 @@ def check_source(source: Any, name: str) -> None:
         It can't be iterated.
     """
     value = source.value if isinstance(source, Mirrored) else source
+    if isinstance(value, (Mapping, str, bytes)):  # their keys or characters are no batches
+        raise TypeError(
+            f"{name} needs a mr.data.Dataset or another iterable of batches, got"
+            f" {type(value).__name__} {value!r:.100}. Of arrays write"
+            " mr.data.Dataset.from_tensor_slices(arrays).batch(n)."
+        )
     # Arrays have what iterates, also those that hold one number.
     if not isinstance(value, Iterable) or (isinstance(value, np.ndarray) and not value.ndim):
         raise TypeError(

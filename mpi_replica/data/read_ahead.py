@@ -81,6 +81,8 @@ class _Reader:
 
     def end(self) -> None:
         """Ends the thread, and waits for its end."""
+        if self._has_ended:  # by `_end_all`: Python may have taken its modules apart since
+            return
         self._has_ended = True
         self._wishes.put(None)
         _readers.discard(self)

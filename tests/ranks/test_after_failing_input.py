@@ -496,8 +496,9 @@ def test_an_interrupted_read_loses_nothing(strategy, source):
     assert batches == numbers(0, STEPS, batch)
 
 
-def test_calls_of_what_makes_rows_that_do_not_fit_are_one_error_of_all(strategy):
-    """A function that makes rows is called on each rank for its own rows."""
+@pytest.mark.parametrize("is_known", [True, False], ids=["by position", "stream"])
+def test_calls_of_what_makes_rows_that_do_not_fit_are_one_error_of_all(strategy, is_known):
+    """A function that makes rows by position is called on each rank for its own rows."""
     needs_two_ranks(strategy)
     replicas = strategy.num_replicas_in_sync
 
@@ -506,10 +507,11 @@ def test_calls_of_what_makes_rows_that_do_not_fit_are_one_error_of_all(strategy)
             strategy.barrier()
         return x
 
-    rows = Dataset.range(replicas).map(scale).batch(replicas)
+    numbers = Dataset.from_generator(lambda: range(replicas))
+    rows = (Dataset.range(replicas) if is_known else numbers).map(scale).batch(replicas)
     data = strategy.experimental_distribute_dataset(rows)
     raises_everywhere(
-        mr.errors.CollectiveMismatchError,
+        mr.errors.ContextError if is_known else mr.errors.CollectiveMismatchError,
         lambda: [strategy.reduce("SUM", batch, axis=0) for batch in data],
     )
     for number in range(3):

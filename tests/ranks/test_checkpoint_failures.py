@@ -79,7 +79,8 @@ def test_without_strict_what_fits_is_restored_and_rank_0_tells_the_rest(strategy
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == (strategy.rank == 0)
     for text in told:
-        assert text.startswith(f"{path} is restored but for: not in the program: optimizer")
+        assert text.startswith(f"{path} is restored but for: not in the checkpoint: learning_rate;")
+        assert "not in the program: optimizer; different: " in text
         assert "kernel is float64[4, 3] here" in text
     assert np.asarray(checkpoint.kernel).tolist() == np.ones((4, 3)).tolist()
     assert checkpoint.nest["bias"] is bias

@@ -730,3 +730,71 @@ def test_what_is_no_state_is_an_error_that_says_so(strategy):
         with pytest.raises(TypeError, match=r"needs what state_dict\(\) gave, got 5\."):
             loads.load_state_dict(5)
     assert len(list(dataset)) == 2
+
+
+@pytest.mark.parametrize("kind", ["assign", "run", "barrier", "broadcast_to", "next", "Variable"])
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_call_for_all_where_rows_are_made_is_an_error(strategy, kind, ahead):
+    """Each rank makes those of its own replicas: it would call as often as it has rows."""
+    with strategy.scope():
+        seen = mr.Variable(0)
+    others = iter(strategy.experimental_distribute_dataset(Dataset.range(99).batch(1)))
+    calls = {
+        "assign": lambda: seen.assign_add(1),
+        "run": lambda: strategy.run(int),
+        "barrier": strategy.barrier,
+        "broadcast_to": lambda: strategy.extended.broadcast_to(1),
+        "next": lambda: next(others),
+        "Variable": lambda: mr.Variable(1.0),
+    }
+
+    def row(x):
+        calls[kind]()
+        return x
+
+    count = strategy.num_replicas_in_sync
+    dataset = Dataset.range(2 * count).map(row).batch(2 * count)
+    if ahead:
+        dataset = dataset.prefetch(ahead)
+
+    def take():
+        with strategy.scope():
+            next(iter(strategy.experimental_distribute_dataset(dataset)))
+        strategy.barrier()
+
+    raises_everywhere(mr.errors.ContextError, take)
+    assert int(seen.numpy()) == 0
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("given", [{"x": np.arange(4)}, "rows", b"rows"], ids=type)
+def test_what_iterates_keys_or_characters_is_an_error_that_names_it(strategy, given):
+    error = raises_everywhere(
+        TypeError, lambda: strategy.experimental_distribute_dataset(given) and strategy.barrier()
+    )
+    assert f"got {type(given).__name__} " in str(error)
+    assert "from_tensor_slices" in str(error)
+
+
+@pytest.mark.parametrize("call", ["value_fn", "dataset_fn"])
+def test_what_a_function_raises_that_is_called_for_a_replica_names_it(strategy, call):
+    last = strategy.num_replicas_in_sync - 1
+
+    def fails(context):
+        which = "replica_id_in_sync_group" if call == "value_fn" else "input_pipeline_id"
+        if getattr(context, which) == last:
+            raise KeyError("no such shard")
+        return [np.zeros(1)]
+
+    per_replica = mr.InputOptions(experimental_replication_mode=mr.InputReplicationMode.PER_REPLICA)
+    error = raises_everywhere(
+        KeyError,
+        lambda: (
+            strategy.experimental_distribute_values_from_function(fails)
+            if call == "value_fn"
+            else strategy.distribute_datasets_from_function(fails, per_replica)
+        ),
+    )
+    notes = " ".join(error.__notes__)
+    assert f"Raised in the {call} of " in notes
+    assert f"called for replica {last}." in notes

@@ -252,13 +252,14 @@ def test_what_makes_rows_draws_the_same_on_all_ranks_or_is_an_error_on_all(strat
         assert len(set(gathered(above.random()))) == 1
 
 
-def test_the_pipeline_of_a_rank_draws_nothing_above(strategy):
+def test_the_pipeline_of_a_replica_draws_nothing_above(strategy):
     above = strategy.rng
+    per_replica = mr.InputOptions(experimental_replication_mode=mr.InputReplicationMode.PER_REPLICA)
 
     def rows(context):
         return ([above.random(2)] for _ in range(3))
 
-    distributed = strategy.distribute_datasets_from_function(rows)
+    distributed = strategy.distribute_datasets_from_function(rows, per_replica)
     error = raises_everywhere(CONTEXT, lambda: [strategy.barrier() for _ in distributed])
     assert "strategy.rng was drawn from where rows are made" in str(error)
     assert len(set(gathered(above.random()))) == 1

@@ -250,7 +250,8 @@ def test_input_that_makes_collective_calls_is_an_error_everywhere(strategy, is_k
     rows = Dataset.range(8) if is_known else generated(*range(8))
     dataset = strategy.experimental_distribute_dataset(rows.map(shares).batch(4), ahead(2))
     error = raises_everywhere(mr.errors.ContextError, lambda: list(dataset))
-    assert "belongs to another thread" in str(error)
+    words = "was called where rows are made" if is_known else "belongs to another thread"
+    assert words in str(error)
     check_works(strategy)
 
 

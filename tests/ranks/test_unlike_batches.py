@@ -336,3 +336,30 @@ def test_batches_that_a_rank_shuffles_or_draws_by_itself_are_an_error_on_all(
     assert "in their first or last row" in str(error)
     assert "Seed what shuffles or draws" in str(error)
     check_works(strategy)
+
+
+def test_datasets_of_other_verbs_are_shown_in_the_error(strategy):
+    needs_two_ranks(strategy)
+    dataset = Dataset.range(16).shuffle(seed=int(is_last(strategy))).batch(4)
+    distributed = strategy.experimental_distribute_dataset(dataset)
+    error = raises_everywhere(
+        mr.errors.CollectiveMismatchError, lambda: take(strategy, iter(distributed))
+    )
+    for seed in (0, 1):
+        assert f"<Dataset.range(0, 16, 1).shuffle(seed={seed}).batch(4)>" in str(error)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("made", ["by position", "stream"])
+def test_a_replica_without_rows_gets_the_lengths_of_its_batch(strategy, made):
+    """Not those of the first element of all."""
+    count = strategy.num_replicas_in_sync
+    long, short = np.zeros((count, 5)), np.ones((1, 3))
+    rows = Dataset.from_tensor_slices(long).concatenate(Dataset.from_tensor_slices(short))
+    if made == "stream":
+        rows = rows.filter(lambda row: True)
+    found = [
+        np.asarray(strategy.reduce("MEAN", batch, axis=0)).tolist()
+        for batch in strategy.experimental_distribute_dataset(rows.batch(count))
+    ]
+    assert found == [[0] * 5, [1] * 3]

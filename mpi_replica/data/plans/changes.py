@@ -16,7 +16,16 @@ import numpy as np
 from ...core.context import reading_own_rows
 from ...core.exceptions import add_note
 from ...core.nest import Structure, map_structure, unflatten
-from ..elements import ArraySpec, as_arrays, kept_parts_of, own_copy, parts_of, row_count, stack
+from ..elements import (
+    ArraySpec,
+    as_arrays,
+    kept_parts_of,
+    own_copy,
+    parts_of,
+    row_count,
+    rows_of,
+    stack,
+)
 from .dataset_plan import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -68,7 +77,15 @@ class Batch(Verb):
         if cut is None:
             return len(positions), self._source.read_parts(parts, epoch)[0]
         with reading_own_rows():
-            return len(positions), self._source.read_parts(parts, epoch)
+            if self._source.is_uniform:
+                return len(positions), self._source.read_parts(parts, epoch)
+            # Nothing is as long as the first row of this batch: others may have other lengths.
+            read = [part if part.size else positions[:1] for part in parts]
+            made = self._source.read_parts(read, epoch)
+        return len(positions), [
+            one if part.size else own_copy(rows_of(one, slice(0, 0)))
+            for one, part in zip(made, parts, strict=True)
+        ]
 
     def _stream(self, epoch: int, cut: Cut | None, start: int) -> Iterator[Element]:
         elements = enumerate(self._source.values(epoch, start), start)
