@@ -135,11 +135,14 @@ class MergeCall(Call):
         """Returns the arguments; the caller runs the function outside of the interrupt gate."""
         layout = self._engine.layout
         rows: list[list[Held | Elsewhere]] = []
+        own = _apart([call.leaves for call in calls])
         if layout.size == 1:
-            rows = [[Held(leaf) for leaf in call.leaves] for call in calls]
+            rows = [[Held(leaf) for leaf in leaves] for leaves in own]
         for rank, data in enumerate(results):
             if rank == layout.rank:  # its own objects, not copies of them
-                rows += [held_by(call.leaves, call.packed[0]) for call in calls]
+                rows += [
+                    held_by(leaves, call.packed[0]) for leaves, call in zip(own, calls, strict=True)
+                ]
             else:
                 tables, values = marshal.loads(data)
                 rows += unpack_all(tables, values, layout.counts[rank], self.leaves)
@@ -193,6 +196,26 @@ class MergeCall(Call):
             if value is not None:
                 return PerReplica(values)
         return None
+
+
+def _apart(of_calls: Sequence[list[Any]]) -> Sequence[list[Any]]:
+    """Returns the leaves of replicas, where an array that several give is one of each's own.
+
+    A ``merge_fn`` may write into it: so do replicas that are on ranks of their own.
+    """
+    if len(of_calls) == 1:
+        return of_calls
+    given: set[int] = set()
+    apart = []
+    for leaves in of_calls:
+        apart.append(
+            [
+                leaf.copy(order="K") if id(leaf) in given and leaf.flags.writeable else leaf
+                for leaf in leaves
+            ]
+        )
+        given.update(id(leaf) for leaf in leaves if isinstance(leaf, np.ndarray))
+    return apart
 
 
 def check_merge_call(function: Any, args: Any, kwargs: Any) -> None:

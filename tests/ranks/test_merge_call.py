@@ -550,6 +550,21 @@ def test_arrays_of_other_replicas_are_as_writable_as_ones_own(strategy):
     assert seen == [expected] * len(strategy.local_replica_ids)
 
 
+@pytest.mark.parametrize("length", [3, LARGE])
+def test_what_a_merge_fn_writes_into_one_component_is_not_in_another(strategy, length):
+    """Also where the replicas of a rank give one array, a constant of the module, say."""
+    table = np.ones(length)
+
+    def double(strategy, x):
+        for part in strategy.experimental_local_results(x):
+            part *= 2
+        return strategy.reduce("SUM", x, axis=None)
+
+    total = 2.0 * strategy.num_replicas_in_sync
+    for found in merged(strategy, double, lambda i: (table,)):
+        np.testing.assert_array_equal(found, np.full(length, total))
+
+
 @pytest.mark.parametrize("length", [7, 70003])
 def test_every_component_is_aligned_whatever_lies_before_it(strategy, length):
     """Of another dtype and length on each replica."""
