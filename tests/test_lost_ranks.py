@@ -312,6 +312,14 @@ def test_a_mistake_that_meets_a_loss_while_it_is_told_is_printed_and_done_again(
     assert "goes back to the last commit because of a loss" in done.stderr
 
 
+def test_a_program_that_catches_the_error_of_a_loss_in_a_loop_goes_on_without_the_rank():
+    """As one that skips a bad batch at any error: no call can succeed until it lets one pass."""
+    done = lose("swallowed.py", 3, KILLS="1:step5:1")
+    assert told(done) == {0: [8, 40.0], 2: [8, 40.0]}
+    assert "lost rank 1" in done.stderr
+    assert "the program has caught RankLostError of 100 calls and goes on" in done.stderr
+
+
 @pytest.mark.parametrize("mistake", MISTAKES | MISTAKES_AT_THE_BEGIN)
 def test_a_mistake_ends_a_job_that_would_go_on_without_a_rank(mistake):
     done = lose("own_errors.py", 3, succeeds=False, MISTAKE=mistake)

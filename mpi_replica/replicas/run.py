@@ -19,6 +19,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from greenlet import getcurrent
 
+from ..collectives.agreement.agreement import MOST_REFUSALS
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.site import CallSite, function_identity
 from ..collectives.agreement.stand import Note, Stand
@@ -37,7 +38,7 @@ from .kept_by_runs import KeptByRuns
 from .merge_fn import comparable, run_merge_fn, unpacked
 from .run_end import RunEnd
 from .run_libraries import libraries_of_run
-from .seat import MOST_REFUSALS, Seat, SharedRun
+from .seat import Seat, SharedRun
 
 # What most of them return.
 _NOTHING = digest_of(None)

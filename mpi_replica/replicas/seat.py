@@ -9,7 +9,7 @@ from typing import Any
 import greenlet
 import numpy as np
 
-from ..collectives.agreement.agreement import CurrentRun
+from ..collectives.agreement.agreement import MOST_REFUSALS, CurrentRun
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.site import FunctionIdentity
 from ..collectives.engine import Engine
@@ -26,9 +26,6 @@ from .replica_context import ReplicaContext
 from .run_libraries import RunLibraries
 from .storage import Storage
 from .worker import Worker
-
-#: A replica that swallows `ReplicaStopped` this often is abandoned.
-MOST_REFUSALS = 100
 
 _abandoned: list[Seat] = []  # never resumed and never collected: that would run their code
 

@@ -53,6 +53,9 @@ from .stand import Report, Stand
 
 _ALLGATHER_RANKS = 32
 
+#: A program that catches what refuses its calls this often is stopped in another way.
+MOST_REFUSALS = 100
+
 
 class Life(enum.Enum):
     """How far the life of a strategy has come on this rank."""
@@ -113,6 +116,7 @@ class Agreement:
         self.final: BaseException | None = None
         # It, and its traceback when a call was refused with it for the first time.
         self._refused: tuple[BaseException | None, TracebackType | None] = None, None
+        self._num_refused = 0
         #: What was to be told, where this rank has met a loss instead.
         self.untold: BaseException | None = None
         #: Whether other ranks went on when this one left.
@@ -212,9 +216,19 @@ class Agreement:
                 ) from run.doom
 
     def refuse(self, final: BaseException) -> NoReturn:
-        """Raises `final`; of the calls that were refused before its traceback holds nothing."""
+        """Raises `final`; of the calls that were refused before its traceback holds nothing.
+
+        A loop that catches it would call for ever, and the other ranks wait.
+        """
         if self._refused[0] is not final:
-            self._refused = final, final.__traceback__
+            self._refused, self._num_refused = (final, final.__traceback__), 0
+        self._num_refused += 1
+        if self._num_refused > MOST_REFUSALS and self.life is Life.BROKEN:
+            raise ReplicaStopped(
+                f"the program has caught {type(final).__name__} of {MOST_REFUSALS} calls and goes"
+                " on, in a loop with `except Exception`, say: no call of this strategy can succeed"
+                " any more. Let it pass."
+            ) from final
         raise BaseException.with_traceback(final, self._refused[1])
 
     def leaving(self, cause: str = "") -> Iterator[None]:

@@ -15,7 +15,7 @@ from ...collectives.agreement.site import CallSite, FunctionIdentity
 from ...collectives.strategy_base import StrategyBase
 from ...core.abstract_variable import AbstractVariable
 from ...core.context import require_cross_replica
-from ...core.exceptions import RankLostError, mark_reporter
+from ...core.exceptions import RankLostError, ReplicaStopped, mark_reporter
 from ...core.layout import Layout, numbers_text
 from ...core.object_state import places_of
 from ...core.options import CommunicationOptions
@@ -148,7 +148,9 @@ class Keeper:
     def must_recover(self, error: BaseException) -> bool:
         """Returns whether all ranks go back to the last commit because of what came up here."""
         survivors = self._survivors
-        if survivors is None or survivors.is_over or not isinstance(error, Exception):
+        # The other one ends loops that catch what a loss raises.
+        is_error = isinstance(error, (Exception, ReplicaStopped))
+        if survivors is None or survivors.is_over or not is_error:
             return False
         return survivors.is_fault_tolerant and self._strategy.engine.transport.loss is not None
 
