@@ -57,6 +57,12 @@ TOLD = """
 """
 
 
+TELLS_FOR_EVER = """
+    while True:
+        tell("x" * 200)
+"""
+
+
 def written(folder, program):
     file = folder / "train.py"
     file.write_text(textwrap.dedent(HEAD) + textwrap.dedent(program))
@@ -123,6 +129,22 @@ def test_a_rank_that_is_killed_before_mpi_has_started_costs_a_start_and_no_more(
     lost = r"rank \d \(\S+, pid \d+\) was lost: its process ended without a word\."
     assert re.search(lost, text)
     assert "Start 2 of at most 4 follows in 1 s." in done.stderr
+
+
+@each_job
+def test_a_job_whose_reader_has_ended_is_not_started_again(library, options, tmp_path):
+    """As `| head` does: the next start would write to nobody, too."""
+    program = written(tmp_path, TELLS_FOR_EVER)
+    reader, writer = os.pipe()
+    words = ("run", *options, "--restarts", 2, "-n", 2, program)
+    with started(library, *words, stdout=writer) as process:
+        os.close(writer)
+        assert os.read(reader, 1)
+        os.close(reader)
+        error = process.stderr.read()
+        assert process.wait(LIMIT_SECONDS) == 128 + signal.SIGPIPE, error
+    assert "what read its output has ended, as `| head` does: the job was ended." in error
+    assert "Start 2" not in error
 
 
 @each_job

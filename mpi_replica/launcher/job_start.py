@@ -16,7 +16,7 @@ from ..core.layout import numbers_text
 from ..ranks.watch.strategy_watch import stall_seconds
 from .elasticity import RANKS_LOST
 from .job import Job
-from .output import DeathNotice, OutputStream, Tags, is_output_blocked
+from .output import DeathNotice, OutputStream, Tags, is_output_blocked, is_output_unread
 from .processes import descendants, ends_with_parent, ranks_below, send_signal
 from .rank_connections import SAVED, RankConnections
 from .restarts import Outcome
@@ -283,6 +283,10 @@ class JobStart:
             return Outcome(self._status(False), seconds)
         was_told_to_end = self._is_ended_by_signal(ranks)
         loss = "" if was_told_to_end else self._loss(ranks)
+        # What ranks write makes launchers end, Open MPI's with this status: it would the next one.
+        if loss and self.launcher.returncode in (1, -signal.SIGPIPE) and is_output_unread():
+            self.ended_because = "what read its output has ended, as `| head` does"
+            return Outcome(128 + signal.SIGPIPE, seconds, is_final=True)
         status = self._status(bool(loss))
         return Outcome(
             status,

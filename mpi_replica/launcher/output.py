@@ -70,6 +70,14 @@ def is_output_blocked() -> bool:
     return len(select.select([], [1, 2], [], 0.0)[1]) < 2
 
 
+def is_output_unread() -> bool:
+    """Returns whether what read stdout or stderr has ended: whatever writes there would, too."""
+    streams = select.poll()
+    for number in (1, 2):
+        streams.register(number, 0)
+    return any(event & select.POLLERR for _, event in streams.poll(0))
+
+
 def open_standard_streams() -> None:
     """Opens those that are closed: other files would get their numbers."""
     for number in (0, 1, 2):
