@@ -44,6 +44,8 @@ class SharedRun(CurrentRun):
     libraries: RunLibraries
     #: Of torch's tensors that all replicas get, if there are some.
     mirrored: Any
+    #: Of torch's modules that several replicas of this rank share, if there are some.
+    modules: Any
     seats: Sequence[Seat]
 
     def stop_error(self, doom: BaseException) -> BaseException:
@@ -158,6 +160,8 @@ class Seat:
                     self.value = run.libraries.call(self.position, run.fn, self.args, self.kwargs)
             if run.mirrored is not None:
                 run.mirrored.check()
+            if run.modules is not None:
+                run.modules.left_by(self.replica_id)
             self.status = "returned"
         except BaseException as error:
             is_given_up = run not in run.engine.agreement.runs  # by the hub, or the collector
@@ -236,6 +240,8 @@ class Seat:
             if states is not None:
                 states.leave(self.position)
                 self.held = libraries.shared_state.held_modules(self.replica_id, self.run.seats)
+                if self.run.modules is not None:
+                    self.run.modules.left_by(self.replica_id)
             return self.worker.wait()
         finally:  # not by the hub: where a signal's handler raises there, this replica still waits
             call, self.call = self.call, None

@@ -26,7 +26,7 @@ from ..core.values import Mirrored, component_of, local_results, read_only
 from ..ranks import blas
 from ..replicas.kept_by_runs import KeptByRuns
 from ..replicas.run import Run
-from ..replicas.run_libraries import shared_tensors
+from ..replicas.run_libraries import shared_modules, shared_tensors
 from ..replicas.variables import Variable
 from .distribution import Distribution
 from .elastic.run_elastic import Elastic
@@ -186,7 +186,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             Nests. Each replica gets its component of a `DistributedValues` leaf; the array of a
             `Mirrored` can't be written to, since the replicas of a rank share it (that a tensor of
             torch was is an error when the step ends). Variables are passed whole, all else by
-            reference. Containers are new for each replica.
+            reference; of a module of torch a rank's replicas share parameters and buffers, which
+            one of them may write in a run. Containers are new for each replica.
         options : CommunicationOptions, optional
             For the agreement at the end.
 
@@ -213,7 +214,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             not callable; on every rank.
         ContextError
             Called in a replica, or from another thread; a replica has written into the tensor of a
-            `Mirrored`.
+            `Mirrored`, or several of a rank into a parameter or buffer of one module.
 
         Notes
         -----
@@ -246,15 +247,18 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
 
     def _seats(
         self, fn: Callable[..., Any], args: Any, kwargs: Any
-    ) -> tuple[list[tuple[int, Sequence[Any], Mapping[str, Any]]], Any]:
-        """Returns the arguments of each local replica; and what finds writes into shared ones."""
+    ) -> tuple[list[tuple[int, Sequence[Any], Mapping[str, Any]]], Any, Any]:
+        """Returns the arguments of each local replica; and what finds writes into shared ones.
+
+        That is for tensors of a `Mirrored`, and for modules.
+        """
         if not callable(fn):
             raise TypeError(f"strategy.run needs a callable, got {fn!r}.")
         check_call(args, {} if kwargs is None else kwargs)
         layout = self.engine.layout
         if not args and not kwargs:
             nothing: Mapping[str, Any] = {}
-            return [(i, (), nothing) for i in layout.local_replica_ids], None
+            return [(i, (), nothing) for i in layout.local_replica_ids], None, None
         leaves, structure = nest.flatten((tuple(args), dict(kwargs or {})))
         number = layout.num_replicas
         seats = [
@@ -262,7 +266,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             for i in layout.local_replica_ids
         ]
         mirrored = [leaf.value if isinstance(leaf, Mirrored) else None for leaf in leaves]
-        return seats, shared_tensors("strategy.run", structure, mirrored)
+        modules = None if len(seats) == 1 else shared_modules(structure, leaves)
+        return seats, shared_tensors("strategy.run", structure, mirrored), modules
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
         """Combine a value of all replicas to one, and give it to every rank.

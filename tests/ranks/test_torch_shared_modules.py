@@ -1,0 +1,162 @@
+"""Modules in the arguments of a run that are one object on each rank.
+
+What several replicas of a rank write in them would be changed so often: an error on all ranks.
+"""
+
+import pytest
+
+import mpi_replica as mr
+from everywhere import check_works, gathered, holds_everywhere, raises_everywhere
+from gradient_programs import replica_id
+from mpi_replica.errors import ContextError
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+swa_utils = pytest.importorskip("torch.optim.swa_utils", reason="torch is not installed")
+
+
+def shares(strategy):
+    """Whether some rank has several replicas."""
+    return strategy.num_replicas_in_sync > strategy.size
+
+
+def network():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, 0.5)
+    return model
+
+
+def plain():
+    return network()[0]
+
+
+def averaged():
+    return swa_utils.AveragedModel(plain())
+
+
+def average(model):
+    model.update_parameters(plain())
+
+
+def move_by_hand(model):
+    model(torch.ones(3, 2)).sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+
+
+def move_behind_a_collective(model):
+    loss = mr.get_replica_context().all_reduce("SUM", model(torch.ones(3, 2)).sum().detach())
+    with torch.no_grad():
+        model.bias += loss
+    mr.get_replica_context().all_reduce("SUM", loss)
+
+
+def count(model):
+    model.num_batches_tracked += 1
+
+
+def normalize(model):
+    torch.manual_seed(0)  # a lazy one draws its weights here
+    model(torch.ones(3, 2))
+
+
+def lazy():
+    return torch.nn.Sequential(torch.nn.LazyLinear(2), torch.nn.BatchNorm1d(2))
+
+
+# How a module is made, what a step does with it, and what of it is written first.
+WRITES = {
+    "an average": (averaged, average, "the buffer 'n_averaged' of the AveragedModel"),
+    "a step by hand": (plain, move_by_hand, "the parameter 'weight' of the Linear"),
+    "behind a collective": (plain, move_behind_a_collective, "the parameter 'bias' of the Linear"),
+    "a counter": (lambda: network()[1], count, "the buffer 'num_batches_tracked' of the BatchNo"),
+    "statistics": (network, normalize, "the buffer '1.num_batches_tracked'"),
+    "a lazy one": (lazy, normalize, "the buffer '1.num_batches_tracked'"),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_module_in_args_that_several_replicas_of_a_rank_write_is_an_error_on_all(strategy, name):
+    make, write, what = WRITES[name]
+    given = {"net": [make()]}
+
+    def step(given):
+        write(given["net"][0])
+
+    if not shares(strategy):
+        strategy.run(step, args=(given,))  # each rank has its own
+    else:
+        error = raises_everywhere(ContextError, lambda: strategy.run(step, args=(given,)))
+        assert what in str(error), str(error)
+        assert "in (args, kwargs)[0][0]['net'][0] of strategy.run" in str(error)
+        assert "strategy.experimental_distribute_values_from_function" in str(error)
+        raises_everywhere(ContextError, lambda: strategy.run(step, kwargs={"given": given}))
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_module_of_each_replica_may_be_written(strategy, name):
+    make, write, _ = WRITES[name]
+    models = strategy.experimental_distribute_values_from_function(lambda context: make())
+    for _ in range(2):
+        strategy.run(write, args=(models,))
+    strategy.verify(models)
+
+
+def differentiate(model):
+    model.zero_grad()
+    model.eval()(torch.ones(1, 2) + replica_id()).sum().backward()
+
+
+def call_as_a_function(model):
+    weights = {name: one.detach() * replica_id() for name, one in model[0].named_parameters()}
+    torch.func.functional_call(model[0], weights, (torch.ones(1, 2),))
+
+
+def move_in_a_merge_fn(model):
+    def merge_fn(strategy):
+        count(model[1])
+
+    for _ in range(2):
+        mr.get_replica_context().merge_call(merge_fn)
+
+
+def move_on_one_replica(model):
+    for _ in range(2):
+        if replica_id() == 0:
+            count(model[1])
+        mr.get_replica_context().all_reduce("SUM", 1.0)
+
+
+USES = [differentiate, call_as_a_function, move_in_a_merge_fn, move_on_one_replica]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_module_in_args_that_replicas_do_not_write_each_may_be_shared(strategy, use):
+    model = network()
+    for _ in range(2):
+        strategy.run(use, args=(model,))
+        with torch.no_grad():
+            model[0].weight += 1.0  # between the runs, once on each rank
+    weights = gathered(model[0].weight.tolist())
+    holds_everywhere(lambda: check_equal(weights, [[[2.5, 2.5], [2.5, 2.5]]] * len(weights)))
+    check_works(strategy)
+
+
+def check_equal(found, expected):
+    assert found == expected
+
+
+def test_a_module_of_inference_mode_may_be_shared(strategy):
+    with torch.inference_mode():
+        frozen = plain()
+    model = torch.nn.ModuleList([frozen, plain()])
+
+    def step(model):
+        with torch.no_grad():
+            return float(model[0](torch.ones(1, 2)).sum())
+
+    found = strategy.experimental_local_results(strategy.run(step, args=(model,)))
+    holds_everywhere(lambda: check_equal(found, (3.0,) * len(found)))
+    check_works(strategy)
