@@ -67,3 +67,24 @@ def difference_of_shapes(here: Shapes, there: Shapes) -> str:
                 " checkpoint"
             )
     return ""
+
+
+def difference_of_options(here: Sequence[Sequence[str]], there: Sequence[Sequence[str]]) -> str:
+    """Returns what an optimizer needs that a checkpoint lacks; empty where it has all of that.
+
+    What it has more is of a scheduler, or of a newer version of torch, where nothing is missing.
+
+    Examples
+    --------
+    >>> difference_of_options([["lr", "momentum"]], [["lr", "betas"]])
+    "needs ['momentum'] for its parameters, and the checkpoint has ['betas']: another optimizer's"
+    """
+    for needed, saved in zip(here, there, strict=False):  # a class may have a state of its own form
+        missing = [name for name in needed if name not in saved]
+        if missing:
+            more = [name for name in saved if name not in (*needed, "params")]
+            return (
+                f"needs {missing} for its parameters, and the checkpoint has {more}: another"
+                " optimizer's"
+            )
+    return ""

@@ -18,7 +18,7 @@ from ..core.exceptions import RankLostError
 from ..core.jax_nodes import JaxNode, is_function_in_node, opened_by_jax
 from ..core.layout import Layout
 from ..core.values import Mirrored, PerReplica, per_replica
-from .array_kinds import difference_of_shapes, kind_of
+from .array_kinds import kind_of
 from .encoder import (
     SavedState,
     alike_of,
@@ -255,7 +255,7 @@ class Comparison:
         if object_state.is_module(live):
             return self._module(live, state, path)
         if object_state.is_optimizer(live) and state.shapes is not None:
-            difference = difference_of_shapes(object_state.parameter_shapes(live), state.shapes)
+            difference = state.difference_from(live)
             if difference:
                 self.unfit.append(f"{path} {difference}")
                 return lambda: live

@@ -21,6 +21,7 @@ from ..core.dtypes import as_array
 from ..core.jax_nodes import JaxNode, is_function_in_node, opened_by_jax
 from ..core.more_than_numbers import has_hidden_fields
 from ..core.values import DistributedValues, Mirrored
+from .array_kinds import difference_of_options, difference_of_shapes
 from .dtype_texts import dtype_text
 
 # A JSON object with one of these keys stands for something that JSON does not have.
@@ -335,6 +336,14 @@ class SavedState(NamedTuple):
     versions: Any = None
     #: Of an optimizer of torch: the shapes of its parameters.
     shapes: Any = None
+
+    def difference_from(self, optimizer: Any) -> str:
+        """Returns how that of an optimizer differs from what this one needs; empty if not."""
+        groups = tuple_items((mapping_items(self.state) or {}).get("param_groups")) or []
+        options = [[*(mapping_items(group) or ())] for group in groups]
+        return difference_of_shapes(
+            object_state.parameter_shapes(optimizer), self.shapes
+        ) or difference_of_options(object_state.needed_options(optimizer), options)
 
 
 def state_of(value: Any) -> SavedState | None:

@@ -165,3 +165,20 @@ def parameter_shapes(optimizer: Any) -> list[list[list[int] | None]]:
     """
     groups = [group["params"] for group in optimizer.param_groups]
     return [[None if is_lazy(one) else list(one.shape) for one in group] for group in groups]
+
+
+def needed_options(optimizer: Any) -> list[list[str]]:
+    """Returns, group by group, which options of an optimizer a state that it takes must have.
+
+    It takes those of the state in place of its own. Of a state of an older version torch fills in
+    what it has added since: switches, whose default is a bool or None. What others add to a group,
+    such as schedulers, is no option.
+    """
+    return [
+        [
+            name
+            for name in getattr(optimizer, "defaults", {})
+            if name in group and not isinstance(group[name], (bool, type(None)))
+        ]
+        for group in optimizer.param_groups
+    ]

@@ -466,6 +466,53 @@ def test_an_optimizer_of_other_parameters_is_told_before_anything_changes(strate
         assert float(x) == 0
 
 
+@pytest.mark.parametrize(
+    ("saved", "other", "missing", "unexpected"),
+    [
+        ("Adam", "SGD", "momentum", "betas"),
+        ("AdamW", "RMSprop", "alpha", "betas"),
+        ("Adam", "Adagrad", "lr_decay", "betas"),
+        ("SGD", "Adam", "betas", "dampening"),
+    ],
+)
+def test_a_state_of_another_kind_of_optimizer_is_told_before_anything_changes(
+    strategy, path, saved, other, missing, unexpected
+):
+    model = network(1)
+    optimizer = trained_by(getattr(torch.optim, saved), model)
+    save(strategy, path, x=torch.ones(1), nest=[optimizer])
+    x, optimizer = torch.zeros(1), getattr(torch.optim, other)(model.parameters(), lr=0.5)
+    checkpoint = mr.Checkpoint(strategy, x=x, nest=[optimizer])
+    error = raises_everywhere(CheckpointError, lambda: checkpoint.restore(path))
+    here, there = str(error).split("for its parameters, and the checkpoint has [")
+    assert "different: nest[0] needs [" in here, here
+    assert (repr(missing) in here, repr(unexpected) in there) == (True, True), str(error)
+    assert (float(x), optimizer.param_groups[0]["lr"]) == (0, 0.5)
+    checkpoint.restore(path, strict=False)
+    assert (float(x), optimizer.param_groups[0]["lr"]) == (1, 0.5)
+    trained(model, optimizer, 1)
+
+
+def trained_by(kind, model):
+    optimizer = kind(model.parameters(), lr=0.01)
+    trained(model, optimizer, 1)
+    return optimizer
+
+
+def test_options_that_torch_fills_in_or_that_a_scheduler_has_added_may_differ(strategy, path):
+    model = network(1)
+    optimizer = trained_by(torch.optim.AdamW, model)
+    torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, cycle_momentum=False)
+    for name in ("decoupled_weight_decay", "fused", "maximize"):  # as of an older version of torch
+        optimizer.param_groups[0].pop(name, None)
+    save(strategy, path, optimizer=optimizer)
+    again = torch.optim.AdamW(model.parameters(), lr=0.5)
+    torch.optim.lr_scheduler.StepLR(again, 2)
+    restored(strategy, path, optimizer=again)
+    assert again.param_groups[0]["lr"] == 0.01
+    trained(model, again, 1)
+
+
 SCHEDULERS = {
     "LambdaLR": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda epoch: 0.5**epoch),
     "MultiStepLR": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [1, 3]),
