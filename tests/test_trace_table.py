@@ -86,6 +86,24 @@ def test_calls_sizes_waits_and_moves_of_a_call_site_are_those_of_a_mean_rank():
     assert found["num_sites"] == 2
 
 
+def test_checkpoints_of_one_line_are_one_call_site_whatever_their_paths():
+    world = world_of(2)
+    world.call(MAX, compares=True)
+    for step in range(30):
+        late = {world.members[1]: 100 * MILLISECOND}
+        world.call(f"Checkpoint.save('/of at (a)/ckpt-{step}') at train.py:20", late=late)
+        world.call(f"Checkpoint.restore('/its/ckpt-{step}') at train.py:30")
+    world.compare()
+    found = summary_of(world.members)
+    calls = {(site["call"], site["line"]): site["calls"] for site in found["sites"]}
+    assert calls[("Checkpoint.save", "train.py:20")] == 30
+    assert calls[("Checkpoint.restore", "train.py:30")] == 30
+    assert found["num_sites"] == 3
+    (late,) = (late for late in found["late"] if late["line"] == "train.py:20")
+    assert (late["rank"][:6], late["calls"]) == ("rank 1", 30)
+    assert late["share"] == pytest.approx(1, abs=0.05)
+
+
 def busy_job():
     """Return ranks that have done a bit of everything."""
     world = world_of(3)

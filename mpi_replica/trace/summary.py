@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from ..ranks.watch.event_log import MOST_REPLICAS, OF_RANK, SPAN_KINDS, EventKind
 from .timeline import Calls, Timeline
-from .traced_processes import Events, Floats
+from .traced_processes import Events, Floats, TracedProcess
 
 _SHOWN_SITES = 10
 _SHOWN_PLACES = 2
@@ -18,6 +19,8 @@ _SHOWN_PLACES = 2
 _LEAST_SHARE = 0.5
 # Of the time of the job: what costs less is not worth a line.
 _LEAST_COST = 0.01
+# Calls in whose words a path stands.
+_OF_PATHS = ("Checkpoint.save", "Checkpoint.restore")
 #: What time is spent on that is neither computing nor communication, and the kinds of its spans.
 KINDS = {"input": ["input"], "checkpoint": ["checkpoint"], "elastic": ["commit", "recovery"]}
 
@@ -120,8 +123,7 @@ def _sites(timeline: Timeline) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     ranks: collections.Counter[str] = collections.Counter()
     for n, (process, calls) in enumerate(zip(timeline.processes, timeline.calls, strict=True)):
-        for name in np.unique(calls.name).tolist():
-            text, mine = process.names[name], calls.name == name
+        for text, mine in _by_site(process, calls):
             what, _, line = text.rpartition(" at ")
             nothing: dict[str, Any] = dict.fromkeys(("calls", "bytes", "waits", "moves"), 0)
             site = {"text": text, "call": what, "line": line, "last": {}, **nothing}
@@ -143,13 +145,26 @@ def _sites(timeline: Timeline) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda one: -one["waits"] - one["moves"])
 
 
+def _by_site(process: TracedProcess, calls: Calls) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+    """Yields each call site of a process in words, and which of its calls are made there."""
+    names: dict[str, list[int]] = {}
+    for name in np.unique(calls.name).tolist():
+        text = process.names[name]
+        kind = text.partition("(")[0]
+        if kind in _OF_PATHS:  # another one each time, as it has the step in it
+            text = f"{kind} at {text.rpartition(' at ')[2]}"
+        names.setdefault(text, []).append(name)
+    for text, of_site in names.items():
+        yield text, np.isin(calls.name, of_site)
+
+
 def _late(timeline: Timeline, num_calls: dict[str, int]) -> list[dict[str, Any]]:
     """Returns for which rank others wait at some call sites, and where it is meanwhile."""
     found = []
     for n, (process, calls) in enumerate(zip(timeline.processes, timeline.calls, strict=True)):
         samples = timeline.events(n, EventKind.SAMPLE)
-        for name in np.unique(calls.name).tolist():
-            text, mine = process.names[name], (calls.name == name) & (calls.last == n)
+        for text, of_site in _by_site(process, calls):
+            mine = of_site & (calls.last == n)
             is_often = mine.sum() >= _LEAST_SHARE * num_calls.get(text, np.inf)
             if is_often and calls.late_by[mine].sum() >= _LEAST_COST * timeline.duration:
                 call, _, line = text.rpartition(" at ")
