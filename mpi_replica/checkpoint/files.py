@@ -225,13 +225,18 @@ def names_in(folder: Path) -> list[str]:
     Raises
     ------
     CheckpointError
-        The system refuses.
+        The system refuses; also where it, or what it is in, is no folder.
     """
-    try:
-        with _refusals_named(folder, "read"):
+    with _refusals_named(folder, "read"):
+        try:
             return os.listdir(folder)
-    except CorruptCheckpointError:
-        return []
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError as error:
+            raise CheckpointError(
+                f"{folder} is no folder of checkpoints: {error.strerror}. Give the path of a"
+                " folder, or of one that can be made."
+            ) from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -254,7 +254,8 @@ class CheckpointManager:
         ------
         CheckpointError
             The newest one that is whole does not fit the program. Or the folder, or a file in it,
-            is there and can't be read: by its permissions, say, or without free descriptors.
+            is there and can't be read: by its permissions, say, or without free descriptors. Or a
+            file is in the place of the folder.
         TypeError
             `init_fn` is not callable; on every rank.
         Exception
@@ -357,7 +358,7 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     TypeError
         `directory` is no path.
     CheckpointError
-        The folder, or an index in it, is there and can't be read.
+        The folder, or an index in it, is there and can't be read; or it is a file.
 
     Examples
     --------

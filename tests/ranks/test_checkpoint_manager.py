@@ -237,6 +237,27 @@ def test_what_the_system_refuses_to_read_is_an_error_on_all_and_no_reason_to_beg
     assert content(manager) == (3, [3.0] * 3)
 
 
+@pytest.mark.parametrize("name", ["afile", "afile/kept"])
+def test_a_folder_that_is_a_file_is_an_error_on_all_ranks_and_no_reason_to_begin_anew(
+    strategy, shared_folder, name
+):
+    if strategy.rank == 0:
+        (shared_folder / "afile").touch()
+    gathered(None)
+    folder, begun = shared_folder / name, []
+    manager = mr.CheckpointManager(mr.Checkpoint(strategy, step=0), folder)
+    error = raises_everywhere(
+        CheckpointError, lambda: manager.restore_or_initialize(lambda: begun.append(1))
+    )
+    assert str(error).startswith(f"{folder} is no folder of checkpoints: Not a directory. Give ")
+    assert not begun
+    for call in (lambda: mr.latest_checkpoint(folder), lambda: manager.steps):
+        assert str(raises_everywhere(CheckpointError, call)) == str(error)
+    assert str(folder.parent) in str(raises_everywhere(CheckpointError, lambda: manager.save(1)))
+    check_works(strategy)
+    assert (shared_folder / "afile").read_bytes() == b""
+
+
 @pytest.mark.parametrize("what", ["the folder", "an older index"])
 def test_what_can_not_be_read_is_an_error_of_the_save_as_it_may_be_newer(
     managed, strategy, monkeypatch, what
