@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +14,6 @@ from ..collectives.agreement.site import CallSite
 from ..collectives.strategy_base import StrategyBase
 from ..collectives.verify import Verification
 from ..core.abstract_variable import AbstractVariable
-from ..core.argument_checks import absolute_path
 from ..core.context import current_strategy, open_strategies, require_cross_replica
 from ..core.exceptions import CheckpointError, ContextError
 from ..core.options import CommunicationOptions, VariableAggregation
@@ -23,7 +21,7 @@ from ..core.values import Mirrored, PerReplica
 from ..ranks.watch.span import span
 from .comparison import Comparison, variables_in
 from .encoder import Encoder
-from .index import Index, all_generators
+from .index import Index, all_generators, checkpoint_path
 from .object_places import saved_once
 from .restore import Restoring
 from .save import Own, Saving
@@ -208,7 +206,7 @@ class Checkpoint:
         encoder: Encoder,
     ) -> Saving:
         """Returns the call that saves the objects as they are now."""
-        place = Path(absolute_path("path", path))
+        place = checkpoint_path(path)
         state = {
             name: encoder.encode(value, f"checkpoint.{name}")
             for name, value in self._objects.items()

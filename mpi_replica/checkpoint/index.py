@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..core.argument_checks import absolute_path
 from ..core.exceptions import CheckpointError, CorruptCheckpointError
 from ..core.randomness import Generators
 from .dtype_texts import dtype_from, dtype_text
@@ -26,7 +27,7 @@ _FORMAT = "mpi_replica checkpoint"
 # With 2 came tensors, and the state of objects of replicas.
 _VERSION = 2
 _READABLE = (1, _VERSION)
-_SUFFIX = ".index"
+SUFFIX = ".index"
 
 # Under this name the index says when it was written: stands so near to its beginning.
 _NUMBER = "number"
@@ -61,6 +62,19 @@ class Index(NamedTuple):
         return list(dict.fromkeys(record.file for record in self.arrays.values()))
 
 
+def checkpoint_path(path: str | os.PathLike[str]) -> Path:
+    """Returns the path of a checkpoint, as a program gives it, from the root on.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is none.
+    """
+    if isinstance(path, str) and not path:  # it would be the working folder
+        raise ValueError("path must name a checkpoint in a folder, got ''.")
+    return Path(absolute_path("path", path))
+
+
 def index_path(path: Path) -> Path:
     """Returns the path of the index of a checkpoint.
 
@@ -71,7 +85,7 @@ def index_path(path: Path) -> Path:
     """
     if not path.name:
         raise ValueError(f"path must name a checkpoint in a folder, got {str(path)!r}.")
-    return path.with_name(f"{path.name}{_SUFFIX}")
+    return path.with_name(f"{path.name}{SUFFIX}")
 
 
 def order_of(path: Path) -> int:
@@ -109,7 +123,7 @@ def packed(index: Index, folder: Path) -> bytes:
         Its JSON can't be written.
     """
     arrays = {name: packed_record(record) for name, record in index.arrays.items()}
-    indices = [folder / name for name in names_in(folder) if name.endswith(_SUFFIX)]
+    indices = [folder / name for name in names_in(folder) if name.endswith(SUFFIX)]
     number = 1 + max(map(_order_among_others, indices), default=0)
     data = json.dumps(
         {

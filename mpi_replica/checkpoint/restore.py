@@ -11,13 +11,13 @@ from ..collectives.agreement.call import Call
 from ..collectives.agreement.group import Group
 from ..collectives.agreement.site import CallSite
 from ..collectives.agreement.steps import Agree, Steps, Texts
-from ..core.argument_checks import absolute_path
 from ..core.array_ways import Array
+from ..core.exceptions import CorruptCheckpointError
 from ..core.layout import Layout
 from ..core.options import CommunicationOptions
 from . import files
 from .comparison import Comparison
-from .index import MOST_BYTES, Index, index_path, unpacked
+from .index import MOST_BYTES, SUFFIX, Index, checkpoint_path, index_path, unpacked
 from .saved_values import Reader
 
 
@@ -48,8 +48,8 @@ class Restoring(Call):
         is_reader: bool,
     ) -> None:
         super().__init__(site, options)
-        self.path, self.match, self.finish = Path(absolute_path("path", path)), match, finish
-        self.data = files.read_small(index_path(self.path), MOST_BYTES) if is_reader else b""
+        self.path, self.match, self.finish = checkpoint_path(path), match, finish
+        self.data = _index_data(self.path) if is_reader else b""
         self.detail = repr(str(self.path))
         self.identify(self.detail)
 
@@ -86,3 +86,31 @@ class Restoring(Call):
                 extents = [r.extent for r in index.arrays.values() if r.file == name]
                 checked[name] = files.check(path, extents)
         return matching
+
+
+def _index_data(path: Path) -> bytes:
+    """Returns the bytes of the index of a checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        It can't be read; where there is none, it says what else the path may be.
+    """
+    index = index_path(path)
+    try:
+        return files.read_small(index, MOST_BYTES)
+    except CorruptCheckpointError as error:
+        refusal = error.__cause__
+        if not isinstance(refusal, FileNotFoundError):
+            raise
+        remedy = (
+            "There is no checkpoint of that name on rank 0's host. Restore the path that was given"
+            " to save, or that a CheckpointManager gave."
+        )
+        if path.suffix == SUFFIX:
+            remedy = f"Leave {SUFFIX} off: the path of a checkpoint is {path.with_suffix('')}."
+        elif os.path.isdir(path):
+            remedy = f"{path} is a folder: restore mr.latest_checkpoint(folder), if any."
+        raise CorruptCheckpointError(
+            f"{index} can't be read: {refusal.strerror}. {remedy}"
+        ) from refusal

@@ -27,6 +27,7 @@ from mpi_replica.errors import (
     CheckpointError,
     CollectiveMismatchError,
     ContextError,
+    CorruptCheckpointError,
     StructureMismatchError,
 )
 
@@ -480,6 +481,7 @@ def test_what_is_no_path_on_one_rank_is_an_error_on_all_that_names_the_argument(
     ("no_path", "words"),
     [
         ("/", "path must name a checkpoint in a folder, got '/'."),
+        ("", "path must name a checkpoint in a folder, got ''."),
         ("a\0b", "path must be a path of files, and 'a\\x00b' has a NUL. Leave it out."),
         ("a\ud800b", "and 'a\\ud800b' has a character that no name can have. Leave it out."),
     ],
@@ -487,6 +489,24 @@ def test_what_is_no_path_on_one_rank_is_an_error_on_all_that_names_the_argument(
 def test_a_path_that_no_file_can_have_is_an_error_that_says_so(strategy, call, no_path, words):
     error = raises_everywhere(ValueError, lambda: call(strategy, no_path, a=1))
     assert words in str(error)
+    check_works(strategy)
+
+
+def test_a_path_without_a_checkpoint_is_an_error_on_all_that_says_what_to_give_instead(
+    strategy, path
+):
+    save(strategy, path, a=1)
+    for wrong, remedy in (
+        (path.with_name("mistyped"), "There is no checkpoint of that name on rank 0's host."),
+        (path.parent, f"{path.parent} is a folder: restore mr.latest_checkpoint(folder)"),
+        (index.index_path(path), f"Leave .index off: the path of a checkpoint is {path}."),
+    ):
+        error = raises_everywhere(
+            CorruptCheckpointError, lambda wrong=wrong: restored(strategy, wrong, a=0)
+        )
+        missing = f"{index.index_path(wrong)} can't be read: No such file or directory. {remedy}"
+        assert str(error).startswith(missing), error
+        assert "free space" not in str(error)
     check_works(strategy)
 
 
