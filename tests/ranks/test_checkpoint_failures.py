@@ -255,6 +255,27 @@ def test_a_rank_that_cannot_write_is_an_error_on_all_and_the_older_one_stays(
     assert len(listing(path)) == len(before)
 
 
+@pytest.mark.parametrize("pattern", [".data-", ".index"])
+def test_what_the_system_refuses_is_raised_at_the_line_that_saves(
+    strategy, path, monkeypatch, pattern
+):
+    """The frames behind it are of this package, and of Python's own that it calls."""
+    checkpoint = program(strategy, 8.0)
+    culprit = strategy.size - 1 if pattern == ".data-" else 0
+
+    def fails():
+        checkpoint.save(path)
+
+    with monkeypatch.context() as patch:
+        if strategy.rank == culprit:
+            patch.setattr(files, "os", System("write", pattern, refuse(errno.ENOSPC)))
+        error = raises_everywhere(CheckpointError, fails)
+    line = fails.__code__.co_firstlineno + 1
+    (origin, *_) = error.__notes__[-1].splitlines()
+    assert f"(rank {culprit}) at test_checkpoint_failures.py:{line}" in origin
+    check_works(strategy)
+
+
 @pytest.mark.usefixtures("few_ranks")
 def test_a_folder_that_vanishes_while_all_save_is_an_error_on_all(strategy, path, monkeypatch):
     folder = path.parent / "scratch"

@@ -4,7 +4,10 @@ That each failure is one on every rank is in test_misuse.py; here is what else i
 """
 
 import contextlib
+import functools
+import json
 import os
+import re
 import signal
 import sys
 import types
@@ -129,6 +132,16 @@ def test_what_a_replica_raises_is_raised_on_every_rank(strategy):
             assert "Traceback (most recent call last)" in note_of(error)
             assert "raise make(culprit)" in note_of(error)
         check_works(strategy)
+
+
+def merges_by_a_library():
+    return mr.get_replica_context().merge_call(json.loads)  # it takes the strategy for a text
+
+
+@pytest.mark.parametrize("function", [functools.partial(json.loads, 1), merges_by_a_library])
+def test_where_a_function_of_a_library_is_the_program_its_line_is_told(strategy, function):
+    error = raises_everywhere(TypeError, lambda: strategy.run(function))
+    assert re.search(r"^raised by .* at __init__\.py:\d+", note_of(error))
 
 
 def test_the_rank_of_origin_raises_the_original_object(strategy):

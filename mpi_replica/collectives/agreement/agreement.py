@@ -303,9 +303,9 @@ class Agreement:
         """Returns the stand of replicas in which `error` came up."""
         who = self._layout.describe(call.replica_ids)
         serial = self.num_raised if error is self._last_error else -1
-        place = (
-            travelling_error.place_of(error) or call.site.line
-        )  # a mistake in the arguments has no frame
+        # Inside of a call it is this package that has called a library.
+        place = travelling_error.place_of(error, may_be_library=status == "raised")
+        place = place or call.site.line  # a mistake in the arguments has no frame
         packed = travelling_error.pack(error, f"{who} at {place}", serial)
         return Stand(call.replica_ids, status, call.describe(), packed, self.run_ordinal)
 

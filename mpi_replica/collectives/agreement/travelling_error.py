@@ -58,10 +58,11 @@ def pack(error: BaseException, origin: str, serial: int = -1) -> TravellingError
     return TravellingError(_bytes_of(error), name, text, origin, lines, serial)
 
 
-def place_of(error: BaseException) -> str:
+def place_of(error: BaseException, *, may_be_library: bool) -> str:
     """Returns "file:line" of the innermost frame of the program, or nothing.
 
-    That is none of this package, and where there is another one none of a library.
+    That is none of this package, and none of a library; with `may_be_library`, where there is no
+    other one, of a library: a step function may be one.
     """
     place = place_in_library = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -74,7 +75,7 @@ def place_of(error: BaseException) -> str:
                 place_in_library = here
             else:
                 place = here
-    return place or place_in_library
+    return place or (place_in_library if may_be_library else "")
 
 
 def _bytes_of(error: BaseException) -> bytes:
