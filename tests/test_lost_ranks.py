@@ -365,6 +365,14 @@ def test_what_nobody_has_any_more_ends_the_job_with_an_error(case, kills, words,
     (text,) = re.findall(r"^mpi_replica.errors.RankLostError: (.*)$", done.stderr, re.M)
     assert f"what belonged to {words}" in text
     assert advice in text
+    assert "goes on" not in done.stderr
+    if case == "unsaved":
+        assert re.search(
+            r"^lost rank 0 \(.*\), rank 1 \(.*\), and what belonged to replicas 0-1: looks for the"
+            r" last checkpoint\.$",
+            done.stderr,
+            re.M,
+        )
     was_kept = "beginning" not in kills
     assert ("the ranks that hosted and that kept it were lost together" in text) == was_kept
     assert ("was lost before it was committed, and nobody kept a copy yet" in text) != was_kept

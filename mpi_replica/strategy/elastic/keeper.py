@@ -182,9 +182,17 @@ class Keeper:
         loss = Loss.of_members(lost, step, time.monotonic() - start, layout)
         self._strategy.losses = (*self._strategy.losses, loss)
         self._strategy.engine.num_made["losses"] = len(self._strategy.losses)
-        if survivors.rank == 0:
+        if not self.lost_replicas:
+            self._warn(str(loss))
+        else:  # it does not go on where there is no checkpoint
+            gone = numbers_text("replica", self.lost_replicas)
+            self._warn(f"{loss.what}, and what belonged to {gone}: looks for the last checkpoint.")
+
+    def _warn(self, text: str) -> None:
+        """Logs on one of the ranks."""
+        if self._strategy.engine.layout.rank == 0:
             with contextlib.suppress(Exception):  # logging fails where stderr is closed
-                _log.warning("%s", loss)
+                _log.warning("%s", text)
 
     def _go_on(self, survivors: Survivors, transport: Transport | None) -> None:
         """Moves the strategy to the new transport, and puts its state back to the last commit."""
@@ -250,6 +258,7 @@ class Keeper:
         # Otherwise a loss may leave some ranks with it, and others with the commit.
         self._strategy.engine.agreement.assemble()
         self._commit_beginning()
+        self._warn(str(self._strategy.losses[-1]))
 
     def say_end(self) -> None:
         """Logs what was lost until the end, once."""

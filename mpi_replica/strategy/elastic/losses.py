@@ -46,15 +46,20 @@ class Loss:
         ranks, hosts, pids = zip(*lost, strict=True) if lost else ((), (), ())
         return cls(ranks, hosts, pids, step, seconds, layout.hosting_counts)
 
-    def __str__(self) -> str:
+    @property
+    def what(self) -> str:
+        """What was lost, without how the others went on."""
         processes = ", ".join(
             f"rank {rank} (host {host}, pid {pid})"
             for rank, host, pid in zip(self.ranks, self.hosts, self.pids, strict=True)
         )
+        return f"lost {processes or 'a rank that came back into no world'}"
+
+    def __str__(self) -> str:
         where = "the last checkpoint" if self.step is None else f"step {self.step}"
         return (
-            f"lost {processes or 'a rank that came back into no world'}; goes on at {where} after"
-            f" {self.seconds:.3f} s, with {new_layout_text(self.replicas_per_rank)}."
+            f"{self.what}; goes on at {where} after {self.seconds:.3f} s, with"
+            f" {new_layout_text(self.replicas_per_rank)}."
         )
 
 
