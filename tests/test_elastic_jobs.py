@@ -620,6 +620,18 @@ def test_a_job_that_has_gone_back_to_a_checkpoint_is_not_begun_anew_from_its_beg
     assert "not started again: what it has done would be done twice" in done.stderr
 
 
+def test_the_end_of_a_call_names_the_losses_of_that_call_alone(tmp_path):
+    program = """
+    for lost in ([3], [], [1], []):
+        state = mr.ElasticState(strategy, step=0, total=0.0)
+        strategy.run_elastic(lambda: train(lambda: die_on(*lost)), state)
+    """
+    done = elastic("-n", 5, "--spares", 1, written(tmp_path, program))
+    assert done.returncode == 0, done.stderr
+    ends = re.findall(r"^ended without (.*);", done.stderr, re.M)
+    assert ends == ["rank 3, lost in 1 event", "rank 1, lost in 1 event"]
+
+
 def test_a_spare_gets_objects_of_replicas_where_a_checkpoint_is_gone_back_to(tmp_path):
     program = """
     class Counter:

@@ -69,6 +69,7 @@ class Keeper:
         self._survivors = strategy.survivors
         #: Whether the job goes on without a lost rank.
         self.is_guarded = self._survivors is not None and self._survivors.is_fault_tolerant
+        self._num_losses_before = len(strategy.losses)
         self._commit: HeldCommit | None = None
         # Those in the state at the commit: they come back also where nobody else holds them since.
         self._variables: list[AbstractVariable] = []
@@ -261,8 +262,8 @@ class Keeper:
         self._warn(str(self._strategy.losses[-1]))
 
     def say_end(self) -> None:
-        """Logs what was lost until the end, once."""
-        losses: Any = self._strategy.losses
+        """Logs what was lost in this call of ``run_elastic``, once."""
+        losses = self._strategy.losses[self._num_losses_before :]
         if losses and self._strategy.engine.layout.rank == 0:
             ranks = sorted(rank for loss in losses for rank in loss.ranks)
             seconds = sum(loss.seconds for loss in losses)
