@@ -310,9 +310,19 @@ def test_arrays_and_a_per_replica_say_where_to_compute(count):
         lambda: ones == value,
         lambda: mr.Mirrored(ones) * value,
         lambda: mr.Variable(1.0) * value,
+        lambda: np.sqrt(value),
+        lambda: np.max(value),
+        lambda: np.sum(value),
+        lambda: np.add(ones, ones, out=value),
+        lambda: np.add(ones, ones, where=value),
+        lambda: np.add.at(ones, [0], value),
+        lambda: np.float64(1) * value,
+        lambda: operator.iadd(ones, value),
+        lambda: divmod(value, ones),
     ):
         with pytest.raises(TypeError, match=r"holds a value per replica.* strategy\.run"):
             compute()
+    assert ones.tolist() == [1.0, 1.0]
 
 
 def test_a_per_replica_is_rounded_where_it_converts():

@@ -60,6 +60,20 @@ class DistributedValues:
         raise NotImplementedError
 
 
+class _NoUfuncs:
+    """What a `PerReplica` tells numpy, which must not take it for an object array."""
+
+    def __get__(self, value: Any, kind: type) -> Callable[..., NoReturn] | None:
+        # numpy asks the class for what says why; operators of masked arrays and of `ActsAsValue`
+        # ask the object: where it has None they leave it to `PerReplica.__radd__`
+        return _refuse_ufunc if value is None else None
+
+
+def _refuse_ufunc(value: Any, ufunc: np.ufunc, *arguments: Any, **kwargs: Any) -> NoReturn:
+    is_comparison = ufunc in (np.equal, np.not_equal)  # as with a number of Python on that side
+    _refuse("__eq__" if is_comparison else f"ufunc {ufunc.__name__}")(value)
+
+
 class PerReplica(DistributedValues):
     """A value per replica, in general different ones.
 
@@ -100,8 +114,7 @@ class PerReplica(DistributedValues):
 
     __slots__ = ("__weakref__", "_era", "_num_replicas", "_replica_ids", "_values")
 
-    # numpy must not take it for an object array in `array + per_replica`; masked arrays look at it
-    __array_ufunc__ = None
+    __array_ufunc__: Any = _NoUfuncs()
 
     def __init__(
         self,
