@@ -71,6 +71,17 @@ def test_decision_5_what_is_no_number_is_a_type_error_that_names_op_and_dtype(op
     assert np.dtype(dtype).name in str(caught.value)
 
 
+@pytest.mark.parametrize("op", ReduceOp)
+@pytest.mark.parametrize(
+    ("name", "wide"),
+    [("int2", "int8"), ("int4", "int8"), ("uint4", "uint8"), ("float8_e4m3b11fnuz", "float32")],
+)
+def test_numbers_that_are_not_reduced_as_they_are_have_an_error_with_a_wider_dtype(op, name, wide):
+    text = rf"{op.name} of {name} is not supported. Convert the leaf first, \.astype\('{wide}'\)"
+    with pytest.raises(TypeError, match=text):
+        accumulation(np.dtype(getattr(ml_dtypes, name)), op)
+
+
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.PROD])
 def test_decision_5_sum_of_bools_says_what_to_do(op):
     with pytest.raises(TypeError, match=r"integer.*MIN \(all\) or MAX \(any\)"):

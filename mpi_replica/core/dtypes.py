@@ -89,6 +89,13 @@ def accumulation(dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.
     if dtype.name in _NARROW_FLOATS:
         return np.dtype(np.float32), dtype
     if dtype.kind not in "biufc":
+        like = like_numpys(dtype)
+        if like.kind in "iuf":
+            wide = "float32" if like.kind == "f" else like.name
+            raise TypeError(
+                f"{op.name} of {dtype.name} is not supported. Convert the leaf first,"
+                f" .astype({wide!r}) say."
+            )
         raise TypeError(
             f"{op.name} of {dtype.name} has no meaning: only numbers can be reduced. Use all_gather"
             " or merge_call for other values."
