@@ -476,6 +476,13 @@ def test_lists_of_one_kind_have_the_dtype_that_numpy_gives_them(rows, dtype):
 STARTED = (number for number in range(3))
 next(STARTED)
 
+
+class Sparse:
+    """As those of scipy.sparse: numpy takes it for one object."""
+
+    shape = (5, 5)
+
+
 BAD_CALLS = [
     (lambda: Dataset([1, 2]), TypeError, r"of \[1, 2\] directly.*from_tensor_slices"),
     (lambda: Dataset.from_tensor_slices({}), ValueError, r"got \{\}.*no array"),
@@ -507,6 +514,18 @@ BAD_CALLS = [
         r"\[\[1, 2\], \[3\]\] at \['x'\] can't become an array.*one length",
     ),
     (lambda: Dataset.from_tensor_slices(None), TypeError, r"None has dtype object"),
+    *(
+        (
+            make,
+            TypeError,
+            rf"a Sparse{at} is one object to numpy.*range\(n\)\.batch\(n\).*value\[rows\] in",
+        )
+        for make, at in [
+            (lambda: Dataset.from_tensor_slices(Sparse()), ""),
+            (lambda: Dataset.from_tensor_slices({"a": Sparse()}), r" at \['a'\]"),
+            (lambda: list(Dataset.range(2).map(lambda _: Sparse())), ""),
+        ]
+    ),
     (
         lambda: Dataset.from_tensor_slices(np.ma.masked_array([1, 2], [True, False])),
         TypeError,

@@ -91,6 +91,12 @@ def as_arrays(value: Any, where: str) -> Any:
             ) from error
         if array.dtype.kind in "OT":  # "T": numpy's texts of any width, whose rows are no arrays
             is_text = array.size > 0 or array.dtype.kind == "T"
+            if array.ndim == 0 and getattr(leaf, "shape", None):  # a matrix of scipy.sparse, say
+                raise TypeError(
+                    f"{where}: a {type(leaf).__name__}{at(path)} is one object to numpy, without"
+                    " rows. Batch the numbers of its rows, Dataset.range(n).batch(n), and take"
+                    " value[rows] in the step; or give a dense one, value.toarray()."
+                )
             if not is_text or not all(isinstance(item, str) for item in array.flat):
                 raise TypeError(
                     f"{where}: {reprlib.repr(leaf)}{at(path)} has dtype {array.dtype} as an array. "
