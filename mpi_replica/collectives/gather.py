@@ -95,9 +95,11 @@ class AllGather(Call):
             except TypeError as error:
                 raise TypeError(f"{self.kind} of value{self.paths[index]}: {error}") from error
             if array.dtype.hasobject or not array.dtype.itemsize:
+                ways = ".astype(float) or .astype(str) for numbers and texts, and "
                 raise TypeError(
-                    f"{self.kind} got {type(leaf).__name__} for value{self.paths[index]}, which is"
-                    f" no array of a fixed item size. Use {self._for_objects} for other values."
+                    f"{self.kind} got {type(leaf).__name__} of dtype {array.dtype} for"
+                    f" value{self.paths[index]}, which is no array of a fixed item size. Use"
+                    f" {ways if array.ndim else ''}{self._for_objects} for other values."
                 )
             if array.ndim == 0:
                 instead = f", or use {self._for_objects}" if self.kind == "gather" else ""

@@ -345,6 +345,14 @@ def test_objects_are_a_type_error_that_names_the_call_for_them(strategy):
         check_refused(strategy, TypeError, bad, np.ones(1), 0, "value[0]", **calls)
 
 
+def test_arrays_without_a_fixed_item_size_have_an_error_with_their_dtype_and_what_to_do(strategy):
+    calls = {"in_step": "merge_call", "above": "strategy.gather_objects"}
+    texts = np.array(["a"], np.dtypes.StringDType())
+    for bad in (np.array([1, None]), texts, np.zeros(1, [("a", "O"), ("b", "f8")])):
+        words = f"got ndarray of dtype {bad.dtype} for value[0]", ".astype(float) or .astype(str)"
+        check_refused(strategy, TypeError, bad, np.ones(1), 0, *words, **calls)
+
+
 def test_decision_8_indexed_slices_are_not_implemented(strategy):
     bad = mr.IndexedSlices(np.ones((1, 2)), [0])
     check_refused(strategy, NotImplementedError, bad, np.ones((1, 2)), 0, "value[0]")
