@@ -111,6 +111,42 @@ def test_what_an_array_would_lose_is_an_error_that_says_it(strategy, place, make
     assert strategy.experimental_local_results(total) == (2, 2)
 
 
+def summed_over_a_batch(strategy, value):
+    strategy.run(lambda: mr.mean_over_global_batch({"x": value}, 2))
+
+
+def gathered_above(strategy, value):
+    strategy.gather({"x": strategy.run(lambda: value)}, axis=0)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [one for one in (*PLACES, summed_over_a_batch, gathered_above) if one is not verified],
+    ids=lambda place: place.__name__,
+)
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: (x for x in [1.0, 2.0]), "generator"),
+        (lambda: map(float, [1, 2]), "map"),
+        (lambda: filter(None, [1.0, 2.0]), "filter"),
+        (lambda: zip([1.0], [2.0], strict=True), "zip"),
+        (lambda: iter([1.0, 2.0]), "list_iterator"),
+        (lambda: {"a": 1.0, "b": 2.0}.values(), "dict_values"),
+        (lambda: {1.0: 1, 2.0: 2}.keys(), "dict_keys"),
+    ],
+)
+def test_an_iterator_is_an_error_that_says_to_make_a_list(strategy, place, make, name):
+    with pytest.raises(TypeError, match=rf"a {name} .* Pass list\(value\)"):
+        place(strategy, make())
+    total = strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", 1))
+    assert strategy.experimental_local_results(total) == (2, 2)
+
+
+def test_an_iterator_over_an_array_is_that_array_to_numpy(strategy):
+    reduced(strategy, np.ones(2).flat)
+
+
 def in_a_dataset(strategy, value):
     mr.data.Dataset.from_tensor_slices(value)
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, MappingView, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,12 +126,19 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
     Raises
     ------
     TypeError
-        It is more than its numbers, or an array of another library that numpy can't hold.
+        It is more than its numbers, an array of another library that numpy can't hold, or an
+        iterator.
     """
     if type(value) in COMMON_TYPES:  # of which nothing is lost
         return np.asarray(value)
     require_only_numbers(value)
-    return np.asarray(to_numpy(value))
+    array = np.asarray(to_numpy(value))
+    if array.dtype.hasobject and isinstance(value, (Iterator, MappingView)):
+        raise TypeError(
+            f"a {type(value).__name__} gives its values one by one, and is no array. Pass"
+            " list(value)."
+        )
+    return array
 
 
 def as_arrays(

@@ -214,7 +214,11 @@ def test_a_replica_that_gives_none_is_the_same_error_on_every_layout():
 @pytest.mark.usefixtures("few_ranks")
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(2**70, "reduce got int of dtype object for value"), (True, "SUM of bool has no meaning")],
+    [
+        (2**70, "reduce got int of dtype object for value"),
+        (True, "SUM of bool has no meaning"),
+        ({"a": 1.0}.values(), "a dict_values gives its values one by one, and is no array"),
+    ],
 )
 def test_what_is_no_number_beside_floats_is_the_same_error_on_every_layout(value, text):
     """Also where the replicas of a rank could be made alike."""
