@@ -134,10 +134,18 @@ class TorchWay:
                 "a quantized torch tensor can't be communicated: numpy has no such dtype. Pass"
                 " tensor.dequantize()."
             )
-        if tensor.layout is not sys.modules["torch"].strided:
+        torch = sys.modules["torch"]
+        if tensor.layout is not torch.strided:
+            has_rows = tensor.layout is torch.sparse_coo and tensor.sparse_dim() == 1
             raise TypeError(
                 f"a torch tensor with layout {tensor.layout} on {tensor.device} can't be"
-                " communicated. Pass a dense one (tensor.to_dense())."
+                " communicated. Pass a dense one (tensor.to_dense())"
+                + (
+                    ", or reduce its rows: mr.IndexedSlices(g.values(), g.indices()[0], g.shape)"
+                    " with g = tensor.coalesce()."
+                    if has_rows
+                    else "."
+                )
             )
 
 

@@ -195,11 +195,18 @@ def test_torch_tensors_that_need_gradients_are_reduced_like_others(strategy):
         np.testing.assert_array_equal(gradient, np.full(3, count * (count + 1)))
 
 
+def gradient_of_an_embedding(torch):
+    table = torch.nn.Embedding(5, 2, sparse=True)
+    table(torch.tensor([1, 3, 1])).sum().backward()
+    return table.weight.grad
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch: some kinds are on trial, or going
 def test_torch_tensors_that_have_no_numpy_array_say_what_to_do(strategy):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     for wrong, words in (
-        (lambda: torch.ones(2, 2).to_sparse(), "to_dense"),
+        (lambda: torch.ones(2, 2).to_sparse(), "(tensor.to_dense())."),
+        (lambda: gradient_of_an_embedding(torch), "or reduce its rows: mr.IndexedSlices(g."),
         (lambda: torch.empty(3, device="meta"), "meta"),
         (lambda: torch.ones(4).to(torch.float8_e5m2), "float8_e5m2"),
         (lambda: torch.ones(4).to(torch.complex32), "torch.complex64"),
