@@ -1,5 +1,7 @@
 """mr.data.Dataset: epochs of a shuffle, values, lengths, what is read, bad input."""
 
+import dataclasses
+import datetime
 import itertools
 import pickle
 from collections import namedtuple
@@ -477,6 +479,13 @@ STARTED = (number for number in range(3))
 next(STARTED)
 
 
+@dataclasses.dataclass
+class Point:
+    """A row as some programs have it."""
+
+    x: float
+
+
 class Sparse:
     """As those of scipy.sparse: numpy takes it for one object."""
 
@@ -513,7 +522,17 @@ BAD_CALLS = [
         ValueError,
         r"\[\[1, 2\], \[3\]\] at \['x'\] can't become an array.*one length",
     ),
-    (lambda: Dataset.from_tensor_slices(None), TypeError, r"None has dtype object"),
+    (lambda: Dataset.from_tensor_slices(None), TypeError, r"None has dtype object.*is missing"),
+    (
+        lambda: Dataset.from_source([datetime.date(2020, 1, 1)]).element_spec,
+        TypeError,
+        r"np\.datetime64\(date\)",
+    ),
+    (
+        lambda: Dataset.from_source([Point(1.0)]).element_spec,
+        TypeError,
+        r"dataclasses\.asdict\(row\) makes a dict",
+    ),
     *(
         (
             make,

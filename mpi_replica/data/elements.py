@@ -6,11 +6,12 @@ numpy does the work, on the memory that they have on the host.
 
 from __future__ import annotations
 
+import datetime
 import functools
 import operator
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ def as_arrays(value: Any, where: str) -> Any:
             if not is_text or not all(isinstance(item, str) for item in array.flat):
                 raise TypeError(
                     f"{where}: {reprlib.repr(leaf)}{at(path)} has dtype {array.dtype} as an array. "
-                    "Give numbers or strings: .astype(float) or .astype(str)."
+                    f"Give numbers or strings: {_way_to_numbers(leaf)}."
                 )
             leaf = array.tolist()  # a column of texts of pandas, among others
             array = np.array(leaf, str).reshape(array.shape)
@@ -111,6 +112,17 @@ def as_arrays(value: Any, where: str) -> Any:
             )
         arrays.append(array)
     return unflatten(structure, arrays)
+
+
+def _way_to_numbers(leaf: Any) -> str:
+    """Returns what makes numbers or strings of an object."""
+    if leaf is None:
+        return "a value is missing, or the return of a function"
+    if is_dataclass(leaf):
+        return "dataclasses.asdict(row) makes a dict of it"
+    if isinstance(leaf, (datetime.date, datetime.timedelta)):
+        return "np.datetime64(date) or np.timedelta64(difference)"
+    return ".astype(float) or .astype(str)"
 
 
 def _require_one_kind(leaf: Any, made: np.dtype[Any]) -> None:
