@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import CodeType
 from typing import Any
 
 # A class that each has: a folder of that name, beside the program say, is a module, too.
@@ -24,3 +25,9 @@ def imported_library(name: str) -> Any:
         return None
     _known[name] = module
     return module
+
+
+def is_made_by_dynamo(code: CodeType) -> bool:
+    """Returns whether torch.compile has made this code of a function, or of the rest of one."""
+    made = getattr(sys.modules.get("torch._dynamo.utils"), "orig_code_map", ())
+    return code in made or code.co_name.startswith("torch_dynamo_resume_in_")

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import check_works, error_of, gathered, holds_everywhere
+from everywhere import check_works, error_of, gathered, holds_everywhere, raises_everywhere
 from gradient_programs import as_numpy, replica_id, results
+from mpi_replica.errors import CollectiveMismatchError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 _dynamo = pytest.importorskip("torch._dynamo", reason="torch is not installed")
@@ -161,3 +162,61 @@ def test_where_torch_compile_is_in_use_runs_give_no_warnings(strategy):
         assert texts == []
 
     holds_everywhere(check)
+
+
+def on_other_shapes(step):
+    """Of two calls: in the second one the replicas have different numbers of rows."""
+    return [step(torch.ones(3 + number * replica_id(), 2)) for number in range(2)]
+
+
+def first_a_collective(x):
+    total = mr.get_replica_context().all_reduce("SUM", (x * 2).sum())
+    return total + mr.get_replica_context().all_reduce("SUM", x.sum() * total)
+
+
+def one_of_a_helper(x):
+    return reduced(x.sin()) * 2 + reduced(x.cos())
+
+
+def reduced(x):
+    return mr.get_replica_context().all_reduce("SUM", x.sum() / len(x))
+
+
+def behind_a_break(x):
+    _dynamo.graph_break()
+    y = (x * len(x)).sum()
+    _dynamo.graph_break()
+    z = [mr.get_replica_context().all_reduce("SUM", y + i) * 2 for i in range(2)]
+    return z[0] + mr.mean_over_global_batch([y, z[1]], rows=len(x))[0]
+
+
+@pytest.mark.parametrize("step", [first_a_collective, one_of_a_helper, behind_a_break])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_replicas_may_have_other_shapes_for_which_the_step_is_compiled_anew(
+    strategy, step, backend
+):
+    compiled = torch.compile(step, backend=backend)
+    expected = results(strategy, lambda: on_other_shapes(step))
+    check_same(results(strategy, lambda: on_other_shapes(compiled)), expected)
+    check_works(strategy)
+
+
+def on_two_lines(x, is_first):
+    _dynamo.graph_break()
+    context, y = mr.get_replica_context(), x.sum()
+    if is_first:
+        return context.all_reduce("SUM", y)
+    return context.all_reduce("SUM", y)
+
+
+def test_in_a_compiled_step_too_calls_of_two_lines_are_a_mismatch(strategy):
+    compiled = torch.compile(on_two_lines, backend="eager")
+
+    def step():
+        return compiled(torch.ones(3, 2), replica_id() == 0)
+
+    if strategy.num_replicas_in_sync == 1:
+        strategy.run(step)
+    else:
+        raises_everywhere(CollectiveMismatchError, lambda: strategy.run(step))
+    check_works(strategy)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple, cast
 
+from ...core.imported_libraries import is_made_by_dynamo
 from ...core.tracebacks import is_of_library, is_of_package
 
 _CACHE = dis.opmap["CACHE"]
@@ -190,6 +191,11 @@ def _place(code: CodeType, offset: int) -> _Place:
     start = start_of_instruction(code, offset)
     file = os.path.basename(code.co_filename)
     positions = list(code.co_positions())
+    if is_made_by_dynamo(code):
+        # It has others for other shapes; a PRECALL may have the line of what it follows.
+        call = start + 4 if code.co_code[start] == _PRECALL else start
+        line = positions[call // 2][0]
+        return _Place(bytes_of(f"{file}\0{code.co_qualname}\0{line}\0"), f"{file}:{line}", 0)
     position = line, _, column, _ = positions[start // 2]
     # The position tells lambdas and functions of one name apart, where a loop calls them.
     name = f"{file}\0{code.co_qualname}\0{position}\0{_role(code, start, positions)}\0"
