@@ -7,6 +7,7 @@ own is alike in structure only.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,8 +16,10 @@ import numpy as np
 from ..collectives.agreement.stand import LeafDescription
 from ..core import nest
 from ..core.array_libraries import copy_of, dtype_of, values_of
+from ..core.digests import digest_of
 from ..core.dtypes import is_text, wire_name
 from ..core.more_than_numbers import require_only_numbers
+from ..core.pad_bytes import without_padding
 from .elements import ArraySpec, parts_of, rows_of, spec_of
 
 
@@ -63,6 +66,20 @@ def cut(batch: Any, wanted: Callable[[int], Sequence[slice]]) -> tuple[int, list
 def kept_batch(batch: Any) -> Any:
     """Returns a batch whose memory is its own: who made it may write the next one into that."""
     return nest.map_structure(copy_of, arrays_of(batch))
+
+
+def digest_of_rows(rows: Any) -> int:
+    """Returns 64 bits that differ where a few rows do, the same in every process.
+
+    As `digest_of`, in a tenth of the time where the rows are numbers and texts of numpy.
+    """
+    leaves, _, _ = nest.flatten_plain(rows)
+    digest = hashlib.blake2b(digest_size=8)
+    for leaf in leaves:
+        is_plain = type(leaf) is np.ndarray and not leaf.dtype.hasobject
+        bits = without_padding(leaf).tobytes() if is_plain else digest_of(leaf).to_bytes(8)
+        digest.update(bits)
+    return int.from_bytes(digest.digest())
 
 
 def empty_like(batch: Any) -> Any:

@@ -109,13 +109,16 @@ class ElementVerbs(Chain):
             If an argument is none of these.
         ValueError
             When distributed, if what is made of a batch has no rows.
+        ContextError
+            When distributed, if ranks call it for rows of their own replicas, and it makes a
+            collective call or a variable, assigns to one, or draws from ``strategy.rng``.
 
         Notes
         -----
         Map before `batch`: then a rank calls it for the rows of its own replicas only. After
         `batch` the function must see the whole batch, so every rank reads and maps all of it, and
         takes its rows of the result. `element_spec` is that of the first element, which is made
-        for it once; so it is for a replica without rows of a batch.
+        for it once; for a replica without rows of a batch the first row of that is made.
 
         An exception gets a note that names the row, and is raised on all ranks by a distributed
         dataset.

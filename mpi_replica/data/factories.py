@@ -121,7 +121,7 @@ class Factories(Chain):
         Notes
         -----
         Whatever the source raises for a row gets a note that names the row. A replica without rows
-        of a batch needs their shape and dtype: row 0 is read for it, once.
+        of a batch needs their shapes and dtypes: the first row of the batch is read for it.
 
         Examples
         --------

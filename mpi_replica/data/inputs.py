@@ -10,10 +10,9 @@ from typing import Any
 from ..collectives.engine import Engine
 from ..core import nest
 from ..core.context import called_for
-from ..core.digests import digest_of
 from ..core.layout import shares
 from ..core.options import InputOptions, InputReplicationMode
-from .batches import arrays_of, cut, kept_batch
+from .batches import arrays_of, cut, digest_of_rows, kept_batch
 from .dataset import Dataset, drops_remainder, parts_of_batches
 from .elements import ArraySpec
 from .function_contexts import InputContext
@@ -109,7 +108,7 @@ class Input:
 
             def local_parts(rows: int) -> list[slice]:
                 parts = shares(rows, number)
-                ends = [slice(0, 1), slice(max(rows - 1, 0), rows)] if has_ends else []
+                ends = [slice(0, rows, max(rows - 1, 1))] if has_ends else []
                 return [*[parts[i] for i in ids], *ends]
 
             batches: Iterable[tuple[int, list[Any]]]
@@ -119,9 +118,8 @@ class Input:
                 rest = itertools.islice(dataset, start, None)
                 batches = (cut(batch, local_parts) for batch in rest)
             for rows, parts in batches:
-                digest = digest_of(parts[len(ids) :]) if has_ends else 0
-                values = parts[: len(ids)]
-                yield Step(list(map(kept_batch, values)) if is_kept else values, rows, digest)
+                ends = digest_of_rows(parts.pop()) if has_ends else 0
+                yield Step(list(map(kept_batch, parts)) if is_kept else parts, rows, ends)
 
         if isinstance(dataset, Dataset):
             if not dataset.is_batched:

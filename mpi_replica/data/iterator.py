@@ -211,6 +211,9 @@ class DistributedIterator:
             The global batches of the ranks have different numbers of rows, or what a rank makes of
             its part differs in structure, dtypes or numbers of axes (where the length is known: at
             the next collective). Input of each rank's own may differ in all but structure.
+        DivergenceError
+            Global batches of unknown length, which every rank reads whole, differ between ranks in
+            their first or last row.
         CollectiveMismatchError
             The ranks have taken different numbers of steps.
         RuntimeError
