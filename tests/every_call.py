@@ -30,6 +30,7 @@ from mpi_replica.collectives.verify import Verification
 from mpi_replica.core import nest
 from mpi_replica.core.indexed_slices import IndexedSlices
 from mpi_replica.data.next_step import NextStep
+from mpi_replica.data.step_reader import Step
 from mpi_replica.replicas.run_end import RunEnd
 from mpi_replica.replicas.storage import Storage, StorageWriting
 from mpi_replica.strategy.elastic.buddies import buddy_of
@@ -330,7 +331,9 @@ def barrier(world):
     )
 
 
-def next_step(has_input, taken=lambda rank: 2, text=lambda rank: "rows", nothing=None):
+def next_step(
+    has_input, taken=lambda rank: 2, text=lambda rank: "rows", ends=lambda rank: 0, nothing=None
+):
     """Each rank has its batches, or none if `has_input` says so."""
     nothing = nothing or {"rows": np.empty(0)}
 
@@ -341,7 +344,7 @@ def next_step(has_input, taken=lambda rank: 2, text=lambda rank: "rows", nothing
             return NextStep(
                 SITE,
                 OPTIONS,
-                (mine, 2 * len(mine)) if is_there else None,
+                Step(mine, 2 * len(mine), ends(layout.rank)) if is_there else None,
                 dict.fromkeys(layout.local_replica_ids, nothing) if is_there else {},
                 taken(layout.rank),
                 text(layout.rank),

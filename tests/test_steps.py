@@ -96,6 +96,7 @@ def test_a_window_that_was_asked_for_and_can_not_be_had_is_an_error_on_all_ranks
         (verify(lambda i: [1.0, "one"][i % 2]), mr.errors.DivergenceError),
         (next_step(lambda rank: True, taken=int), mr.errors.CollectiveMismatchError),
         (next_step(lambda rank: True, text=str), mr.errors.StructureMismatchError),
+        (next_step(lambda rank: True, ends=int), mr.errors.DivergenceError),
         (
             lambda world: world.perform(lambda layout: AnySignal(SITE, OPTIONS, layout.rank, 0)),
             mr.errors.CollectiveMismatchError,
