@@ -13,6 +13,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec
 from ..core.exceptions import ContextError, in_words
 from ..core.layout import Layout
 from ..core.options import CommunicationOptions
+from ..core.thread_frames import current_frames
 from ..core.thread_owners import owner_of_this_thread, thread_at_work
 from ..ranks.transport import Transport
 from ..ranks.watch.event_log import EventLog
@@ -176,7 +177,7 @@ class Engine:
 
     def may_end_here(self) -> bool:
         """Returns whether this thread may end it: it is its own one, or that has ended."""
-        return self.is_in_its_thread() or self._thread not in sys._current_frames()
+        return self.is_in_its_thread() or self._thread not in current_frames()
 
     def make(
         self,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import sysconfig
 from collections.abc import Iterable
 from time import perf_counter_ns
 from types import FrameType
 
+from ...core.thread_frames import current_frames
 from ...core.tracebacks import is_of_package
 from .event_log import OF_RANK, EventKind, EventLog, pack_event
 
 
 def take_samples(log: EventLog, threads: Iterable[int]) -> None:
     """Notes where these threads of the process are."""
-    frames = sys._current_frames()
+    frames = current_frames()
     for thread in threads:
         if (frame := frames.get(thread)) is not None:
             now = perf_counter_ns()

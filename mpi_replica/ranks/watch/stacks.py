@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dis
 import os
-import sys
 import traceback
 from types import CodeType, FrameType
 from typing import NamedTuple
 
+from ...core.thread_frames import current_frames
 from ...core.tracebacks import is_of_package
 
 # A place travels in one message, and a report shows one for each missing rank.
@@ -31,7 +31,7 @@ class Whereabouts(NamedTuple):
 
 def place_of_thread(ident: int) -> Whereabouts:
     """Returns where the thread `ident` of this process is, as its stack shows: it need not help."""
-    frame = sys._current_frames().get(ident)
+    frame = current_frames().get(ident)
     if frame is None:
         return Whereabouts("  its thread has ended\n", False)
     shown: list[tuple[FrameType, int]] = []

@@ -9,13 +9,13 @@ import contextlib
 import logging
 import os
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from ...core.standard_error import write_error
+from ...core.thread_frames import current_frames
 from ..transport import Mailbox
 from . import event_log
 from .cycles import CycleSearch
@@ -174,7 +174,7 @@ class Watcher:
         for watch in every:
             by_thread.setdefault(watch.thread(), []).append(watch)
         widest = max((watch.layout for watch in every), key=lambda layout: layout.size)
-        for thread in by_thread.keys() & sys._current_frames().keys():
+        for thread in by_thread.keys() & current_frames().keys():
             text = rank_report(_place_and_calls({w: calls[w] for w in by_thread[thread]}))
             write_error(f"[rank {widest.rank} of {widest.size}] {reason}: {text}\n")
 
