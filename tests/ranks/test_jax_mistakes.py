@@ -514,20 +514,14 @@ def test_a_way_back_that_is_called_outside_of_the_replicas_is_an_error(strategy,
     check_jax_works(strategy)
 
 
-def test_a_sum_that_was_compiled_for_other_replicas_is_an_error(world):
-    function = jax.jit(lambda x: context().all_reduce("SUM", x)).lower(jnp.ones(2)).compile()
-    assert function(jnp.ones(2)).tolist() == [1, 1]  # outside there is one replica
-    with mr.MPIStrategy() as strategy:
-        if world.size == 1:
-            return
-        error = raises_everywhere(ContextError, lambda: strategy.run(lambda: function(jnp.ones(2))))
-        assert "was traced for 1 replicas" in str(error)
-        check_jax_works(strategy)
-
-
-def test_a_gather_that_was_compiled_for_other_replicas_is_an_error(world):
-    function = jax.jit(lambda x: context().all_gather(x, 0)).lower(jnp.ones(2)).compile()
-    assert function(jnp.ones(2)).shape == (2,)  # outside of any strategy there is one replica
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])
+def test_a_call_that_was_compiled_for_other_replicas_is_an_error(world, kind):
+    calls = {
+        "all_reduce": lambda x: context().all_reduce("SUM", x),
+        "all_gather": lambda x: context().all_gather(x, 0),
+    }
+    function = jax.jit(calls[kind]).lower(jnp.ones(2)).compile()
+    assert function(jnp.ones(2)).tolist() == [1, 1]  # outside of strategies there is one replica
     with mr.MPIStrategy() as strategy:
         if world.size == 1:
             return

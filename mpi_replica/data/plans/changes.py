@@ -73,9 +73,9 @@ class Batch(Verb):
         if self._source.length >= 0:
             stop = min(stop, self._source.length)
         positions = np.arange(start, stop, dtype=np.int64)
-        parts = [positions] if cut is None else [positions[part] for part in cut(len(positions))]
         if cut is None:
-            return len(positions), self._source.read_parts(parts, epoch)[0]
+            return len(positions), self._source.read_parts([positions], epoch)[0]
+        parts = [positions[part] for part in cut(len(positions))]
         with reading_own_rows():
             if self._source.is_uniform:
                 return len(positions), self._source.read_parts(parts, epoch)
