@@ -56,14 +56,14 @@ class Run(SharedRun):
         fn: Callable[..., Any],
         seats: Sequence[tuple[int, Sequence[Any], Mapping[str, Any]]],
         mirrored: Any,
-        modules: Any,
+        shared: Any,
         site: CallSite,
         options: CommunicationOptions,
     ) -> None:
         self.strategy = strategy
         self.fn = fn
         self.mirrored = mirrored
-        self.modules = modules
+        self.shared = shared
         self.identity = function_identity(fn)
         self.site = site
         self.options = options
@@ -194,8 +194,8 @@ class Run(SharedRun):
         if isinstance(calls[0], MergeCall):
             self._is_merging = True
             results = self._merge(cast("list[MergeCall]", calls), *results[0])
-            if self.modules is not None:
-                self.modules.renew()
+            if self.shared is not None:
+                self.shared.renew()
             self._is_merging = False
         return results
 
@@ -353,7 +353,7 @@ class Run(SharedRun):
         A run and the contexts of its replicas refer to each other: what they hold would stay in
         memory until a garbage collection, which large arrays do not bring about.
         """
-        del self.fn, self.mirrored, self.modules
+        del self.fn, self.mirrored, self.shared
         if self.libraries.process_states is not None:
             self.libraries.process_states.enter(0)
             self.libraries.shared_state.forget_steps(self.strategy, self.ordinal)

@@ -51,17 +51,20 @@ def shared_tensors(call: str, structure: nest.Structure, leaves: Sequence[Any]) 
     return SharedTensors(call, nest.leaf_paths(structure), leaves)
 
 
-def shared_modules(structure: nest.Structure, leaves: Sequence[Any]) -> Any:
-    """Returns what finds modules of torch that several replicas of a rank write, or None.
+def shared_arguments(structure: nest.Structure, leaves: Sequence[Any]) -> Any:
+    """Returns what finds what of torch several replicas of a rank write, or None.
 
     `leaves` are those of the arguments of a run, which several replicas get as they are.
     """
     torch = imported_library("torch")
-    if torch is None or not any([isinstance(leaf, torch.nn.Module) for leaf in leaves]):
+    if torch is None:
         return None
-    from .torch_shared_state import SharedModules  # torch is imported
+    kinds = (torch.nn.Module, torch.Tensor)
+    if not any([isinstance(leaf, kinds) for leaf in leaves]):
+        return None
+    from .torch_shared_state import SharedArguments  # torch is imported
 
-    return SharedModules(nest.leaf_paths(structure), leaves)
+    return SharedArguments(nest.leaf_paths(structure), leaves)
 
 
 class RunLibraries:

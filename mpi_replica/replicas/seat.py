@@ -14,8 +14,9 @@ from ..collectives.agreement.call import Call
 from ..collectives.agreement.site import FunctionIdentity
 from ..collectives.engine import Engine
 from ..collectives.strategy_base import StrategyBase
+from ..core import nest
 from ..core.context import swap_state
-from ..core.exceptions import ContextError, ReplicaStopped, in_words
+from ..core.exceptions import ContextError, ReplicaStopped, add_note, in_words, text_of
 from ..core.library_state import forget_casts
 from ..core.randomness import put_state, state_of
 from ..core.tracebacks import came_up_in_package, let_go
@@ -44,8 +45,8 @@ class SharedRun(CurrentRun):
     libraries: RunLibraries
     #: Of torch's tensors that all replicas get, if there are some.
     mirrored: Any
-    #: Of torch's modules that several replicas of this rank share, if there are some.
-    modules: Any
+    #: Of torch's modules and tensors that several replicas of this rank share, if there are some.
+    shared: Any
     seats: Sequence[Seat]
 
     def stop_error(self, doom: BaseException) -> BaseException:
@@ -160,16 +161,30 @@ class Seat:
                     self.value = run.libraries.call(self.position, run.fn, self.args, self.kwargs)
             if run.mirrored is not None:
                 run.mirrored.check()
-            if run.modules is not None:
-                run.modules.left_by(self.replica_id)
+            if run.shared is not None:
+                run.shared.left_by(self.replica_id)
             self.status = "returned"
         except BaseException as error:
             is_given_up = run not in run.engine.agreement.runs  # by the hub, or the collector
             if is_given_up and isinstance(error, greenlet.GreenletExit):
                 raise
+            if isinstance(error, ValueError) and "read-only" in text_of(error):
+                self._advise(error)
             self.error = error
             self.status = "raised"
             let_go(error)  # now: the next replica may get the same one, with another traceback
+
+    def _advise(self, error: ValueError) -> None:
+        """Says what to do where the step could not write into one of its arguments."""
+        leaves, _ = nest.flatten((self.args, self.kwargs))
+        if any(isinstance(leaf, np.ndarray) and not leaf.flags.writeable for leaf in leaves):
+            add_note(
+                error,
+                "The replicas of a rank share the arrays in args of strategy.run, so they can't"
+                " write into them: that would be done once for each replica of the rank. Write into"
+                " a copy, or give each replica an array of its own, as"
+                " strategy.experimental_distribute_values_from_function makes them.",
+            )
 
     def meet(self, call: Call) -> Any:
         """Posts `call` and waits until the hub has performed it; called by the replica."""
@@ -240,8 +255,8 @@ class Seat:
             if states is not None:
                 states.leave(self.position)
                 self.held = libraries.shared_state.held_modules(self.replica_id, self.run.seats)
-                if self.run.modules is not None:
-                    self.run.modules.left_by(self.replica_id)
+                if self.run.shared is not None:
+                    self.run.shared.left_by(self.replica_id)
             return self.worker.wait()
         finally:  # not by the hub: where a signal's handler raises there, this replica still waits
             call, self.call = self.call, None

@@ -27,7 +27,7 @@ from ..core.object_state import is_lazy
 from .replica import Replica
 
 _ADVICE = (
-    "Give each replica a module and an optimizer of its own, as"
+    "Give each replica a module, an optimizer or a tensor of its own, as"
     " strategy.experimental_distribute_values_from_function makes them, or make the step in a"
     " merge_fn, which runs once on each rank"
 )
@@ -146,8 +146,8 @@ class SharedTensors:
                 )
 
 
-class SharedModules:
-    """Modules that the replicas of a rank get as one object: what several write moves so often.
+class SharedArguments:
+    """Modules and tensors that replicas of a rank get as one: what several write moves so often.
 
     What one replica alone writes, or a merge_fn, it may, as with steps of optimizers.
 
@@ -156,16 +156,16 @@ class SharedModules:
     paths : sequence of str
         Where each leaf is among the arguments of ``strategy.run``.
     leaves : sequence
-        The modules, and anything else.
+        The modules and tensors, and anything else.
     """
 
     def __init__(self, paths: Sequence[str], leaves: Sequence[Any]) -> None:
-        self._modules = [
+        self._leaves = [
             (path, leaf)
             for path, leaf in zip(paths, leaves, strict=True)
-            if isinstance(leaf, torch.nn.Module)
+            if isinstance(leaf, (torch.nn.Module, torch.Tensor))
         ]
-        self._tensors = _tensors_of([module for _, module in self._modules])
+        self._tensors = _tensors_of([leaf for _, leaf in self._leaves])
         self._writers: dict[int, int] = {}
         self.renew()
 
@@ -199,22 +199,26 @@ class SharedModules:
                 )
 
     def _named(self, tensor: torch.Tensor) -> str:
-        for path, module in self._modules:
+        for path, leaf in self._leaves:
+            where = f"in (args, kwargs){path}"
+            if leaf is tensor:
+                return f"the tensor {where}"
+            if isinstance(leaf, torch.Tensor):
+                continue
             for kind, named in (
-                ("parameter", module.named_parameters()),
-                ("buffer", module.named_buffers()),
+                ("parameter", leaf.named_parameters()),
+                ("buffer", leaf.named_buffers()),
             ):
                 for name, one in named:
                     if one is tensor:
-                        text = f"the {kind} {name!r} of the {type(module).__name__}"
-                        return f"{text} in (args, kwargs){path}"
+                        return f"the {kind} {name!r} of the {type(leaf).__name__} {where}"
         return "a parameter or buffer that a module in (args, kwargs) had"
 
 
-def _tensors_of(modules: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
-    """Returns parameters and buffers, as torch does in five times the time."""
-    tensors: list[Any] = []
-    waiting: list[Any] = list(modules)
+def _tensors_of(leaves: Sequence[torch.nn.Module | torch.Tensor]) -> list[torch.Tensor]:
+    """Returns tensors, and parameters and buffers, as torch does in five times the time."""
+    tensors: list[Any] = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    waiting: list[Any] = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
     seen = set()
     while waiting:
         module = waiting.pop()

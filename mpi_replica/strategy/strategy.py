@@ -20,13 +20,14 @@ from ..core.context import (
     require_cross_replica,
 )
 from ..core.jax_state import require_untransformed
+from ..core.layout import Layout
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.randomness import Generators
-from ..core.values import Mirrored, component_of, local_results, read_only
+from ..core.values import Mirrored, PerReplica, component_of, local_results, read_only
 from ..ranks import blas
 from ..replicas.kept_by_runs import KeptByRuns
 from ..replicas.run import Run
-from ..replicas.run_libraries import shared_modules, shared_tensors
+from ..replicas.run_libraries import shared_arguments, shared_tensors
 from ..replicas.variables import Variable
 from .distribution import Distribution
 from .elastic.run_elastic import Elastic
@@ -183,11 +184,12 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             ``threading.local`` is a replica's own, what torch keeps for a thread is as the caller
             has it, and ``signal.signal`` can't be called.
         args, kwargs : tuple or list, and mapping
-            Nests. Each replica gets its component of a `DistributedValues` leaf; the array of a
-            `Mirrored` can't be written to, since the replicas of a rank share it (that a tensor of
-            torch was is an error when the step ends). Variables are passed whole, all else by
-            reference; of a module of torch a rank's replicas share parameters and buffers, which
-            one of them may write in a run. Containers are new for each replica.
+            Nests. Each replica gets its component of a `DistributedValues` leaf. The array of a
+            `Mirrored` can't be written to, nor any other one where ranks have several replicas,
+            which share it (that the tensor of a `Mirrored` was is an error when the step ends).
+            Variables are passed whole, all else by reference; other tensors of torch, and
+            parameters and buffers of modules, one replica of a rank may write in a run. Containers
+            are new for each replica.
         options : CommunicationOptions, optional
             For the agreement at the end.
 
@@ -214,7 +216,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             not callable; on every rank.
         ContextError
             Called in a replica, or from another thread; a replica has written into the tensor of a
-            `Mirrored`, or several of a rank into a parameter or buffer of one module.
+            `Mirrored`, or several of a rank into one other tensor, or a parameter or buffer.
 
         Notes
         -----
@@ -250,7 +252,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
     ) -> tuple[list[tuple[int, Sequence[Any], Mapping[str, Any]]], Any, Any]:
         """Returns the arguments of each local replica; and what finds writes into shared ones.
 
-        That is for tensors of a `Mirrored`, and for modules.
+        That is for tensors of a `Mirrored`, and for modules and other tensors.
         """
         if not callable(fn):
             raise TypeError(f"strategy.run needs a callable, got {fn!r}.")
@@ -260,14 +262,13 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             nothing: Mapping[str, Any] = {}
             return [(i, (), nothing) for i in layout.local_replica_ids], None, None
         leaves, structure = nest.flatten((tuple(args), dict(kwargs or {})))
-        number = layout.num_replicas
         seats = [
-            (i, *nest.unflatten(structure, [_passed(leaf, i, number) for leaf in leaves]))
+            (i, *nest.unflatten(structure, [_passed(leaf, i, layout) for leaf in leaves]))
             for i in layout.local_replica_ids
         ]
         mirrored = [leaf.value if isinstance(leaf, Mirrored) else None for leaf in leaves]
-        modules = None if len(seats) == 1 else shared_modules(structure, leaves)
-        return seats, shared_tensors("strategy.run", structure, mirrored), modules
+        shared = None if len(seats) == 1 else shared_arguments(structure, leaves)
+        return seats, shared_tensors("strategy.run", structure, mirrored), shared
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
         """Combine a value of all replicas to one, and give it to every rank.
@@ -407,7 +408,14 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         return value.identity if isinstance(value, Variable) else None
 
 
-def _passed(value: Any, replica_id: int, num_replicas: int) -> Any:
-    """Returns what a replica gets for an argument of its run."""
-    own = component_of(value, replica_id, num_replicas)
-    return read_only(own) if isinstance(value, Mirrored) else own
+def _passed(value: Any, replica_id: int, layout: Layout) -> Any:
+    """Returns what a replica gets for an argument of its run.
+
+    An array that is its own, it may write. One that replicas of a rank share would be written once
+    for each of them; that a rank's only replica does, it may.
+    """
+    if isinstance(value, PerReplica):
+        return component_of(value, replica_id, layout.num_replicas)
+    if isinstance(value, Mirrored):
+        return read_only(value.value)
+    return value if layout.has_one_each else read_only(value)

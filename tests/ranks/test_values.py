@@ -190,8 +190,16 @@ def test_decision_6_every_kind_of_value_goes_in_and_comes_out_of_run(strategy):
     values = [3, 2.5, 1j, True, "text", b"bytes", np.float16(1), np.array(4), np.zeros((0, 3))]
     values += [np.ones((2, 3), order="F"), np.arange(6)[::2], np.arange(3, dtype=">i4"), {1, 2}]
     result = strategy.run(lambda *given: given, values)
+    is_shared = strategy.num_replicas_in_sync > strategy.size
     for leaf, value in zip(result, values, strict=True):
-        assert all(component is value for component in leaf.values)
+        for component in leaf.values:
+            if is_shared and isinstance(value, np.ndarray):  # of the same memory, to be read alone
+                memory, is_read_only = component.__array_interface__.pop("data")
+                assert (memory, is_read_only) == (value.ctypes.data, True)
+                assert (component.dtype, component.shape) == (value.dtype, value.shape)
+                assert component.strides == value.strides
+            else:
+                assert component is value
 
 
 # Decision 7
@@ -430,3 +438,39 @@ def test_a_default_dict_whose_function_each_replica_makes_is_one_structure(strat
 def test_components_come_in_the_order_of_ids_and_not_as_a_dict_a_set_or_a_text(values):
     with pytest.raises(TypeError, match="needs the components in the order of the replica ids"):
         mr.PerReplica(values)
+
+
+# What replicas share
+
+
+def test_an_array_in_args_that_replicas_of_a_rank_share_is_written_by_none_of_them(strategy):
+    """It would be written once for each replica of the rank: other numbers in each layout."""
+    given = {"w": [np.zeros(3)]}
+
+    def step(given):
+        given["w"][0] += 1.0
+        return given["w"][0] + my_id()
+
+    if strategy.num_replicas_in_sync > strategy.size:
+        error = raises_everywhere(ValueError, lambda: strategy.run(step, args=(given,)))
+        assert "experimental_distribute_values_from_function" in "".join(error.__notes__)
+        raises_everywhere(ValueError, lambda: strategy.run(step, kwargs={"given": given}))
+        assert given["w"][0].tolist() == [0.0] * 3
+    else:  # each rank has an array of its own
+        (found,) = local(strategy, strategy.run(step, args=(given,)))
+        assert found.tolist() == [1.0 + my for my in strategy.local_replica_ids for _ in range(3)]
+    assert given["w"][0].flags.writeable
+    check_works(strategy)
+
+
+def test_an_array_of_each_replica_may_be_written(strategy):
+    arrays = strategy.experimental_distribute_values_from_function(lambda context: np.zeros(2))
+
+    def step(array):
+        array += 1.0 + my_id()
+
+    for _ in range(2):
+        strategy.run(step, args=(arrays,))
+    assert [found.tolist() for found in local(strategy, arrays)] == [
+        [2.0 + 2 * i] * 2 for i in strategy.local_replica_ids
+    ]

@@ -1,4 +1,4 @@
-"""Modules in the arguments of a run that are one object on each rank.
+"""Modules and tensors in the arguments of a run that are one object on each rank.
 
 What several replicas of a rank write in them would be changed so often: an error on all ranks.
 """
@@ -65,13 +65,22 @@ def lazy():
     return torch.nn.Sequential(torch.nn.LazyLinear(2), torch.nn.BatchNorm1d(2))
 
 
-# How a module is made, what a step does with it, and what of it is written first.
+def zeros():
+    return torch.zeros(3)
+
+
+def add_one(tensor):
+    tensor += 1.0
+
+
+# How a module or tensor is made, what a step does with it, and what of it is written first.
 WRITES = {
     "an average": (averaged, average, "the buffer 'n_averaged' of the AveragedModel"),
     "a step by hand": (plain, move_by_hand, "the parameter 'weight' of the Linear"),
     "behind a collective": (plain, move_behind_a_collective, "the parameter 'bias' of the Linear"),
     "a counter": (lambda: network()[1], count, "the buffer 'num_batches_tracked' of the BatchNo"),
     "statistics": (network, normalize, "the buffer '1.num_batches_tracked'"),
+    "a tensor": (zeros, add_one, "the tensor in (args, kwargs)"),
     "a lazy one": (lazy, normalize, "the buffer '1.num_batches_tracked'"),
 }
 
