@@ -64,6 +64,10 @@ class Broadcast(Call):
             self.agrees = len(set(self._leaves)) == 1
         self.identify((detail, self._leaves[0]))
 
+    @property
+    def lent(self) -> Sequence[Any]:
+        return (self.value,)
+
     def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
         return (self._leaves[min(position, len(self._leaves) - 1)],)
 

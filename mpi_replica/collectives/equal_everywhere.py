@@ -52,6 +52,10 @@ class EqualEverywhere(Call):
         self.note = Note(f"{kind}({detail})", site, digest_of(value), advice, "ValueError")
         self.identify(detail)
 
+    @property
+    def lent(self) -> Sequence[Any]:
+        return (self.value,)
+
     def prepare(self, group: Group, calls: Sequence[EqualEverywhere]) -> tuple[bytes, None] | None:
         for call in calls[1:]:
             if call.note.digest != self.note.digest:

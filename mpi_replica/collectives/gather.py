@@ -78,6 +78,10 @@ class AllGather(Call):
         self.identify(key if paths is None else (*key, tuple(paths)))
 
     @property
+    def lent(self) -> Sequence[Any]:
+        return self.leaves[0]
+
+    @property
     def _for_objects(self) -> str:
         """What takes values that are no arrays, where this call is made."""
         return "strategy.gather_objects" if self.kind == "gather" else "merge_call"

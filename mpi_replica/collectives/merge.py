@@ -117,6 +117,10 @@ class MergeCall(Call):
             self._told_where(require_packable)
         self.identify((identity.digest, nest.key(self.structure), tuple(self.shared)))
 
+    @property
+    def lent(self) -> Sequence[Any]:
+        return self.leaves
+
     def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
         return tuple(LeafDescription(name or "value") for name in self.shared)
 

@@ -249,8 +249,10 @@ def _require_fitting(leaf: Any, dtype: np.dtype[Any], shape: tuple[int, ...], pa
     needs = {"writeable": "writable", "c_contiguous": "C-contiguous", "aligned": "aligned"}
     for flag, word in needs.items():
         if not getattr(leaf.flags, flag):
+            others = " (as is what another replica of the same rank has given to a call)"
             raise ValueError(
-                f"out{path} must be a writable, aligned, C-contiguous array; it is not {word}."
+                f"out{path} must be a writable, aligned, C-contiguous array; it is not"
+                f" {word}{others if word == 'writable' else ''}."
             )
 
 

@@ -125,6 +125,14 @@ class AllReduce(Call):
         if out is not None:
             outputs.check(self.plan.results, self.paths)
 
+    @property
+    def lent(self) -> Sequence[Any]:
+        leaves = self.leaves[0]
+        if self.outputs is None:
+            return leaves
+        results = set(map(id, self.outputs.leaves))  # whose memory is compared by itself
+        return [None if id(leaf) in results else leaf for leaf in leaves]
+
     def _at_its_leaf(self, error: TypeError) -> TypeError:
         """Returns an error of `as_arrays` with the path of the leaf."""
         for leaves in self.leaves:

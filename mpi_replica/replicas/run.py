@@ -35,6 +35,7 @@ from ..core.tracebacks import let_go
 from ..core.values import per_replica
 from ..ranks.watch import event_log
 from .kept_by_runs import KeptByRuns
+from .lent_arrays import LentArrays
 from .merge_fn import comparable, run_merge_fn, unpacked
 from .run_end import RunEnd
 from .run_libraries import libraries_of_run
@@ -70,6 +71,7 @@ class Run(SharedRun):
         self.engine = strategy.engine
         self.seats = [Seat(self, position, *seat) for position, seat in enumerate(seats)]
         self.is_alone = len(self.seats) == 1
+        self.lent = LentArrays()
         #: Whether all ranks have agreed that it has ended.
         self._end_is_agreed = False
         #: Whether a merge_fn runs, or has failed.
@@ -125,6 +127,9 @@ class Run(SharedRun):
         """Runs the function on all local replicas, to the end of the run."""
         self._start(kept)
         while self.doom is None:
+            if self.lent:
+                self.lent.give_back()
+                self.lent.check()
             has_ended = False
             waiting: list[Seat] = []
             for seat in self.seats:  # no comprehension: most runs end here at once
@@ -353,6 +358,7 @@ class Run(SharedRun):
         A run and the contexts of its replicas refer to each other: what they hold would stay in
         memory until a garbage collection, which large arrays do not bring about.
         """
+        self.lent.give_back()
         del self.fn, self.mirrored, self.shared
         if self.libraries.process_states is not None:
             self.libraries.process_states.enter(0)

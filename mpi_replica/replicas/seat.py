@@ -22,6 +22,8 @@ from ..core.randomness import put_state, state_of
 from ..core.tracebacks import came_up_in_package, let_go
 from ..ranks.watch import event_log
 from ..ranks.watch.span import span_of_package
+from . import lent_arrays
+from .lent_arrays import LentArrays
 from .replica import require_unstaged_call
 from .replica_context import ReplicaContext
 from .run_libraries import RunLibraries
@@ -43,6 +45,8 @@ class SharedRun(CurrentRun):
     #: Whether this rank has one replica, which performs its calls itself.
     is_alone: bool
     libraries: RunLibraries
+    #: What the local replicas that wait have given to their calls, and others have returned.
+    lent: LentArrays
     #: Of torch's tensors that all replicas get, if there are some.
     mirrored: Any
     #: Of torch's modules and tensors that several replicas of this rank share, if there are some.
@@ -159,6 +163,8 @@ class Seat:
             else:
                 with span_of_package(run.identity.text, "run"):
                     self.value = run.libraries.call(self.position, run.fn, self.args, self.kwargs)
+            if self.value is not None and self is not run.seats[-1]:  # behind that one none runs
+                run.lent.add(self, nest.flatten(self.value)[0])
             if run.mirrored is not None:
                 run.mirrored.check()
             if run.shared is not None:
@@ -177,14 +183,9 @@ class Seat:
     def _advise(self, error: ValueError) -> None:
         """Says what to do where the step could not write into one of its arguments."""
         leaves, _ = nest.flatten((self.args, self.kwargs))
-        if any(isinstance(leaf, np.ndarray) and not leaf.flags.writeable for leaf in leaves):
-            add_note(
-                error,
-                "The replicas of a rank share the arrays in args of strategy.run, so they can't"
-                " write into them: that would be done once for each replica of the rank. Write into"
-                " a copy, or give each replica an array of its own, as"
-                " strategy.experimental_distribute_values_from_function makes them.",
-            )
+        is_shared = any(isinstance(x, np.ndarray) and not x.flags.writeable for x in leaves)
+        if is_shared or self.run.lent:
+            add_note(error, lent_arrays.ADVICE)
 
     def meet(self, call: Call) -> Any:
         """Posts `call` and waits until the hub has performed it; called by the replica."""
@@ -207,6 +208,8 @@ class Seat:
         call.replica_ids = (self.replica_id,)
         self.call = call
         self.status = "waits"
+        if call.error is None and self is not run.seats[-1]:
+            run.lent.add(self, call.lent)
         if run.is_alone and call.error is None and not call.runs_user_code:
             # No partner to wait for: without two switches. The hub deals with errors.
             try:

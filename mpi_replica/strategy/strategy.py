@@ -175,14 +175,15 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         Parameters
         ----------
         fn : callable
-            Called once for each replica of this rank, one at a time in the order of their ids;
-            they switch only at collectives. What replicas of a rank share: module state,
-            ``np.random``'s global generator, warnings filters, the working directory. A step
-            function must not hold a lock over a collective. Each runs in a copy of the caller's
-            contextvars context. Where torch or JAX is imported, each of several replicas of a rank
-            has a thread of its own, as ``MPIStrategy(replica_threads=True)`` asks for: then
-            ``threading.local`` is a replica's own, what torch keeps for a thread is as the caller
-            has it, and ``signal.signal`` can't be called.
+            Called once for each replica of this rank, one at a time in the order of their ids; they
+            switch only at collectives. What replicas of a rank share: module state, ``np.random``'s
+            global generator, warnings filters, the working directory; none writes into an array
+            that another one has given to a call, or returned. A step function must not hold a lock
+            over a collective. Each runs in a copy of the caller's contextvars context. Where torch
+            or JAX is imported, each of several replicas of a rank has a thread of its own, as
+            ``MPIStrategy(replica_threads=True)`` asks for: then ``threading.local`` is a replica's
+            own, what torch keeps for a thread is as the caller has it, and ``signal.signal`` can't
+            be called.
         args, kwargs : tuple or list, and mapping
             Nests. Each replica gets its component of a `DistributedValues` leaf. The array of a
             `Mirrored` can't be written to, nor any other one where ranks have several replicas,

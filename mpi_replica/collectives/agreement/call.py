@@ -137,6 +137,11 @@ class Call:
         """Returns what `words` tells of the leaves of the replica at `position`."""
         return ()
 
+    @property
+    def lent(self) -> Sequence[Any]:
+        """What the replica gives to it that may change nowhere else until it is performed."""
+        return ()
+
     def promote(self, change: Sequence[Any]) -> None:
         """Changes what the replicas don't have in common, as reports say; it is made again then."""
         raise NotImplementedError
