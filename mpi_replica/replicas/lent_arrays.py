@@ -23,8 +23,8 @@ _INSTEAD = (
 )
 #: What to do where one could not be written.
 ADVICE = (
-    "Replicas of a rank share this array: it is in args of strategy.run and no PerReplica, or"
-    " another replica has given it to the call in which it waits, or has returned it."
+    "Replicas of a rank share this array: several got it in args of strategy.run, or another one"
+    " has given it to the call in which it waits, or has returned it."
     f" {_INSTEAD}"
 )
 # Of a larger array so many elements, spread over it, show that other values are there.

@@ -186,8 +186,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             be called.
         args, kwargs : tuple or list, and mapping
             Nests. Each replica gets its component of a `DistributedValues` leaf. The array of a
-            `Mirrored` can't be written to, nor any other one where ranks have several replicas,
-            which share it (that the tensor of a `Mirrored` was is an error when the step ends).
+            `Mirrored` can't be written to, nor one that several replicas of a rank get, as any that
+            is no `PerReplica` (that the tensor of a `Mirrored` was is an error when the step ends).
             Variables are passed whole, all else by reference; other tensors of torch, and
             parameters and buffers of modules, one replica of a rank may write in a run. Containers
             are new for each replica.
@@ -263,10 +263,12 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             nothing: Mapping[str, Any] = {}
             return [(i, (), nothing) for i in layout.local_replica_ids], None, None
         leaves, structure = nest.flatten((tuple(args), dict(kwargs or {})))
-        seats = [
-            (i, *nest.unflatten(structure, [_passed(leaf, i, layout) for leaf in leaves]))
-            for i in layout.local_replica_ids
-        ]
+        are_shared = [_is_shared(leaf, layout) for leaf in leaves]
+        seats = []
+        for i in layout.local_replica_ids:
+            own = [component_of(leaf, i, layout.num_replicas) for leaf in leaves]
+            own = [read_only(x) if shared else x for x, shared in zip(own, are_shared, strict=True)]
+            seats.append((i, *nest.unflatten(structure, own)))
         mirrored = [leaf.value if isinstance(leaf, Mirrored) else None for leaf in leaves]
         shared = None if len(seats) == 1 else shared_arguments(structure, leaves)
         return seats, shared_tensors("strategy.run", structure, mirrored), shared
@@ -409,14 +411,12 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         return value.identity if isinstance(value, Variable) else None
 
 
-def _passed(value: Any, replica_id: int, layout: Layout) -> Any:
-    """Returns what a replica gets for an argument of its run.
+def _is_shared(value: Any, layout: Layout) -> bool:
+    """Returns whether replicas of a rank get one array for an argument of their run.
 
-    An array that is its own, it may write. One that replicas of a rank share would be written once
-    for each of them; that a rank's only replica does, it may.
+    It would be written once for each of them.
     """
     if isinstance(value, PerReplica):
-        return component_of(value, replica_id, layout.num_replicas)
-    if isinstance(value, Mirrored):
-        return read_only(value.value)
-    return value if layout.has_one_each else read_only(value)
+        components = value.values
+        return len({id(one) for one in components}) < len(components)
+    return isinstance(value, Mirrored) or not layout.has_one_each

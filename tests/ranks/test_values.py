@@ -474,3 +474,26 @@ def test_an_array_of_each_replica_may_be_written(strategy):
     assert [found.tolist() for found in local(strategy, arrays)] == [
         [2.0 + 2 * i] * 2 for i in strategy.local_replica_ids
     ]
+
+
+@pytest.mark.parametrize("made_by", ["a value_fn", "run"])
+def test_one_array_that_is_the_component_of_several_replicas_is_written_by_none(strategy, made_by):
+    shared = np.zeros(2)
+    if made_by == "run":
+        arrays = strategy.run(lambda: {"w": shared})
+    else:
+        make = strategy.experimental_distribute_values_from_function
+        arrays = {"w": make(lambda context: shared)}
+
+    def step(given):
+        given["w"] += 1.0
+        return given["w"] + 0.0
+
+    if strategy.num_replicas_in_sync > strategy.size:
+        error = raises_everywhere(ValueError, lambda: strategy.run(step, args=(arrays,)))
+        assert "experimental_distribute_values_from_function" in "".join(error.__notes__)
+    else:
+        (found,) = local(strategy, strategy.run(step, args=(arrays,)))
+        assert found.tolist() == [1.0, 1.0]
+    assert shared.flags.writeable
+    check_works(strategy)
