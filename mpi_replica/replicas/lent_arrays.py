@@ -8,18 +8,20 @@ by then what the last of them has put there; on ranks of one replica each has it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from ..collectives.agreement.call import Call
 from ..core.array_ways import Array
 from ..core.exceptions import ContextError
+from ..core.imported_libraries import imported_library
 from ..core.indexed_slices import IndexedSlices
 
 _INSTEAD = (
-    "Write into a copy, or give each replica an array of its own, as"
-    " strategy.experimental_distribute_values_from_function makes them."
+    "Write into a copy, or give each replica one of its own (of torch a module and an optimizer),"
+    " as strategy.experimental_distribute_values_from_function makes them, or make the step in a"
+    " merge_fn, which runs once on each rank."
 )
 #: What to do where one could not be written.
 ADVICE = (
@@ -27,7 +29,7 @@ ADVICE = (
     " has given it to the call in which it waits, or has returned it."
     f" {_INSTEAD}"
 )
-# Of a larger array so many elements, spread over it, show that other values are there.
+# Of a larger one so many elements, spread over it, show that other values are there.
 _COMPARED_BYTES, _SAMPLE_ITEMS = 4096, 500
 
 
@@ -40,16 +42,28 @@ class LendingReplica(Protocol):
     error: BaseException | None
 
 
-class _Part(NamedTuple):
-    """An array that is a part of another one, which has parts of other replicas perhaps."""
+class Look(Protocol):
+    """An array or tensor as it was."""
 
-    lender: LendingReplica
-    position: int
+    def is_written(self) -> bool:
+        """Returns whether it has other values since."""
+
+
+class _Sample(NamedTuple):
+    """Elements of an array as they were."""
+
     array: Array
-    sample: bytes
+    elements: bytes
+
+    @classmethod
+    def of(cls, array: Array) -> Self:
+        return cls(array, _elements_of(array))
+
+    def is_written(self) -> bool:
+        return _elements_of(self.array) != self.elements
 
 
-def _sample_of(array: Array) -> bytes:
+def _elements_of(array: Array) -> bytes:
     if array.nbytes <= _COMPARED_BYTES:
         return array.tobytes()
     elements = array.reshape(-1) if array.flags.c_contiguous else array.flat
@@ -57,18 +71,20 @@ def _sample_of(array: Array) -> bytes:
 
 
 class LentArrays:
-    """Those of the replicas of one rank. They refuse writes until they are given back.
+    """Those of the replicas of one rank: arrays of numpy refuse writes until they are given back.
 
-    Of one that is a part of another array, that can be written through this, it is looked at
-    whether it was.
+    Where one can be written all the same, as a part of another one, or is a tensor of torch, it is
+    looked at whether it was.
     """
 
     def __init__(self) -> None:
         self._owners: list[Array] = []
         self._views: list[Array] = []
-        self._parts: list[_Part] = []
+        self._looks: list[tuple[LendingReplica, int, Look]] = []
 
-    def __bool__(self) -> bool:
+    @property
+    def refuse_writes(self) -> bool:
+        """Whether there are any of numpy."""
         return bool(self._owners or self._views)
 
     def add(self, lender: LendingReplica, leaves: Sequence[Any]) -> None:
@@ -80,21 +96,30 @@ class LentArrays:
                     if flags.owndata:
                         array.setflags(write=False)  # in a third of the time of flags.writeable
                         self._owners.append(array)
-                    else:
-                        self._add_view(lender, position, array)
+                    elif not self._has_taken(array) and array.dtype.names is None:
+                        # Between fields there may be anything.
+                        self._looks.append((lender, position, _Sample.of(array)))
+        torch = imported_library("torch")
+        if torch is not None and any([isinstance(leaf, torch.Tensor) for leaf in leaves]):
+            from .torch_shared_state import TensorVersion  # torch is imported
 
-    def _add_view(self, lender: LendingReplica, position: int, view: Array) -> None:
+            for position, leaf in enumerate(leaves):
+                if isinstance(leaf, torch.Tensor) and not leaf.is_inference():
+                    self._looks.append((lender, position, TensorVersion.of(leaf)))
+
+    def _has_taken(self, view: Array) -> bool:
+        """Has a view refuse writes; returns whether all of its memory does."""
         base = view.base
         # Of other memory, as of C, numpy makes no array writable again.
         if type(base) is not np.ndarray or not (base.flags.owndata and base.flags.writeable):
-            return
+            return False
         view.setflags(write=False)
         self._views.append(view)
-        if base.nbytes == view.nbytes:
-            base.setflags(write=False)
-            self._owners.append(base)
-        elif view.dtype.names is None:  # between fields there may be anything
-            self._parts.append(_Part(lender, position, view, _sample_of(view)))
+        if base.nbytes != view.nbytes:  # other parts of it may be those of other replicas
+            return False
+        base.setflags(write=False)
+        self._owners.append(base)
+        return True
 
     def give_back(self) -> None:
         """Has all take writes again."""
@@ -105,21 +130,20 @@ class LentArrays:
             arrays.clear()
 
     def check(self) -> None:
-        """Makes it an error of the call, or of the end, of a replica where a part was written."""
-        parts, self._parts = self._parts, []
-        for part in parts:
-            if _sample_of(part.array) != part.sample:
-                lender, call = part.lender, part.lender.call
-                whose = f"replica {lender.replica_id}"
+        """Makes it an error of the call, or of the end, of a replica where one was written."""
+        looks, self._looks = self._looks, []
+        for lender, position, look in looks:
+            if look.is_written():
+                call, whose = lender.call, f"replica {lender.replica_id}"
                 text = f"what {whose} returned was written while"
                 if call is not None:
-                    value = f"value{call.paths[part.position]} of {whose}"
+                    value = f"value{call.paths[position]} of {whose}"
                     text = f"{value} was written while it waited in {call.kind} and"
                 error = ContextError(
-                    f"{text} other replicas of its rank ran: one of these has the same memory."
-                    f" {_INSTEAD}"
+                    f"{text} other replicas of its rank ran: one of these has the same array or"
+                    f" tensor, such as the gradient of a parameter that they share. {_INSTEAD}"
                 )
-                if call is not None:
-                    call.error = error
-                else:
+                if call is None:
                     lender.error, lender.status = error, "raised"
+                elif call.error is None:  # the first leaf
+                    call.error = error

@@ -127,9 +127,8 @@ class Run(SharedRun):
         """Runs the function on all local replicas, to the end of the run."""
         self._start(kept)
         while self.doom is None:
-            if self.lent:
-                self.lent.give_back()
-                self.lent.check()
+            self.lent.give_back()
+            self.lent.check()
             has_ended = False
             waiting: list[Seat] = []
             for seat in self.seats:  # no comprehension: most runs end here at once
@@ -183,10 +182,6 @@ class Run(SharedRun):
                 return  # a replica that has not started is not started
 
     def _perform(self, calls: list[Call]) -> list[Any]:
-        for seat in self.seats:
-            if seat.versions is not None:
-                seat.versions.check()
-                seat.versions = None
         failed = [call for call in calls if call.error is not None]
         if failed:
             agreement = self.engine.agreement

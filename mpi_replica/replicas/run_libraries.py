@@ -5,13 +5,9 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-from ..collectives.agreement.call import Call
 from ..collectives.agreement.site import boundary
-from ..collectives.gather import AllGather
-from ..collectives.merge import MergeCall
-from ..collectives.reduce import AllReduce
 from ..core import nest
 from ..core.exceptions import ContextError
 from ..core.imported_libraries import imported_library
@@ -175,11 +171,3 @@ class RunLibraries:
             f" this replica's device is {own}. There it may wait for ever for a replica that has"
             f" it. {what}."
         )
-
-    def versions_of(self, call: Call) -> Any:
-        """Returns what finds tensors in a call that are written before it is performed, or None."""
-        if type(call) is MergeCall:
-            return self.shared_state.Versions(call, call.leaves)
-        if type(call) in (AllReduce, AllGather):
-            return self.shared_state.Versions(call, cast("AllReduce", call).leaves[0])
-        return None

@@ -83,7 +83,6 @@ class Seat:
         "run",
         "status",
         "value",
-        "versions",
         "worker",
     )
 
@@ -109,8 +108,6 @@ class Seat:
         self.call: Call | None = None
         self.value: Any = None
         self.error: BaseException | None = None
-        #: Of torch's tensors that it contributes, where replicas of its rank may share them.
-        self.versions: Any = None
         #: Of torch's modules, where it waits in a call that has put other weights into them.
         self.held: Sequence[Any] = ()
         #: Its generator, if it was used, and the state in which the run has found it.
@@ -184,7 +181,7 @@ class Seat:
         """Says what to do where the step could not write into one of its arguments."""
         leaves, _ = nest.flatten((self.args, self.kwargs))
         is_shared = any(isinstance(x, np.ndarray) and not x.flags.writeable for x in leaves)
-        if is_shared or self.run.lent:
+        if is_shared or self.run.lent.refuse_writes:
             add_note(error, lent_arrays.ADVICE)
 
     def meet(self, call: Call) -> Any:
@@ -199,8 +196,6 @@ class Seat:
             require_unstaged_call(call)
             forget_casts()
             run.libraries.check()
-            if run.libraries.shared_state is not None:
-                self.versions = run.libraries.versions_of(call)
         if run.doom is not None:
             self.refuse(run.doom)
         if call.error is not None and call.is_told:
@@ -292,4 +287,4 @@ class Seat:
     def forget(self) -> None:
         """Lets go of what it was called with, and of what came of it; called by the hub."""
         self.args, self.kwargs, self._written = (), {}, None
-        self.value = self.error = self.versions = None
+        self.value = self.error = None

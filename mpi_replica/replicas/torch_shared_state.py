@@ -19,7 +19,6 @@ from torch.nn.utils import stateless
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..collectives.agreement.call import Call
 from ..collectives.strategy_base import StrategyBase
 from ..core.context import current_state
 from ..core.exceptions import ContextError
@@ -75,14 +74,19 @@ def _check_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
             )
 
 
-class _Version(NamedTuple):
-    """How often a tensor had been written when a replica contributed it."""
+class TensorVersion(NamedTuple):
+    """How often a tensor had been written; those of inference mode do not count it."""
 
-    path: str
     tensor: torch.Tensor
     number: int
     #: Its values, where it is a part of a memory: that has one number, whichever part is written.
     values: torch.Tensor | None
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Self:
+        """Returns that of a tensor as it is now."""
+        values = tensor.detach().clone() if _is_part(tensor) else None
+        return cls(tensor, tensor._version, values)
 
     def is_written(self) -> bool:
         """Returns whether it has been written since."""
@@ -103,15 +107,6 @@ def _is_part(tensor: torch.Tensor) -> bool:
         return False
 
 
-def _versions(paths: Sequence[str], leaves: Sequence[Any]) -> list[_Version]:
-    """Returns those of the tensors among leaves; those of inference mode have none."""
-    return [
-        _Version(path, leaf, leaf._version, leaf.detach().clone() if _is_part(leaf) else None)
-        for path, leaf in zip(paths, leaves, strict=True)
-        if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
-    ]
-
-
 class SharedTensors:
     """Tensors that all replicas of a rank get, to be read alone; torch itself knows no such ones.
 
@@ -127,7 +122,11 @@ class SharedTensors:
 
     def __init__(self, call: str, paths: Sequence[str], leaves: Sequence[Any]) -> None:
         self._call = call
-        self._versions = _versions(paths, leaves)
+        self._versions = [
+            (path, TensorVersion.of(leaf))
+            for path, leaf in zip(paths, leaves, strict=True)
+            if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
+        ]
 
     def check(self) -> None:
         """Raises where one was written.
@@ -137,10 +136,10 @@ class SharedTensors:
         ContextError
             It was.
         """
-        for version in self._versions:
+        for path, version in self._versions:
             if version.is_written():
                 raise ContextError(
-                    f"the tensor in (args, kwargs){version.path} of {self._call} was written: the"
+                    f"the tensor in (args, kwargs){path} of {self._call} was written: the"
                     " replicas of a rank share it, so what they find in it would depend on how many"
                     " they are. Write into a copy of it, tensor.clone()."
                 )
@@ -228,27 +227,6 @@ def _tensors_of(leaves: Sequence[torch.nn.Module | torch.Tensor]) -> list[torch.
             tensors += module._buffers.values()
             waiting += module._modules.values()
     return [tensor for tensor in tensors if tensor is not None]
-
-
-class Versions:
-    """The tensors that a replica gives to a call, as they are when it comes there."""
-
-    def __init__(self, call: Call, leaves: Sequence[Any]) -> None:
-        self._call = call
-        self._versions = _versions(call.paths, leaves)
-
-    def check(self) -> None:
-        """Makes it an error of the call where one was written since: by another replica."""
-        for version in self._versions:
-            if version.is_written():
-                call = self._call
-                call.error = ContextError(
-                    f"value{version.path} of replica {call.replica_ids[0]} was written while it"
-                    f" waited in {call.kind} for the other replicas of its rank: one of these has"
-                    " the same tensor, such as the gradient of a parameter that they share."
-                    f" {_ADVICE}."
-                )
-                return
 
 
 #: The ids of the code of functions that call a module with other weights, and put its own back.

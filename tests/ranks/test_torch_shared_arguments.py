@@ -169,3 +169,37 @@ def test_a_module_of_inference_mode_may_be_shared(strategy):
     found = strategy.experimental_local_results(strategy.run(step, args=(model,)))
     holds_everywhere(lambda: check_equal(found, (3.0,) * len(found)))
     check_works(strategy)
+
+
+#: What a step does with a tensor that all replicas of a rank fill in turn, and with a variable.
+GIVEN = {
+    "all_reduce": lambda buffer, total: mr.get_replica_context().all_reduce("SUM", buffer),
+    "merge_call": lambda buffer, total: mr.get_replica_context().merge_call(
+        lambda strategy, value: strategy.experimental_local_results(value)[0] + 0, args=(buffer,)
+    ),
+    "returned": lambda buffer, total: buffer,
+    "returned as numpy's": lambda buffer, total: {"a": buffer.numpy()},
+    "all_reduce as numpy's": lambda buffer, total: mr.get_replica_context().all_reduce(
+        "SUM", buffer.numpy()
+    ),
+    "assigned": lambda buffer, total: total.assign(buffer),
+}
+
+
+@pytest.mark.parametrize("way", GIVEN)
+def test_a_tensor_that_replicas_of_a_rank_fill_in_turn_is_never_a_wrong_number(strategy, way):
+    with strategy.scope():
+        total = mr.Variable(torch.zeros(3).numpy(), aggregation=mr.VariableAggregation.SUM)
+    buffer = torch.zeros(3)
+
+    def step():
+        buffer.fill_(replica_id() + 1.0)
+        return GIVEN[way](buffer, total)
+
+    if shares(strategy):
+        error = raises_everywhere(ContextError, lambda: strategy.run(step))
+        assert "strategy.experimental_distribute_values_from_function" in str(error)
+    else:
+        strategy.run(step)
+    buffer.fill_(0.0)
+    check_works(strategy)
