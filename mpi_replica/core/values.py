@@ -316,6 +316,7 @@ for _name in (
     *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rmatmul"),
     *("rand", "ror", "rxor", "neg", "pos", "abs", "invert"),
     *("lt", "le", "gt", "ge", "len", "iter", "getitem", "index"),
+    *("contains", "setitem", "delitem", "divmod", "rdivmod"),
 ):
     setattr(PerReplica, f"__{_name}__", _refuse(f"__{_name}__"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ..collectives.agreement.stand import Note
 from ..collectives.engine import Engine
@@ -54,6 +54,12 @@ class DistributedDataset:
         spec for each replica.
         """
         return self._input.element_spec
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a distributed dataset can't be copied or pickled: it belongs to a strategy. Copy the"
+            " dataset that was given to strategy.experimental_distribute_dataset."
+        )
 
     def __len__(self) -> int:
         if self._input.length < 0:

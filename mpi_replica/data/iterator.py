@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from ..collectives.agreement.site import CallSite, call_site
 from ..collectives.agreement.stand import Note
@@ -123,6 +123,12 @@ class DistributedIterator:
         """Reads on from its place, for the replicas that are on this rank now."""
         self._reader = self._input.reader()
         self._era = self._engine.layout.era
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a distributed iterator can't be copied or pickled: the other ranks would not know of"
+            " the copy. iter(dataset) makes another one, and a mr.Checkpoint saves where it is."
+        )
 
     def __len__(self) -> int:
         if self._input.length < 0:

@@ -1,7 +1,9 @@
 """What distributed datasets give to replicas, and how all ranks end an epoch together."""
 
+import copy
 import functools
 import itertools
+import pickle
 import re
 from collections import namedtuple
 
@@ -276,6 +278,15 @@ def test_get_next_as_optional_gives_all_steps(strategy, is_known):
     while (found := iterator.get_next_as_optional()).has_value():
         steps.append(found.get_value())
     check_steps(strategy, steps, [np.arange(4), np.arange(4, 7)])
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_neither_a_distributed_dataset_nor_its_iterator_can_be_copied(strategy, again):
+    """The other ranks would not know of the copy."""
+    dataset = distributed(strategy, Dataset.range(6).batch(2))
+    for one in (dataset, iter(dataset)):
+        with pytest.raises(TypeError, match="can't be copied or pickled"):
+            again(one)
 
 
 def test_two_iterators_side_by_side(strategy):

@@ -174,6 +174,11 @@ def test_decision_3_per_replica_has_no_arithmetic_also_with_one_replica(strategy
         lambda: list(value),
         lambda: value[0],
         lambda: operator.index(value),
+        lambda: 2.0 in value,
+        lambda: operator.setitem(value, 0, 1.0),
+        lambda: operator.delitem(value, 0),
+        lambda: divmod(value, 2),
+        lambda: divmod(2, value),
     ]
     for call in wrong:
         with pytest.raises(TypeError) as caught:
