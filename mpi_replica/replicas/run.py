@@ -71,7 +71,7 @@ class Run(SharedRun):
         self.engine = strategy.engine
         self.seats = [Seat(self, position, *seat) for position, seat in enumerate(seats)]
         self.is_alone = len(self.seats) == 1
-        self.lent = LentArrays()
+        self.lent = None if self.is_alone else LentArrays()
         #: Whether all ranks have agreed that it has ended.
         self._end_is_agreed = False
         #: Whether a merge_fn runs, or has failed.
@@ -127,8 +127,9 @@ class Run(SharedRun):
         """Runs the function on all local replicas, to the end of the run."""
         self._start(kept)
         while self.doom is None:
-            self.lent.give_back()
-            self.lent.check()
+            if self.lent is not None:
+                self.lent.give_back()
+                self.lent.check()
             has_ended = False
             waiting: list[Seat] = []
             for seat in self.seats:  # no comprehension: most runs end here at once
@@ -353,7 +354,8 @@ class Run(SharedRun):
         A run and the contexts of its replicas refer to each other: what they hold would stay in
         memory until a garbage collection, which large arrays do not bring about.
         """
-        self.lent.give_back()
+        if self.lent is not None:
+            self.lent.give_back()
         del self.fn, self.mirrored, self.shared
         if self.libraries.process_states is not None:
             self.libraries.process_states.enter(0)

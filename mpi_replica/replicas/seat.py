@@ -45,8 +45,9 @@ class SharedRun(CurrentRun):
     #: Whether this rank has one replica, which performs its calls itself.
     is_alone: bool
     libraries: RunLibraries
-    #: What the local replicas that wait have given to their calls, and others have returned.
-    lent: LentArrays
+    #: What the local replicas that wait have given to their calls, and others have returned; None
+    #: where there is one.
+    lent: LentArrays | None
     #: Of torch's tensors that all replicas get, if there are some.
     mirrored: Any
     #: Of torch's modules and tensors that several replicas of this rank share, if there are some.
@@ -118,6 +119,11 @@ class Seat:
         self._refusals = 0
 
     @property
+    def others_follow(self) -> bool:
+        """Whether other replicas of the rank run before it goes on."""
+        return self is not self.run.seats[-1]
+
+    @property
     def is_over(self) -> bool:
         """Whether the step function has come to its end."""
         return self.status in ("returned", "raised")
@@ -160,7 +166,7 @@ class Seat:
             else:
                 with span_of_package(run.identity.text, "run"):
                     self.value = run.libraries.call(self.position, run.fn, self.args, self.kwargs)
-            if self.value is not None and self is not run.seats[-1]:  # behind that one none runs
+            if run.lent is not None and self.value is not None and self.others_follow:
                 run.lent.add(self, nest.flatten(self.value)[0])
             if run.mirrored is not None:
                 run.mirrored.check()
@@ -181,7 +187,7 @@ class Seat:
         """Says what to do where the step could not write into one of its arguments."""
         leaves, _ = nest.flatten((self.args, self.kwargs))
         is_shared = any(isinstance(x, np.ndarray) and not x.flags.writeable for x in leaves)
-        if is_shared or self.run.lent.refuse_writes:
+        if is_shared or (self.run.lent is not None and self.run.lent.refuse_writes):
             add_note(error, lent_arrays.ADVICE)
 
     def meet(self, call: Call) -> Any:
@@ -203,7 +209,7 @@ class Seat:
         call.replica_ids = (self.replica_id,)
         self.call = call
         self.status = "waits"
-        if call.error is None and self is not run.seats[-1]:
+        if run.lent is not None and call.error is None and self.others_follow:
             run.lent.add(self, call.lent)
         if run.is_alone and call.error is None and not call.runs_user_code:
             # No partner to wait for: without two switches. The hub deals with errors.
