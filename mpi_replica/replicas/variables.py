@@ -427,7 +427,7 @@ def _only_of_the_value(name: str) -> property:
     def lacks(self: Variable) -> NoReturn:
         raise AttributeError(
             f"the variable {self.name} has no {name}: its value has it. Write"
-            f" variable.value().{name}, or use functions of numpy, which take a variable."
+            f" {self.name}.value().{name}, or use functions of numpy, which take a variable."
         )
 
     return property(lacks, doc="It has none.")
