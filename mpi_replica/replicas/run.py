@@ -356,6 +356,7 @@ class Run(SharedRun):
         """
         if self.lent is not None:
             self.lent.give_back()
+            self.lent = None  # of what replicas gave away while they were stopped, it knows still
         del self.fn, self.mirrored, self.shared
         if self.libraries.process_states is not None:
             self.libraries.process_states.enter(0)

@@ -191,8 +191,15 @@ def catches_and_goes_on(context, value):
     raises(context, value)
 
 
+def returns_a_part_when_it_is_stopped(context, value):
+    try:
+        raises_on_the_last(context, value)
+    except mr.errors.ReplicaStopped:
+        return value[:10]
+
+
 MISTAKES = [raises, raises_on_the_last, calls_with_what_is_no_number, names_no_op, disagrees]
-MISTAKES += [raises_in_merge_fn, catches_and_goes_on]
+MISTAKES += [raises_in_merge_fn, catches_and_goes_on, returns_a_part_when_it_is_stopped]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -203,7 +210,7 @@ def test_no_memory_of_a_mistake_that_is_caught_waits_for_a_garbage_collection(st
     def step():
         value = np.ones(1000)
         living[-1].append(weakref.ref(value))
-        mistake(mr.get_replica_context(), value)
+        return mistake(mr.get_replica_context(), value)
 
     gc.collect()
     gc.disable()
