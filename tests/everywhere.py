@@ -95,6 +95,16 @@ def needs_two_ranks(strategy):
         pytest.skip("a single rank has nobody to disagree with")
 
 
+def shares_ranks(strategy):
+    """Return whether some rank hosts several replicas."""
+    return strategy.num_replicas_in_sync > strategy.size
+
+
+def check_equal(found, expected):
+    """Assert what a lambda can't: for `holds_everywhere`."""
+    assert found == expected
+
+
 def cost_of(strategy, call):
     """Return the steps that `call` takes, and the bytes that this rank sends in them."""
     transport = strategy.engine.transport

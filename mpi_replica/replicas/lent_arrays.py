@@ -18,10 +18,14 @@ from ..core.exceptions import ContextError
 from ..core.imported_libraries import imported_library
 from ..core.indexed_slices import IndexedSlices
 
+#: How each replica gets one of its own, or does without.
+MADE_APART = (
+    "as strategy.experimental_distribute_values_from_function makes them, or make the step in a"
+    " merge_fn, which runs once on each rank"
+)
 _INSTEAD = (
     "Write into a copy, or give each replica one of its own (of torch a module and an optimizer),"
-    " as strategy.experimental_distribute_values_from_function makes them, or make the step in a"
-    " merge_fn, which runs once on each rank."
+    f" {MADE_APART}."
 )
 #: What to do where one could not be written.
 ADVICE = (
@@ -103,9 +107,7 @@ class LentArrays:
         if torch is not None and any([isinstance(leaf, torch.Tensor) for leaf in leaves]):
             from .torch_shared_state import TensorVersion  # torch is imported
 
-            for position, leaf in enumerate(leaves):
-                if isinstance(leaf, torch.Tensor) and not leaf.is_inference():
-                    self._looks.append((lender, position, TensorVersion.of(leaf)))
+            self._looks += [(lender, i, version) for i, version in TensorVersion.among(leaves)]
 
     def _has_taken(self, view: Array) -> bool:
         """Has a view refuse writes; returns whether all of its memory does."""

@@ -184,7 +184,7 @@ class Seat:
             let_go(error)  # now: the next replica may get the same one, with another traceback
 
     def _advise(self, error: ValueError) -> None:
-        """Says what to do where the step could not write into one of its arguments."""
+        """Says what to do where the step could not write into an array that replicas share."""
         leaves, _ = nest.flatten((self.args, self.kwargs))
         is_shared = any(isinstance(x, np.ndarray) and not x.flags.writeable for x in leaves)
         if is_shared or (self.run.lent is not None and self.run.lent.refuse_writes):

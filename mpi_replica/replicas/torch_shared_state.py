@@ -23,13 +23,10 @@ from ..collectives.strategy_base import StrategyBase
 from ..core.context import current_state
 from ..core.exceptions import ContextError
 from ..core.object_state import is_lazy
+from .lent_arrays import MADE_APART
 from .replica import Replica
 
-_ADVICE = (
-    "Give each replica a module, an optimizer or a tensor of its own, as"
-    " strategy.experimental_distribute_values_from_function makes them, or make the step in a"
-    " merge_fn, which runs once on each rank"
-)
+_ADVICE = f"Give each replica a module, an optimizer or a tensor of its own, {MADE_APART}"
 
 #: By strategy and run: the replica that has made a step of an optimizer or a parameter.
 _steps: dict[tuple[weakref.ref[StrategyBase], int], Any] = {}
@@ -83,10 +80,13 @@ class TensorVersion(NamedTuple):
     values: torch.Tensor | None
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Self:
-        """Returns that of a tensor as it is now."""
-        values = tensor.detach().clone() if _is_part(tensor) else None
-        return cls(tensor, tensor._version, values)
+    def among(cls, leaves: Sequence[Any]) -> list[tuple[int, Self]]:
+        """Returns those of the tensors among leaves, as they are now, with their positions."""
+        return [
+            (i, cls(leaf, leaf._version, leaf.detach().clone() if _is_part(leaf) else None))
+            for i, leaf in enumerate(leaves)
+            if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
+        ]
 
     def is_written(self) -> bool:
         """Returns whether it has been written since."""
@@ -122,11 +122,7 @@ class SharedTensors:
 
     def __init__(self, call: str, paths: Sequence[str], leaves: Sequence[Any]) -> None:
         self._call = call
-        self._versions = [
-            (path, TensorVersion.of(leaf))
-            for path, leaf in zip(paths, leaves, strict=True)
-            if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
-        ]
+        self._versions = [(paths[i], version) for i, version in TensorVersion.among(leaves)]
 
     def check(self) -> None:
         """Raises where one was written.

@@ -416,7 +416,9 @@ def _is_shared(value: Any, layout: Layout) -> bool:
 
     It would be written once for each of them.
     """
+    if isinstance(value, Mirrored) or layout.has_one_each:
+        return isinstance(value, Mirrored)
     if isinstance(value, PerReplica):
         components = value.values
         return len({id(one) for one in components}) < len(components)
-    return isinstance(value, Mirrored) or not layout.has_one_each
+    return True

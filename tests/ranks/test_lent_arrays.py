@@ -4,15 +4,17 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import check_works, gathered, holds_everywhere, raises_everywhere
+from everywhere import (
+    check_equal,
+    check_works,
+    gathered,
+    holds_everywhere,
+    raises_everywhere,
+    shares_ranks,
+)
 from mpi_replica.errors import ContextError
 
 ADVICE = "strategy.experimental_distribute_values_from_function"
-
-
-def shares(strategy):
-    """Whether some rank has several replicas."""
-    return strategy.num_replicas_in_sync > strategy.size
 
 
 def my_id():
@@ -67,7 +69,7 @@ def test_a_buffer_that_replicas_of_a_rank_fill_in_turn_is_never_a_wrong_sum(stra
         buffer[:] = my_id() + 1.0
         return use(buffer)
 
-    if shares(strategy):
+    if shares_ranks(strategy):
         error = raises_everywhere(ValueError, lambda: strategy.run(step))
         assert "read-only" in str(error)
         assert ADVICE in "".join(error.__notes__)
@@ -88,7 +90,7 @@ def test_a_part_of_a_buffer_is_none_either(strategy, part, size):
         buffer[:] = my_id() + 1.0
         return float(sum_of({"k": buffer[PARTS[part]]})["k"].max())
 
-    if shares(strategy):
+    if shares_ranks(strategy):
         error = raises_everywhere((ValueError, ContextError), lambda: strategy.run(step))
         assert ADVICE in "".join([str(error), *error.__notes__])
         assert isinstance(error, ContextError) == (part == "part")
@@ -108,7 +110,7 @@ def test_nor_is_a_buffer_that_they_return(strategy, part):
         buffer[:] = my_id()
         return {"found": buffer[PARTS[part]]}
 
-    if shares(strategy):
+    if shares_ranks(strategy):
         error = raises_everywhere((ValueError, ContextError), lambda: strategy.run(step))
         assert ADVICE in "".join([str(error), *error.__notes__])
     else:
@@ -130,7 +132,7 @@ def test_nor_is_a_buffer_that_they_assign(strategy, aggregation, how):
         rows = mr.IndexedSlices(buffer, [0, 1])
         getattr(v, how)(rows if how == "scatter_add" else buffer)
 
-    if shares(strategy):
+    if shares_ranks(strategy):
         raises_everywhere(ValueError, lambda: strategy.run(step))
         assert v.numpy().tolist() == [0.0, 0.0]
     else:
@@ -174,10 +176,6 @@ def test_an_array_that_all_give_and_none_writes_may_be_shared(strategy):
     assert all(found is weights for found in same.values)
     assert weights.flags.writeable
     assert owner.flags.writeable
-
-
-def check_equal(found, expected):
-    assert found == expected
 
 
 def test_what_was_given_can_be_written_again_after_the_call_and_after_any_error(strategy):

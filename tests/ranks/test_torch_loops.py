@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import check_works, error_of, gathered, holds_everywhere, raises_everywhere
+from everywhere import (
+    check_equal,
+    check_works,
+    error_of,
+    gathered,
+    holds_everywhere,
+    raises_everywhere,
+    shares_ranks,
+)
 from gradient_programs import as_numpy, replica_id, results
 from mpi_replica.errors import ContextError
 from on_a_device import DEVICE
@@ -218,11 +226,6 @@ def test_all_steps_in_one_run_are_as_a_run_for_each(reproducible):
 # What replicas of a rank share
 
 
-def shares(strategy):
-    """Whether some rank hosts several replicas."""
-    return max(map(len, gathered(strategy.local_replica_ids))) > 1
-
-
 def own_gradients(model):
     """Those of this replica's rows; not written into the module."""
     x, y = batch(replica_id(), 0)
@@ -347,7 +350,7 @@ MISTAKES = {
 def test_what_replicas_of_a_rank_share_is_an_error_on_all_ranks_where_some_do(strategy, mistake):
     make, words = MISTAKES[mistake]
     step = make()
-    if not shares(strategy):
+    if not shares_ranks(strategy):
         strategy.run(step)  # each rank has its own
         strategy.run(step)
     else:
@@ -361,7 +364,7 @@ def test_what_replicas_of_a_rank_share_is_an_error_on_all_ranks_where_some_do(st
 
 
 def test_after_an_error_a_run_with_its_own_modules_learns_as_if_there_had_been_none(reproducible):
-    if shares(reproducible):
+    if shares_ranks(reproducible):
         raises_everywhere(ContextError, lambda: reproducible.run(one_optimizer("Adam")()))
     check_learnt(reproducible, "Adam", "plain")
 
@@ -637,7 +640,7 @@ def test_weights_of_a_functional_call_are_those_of_its_replica_or_an_error(strat
         total = Summed()(call(shared[0], {"weight": weight}, (x,)))  # the collective after it
         return torch.cat([total, call(module, dict.fromkeys(names, weight), (x,))])
 
-    if form.startswith("one") and shares(strategy):
+    if form.startswith("one") and shares_ranks(strategy):
         error = raises_everywhere(ContextError, lambda: strategy.run(step))
         assert "functional_call of Sequential" in str(error)
         assert "Call the collective after it. Give each replica a module" in str(error)
@@ -650,10 +653,6 @@ def test_weights_of_a_functional_call_are_those_of_its_replica_or_an_error(strat
         holds_everywhere(lambda: check_equal(found, expected))
     weights = [one.item() for one in shared.parameters()]
     holds_everywhere(lambda: check_equal(weights, [1, 1]))
-
-
-def check_equal(found, expected):
-    assert found == expected
 
 
 def test_after_a_run_a_model_can_be_converted_also_where_its_parameters_are_swapped(strategy):

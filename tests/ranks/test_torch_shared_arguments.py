@@ -6,17 +6,19 @@ What several replicas of a rank write in them would be changed so often: an erro
 import pytest
 
 import mpi_replica as mr
-from everywhere import check_works, gathered, holds_everywhere, raises_everywhere
+from everywhere import (
+    check_equal,
+    check_works,
+    gathered,
+    holds_everywhere,
+    raises_everywhere,
+    shares_ranks,
+)
 from gradient_programs import replica_id
 from mpi_replica.errors import ContextError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 swa_utils = pytest.importorskip("torch.optim.swa_utils", reason="torch is not installed")
-
-
-def shares(strategy):
-    """Whether some rank has several replicas."""
-    return strategy.num_replicas_in_sync > strategy.size
 
 
 def network():
@@ -93,7 +95,7 @@ def test_a_module_in_args_that_several_replicas_of_a_rank_write_is_an_error_on_a
     def step(given):
         write(given["net"][0])
 
-    if not shares(strategy):
+    if not shares_ranks(strategy):
         strategy.run(step, args=(given,))  # each rank has its own
     else:
         error = raises_everywhere(ContextError, lambda: strategy.run(step, args=(given,)))
@@ -153,10 +155,6 @@ def test_a_module_in_args_that_replicas_do_not_write_each_may_be_shared(strategy
     check_works(strategy)
 
 
-def check_equal(found, expected):
-    assert found == expected
-
-
 def test_a_module_of_inference_mode_may_be_shared(strategy):
     with torch.inference_mode():
         frozen = plain()
@@ -196,7 +194,7 @@ def test_a_tensor_that_replicas_of_a_rank_fill_in_turn_is_never_a_wrong_number(s
         buffer.fill_(replica_id() + 1.0)
         return GIVEN[way](buffer, total)
 
-    if shares(strategy):
+    if shares_ranks(strategy):
         error = raises_everywhere(ContextError, lambda: strategy.run(step))
         assert "strategy.experimental_distribute_values_from_function" in str(error)
     else:

@@ -8,7 +8,7 @@ import pytest
 
 import mpi_replica as mr
 from contributions import check_everywhere
-from everywhere import check_works, gathered, needs_two_replicas, raises_everywhere
+from everywhere import check_works, gathered, needs_two_replicas, raises_everywhere, shares_ranks
 
 
 def my_id():
@@ -195,7 +195,7 @@ def test_decision_6_every_kind_of_value_goes_in_and_comes_out_of_run(strategy):
     values = [3, 2.5, 1j, True, "text", b"bytes", np.float16(1), np.array(4), np.zeros((0, 3))]
     values += [np.ones((2, 3), order="F"), np.arange(6)[::2], np.arange(3, dtype=">i4"), {1, 2}]
     result = strategy.run(lambda *given: given, values)
-    is_shared = strategy.num_replicas_in_sync > strategy.size
+    is_shared = shares_ranks(strategy)
     for leaf, value in zip(result, values, strict=True):
         for component in leaf.values:
             if is_shared and isinstance(value, np.ndarray):  # of the same memory, to be read alone
@@ -456,7 +456,7 @@ def test_an_array_in_args_that_replicas_of_a_rank_share_is_written_by_none_of_th
         given["w"][0] += 1.0
         return given["w"][0] + my_id()
 
-    if strategy.num_replicas_in_sync > strategy.size:
+    if shares_ranks(strategy):
         error = raises_everywhere(ValueError, lambda: strategy.run(step, args=(given,)))
         assert "experimental_distribute_values_from_function" in "".join(error.__notes__)
         raises_everywhere(ValueError, lambda: strategy.run(step, kwargs={"given": given}))
@@ -494,7 +494,7 @@ def test_one_array_that_is_the_component_of_several_replicas_is_written_by_none(
         given["w"] += 1.0
         return given["w"] + 0.0
 
-    if strategy.num_replicas_in_sync > strategy.size:
+    if shares_ranks(strategy):
         error = raises_everywhere(ValueError, lambda: strategy.run(step, args=(arrays,)))
         assert "experimental_distribute_values_from_function" in "".join(error.__notes__)
     else:
