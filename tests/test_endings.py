@@ -179,6 +179,36 @@ def test_a_rank_that_waits_long_for_others_to_make_a_strategy_says_so(launch, tm
     assert "Make it on all of them" in line
 
 
+def test_a_rank_whose_program_has_ended_tells_for_whom_it_waits(launch):
+    """As behind `sys.exit` on one rank, while the other one waits for it in MPI."""
+    done = launch(
+        """
+        import logging, os, sys
+        from mpi4py import MPI
+        world = MPI.COMM_WORLD
+
+        class Reports(logging.Handler):
+            def emit(self, record):
+                print(record.getMessage())
+                world.send(None, 1)
+
+        os.environ["MPI_REPLICA_STALL_SECONDS"] = "0.2"
+        strategy = mr.MPIStrategy()
+        strategy.run(lambda: None)
+        if world.rank == 0:
+            logging.getLogger("mpi_replica").addHandler(Reports())
+            sys.exit("no data")
+        world.recv(source=0)  # for ever
+        """
+    )
+    assert done.stderr.splitlines()[0] == "no data"
+    head, waiting, missing, *lines = done.stdout.splitlines()
+    assert head.startswith("the end of the program has waited 0.")
+    assert waiting == "  waiting: replica 0 (rank 0)"
+    assert missing.startswith("  missing: replica 1 (rank 1, host ")
+    assert "world.recv(source=0)  # for ever" in "".join(lines)
+
+
 # A timeout that is caught, behind which the program goes on.
 CAUGHT_TIMEOUT = """
 import os, sys, threading

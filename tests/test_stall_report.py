@@ -63,6 +63,19 @@ def test_a_report_says_who_waits_where_and_where_the_missing_rank_is():
     ]
 
 
+def test_errors_that_the_others_do_not_know_of_yet_are_told_in_the_order_of_the_ranks():
+    """Also of several lines."""
+    first = waiting()._replace(errors=["ValueError: no rows\nin part 2, by replica 0"])
+    last = waiting()._replace(errors=["OSError: no file, by replica 2"])
+    text = report(Layout((1, 1, 1), 0), {2: last, 0: first, 1: elsewhere()})
+    assert text.splitlines()[1:5] == [
+        "  waiting: replicas 0, 2 (ranks 0, 2)",
+        "  raised: ValueError: no rows",
+        "    in part 2, by replica 0",
+        "  raised: OSError: no file, by replica 2",
+    ]
+
+
 def test_a_rank_without_a_call_so_far_is_told_so():
     text = report(Layout((1, 1), 0), {0: waiting(), 1: elsewhere(recent=())})
     assert "(rank 1, host n17, pid 4711), no call so far; it is now at" in text

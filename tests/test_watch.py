@@ -36,7 +36,8 @@ SITUATIONS = {
     "finals.py": {
         2: ["timeout, first", "both over the world, first"],
         3: [
-            *("timeout, last", "both over the world, last", "a part of the world", "a ring"),
+            *("timeout, last", "timeout, raised", "both over the world, last"),
+            *("a part of the world", "a ring"),
             *("failure after a header", "failure after data", "no memory"),
         ],
         4: ["timeout, middle", "both over the world, middle"],
@@ -291,6 +292,21 @@ def test_a_timeout_is_the_same_error_on_all_ranks_with_the_report(
     assert any(line.endswith("# late") for line in lines)
     assert lines[-1].startswith("The strategy can't be used any more")
     assert [again for _, _, again in of_ranks] == [[True, True, True]] * ranks
+
+
+def test_an_error_that_the_others_do_not_come_to_hear_is_told_by_the_timeout_and_is_its_cause(
+    finals,
+):
+    *others, (kind, text, again, cause) = finals().found["timeout, raised"]
+    assert [one[:3] for one in others] == [[kind, text, again]] * 2
+    assert {one[3] for one in others} == {"None"}
+    assert (kind, cause, again) == ("CollectiveTimeoutError", "OSError('no halo')", [True])
+    head, first, second, third, *_ = text.splitlines()
+    assert head.startswith("run(error_beyond_the_timeout.<locals>.step at finals.py:")
+    assert first == "  waiting: replica 2 (rank 2)"
+    place_of_error = place("finals.py", "raised")
+    assert second == f"  raised: OSError: no halo, by replica 2 (rank 2) at {place_of_error}"
+    assert third.startswith("  missing: replica 0 (rank 0,")
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,10 @@ def _tell_that_it_ends(cause: str = "", seconds: float = math.inf) -> bool:
     for survivors in _survivors:
         survivors.say_farewell(cause)
     # All at once: another rank may be in a call of the second strategy, and leave the first later.
-    left = [e.agreement.leaving(cause) for e in _engines if e.may_end_here()]
+    ending = [engine for engine in _engines if engine.may_end_here()]
+    for engine in ending:
+        engine.watch.is_leaving = True
+    left = [engine.agreement.leaving(cause) for engine in ending]
     try:
         return _go_through(left, limit)
     except Exception as error:  # they can't be told, and would wait for ever

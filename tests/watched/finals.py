@@ -76,6 +76,27 @@ def late_beyond_the_timeout(culprit, replicas_per_rank=1):
     return found
 
 
+def error_beyond_the_timeout(culprit):
+    """A replica has raised while another one does not come, as where it waits for the first."""
+    options = mr.CommunicationOptions(timeout_seconds=1)
+    strategy = mr.MPIStrategy(communication_options=options)
+    strategy.run(first_call)
+
+    def step():
+        if rank == culprit:
+            raise OSError("no halo")  # raised
+        world.recv(tag=GO_ON)
+
+    error = error_of(lambda: strategy.run(step))
+    if rank == culprit:
+        for other in range(world.size):
+            if other != culprit:
+                world.send(None, other, GO_ON)
+    found = told(error, lambda: strategy.run(first_call))
+    strategy.close()
+    return *found, repr(error.__cause__)
+
+
 def failure_after(method):
     """An exchange of the last rank fails when it has been made: the others can't know."""
     strategy = mr.MPIStrategy()
@@ -167,6 +188,7 @@ SITUATIONS = {
     "timeout, first": lambda: late_beyond_the_timeout(0),
     "timeout, middle": lambda: late_beyond_the_timeout(middle),
     "timeout, last": lambda: late_beyond_the_timeout(last, replicas_per_rank=2),
+    "timeout, raised": lambda: error_beyond_the_timeout(last),
     "both over the world, first": lambda: both_over_the_world(0),
     "both over the world, middle": lambda: both_over_the_world(middle),
     "both over the world, last": lambda: both_over_the_world(last),

@@ -388,10 +388,13 @@ class Agreement:
             self._end(Life.BROKEN, error)
             self._transport.is_interrupted = True
 
-    def time_out(self, call: Call) -> NoReturn:
-        """Gives up the wait for the other ranks, and with it the strategy."""
+    def time_out(self, call: Call, cause: BaseException | None = None) -> NoReturn:
+        """Gives up the wait for the other ranks, and with it the strategy.
+
+        `cause`: an error of which they were to be told.
+        """
         if self.final is not None:  # the watchers have told why
-            raise self.final from None
+            raise self.final from cause
         description = call.describe()
         final = CollectiveTimeoutError(
             f"{description.what} at {description.where} has waited"
@@ -401,7 +404,7 @@ class Agreement:
             " all ranks."
         )
         self._end(Life.BROKEN, final)
-        raise final from None
+        raise final from cause
 
     def _exchange_reports(
         self, stands: Sequence[Stand], originals: Mapping[int, BaseException]

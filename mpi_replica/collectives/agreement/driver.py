@@ -193,11 +193,12 @@ class Driver:
                     transport.timeout_seconds = first.options.timeout_seconds
                     self.recorder.end()  # the call that is reported
                     self.recorder.begin(first.title, transport.timeout_seconds)
+                    self.recorder.errors = [one.error.told for one in stands if one.error]
                     agreement.report(stands, originals, first)
                 except Promotion:
                     raise
                 except WaitGivenUpError:
-                    agreement.time_out(first)
+                    agreement.time_out(first, next(iter(originals.values()), None))
                 except BaseException as error:
                     is_begun = transport.steps > begun or transport.is_in_flight
                     if is_begun and not agreement.is_agreed(error):
@@ -207,6 +208,7 @@ class Driver:
                     raise
                 finally:
                     self.recorder.end()
+                    self.recorder.errors = ()
                     transport.timeout_seconds = None
         finally:
             gate.depth -= is_main

@@ -41,6 +41,11 @@ class TravellingError(NamedTuple):
         """It in words, as `in_words` of its own gives them, with the module of its class."""
         return f"{self.type_name}: {self.text}".removesuffix(": ")
 
+    @property
+    def told(self) -> str:
+        """It in words, with its origin."""
+        return f"{self.words}, by {self.origin}"
+
 
 def pack(error: BaseException, origin: str, serial: int = -1) -> TravellingError:
     """Returns `error`, raised by `origin`, as plain data. Never raises."""

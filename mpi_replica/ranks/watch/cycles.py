@@ -84,7 +84,7 @@ class CycleSearch:
         if len(watches) < 2:  # a cycle goes through two strategies of each process
             return
         for watch in watches:
-            waited = 0.0 if watch.is_over else watch.waits_for(now)
+            waited = 0.0 if watch.is_over or watch.is_leaving else watch.waits_for(now)
             if waited >= self._search(watch).due_seconds:
                 step = watch.step
                 self._searches[watch] = _Search(step, 2 * waited, False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -36,6 +37,9 @@ class FlightRecorder:
 
     #: Whether this rank would compare clocks where all ranks are, if all of them would.
     is_clock_due = False
+
+    #: Errors of this rank's replicas, in words, while it waits to tell the other ranks of them.
+    errors: Sequence[str] = ()
 
     def __init__(self) -> None:
         # Lists that are changed in place: this runs at every call. Text, begin and end; times are

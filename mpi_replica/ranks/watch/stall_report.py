@@ -26,6 +26,8 @@ class Answer(NamedTuple):
     now: float
     recent: tuple[RecordedCall, ...]
     place: Whereabouts
+    #: Errors of its replicas, in words, of which it waits to tell.
+    errors: Sequence[str] = ()
 
 
 class Processes(NamedTuple):
@@ -77,6 +79,7 @@ def stall_report(
     lines = [
         f"{call} has waited {_seconds(waited_seconds)}.",
         f"waiting: {layout.describe(waiting)}",
+        *(_raised(error) for rank in sorted(answers) for error in answers[rank].errors),
     ]
     if not texts:
         texts = ["no rank: all are in this call, and MPI does not go on"]
@@ -126,6 +129,10 @@ def _seconds(seconds: float) -> str:
 
 def _named(ids: Sequence[int], process: str) -> str:
     return f"{numbers_text('replica', ids)} ({process})"
+
+
+def _raised(error: str) -> str:
+    return f"raised: {error}".replace("\n", "\n    ")
 
 
 def _missing(missing: Sequence[int], ids: Sequence[int], answer: Answer, process: str) -> str:

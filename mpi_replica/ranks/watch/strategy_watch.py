@@ -122,6 +122,8 @@ class StrategyWatch:
         self._is_closed = False
         #: Whether the strategy can't be used any more.
         self.is_over = False
+        #: Whether the program of this rank has ended: it waits in all strategies at once then.
+        self.is_leaving = False
         #: Called with (watch, message) for messages about cycles.
         self.on_cycle: Callable[[StrategyWatch, tuple[Any, ...]], None] = lambda *_: None
         #: Called where a rank asks all others to print where they are.
@@ -173,6 +175,8 @@ class StrategyWatch:
 
     def call(self) -> str:
         """Returns the text of the latest call."""
+        if self.is_leaving:
+            return "the end of the program"
         latest = self.recorder.last(1)
         return latest[0].text if latest else "a call"
 
@@ -189,6 +193,7 @@ class StrategyWatch:
             time.time(),
             tuple(self.recorder.last(4)),
             self._place(),
+            self.recorder.errors,
         )
 
     def tell(self, message: tuple[Any, ...], receiver: int | None = None) -> None:
@@ -321,7 +326,7 @@ class StrategyWatch:
 
     def _end_if_stuck(self, now: float) -> None:
         """Ends the job where this rank is in a blocking call that another one has given up."""
-        goes_on = not self.is_waiting or self.step != self._step
+        goes_on = not self.is_waiting or self.step != self._step or self.is_leaving
         if goes_on or not self.is_over:
             self._stuck_since = None
         elif self._stuck_since is None:
