@@ -5,6 +5,7 @@ import operator
 import pickle
 
 import numpy as np
+import pandas
 import pytest
 
 import mpi_replica as mr
@@ -250,6 +251,57 @@ def test_a_mirrored_int_has_the_operators_of_an_int(value, compute):
     expected = compute(value)
     got = compute(mr.Mirrored(value))
     assert (got, type(got)) == (expected, type(expected))
+
+
+def sparse(kind):
+    """Return a sparse matrix, whose `*` is that of matrices, or a sparse array."""
+    scipy_sparse = pytest.importorskip("scipy.sparse", reason="scipy is not installed")
+    return getattr(scipy_sparse, kind)([[1.0, 0.0], [0.0, 4.0]])
+
+
+OPERANDS = {
+    "matrix": lambda: np.matrix([[1.0, 2.0], [3.0, 4.0]]),
+    "sparse matrix": lambda: sparse("csr_matrix"),
+    "sparse array": lambda: sparse("csr_array"),
+    "masked array": lambda: np.ma.masked_array([1.0, 2.0], [0, 1]),
+    "frame": lambda: pandas.DataFrame([[1.0, 2.0], [3.0, 4.0]]),
+    "series": lambda: pandas.Series([1.0, 2.0]),
+    "list": lambda: [[1.0, 2.0], [3.0, 4.0]],
+    "number": lambda: 3,
+    "text": lambda: "3",
+}
+
+
+def outcome(operation, *operands):
+    """Return the kind and the items of what comes of it, or of the error."""
+    try:
+        result = operation(*operands)
+    except Exception as error:
+        return type(error).__name__
+    dense = result.todense() if hasattr(result, "todense") else result
+    return type(result).__name__, np.asarray(dense).tolist()
+
+
+@pytest.mark.filterwarnings("ignore")  # of divisions by zero, and of sparse comparisons
+@pytest.mark.parametrize(
+    "name", ["add", "sub", "mul", "matmul", "truediv", "pow", "mod", "lt", "eq", "and_"]
+)
+@pytest.mark.parametrize("operand", OPERANDS)
+def test_an_operator_of_a_variable_or_mirrored_value_is_that_of_the_array_in_it(operand, name):
+    """`*` with a matrix is a product of matrices, from both sides."""
+    other, operation = OPERANDS[operand](), getattr(operator, name)
+    value = np.arange(1.0, 5.0).reshape(2, 2)
+    for given in (mr.Variable(value), mr.Mirrored(value)):
+        assert outcome(operation, given, other) == outcome(operation, value, other)
+        assert outcome(operation, other, given) == outcome(operation, other, value)
+
+
+@pytest.mark.parametrize("name", ["iadd", "imul", "imatmul", "ipow", "ior", "ilshift"])
+def test_no_operator_changes_a_variable_or_mirrored_value_in_place(name):
+    for given in (mr.Variable(np.eye(2)), mr.Mirrored(np.eye(2))):
+        with pytest.raises(TypeError, match="can't be changed in place"):
+            getattr(operator, name)(given, np.eye(2))
+        assert given.shared_value().tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
 
 def test_a_mirrored_int_divides_by_zero_as_an_int_does():

@@ -64,8 +64,8 @@ class _NoUfuncs:
     """What a `PerReplica` tells numpy, which must not take it for an object array."""
 
     def __get__(self, value: Any, kind: type) -> Callable[..., NoReturn] | None:
-        # numpy asks the class for what says why; operators of masked arrays and of `ActsAsValue`
-        # ask the object: where it has None they leave it to `PerReplica.__radd__`
+        # numpy asks the class for what says why; operators of masked arrays ask the object: where it
+        # has None they leave it to `PerReplica.__radd__`
         return _refuse_ufunc if value is None else None
 
 
@@ -337,9 +337,12 @@ PerReplica.__eq__ = _is_itself  # type: ignore[method-assign,assignment]
 
 
 class ActsAsValue(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
-    """What converts, and is looked into, as the one value in it: `shared_value`."""
+    """What converts, computes and is looked into as the one value in it: `shared_value`."""
 
     __slots__ = ()
+
+    #: Tables of pandas leave their operators to it: they would take it for a list.
+    __pandas_priority__ = 5000
 
     def __float__(self) -> float:
         return float(self.shared_value())
@@ -375,6 +378,37 @@ class ActsAsValue(DistributedValues, np.lib.mixins.NDArrayOperatorsMixin):
         return item in self.shared_value()
 
     __hash__ = object.__hash__
+
+
+#: Of two arguments or three, or that the module operator does not have.
+_BUILTIN: dict[str, Callable[..., Any]] = {"pow": pow, "divmod": divmod}
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    compute = _BUILTIN.get(name) or getattr(operator, f"__{name}__")
+
+    def method(self: ActsAsValue, *others: Any) -> Any:
+        plain = [x.shared_value() if isinstance(x, ActsAsValue) else x for x in others]
+        return compute(self.shared_value(), *plain)
+
+    return method
+
+
+def _reflected(name: str) -> Callable[..., Any]:
+    compute = _BUILTIN.get(name) or getattr(operator, f"__{name}__")
+    return lambda self, other: compute(other, self.shared_value())
+
+
+# Those of the value, and not numpy's ufuncs as the mixin has them: ints of Python have as many bits
+# as they need, and `*` with a matrix, also a sparse one, is a product of matrices.
+for _name in (
+    *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow"),
+    *("lshift", "rshift", "and", "or", "xor"),
+):
+    setattr(ActsAsValue, f"__{_name}__", _operator(_name))
+    setattr(ActsAsValue, f"__r{_name}__", _reflected(_name))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "abs", "invert"):
+    setattr(ActsAsValue, f"__{_name}__", _operator(_name))
 
 
 def written_by(method: str, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
@@ -450,36 +484,6 @@ class Mirrored(ActsAsValue):
             kwargs["where"] = where.value
         plain = [x.value if isinstance(x, Mirrored) else x for x in inputs]
         return getattr(ufunc, method)(*plain, **kwargs)
-
-
-#: Of two arguments or three, or that the module operator does not have.
-_BUILTIN: dict[str, Callable[..., Any]] = {"pow": pow, "divmod": divmod}
-
-
-def _operator(name: str) -> Callable[..., Any]:
-    compute = _BUILTIN.get(name) or getattr(operator, f"__{name}__")
-
-    def method(self: Mirrored, *others: Any) -> Any:
-        plain = [x.value if isinstance(x, Mirrored) else x for x in others]
-        return compute(self.value, *plain)
-
-    return method
-
-
-def _reflected(name: str) -> Callable[..., Any]:
-    compute = _BUILTIN.get(name) or getattr(operator, f"__{name}__")
-    return lambda self, other: compute(other, self.value)
-
-
-# Those of the value: numpy's have 64 bits, where ints of Python have as many as they need.
-for _name in (
-    *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow"),
-    *("lshift", "rshift", "and", "or", "xor"),
-):
-    setattr(Mirrored, f"__{_name}__", _operator(_name))
-    setattr(Mirrored, f"__r{_name}__", _reflected(_name))
-for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "abs", "invert"):
-    setattr(Mirrored, f"__{_name}__", _operator(_name))
 
 
 def per_replica(values: Sequence[Any], layout: Layout) -> PerReplica:
