@@ -64,8 +64,8 @@ class _NoUfuncs:
     """What a `PerReplica` tells numpy, which must not take it for an object array."""
 
     def __get__(self, value: Any, kind: type) -> Callable[..., NoReturn] | None:
-        # numpy asks the class for what says why; operators of masked arrays ask the object: where it
-        # has None they leave it to `PerReplica.__radd__`
+        # numpy asks the class for what says why; operators of masked arrays ask the object: where
+        # it has None they leave it to `PerReplica.__radd__`
         return _refuse_ufunc if value is None else None
 
 
