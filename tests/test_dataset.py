@@ -8,6 +8,7 @@ from collections import namedtuple
 
 import hypothesis.strategies as st
 import numpy as np
+import pandas
 import pytest
 from hypothesis import assume, given
 
@@ -473,6 +474,19 @@ def test_lists_of_one_kind_have_the_dtype_that_numpy_gives_them(rows, dtype):
     assert Dataset.from_tensor_slices(rows).element_spec.dtype == dtype
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        pandas.DataFrame({"id": [2**53 - 1, -(2**53) + 1], "x": [1.5, np.nan]}),
+        pandas.DataFrame({"x": [1e300, np.inf], "y": [2.0**60, 1.0]}),
+        pandas.Series([2**53 - 1, None], dtype="Int64"),
+    ],
+)
+def test_ints_of_pandas_may_stand_beside_floats_that_hold_them(table):
+    (batch,) = Dataset.from_tensor_slices(table).batch(2)
+    np.testing.assert_array_equal(batch, np.asarray(table, float))
+
+
 # Bad input.
 
 STARTED = (number for number in range(3))
@@ -490,6 +504,19 @@ class Sparse:
     """As those of scipy.sparse: numpy takes it for one object."""
 
     shape = (5, 5)
+
+
+class WithoutLength(Sparse):
+    """As those of scipy.sparse, whose rows are such ones, too."""
+
+    def __len__(self):
+        raise TypeError("the length is ambiguous")
+
+    def __getitem__(self, i):
+        return Sparse()
+
+    def toarray(self):
+        return np.eye(5)
 
 
 BAD_CALLS = [
@@ -543,6 +570,25 @@ BAD_CALLS = [
             (lambda: Dataset.from_tensor_slices(Sparse()), ""),
             (lambda: Dataset.from_tensor_slices({"a": Sparse()}), r" at \['a'\]"),
             (lambda: list(Dataset.range(2).map(lambda _: Sparse())), ""),
+            (lambda: list(Dataset.from_source(WithoutLength())), ""),
+        ]
+    ),
+    (
+        lambda: Dataset.from_tensor_slices([WithoutLength()]),
+        TypeError,
+        r"has dtype object.*value\.toarray\(\) makes a dense one",
+    ),
+    (
+        lambda: Dataset.from_tensor_slices(pandas.DataFrame({"id": [1], "name": ["x"]})),
+        TypeError,
+        r"has dtype object.*dict\(frame\)",
+    ),
+    *(
+        (lambda make=make: Dataset.from_tensor_slices(make()), TypeError, text)
+        for make, text in [
+            (lambda: pandas.DataFrame({"x": [1.5], "id": [2**53 + 1]}), "DataFrame has ints"),
+            (lambda: pandas.DataFrame({"id": [-(2**53) - 1], "x": [1.5]}), r"dict\(frame\)"),
+            (lambda: pandas.Series([2**53 + 1, None], dtype="Int64"), "Series has .*fillna"),
         ]
     ),
     (

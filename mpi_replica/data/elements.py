@@ -83,6 +83,8 @@ def as_arrays(value: Any, where: str) -> Any:
                 require_only_numbers(part, takes_labels=True)
             if isinstance(leaf, (list, tuple)) and array.dtype.kind in "SUf":
                 _require_one_kind(leaf, array.dtype)
+            if array.dtype.kind == "f" and hasattr(leaf, "dtypes"):
+                _require_exact_ints(leaf, array)
         except TypeError as error:
             raise TypeError(f"{where}: the leaf{at(path)}: {error}") from None
         except ValueError as error:
@@ -115,11 +117,16 @@ def as_arrays(value: Any, where: str) -> Any:
 
 
 def _way_to_numbers(leaf: Any) -> str:
-    """Returns what makes numbers or strings of an object."""
+    """Returns what makes numbers or strings of an object, or of those in a list."""
+    leaf = next(_items_in(leaf), leaf)
     if leaf is None:
         return "a value is missing, or the return of a function"
+    if hasattr(leaf, "columns"):  # a frame of pandas, say
+        return "dict(frame) is a dict of its columns, each with its dtype"
     if is_dataclass(leaf):
         return "dataclasses.asdict(row) makes a dict of it"
+    if hasattr(leaf, "toarray"):  # a matrix of scipy.sparse, say
+        return "value.toarray() makes a dense one"
     if isinstance(leaf, (datetime.date, datetime.timedelta)):
         return "np.datetime64(date) or np.timedelta64(difference)"
     return ".astype(float) or .astype(str)"
@@ -143,6 +150,22 @@ def _require_one_kind(leaf: Any, made: np.dtype[Any]) -> None:
         raise TypeError(
             f"{reprlib.repr(leaf)} has ints for which numpy takes {made}, which rounds large ones."
             " Give np.array(rows, dtype) with the dtype that you want."
+        )
+
+
+def _require_exact_ints(table: Any, array: np.ndarray[Any, Any]) -> None:
+    """Raises where the ints of a frame or a column of pandas are too large for the floats made.
+
+    They become floats beside floats, and beside missing values.
+    """
+    dtypes = table.dtypes if array.ndim > 1 else [table.dtypes]
+    is_int = [getattr(dtype, "kind", "") in ("i", "u") for dtype in dtypes]
+    columns = array if array.ndim > 1 else array[:, np.newaxis]
+    if np.any(np.abs(columns[:, is_int]) >= 2 ** (np.finfo(array.dtype).nmant + 1)):
+        raise TypeError(
+            f"the {type(table).__name__} has ints beside floats or missing values, for which numpy"
+            f" takes {array.dtype}: it rounds ints as large as these. Give dict(frame), in which"
+            " each column keeps its dtype, and fill what is missing: fillna(-1).astype(int)."
         )
 
 

@@ -45,7 +45,8 @@ class Factories(Chain):
             If there is no leaf, a leaf has no axis 0, or leaves differ in n.
         TypeError
             If a leaf has dtype object, a mask or a unit, or is an array that numpy can't hold; or a
-            list has texts beside numbers, or ints of which numpy makes floats, as ``[2**63, 1]``.
+            list has texts beside numbers, or ints of which numpy makes floats, as ``[2**63, 1]``;
+            or a table of pandas has ints above 2**53 beside floats.
 
         Examples
         --------

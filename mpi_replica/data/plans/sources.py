@@ -37,9 +37,13 @@ class HasRows(Protocol):
 
 def number_of_rows(source: Any) -> int | None:
     """Returns how many rows a source has; None where it does not tell."""
-    if hasattr(type(source), "__len__"):
-        return len(source)
     shape = getattr(source, "shape", None)  # all that an array of zarr has
+    if hasattr(type(source), "__len__"):
+        try:
+            return len(source)
+        except TypeError:  # of a sparse matrix of scipy, say
+            if shape is None:
+                raise
     return operator.index(shape[0]) if isinstance(shape, tuple) and shape else None
 
 
