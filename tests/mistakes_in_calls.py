@@ -148,6 +148,26 @@ def other_merge_fn(context, is_culprit):
     return context.merge_call(second_of if is_culprit else first_of)  # told
 
 
+def yields(strategy):
+    """Stand for a merge_fn of which a call runs nothing."""
+    yield 1
+
+
+async def waits(strategy, value):
+    """Stand for another one."""
+
+
+@TABLE.mistake(TypeError, "merge_call got yields at mistakes_in_calls.py:", "has a yield")
+def merge_fn_that_is_a_generator_function(context, is_culprit):
+    return context.merge_call(yields if is_culprit else first_of)  # told
+
+
+@TABLE.mistake(TypeError, "merge_call got waits at mistakes_in_calls.py:", "which is async")
+def merge_fn_that_is_async(context, is_culprit):
+    merge_fn = functools.partial(waits, value=1) if is_culprit else first_of
+    return context.merge_call(merge_fn)  # told
+
+
 @TABLE.mistake(CALL, "<lambda> at mistakes_in_calls.py:", "(code ")
 def other_merge_fn_on_the_same_line(context, is_culprit):
     return context.merge_call((lambda s: 1) if is_culprit else (lambda s: 2))  # told

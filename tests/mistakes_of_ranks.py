@@ -312,6 +312,23 @@ def nothing_of(variable):
     return None
 
 
+def yields(*args):
+    """Stand for a step of which a call runs nothing."""
+    yield total()
+
+
+async def waits(*args):
+    """Stand for another one."""
+    total()
+
+
+def runs(fn):
+    def do(strategy, is_culprit):
+        strategy.run(fn if is_culprit else nothing)
+
+    return do
+
+
 def reduces_pairs_of(no_pairs):
     def do(strategy, is_culprit):
         pairs = no_pairs if is_culprit else [(ids(strategy), None)]
@@ -341,6 +358,9 @@ for name, error, words, do in (
         "args must be a tuple or a list, got 3.0",
         updates_with(nothing_of, 3.0),
     ),
+    ("runs a generator function", TypeError, "which has a yield", runs(yields)),
+    ("runs an async function", TypeError, "Pass a function without async", runs(waits)),
+    ("updates with an async function", TypeError, "update got waits", updates_with(waits, ())),
     (
         "reduces None in pairs",
         ValueError,

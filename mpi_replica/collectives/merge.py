@@ -87,6 +87,7 @@ class MergeCall(Call):
         self.function = function
         self._engine = engine
         identity = self.identity = function_identity(function)
+        identity.require_eager("merge_call")
         self.leaves, self.structure, is_plain = nest.flatten_arguments(args, kwargs)
         self.shared: list[str | None] = [None] * len(self.leaves)
         state = ThreadState.of_this_thread()

@@ -17,12 +17,8 @@ from ..core.array_ways import Array
 from ..core.exceptions import ContextError
 from ..core.imported_libraries import imported_library
 from ..core.indexed_slices import IndexedSlices
+from .memory_of_replicas import MADE_APART
 
-#: How each replica gets one of its own, or does without.
-MADE_APART = (
-    "as strategy.experimental_distribute_values_from_function makes them, or make the step in a"
-    " merge_fn, which runs once on each rank"
-)
 _INSTEAD = (
     "Write into a copy, or give each replica one of its own (of torch a module and an optimizer),"
     f" {MADE_APART}."

@@ -14,6 +14,12 @@ from ..core.array_libraries import library_of
 from ..core.array_ways import COMMON_TYPES, Array
 from ..core.indexed_slices import IndexedSlices
 
+#: What to do where it is one memory: how each replica gets one of its own, or does without.
+MADE_APART = (
+    "as strategy.experimental_distribute_values_from_function makes them, or make the step in a"
+    " merge_fn, which runs once on each rank"
+)
+
 #: The addresses between which an array lies, and that array.
 Extent = tuple[int, int, Any]
 

@@ -66,6 +66,7 @@ class Run(SharedRun):
         self.mirrored = mirrored
         self.shared = shared
         self.identity = function_identity(fn)
+        self.identity.require_eager("strategy.run")
         self.site = site
         self.options = options
         self.engine = strategy.engine

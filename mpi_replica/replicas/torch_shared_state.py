@@ -23,7 +23,7 @@ from ..collectives.strategy_base import StrategyBase
 from ..core.context import current_state
 from ..core.exceptions import ContextError
 from ..core.object_state import is_lazy
-from .lent_arrays import MADE_APART
+from .memory_of_replicas import MADE_APART
 from .replica import Replica
 
 _ADVICE = f"Give each replica a module, an optimizer or a tensor of its own, {MADE_APART}"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..collectives import cross_replica
+from ..collectives.agreement.site import function_identity
 from ..collectives.broadcast import Broadcast
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
@@ -463,6 +464,7 @@ def _arguments_of_update(fn: Any, args: Any, kwargs: Any) -> tuple[list[Any], ne
     """Returns the leaves of what `fn` is called with, and their structure."""
     if not callable(fn):
         raise TypeError(f"update needs a callable, got {fn!r}. It gets the variable.")
+    function_identity(fn).require_eager("update")
     check_call(args, kwargs)
     leaves, structure = nest.flatten((tuple(args), dict(kwargs)))
     for leaf, path in zip(leaves, nest.leaf_paths(structure), strict=True):

@@ -14,6 +14,7 @@ from everywhere import (
     raises_everywhere,
     steps_of,
 )
+from mistakes_of_ranks import yields
 from mpi_replica.errors import CollectiveMismatchError, ContextError, RankLostError
 from mpi_replica.strategy.elastic.recovery import HeldCommit, gather_state
 from mpi_replica.strategy.elastic.snapshot import take
@@ -205,6 +206,7 @@ def test_wrong_arguments_are_a_type_error_on_every_rank(strategy, everywhere):
     for wrong, words in (
         ((None, state), "needs a callable, got None"),
         ((lambda: None, mr.Checkpoint(step=1)), "needs a mr.ElasticState, got <mr.Checkpoint"),
+        ((yields, state), "run_elastic got yields at mistakes_of_ranks.py:"),
         ((lambda: None, {}), "needs a mr.ElasticState, got {}"),
     ):
         given = wrong if is_wrong else (lambda: None, state)

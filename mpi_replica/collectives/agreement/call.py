@@ -115,7 +115,8 @@ class Call:
     def words(self, position: int = 0) -> CallDescription:
         """Returns what `describe` gives, without what all kinds of call have in common."""
         require_telling_keys(self.structure)
-        code, text = (b"", "") if self.identity is None else self.identity
+        identity = self.identity
+        code, text = (b"", "") if identity is None else (identity.digest, identity.text)
         return CallDescription(
             self.kind,
             f"{self.detail}{text}",

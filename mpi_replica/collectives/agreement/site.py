@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import functools
 import hashlib
+import inspect
 import itertools
 import os
 import sys
@@ -261,6 +262,19 @@ class FunctionIdentity(NamedTuple):
     digest: bytes
     #: "train_step at train.py:12"
     text: str
+    #: Why a call of it runs none of its code, and what to do; empty where it does.
+    why_lazy: str = ""
+
+    def require_eager(self, what: str) -> None:
+        """Raises where a call of it runs none of its code.
+
+        Raises
+        ------
+        TypeError
+            It is a generator function or an async one.
+        """
+        if self.why_lazy:
+            raise TypeError(f"{what} got {self.text}, {self.why_lazy}")
 
 
 def function_identity(function: Callable[..., Any]) -> FunctionIdentity:
@@ -313,12 +327,25 @@ _identities: dict[int, tuple[CodeType, FunctionIdentity]] = {}
 _MOST_IDENTITIES = 4096
 
 
+_WHY_LAZY = {
+    inspect.CO_GENERATOR: (
+        "which has a yield: a call of it would run none of its code. Return a list instead."
+    ),
+    inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR: (
+        "which is async: a call of it would run none of its code. Pass a function without async,"
+        " in which asyncio.run(...) runs it."
+    ),
+}
+
+
 def _identified(code: CodeType) -> FunctionIdentity:
     file = os.path.basename(code.co_filename)
     digest = hashlib.blake2b(digest_size=8)
     digest.update(bytes_of(f"{file}\0{code.co_qualname}\0{code.co_firstlineno}\0"))
     _update_with_code(digest, code)
-    return FunctionIdentity(digest.digest(), f"{code.co_qualname} at {file}:{code.co_firstlineno}")
+    text = f"{code.co_qualname} at {file}:{code.co_firstlineno}"
+    why_lazy = next((why for flag, why in _WHY_LAZY.items() if code.co_flags & flag), "")
+    return FunctionIdentity(digest.digest(), text, why_lazy)
 
 
 def _update_with_code(digest: Any, code: CodeType) -> None:

@@ -115,10 +115,8 @@ def _keeper_of(strategy: ElasticStrategy, train: object, state: ElasticState) ->
     engine, is_inside = strategy.engine, strategy._is_elastic
     if not is_inside:
         strategy._num_elastic_calls += 1  # also of one that fails here: the others have counted it
-    problem = _problem(strategy, train, state)
     try:
-        if problem is not None:
-            raise problem
+        _check(strategy, train, state)
         return Keeper(strategy, state)
     except Exception as error:  # also where an object of the state can't be kept
         if engine.is_spare:
@@ -228,23 +226,24 @@ def _leave_as_the_others(end: Dismissal) -> None:
         raise error
 
 
-def _problem(strategy: ElasticStrategy, train: object, state: object) -> Exception | None:
+def _check(strategy: ElasticStrategy, train: object, state: object) -> None:
+    """Raises where these are no arguments of a call of it, or none can be made here."""
     if not callable(train):
-        return TypeError(f"run_elastic needs a callable, got {train!r}.")
+        raise TypeError(f"run_elastic needs a callable, got {train!r}.")
+    function_identity(train).require_eager("run_elastic")
     if not isinstance(state, ElasticState):
-        return TypeError(f"run_elastic needs a mr.ElasticState, got {state!r}.")
+        raise TypeError(f"run_elastic needs a mr.ElasticState, got {state!r}.")
     if strategy._is_elastic:
-        return ContextError(
+        raise ContextError(
             "run_elastic was called inside of itself: the outer call goes back to its own state"
             " when a rank is lost. Give all that is trained to one call."
         )
     others = strategies_of(state) - {strategy}
     if others:
-        return ValueError(
+        raise ValueError(
             f"the state given to run_elastic of {strategy!r} belongs to {others.pop()!r}. Make it"
             " of variables of the strategy whose run_elastic is called."
         )
-    return None
 
 
 def _say_if_unguarded(strategy: ElasticStrategy, keeper: Keeper) -> None:
