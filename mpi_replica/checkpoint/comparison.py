@@ -259,6 +259,12 @@ class Comparison:
             if difference:
                 self.unfit.append(f"{path} {difference}")
                 return lambda: live
+        if isinstance(live, np.random.Generator):
+            here, there = type(live.bit_generator).__name__, mapping_items(state.state) or {}
+            if there.get("bit_generator") != here:
+                kind = there.get("bit_generator", "no generator")
+                self.unfit.append(f"{path} draws by {here} here, and by {kind} in the checkpoint")
+                return lambda: live
         load = self._saved.decoding(state.state, path)
         return _changing(live, lambda: object_state.put_state(live, load()))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import collections
 import contextlib
+import enum
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -40,6 +41,11 @@ _MOST_LEVELS = 100
 _NO_STATE = (
     "it takes arrays of fixed item size, numbers, texts, bytes, None, and dicts, lists and tuples"
     " of them. Give the object state_dict() and load_state_dict(), or leave it out."
+)
+
+_NO_VALUE = (
+    "of enums it takes members that are texts or numbers, as those of IntEnum and StrEnum. Keep"
+    " member.name, from which EnumClass[name] makes the member."
 )
 
 _HAS_MORE = (
@@ -194,7 +200,7 @@ class Encoder:
             return items if isinstance(value, list) else {_TUPLE: items}
         if (node := opened_by_jax(value)) is not None:
             return {_TUPLE: [*self._children(node, path)]}
-        raise self._refused(value, path)
+        raise self._refused(value, path, _NO_VALUE if isinstance(value, enum.Enum) else _NO_STATE)
 
     def _children(self, node: JaxNode, path: str) -> Iterator[Any]:
         for key, child in zip(node.make.keys, node.children, strict=True):

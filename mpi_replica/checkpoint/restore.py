@@ -48,6 +48,11 @@ class Restoring(Call):
         is_reader: bool,
     ) -> None:
         super().__init__(site, options)
+        if path is None:
+            raise TypeError(
+                "Checkpoint.restore got None, as latest_checkpoint gives where there is none yet."
+                " Call restore_or_initialize of a CheckpointManager, which begins anew then."
+            )
         self.path, self.match, self.finish = checkpoint_path(path), match, finish
         self.data = _index_data(self.path) if is_reader else b""
         self.detail = repr(str(self.path))

@@ -1,6 +1,7 @@
 """Checkpoints that can't be saved or restored: an error on one rank is the same one on all."""
 
 import collections
+import enum
 import errno
 import logging
 import os
@@ -68,6 +69,29 @@ def test_another_byte_order_is_told_as_such(strategy, path):
     assert "and [('f0', '<i4'), ('f1', '>f4')][2] in the checkpoint" in str(error)
 
 
+def test_to_restore_none_says_what_begins_anew(strategy, path):
+    checkpoint = program(strategy, 1.0)
+    newest = mr.latest_checkpoint(path.parent)
+    error = raises_everywhere(TypeError, lambda: checkpoint.restore(newest))
+    assert "got None, as latest_checkpoint gives" in str(error)
+    check_works(strategy)
+
+
+def test_a_generator_of_another_kind_is_told_before_anything_is_restored(strategy, path):
+    save(strategy, path, step=7, rng=np.random.default_rng(1))
+    checkpoint = mr.Checkpoint(strategy, step=1, rng=np.random.Generator(np.random.MT19937(2)))
+    wanted = np.random.Generator(np.random.MT19937(2)).random()
+    error = raises_everywhere(CheckpointError, lambda: checkpoint.restore(path))
+    assert "rng draws by MT19937 here, and by PCG64 in the checkpoint" in str(error)
+    assert checkpoint.step == 1
+    assert checkpoint.rng.random() == wanted
+    stateful = {"step": 7, "rng": Stateful(total=1)}
+    save(strategy, path, **stateful)
+    error = raises_everywhere(CheckpointError, lambda: checkpoint.restore(path))
+    assert "rng draws by MT19937 here, and by no generator in the checkpoint" in str(error)
+    check_works(strategy)
+
+
 def test_without_strict_what_fits_is_restored_and_rank_0_tells_the_rest(strategy, path, caplog):
     program(strategy, 7.0).save(path)
     checkpoint = program(strategy, 1.0)
@@ -128,6 +152,11 @@ def test_a_file_that_is_missing_or_changed_is_the_same_error_on_all_ranks(strate
     checkpoint.restore(path)
     assert checkpoint.step == 7
     check_works(strategy)
+
+
+class Phase(enum.Enum):
+    FIRST = enum.auto()
+    SECOND = enum.auto()
 
 
 class Refusing(Stateful):
@@ -389,6 +418,14 @@ def test_an_object_that_cannot_be_saved_on_one_rank_is_a_type_error_on_all(strat
     assert "checkpoint.nest['a'][0]" in str(error)
     assert listing(path) == []
     check_works(strategy)
+
+
+def test_a_member_of_an_enum_without_texts_or_numbers_is_refused_with_what_to_keep(strategy, path):
+    error = raises_everywhere(TypeError, lambda: save(strategy, path, nest={"a": Phase.SECOND}))
+    assert "can't hold Phase (checkpoint.nest['a']): of enums it takes" in str(error)
+    assert "Keep member.name" in str(error)
+    save(strategy, path, phase=Phase.SECOND.name)
+    assert Phase[restored(strategy, path, phase="").phase] is Phase.SECOND
 
 
 def test_a_variable_without_one_value_is_named_and_what_the_error_says_saves_it(strategy, path):
