@@ -32,7 +32,7 @@ from mpi_replica.collectives.broadcast import Broadcast
 from mpi_replica.collectives.reduce import AllReduce
 from mpi_replica.core import nest
 from mpi_replica.core.layout import Layout
-from mpi_replica.errors import CollectiveTimeoutError
+from mpi_replica.errors import CollectiveTimeoutError, ContextError
 from mpi_replica.ranks import HEADER_BYTES, WaitGivenUpError
 from mpi_replica.ranks.interrupts import gate
 from mpi_replica.ranks.single import SingleTransport
@@ -301,6 +301,48 @@ def test_a_handler_that_raises_in_a_call_leaves_all_ranks_knowing(name):
         assert transport.has_told or transport.sent == whole.sent, (number, transport.sent)
         check_works(driver)
     assert seen == {"over", "told", "own"}
+
+
+NESTED = {
+    "a call": lambda driver: driver.perform([reduction(2)]),
+    "a mistake": lambda driver: driver.report_failure([reduction(2)], OSError()),
+    "the end of replicas": lambda driver: driver.report([], {}, reduction(2)),
+}
+
+
+@pytest.mark.parametrize("nested", NESTED)
+@pytest.mark.parametrize("name", CALLS)
+def test_what_interrupts_a_call_can_make_none_and_the_call_goes_on(driver, transport, name, nested):
+    """As a handler of a signal, or a `__del__`, which come anywhere: both use the same memory."""
+    begin, errors = transport.begin, []
+
+    def interrupted_begin(what):
+        begin(what)
+        errors.append(error_of(lambda: NESTED[nested](driver)))
+
+    transport.begin = interrupted_begin
+    driver.perform([CALLS[name]()])
+    sent = len(transport.sent)
+    assert {type(error) for error in errors} == {ContextError}
+    assert {"in the middle of" in str(error) for error in errors} == {True}
+    transport.begin = begin
+    check_works(driver)
+    assert (len(errors), transport.has_told) == (sent, False)
+
+
+def test_what_interrupts_the_report_of_a_mistake_can_make_no_call_either(driver, transport):
+    begin, errors = transport.begin, []
+
+    def interrupted_begin(what):
+        begin(what)
+        errors.append(error_of(lambda: driver.perform([reduction(2)])))
+
+    transport.begin = interrupted_begin
+    error = OSError()
+    assert error_of(lambda: driver.report_failure([reduction(3)], error)) is error
+    transport.begin = begin
+    check_works(driver)
+    assert {type(one) for one in errors} == {ContextError}
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..collectives.agreement.agreement import MOST_REFUSALS, CurrentRun
 from ..collectives.agreement.call import Call
+from ..collectives.agreement.driver import in_the_middle_of
 from ..collectives.agreement.site import FunctionIdentity
 from ..collectives.engine import Engine
 from ..collectives.strategy_base import StrategyBase
@@ -197,6 +198,8 @@ class Seat:
                 "a collective was called outside of the greenlet or thread of its replica. Call it"
                 " directly from the function given to strategy.run."
             )
+        if self.call is not None:
+            raise in_the_middle_of(self.call.text or self.call.kind)
         run = self.run
         if "jax" in sys.modules or "torch" in sys.modules:  # now: a step may have imported it
             require_unstaged_call(call)

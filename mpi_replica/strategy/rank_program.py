@@ -124,6 +124,8 @@ def _run(words: Sequence[str], connection: Any) -> int:
         code: Any = end.code
         is_number = code is None or isinstance(code, int)
         status = (code or 0) & 0xFF if is_number else 1  # as the system cuts it
+        if is_number and code and not -(2**63) <= code < 2**63:
+            status = 255  # as Python has it
         connection.note_end("exit" if status else "done", status)
         if not is_number:
             own: Any = getattr(sys, "stderr", None)

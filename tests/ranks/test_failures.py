@@ -30,6 +30,7 @@ from everywhere import (
     ranks_of,
 )
 from mpi_replica.collectives.agreement.agreement import Agreement
+from mpi_replica.errors import CollectiveMismatchError, ContextError
 from mpi_replica.replicas import run
 from mpi_replica.replicas.run import Run
 from mpi_replica.replicas.seat import Seat
@@ -662,6 +663,35 @@ def test_an_interrupt_while_a_header_is_in_flight_travels_in_the_next(strategy, 
         check_works(strategy)
 
 
+def test_what_interrupts_a_call_of_a_step_can_make_none(strategy, monkeypatch):
+    """As a `__del__` in the middle of it, which would get what the call gets."""
+    transport, errors = strategy.engine.transport, []
+    exchange = transport.exchange
+
+    def interrupted(context):
+        def do(*args):
+            monkeypatch.setattr(transport, "exchange", exchange)
+            for call in (lambda: context.all_reduce("SUM", 1.0), strategy.barrier):
+                errors.append(error_of(call))
+            return exchange(*args)
+
+        return do
+
+    def step():
+        context = mr.get_replica_context()
+        mine = context.replica_id_in_sync_group
+        monkeypatch.setattr(transport, "exchange", interrupted(context))
+        return context.all_reduce("SUM", float(mine))
+
+    totals = strategy.experimental_local_results(strategy.run(step))
+    count = strategy.num_replicas_in_sync
+    assert set(totals) == {count * (count - 1) / 2}
+    assert [type(error).__name__ for error in errors] == ["ContextError"] * 2
+    if len(strategy.local_replica_ids) == 1:
+        assert "in the middle of all_reduce(SUM, float64[]) at test_failures.py:" in str(errors[0])
+    check_works(strategy)
+
+
 def test_an_error_that_a_step_raises_again_later_is_told_anew(strategy):
     """The same object, in another run, on one rank only."""
     needs_two_replicas(strategy)
@@ -710,8 +740,11 @@ def test_an_error_of_a_call_that_was_made_for_another_one_is_told_once(strategy)
         strategy.distribute_datasets_from_function(dataset_fn)
         strategy.run(lambda: None)
 
-    for call in (gives_an_object, makes_dataset):
-        raises_everywhere(mr.errors.CollectiveMismatchError, call)
+    for call, kind in (
+        (gives_an_object, ContextError),  # in the middle of the other one
+        (makes_dataset, CollectiveMismatchError),
+    ):
+        raises_everywhere(kind, call)
         check_works(strategy)
         assert list(strategy.gather_objects(strategy.rank)) == ranks_of(strategy)
 

@@ -16,11 +16,13 @@ It alone knows transport, limits, Ctrl-C and the recorder, and it knows no kind 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from types import GeneratorType
 from typing import Any, NoReturn
 
+from ...core.exceptions import ContextError
 from ...core.layout import Layout
 from ...ranks import Transport, WaitGivenUpError
 from ...ranks.interrupts import gate
@@ -75,6 +77,8 @@ class Driver:
         """
         first = calls[0]
         agreement, transport, recorder = self.agreement, self._transport, self.recorder
+        if recorder.latest[2] is None:
+            self._require_idle()
         # How many exchanges were begun when this rank came to the agreement that is the next, or
         # was the last one; None before. `_AGREED`: the ranks have agreed, and none can be told.
         begun: int | None = None
@@ -159,11 +163,15 @@ class Driver:
         if not is_untold and transport.size > 1:
             agreement.break_off(error)
         elif is_second or isinstance(error, Exception):
-            self.report_failure(calls, error)
+            self._report_failure(calls, error)
         raise error
 
     def report_failure(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
         """Raises `error` on every rank: it came up here in the calls, before their header."""
+        self._require_idle()
+        self._report_failure(calls, error)
+
+    def _report_failure(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
         begun = self._transport.steps
         try:
             self._tell(calls, error)
@@ -173,7 +181,7 @@ class Driver:
             self._tell(calls, other)
 
     def _tell(self, calls: Sequence[Call], error: BaseException) -> NoReturn:
-        self.report(*self.agreement.failure(calls, error))
+        self._report(*self.agreement.failure(calls, error))
 
     def _is_dealt_with(self, other: BaseException, error: BaseException) -> bool:
         """Returns whether `other` is what came of `error`, and not of a signal's handler."""
@@ -183,6 +191,12 @@ class Driver:
         self, stands: Sequence[Stand], originals: Mapping[int, BaseException], first: Call
     ) -> NoReturn:
         """Tells the other ranks where the local replicas stand; see `Agreement.report`."""
+        self._require_idle()
+        self._report(stands, originals, first)
+
+    def _report(
+        self, stands: Sequence[Stand], originals: Mapping[int, BaseException], first: Call
+    ) -> NoReturn:
         agreement, transport = self.agreement, self._transport
         begun = transport.steps
         is_main = self.thread == gate.main_thread
@@ -228,4 +242,34 @@ class Driver:
             for call in calls
             for position, replica in enumerate(call.replica_ids)
         ]
-        self.report(stands, {}, calls[0])
+        self._report(stands, {}, calls[0])
+
+    def _require_idle(self) -> None:
+        """Raises where this is called by what has interrupted a call: that uses the same memory.
+
+        Raises
+        ------
+        ContextError
+            It is.
+        """
+        if self.recorder.latest[2] is not None:
+            return
+        frame = sys._getframe(1).f_back
+        while frame is not None:  # a handler that raised may have kept a call from its end
+            if frame.f_code in _OF_CALLS and frame.f_locals["self"] is self:
+                raise in_the_middle_of(self.recorder.latest[0])
+            frame = frame.f_back
+
+
+#: The code whose frames are there while a call goes on.
+_OF_CALLS = {Driver.perform.__code__, Driver._report.__code__}
+
+
+def in_the_middle_of(call: str) -> ContextError:
+    """Returns the error for a call that is made by what has interrupted another one."""
+    return ContextError(
+        f"a collective was called in the middle of {call}, as by a handler of a signal, a __del__,"
+        " a callback of the garbage collector, or an object that is packed for it: both would take"
+        " what the other one gets. Note there what is to be done, and do it before that call or"
+        " after it."
+    )

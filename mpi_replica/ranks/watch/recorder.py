@@ -42,23 +42,24 @@ class FlightRecorder:
     errors: Sequence[str] = ()
 
     def __init__(self) -> None:
-        # Lists that are changed in place: this runs at every call. Text, begin and end; times are
-        # nanoseconds of the process's clock.
+        # Lists that are changed in place: this runs at every call.
         self._calls: deque[list[Any]] = deque(maxlen=MOST_CALLS)
-        self._latest: list[Any] = ["", 0, 0]
+        #: Text, begin and end of the latest call, in nanoseconds of the process's clock; the end is
+        #: None while it goes on.
+        self.latest: list[Any] = ["", 0, 0]
         #: The limit of the waits in the latest call.
         self.timeout_seconds: float | None = None
 
     def begin(self, text: str, timeout_seconds: float | None) -> None:
         """Notes that a call begins."""
         self.timeout_seconds = timeout_seconds
-        self._latest = [text, perf_counter_ns(), None]
-        self._calls.append(self._latest)
+        self.latest = [text, perf_counter_ns(), None]
+        self._calls.append(self.latest)
 
     def end(self) -> None:
         """Notes that the latest call has ended, in whatever way, where it had not."""
-        if self._latest[2] is None:
-            self._latest[2] = perf_counter_ns()
+        if self.latest[2] is None:
+            self.latest[2] = perf_counter_ns()
 
     def note(self, text: str) -> None:
         """Notes that something happens now."""
@@ -87,7 +88,7 @@ class FlightRecorder:
             except RuntimeError:  # a call was added meanwhile
                 continue
         else:
-            calls = [self._latest] if self._latest[0] else []
+            calls = [self.latest] if self.latest[0] else []
         offset = nanoseconds_since_epoch() if since_epoch_ns is None else since_epoch_ns
         return [
             RecordedCall(text, (begun + offset) / 1e9, ended and (ended + offset) / 1e9)

@@ -47,7 +47,7 @@ class TracedCalls(FlightRecorder):
         self._next_number: float = math.inf
 
     def end(self) -> None:
-        latest = self._latest
+        latest = self.latest
         if latest[2] is not None:
             return
         text, begun, _ = latest
@@ -64,7 +64,7 @@ class TracedCalls(FlightRecorder):
         self._log.note(text)
 
     def note_error(self, error: BaseException) -> None:
-        self._log.note(f"{type(error).__name__} in {self._latest[0]}")
+        self._log.note(f"{type(error).__name__} in {self.latest[0]}")
 
     def want_comparison(self) -> None:
         self.is_clock_due = True
