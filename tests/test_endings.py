@@ -71,6 +71,147 @@ def test_input_that_differs_between_ranks_ends_the_job_with_one_traceback(launch
     assert done.stderr.count("Traceback") == 1
 
 
+# Hooks of the program's own, set before it makes a strategy.
+OWN_HOOKS = """
+import sys, threading
+sys.excepthook = lambda kind, error, trace: print(f"own hook: {error}", flush=True)
+threading.excepthook = lambda given: print(f"own hook of threads: {given.exc_value}", flush=True)
+strategy = mr.MPIStrategy()
+strategy.barrier()
+
+def fail(text):
+    raise ValueError(text)
+
+def in_a_thread(function, *args):
+    thread = threading.Thread(target=function, args=args)
+    thread.start()
+    thread.join()
+"""
+
+
+def test_a_hook_of_the_program_is_called_on_each_rank_and_the_job_ends(launch):
+    done = launch(OWN_HOOKS + "strategy.run(fail, ('no rows',))")
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == ["own hook: no rows"] * 2
+    assert "Traceback" not in done.stderr
+
+
+def test_so_it_is_where_one_rank_alone_fails(launch):
+    done = launch(
+        OWN_HOOKS
+        + """
+if strategy.rank == 1:
+    fail("no rows")
+strategy.barrier()
+"""
+    )
+    assert done.returncode == 1
+    mine, others = sorted(done.stdout.splitlines())
+    assert mine == "own hook: no rows"
+    assert others.startswith("own hook: the program has ended on replica 1 (rank 1)")
+    assert "ended with ValueError: no rows" in others
+
+
+def test_a_hook_that_fails_does_not_hide_the_error(launch):
+    done = launch(
+        OWN_HOOKS.replace("print", "fail")
+        + """
+if strategy.rank == 1:
+    fail("no rows")
+strategy.barrier()
+"""
+    )
+    assert done.returncode == 1
+    assert "TypeError: fail() got an unexpected keyword argument 'flush'" in done.stderr
+    assert "ValueError: no rows" in done.stderr
+
+
+def test_an_error_of_a_thread_that_makes_no_collectives_ends_nothing(launch):
+    done = launch(OWN_HOOKS + "in_a_thread(fail, 'no server')\nstrategy.barrier()\nprint('on')")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["on"] * 2 + ["own hook of threads: no server"] * 2
+
+
+def test_nor_does_it_before_the_strategy_is_used(launch):
+    done = launch(
+        OWN_HOOKS
+        + """
+other = mr.MPIStrategy()
+in_a_thread(fail, "no server")
+other.barrier()
+print("on")
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("on\n") == 2
+
+
+def test_a_thread_that_makes_collectives_ends_the_job_behind_the_hook_of_the_program(launch):
+    done = launch(
+        OWN_HOOKS
+        + """
+def train():
+    mr.MPIStrategy().barrier()
+    if strategy.rank == 1:
+        fail("no rows")
+    threading.Event().wait()
+
+in_a_thread(train)
+"""
+    )
+    assert done.returncode == 1
+    assert "own hook of threads: no rows" in done.stdout
+
+
+@pytest.mark.parametrize("hook", ["own", "Python's"])
+def test_a_hook_that_the_program_calls_for_an_error_that_it_has_caught_ends_nothing(launch, hook):
+    """As a console does, and a loop of events."""
+    done = launch(
+        (OWN_HOOKS if hook == "own" else OWN_HOOKS.replace("sys.excepthook = ", "_ = "))
+        + """
+if strategy.rank == 1:
+    try:
+        fail("no rows")
+    except ValueError:
+        sys.excepthook(*sys.exc_info())
+in_a_thread(lambda: sys.excepthook(KeyError, KeyError("x"), None))
+strategy.barrier()
+print("on")
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("on\n") == 2
+    assert "no rows" in (done.stdout if hook == "own" else done.stderr)
+
+
+def test_what_runs_a_program_may_call_the_hook_for_it(launch):
+    """As `coverage run` does: the program runs no more then."""
+    done = launch(
+        """
+        import sys, types
+
+        def run(program):
+            module = sys.modules["__main__"] = types.ModuleType("__main__")
+            try:
+                exec(program, vars(module))
+            except Exception as error:
+                sys.excepthook(type(error), error, error.__traceback__)
+                sys.exit(1)
+
+        run('''if True:
+            import mpi_replica as mr
+            from mpi4py import MPI
+            strategy = mr.MPIStrategy()
+            if strategy.rank == 1:
+                raise ValueError("no rows")
+            MPI.COMM_WORLD.recv()
+        ''')
+        """
+    )
+    assert done.returncode == 1
+    assert "ValueError: no rows" in done.stderr
+
+
 def test_a_thread_that_ends_by_sys_exit_ends_nothing_else(launch):
     done = launch(
         """

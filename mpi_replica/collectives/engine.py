@@ -175,6 +175,10 @@ class Engine:
         """Returns whether `check_thread` would pass."""
         return not self._was_used or owner_of_this_thread() == self._thread
 
+    def is_of_this_thread(self) -> bool:
+        """Returns whether this thread has made it, or has used it first."""
+        return owner_of_this_thread() == self._thread
+
     def may_end_here(self) -> bool:
         """Returns whether this thread may end it: it is its own one, or that has ended."""
         return self.is_in_its_thread() or self._thread not in current_frames()

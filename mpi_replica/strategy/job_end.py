@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
@@ -218,42 +218,74 @@ def _print_what_was_left() -> None:
 
 
 def _install_hooks() -> None:
-    previous = sys.excepthook
+    previous, previous_in_thread = sys.excepthook, threading.excepthook
+    is_own = previous not in (sys.__excepthook__, _print_alone)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if os.getpid() != _process or not _engines:
+        if os.getpid() != _process or not _engines or _is_called_by_program():
             previous(kind, error, trace)
             return
         gate.close()  # Ctrl-C in between would cut short what is printed
         try:
             is_here = is_reported_here(error)
+            if is_own:  # what a program has put there does more than to print: on each rank
+                _call_own(error, lambda: previous(kind, error, trace))
+            elif is_here is not False:
+                _print(error)
             if is_here is None:
                 _end_alone(error)
-            elif is_here:
-                _print(error)
-            else:
+            elif not is_here:
                 _left_to_others.append(error)
         finally:
             gate.open()
 
     def thread_hook(arguments: threading.ExceptHookArgs) -> None:
         error = arguments.exc_value
-        communicates = any(engine.is_in_its_thread() for engine in _engines)
+        communicates = any(engine.is_of_this_thread() for engine in _engines)
         if os.getpid() != _process or not communicates or error is None:
             previous_in_thread(arguments)
         elif not isinstance(error, SystemExit):  # which ends a thread without a word
             if is_reported_here(error) is False:
                 time.sleep(_SECONDS_TO_LEAVE)  # the rank that prints it ends the job
+            if previous_in_thread is threading.__excepthook__:
+                _print(error)
+            else:
+                _call_own(error, lambda: previous_in_thread(arguments))
             _end_alone(error)
 
-    previous_in_thread = threading.excepthook
     sys.excepthook = hook
     threading.excepthook = thread_hook
 
 
+def _is_called_by_program() -> bool:
+    """Returns whether a program calls the hook itself, with an error that it has caught.
+
+    As a console does, and a loop of events. Python calls it where the program runs no more, and so
+    does what runs a program for it, as ``coverage run``.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return True
+    names, frame = vars(sys.modules["__main__"]), sys._getframe()
+    while frame.f_globals is not names:
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _call_own(error: BaseException, hook: Callable[[], object]) -> None:
+    """Calls the hook that the program had put there before."""
+    global _has_printed
+    _has_printed = True
+    try:
+        hook()
+    except BaseException as failure:  # code of the program
+        _print(failure)
+        _print(error)
+
+
 def _end_alone(error: BaseException) -> None:
     """Ends with an error that only this rank has; others may wait for it for ever."""
-    _print(error)
     all_know = _tell_that_it_ends(in_words(error), _SECONDS_TO_LEAVE)
     if any(engine.is_spare for engine in _engines):  # the others would wait for it after a loss
         all_know = False
