@@ -8,6 +8,7 @@ import functools
 import io
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -329,7 +330,7 @@ def _end_trace(path: str) -> None:
         tell(f"there is no trace {path}: {error}")
         return
     lacks = f" It lacks {'; '.join(missing)}." if missing else ""
-    tell(f"{path} is written.{lacks} See: python -m mpi_replica trace {path}")
+    tell(f"{path} is written.{lacks} See: python -m mpi_replica trace {shlex.quote(path)}")
 
 
 def _trace_path(path: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ import fcntl
 import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -211,6 +212,8 @@ def test_mpi4py_loads_the_library_whose_launcher_is_asked_for():
 EXITS = [
     ("sys.exit(9 * rank)", 9),
     ("os.kill(os.getpid(), signal.SIGKILL) if rank else signal.pause()", 128 + 9),
+    ("sys.exit(2**70)", 255),  # as without ranks
+    ("sys.exit(2**32 + 7)", 7),
 ]
 
 
@@ -292,6 +295,43 @@ def test_a_signal_that_ranks_do_not_catch_ends_them(library, number, tmp_path):
         process.send_signal(number)
         _, error = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 128 + number, error
+    assert not any(map(is_running, pids))
+
+
+@each_library
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_program_of_a_script_too(library, number, tmp_path):
+    """A shell that waits for a program hands no signal on."""
+    script = tmp_path / "job.sh"
+    program = "    signal.signal(signal.SIGINT, signal.SIG_DFL)\n" + WAIT
+    words = [find_interpreter(library), written(tmp_path, program)]
+    script.write_text(f"#!/bin/sh\n{shlex.join(map(str, words))}\necho behind it\n")
+    script.chmod(0o755)
+    with started(library, "run", "-n", 2, script) as process:
+        pids = ready(process)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 128 + number, error
+    assert not any(map(is_running, pids))
+
+
+@each_library
+def test_a_signal_ends_a_job_of_ranks_whose_own_processes_hold_its_output(library, tmp_path):
+    """It is no loss of a rank, and such processes are not left."""
+    program = """
+    import subprocess
+    import mpi_replica as mr
+    strategy = mr.MPIStrategy()
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    tell(f"ready {os.getpid()} ready {child.pid}")
+    signal.pause()
+    """
+    with started(library, "run", "-n", 2, written(tmp_path, program)) as process:
+        pids = ready(process, 4)
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 128 + signal.SIGTERM, error
+    assert "lost" not in error
     assert not any(map(is_running, pids))
 
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -59,11 +60,12 @@ def line_of(program, text):
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_program_gives_a_trace_in_the_format_which_tells_all_of_each_call(ranks, tmp_path):
     library = LIBRARIES[ranks % len(LIBRARIES)]
-    path = tmp_path / "trace.json.gz"
+    path = tmp_path / "my trace.json.gz"
     program = [PROGRAMS / "random_steps.py", ranks, tmp_path / "saved"]
     done, trace = run_traced(library, path, "-n", ranks, *program)
     assert done.returncode == 0, done.stderr
-    assert f"mpi_replica run: {path} is written. See: " in done.stderr
+    see = shlex.join(["python", "-m", "mpi_replica", "trace", str(path)])
+    assert f"mpi_replica run: {path} is written. See: {see}\n" in done.stderr
     summary = trace_format.summary(trace)
     assert (summary["missing"], summary["starts"]) == ([], 1)
     assert [rank["rank"] for rank in summary["ranks"]] == list(range(ranks))

@@ -48,6 +48,8 @@ _STATUS_BEFORE_BEGIN = 213
 _SECONDS_TO_END_OTHERS = 5.0
 _SECONDS_TO_BEGIN_ANYWAY = 1.0
 _SECONDS_TO_END_ITSELF = 15.0
+# The launcher waits for processes that a rank has started and that hold its output.
+_SECONDS_TO_END_CHILDREN = 2.0
 # What a program does behind its last line may take long, such as objects that write at their end.
 # Nobody knows it from an end of MPI that never comes to its own.
 _SECONDS_TO_END_PROCESSES = 600.0
@@ -151,7 +153,9 @@ class JobStart:
             self.launcher.send_signal(number)
         elif ranks := ranks_below(self.launcher.pid):
             for rank in ranks:
-                send_signal(rank, number)
+                # A script hands nothing on to the program that it starts; of one in Python, such
+                # processes may be what it needs to save.
+                send_signal(rank, number, to_group=self._ranks is None)
         else:
             self._ended_by = number
             self.launcher.send_signal(number)
@@ -228,6 +232,11 @@ class JobStart:
             seconds = _SECONDS_TO_END_PROCESSES if has_saved else _SECONDS_TO_END_OTHERS
             if now > max(ranks.failed_at, self._blocked_at) + seconds:
                 return f"{ranks.failed} has ended with status {status}, and others have not yet"
+        if ranks.lost and self._forwarded in _ENDING_SIGNALS and self.have_ranks_ended:
+            if now < max(rank.ended_at or 0.0 for rank in ranks.lost) + _SECONDS_TO_END_CHILDREN:
+                return ""
+            self._ended_by = self._forwarded
+            return "its ranks have ended of the signal, and processes that they started have not"
         if ranks.lost:
             first = ranks.lost[0]
             seconds = _SECONDS_TO_END_OTHERS
@@ -354,7 +363,8 @@ class JobStart:
             # Open MPI's launcher reports 0 where it goes on without lost ranks, also without any.
             if not self.ended_because and (self._forwarded or status == 0):
                 return 128 + self._forwarded if self._forwarded else 1
-            return _KILLED if status == 0 or self.ended_because else abs(status)
+            if status == 0 or self.ended_because:
+                return _KILLED
         if status < 0:
             return 128 - status
         if status == 0 and is_lost:

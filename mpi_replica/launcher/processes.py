@@ -69,10 +69,13 @@ def _is_rank(pid: int) -> bool:
     return any(text.startswith(_RANK_VARIABLES) for text in variables)
 
 
-def send_signal(pid: int, number: int) -> None:
-    """Sends a signal to a process, if it is still there and may be sent one."""
+def send_signal(pid: int, number: int, *, to_group: bool = False) -> None:
+    """Sends a signal to a process, if it is still there and may be sent one.
+
+    `to_group`: and to those of its group, where it leads one.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
+        os.kill(-pid if to_group and os.getpgid(pid) == pid else pid, number)
 
 
 def adopt_orphans() -> None:
