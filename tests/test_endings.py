@@ -254,11 +254,8 @@ def test_a_strategy_whose_thread_has_ended_on_one_rank_ends_with_the_program(lau
     assert done.stdout.count("(np.int64(2),)") == 2
 
 
-# MPICH itself ends one of subprocess.
-STARTS = [("openmpi", "subprocess"), *((library, "fork") for library in LIBRARIES)]
-
-
-@pytest.mark.parametrize(("library", "way"), [one for one in STARTS if one[0] in LIBRARIES])
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("way", ["subprocess", "fork"])
 def test_a_process_that_a_rank_starts_can_not_be_the_rank(library, way, tmp_path):
     """A second process of a rank ended both by a segmentation fault."""
     file = tmp_path / "train.py"

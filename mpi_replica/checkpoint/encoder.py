@@ -343,13 +343,22 @@ class SavedState(NamedTuple):
     #: Of an optimizer of torch: the shapes of its parameters.
     shapes: Any = None
 
-    def difference_from(self, optimizer: Any) -> str:
-        """Returns how that of an optimizer differs from what this one needs; empty if not."""
-        groups = tuple_items((mapping_items(self.state) or {}).get("param_groups")) or []
+    def difference_from(self, live: Any) -> str:
+        """Returns how it differs from what an optimizer or generator needs; empty if not."""
+        items = mapping_items(self.state) or {}
+        if isinstance(live, np.random.Generator):
+            here = type(live.bit_generator).__name__
+            there = items.get("bit_generator", "no generator")
+            return (
+                "" if here == there else f"draws by {here} here, and by {there} in the checkpoint"
+            )
+        if not object_state.is_optimizer(live) or self.shapes is None:
+            return ""
+        groups = tuple_items(items.get("param_groups")) or []
         options = [[*(mapping_items(group) or ())] for group in groups]
         return difference_of_shapes(
-            object_state.parameter_shapes(optimizer), self.shapes
-        ) or difference_of_options(object_state.needed_options(optimizer), options)
+            object_state.parameter_shapes(live), self.shapes
+        ) or difference_of_options(object_state.needed_options(live), options)
 
 
 def state_of(value: Any) -> SavedState | None:

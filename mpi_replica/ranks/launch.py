@@ -133,7 +133,7 @@ def _claim_rank() -> None:
     ------
     LaunchError
         It was started by a rank: one more process of that ends both, by a segmentation fault
-        without a word (Open MPI 5.0.11).
+        without a word (Open MPI 5.0.11), or itself (MPICH 5.0.2).
     """
     global _rank_process
     # With MPICH its messages would break into the parent's.
@@ -145,18 +145,32 @@ def _claim_rank() -> None:
         )
     _rank_process = os.getpid()
     names = "PMIX_NAMESPACE", "PMIX_RANK"
-    if names[0] not in os.environ:
-        return
     rank = " ".join(os.environ.get(name, "") for name in names)
     pid, _, of_pid = os.environ.get(_RANK_PROCESS, "").partition(" ")
-    if of_pid == rank and pid != str(os.getpid()):
+    is_another = of_pid == rank and pid != str(os.getpid())
+    if names[0] not in os.environ:
+        # Of MPICH: what a rank starts has the variable, and mostly not the connection, without
+        # which MPI ends it.
+        names, is_another = ("PMI_FD", "PMI_RANK"), not _is_open(number_in(os.environ, "PMI_FD"))
+    if is_another:
         raise LaunchError(
-            f"this process was started by process {pid}, which is a rank: it can't be the same one."
-            " Make strategies in the rank itself, below if __name__ == '__main__' where"
-            " multiprocessing imports the program; or start this process without the variables of"
-            f" the launcher ({', '.join(names)}), or with {_CHOICE}=single."
+            f"this process was started by {f'process {pid}' if pid else 'one'}, which is a rank: it"
+            " can't be the same one. Make strategies in the rank itself, below if __name__ =="
+            " '__main__' where multiprocessing imports the program; or start this process without"
+            f" the variables of the launcher ({', '.join(names)}), or with {_CHOICE}=single."
         )
     os.environ[_RANK_PROCESS] = f"{os.getpid()} {rank}"
+
+
+def _is_open(descriptor: int | None) -> bool:
+    """Returns whether there is no such file, or it is open."""
+    if descriptor is None:
+        return True
+    try:
+        os.fstat(descriptor)
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def library() -> LibraryFacts | None:

@@ -31,6 +31,11 @@ from .run_libraries import RunLibraries
 from .storage import Storage
 from .worker import Worker
 
+_OF_EVENT_LOOPS = (
+    "Replicas of a rank share a thread, which runs one event loop of asyncio at a time. Make the"
+    " strategy with replica_threads=True, or await nothing in which replicas make collective calls."
+)
+
 _abandoned: list[Seat] = []  # never resumed and never collected: that would run their code
 
 
@@ -180,6 +185,8 @@ class Seat:
                 raise
             if isinstance(error, ValueError) and "read-only" in text_of(error):
                 self._advise(error)
+            if isinstance(error, RuntimeError) and "running event loop" in text_of(error):
+                add_note(error, _OF_EVENT_LOOPS)
             self.error = error
             self.status = "raised"
             let_go(error)  # now: the next replica may get the same one, with another traceback

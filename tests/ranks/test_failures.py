@@ -5,6 +5,7 @@ That each failure is one on every rank is in test_misuse.py; here is what else i
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import re
@@ -179,6 +180,38 @@ def test_exceptions_of_every_kind_travel(strategy, make):
         assert type(error) is type(expected)
         assert str(error) == str(expected)
         assert repr(error.args) == repr(expected.args)
+        check_works(strategy)
+
+
+def caused(error, *causes):
+    """Return an error that was raised from another one, and that from a third."""
+    for one, cause in itertools.pairwise([error, *causes]):
+        one.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("make", "kinds"),
+    [
+        (lambda i: caused(ValueError(i), KeyError(i), OSError(2, "none", f"part-{i}")), 3 * [""]),
+        (lambda i: caused(Altered("text"), OtherArguments(i, where="a place")), 2 * [""]),
+        (lambda i: caused(ValueError(i), Unpicklable(lambda: i)), ["", "RemoteReplicaError"]),
+        (lambda i: caused(Unpicklable(lambda: i), KeyError(i)), ["RemoteReplicaError", ""]),
+    ],
+)
+def test_what_an_error_was_raised_from_travels_with_it(strategy, make, kinds):
+    """A program that looks at it goes the same way on all ranks."""
+    ranks = ranks_of(strategy)
+    for culprit in culprits(strategy):
+        step = raising(culprit, make, after=1)
+        error, expected = error_of(lambda step=step: strategy.run(step)), make(culprit)
+        for kind in kinds:
+            elsewhere = kind if strategy.rank != ranks[culprit] else ""
+            assert type(error).__name__ == (elsewhere or type(expected).__name__)
+            if not elsewhere:
+                assert str(error) == str(expected) or kind
+            error, expected = error.__cause__, expected.__cause__
+        assert (error, expected) == (None, None)
         check_works(strategy)
 
 

@@ -281,6 +281,25 @@ def test_each_replica_may_have_an_event_loop_that_runs_over_its_collectives(thre
         assert set(results) == {2.0 * threaded.num_replicas_in_sync}
 
 
+@pytest.mark.parametrize("kind", [False], indirect=True)
+def test_without_threads_the_error_of_a_second_event_loop_says_what_to_do(kind):
+    async def work():
+        return total()
+
+    def step():
+        begun = work()
+        try:
+            return asyncio.run(begun)
+        finally:
+            begun.close()
+
+    with mr.MPIStrategy(replicas_per_rank=2, replica_threads=kind) as strategy:
+        error = raises_everywhere(RuntimeError, lambda: strategy.run(step))
+        assert "running event loop" in str(error)
+        assert "replica_threads=True" in "".join(error.__notes__)
+        check_works(strategy)
+
+
 def test_what_only_the_main_thread_may_do_is_an_error_of_python_on_all_ranks(threaded):
     def step():
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)

@@ -19,6 +19,9 @@ from ...core.tracebacks import is_of_package, printed
 # numpy's own frames say nothing of where the program is wrong.
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
 
+# What errors are raised from travels with them, no further than this.
+_MOST_CAUSES = 8
+
 # The bit of ``type.__flags__`` that classes have which a program has defined: Py_TPFLAGS_HEAPTYPE.
 _HEAP_TYPE = 1 << 9
 
@@ -35,6 +38,8 @@ class TravellingError(NamedTuple):
     traceback: str
     #: Serial number of the agreed error that this one is, or -1.
     serial: int
+    #: What it was raised from.
+    cause: TravellingError | None = None
 
     @property
     def words(self) -> str:
@@ -47,20 +52,23 @@ class TravellingError(NamedTuple):
         return f"{self.words}, by {self.origin}"
 
 
-def pack(error: BaseException, origin: str, serial: int = -1) -> TravellingError:
+def pack(error: BaseException, origin: str, serial: int = -1, depth: int = 0) -> TravellingError:
     """Returns `error`, raised by `origin`, as plain data. Never raises."""
-    text = text_of(error)
-    try:
-        lines = printed(error)
-    except BaseException:  # code of the program
-        lines = "<no traceback: the exception can't be formatted>"
+    text, lines = text_of(error), ""
+    if depth == 0:  # it shows those that it was raised from, too
+        try:
+            lines = printed(error)
+        except BaseException:  # code of the program
+            lines = "<no traceback: the exception can't be formatted>"
     kind = type(error)
     name = (
         kind.__qualname__
         if kind.__module__ in ("builtins", "__main__")
         else (f"{kind.__module__}.{kind.__qualname__}")
     )
-    return TravellingError(_bytes_of(error), name, text, origin, lines, serial)
+    cause = BaseException.__getattribute__(error, "__cause__")  # its own may raise
+    packed = None if cause is None or depth == _MOST_CAUSES else pack(cause, origin, -1, depth + 1)
+    return TravellingError(_bytes_of(error), name, text, origin, lines, serial, packed)
 
 
 def place_of(error: BaseException, *, may_be_library: bool) -> str:
@@ -146,19 +154,33 @@ def _same(copy: BaseException, error: BaseException) -> bool:
 
 def load(packed: TravellingError) -> BaseException | None:
     """Returns the exception that travelled, with a note that tells its origin, or None."""
+    error = _loaded(packed)
+    if error is None or not add_note(error, f"raised by {packed.origin}:\n{packed.traceback}"):
+        return None
+    return error
+
+
+def _loaded(packed: TravellingError) -> BaseException | None:
     try:
         error = pickle.loads(packed.data)
+        if not isinstance(error, BaseException):
+            return None
     except BaseException:  # also where there is nothing to load
         return None
-    if not isinstance(error, BaseException):
-        return None
-    takes_note = add_note(error, f"raised by {packed.origin}:\n{packed.traceback}")
-    return error if takes_note else None
+    return _with_cause(error, packed)
 
 
-def stand_in(packed: TravellingError) -> RemoteReplicaError:
+def _with_cause(error: BaseException, packed: TravellingError) -> BaseException:
+    if packed.cause is not None:
+        cause = _loaded(packed.cause) or stand_in(packed.cause)
+        BaseException.__setattr__(error, "__cause__", cause)
+    return error
+
+
+def stand_in(packed: TravellingError) -> BaseException:
     """Returns what is raised for an exception that can't travel, or that takes no note."""
-    return RemoteReplicaError(
+    text = (
         f"{packed.words}. It was raised by {packed.origin} and can't be pickled,"
         f" so this error stands for it. Its traceback there:\n{packed.traceback}"
     )
+    return _with_cause(RemoteReplicaError(text), packed)
