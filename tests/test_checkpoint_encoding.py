@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
+from mpi_replica.checkpoint.decoder import decoded
 from mpi_replica.checkpoint.dtype_texts import dtype_from, dtype_text
-from mpi_replica.checkpoint.encoder import Encoder, decoded
+from mpi_replica.checkpoint.encoder import Encoder
 from mpi_replica.core.pad_bytes import without_padding
 
 Point = collections.namedtuple("Point", "x y")

@@ -19,7 +19,7 @@ from ..core.jax_nodes import JaxNode, is_function_in_node, opened_by_jax
 from ..core.layout import Layout
 from ..core.values import Mirrored, PerReplica, per_replica
 from .array_kinds import kind_of
-from .encoder import (
+from .decoder import (
     SavedState,
     alike_of,
     array_name,

@@ -11,7 +11,7 @@ import contextlib
 import enum
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,15 +22,24 @@ from ..core.dtypes import as_array
 from ..core.jax_nodes import JaxNode, is_function_in_node, opened_by_jax
 from ..core.more_than_numbers import has_hidden_fields
 from ..core.values import DistributedValues, Mirrored
-from .array_kinds import difference_of_options, difference_of_shapes
 from .dtype_texts import dtype_text
-
-# A JSON object with one of these keys stands for something that JSON does not have.
-_REPLICAS, _ALIKE, _MIRRORED = "$replicas", "$alike", "$mirrored"
-_VARIABLE = "$variable"  # never in a file
-_STATE, _MODULE, _OPTIMIZER = "$state", "$module", "$optimizer"
-_ARRAY, _SCALAR, _TENSOR, _BYTES, _COMPLEX = "$array", "$scalar", "$tensor", "$bytes", "$complex"
-_TUPLE, _DICT, _COUNTER = "$tuple", "$dict", "$counter"
+from .json_keys import (
+    ALIKE,
+    ARRAY,
+    BYTES,
+    COMPLEX,
+    COUNTER,
+    DICT,
+    MIRRORED,
+    MODULE,
+    OPTIMIZER,
+    REPLICAS,
+    SCALAR,
+    STATE,
+    TENSOR,
+    TUPLE,
+    VARIABLE,
+)
 
 _AS_IT_IS = frozenset({bool, float, str, type(None)})
 
@@ -52,9 +61,6 @@ _HAS_MORE = (
     "the fields that are no items of it would be lost. Give those that are meant, or tuple(value)"
     " for its items."
 )
-
-#: Returns an array by its name, and that of the library whose it is; numpy's without one.
-ArrayOf = Callable[..., Any]
 
 
 class Encoder:
@@ -148,21 +154,21 @@ class Encoder:
             return self._value(value, path)
         if identity not in self.variables:
             # by whatever garbage ranks differ, components have the same name on all
-            self.variables[identity] = self._value(value, path, f"{_VARIABLE} {identity}")
-        return {_VARIABLE: [identity, self.variables[identity]]}
+            self.variables[identity] = self._value(value, path, f"{VARIABLE} {identity}")
+        return {VARIABLE: [identity, self.variables[identity]]}
 
     def _value(self, value: Any, path: str, name: str = "") -> Any:
         """Returns what stands for a value, whichever variable has it; components get this name."""
         components = None if self._own is None else self._own(value)
         if components is not None:
             if object_state.are_alike(components.values()):
-                return {_ALIKE: self._without_replicas(next(iter(components.values())), path)}
+                return {ALIKE: self._without_replicas(next(iter(components.values())), path)}
             # without one, by the path and a number, since two paths may read alike
             name = name or f"{path} {len(self.of_replicas)}"
-            return {_REPLICAS: self._replicas(components, path, name)}
+            return {REPLICAS: self._replicas(components, path, name)}
         if self._own is None and isinstance(value, Mirrored):
             # Nothing in the program will stand beside it and say what it was.
-            return {_MIRRORED: self.encode(value.value, path)}
+            return {MIRRORED: self.encode(value.value, path)}
         try:
             value = self._plain(value)
         except ValueError as error:
@@ -172,7 +178,7 @@ class Encoder:
             return str.__str__(value) if isinstance(value, str) else value
         library = library_of(value)
         if library is not None:
-            return {_TENSOR: [library, self._array_of_library(value, path)]}
+            return {TENSOR: [library, self._array_of_library(value, path)]}
         if isinstance(value, (np.ndarray, np.generic)):
             try:
                 array = as_array(value)
@@ -182,24 +188,24 @@ class Encoder:
                 dtype_text(array.dtype)
             except TypeError as error:
                 raise self._refused(value, path) from error
-            return {_SCALAR if isinstance(value, np.generic) else _ARRAY: self._kept(array)}
+            return {SCALAR if isinstance(value, np.generic) else ARRAY: self._kept(array)}
         if isinstance(value, int):
             return self._number(int(value), path)
         if isinstance(value, float):
             return float(value)
         if isinstance(value, complex):
-            return {_COMPLEX: [value.real, value.imag]}
+            return {COMPLEX: [value.real, value.imag]}
         if isinstance(value, (bytes, bytearray)):
-            return {_BYTES: base64.b64encode(value).decode()}
+            return {BYTES: base64.b64encode(value).decode()}
         if isinstance(value, Mapping):
             return self._mapping(value, path)
         if isinstance(value, (list, tuple)):
             if has_hidden_fields(type(value)):
                 raise self._refused(value, path, _HAS_MORE)
             items = [self.encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
-            return items if isinstance(value, list) else {_TUPLE: items}
+            return items if isinstance(value, list) else {TUPLE: items}
         if (node := opened_by_jax(value)) is not None:
-            return {_TUPLE: [*self._children(node, path)]}
+            return {TUPLE: [*self._children(node, path)]}
         raise self._refused(value, path, _NO_VALUE if isinstance(value, enum.Enum) else _NO_STATE)
 
     def _children(self, node: JaxNode, path: str) -> Iterator[Any]:
@@ -243,10 +249,10 @@ class Encoder:
             self._is_in_state = False
         if object_state.is_module(value):  # it tells what was written by older classes by these
             versions = dict(getattr(state, "_metadata", {}))
-            return {_MODULE: [encoded, self._without_replicas(versions, f"{inside}._metadata")]}
+            return {MODULE: [encoded, self._without_replicas(versions, f"{inside}._metadata")]}
         if object_state.is_optimizer(value):
-            return {_OPTIMIZER: [encoded, object_state.parameter_shapes(value)]}
-        return {_STATE: encoded}
+            return {OPTIMIZER: [encoded, object_state.parameter_shapes(value)]}
+        return {STATE: encoded}
 
     def _without_replicas(self, value: Any, path: str) -> Any:
         """Returns what stands for a value in which there are no replicas."""
@@ -271,7 +277,7 @@ class Encoder:
             return {key: self.encode(item, f"{path}[{key!r}]") for key, item in value.items()}
         keys = [self._key(key, f"the keys of {path}") for key in value]
         items = [self.encode(item, f"{path}[{key!r}]") for key, item in value.items()]
-        kind = _COUNTER if isinstance(value, collections.Counter) else _DICT
+        kind = COUNTER if isinstance(value, collections.Counter) else DICT
         return {kind: [list(pair) for pair in zip(keys, items, strict=True)]}
 
     @staticmethod
@@ -290,7 +296,7 @@ class Encoder:
         """Returns what stands for a key: numpy's scalars are equal to Python's."""
         if isinstance(key, tuple):
             with self._level(path):
-                return {_TUPLE: [self._key(item, path) for item in key]}
+                return {TUPLE: [self._key(item, path) for item in key]}
         plain = key.item() if isinstance(key, (np.bool_, np.number)) else key
         if isinstance(key, np.character):  # its `item` ends before the last NULs
             plain = bytes(key) if isinstance(key, bytes) else str.__str__(key)
@@ -302,177 +308,3 @@ class Encoder:
 
     def _refused(self, value: Any, path: str, why: object = _NO_STATE) -> TypeError:
         return TypeError(f"a checkpoint can't hold {type(value).__qualname__} ({path}): {why}")
-
-
-def _inside(value: Any, *keys: str) -> Any:
-    """Returns what a JSON object has under its only key, if that is one of these; else None."""
-    if not isinstance(value, dict) or len(value) != 1:
-        return None
-    ((key, inner),) = value.items()
-    return inner if key in keys else None
-
-
-def structure_of(value: Any) -> Any:
-    """Returns what stands for a value without its numbers and texts; the keys of mappings stay."""
-    if isinstance(value, list):
-        return [structure_of(item) for item in value]
-    if not isinstance(value, dict):
-        return type(value).__name__
-    if (pairs := _inside(value, _DICT, _COUNTER)) is not None:
-        return {next(iter(value)): [[key, structure_of(item)] for key, item in pairs]}
-    return {key: structure_of(item) for key, item in value.items()}
-
-
-def array_name(value: Any) -> str | None:
-    """Returns the name of the array that `value` stands for; None where it stands for none.
-
-    A numpy scalar is an array without dimensions.
-    """
-    name = _inside(value, _ARRAY, _SCALAR)
-    if name is None and (pair := _inside(value, _TENSOR)) is not None:
-        _, name = pair
-    return name if isinstance(name, str) else None
-
-
-class SavedState(NamedTuple):
-    """What stands for the state of an object, and for what else is known of it."""
-
-    state: Any
-    #: By submodules of a module of torch: the versions of their classes.
-    versions: Any = None
-    #: Of an optimizer of torch: the shapes of its parameters.
-    shapes: Any = None
-
-    def difference_from(self, live: Any) -> str:
-        """Returns how it differs from what an optimizer or generator needs; empty if not."""
-        items = mapping_items(self.state) or {}
-        if isinstance(live, np.random.Generator):
-            here = type(live.bit_generator).__name__
-            there = items.get("bit_generator", "no generator")
-            return (
-                "" if here == there else f"draws by {here} here, and by {there} in the checkpoint"
-            )
-        if not object_state.is_optimizer(live) or self.shapes is None:
-            return ""
-        groups = tuple_items(items.get("param_groups")) or []
-        options = [[*(mapping_items(group) or ())] for group in groups]
-        return difference_of_shapes(
-            object_state.parameter_shapes(live), self.shapes
-        ) or difference_of_options(object_state.needed_options(live), options)
-
-
-def state_of(value: Any) -> SavedState | None:
-    """Returns what stands for the state of an object; None where it is no object's."""
-    if (pair := _inside(value, _MODULE)) is not None:
-        return SavedState(pair[0], versions=pair[1])
-    if (pair := _inside(value, _OPTIMIZER)) is not None:
-        return SavedState(pair[0], shapes=pair[1])
-    state = _inside(value, _STATE)
-    return None if state is None else SavedState(state)
-
-
-def alike_of(value: Any) -> Any:
-    """Returns what stands for each component of a `PerReplica` of objects; None for other things.
-
-    All of them are the same.
-    """
-    return _inside(value, _ALIKE)
-
-
-def replicas_name(value: Any) -> str | None:
-    """Returns the name of the `PerReplica` that `value` stands for; None for another thing."""
-    name = _inside(value, _REPLICAS)
-    return name if isinstance(name, str) else None
-
-
-def variable_of(value: Any) -> tuple[str, Any] | None:
-    """Returns the identity of a variable, and what stands for its value; None for other things."""
-    pair = _inside(value, _VARIABLE)
-    return None if pair is None else tuple(pair)
-
-
-def mapping_items(value: Any) -> dict[Any, Any] | None:
-    """Returns what stands for the items of a mapping; None where it is none."""
-    if not isinstance(value, dict):
-        return None
-    if len(value) == 1 and next(iter(value)).startswith("$"):
-        pairs = _inside(value, _DICT, _COUNTER)
-        return None if pairs is None else {decoded(key, _no_array): item for key, item in pairs}
-    return value
-
-
-def _no_array(name: str, library: str = "") -> Array:
-    raise ValueError(f"array {name} is the key of a mapping")
-
-
-def is_bytes(value: Any) -> bool:
-    """Returns whether `value` stands for bytes."""
-    return _inside(value, _BYTES) is not None
-
-
-def tuple_items(value: Any) -> list[Any] | None:
-    """Returns what stands for the items of a list or tuple; None where it is none."""
-    items = _inside(value, _TUPLE) if isinstance(value, dict) else value
-    return items if isinstance(items, list) else None
-
-
-def decoded(
-    value: Any,
-    array: ArrayOf,
-    replicas: Callable[[str], Any] = lambda name: {_REPLICAS: name},
-    variables: Mapping[str, Any] = {},
-) -> Any:
-    """Undoes `Encoder.encode`.
-
-    `array` returns an array by its name and its library's, `replicas` a `PerReplica` by its name.
-    `variables` are those that there are, by their identity; others are their values.
-
-    Raises
-    ------
-    ValueError, TypeError, KeyError
-        It is nothing that `encode` gives.
-    """
-    if not isinstance(value, (dict, list)):
-        return value
-
-    def again(item: Any) -> Any:
-        return decoded(item, array, replicas, variables)
-
-    if isinstance(value, list):
-        return [again(item) for item in value]
-    if len(value) == 1:
-        ((key, inner),) = value.items()
-        if key == _REPLICAS:
-            return replicas(inner)
-        if key == _VARIABLE:
-            identity, of_value = inner
-            return variables[identity] if identity in variables else again(of_value)
-        if key == _ARRAY:
-            return array(inner)
-        if key == _SCALAR:
-            scalar = array(inner)
-            is_text = scalar.dtype.kind == "S" and scalar.itemsize > 1  # b"" has a byte, too
-            return np.bytes_(scalar.tobytes()) if is_text else scalar[()]  # not to the first NUL
-        if key == _TENSOR:
-            library, name = inner
-            if not isinstance(library, str):
-                raise TypeError(f"{library!r} is no library of arrays")
-            return array(name, library)
-        if key in (_MODULE, _OPTIMIZER):
-            state, about = inner
-            return [again(state), again(about)]
-        if key == _MIRRORED:
-            return Mirrored(again(inner))
-        if key == _TUPLE:
-            return tuple(again(item) for item in inner)
-        if key in (_DICT, _COUNTER):
-            made = {decoded(name, _no_array): again(item) for name, item in inner}
-            return collections.Counter(made) if key == _COUNTER else made
-        if key == _BYTES:
-            return base64.b64decode(inner, validate=True)
-        if key == _COMPLEX:
-            return complex(*inner)
-    # who knows the object takes its state from there
-    if unknown := [key for key in value if key.startswith("$") and key not in (_STATE, _ALIKE)]:
-        raise ValueError(f"{unknown[0]!r} stands for nothing in a checkpoint")
-    return {key: again(item) for key, item in value.items()}

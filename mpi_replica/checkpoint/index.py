@@ -16,8 +16,8 @@ import numpy as np
 from ..core.argument_checks import absolute_path
 from ..core.exceptions import CheckpointError, CorruptCheckpointError
 from ..core.randomness import Generators
+from .decoder import decoded
 from .dtype_texts import dtype_from, dtype_text
-from .encoder import decoded
 from .files import Extent, head_of, names_in
 
 #: Of an index: some hundred bytes for each array.

@@ -25,7 +25,7 @@ from ..core.options import CommunicationOptions
 from . import files
 from .abandoned_saves import remove_abandoned_saves
 from .array_kinds import ArrayKind
-from .encoder import structure_of
+from .decoder import structure_of
 from .index import ArrayRecord, Index, index_path, packed, packed_record, unpacked_record
 
 

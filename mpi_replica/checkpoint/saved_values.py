@@ -13,7 +13,7 @@ from ..core.exceptions import CheckpointError
 from ..core.layout import Layout
 from ..core.values import PerReplica, per_replica
 from .array_kinds import ArrayKind
-from .encoder import ArrayOf, array_name, decoded, replicas_name, state_of
+from .decoder import ArrayOf, array_name, decoded, replicas_name, state_of
 from .index import ArrayRecord, Index
 
 #: Fills an array (given a name, and the array).

@@ -13,7 +13,7 @@ from ..core import object_state
 from ..core.abstract_variable import AbstractVariable
 from ..core.array_libraries import memory_of, values_of
 from ..core.array_ways import Array, TorchWay, way_of
-from .encoder import array_name, replicas_name
+from .decoder import array_name, replicas_name
 from .index import Index
 
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...checkpoint.comparison import Comparison, variables_in
-from ...checkpoint.encoder import Encoder, replicas_name
+from ...checkpoint.decoder import replicas_name
+from ...checkpoint.encoder import Encoder
 from ...checkpoint.files import Extent
 from ...checkpoint.index import ArrayRecord, Index
 from ...collectives.strategy_base import StrategyBase
