@@ -86,6 +86,7 @@ Beside these
 """
 
 import importlib
+import sys
 from typing import Any
 
 from . import data, errors, experimental
@@ -167,4 +168,5 @@ def __getattr__(name: str) -> Any:
     """Imports what needs torch when it is looked at, and not before."""
     if name == "torch":
         return importlib.import_module(f"{__name__}.torch")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    text = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(text, name=name, obj=sys.modules[__name__])  # Python may know a near one

@@ -254,6 +254,16 @@ def test_a_strategy_whose_thread_has_ended_on_one_rank_ends_with_the_program(lau
     assert done.stdout.count("(np.int64(2),)") == 2
 
 
+@pytest.mark.skipif("mpich" not in LIBRARIES, reason="Open MPI has as many as memory holds")
+def test_where_mpich_has_no_more_communicators_an_error_says_to_close_strategies(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("import mpi_replica as mr\nmade = [mr.MPIStrategy() for _ in range(1100)]\n")
+    done = run_ranks("mpich", 2, [file], timeout_seconds=60, env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode != 0
+    assert "Too many communicators" in done.stderr
+    assert "Close those that are not used any more" in done.stderr
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("way", ["subprocess", "fork"])
 def test_a_process_that_a_rank_starts_can_not_be_the_rank(library, way, tmp_path):

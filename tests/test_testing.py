@@ -28,6 +28,7 @@ CONFTEST = """
 
 HEAD = """
     import os
+    import unittest
     import pytest
     from mpi4py import MPI
     import mpi_replica as mr
@@ -159,6 +160,15 @@ MISTAKES = {
     def test_passes_unexpectedly(strategy):
         check(strategy)
 
+    class TestOfUnittest(unittest.TestCase):
+        @unittest.expectedFailure
+        def test_of_unittest_fails_on_one_as_expected(self):
+            assert rank != 1
+
+        @unittest.expectedFailure
+        def test_of_unittest_passes_unexpectedly(self):
+            pass
+
     @pytest.fixture
     def broken(strategy):
         if rank == 1:
@@ -239,7 +249,11 @@ MISTAKES = {
 
 PASSED = ["test_good", "test_two_replicas_a_rank[strategy0]", "test_shared_strategy_works_on"]
 SKIPPED = ["test_is_skipped_on_all", "test_needs_more_ranks", "test_is_not_for_mpi"]
-XFAILED = ["test_fails_on_one_as_expected", "test_fails_under_mpi"]
+XFAILED = [
+    "test_fails_on_one_as_expected",
+    "test_of_unittest_fails_on_one_as_expected",
+    "test_fails_under_mpi",
+]
 FAILED = {
     "test_fails_on_one_while_others_wait": [
         "rank 1: AssertionError: the data of rank 1 are wrong",
@@ -252,6 +266,7 @@ FAILED = {
     "test_ends_early_on_one": ["rank 0 passed, ranks 1-2 stopped", "RankLostError", "all_reduce("],
     "test_is_skipped_on_one": ["rank 1 skipped", "no data on rank 1"],
     "test_passes_unexpectedly": ["[XPASS(strict)] known"],
+    "test_of_unittest_passes_unexpectedly": ["Unexpected success"],
     "test_setup_fails_on_one": ["ranks 0, 2 passed, rank 1 failed", "OSError: no file on rank 1"],
     "test_setup_fails_on_one_before_the_strategy": [
         "ranks 0, 2 stopped, rank 1 failed",
@@ -290,14 +305,14 @@ def test_what_goes_wrong_on_one_rank_goes_wrong_on_all_and_the_next_test_runs(
             assert text in found[name][1], f"{name}: {found[name][1]}"
     # The body of a test whose setup failed on one rank ran on none, so nobody waited in it.
     assert "waits in" not in found["test_setup_fails_on_one"][1]
-    # 15 tests fail, one of them after its body has passed.
-    assert summary(done) == "9 failed, 4 passed, 3 skipped, 2 xfailed, 6 errors"
+    # 16 tests fail, one of them after its body has passed.
+    assert summary(done) == "10 failed, 4 passed, 3 skipped, 3 xfailed, 6 errors"
     check_failures_come_again(LIBRARIES[-1], launch, tmp_path)
 
 
 def check_failures_come_again(library, launch, tmp_path):
     done = launch(library, 2, {}, "--with-mpi", "--lf", "-x", "-p", "mpi_replica.testing")
-    assert "run-last-failure: rerun previous 15 failures" in done.stdout, done.stdout + done.stderr
+    assert "run-last-failure: rerun previous 16 failures" in done.stdout, done.stdout + done.stderr
     assert re.search(r"1 (failed|error)", summary(done))
     assert "stopping after 1 failures" in done.stdout
 

@@ -382,9 +382,12 @@ def _require_outside(strategy: AbstractStrategy, call: str) -> None:
     if state is None:
         return
     if state.strategy is not strategy:
+        mend = "Leave its scope first."
+        if strategy.is_default:
+            mend = "What is made outside of a scope is the former's: make it in strategy.scope()."
         raise ContextError(
             f"Mixing different strategies: {call} of {strategy!r} was called while"
-            f" {state.strategy!r} is the current one. Leave its scope first."
+            f" {state.strategy!r} is the current one. {mend}"
         )
     if state.replica_context is not None:
         instead = {

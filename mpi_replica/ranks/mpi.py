@@ -173,17 +173,11 @@ class MPITransport(Transport):
         return self._asking(self._start_exchange(header, size_bytes, b"").Test)
 
     def _asking(self, test: Callable[[], bool]) -> Callable[[], bool]:
-        self.steps += 1
-
         def has_ended() -> bool:
             try:
-                is_done = test()
+                return test()
             except MPI.Exception as error:
-                self.steps_ended = self.steps
                 raise self._as_loss(error) from None
-            if is_done:
-                self.steps_ended = self.steps
-            return is_done
 
         return has_ended
 

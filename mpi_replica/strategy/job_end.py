@@ -190,16 +190,21 @@ def _tell_that_it_ends(cause: str = "", seconds: float = math.inf) -> bool:
     for survivors in _survivors:
         survivors.say_farewell(cause)
     # All at once: another rank may be in a call of the second strategy, and leave the first later.
-    ending = [engine for engine in _engines if engine.may_end_here()]
-    for engine in ending:
-        engine.watch.is_leaving = True
-    left = [engine.agreement.leaving(cause) for engine in ending]
+    left = [_leaving(engine, cause) for engine in _engines if engine.may_end_here()]
     try:
         return _go_through(left, limit)
     except Exception as error:  # they can't be told, and would wait for ever
         _print(error)
         abort(1)
     return True
+
+
+def _leaving(engine: Engine, cause: str) -> Iterator[None]:
+    engine.watch.is_leaving = True
+    try:
+        yield from engine.agreement.leaving(cause)
+    finally:
+        engine.watch.is_leaving = False
 
 
 def _go_through(waits: list[Iterator[None]], limit: float = math.inf) -> bool:

@@ -84,6 +84,12 @@ class Wishes(NamedTuple):
     seed: int | None
 
 
+_TOO_MANY = (
+    "Each strategy has communicators of its own. Close those that are not used any more:"
+    " strategy.close(), or `with mr.MPIStrategy() as strategy:`."
+)
+
+
 def start(
     communicator: Any, spares: Any, wishes: Wishes
 ) -> tuple[Transport, Terms, Survivors | None]:
@@ -134,8 +140,13 @@ def start(
         survivors.share(terms)
         return transport, terms
 
-    with _reported(survivors, call_site().line):
-        transport, terms = survivors.come_together(begin)
+    try:
+        with _reported(survivors, call_site().line):
+            transport, terms = survivors.come_together(begin)
+    except Exception as error:
+        if "Too many communicators" in text_of(error):  # of MPICH, which has 2048
+            add_note(error, _TOO_MANY)
+        raise
     _prepare_libraries(terms.layout, may_grow=survivors.is_fault_tolerant)
     tell(num_replicas=terms.layout.num_replicas)
     return transport, terms, survivors

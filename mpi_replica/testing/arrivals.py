@@ -11,6 +11,8 @@ from ..core.exceptions import RankLostError
 from ..core.layout import grouped, numbers_text
 
 PASSED, FAILED, SKIPPED, XFAILED, XPASSED = "passed", "failed", "skipped", "xfailed", "xpassed"
+# What pytest has for a success that is none: of a mark, and of ``unittest.expectedFailure``.
+_UNEXPECTED = "[XPASS(strict)]", "Unexpected success"
 #: Failed, but only because it waited for a rank that went no further.
 STOPPED = "stopped"
 
@@ -81,7 +83,7 @@ def kind_of(report: pytest.TestReport, error: BaseException | None = None) -> st
         return XFAILED if report.skipped else XPASSED
     if report.failed and isinstance(error, RankLostError) and waited_at(error):
         return STOPPED
-    if report.failed and str(report.longrepr).startswith("[XPASS(strict)]"):
+    if report.failed and str(report.longrepr).startswith(_UNEXPECTED):
         return XPASSED
     return report.outcome
 

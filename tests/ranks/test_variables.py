@@ -22,6 +22,7 @@ from everywhere import (
     ranks_of,
 )
 from mpi_replica import VariableAggregation as Aggregation
+from mpi_replica.errors import ContextError
 from mpi_replica.replicas.assignment import lose_values
 
 COMBINED = {
@@ -801,4 +802,13 @@ def test_a_callable_initial_value_does_nothing_for_all_ranks(strategy, words):
     assert words in str(error)
     assert "the initial_value of w" in str(error)
     assert len(set(gathered(strategy.rng.random()))) == 1
+    check_works(strategy)
+
+
+def test_a_variable_that_was_made_outside_of_a_scope_is_told_where_to_make_it(strategy):
+    outside = mr.Variable(0.0)
+    for call in (lambda: outside.assign(1.0), lambda: outside.assign_add(1.0)):
+        error = raises_everywhere(ContextError, lambda call=call: strategy.run(call))
+        assert "Mixing different strategies: Variable.assign" in str(error)
+        assert "make it in strategy.scope()" in str(error)
     check_works(strategy)

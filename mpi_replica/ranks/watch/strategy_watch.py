@@ -122,7 +122,8 @@ class StrategyWatch:
         self._is_closed = False
         #: Whether the strategy can't be used any more.
         self.is_over = False
-        #: Whether the program of this rank has ended: it waits in all strategies at once then.
+        #: Whether the program of this rank has ended, and it waits for the others to know: in all
+        #: strategies at once.
         self.is_leaving = False
         #: Called with (watch, message) for messages about cycles.
         self.on_cycle: Callable[[StrategyWatch, tuple[Any, ...]], None] = lambda *_: None
@@ -156,13 +157,13 @@ class StrategyWatch:
 
     @property
     def step(self) -> int:
-        """How many exchanges this rank has begun."""
-        return self._transport.steps
+        """How many exchanges this rank has begun, that of its end among them."""
+        return self._transport.steps + self.is_leaving
 
     @property
     def is_waiting(self) -> bool:
         """Whether this rank is in an exchange."""
-        return self._transport.steps > self._transport.steps_ended
+        return self.is_leaving or self._transport.steps > self._transport.steps_ended
 
     @property
     def is_asking(self) -> bool:
