@@ -90,6 +90,16 @@ _TOO_MANY = (
 )
 
 
+@contextlib.contextmanager
+def _says_to_close_strategies() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if "Too many communicators" in text_of(error):  # of MPICH, which has 2048
+            add_note(error, _TOO_MANY)
+        raise
+
+
 def start(
     communicator: Any, spares: Any, wishes: Wishes
 ) -> tuple[Transport, Terms, Survivors | None]:
@@ -106,7 +116,8 @@ def start(
         A replica wants it, with other ranks.
     """
     wanted = _spares(spares)
-    survivors = open_survivors(communicator, wanted)
+    with _says_to_close_strategies():
+        survivors = open_survivors(communicator, wanted)
     if survivors is not None and survivors.size > 1:
         _require_no_replica()
     if survivors is None:
@@ -140,13 +151,8 @@ def start(
         survivors.share(terms)
         return transport, terms
 
-    try:
-        with _reported(survivors, call_site().line):
-            transport, terms = survivors.come_together(begin)
-    except Exception as error:
-        if "Too many communicators" in text_of(error):  # of MPICH, which has 2048
-            add_note(error, _TOO_MANY)
-        raise
+    with _says_to_close_strategies(), _reported(survivors, call_site().line):
+        transport, terms = survivors.come_together(begin)
     _prepare_libraries(terms.layout, may_grow=survivors.is_fault_tolerant)
     tell(num_replicas=terms.layout.num_replicas)
     return transport, terms, survivors
