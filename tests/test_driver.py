@@ -37,7 +37,6 @@ from mpi_replica.ranks import HEADER_BYTES, WaitGivenUpError
 from mpi_replica.ranks.interrupts import gate
 from mpi_replica.ranks.single import SingleTransport
 from mpi_replica.ranks.transport import LARGER_HEADER_BYTES
-from mpi_replica.ranks.watch.recorder import FlightRecorder
 
 
 class Twin(SingleTransport):
@@ -132,7 +131,7 @@ def driver_of(transport, *, is_wide=False):
     if is_wide:  # as with more ranks than see all headers
         agreement._wide = True
         agreement.sizes = HeaderSizes(transport.headers, carries_payload=False)
-    driver = Driver(transport, layout, agreement, FlightRecorder())
+    driver = Driver(transport, layout, agreement, agreement.recorder)
     driver.thread = threading.get_ident()
     return driver
 
@@ -518,6 +517,9 @@ def test_a_header_that_fails_ends_the_strategy_with_its_error(driver, transport)
     transport.fails[0] = error = OSError("the network is down")
     assert error_of(lambda: driver.perform([reduction(3)])) is error
     check_is_over(driver, error)
+    (note,) = error.__notes__  # it comes again at the next call, which has done nothing wrong
+    assert note.startswith("it came up in the middle of all_reduce")
+    assert "make a new strategy on all ranks" in note
 
 
 def test_a_wait_that_is_given_up_is_the_timeout_error(driver, transport):

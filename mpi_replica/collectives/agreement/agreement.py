@@ -30,6 +30,7 @@ from ...core.layout import Layout
 from ...ranks.interrupts import gate
 from ...ranks.transport import HEADER_BYTES, Payload, Transport
 from ...ranks.watch.recorder import FlightRecorder
+from ...ranks.watch.strategy_watch import IS_OVER
 from . import travelling_error
 from .call import Call
 from .header import (
@@ -372,6 +373,9 @@ class Agreement:
     def break_off(self, error: BaseException) -> None:
         """Gives up the strategy: this rank was in an exchange when `error` came up."""
         self._end(Life.BROKEN, error)
+        if not isinstance(error, exceptions.MPIReplicaError):  # it comes again at the next call
+            text = f"it came up in the middle of {self.recorder.latest[0]}. {IS_OVER}"
+            exceptions.add_note(error, text)
         if isinstance(error, RankLostError):
             self._doom_runs(error)
         if error is self._transport.loss and self._transport.is_fault_tolerant:

@@ -335,8 +335,11 @@ def open_log_of_environment() -> None:
         last_seconds = float(seconds) if seconds else None
         open_log(path, last_seconds, has_samples=is_switched_on(SAMPLES_VARIABLE, "1"))
     except (OSError, ValueError) as error:
-        text = f"{TRACE_VARIABLE}={path!r}, {LAST_VARIABLE}={seconds!r}: {error}"
-        raise ValueError(text) from None
+        last = f", {LAST_VARIABLE}={seconds!r}" if seconds else ""
+        raise ValueError(
+            f"the trace can't begin ({TRACE_VARIABLE}={path!r}{last}, as run --trace sets it):"
+            f" {error}. Give it another path, or start without one."
+        ) from None
 
 
 def close_log(log: EventLog) -> None:

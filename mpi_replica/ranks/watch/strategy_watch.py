@@ -45,6 +45,11 @@ _SECONDS_TO_COME_OUT = 2.0
 # Who was asked leaves it to the one that asked, for so long.
 _QUIET_SECONDS = 1.5
 
+#: What to do behind an error that ends a strategy.
+IS_OVER = (
+    "The strategy can't be used any more. End the program, or make a new strategy on all ranks."
+)
+
 _FINAL_ERRORS = {
     "timeout": CollectiveTimeoutError,
     "cycle": CollectiveMismatchError,
@@ -232,10 +237,7 @@ class StrategyWatch:
 
     def tell_of_break(self, error: BaseException) -> None:
         """Ends the waits of all other ranks: this one has left a call halfway."""
-        text = (
-            f"{self.who()} left {self.call()} halfway, by {in_words(error)}. The strategy can't be"
-            " used any more. End the program, or make a new strategy on all ranks."
-        )
+        text = f"{self.who()} left {self.call()} halfway, by {in_words(error)}. {IS_OVER}"
         self.tell(("final", "break", text))
 
     def close(self) -> None:
