@@ -351,6 +351,12 @@ for name, error, words, do in (
         "iterable of batches, got array(2.)",
         distributes_one_of(np.array(2.0)),
     ),
+    (
+        "distributes a tuple of arrays",
+        TypeError,
+        "iterable of batches, got tuple (array([1., 1.]),",
+        distributes_one_of((np.ones(2), np.ones(2))),
+    ),
     ("updates with None", TypeError, "update needs a callable, got None", updates_with(None, ())),
     (
         "updates with one argument",

@@ -132,14 +132,16 @@ def check_source(source: Any, name: str) -> None:
     Raises
     ------
     TypeError
-        It can't be iterated.
+        It can't be iterated, or its items are most likely no batches.
     """
     value = source.value if isinstance(source, Mirrored) else source
-    if isinstance(value, (Mapping, str, bytes)):  # their keys or characters are no batches
+    # Their keys or characters are no batches; and the arrays of (x, y) are one, as a nest is.
+    if isinstance(value, (Mapping, tuple, str, bytes)):
         raise TypeError(
             f"{name} needs a mr.data.Dataset or another iterable of batches, got"
             f" {type(value).__name__} {value!r:.100}. Of arrays write"
-            " mr.data.Dataset.from_tensor_slices(arrays).batch(n)."
+            " mr.data.Dataset.from_tensor_slices(arrays).batch(n); or list(batches) where its items"
+            " are batches."
         )
     # Arrays have what iterates, also those that hold one number.
     if not isinstance(value, Iterable) or (isinstance(value, np.ndarray) and not value.ndim):

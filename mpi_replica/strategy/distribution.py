@@ -11,7 +11,7 @@ from ..core import nest
 from ..core.context import called_for, require_cross_replica
 from ..core.options import InputOptions
 from ..core.values import per_replica
-from ..data import DistributedDataset, InputContext, ValueContext
+from ..data import DistributedDataset, DistributedIterator, InputContext, ValueContext
 from ..data.inputs import Input
 
 
@@ -113,7 +113,8 @@ class Distribution(StrategyBase):
         ValueError
             The dataset is not batched; or it is an iterator, and steps are to be made ahead.
         TypeError
-            It can't be iterated; `options` are none.
+            It can't be iterated, or is distributed already; it is a dict or a tuple, whose items
+            are no batches; `options` are none.
         NotImplementedError
             The replication mode is ``PER_REPLICA``.
         ContextError
@@ -140,6 +141,11 @@ class Distribution(StrategyBase):
         require_cross_replica(self, kind)
         since = self.engine.agreement.num_raised
         try:
+            if isinstance(dataset, (DistributedDataset, DistributedIterator)):
+                raise TypeError(
+                    f"{kind} got a {type(dataset).__name__}, which is distributed already: iterate"
+                    " it."
+                )
             made_of = Input.of_global_batches(self.engine, dataset, options)
             return DistributedDataset(self.engine, made_of)
         except Exception as error:

@@ -809,3 +809,13 @@ def test_what_a_function_raises_that_is_called_for_a_replica_names_it(strategy, 
     notes = " ".join(error.__notes__)
     assert f"Raised in the {call} of " in notes
     assert f"called for replica {last}." in notes
+
+
+def test_what_is_distributed_already_is_not_distributed_again(strategy):
+    distributed = strategy.experimental_distribute_dataset(mr.data.Dataset.range(8).batch(4))
+    for one in (distributed, iter(distributed)):
+        error = raises_everywhere(
+            TypeError,
+            lambda one=one: (strategy.experimental_distribute_dataset(one), strategy.barrier()),
+        )
+        assert "distributed already: iterate it" in str(error)
