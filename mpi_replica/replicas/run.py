@@ -266,6 +266,8 @@ class Run(SharedRun):
         end = self._run_end(None)
         for seat in self.seats:
             ids = (seat.replica_id,)
+            if seat.status == "runs":
+                seat.give_up_where_it_left()
             its_end = self._end_of(seat) if seat.status == "returned" else None
             if seat.call is not None and seat.status == "waits":
                 stands.append(agreement.stand(seat.call))

@@ -110,7 +110,7 @@ class Seat:
         self.replica_id = replica_id
         self.args = args
         self.kwargs = kwargs
-        #: "new", "waits" at a call, "returned", "raised" or "abandoned"
+        #: "new", "runs", "waits" at a call, "returned", "raised", "left" or "abandoned"
         self.status = "new"
         self.call: Call | None = None
         self.value: Any = None
@@ -293,6 +293,18 @@ class Seat:
             _abandoned.append(self)
             self.worker.wait()
         raise self.run.stop_error(doom)
+
+    def give_up_where_it_left(self) -> None:
+        """Gives up on a replica that has come back without a call and without an end.
+
+        Called by the hub, which is the parent of the replica's greenlet.
+        """
+        self.status = "left"
+        self.error = ContextError(
+            f"replica {self.replica_id} has left its step by a switch to the parent of its"
+            " greenlet, which runs the replicas. Switch between greenlets that the step has made."
+        )
+        _abandoned.append(self)
 
     def stop(self, error: BaseException) -> None:
         """Raises `error` at the call at which the replica waits; called by the hub."""

@@ -14,6 +14,7 @@ import traceback
 import warnings
 import weakref
 
+import greenlet
 import numpy as np
 import pytest
 
@@ -298,6 +299,27 @@ def test_without_threads_the_error_of_a_second_event_loop_says_what_to_do(kind):
         assert "running event loop" in str(error)
         assert "replica_threads=True" in "".join(error.__notes__)
         check_works(strategy)
+
+
+@pytest.mark.parametrize("kind", [False], indirect=True)
+@pytest.mark.parametrize("replicas_per_rank", [1, 2])
+def test_a_step_that_switches_to_the_parent_of_its_greenlet_is_told_so(kind, replicas_per_rank):
+    with mr.MPIStrategy(replicas_per_rank=replicas_per_rank, replica_threads=kind) as strategy:
+        for culprit in culprits(strategy):
+            ended = []
+
+            def step(culprit=culprit, ended=ended):
+                try:
+                    if mine() == culprit:
+                        greenlet.getcurrent().parent.switch(5)
+                    return total()
+                finally:
+                    ended.append(mine() == culprit)
+
+            error = raises_everywhere(mr.errors.ContextError, lambda step=step: strategy.run(step))
+            assert f"replica {culprit} has left its step by a switch" in str(error)
+            assert True not in ended
+            check_works(strategy)
 
 
 def test_what_only_the_main_thread_may_do_is_an_error_of_python_on_all_ranks(threaded):
