@@ -376,7 +376,11 @@ def test_what_cannot_be_put_together_is_kept(tmp_path):
     folder.mkdir()
     done = call(LIBRARIES[0], "run", "--trace", path, "-n", 2, *arguments)
     assert done.returncode == 3, done.stderr
+    told = f"What it is made of stays in {path}.parts: copy that to another disk: '{path}'\n"
     assert f"there is no trace {path}: " in done.stderr
+    assert told in done.stderr
+    done = call(LIBRARIES[0], "trace", path)
+    assert (done.returncode, done.stderr.endswith(told)) == (2, True)
     folder.rmdir()
     assert call(LIBRARIES[0], "trace", path).returncode == 0
     assert trace_format.summary(checked(path))["missing"] == []

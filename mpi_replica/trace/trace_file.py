@@ -22,6 +22,7 @@ from ..ranks.watch.event_log import (
     SPAN_KINDS,
     EventKind,
     clear_parts,
+    folder_of_parts,
     names_of_parts,
 )
 from .summary import summary
@@ -51,10 +52,12 @@ def merge(path: str, *, is_over: bool = True) -> dict[str, Any]:
     try:
         _write(new, timeline, found)
         os.replace(new, path)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             os.remove(new)
-        raise
+        parts = folder_of_parts(path)
+        text = f"{error.strerror}. What it is made of stays in {parts}: copy that to another disk"
+        raise OSError(error.errno, text, path) from None
     if is_over or not any(process.may_run for process in timeline.processes):
         clear_parts(path)
     return found
