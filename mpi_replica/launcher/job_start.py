@@ -348,6 +348,8 @@ class JobStart:
             return TIMED_OUT
         is_cut_short = status < 0 or status == _STATUS_WHEN_ENDED.get(self._job.launcher)
         is_cut_short |= status != SAVED and any(stream.has_text for stream in self.streams)
+        # MPICH's returns 11, which is 2 | 9, where ranks end of SIGINT and it kills the others.
+        is_cut_short |= self._notice.status(status) != status
         if self._ended_by and is_cut_short:
             return 128 + self._ended_by
         if ranks is not None and ranks.have_ended_well(options.is_elastic) and not self._is_cut_off:
