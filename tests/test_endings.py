@@ -341,7 +341,7 @@ def test_a_rank_whose_program_has_ended_tells_for_whom_it_waits(launch):
                 world.send(None, 1)
 
         os.environ["MPI_REPLICA_STALL_SECONDS"] = "0.2"
-        strategy = mr.MPIStrategy()
+        strategy, other = mr.MPIStrategy(), mr.MPIStrategy()
         strategy.run(lambda: None)
         if world.rank == 0:
             logging.getLogger("mpi_replica").addHandler(Reports())

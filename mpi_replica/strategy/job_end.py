@@ -190,7 +190,9 @@ def _tell_that_it_ends(cause: str = "", seconds: float = math.inf) -> bool:
     for survivors in _survivors:
         survivors.say_farewell(cause)
     # All at once: another rank may be in a call of the second strategy, and leave the first later.
-    left = [_leaving(engine, cause) for engine in _engines if engine.may_end_here()]
+    ending = [engine for engine in _engines if engine.may_end_here()]
+    largest = max(ending, key=lambda engine: engine.layout.size, default=None)
+    left = [_leaving(engine, cause, is_seen=engine is largest) for engine in ending]
     try:
         return _go_through(left, limit)
     except Exception as error:  # they can't be told, and would wait for ever
@@ -199,8 +201,9 @@ def _tell_that_it_ends(cause: str = "", seconds: float = math.inf) -> bool:
     return True
 
 
-def _leaving(engine: Engine, cause: str) -> Iterator[None]:
-    engine.watch.is_leaving = True
+def _leaving(engine: Engine, cause: str, *, is_seen: bool) -> Iterator[None]:
+    """Leaves a strategy; in one of them the watchers see how long this rank waits."""
+    engine.watch.is_leaving = is_seen
     try:
         yield from engine.agreement.leaving(cause)
     finally:

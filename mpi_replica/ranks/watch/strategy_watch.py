@@ -128,7 +128,7 @@ class StrategyWatch:
         #: Whether the strategy can't be used any more.
         self.is_over = False
         #: Whether the program of this rank has ended, and it waits for the others to know: in all
-        #: strategies at once.
+        #: strategies at once, of which one tells.
         self.is_leaving = False
         #: Called with (watch, message) for messages about cycles.
         self.on_cycle: Callable[[StrategyWatch, tuple[Any, ...]], None] = lambda *_: None
